@@ -1,0 +1,52 @@
+# `make demo` and `make test` set themselves up in .venv; the rest needs one of them first.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
+
+.PHONY: demo test lint types core asan tsan asan-python bench bench-full clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m bench.demo
+
+test: $(VENV)/.dev
+	$(BIN)/pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+# The package, editable, with the versions of constraints.txt; rebuilt when native code changes.
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# C++ tests: plain, under Address+UndefinedBehaviorSanitizer, under ThreadSanitizer. They need doctest's header.
+core asan tsan:
+	cd native && cmake --preset $@ -Wno-dev >/dev/null && cmake --build --preset $@ --parallel && ctest --preset $@
+
+# The Python tests of native code with the extension under ASan+UBSan (CONTRIBUTING.md says why each flag is there).
+asan-python: $(VENV)/.dev
+	tools/asan-python $(PYTHON)
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m bench --quick
+
+bench-full: $(VENV)/.bench
+	$(BIN)/python -m bench
+
+$(VENV)/.bench: $(VENV)/.installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	touch $@
+
+clean:
+	rm -rf build $(VENV) .pytest_cache .ruff_cache .mypy_cache

@@ -1,0 +1,48 @@
+"""Which files a data set is made of, in an order that does not depend on the machine.
+
+A file is itself. A directory is its HDF5 files (not those of folders below), a pattern what it matches; both in the order
+of the bytes of their paths: run10.h5 comes before run9.h5, everywhere. A list keeps its order.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+from collections.abc import Sequence
+
+from solar.errors import LayoutError, ReadError
+
+SUFFIXES = (".h5", ".hdf5", ".hdf", ".nxs", ".cxi", ".nc", ".nc4")
+
+Path = str | os.PathLike[str]
+
+
+def files_of(path: Path | Sequence[Path]) -> list[str]:
+    """The absolute paths of the files meant by `path`, at least one."""
+    if isinstance(path, (str, os.PathLike)):
+        return _files_of_one(os.fspath(path))
+    files = [file for one in path for file in _files_of_one(os.fspath(one))]
+    if not files:
+        raise LayoutError("asked for a data set of no files: the list of paths is empty")
+    return files
+
+
+def _files_of_one(path: str) -> list[str]:
+    if not isinstance(path, str):
+        raise TypeError(f"a path must be str or os.PathLike[str], not {type(path).__name__}")
+    if os.path.isdir(path):
+        names = [name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)]
+        return _ordered([os.path.join(path, name) for name in names], f"{path}: no file ends in {' '.join(SUFFIXES)}")
+    if os.path.exists(path) or not glob.has_magic(path):
+        if not os.path.lexists(path):
+            raise ReadError(errno.ENOENT, "no such file or directory", path)
+        return [os.path.abspath(path)]
+    matches = [match for match in glob.glob(path, recursive=True) if not os.path.isdir(match)]
+    return _ordered(matches, f"{path}: no file matches this pattern")
+
+
+def _ordered(files: list[str], complaint: str) -> list[str]:
+    if not files:
+        raise LayoutError(complaint)
+    return sorted(map(os.path.abspath, files), key=os.fsencode)

@@ -1,0 +1,43 @@
+// The contents page of solar._native, and the one place where native errors become Python's.
+
+#include <nanobind/nanobind.h>
+
+#include "solar/error.hpp"
+
+namespace nb = nanobind;
+
+void bind_metadata(nb::module_& module);
+void bind_decode(nb::module_& module);
+void bind_reader(nb::module_& module);
+
+namespace {
+
+const char* class_of(solar::Kind kind) {
+  switch (kind) {
+    case solar::Kind::layout: return "LayoutError";
+    case solar::Kind::plan: return "PlanError";
+    case solar::Kind::read: return "ReadError";
+    case solar::Kind::codec: return "CodecError";
+  }
+  return "SolarError";
+}
+
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const solar::Error& error) {
+    nb::object type = nb::module_::import_("solar.errors").attr(class_of(error.kind()));
+    nb::object value = type(error.what());
+    if (error.kind() == solar::Kind::read && error.code() != 0) nb::setattr(value, "errno", nb::int_(error.code()));
+    PyErr_SetObject(type.ptr(), value.ptr());
+  }
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+  nb::register_exception_translator(translate);
+  bind_metadata(module);
+  bind_decode(module);
+  bind_reader(module);
+}

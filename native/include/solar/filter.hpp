@@ -1,0 +1,48 @@
+// The filter pipeline of a chunk: stored bytes in, raw bytes out.
+//
+// A Pipeline is immutable and may be used by any number of threads; each brings its own Scratch.
+// Input is hostile: every decoder writes only inside `out`, reads only inside `in`, and throws
+// Error(Kind::codec) otherwise. No allocation is larger than the chunk (plus a small constant) whatever the bytes say.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "solar/bytes.hpp"
+
+namespace solar {
+
+// As the filter message of the file gives it. `flags` bit 0: optional.
+struct Filter {
+  std::uint16_t id = 0;
+  std::uint16_t flags = 0;
+  std::vector<std::uint32_t> values;
+};
+
+// Memory reused from chunk to chunk by one thread.
+struct Scratch {
+  std::vector<std::byte> a, b, c;
+};
+
+class Pipeline {
+ public:
+  Pipeline() = default;
+  // `nbytes` is the raw size of a whole chunk, `itemsize` the size of one element.
+  Pipeline(std::vector<Filter> filters, std::size_t itemsize, std::size_t nbytes);
+
+  bool empty() const noexcept { return filters_.empty(); }
+  // Decodes one chunk to exactly nbytes. `mask`: bit i set = filter i was not applied to this chunk.
+  // REQUIRES: out.size() == nbytes. `out` is unspecified after a throw.
+  void decode(Bytes stored, std::uint32_t mask, MutableBytes out, Scratch& scratch) const;
+
+  // Empty when every filter can be decoded here, else why not ("filter 32013 (zfp) has no native decoder").
+  static std::string unsupported(const std::vector<Filter>& filters, std::size_t itemsize);
+
+ private:
+  std::vector<Filter> filters_;
+  std::size_t itemsize_ = 1;
+  std::size_t nbytes_ = 0;
+};
+
+}  // namespace solar

@@ -1,0 +1,34 @@
+// Batch memory that is used again: large blocks, huge pages where the kernel has them, no page faults after the first use.
+//
+// take() and the release of a Block may happen in any thread. At most `keep` bytes stay idle in the pool.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "solar/bytes.hpp"
+
+namespace solar {
+
+class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
+ public:
+  // Owns its bytes; gives them back to the pool (which outlives it) when destroyed.
+  class Block;
+
+  static std::shared_ptr<MemoryPool> make(std::size_t keep);
+  virtual ~MemoryPool() = default;
+  virtual std::unique_ptr<Block> take(std::size_t nbytes) = 0;   // contents unspecified
+  virtual std::size_t in_use() const = 0;                        // bytes handed out
+  virtual std::size_t idle() const = 0;                          // bytes kept for the next take
+
+ protected:
+  MemoryPool() = default;
+};
+
+class MemoryPool::Block {
+ public:
+  virtual ~Block() = default;
+  virtual MutableBytes bytes() = 0;
+};
+
+}  // namespace solar

@@ -1,0 +1,92 @@
+#include "zstd_fse.hpp"
+
+#include "zstd_bits.hpp"
+
+namespace solar::zstd {
+namespace {
+
+// Bits from the lowest of the first byte upwards; zeros behind the end, which finish() reports.
+class ForwardBits {
+ public:
+  explicit ForwardBits(Bytes in) : in_(in) {}
+
+  unsigned peek(unsigned n) const {
+    std::uint32_t window = 0;
+    const std::size_t byte = at_ / 8;
+    if (byte < in_.size()) std::memcpy(&window, in_.data() + byte, std::min<std::size_t>(4, in_.size() - byte));
+    return (window >> (at_ % 8)) & ((1u << n) - 1);
+  }
+  void skip(unsigned n) { at_ += n; }
+  std::size_t finish() const {
+    const std::size_t nbytes = (at_ + 7) / 8;
+    if (nbytes > in_.size()) damaged("a distribution is cut short");
+    return nbytes;
+  }
+
+ private:
+  Bytes in_;
+  std::size_t at_ = 0;
+};
+
+// A count between -1 and `remaining` - 1, in as few bits as that range allows.
+int read_count(ForwardBits& bits, unsigned remaining) {
+  const auto width = static_cast<unsigned>(std::bit_width(remaining));
+  const unsigned half = 1u << (width - 1);
+  const unsigned short_codes = 2 * half - 1 - remaining;
+  const unsigned low = bits.peek(width - 1);
+  if (low < short_codes) {
+    bits.skip(width - 1);
+    return static_cast<int>(low) - 1;
+  }
+  unsigned value = bits.peek(width);
+  bits.skip(width);
+  if (value >= half) value -= short_codes;
+  return static_cast<int>(value) - 1;
+}
+
+}  // namespace
+
+Distribution read_distribution(Bytes& in, unsigned max_log, unsigned max_symbols) {
+  ForwardBits bits(in);
+  Distribution result;
+  result.log = bits.peek(4) + 5;
+  bits.skip(4);
+  if (result.log > max_log) damaged("a distribution is finer than allowed");
+  unsigned remaining = (1u << result.log) + 1;  // states still to be given away, plus one
+  while (remaining > 1) {
+    if (result.symbols == max_symbols) damaged("a distribution has too many symbols");
+    const int count = read_count(bits, remaining);
+    result.counts[result.symbols++] = static_cast<std::int16_t>(count);
+    remaining -= static_cast<unsigned>(count < 0 ? 1 : count);
+    if (count != 0) continue;
+    for (unsigned repeat = 3; repeat == 3;) {
+      repeat = bits.peek(2);
+      bits.skip(2);
+      if (repeat > max_symbols - result.symbols) damaged("a distribution has too many symbols");
+      result.symbols += repeat;
+    }
+  }
+  in = in.subspan(bits.finish());
+  return result;
+}
+
+std::array<std::uint8_t, 1u << kMaxFseLog> spread(const Distribution& distribution) {
+  std::array<std::uint8_t, 1u << kMaxFseLog> symbols;
+  const unsigned size = 1u << distribution.log;
+  unsigned high = size;
+  for (unsigned s = 0; s < distribution.symbols; ++s) {
+    if (distribution.counts[s] < 0) symbols[--high] = static_cast<std::uint8_t>(s);
+  }
+  const unsigned step = (size >> 1) + (size >> 3) + 3;
+  unsigned at = 0;
+  for (unsigned s = 0; s < distribution.symbols; ++s) {
+    for (int i = 0; i < distribution.counts[s]; ++i) {
+      symbols[at] = static_cast<std::uint8_t>(s);
+      do at = (at + step) & (size - 1);
+      while (at >= high);
+    }
+  }
+  return symbols;
+}
+
+}  // namespace solar::zstd

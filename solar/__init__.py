@@ -1,0 +1,61 @@
+"""solar: a drop-in torch DataLoader for HDF5 that knows the whole shuffled future.
+
+>>> from solar import DataLoader, H5Dataset
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from solar.errors import CodecError, LayoutError, PlanError, ReadError, SolarError
+
+if TYPE_CHECKING:
+    from solar.io.hdf5 import inspect as inspect
+    from solar.io.reader import read as read
+    from solar.torch import DataLoader as DataLoader
+    from solar.torch import H5Dataset as H5Dataset
+    from solar.values import Layout as Layout
+
+__version__ = "0.1.0"
+
+# Names that cost an import (torch: a second) are fetched when first asked for, so that `solar --help` stays quick.
+_LAZY = {
+    "DataLoader": "solar.torch",
+    "H5Dataset": "solar.torch",
+    "Layout": "solar.values",
+    "inspect": "solar.io.hdf5",
+    "read": "solar.io.reader",
+}
+
+__all__ = [
+    "CodecError",
+    "DataLoader",
+    "H5Dataset",
+    "Layout",
+    "LayoutError",
+    "PlanError",
+    "ReadError",
+    "SolarError",
+    "__version__",
+    "inspect",
+    "read",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'solar' has no attribute {name!r}")
+    from importlib import import_module
+
+    try:
+        value = getattr(import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name == "solar._native":
+            error.add_note("solar's native part is not built here: run `pip install -e .` in the checkout, or `make demo`.")
+        raise
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,86 @@
+"""The native boundary: contiguous arrays of fixed dtype and plain numbers in, arrays out. No call holds the GIL while it works."""
+
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+I32 = NDArray[np.int32]
+I64 = NDArray[np.int64]
+U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
+U64 = NDArray[np.uint64]
+Filters = list[tuple[int, int, list[int]]]  # id, flags, values
+
+class Dataset(TypedDict):
+    """One dataset as its object header describes it (native/include/solar/metadata.hpp)."""
+
+    name: str
+    problem: str
+    elsewhere: str
+    null_space: bool
+    shape: list[int]
+    maxshape: list[int]
+    datatype: bytes
+    itemsize: int
+    storage: str  # "compact" "contiguous" "chunked" "external" "virtual"
+    address: int
+    nbytes: int
+    chunk: list[int]
+    index: str  # "" "btree1" "single" "implicit" "fixed_array" "extensible_array" "btree2"
+    filters: Filters
+    fill: bytes
+    header_address: int
+
+class Metadata(TypedDict):
+    nbytes: int  # of the file
+    mtime_ns: int
+    datasets: list[Dataset]
+    problems: list[str]
+
+def read_metadata(path: str, name: str = "") -> Metadata: ...
+def read_metadata_of_many(paths: list[str], name: str, threads: int) -> list[Metadata]:
+    """The same dataset of many files, in parallel; the first bad file (in order) is the error."""
+
+def chunk_table(path: str, name: str) -> tuple[U64, U64, U64, U32]:
+    """index, offset, nbytes, mask of every chunk that was written, by ascending index."""
+
+def unsupported(filters: Filters, itemsize: int) -> str: ...
+def decode(filters: Filters, itemsize: int, nbytes: int, mask: int, stored: bytes) -> bytes: ...
+
+class Source:
+    def __init__(
+        self,
+        name: str,
+        paths: list[str],
+        file_nbytes: U64,
+        file_mtime_ns: I64,
+        itemsize: int,
+        swap: int,
+        row_shape: list[int],
+        forms: list[tuple[list[int], Filters, bytes]],  # chunk shape, filters, fill
+        part_file: I32,
+        part_form: I32,
+        part_first: I64,
+        part_chunks: I64,
+        chunk_index: U64,  # empty: entry k of a part is chunk k
+        chunk_offset: U64,
+        chunk_nbytes: U64,
+        chunk_mask: U32,
+    ) -> None: ...
+    @property
+    def row_nbytes(self) -> int: ...
+
+class Reader:
+    def __init__(self, threads: int, depth: int, gap: int, backend: str) -> None: ...  # "auto" "pread" "uring"
+    def submit(self, source: Source, rows: I64, out: NDArray[Any]) -> int: ...
+    def wait(self, ticket: int, seconds: float) -> bool: ...
+    def close(self) -> None: ...
+    @property
+    def backend(self) -> str: ...
+    def stats(self) -> dict[str, int]: ...
+
+def take(nbytes: int) -> U8:
+    """Batch memory from the pool; goes back to it when the array and all its views are gone."""
+
+def pool_stats() -> dict[str, int]: ...  # in_use, idle: bytes

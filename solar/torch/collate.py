@@ -1,0 +1,52 @@
+"""What torch's default_collate and default_convert would make of a batch's samples, made from whole arrays instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate, default_convert
+
+# A batch as read: an array with samples along axis 0, or a list, or tuples and dicts of them as the fields were named.
+
+
+def samples_of(arrays: Any) -> list[Any]:
+    """The samples of a batch, one by one, as H5Dataset[i] gives them."""
+    if isinstance(arrays, dict):
+        parts = [samples_of(part) for part in arrays.values()]
+        return [dict(zip(arrays, row, strict=True)) for row in zip(*parts, strict=True)]
+    if isinstance(arrays, tuple):
+        return list(zip(*(samples_of(part) for part in arrays), strict=True))
+    return list(arrays)
+
+
+class Collation:
+    """Turns a batch of arrays into tensors with torch's types and torch's errors.
+
+    What torch makes of a numpy dtype is asked of torch, once a field, with a single sample: so it is right for any version.
+    """
+
+    def __init__(self, auto_collation: bool) -> None:
+        self._auto_collation = auto_collation
+        self._dtypes: dict[tuple[np.dtype[Any], bool], torch.dtype | None] = {}
+
+    def __call__(self, arrays: Any) -> Any:
+        if isinstance(arrays, dict):
+            return {name: self(part) for name, part in arrays.items()}
+        if isinstance(arrays, tuple):
+            return [self(part) for part in arrays]
+        if not isinstance(arrays, np.ndarray) or (dtype := self._dtype_of(arrays)) is None:
+            samples = samples_of(arrays)
+            return default_collate(samples) if self._auto_collation else default_convert(samples[0])
+        tensor = torch.from_numpy(arrays).to(dtype)
+        return tensor if self._auto_collation else tensor[0]
+
+    def _dtype_of(self, batch: np.ndarray[Any, Any]) -> torch.dtype | None:
+        """The dtype of torch's tensor for such a batch; None where torch makes none. Raises what torch raises."""
+        key = (batch.dtype, batch.ndim == 1)
+        if key not in self._dtypes:
+            sample = np.zeros((1,) * batch.ndim, batch.dtype)[0]
+            made = default_collate([sample]) if self._auto_collation else default_convert(sample)
+            self._dtypes[key] = made.dtype if isinstance(made, torch.Tensor) else None
+        return self._dtypes[key]
