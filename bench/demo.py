@@ -149,7 +149,9 @@ def train(loader: DataLoader, epochs: int) -> None:
             optimiser.step()
             losses.append(loss.item())
         took = time.perf_counter() - start
-        print(f"  epoch {epoch + 1}: loss {np.mean(losses):.4f}, {took:.1f} s, {waited / took:.1%} of it waiting for data")
+        print(
+            f"  epoch {epoch + 1}: loss {np.mean(losses):.4f}, {took:.1f} s, {waited / took:.1%} of it waiting for data"
+        )
 
 
 def main() -> None:
@@ -161,7 +163,9 @@ def main() -> None:
         path = Path(folder) / "patterns.h5"
         print(f"making {arguments.samples} diffraction patterns of {SIZE} x {SIZE} ...", flush=True)
         make_patterns(path, arguments.samples)
-        print(f"  {path.stat().st_size / 1e6:.0f} MB\n\nsamples/s, shuffled batches of {BATCH}, file in the page cache:")
+        print(
+            f"  {path.stat().st_size / 1e6:.0f} MB\n\nsamples/s, shuffled batches of {BATCH}, file in the page cache:"
+        )
         print(f"  {'storage':34}{'PyTorch + h5py':>16}{'solar':>12}{'ratio':>9}   batches")
         for dataset, storage in (("counts", "contiguous"), ("counts_gzip", 'chunked by h5py, compression="gzip"')):
             fields = {"x": f"/{dataset}", "y": "/truth"}
@@ -169,7 +173,10 @@ def main() -> None:
             compared = same_batches(DataLoader(ours, BATCH, shuffle=True), TorchLoader(plain, BATCH, shuffle=True))
             theirs = max(rate(TorchLoader(plain, BATCH, shuffle=True, num_workers=workers)) for workers in (0, 2))
             solars = rate(DataLoader(ours, BATCH, shuffle=True))
-            print(f"  {storage:34}{theirs:16,.0f}{solars:12,.0f}{solars / theirs:8.1f}x   {compared} identical", flush=True)
+            print(
+                f"  {storage:34}{theirs:16,.0f}{solars:12,.0f}{solars / theirs:8.1f}x   {compared} identical",
+                flush=True,
+            )
         print("\n(PyTorch at its better of 0 and 2 workers.)\n\ntraining a small PtychoNN through solar:")
         train(DataLoader(H5Dataset(path, {"x": "/counts", "y": "/truth"}), BATCH, shuffle=True), arguments.epochs)
 

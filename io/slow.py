@@ -35,8 +35,10 @@ def read_into(
     `rows` must be in range. `chunk_nbytes` is what libhdf5 needs on top to undo the filters of one chunk.
     """
     memory = 3 * chunk_nbytes
+    if rows is None and out.ndim and out.nbytes > PIECE:
+        rows = np.arange(len(out), dtype=np.int64)
     if rows is None:
-        _child.ask(path, dataset, None, out, memory + 3 * out.nbytes)
+        _child.ask(path, dataset, slow_child.ALL_ROWS, b"", memory + 3 * out.nbytes, out)
         return
     row_nbytes = max(1, out.nbytes // max(1, len(rows)))
     step = max(1, PIECE // row_nbytes)
@@ -45,49 +47,55 @@ def read_into(
         unique, inverse = np.unique(rows[first : first + step], return_inverse=True)
         ascending = len(unique) == len(part) and bool(np.all(inverse[1:] > inverse[:-1]))
         values = part if ascending else np.empty((len(unique), *part.shape[1:]), part.dtype)
-        _child.ask(path, dataset, unique, values, memory + 3 * values.nbytes)
+        _child.ask(path, dataset, len(unique), unique.tobytes(), memory + 3 * values.nbytes, values)
         if not ascending:
             part[...] = values[inverse]
+
+
+def shape_of(path: str, dataset: str) -> tuple[int, ...]:
+    """The shape of a dataset as libhdf5 sees it now: that of a virtual one depends on the files it is made of."""
+    header = _child.ask(path, dataset, slow_child.ONLY_SHAPE, b"", 0)
+    return tuple(header["shape"])
 
 
 class _Child:
     """The process and our end of the conversation with it."""
 
+    _process: subprocess.Popen[bytes] | None = None
+    _socket: socket.socket | None = None
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
 
-    def ask(self, path: str, dataset: str, rows: NDArray[np.int64] | None, out: NDArray[Any], memory: int) -> None:
-        """Fills `out`, or raises what the process says or what became of it."""
+    def ask(
+        self, path: str, dataset: str, count: int, rows: bytes, memory: int, out: NDArray[Any] | None = None
+    ) -> dict[str, Any]:
+        """The header of the answer, its values in `out`; or raises what the process says, or what became of it."""
         where = f"{path}: {dataset}"
+        request = {"path": path, "dataset": dataset, "rows": count, "nbytes": len(rows), "memory": memory}
         with self._lock:
             try:
-                header = self._exchange(path, dataset, rows, out, memory, where)
+                header = self._exchange(json.dumps(request).encode() + b"\n" + rows, out, where)
             except BaseException:
                 self.stop()  # the conversation is out of step, or the process is no more
                 raise
         if "error" in header:
             raise (LayoutError if header["kind"] == "layout" else ReadError)(f"{where}: {header['error']}")
+        return header
 
-    def _exchange(
-        self, path: str, dataset: str, rows: NDArray[np.int64] | None, out: NDArray[Any], memory: int, where: str
-    ) -> dict[str, Any]:
-        payload = b"" if rows is None else rows.tobytes()
-        count = -1 if rows is None else len(rows)
-        request = {"path": path, "dataset": dataset, "rows": count, "nbytes": len(payload), "memory": memory}
+    def _exchange(self, request: bytes, out: NDArray[Any] | None, where: str) -> dict[str, Any]:
         end = self._connected()
         try:
-            end.sendall(json.dumps(request).encode() + b"\n" + payload)
+            end.sendall(request)
             header = json.loads(_line(end))
-            if "array" in header:
+            if out is not None and "array" in header:
                 _receive_array(end, header, out, where)
             return header
+        except ReadError:
+            raise
         except TimeoutError:
             raise ReadError(f"{where}: libhdf5 gave no sign of life for {PATIENCE:g} s; the file may be damaged") from None
-        except (OSError, EOFError) as error:
-            if isinstance(error, ReadError):
-                raise
+        except (OSError, EOFError):
             raise ReadError(f"{where}: {self._end()} while reading it; the file may be damaged") from None
 
     def _connected(self) -> socket.socket:
@@ -130,7 +138,8 @@ class _Child:
             self._socket.close()
         if self._process is not None:
             self._process.returncode = 0  # or its destructor would warn of, and wait for, a process that is not our child
-        self.__init__()
+        self._socket = self._process = None
+        self._lock = threading.Lock()
 
 
 def _receive_array(end: socket.socket, header: dict[str, Any], out: NDArray[Any], where: str) -> None:

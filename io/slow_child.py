@@ -4,8 +4,10 @@ libhdf5 crashes on some damaged files. Here it may: the caller's process sees th
 
 The conversation, over the socket that is stdin: both sides send frames, a JSON header of one line and then `nbytes` bytes.
 
-    request  {"path", "dataset", "rows": count, "nbytes", "memory"}   rows as int64, ascending and different; none: all
+    request  {"path", "dataset", "rows": count, "nbytes", "memory"}   rows as int64, ascending and different
+                                                                      count -1: all of them; -2: only the shape
     answer   {"array": DESCRIPTION, "nbytes"}                         the values
+             {"shape", "nbytes": 0}
              {"error": TEXT, "kind": "layout" | "read", "nbytes": 0}
 
 The values of an array travel by its DESCRIPTION, {"shape", "dtype"}: plain ones as their bytes; a structured one that holds
@@ -28,6 +30,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 LENGTH = struct.Struct("<Q")
+ALL_ROWS, ONLY_SHAPE = -1, -2
 SPARE = 1 << 30  # address space for the library itself, its caches, and what variable-length values need
 
 
@@ -116,8 +119,9 @@ class Values:
             for name in array.dtype.names:
                 self.fill(array[name])
         else:
-            for position in np.ndindex(array.shape):
-                array[position] = self._object()
+            cells = array[np.newaxis]  # an element of an array without dimensions cannot be set to an array
+            for position in np.ndindex(cells.shape):
+                cells[position] = self._object()
 
     def _object(self) -> Any:
         tag = bytes(self.take(1))
@@ -215,8 +219,10 @@ def answer(request: dict[str, Any], payload: bytes, kept: OpenDataset) -> tuple[
     dataset = None
     try:
         allow(request["memory"])
-        rows = np.frombuffer(payload, np.int64) if request["rows"] >= 0 else None
         dataset = kept.of(request["path"], request["dataset"])
+        if request["rows"] == ONLY_SHAPE:
+            return {"shape": dataset.shape}, []
+        rows = np.frombuffer(payload, np.int64) if request["rows"] != ALL_ROWS else None
         array = read(dataset, rows)
         put(array, values)
         return {"array": {"shape": array.shape, "dtype": describe(array.dtype)}}, values

@@ -1,14 +1,19 @@
-"""World, Layout, Plan: the values that flow through solar. Frozen, checked on making, no I/O."""
+"""Layout: the value that says where samples lie. Frozen, checked on making, no I/O."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import LayoutError
+
+READERS = ("direct", "h5py", "none")
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Layout:
     """Where the samples of one field lie: a dataset in one file, or the same dataset in many files, one after another.
 
     A part is the dataset of one file; a sample is a row of a part (or, with one sample per file, the whole part).
-    The chunk arrays are empty unless `reader` is "direct".
+    The chunk arrays hold what is known of the chunks; with reader "direct" that is all of them.
     """
 
     name: str
@@ -42,10 +47,10 @@ class Layout:
     file_nbytes: NDArray[np.uint64]
     file_mtime_ns: NDArray[np.int64]
     shape: tuple[int, ...]  # of all samples together; () for a scalar dataset
-    dtype: np.dtype  # as h5py gives it
+    dtype: np.dtype[Any]  # as h5py gives it; void of no bytes where it is not known
     storage: str  # "compact" "contiguous" "chunked" "external" "virtual", or "mixed" over parts
     index: str  # chunk index type, "" when not chunked
-    reader: str  # "direct" or "h5py"
+    reader: str  # "direct", "h5py", or "none": cannot be read
     reason: str  # why not "direct"
     per_file: bool = False  # a sample is a whole dataset of one file
     forms: tuple[Form, ...] = ()
@@ -53,7 +58,64 @@ class Layout:
     part_form: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     part_first: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
     part_chunks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
-    chunk_index: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    chunk_index: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))  # empty: entry k is chunk k
     chunk_offset: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     chunk_nbytes: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     chunk_mask: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+
+    def __post_init__(self) -> None:
+        parts, chunks = len(self.part_file), len(self.chunk_offset)
+        fits = (
+            self.reader in READERS
+            and len(self.paths) == len(self.file_nbytes) == len(self.file_mtime_ns)
+            and len(self.part_form) == parts
+            and len(self.part_first) == len(self.part_chunks) == parts + 1
+            and self.part_chunks[-1] == chunks == len(self.chunk_nbytes) == len(self.chunk_mask)
+            and len(self.chunk_index) in (0, chunks)
+        )
+        if not fits:
+            raise LayoutError(f"{self.name}: the arrays of this Layout do not fit each other")
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are; a scalar dataset counts as one."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return self.shape[1:]
+
+    @property
+    def sample_nbytes(self) -> int:
+        """The bytes of one sample in memory."""
+        return math.prod(self.sample_shape) * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all samples in memory."""
+        return self.samples * self.sample_nbytes
+
+    @property
+    def stored_nbytes(self) -> int:
+        """The bytes that the known chunks take in their files."""
+        return int(self.chunk_nbytes.sum())
+
+    @property
+    def swap(self) -> int:
+        """How many bytes to reverse at a time to turn the values into this machine's order; 0: none, or not one number."""
+        base = self.dtype.base
+        if base.isnative or base.kind not in "iufcmM":
+            return 0
+        return base.itemsize // 2 if base.kind == "c" else base.itemsize
+
+    @cached_property
+    def digest(self) -> str:
+        """A name for exactly these bytes in these files: another file, size, time, chunk or type gives another one."""
+        facts = (self.name, self.paths, self.shape, repr(self.dtype), self.storage, self.reader, self.per_file, self.forms)
+        sha = hashlib.sha256(repr(facts).encode("utf-8", "surrogateescape"))
+        for array in (self.file_nbytes, self.file_mtime_ns, self.part_file, self.part_form, self.part_first):
+            sha.update(np.ascontiguousarray(array))
+        for array in (self.part_chunks, self.chunk_index, self.chunk_offset, self.chunk_nbytes, self.chunk_mask):
+            sha.update(np.ascontiguousarray(array))
+        return sha.hexdigest()

@@ -32,6 +32,7 @@ class Pipeline {
   Pipeline(std::vector<Filter> filters, std::size_t itemsize, std::size_t nbytes);
 
   bool empty() const noexcept { return filters_.empty(); }
+  std::size_t size() const noexcept { return filters_.size(); }
   // Decodes one chunk to exactly nbytes. `mask`: bit i set = filter i was not applied to this chunk.
   // REQUIRES: out.size() == nbytes. `out` is unspecified after a throw.
   void decode(Bytes stored, std::uint32_t mask, MutableBytes out, Scratch& scratch) const;

@@ -17,7 +17,7 @@
 namespace solar::zstd {
 
 [[noreturn]] inline __attribute__((cold, noinline)) void damaged(const char* what) {
-  throw Error(Kind::codec, std::string("zstd: ") + what);
+  throw Error(Kind::codec, what);
 }
 
 inline bool has_bmi2() noexcept {
@@ -37,6 +37,7 @@ class BackwardBits {
   }
   // The bits of `base` below bit `left`.
   BackwardBits(const std::byte* base, std::int64_t left) : base_(base), left_(left) {}
+  BackwardBits() = default;
 
   const std::byte* base() const { return base_; }
   std::int64_t left() const { return left_; }
@@ -68,8 +69,8 @@ class BackwardBits {
     return value << (64 - left_);
   }
 
-  const std::byte* base_;
-  std::int64_t left_;
+  const std::byte* base_ = nullptr;
+  std::int64_t left_ = 0;
   std::uint64_t window_ = 0;
 };
 

@@ -223,7 +223,7 @@ void Huffman::decode_four(Bytes in, MutableBytes out) {
   const std::size_t part = (out.size() + 3) / 4;
   Lane lanes[4];
   bool open = true;
-  std::array<BackwardBits, 4> streams{BackwardBits(nullptr, 0), {nullptr, 0}, {nullptr, 0}, {nullptr, 0}};
+  BackwardBits streams[4];
   for (std::size_t i = 0; i < 4; ++i) {
     const std::size_t nbytes = i < 3 ? load_le<std::uint16_t>(in.data() + 2 * i) : rest.size();
     if (nbytes > rest.size()) damaged("a Huffman stream is cut short");

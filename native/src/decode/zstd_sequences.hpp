@@ -1,55 +1,32 @@
-// Sequences: how many literals, then which bytes again (RFC 8878, 3.1.1.3.2).
-//
-// Carries out a block's sequences. The history is the frame's output so far, which lies in one piece before `out`.
+// Sequences: so many literals, then bytes that came before once more (RFC 8878, 3.1.1.3.2).
 #pragma once
 
-#include <array>
-
-#include "zstd_fse.hpp"
+#include "zstd_tables.hpp"
 
 namespace solar::zstd {
 
-inline constexpr std::size_t kBlockMax = 128 * 1024;
-inline constexpr std::size_t kSlack = 32;  // bytes behind a copy's end that may be written or read, where they exist
+// Wide copies may touch this many bytes behind their end, inside the memory they are given.
+inline constexpr std::size_t kSlack = 32;
 
-// From this state: a value is base + `extra` bits, the next state is next + `bits` bits.
-struct SequenceCell {
-  std::uint16_t next;
-  std::uint8_t bits;
-  std::uint8_t extra;
-  std::uint32_t base;
-};
+// The frame's output so far lies in [begin, at): it is the history too.
+struct Output {
+  std::byte* begin;
+  std::byte* at;
+  std::byte* end;
 
-struct SequenceTable {
-  std::array<SequenceCell, 1u << kMaxFseLog> cells;
-  unsigned log = 0;
-};
-
-// What a frame carries from block to block.
-struct SequenceTables {
-  SequenceTable own[3];             // literal lengths, offsets, match lengths
-  const SequenceTable* current[3];  // own, predefined, or null before the first block with sequences
-  std::array<std::size_t, 3> repeats;
-
-  void reset();
+  std::size_t room() const { return static_cast<std::size_t>(end - at); }
+  void append(const std::byte* from, std::size_t n);  // Error when there is no room
 };
 
 struct Literals {
   const std::byte* at;
   const std::byte* end;
-  const std::byte* readable;  // >= end: how far wide copies may read
+  const std::byte* readable;  // >= end: wide copies may read up to here
+
+  std::size_t left() const { return static_cast<std::size_t>(end - at); }
 };
 
-struct Output {
-  std::byte* begin;  // of the frame
-  std::byte* at;
-  std::byte* end;
-};
-
-// Decodes the sequences section `in` and writes the block behind `out.at`.
+// Decodes a sequences section and carries it out behind `out.at`; the literals left over follow.
 void decode_sequences(Bytes in, Literals literals, SequenceTables& tables, Output& out);
-
-// Appends n bytes; Error when they don't fit.
-void append(Output& out, const std::byte* from, std::size_t n);
 
 }  // namespace solar::zstd

@@ -1,0 +1,153 @@
+"""All peers on all scenes, in turns, on one machine: JSON lines and a table.
+
+    python -m bench [--quick] [--scenes NAME ...] [--peers NAME ...] [--out FILE] [--folder DIR]
+
+For each scene: the data are made, each peer gets ready in its own fresh process (one after another), then the rounds go
+around all of them, so that ratios come from the same minutes; the data are deleted. Whoever is not in turn is stopped.
+--quick takes fewer scenes and shorter rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from bench import peers, report
+from bench.scene import Scene, make
+from bench.scenes import all_scenes
+
+ROOT = Path(__file__).parent.parent
+READY_SECONDS, ROUND_SECONDS = 600, 240
+Record = dict[str, Any]
+
+
+class Process:
+    """A peer in its own process, which is told when to run a round and stopped in between."""
+
+    def __init__(self, name: str, scene: Scene, folder: Path, seconds: float) -> None:
+        self.name, self.scene = name, scene
+        self.record: Record | None = None
+        self.errors = folder / f"{name}.errors"
+        command = [sys.executable, "-m", "bench.run", name, scene.name, str(folder), "--told", f"--seconds={seconds}"]
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                start_new_session=True,
+            )  # fmt: skip
+        self.expect(READY_SECONDS)
+
+    def round(self) -> None:
+        if self.record is None:
+            self.signal(signal.SIGCONT)
+            stdin = self.process.stdin
+            assert stdin
+            stdin.write("\n")
+            stdin.flush()
+            self.expect(ROUND_SECONDS)
+
+    def finish(self) -> Record:
+        if self.record is None:
+            self.signal(signal.SIGCONT)
+            assert self.process.stdin
+            self.process.stdin.close()
+            self.expect(ROUND_SECONDS)
+        self.end()
+        return self.record or {"peer": self.name, "scene": self.scene.name, "failed": "it ended without a record"}
+
+    def expect(self, seconds: float) -> None:
+        """Waits for one line: an answer, or a record, which ends it; no line is a failure."""
+        assert self.process.stdout
+        alarm = threading.Timer(seconds, self.signal, [signal.SIGKILL])
+        alarm.start()
+        start = time.monotonic()
+        line = self.process.stdout.readline()
+        late = time.monotonic() - start >= seconds
+        alarm.cancel()
+        if line.startswith("{"):
+            self.record = json.loads(line)
+        elif not line:
+            reason = f"no answer in {seconds:.0f} s" if late else self.last_words()
+            self.record = {"peer": self.name, "scene": self.scene.name, "failed": reason}
+        else:
+            self.signal(signal.SIGSTOP)
+
+    def last_words(self) -> str:
+        lines = [line.strip() for line in self.errors.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:300] if lines else f"exit status {self.process.wait()}"
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the peer and all its workers."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def end(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def run_scene(scene: Scene, names: list[str], folder: Path, seconds: float, rounds: int) -> list[Record]:
+    """Makes the data of a scene, lets the peers take turns, deletes the data."""
+    home = Path(tempfile.mkdtemp(prefix=f"{scene.name}-", dir=folder))
+    running: list[Process] = []
+    try:
+        note(f"{scene.title}: making {scene.samples * scene.sample_nbytes / 2**20:,.0f} MiB")
+        make(scene, home)
+        for name in names:
+            running.append(Process(name, scene, home, seconds))
+        for turn in range(rounds):
+            for process in running[turn % len(running) :] + running[: turn % len(running)]:
+                process.round()
+        records = [process.finish() for process in running]
+    finally:
+        for process in running:
+            process.end()
+        shutil.rmtree(home)
+    for record in records:
+        note(f"    {report.line(record)}")
+    return records
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    scenes = all_scenes()
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--scenes", nargs="+", choices=scenes, metavar="NAME", help=", ".join(scenes))
+    parser.add_argument("--peers", nargs="+", choices=peers.names("all"), metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, help="length of a round (1; with --quick 0.4)")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "results.jsonl")
+    parser.add_argument(
+        "--folder", type=Path, default=ROOT / "build" / "bench", help="for the data, on the disk to measure"
+    )
+    asked = parser.parse_args()
+    seconds = asked.seconds or (0.4 if asked.quick else 1.0)
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen = asked.scenes or [name for name, scene in scenes.items() if scene.quick or not asked.quick]
+    records: list[Record] = []
+    with asked.out.open("w") as out:
+        for name in chosen:
+            wanted = [peer for peer in peers.names(scenes[name].peers) if not asked.peers or peer in asked.peers]
+            for record in run_scene(scenes[name], wanted, asked.folder, seconds, asked.rounds):
+                records.append(record)
+                print(json.dumps(record), file=out, flush=True)
+    print(report.markdown(records))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Facts of the machine and the versions, the page cache, and the memory of a tree of processes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench import pread
+
+SHOWN = (
+    "solar", "torch", "numpy", "h5py", "hdf5plugin", "ffcv", "tensorstore", "litdata", "webdataset",
+    "mosaicml-streaming", "spdl", "grain", "h5torch",
+)  # fmt: skip
+DROP = Path("/proc/sys/vm/drop_caches")
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    return {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "kernel": platform.release(),
+        "file_system": file_system(folder),
+        "python": platform.python_version(),
+    }
+
+
+def cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def file_system(folder: Path) -> str:
+    inside = [part for part in psutil.disk_partitions(all=True) if folder.resolve().is_relative_to(part.mountpoint)]
+    return max(inside, key=lambda part: len(part.mountpoint)).fstype if inside else "unknown"
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"].lower()
+        if name in SHOWN or name.startswith("nvidia-dali"):
+            found[name] = distribution.version
+    return dict(sorted(found.items()))
+
+
+def fill_cache(folder: Path) -> None:
+    """Reads every file below the folder once."""
+    block = bytearray(2**22)
+    for path in files_of(folder):
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(block):
+                pass
+
+
+def drop_cache(folder: Path) -> str:
+    """Takes the folder's files out of the page cache; tells how."""
+    paths = list(files_of(folder))
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+    try:
+        DROP.write_text("1")
+        how = "drop_caches"
+    except OSError:
+        how = "posix_fadvise DONTNEED"
+    left = max(pread.resident(path) for path in paths)
+    if left > 0.01:
+        raise RuntimeError(f"{left:.0%} of a file stayed in the page cache after {how}")
+    return how
+
+
+def files_of(folder: Path) -> Iterable[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())
+
+
+def peak_rss(work: Callable[[], Any]) -> int:
+    """Runs `work`; the largest sum of resident bytes of this process and all below it, looked at 20 times a second."""
+    done, peak, this = threading.Event(), 0, psutil.Process()
+
+    def look() -> None:
+        nonlocal peak
+        while not done.wait(0.05):
+            total = 0
+            for process in (this, *this.children(recursive=True)):
+                try:
+                    total += process.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            peak = max(peak, total)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        work()
+    finally:
+        done.set()
+        watcher.join()
+    return peak

@@ -1,0 +1,21 @@
+"""solar.H5Dataset.read_batch, one call after another: the reader without the loader's reading ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.peers.solar_loader import dataset, lacking, prepare, settings
+from bench.scene import Scene
+
+__all__ = ["lacking", "prepare", "settings"]
+
+LABEL = "solar read_batch, no loader"
+ORDER = "given"
+
+
+def batches(scene: Scene, folder: Path, order: Any, setting: dict[str, int]) -> Iterator[Any]:
+    data = dataset(scene, folder)
+    for indices in order:
+        yield data.read_batch(indices)

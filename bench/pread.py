@@ -1,0 +1,70 @@
+"""bench/pread.c from Python: compiles it with the system's compiler, in the user's temporary folder, and calls it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+SOURCE = Path(__file__).with_name("pread.c")
+
+
+def lacking() -> str:
+    return "" if compiler() else "there is no C compiler"
+
+
+def compiler() -> str | None:
+    return shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
+
+
+@functools.cache
+def build() -> ctypes.CDLL:
+    """The compiled helper; compiled again only when its source has changed."""
+    key = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    library = Path(tempfile.gettempdir()) / f"solar-bench-{os.getuid()}-{key}.so"
+    if not library.exists():
+        partial = library.with_suffix(f".{os.getpid()}")
+        command = [compiler() or "cc", "-O2", "-pthread", "-shared", "-fPIC", "-o", str(partial), str(SOURCE)]
+        subprocess.run(command, check=True)
+        partial.replace(library)
+    return ctypes.CDLL(str(library))
+
+
+def read_samples(
+    paths: Sequence[Path],
+    offsets: NDArray[np.int64],
+    nbytes: int,
+    order: NDArray[np.int64],
+    out: NDArray[np.uint8],
+    threads: int,
+    direct: bool,
+) -> None:
+    """Reads the samples of `order` into `out` [slot, byte], slot after slot and around again."""
+    files = (ctypes.c_char_p * len(paths))(*[os.fsencode(path) for path in paths])
+    offsets = np.ascontiguousarray(offsets, np.int64)
+    order = np.ascontiguousarray(order.ravel(), np.int64)
+    error = build().read_samples(
+        files, ctypes.c_int64(len(paths)), pointer(offsets), ctypes.c_int64(offsets.shape[1]), ctypes.c_int64(nbytes),
+        pointer(order), ctypes.c_int64(order.size), pointer(out), ctypes.c_int64(len(out)), threads, int(direct),
+    )  # fmt: skip
+    if error:
+        raise OSError(error, os.strerror(error), str(paths[0]))
+
+
+def pointer(array: NDArray[np.generic]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def resident(path: Path) -> float:
+    """The share of a file that is in the page cache; not a number when it cannot be told."""
+    thousandths = build().resident(os.fsencode(path)) if compiler() else -1
+    return thousandths / 1000 if thousandths >= 0 else float("nan")

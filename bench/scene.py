@@ -1,0 +1,125 @@
+"""Scene: one data set, how it is stored, and the cache state it is read in; makes it and tells its digests.
+
+The samples are photon counts as a diffraction camera gives them: mostly zeros and small integers in f4 or i2, so that
+the filters meet what they meet in practice. All samples differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+FIELD = "x"
+PATTERNS = 256  # different patterns; the rest are these, shifted
+
+
+@dataclass(frozen=True)
+class Scene:
+    name: str
+    title: str
+    samples: int
+    shape: tuple[int, ...]
+    dtype: str
+    batch: int = 64
+    chunk: int | Literal["auto"] | None = None  # samples per chunk; None: contiguous
+    filters: dict[str, Any] = field(default_factory=dict)  # of create_dataset, or plugin= and options= of hdf5plugin
+    files: int = 1
+    cache: Literal["warm", "cold"] = "warm"
+    peers: Literal["hdf5", "all"] = "hdf5"  # "hdf5": only those that read this file as it is
+    quick: bool = True
+
+    @property
+    def sample_nbytes(self) -> int:
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+    def paths(self, folder: Path) -> list[Path]:
+        if self.files == 1:
+            return [folder / "data.h5"]
+        return [folder / "data" / f"{number:06d}.h5" for number in range(self.files)]
+
+    def orders(self, seed: int, epochs: int = 1) -> NDArray[np.int64]:
+        """Whole random batches of `epochs` epochs: [batch, place]."""
+        rng = np.random.default_rng(seed)
+        whole = self.samples // self.batch * self.batch
+        return np.concatenate([rng.permutation(self.samples)[:whole] for _ in range(epochs)]).reshape(-1, self.batch)
+
+
+def make(scene: Scene, folder: Path) -> None:
+    """Writes the file or files, then digests.npy from what h5py reads back."""
+    patterns = photon_counts(scene)
+    if scene.files > 1:
+        make_many(scene, folder, patterns)
+    else:
+        with h5py.File(folder / "data.h5", "w") as file:
+            chunks = True if scene.chunk == "auto" else scene.chunk and (scene.chunk, *scene.shape)
+            data = file.create_dataset(
+                FIELD, (scene.samples, *scene.shape), scene.dtype, chunks=chunks, **hdf5_filters(scene)
+            )
+            for first in range(0, scene.samples, 512):  # whole chunks in every layout
+                last = min(first + 512, scene.samples)
+                data[first:last] = np.stack([sample_of(patterns, i) for i in range(first, last)])
+    digests = np.concatenate([[digest(row) for row in block] for block in blocks(scene, folder)])
+    if len(np.unique(digests)) != scene.samples:
+        raise ValueError(f"{scene.name}: samples are not all different")
+    np.save(folder / "digests.npy", digests)
+
+
+def make_many(scene: Scene, folder: Path, patterns: NDArray[Any]) -> None:
+    (folder / "data").mkdir()
+    for number, path in enumerate(scene.paths(folder)):
+        with h5py.File(path, "w") as file:
+            file[FIELD] = sample_of(patterns, number)
+
+
+def hdf5_filters(scene: Scene) -> dict[str, Any]:
+    if "plugin" not in scene.filters:
+        return scene.filters
+    import hdf5plugin  # only where a scene needs it: it registers its filters on import
+
+    return dict(getattr(hdf5plugin, scene.filters["plugin"])(**scene.filters.get("options", {})))
+
+
+def photon_counts(scene: Scene) -> NDArray[Any]:
+    """A few patterns: speckles under a falling envelope, with counting noise."""
+    rng = np.random.default_rng(7)
+    count = min(PATTERNS, scene.samples, 64 * 2**20 // scene.sample_nbytes or 1)
+    height, width = scene.shape[-2:]
+    y, x = np.mgrid[:height, :width]
+    radius = np.hypot(y - height / 2, x - width / 2) / (height / 2)
+    envelope = 400.0 * np.exp(-9 * radius) + 0.02
+    patterns = np.empty((count, *scene.shape), scene.dtype)
+    for pattern in patterns.reshape(-1, height, width):
+        speckle = rng.exponential(1.0, (height // 4, width // 4)).repeat(4, 0).repeat(4, 1)
+        pattern[:] = rng.poisson(envelope * speckle)
+    return patterns
+
+
+def sample_of(patterns: NDArray[Any], sample: int) -> NDArray[Any]:
+    return np.roll(patterns[sample % len(patterns)], sample // len(patterns), axis=-1)
+
+
+def blocks(scene: Scene, folder: Path) -> Iterator[NDArray[Any]]:
+    """All samples in order, in blocks of whole chunks, as h5py reads them: what other formats are made of."""
+    if "plugin" in scene.filters:
+        hdf5_filters(scene)
+    if scene.files > 1:
+        for path in scene.paths(folder):
+            with h5py.File(path) as file:
+                yield np.asarray(file[FIELD])[None]
+        return
+    step = max(1, min(512, 256 * 2**20 // scene.sample_nbytes))
+    with h5py.File(folder / "data.h5") as file:
+        for first in range(0, scene.samples, step):
+            yield file[FIELD][first : first + step]
+
+
+def digest(sample: NDArray[Any]) -> np.uint64:
+    sample = np.ascontiguousarray(sample)
+    return np.frombuffer(hashlib.blake2b(sample.data, digest_size=8).digest(), np.uint64)[0]

@@ -1,0 +1,302 @@
+"""HDF5 files -> Layouts, from metadata alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import LayoutError, SolarError
+from solar.io import datatype, slow
+from solar.io.index import Folder, Table, chunk_table
+from solar.io.paths import Path, files_of
+from solar.values import Filter, Form, Layout
+
+UNDEFINED = 2**64 - 1  # the address of what was never written
+THREADS = 8  # that open files at the same time, when there are many
+
+Samples = Literal["rows", "files"]
+Paths = Path | Sequence[Path]
+
+
+@overload
+def inspect(path: Paths, field: None = None, *, samples: Samples = "rows", cache: Folder = "auto") -> dict[str, Layout]: ...
+@overload
+def inspect(path: Paths, field: str, *, samples: Samples = "rows", cache: Folder = "auto") -> Layout: ...
+@overload
+def inspect(path: Paths, field: Any, *, samples: Samples = "rows", cache: Folder = "auto") -> Any: ...
+
+
+def inspect(path: Paths, field: Any = None, *, samples: Samples = "rows", cache: Folder = "auto") -> Any:
+    """The Layout of a dataset, of each of several, or (field None) of every dataset, by name.
+
+    `path`: a file, a list of files, a directory (its HDF5 files) or a glob pattern, the last two in the order of the bytes
+    of their paths. Several files make one data set, one after another.
+    `field`: a name, or names in a tuple, list or dict (nested as wanted), which make up one sample together; the Layouts
+    come in the same structure.
+    `samples`: "rows", a sample is an index along axis 0; "files", a sample is the whole dataset of one file.
+    `cache`: where the chunk tables of large datasets are kept: a folder, "auto" for the user's cache folder, None for none.
+
+    >>> import h5py, numpy, tempfile
+    >>> path = tempfile.mkdtemp() + "/scan.h5"
+    >>> with h5py.File(path, "w") as file:
+    ...     file["x"] = numpy.zeros((100, 8, 8), "f4")
+    >>> layout = inspect(path, "x")
+    >>> layout.shape, layout.storage, layout.reader
+    ((100, 8, 8), 'contiguous', 'direct')
+    """
+    if samples not in ("rows", "files"):
+        raise ValueError(f'samples={samples!r}: either "rows" or "files"')
+    files = files_of(path)
+    if field is None:
+        return survey(files, samples=samples, cache=cache)[0]
+    layouts: list[Layout] = []
+    structure = _inspect_structure(files, field, samples == "files", cache, layouts)
+    _check_counts(layouts)
+    return structure
+
+
+def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto") -> tuple[dict[str, Layout], list[str]]:
+    """Every dataset of the first file, in all files, by name; and what is wrong with the first file's groups and links.
+
+    A dataset that cannot be read is there too, with reader "none" and the reason.
+    """
+    first = _native.read_metadata(files[0])
+    layouts = {}
+    for dataset in first["datasets"]:
+        try:
+            if len(files) == 1:
+                layout = _layout(files, [first], [dataset], samples == "files", cache)
+            else:
+                layout = _inspect_one(files, dataset["name"], samples == "files", cache)
+        except SolarError as error:
+            reason = str(error).removeprefix(f"{files[0]}: ").removeprefix(f"{dataset['name']}: ")
+            layout = _unreadable(files[0], first, dataset, reason)
+        layouts[dataset["name"]] = layout
+    return layouts, first["problems"]
+
+
+def _inspect_structure(files: list[str], field: Any, per_file: bool, cache: Folder, layouts: list[Layout]) -> Any:
+    """The Layouts of `field` in its structure; each is appended to `layouts` too."""
+    if isinstance(field, str):
+        layouts.append(_inspect_one(files, field, per_file, cache))
+        return layouts[-1]
+    if isinstance(field, Mapping):
+        return {key: _inspect_structure(files, part, per_file, cache, layouts) for key, part in field.items()}
+    if isinstance(field, (tuple, list)):
+        return tuple(_inspect_structure(files, part, per_file, cache, layouts) for part in field)
+    raise TypeError(f"a field is a dataset's name, or names in a tuple, list or dict, not {type(field).__name__}")
+
+
+def _inspect_one(files: list[str], name: str, per_file: bool, cache: Folder) -> Layout:
+    if len(files) == 1:
+        found = [_native.read_metadata(files[0], name)]
+    else:
+        found = _native.read_metadata_of_many(files, name, THREADS)
+    return _layout(files, found, [one["datasets"][0] for one in found], per_file, cache)
+
+
+def _check_counts(layouts: list[Layout]) -> None:
+    """Raises unless the fields have as many samples, each file by itself."""
+    if not layouts:
+        raise LayoutError("asked for samples of no fields")
+    first = layouts[0]
+    for other in layouts[1:]:
+        if other.shape[:1] != first.shape[:1]:
+            raise LayoutError(
+                f"{first.paths[0]}: fields of one sample differ in length: "
+                f"{first.name} has {first.samples} samples, {other.name} has {other.samples}"
+            )
+        if not np.array_equal(first.part_first, other.part_first):
+            part = int(np.flatnonzero(np.diff(first.part_first) != np.diff(other.part_first))[0])
+            raise LayoutError(f"{first.paths[part]}: {first.name} and {other.name} differ in length in this file")
+
+
+# --- from metadata to a Layout -----------------------------------------------------------------------------------------------
+
+
+def _layout(
+    files: list[str], found: list[_native.Metadata], datasets: list[_native.Dataset], per_file: bool, cache: Folder
+) -> Layout:
+    for file, dataset in zip(files, datasets, strict=True):
+        if dataset["storage"] == "virtual" and not dataset["problem"]:
+            dataset["shape"] = list(slow.shape_of(file, dataset["name"]))
+    first = datasets[0]
+    dtype = _check_agreement(files, datasets, per_file)
+    forms, part_form, reasons = _forms(datasets, dtype, per_file)
+    reason = next((why for why in reasons if why), "")
+    if reason and len(files) > 1:
+        reason += f" (in {files[part_form.index(reasons.index(reason))]})"
+    tables = _tables(files, found, datasets, cache, wanted=not reason)
+    parts = len(files)
+    shapes = [dataset["shape"] for dataset in datasets]
+    lengths = [1] * parts if per_file or not first["shape"] else [shape[0] for shape in shapes]
+    row_shape = first["shape"] if per_file else first["shape"][1:]
+    total = sum(lengths)
+    if total >= 2**63 or math.prod(row_shape) * dtype.itemsize >= 2**63:
+        raise LayoutError(f"{files[0]}: {first['name']}: {total} samples of shape {tuple(row_shape)} are more than can be counted")
+    storages = {dataset["storage"] for dataset in datasets}
+    return Layout(
+        name=first["name"],
+        paths=tuple(files),
+        file_nbytes=np.fromiter((one["nbytes"] for one in found), np.uint64, parts),
+        file_mtime_ns=np.fromiter((one["mtime_ns"] for one in found), np.int64, parts),
+        shape=(total, *row_shape) if per_file or first["shape"] else (),
+        dtype=dtype,
+        storage=storages.pop() if len(storages) == 1 else "mixed",
+        index=first["index"],
+        reader="h5py" if reason else "direct",
+        reason=reason,
+        per_file=per_file,
+        forms=tuple(forms),
+        part_file=np.arange(parts, dtype=np.int32),
+        part_form=np.array(part_form, np.int32),
+        part_first=_running(lengths),
+        **tables,
+    )
+
+
+def _unreadable(file: str, found: _native.Metadata, dataset: _native.Dataset, reason: str) -> Layout:
+    return Layout(
+        name=dataset["name"],
+        paths=(file,),
+        file_nbytes=np.array([found["nbytes"]], np.uint64),
+        file_mtime_ns=np.array([found["mtime_ns"]], np.int64),
+        shape=tuple(dataset["shape"]),
+        dtype=np.dtype("V0"),
+        storage=dataset["storage"],
+        index=dataset["index"],
+        reader="none",
+        reason=reason,
+    )
+
+
+def _check_agreement(files: list[str], datasets: list[_native.Dataset], per_file: bool) -> np.dtype[Any]:
+    """The dtype of all parts; raises where a part is damaged, or differs from the first in dtype or in the shape of a row."""
+    first = datasets[0]
+    for file, dataset in zip(files, datasets, strict=True):
+        where = f"{file}: {dataset['name']}"
+        if dataset["problem"]:
+            raise LayoutError(f"{where}: {dataset['problem']}")
+        if dataset["null_space"]:
+            raise LayoutError(f"{where}: its dataspace is null: it has no values")
+        if dataset["datatype"] != first["datatype"] and (ours := _dtype_in(file, dataset)) != (theirs := _dtype_in(files[0], first)):
+            raise LayoutError(f"{where} is of type {ours[0]}, but of type {theirs[0]} in {files[0]}")
+        shape, other = dataset["shape"], first["shape"]
+        if len(files) > 1 and not per_file and not shape:
+            raise LayoutError(f'{where} is a scalar, not rows of samples; with samples="files" each file is one sample')
+        if (shape != other) if per_file else (shape[1:] != other[1:] or len(shape) != len(other)):
+            raise LayoutError(f"{where} has shape {tuple(shape)}, which does not fit shape {tuple(other)} in {files[0]}")
+    return _dtype_in(files[0], first)[0]
+
+
+_dtype = lru_cache(maxsize=1024)(datatype.decode)  # by the bytes of the message: alike in many files and datasets
+
+
+def _dtype_in(file: str, dataset: _native.Dataset) -> tuple[np.dtype[Any], str]:
+    """The dtype of a dataset, and why its bytes cannot be used as they are (empty: they can)."""
+    try:
+        return _dtype(dataset["datatype"])
+    except LayoutError as error:
+        raise LayoutError(f"{file}: {dataset['name']}: {error}") from None
+
+
+def _forms(
+    datasets: list[_native.Dataset], dtype: np.dtype[Any], per_file: bool
+) -> tuple[list[Form], list[int], list[str]]:
+    """The different Forms, which of them each part has, and for each why it cannot be read directly (empty: it can)."""
+    forms: list[Form] = []
+    reasons: list[str] = []
+    numbers: dict[tuple[Any, ...], int] = {}
+    part_form = []
+    for dataset in datasets:
+        key = (str(dataset["chunk"]), str(dataset["filters"]), dataset["fill"], dataset["storage"], dataset["elsewhere"])
+        if (number := numbers.get(key)) is None:
+            number = numbers[key] = len(forms)
+            forms.append(_form(dataset, per_file))
+            reasons.append(_reason(dataset, dtype))
+        part_form.append(number)
+    return forms, part_form, reasons
+
+
+def _form(dataset: _native.Dataset, per_file: bool) -> Form:
+    filters = tuple(Filter(number, flags, tuple(values)) for number, flags, values in dataset["filters"])
+    shape = dataset["shape"]
+    if dataset["storage"] == "chunked":
+        chunk = ((1,) if per_file else ()) + tuple(dataset["chunk"])
+    else:
+        chunk = (0, *(shape if per_file else shape[1:]))
+    return Form(chunk, filters, dataset["fill"])
+
+
+def _reason(dataset: _native.Dataset, dtype: np.dtype[Any]) -> str:
+    if dataset["elsewhere"]:
+        return dataset["elsewhere"]
+    if why := _dtype(dataset["datatype"])[1]:
+        return why
+    if dtype.itemsize != dataset["itemsize"]:
+        return f"an element has {dataset['itemsize']} bytes in the file and {dtype.itemsize} in memory"
+    return _native.unsupported(dataset["filters"], dataset["itemsize"])
+
+
+def _tables(
+    files: list[str], found: list[_native.Metadata], datasets: list[_native.Dataset], cache: Folder, wanted: bool
+) -> dict[str, NDArray[Any]]:
+    """The chunk arrays of a Layout. Where they are not needed for reading (`wanted` false), damage to them is no error."""
+    if all(dataset["storage"] != "chunked" for dataset in datasets):
+        return _one_extent_each(datasets)
+    tables = []
+    for file, facts, dataset in zip(files, found, datasets, strict=True):
+        try:
+            tables.append(_table(file, facts, dataset, cache))
+        except LayoutError:
+            if wanted:
+                raise
+            tables.append(_no_chunks())
+    dense = all(len(table.index) == 0 for table in tables)
+    indices = [table.index if len(table.index) else np.arange(len(table.offset), dtype=np.uint64) for table in tables]
+    return {
+        "part_chunks": _running([len(table.offset) for table in tables]),
+        "chunk_index": np.empty(0, np.uint64) if dense else _joined(indices),
+        "chunk_offset": _joined([table.offset for table in tables]),
+        "chunk_nbytes": _joined([table.nbytes for table in tables]),
+        "chunk_mask": _joined([table.mask for table in tables]),
+    }
+
+
+def _table(file: str, facts: _native.Metadata, dataset: _native.Dataset, cache: Folder) -> Table:
+    if dataset["storage"] == "chunked":
+        return chunk_table(file, facts, dataset, cache)
+    extent = _one_extent_each([dataset])
+    return Table(np.empty(0, np.uint64), extent["chunk_offset"], extent["chunk_nbytes"], extent["chunk_mask"])
+
+
+def _no_chunks() -> Table:
+    return Table(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint32))
+
+
+def _one_extent_each(datasets: list[_native.Dataset]) -> dict[str, NDArray[Any]]:
+    """The chunk arrays of data that are not chunked: one extent for a part, or none where nothing was written."""
+    offset = np.fromiter((dataset["address"] for dataset in datasets), np.uint64, len(datasets))
+    nbytes = np.fromiter((dataset["nbytes"] for dataset in datasets), np.uint64, len(datasets))
+    written = (offset != UNDEFINED) & (nbytes > 0)
+    return {
+        "part_chunks": _running(written),
+        "chunk_offset": offset[written],
+        "chunk_nbytes": nbytes[written],
+        "chunk_mask": np.zeros(np.count_nonzero(written), np.uint32),
+    }
+
+
+def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)  # one: it may be mapped, and stays so
+
+
+def _running(counts: Any) -> NDArray[np.int64]:
+    """0, and the sums of the counts up to each."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64), dtype=np.int64)])

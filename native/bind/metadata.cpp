@@ -1,0 +1,198 @@
+// read_metadata, read_metadata_of_many, chunk_table.
+
+#include "solar/metadata.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+namespace nb = nanobind;
+
+namespace {
+
+struct Found {
+  std::uint64_t nbytes = 0;
+  std::int64_t mtime_ns = 0;
+  solar::Metadata metadata;
+};
+
+Found find(const std::string& path, const std::string& name) {
+  const solar::File file(path);
+  return {file.nbytes(), file.mtime_ns(), solar::read_metadata(file, name)};
+}
+
+const char* word(solar::Storage storage) {
+  switch (storage) {
+    case solar::Storage::compact: return "compact";
+    case solar::Storage::contiguous: return "contiguous";
+    case solar::Storage::chunked: return "chunked";
+    case solar::Storage::external: return "external";
+    case solar::Storage::virtual_: return "virtual";
+  }
+  return "";
+}
+
+const char* word(solar::Index index) {
+  switch (index) {
+    case solar::Index::none: return "";
+    case solar::Index::btree1: return "btree1";
+    case solar::Index::single: return "single";
+    case solar::Index::implicit: return "implicit";
+    case solar::Index::fixed_array: return "fixed_array";
+    case solar::Index::extensible_array: return "extensible_array";
+    case solar::Index::btree2: return "btree2";
+  }
+  return "";
+}
+
+// Names come from the file and may be any bytes: what is not UTF-8 becomes surrogates, as in h5py.
+nb::object text(const std::string& bytes) {
+  PyObject* object = PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogateescape");
+  if (object == nullptr) throw nb::python_error();
+  return nb::steal(object);
+}
+
+nb::bytes raw(const std::vector<std::byte>& bytes) {
+  return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
+
+nb::list filters_of(const solar::Dataset& dataset) {
+  nb::list filters;
+  for (const solar::Filter& filter : dataset.filters) {
+    filters.append(nb::make_tuple(filter.id, filter.flags, filter.values));
+  }
+  return filters;
+}
+
+nb::dict to_dict(const solar::Dataset& dataset) {
+  nb::dict out;
+  out["name"] = text(dataset.name);
+  out["problem"] = text(dataset.problem);
+  out["elsewhere"] = text(dataset.elsewhere);
+  out["null_space"] = dataset.null_space;
+  out["shape"] = dataset.shape;
+  out["maxshape"] = dataset.maxshape;
+  out["datatype"] = raw(dataset.datatype);
+  out["itemsize"] = dataset.itemsize;
+  out["storage"] = word(dataset.storage);
+  out["address"] = dataset.address;
+  out["nbytes"] = dataset.nbytes;
+  out["chunk"] = dataset.chunk;
+  out["index"] = word(dataset.index);
+  out["filters"] = filters_of(dataset);
+  out["fill"] = raw(dataset.fill);
+  out["header_address"] = dataset.header_address;
+  return out;
+}
+
+nb::dict to_dict(const Found& found) {
+  nb::dict out;
+  nb::list datasets;
+  for (const solar::Dataset& dataset : found.metadata.datasets) datasets.append(to_dict(dataset));
+  nb::list problems;
+  for (const std::string& problem : found.metadata.problems) problems.append(text(problem));
+  out["nbytes"] = found.nbytes;
+  out["mtime_ns"] = found.mtime_ns;
+  out["datasets"] = datasets;
+  out["problems"] = problems;
+  return out;
+}
+
+nb::dict read_metadata(const std::string& path, const std::string& name) {
+  std::optional<Found> found;
+  {
+    nb::gil_scoped_release released;
+    found = find(path, name);
+  }
+  return to_dict(*found);
+}
+
+// Reads the files in order of `next`; remembers the first bad one, and reads none behind it.
+class Many {
+ public:
+  Many(const std::vector<std::string>& paths, const std::string& name) : paths_(paths), name_(name), found_(paths.size()) {}
+
+  std::vector<Found> read(unsigned threads) {
+    {
+      std::vector<std::jthread> workers;
+      for (unsigned i = 1; i < threads; ++i) workers.emplace_back([this] { work(); });
+      work();
+    }
+    if (error_) std::rethrow_exception(error_);
+    return std::move(found_);
+  }
+
+ private:
+  void work() {
+    for (std::size_t i = next_++; i < bad_; i = next_++) {
+      try {
+        found_[i] = find(paths_[i], name_);
+      } catch (...) {
+        const std::lock_guard lock(mutex_);
+        if (i < bad_) {
+          bad_ = i;
+          error_ = std::current_exception();
+        }
+      }
+    }
+  }
+
+  const std::vector<std::string>& paths_;
+  const std::string& name_;
+  std::vector<Found> found_;
+  std::atomic<std::size_t> next_ = 0;
+  std::atomic<std::size_t> bad_ = paths_.size();  // no file from here on is read
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+nb::list read_metadata_of_many(const std::vector<std::string>& paths, const std::string& name, unsigned threads) {
+  constexpr unsigned most_threads = 256;
+  if (threads < 1 || threads > most_threads) throw nb::value_error("threads must be from 1 to 256");
+  std::vector<Found> all;
+  {
+    nb::gil_scoped_release released;
+    all = Many(paths, name).read(static_cast<unsigned>(std::min<std::size_t>(threads, paths.size())));
+  }
+  nb::list out;
+  for (const Found& found : all) out.append(to_dict(found));
+  return out;
+}
+
+template <class T>
+nb::object array(std::vector<T>&& values) {
+  auto* kept = new std::vector<T>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner).cast();
+}
+
+nb::tuple chunk_table(const std::string& path, const std::string& name) {
+  solar::ChunkTable table;
+  {
+    nb::gil_scoped_release released;
+    const solar::File file(path);
+    const solar::Metadata metadata = solar::read_metadata(file, name);
+    const solar::Dataset& dataset = metadata.datasets.at(0);
+    if (dataset.storage != solar::Storage::chunked || !dataset.elsewhere.empty()) {
+      throw solar::Error(solar::Kind::layout, path + ": " + dataset.name + " has no chunks that can be read here");
+    }
+    table = solar::chunk_table(file, metadata.facts, dataset);
+  }
+  return nb::make_tuple(array(std::move(table.index)), array(std::move(table.offset)), array(std::move(table.nbytes)),
+                        array(std::move(table.mask)));
+}
+
+}  // namespace
+
+void bind_metadata(nb::module_& module) {
+  module.def("read_metadata", &read_metadata, nb::arg("path"), nb::arg("name") = "");
+  module.def("read_metadata_of_many", &read_metadata_of_many, nb::arg("paths"), nb::arg("name"), nb::arg("threads"));
+  module.def("chunk_table", &chunk_table, nb::arg("path"), nb::arg("name"));
+}

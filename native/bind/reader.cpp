@@ -1,0 +1,251 @@
+// Source, Reader, take, pool_stats.
+
+#include "solar/reader.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <unordered_map>
+
+#include "solar/memory.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+using solar::Backend;
+using solar::MemoryPool;
+
+template <class T>
+using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Filters = std::vector<std::tuple<std::uint16_t, std::uint16_t, std::vector<std::uint32_t>>>;
+using BoundForm = std::tuple<std::vector<std::uint64_t>, Filters, nb::bytes>;
+
+template <class T>
+std::span<const T> view(const Array<T>& array) {
+  return {array.data(), array.size()};
+}
+
+// The bytes of a path or name, which need not be UTF-8: Python keeps what is not as surrogates.
+std::string bytes_of(nb::handle text) {
+  const auto bytes = nb::steal<nb::bytes>(PyUnicode_EncodeFSDefault(text.ptr()));
+  if (!bytes.is_valid()) nb::raise_python_error();
+  return {bytes.c_str(), bytes.size()};
+}
+
+solar::Form to_native(const BoundForm& bound, std::uint64_t itemsize) {
+  const auto& [chunk, filters, fill] = bound;
+  solar::Form form;
+  form.chunk = chunk;
+  const auto* begin = static_cast<const std::byte*>(fill.data());
+  form.fill.assign(begin, begin + fill.size());
+  if (filters.empty()) return form;
+  std::vector<solar::Filter> native;
+  for (const auto& [id, flags, values] : filters) native.push_back({id, flags, values});
+  std::uint64_t nbytes = itemsize;
+  for (const std::uint64_t n : chunk) {
+    if (__builtin_mul_overflow(nbytes, n, &nbytes)) throw solar::Error(solar::Kind::layout, "a chunk of over 2^64 bytes");
+  }
+  form.pipeline = solar::Pipeline(std::move(native), itemsize, nbytes);
+  return form;
+}
+
+struct BoundSource {
+  std::shared_ptr<const solar::Source> native;
+};
+
+void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uint64_t> file_nbytes,
+                 Array<std::int64_t> file_mtime_ns, std::uint64_t itemsize, std::uint32_t swap,
+                 std::vector<std::uint64_t> row_shape, const std::vector<BoundForm>& forms,
+                 Array<std::int32_t> part_file, Array<std::int32_t> part_form, Array<std::int64_t> part_first,
+                 Array<std::int64_t> part_chunks, Array<std::uint64_t> chunk_index, Array<std::uint64_t> chunk_offset,
+                 Array<std::uint64_t> chunk_nbytes, Array<std::uint32_t> chunk_mask) {
+  auto source = std::make_shared<solar::Source>();
+  source->name = bytes_of(name);
+  if (file_nbytes.size() != paths.size() || file_mtime_ns.size() != paths.size()) {
+    throw nb::value_error("file_nbytes and file_mtime_ns must be as long as paths");
+  }
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    source->files.push_back({bytes_of(paths[i]), view(file_nbytes)[i], view(file_mtime_ns)[i]});
+  }
+  source->itemsize = itemsize;
+  source->swap = swap;
+  source->row_shape = std::move(row_shape);
+  for (const BoundForm& form : forms) source->forms.push_back(to_native(form, itemsize));
+  source->part_file = view(part_file);
+  source->part_form = view(part_form);
+  source->part_first = view(part_first);
+  source->part_chunks = view(part_chunks);
+  source->chunk_index = view(chunk_index);
+  source->chunk_offset = view(chunk_offset);
+  source->chunk_nbytes = view(chunk_nbytes);
+  source->chunk_mask = view(chunk_mask);
+  using Held = std::tuple<Array<std::int32_t>, Array<std::int32_t>, Array<std::int64_t>, Array<std::int64_t>,
+                          Array<std::uint64_t>, Array<std::uint64_t>, Array<std::uint64_t>, Array<std::uint32_t>>;
+  // The last owner may be a wait() without the GIL, or outlive the interpreter.
+  source->keep = std::shared_ptr<const Held>(
+      new Held(part_file, part_form, part_first, part_chunks, chunk_index, chunk_offset, chunk_nbytes, chunk_mask),
+      [](const Held* held) {
+        if (!nb::is_alive()) return;
+        nb::gil_scoped_acquire gil;
+        delete held;
+      });
+  {
+    nb::gil_scoped_release released;
+    source->check();
+  }
+  new (self) BoundSource{std::move(source)};
+}
+
+// The memory of any Python object that lends it, held until the Reader is done with it.
+class Lent {
+ public:
+  explicit Lent(nb::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) != 0) nb::raise_python_error();
+  }
+  ~Lent() { PyBuffer_Release(&buffer_); }
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+  solar::MutableBytes bytes() const {
+    return {static_cast<std::byte*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
+  }
+
+ private:
+  Py_buffer buffer_{};
+};
+
+// A Reader that keeps the outputs of its tickets alive. Its own members are touched under the GIL only.
+class BoundReader {
+ public:
+  BoundReader(unsigned threads, unsigned depth, std::uint64_t gap, Backend backend)
+      : reader_(threads, depth, gap, backend) {}
+
+  solar::Reader::Ticket submit(const BoundSource& source, Array<std::int64_t> rows, nb::handle out) {
+    auto lent = std::make_unique<Lent>(out);
+    solar::Reader::Ticket ticket = 0;
+    {
+      nb::gil_scoped_release released;
+      ticket = reader_.submit(source.native, view(rows), lent->bytes());
+    }
+    lent_.emplace(ticket, std::move(lent));
+    return ticket;
+  }
+
+  bool wait(solar::Reader::Ticket ticket, double seconds) {
+    if (std::isnan(seconds)) throw nb::value_error("seconds must be a number");
+    const std::chrono::duration<double> limit(std::clamp(seconds, 0.0, 1e8));
+    try {
+      nb::gil_scoped_release released;
+      if (!reader_.wait(ticket, std::chrono::duration_cast<std::chrono::nanoseconds>(limit))) return false;
+    } catch (const std::invalid_argument&) {  // another thread waited for it, and may be about to let go
+      throw;
+    } catch (...) {
+      if (::getpid() == process_ && !closed_) lent_.erase(ticket);
+      throw;
+    }
+    lent_.erase(ticket);
+    return true;
+  }
+
+  void close() {
+    closed_ = true;
+    {
+      nb::gil_scoped_release released;
+      reader_.close();
+    }
+    lent_.clear();
+  }
+
+  const solar::Reader& native() const { return reader_; }
+
+ private:
+  const pid_t process_ = ::getpid();
+  bool closed_ = false;
+  std::unordered_map<solar::Reader::Ticket, std::unique_ptr<Lent>> lent_;
+  solar::Reader reader_;  // last: goes first, and joins its threads before the memory goes
+};
+
+Backend backend_of(const std::string& word) {
+  if (word == "auto") return Backend::automatic;
+  if (word == "pread") return Backend::pread;
+  if (word == "uring") return Backend::uring;
+  throw nb::value_error(("backend must be \"auto\", \"pread\" or \"uring\", not \"" + word + "\"").c_str());
+}
+
+nb::dict stats(const BoundReader& reader) {
+  const solar::ReaderStats found = reader.native().stats();
+  nb::dict out;
+  out["rows"] = found.rows;
+  out["requests"] = found.requests;
+  out["bytes_read"] = found.bytes_read;
+  out["chunks_decoded"] = found.chunks_decoded;
+  out["bytes_decoded"] = found.bytes_decoded;
+  out["read_ns"] = found.read_ns;
+  out["decode_ns"] = found.decode_ns;
+  return out;
+}
+
+// One for the process, never destroyed: arrays give their memory back at any time. It keeps a sixteenth of the machine's
+// memory, at most 1 GiB.
+MemoryPool& pool() {
+  static const auto* const made = [] {
+    const auto machine = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES))) * 4096;
+    return new std::shared_ptr<MemoryPool>(MemoryPool::make(std::min<std::size_t>(machine / 16, std::size_t{1} << 30)));
+  }();
+  return **made;
+}
+
+nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> take(std::size_t nbytes) {
+  std::unique_ptr<MemoryPool::Block> block;
+  {
+    nb::gil_scoped_release released;
+    block = pool().take(nbytes);
+  }
+  auto* const data = reinterpret_cast<std::uint8_t*>(block->bytes().data());
+  const nb::capsule owner(block.get(), [](void* p) noexcept { delete static_cast<MemoryPool::Block*>(p); });
+  static_cast<void>(block.release());
+  return {data, {nbytes}, owner};
+}
+
+nb::dict pool_stats() {
+  nb::dict out;
+  out["in_use"] = pool().in_use();
+  out["idle"] = pool().idle();
+  return out;
+}
+
+}  // namespace
+
+void bind_reader(nb::module_& module) {
+  using namespace nb::literals;
+  nb::class_<BoundSource>(module, "Source")
+      .def("__init__", &make_source, "name"_a, "paths"_a, "file_nbytes"_a.noconvert(), "file_mtime_ns"_a.noconvert(),
+           "itemsize"_a, "swap"_a, "row_shape"_a, "forms"_a, "part_file"_a.noconvert(), "part_form"_a.noconvert(),
+           "part_first"_a.noconvert(), "part_chunks"_a.noconvert(), "chunk_index"_a.noconvert(),
+           "chunk_offset"_a.noconvert(), "chunk_nbytes"_a.noconvert(), "chunk_mask"_a.noconvert())
+      .def_prop_ro("row_nbytes", [](const BoundSource& source) { return source.native->row_nbytes(); });
+  nb::class_<BoundReader>(module, "Reader")
+      .def(
+          "__init__",
+          [](BoundReader* self, unsigned threads, unsigned depth, std::uint64_t gap, const std::string& backend) {
+            new (self) BoundReader(threads, depth, gap, backend_of(backend));
+          },
+          "threads"_a, "depth"_a, "gap"_a, "backend"_a)
+      .def("submit", &BoundReader::submit, "source"_a, "rows"_a.noconvert(), "out"_a)
+      .def("wait", &BoundReader::wait, "ticket"_a, "seconds"_a)
+      .def("close", &BoundReader::close)
+      .def_prop_ro("backend",
+                   [](const BoundReader& reader) {
+                     return reader.native().backend() == Backend::uring ? "uring" : "pread";
+                   })
+      .def("stats", &stats);
+  module.def("take", &take, "nbytes"_a);
+  module.def("pool_stats", &pool_stats);
+}

@@ -1,0 +1,16 @@
+// Checksums for the decoders beside them.
+#pragma once
+
+#include <cstdint>
+
+#include "solar/bytes.hpp"
+
+namespace solar {
+
+// Adler-32 of RFC 1950. Continues `sum`, which begins as 1.
+std::uint32_t adler32(std::uint32_t sum, Bytes in);
+
+// What lies before the checksum of filter fletcher32, not copied. Throws Error(codec) where the sum is wrong.
+Bytes check_fletcher32(Bytes in);
+
+}  // namespace solar

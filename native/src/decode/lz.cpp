@@ -1,0 +1,113 @@
+// Dictionary coders without entropy coding: LZ4 blocks, HDF5's LZ4 container, LZF.
+#include <algorithm>
+
+#include "copy.hpp"
+#include "solar/decode.hpp"
+
+namespace solar {
+namespace {
+
+[[noreturn]] void fail(const char* what) { throw Error(Kind::codec, what); }
+
+// Both sides of a sequence decoder; every step checks both.
+struct Sides {
+  const std::byte* in;
+  const std::byte* in_end;
+  std::byte* out;
+  std::byte* out_begin;
+  std::byte* out_end;
+
+  Sides(Bytes from, MutableBytes to)
+      : in(from.data()), in_end(in + from.size()), out(to.data()), out_begin(out), out_end(out + to.size()) {}
+
+  std::size_t input() const { return static_cast<std::size_t>(in_end - in); }
+  std::size_t room() const { return static_cast<std::size_t>(out_end - out); }
+  std::size_t written() const { return static_cast<std::size_t>(out - out_begin); }
+
+  std::size_t byte() {
+    if (in == in_end) fail("the block is cut short");
+    return std::to_integer<std::size_t>(*in++);
+  }
+
+  void literals(std::size_t n) {
+    if (n <= 32 && input() >= 32 && room() >= 32) {
+      copy16(out, in);
+      copy16(out + 16, in + 16);
+    } else {
+      if (n > input()) fail("the block is cut short");
+      if (n > room()) fail("more than expected");
+      if (n) std::memcpy(out, in, n);
+    }
+    in += n;
+    out += n;
+  }
+
+  void match(std::size_t distance, std::size_t length) {
+    if (distance == 0 || distance > written()) fail("a distance reaches before the beginning");
+    if (length > room()) fail("more than expected");
+    out = room() - length >= copy_slack ? copy_wide(out, distance, length) : copy_tight(out, distance, length);
+  }
+};
+
+// A length of LZ4: 15 in the token goes on in bytes, 255 in each but the last.
+std::size_t long_length(Sides& s, std::size_t n) {
+  if (n < 15) return n;
+  std::size_t next;
+  do {
+    next = s.byte();
+    n += next;
+  } while (next == 255);
+  return n;
+}
+
+}  // namespace
+
+std::size_t decode_lz4_block(Bytes in, MutableBytes out) {
+  Sides s(in, out);
+  for (;;) {
+    const std::size_t token = s.byte();
+    s.literals(long_length(s, token >> 4));
+    if (s.in == s.in_end) return s.written();  // only the last sequence has no match
+    if (s.input() < 2) fail("the block is cut short");
+    const std::size_t distance = load_le<std::uint16_t>(s.in);
+    s.in += 2;
+    s.match(distance, long_length(s, token & 15) + 4);
+  }
+}
+
+std::size_t decode_h5lz4(Bytes in, MutableBytes out) {
+  Cursor cursor(in, Kind::codec, "the container");
+  const std::uint64_t nbytes = load_be64(cursor.take(8).data());
+  const std::uint64_t block = load_be32(cursor.take(4).data());
+  if (nbytes > out.size()) fail("more than expected");
+  if (block == 0 && nbytes > 0) fail("the block size is zero");
+  for (std::uint64_t done = 0; done < nbytes;) {
+    const std::uint64_t part = std::min(block, nbytes - done);
+    const Bytes stored = cursor.take(load_be32(cursor.take(4).data()));
+    if (stored.size() == part) {
+      std::memcpy(out.data() + done, stored.data(), part);
+    } else if (decode_lz4_block(stored, out.subspan(done, part)) != part) {
+      fail("a block is shorter than announced");
+    }
+    done += part;
+  }
+  return nbytes;
+}
+
+std::size_t decode_lzf(Bytes in, MutableBytes out) {
+  Sides s(in, out);
+  while (s.in < s.in_end) {
+    const std::size_t control = s.byte();
+    if (control < 32) {
+      s.literals(control + 1);
+      continue;
+    }
+    std::size_t length = control >> 5;
+    if (length == 7) length += s.byte();
+    const std::size_t distance = ((control & 31) << 8) + s.byte() + 1;
+    s.match(distance, length + 2);
+  }
+  return s.written();
+}
+
+}  // namespace solar

@@ -1,0 +1,165 @@
+// The pipeline: a table of filters, and the loop that undoes them from the last to the first.
+#include "solar/filter.hpp"
+
+#include <algorithm>
+#include <span>
+
+#include "decode/checksum.hpp"
+#include "decode/integers.hpp"
+#include "solar/decode.hpp"
+
+namespace solar {
+namespace {
+
+enum Id : std::uint16_t {
+  deflate = 1,
+  shuffle = 2,
+  fletcher = 3,
+  nbit = 5,
+  scaleoffset = 6,
+  lzf = 32000,
+  blosc = 32001,
+  lz4 = 32004,
+  bitshuffle = 32008,
+  zstd = 32015,
+  blosc2 = 32026,
+};
+
+constexpr std::size_t most_filters = 32;  // as many as a chunk's mask has bits
+
+// Names for messages; those without a decoder are here so that the message can say more than a number.
+constexpr struct {
+  std::uint16_t id;
+  const char* name;
+} names[] = {{deflate, "deflate"}, {shuffle, "shuffle"},   {fletcher, "fletcher32"}, {4, "szip"},
+             {nbit, "nbit"},       {scaleoffset, "scaleoffset"}, {307, "bzip2"},     {lzf, "lzf"},
+             {blosc, "blosc"},     {lz4, "lz4"},           {bitshuffle, "bitshuffle"}, {32013, "zfp"},
+             {zstd, "zstd"},       {32017, "sz"},          {32018, "fcidecomp"},     {32019, "jpeg"},
+             {32024, "sz3"},       {blosc2, "blosc2"},     {32028, "sperr"}};
+
+std::string title(const Filter& filter) {
+  std::string text = "filter " + std::to_string(filter.id);
+  for (const auto& [id, name] : names)
+    if (id == filter.id) text += std::string(" (") + name + ")";
+  return text;
+}
+
+std::uint32_t value(const Filter& filter, std::size_t i) { return i < filter.values.size() ? filter.values[i] : 0; }
+
+constexpr const char* no_decoder = "has no native decoder";
+
+// Why `filter` is left to libhdf5; empty: it is not. Where libhdf5 would refuse the parameters, it shall say so itself.
+std::string problem(const Filter& filter) {
+  switch (filter.id) {
+    case deflate: return filter.values.size() != 1 || value(filter, 0) > 9 ? "has no valid level" : "";
+    case shuffle: return filter.values.size() != 1 || value(filter, 0) == 0 ? "has no valid item size" : "";
+    case scaleoffset: return scaleoffset_problem(filter);
+    case nbit: return nbit_problem(filter);
+    case bitshuffle: {
+      const std::uint32_t compressor = value(filter, 4);
+      if (filter.values.size() < 3 || value(filter, 2) == 0 || value(filter, 3) % 8) return "has no valid block size";
+      return compressor != 0 && compressor != 2 && compressor != 3 ? "has a compressor without native decoder" : "";
+    }
+    case blosc:
+    case blosc2: {
+      const std::uint32_t compressor = value(filter, 6);
+      return compressor == 3 || compressor > 5 ? "has a compressor without native decoder" : "";
+    }
+    case fletcher:
+    case lzf:
+    case lz4:
+    case zstd: return {};
+    default: return no_decoder;
+  }
+}
+
+// Filters that leave the bytes as they are, or only shorten them: undone without a copy.
+bool is_view(const Filter& filter) {
+  return filter.id == fletcher || (filter.id == shuffle && value(filter, 0) <= 1);
+}
+
+// An upper bound of the bytes before `active[0]` and its followers were applied, given that after undoing all of them
+// there are `nbytes`. Exact for filters of fixed size; what a compressor made of a chunk is at most twice the chunk.
+std::size_t bound(std::span<const Filter* const> before, std::size_t nbytes) {
+  std::size_t bytes = nbytes;
+  for (const Filter* filter : before) {
+    if (filter->id == fletcher) bytes += 4;
+    else if (filter->id != shuffle) return 2 * nbytes + 65536;
+  }
+  return bytes;
+}
+
+std::size_t undo(const Filter& filter, Bytes in, MutableBytes out, Scratch& scratch) {
+  switch (filter.id) {
+    case deflate: return inflate_zlib(in, out);
+    case shuffle:
+      if (in.size() > out.size()) throw Error(Kind::codec, "more than expected");
+      unshuffle(in, out, value(filter, 0));
+      return in.size();
+    case nbit: return decode_nbit(in, out, filter);
+    case scaleoffset: return decode_scaleoffset(in, out, filter);
+    case lzf: return decode_lzf(in, out);
+    case blosc: return decode_blosc(in, out, scratch);
+    case lz4: return decode_h5lz4(in, out);
+    case bitshuffle: return decode_bitshuffle(in, out, filter, scratch);
+    case zstd: return decode_zstd(in, out);
+    case blosc2: return decode_blosc2(in, out, scratch);
+    default: throw Error(Kind::codec, no_decoder);
+  }
+}
+
+// Runs `step`; an error of it names the filter.
+template <class Step>
+auto named(const Filter& filter, Step step) {
+  try {
+    return step();
+  } catch (const Error& error) {
+    throw Error(error.kind(), title(filter) + ": " + error.what(), error.code());
+  }
+}
+
+MutableBytes at_least(std::vector<std::byte>& memory, std::size_t nbytes) {
+  if (memory.size() < nbytes) memory.resize(nbytes);
+  return MutableBytes(memory).first(nbytes);
+}
+
+}  // namespace
+
+Pipeline::Pipeline(std::vector<Filter> filters, std::size_t itemsize, std::size_t nbytes)
+    : filters_(std::move(filters)), itemsize_(itemsize), nbytes_(nbytes) {
+  if (const auto reason = unsupported(filters_, itemsize_); !reason.empty()) throw Error(Kind::codec, reason);
+}
+
+void Pipeline::decode(Bytes stored, std::uint32_t mask, MutableBytes out, Scratch& scratch) const {
+  const Filter* active[most_filters];
+  std::size_t left = 0;
+  for (std::size_t i = 0; i < filters_.size(); ++i)
+    if ((mask >> i & 1) == 0) active[left++] = &filters_[i];
+
+  Bytes bytes = stored;
+  std::vector<std::byte>* free = &scratch.a;
+  while (left > 0) {
+    const Filter& filter = *active[--left];
+    if (is_view(filter)) {
+      if (filter.id == fletcher) bytes = named(filter, [&] { return check_fletcher32(bytes); });
+      continue;
+    }
+    const MutableBytes room = left == 0 ? out : at_least(*free, bound(std::span(active).first(left), nbytes_));
+    bytes = room.first(named(filter, [&] { return undo(filter, bytes, room, scratch); }));
+    free = free == &scratch.a ? &scratch.b : &scratch.a;
+  }
+  if (bytes.size() != out.size())
+    throw Error(Kind::codec, "the chunk has " + std::to_string(bytes.size()) + " bytes where " +
+                                 std::to_string(out.size()) + " are expected");
+  if (bytes.data() != out.data() && !bytes.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
+}
+
+std::string Pipeline::unsupported(const std::vector<Filter>& filters, std::size_t) {
+  if (filters.size() > most_filters) return std::to_string(filters.size()) + " filters are more than a chunk may have";
+  for (const Filter& filter : filters)
+    if (const auto reason = problem(filter); !reason.empty())
+      return title(filter) + (filter.id == nbit || filter.id == scaleoffset ? ": " : " ") + reason;
+  return {};
+}
+
+}  // namespace solar

@@ -1,0 +1,45 @@
+// Fractal heaps: where groups with many links keep them.
+#pragma once
+
+#include <unordered_map>
+
+#include "hdf5/image.hpp"
+
+namespace solar::hdf5 {
+
+// Keeps the blocks it has read. Throws Elsewhere for filtered heaps and objects too large for blocks.
+class FractalHeap {
+ public:
+  FractalHeap(Image& image, std::uint64_t address);
+
+  // The object's bytes, valid as long as the heap.
+  Bytes object(Bytes identifier);
+
+ private:
+  struct Place {
+    std::uint64_t address;  // of a block
+    std::uint64_t nbytes;
+    std::uint64_t start;    // in the heap's own space
+  };
+  void read_table(Fields& fields);
+  std::uint64_t row_nbytes(unsigned row) const;  // of each block of the row
+  Place direct_block(std::uint64_t offset);
+  Place entry(const Place& indirect, std::uint64_t offset);
+  Bytes block(const Place& place, bool direct);
+  void verify_direct(std::vector<std::byte>& bytes) const;
+
+  Image& image_;
+  std::uint64_t address_;
+  std::uint16_t width_ = 0;        // blocks in a row
+  std::uint64_t first_nbytes_ = 0;
+  std::uint64_t largest_direct_ = 0;
+  unsigned direct_rows_ = 0;
+  unsigned root_rows_ = 0;         // 0: the root is a direct block
+  std::uint64_t root_ = undefined_address;
+  std::size_t offset_width_ = 0;
+  std::size_t length_width_ = 0;
+  bool checksums_ = false;
+  std::unordered_map<std::uint64_t, std::vector<std::byte>> blocks_;
+};
+
+}  // namespace solar::hdf5

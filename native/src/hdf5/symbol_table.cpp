@@ -1,0 +1,126 @@
+// Groups of the old kind: a version 1 B-tree of symbol nodes, with the names in a local heap.
+
+#include "hdf5/group.hpp"
+
+namespace solar::hdf5 {
+
+namespace {
+
+class LocalHeap {
+ public:
+  LocalHeap(Image& image, std::uint64_t address) {
+    const std::vector<std::byte> bytes = image.read(address, 8u + 2u * image.facts.length_width + image.facts.offset_width, what);
+    Fields fields(bytes, image.facts, what);
+    fields.signature("HEAP");
+    fields.version(0);
+    fields.skip(3);
+    const std::uint64_t nbytes = fields.length();
+    const std::uint64_t free = fields.length();
+    data_ = nbytes == 0 ? std::vector<std::byte>{} : image.read(fields.address(), nbytes, "local heap data");
+    check_free_list(image, free);
+  }
+
+  // The string that starts at `offset` and ends inside the heap.
+  std::string text(std::uint64_t offset) const {
+    const std::size_t room = offset < data_.size() ? data_.size() - static_cast<std::size_t>(offset) : 0;
+    const void* begin = data_.data() + (room == 0 ? 0 : offset);
+    const void* end = room == 0 ? nullptr : std::memchr(begin, 0, room);
+    if (end == nullptr) throw Error(Kind::layout, "local heap has no name at byte " + std::to_string(offset));
+    return {static_cast<const char*>(begin), static_cast<const char*>(end)};
+  }
+
+ private:
+  // Nothing is taken from the list, but a list that leaves the heap is damage that libhdf5 finds too.
+  void check_free_list(const Image& image, std::uint64_t at) const {
+    constexpr std::uint64_t none = 1;
+    const std::size_t width = image.facts.length_width;
+    for (std::size_t turns = 0; at != none; ++turns) {
+      if (at >= data_.size() || data_.size() - at < 2 * width || turns > data_.size() / (2 * width)) bad_list();
+      Fields fields(Bytes(data_).subspan(static_cast<std::size_t>(at)), image.facts, "free list of a local heap");
+      const std::uint64_t next = fields.length();
+      if (next == 0 || fields.length() > data_.size() - at) bad_list();
+      at = next;
+    }
+  }
+  [[noreturn]] static void bad_list() { throw Error(Kind::layout, "local heap has a damaged free list"); }
+
+  static constexpr const char* what = "local heap";
+  std::vector<std::byte> data_;
+};
+
+void read_symbols(Image& image, std::uint64_t address, const LocalHeap& heap, std::vector<Link>& links) {
+  const std::size_t entry = image.facts.length_width + image.facts.offset_width + 24u;
+  const std::vector<std::byte> bytes = image.read(address, 8 + image.symbol_node_entries * entry, "symbol node");
+  Fields fields(bytes, image.facts, "symbol node");
+  fields.signature("SNOD");
+  fields.version(1);
+  fields.skip(1);
+  const unsigned count = fields.u16();
+  for (unsigned i = 0; i < count; ++i) {
+    Link link;
+    link.name = heap.text(fields.length());
+    link.address = fields.address();
+    const std::uint32_t cached = fields.u32();
+    fields.skip(4);
+    Fields scratch(fields.take(16), image.facts, "symbol");
+    if (cached > 2 || link.name.empty()) fields.refuse("has a damaged entry");
+    if (cached == 2) {
+      link.kind = Link::Kind::soft;
+      link.target = heap.text(scratch.u32());
+    }
+    links.push_back(std::move(link));
+  }
+}
+
+struct Node {
+  std::uint64_t address;
+  int level;  // -1: whatever it says, for the root
+};
+
+// Adds the node's children; they are symbol nodes when its level is 0.
+int read_node(Image& image, const Node& node, std::vector<std::uint64_t>& children) {
+  const FileFacts& facts = image.facts;
+  const std::size_t n = image.group_node_entries;
+  const std::size_t nbytes = 8u + 2u * facts.offset_width + n * facts.offset_width + (n + 1) * facts.length_width;
+  const std::vector<std::byte> bytes = image.read(node.address, nbytes, "group B-tree");
+  Fields fields(bytes, facts, "group B-tree");
+  fields.signature("TREE");
+  const unsigned type = fields.u8();
+  const int level = fields.u8();
+  const unsigned count = fields.u16();
+  if (type != 0 || (node.level >= 0 && level != node.level) || count > n) fields.refuse("has a damaged node");
+  fields.skip(2u * facts.offset_width);
+  for (unsigned i = 0; i < count; ++i) {
+    fields.length();
+    children.push_back(fields.address());
+  }
+  return level;
+}
+
+}  // namespace
+
+std::vector<Link> symbol_table_links(Image& image, const Message& message) {
+  Fields fields(message.body, image.facts, "symbol table message");
+  const std::uint64_t tree = fields.address();
+  const std::uint64_t names = fields.address();
+  if (tree == undefined_address || names == undefined_address) fields.refuse("has no B-tree or no heap");
+  const LocalHeap heap(image, names);
+  std::vector<Link> links;
+  std::vector<Node> pending{{tree, -1}};
+  while (!pending.empty()) {
+    const Node node = pending.back();
+    pending.pop_back();
+    std::vector<std::uint64_t> children;
+    const int level = read_node(image, node, children);
+    for (const std::uint64_t child : children) {
+      if (level == 0) {
+        read_symbols(image, child, heap, links);
+      } else {
+        pending.push_back({child, level - 1});
+      }
+    }
+  }
+  return links;
+}
+
+}  // namespace solar::hdf5

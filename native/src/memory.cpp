@@ -1,0 +1,168 @@
+#include "solar/memory.hpp"
+
+#include <cstdlib>
+#include <list>
+#include <mutex>
+#include <new>
+#include <pthread.h>
+#include <sys/mman.h>
+
+namespace solar {
+
+namespace {
+
+constexpr std::size_t huge_page = 2 << 20;
+constexpr std::size_t small_page = 4 << 10;
+
+// One lock for all pools, held for a few list steps only: fork takes it, so that no child finds it locked for ever.
+std::mutex& pool_mutex() {
+  static auto* const mutex = [] {
+    auto* made = new std::mutex;  // never destroyed: blocks come back while the process exits
+    ::pthread_atfork([] { pool_mutex().lock(); }, [] { pool_mutex().unlock(); }, [] { pool_mutex().unlock(); });
+    return made;
+  }();
+  return *mutex;
+}
+
+// Eight sizes to each power of two, so that batches of nearly one size share memory; whole pages.
+std::size_t size_class(std::size_t nbytes) {
+  if (nbytes > SIZE_MAX / 4) throw std::bad_alloc();
+  std::size_t step = small_page;
+  while (step * 16 < nbytes) step *= 2;
+  if (nbytes >= huge_page) step = std::max(step, huge_page);
+  return std::max<std::size_t>(1, (nbytes + step - 1) / step) * step;
+}
+
+std::byte* allocate(std::size_t nbytes) {
+  if (nbytes < huge_page) {
+    void* small = std::aligned_alloc(small_page, nbytes);
+    if (small == nullptr) throw std::bad_alloc();
+    return static_cast<std::byte*>(small);
+  }
+  // Huge pages begin at multiples of their size: map more, give the ends back.
+  const std::size_t mapped = nbytes + huge_page;
+  void* const got = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (got == MAP_FAILED) throw std::bad_alloc();
+  auto* const begin = static_cast<std::byte*>(got);
+  const std::size_t head = (huge_page - reinterpret_cast<std::uintptr_t>(begin) % huge_page) % huge_page;
+  if (head > 0) ::munmap(begin, head);
+  if (head < huge_page) ::munmap(begin + head + nbytes, huge_page - head);
+  std::byte* const bytes = begin + head;
+  // Both are advice: without them the memory is only slower, at first.
+  static_cast<void>(::madvise(bytes, nbytes, MADV_HUGEPAGE));
+#ifdef MADV_POPULATE_WRITE
+  static_cast<void>(::madvise(bytes, nbytes, MADV_POPULATE_WRITE));
+#endif
+  return bytes;
+}
+
+void free_bytes(std::byte* bytes, std::size_t nbytes) {
+  if (nbytes < huge_page) {
+    std::free(bytes);
+  } else {
+    ::munmap(bytes, nbytes);
+  }
+}
+
+struct Idle {
+  std::byte* bytes;
+  std::size_t nbytes;
+};
+
+class Pool final : public MemoryPool {
+ public:
+  explicit Pool(std::size_t keep) : keep_(keep) { pool_mutex(); }
+  ~Pool() override {
+    for (const Idle& block : idle_) free_bytes(block.bytes, block.nbytes);
+  }
+
+  std::unique_ptr<Block> take(std::size_t nbytes) override;
+  void give_back(std::byte* bytes, std::size_t nbytes) noexcept;
+  std::size_t in_use() const override;
+  std::size_t idle() const override;
+
+ private:
+  std::byte* take_idle(std::size_t nbytes);
+
+  std::size_t keep_;
+  std::list<Idle> idle_;  // the last to come back is first
+  std::size_t idle_nbytes_ = 0;
+  std::size_t used_nbytes_ = 0;
+};
+
+class PoolBlock final : public MemoryPool::Block {
+ public:
+  PoolBlock(std::shared_ptr<Pool> pool, std::byte* bytes, std::size_t nbytes, std::size_t size)
+      : pool_(std::move(pool)), bytes_(bytes), nbytes_(nbytes), size_(size) {}
+  ~PoolBlock() override { pool_->give_back(bytes_, size_); }
+  MutableBytes bytes() override { return {bytes_, nbytes_}; }
+
+ private:
+  std::shared_ptr<Pool> pool_;
+  std::byte* bytes_;
+  std::size_t nbytes_;  // asked for
+  std::size_t size_;    // of the class
+};
+
+std::byte* Pool::take_idle(std::size_t nbytes) {
+  const std::lock_guard lock(pool_mutex());
+  used_nbytes_ += nbytes;
+  for (auto block = idle_.begin(); block != idle_.end(); ++block) {
+    if (block->nbytes != nbytes) continue;
+    std::byte* const bytes = block->bytes;
+    idle_.erase(block);
+    idle_nbytes_ -= nbytes;
+    return bytes;
+  }
+  return nullptr;
+}
+
+std::unique_ptr<MemoryPool::Block> Pool::take(std::size_t nbytes) {
+  const std::size_t size = size_class(nbytes);
+  std::byte* bytes = take_idle(size);
+  try {
+    if (bytes == nullptr) bytes = allocate(size);
+    return std::make_unique<PoolBlock>(std::static_pointer_cast<Pool>(shared_from_this()), bytes, nbytes, size);
+  } catch (...) {
+    if (bytes != nullptr) free_bytes(bytes, size);
+    const std::lock_guard lock(pool_mutex());
+    used_nbytes_ -= size;
+    throw;
+  }
+}
+
+void Pool::give_back(std::byte* bytes, std::size_t nbytes) noexcept {
+  std::list<Idle> dropped;  // freed outside the lock, the longest idle ones
+  try {
+    std::list<Idle> back{{bytes, nbytes}};
+    const std::lock_guard lock(pool_mutex());
+    used_nbytes_ -= nbytes;
+    idle_.splice(idle_.begin(), back);
+    idle_nbytes_ += nbytes;
+    while (idle_nbytes_ > keep_) {
+      idle_nbytes_ -= idle_.back().nbytes;
+      dropped.splice(dropped.end(), idle_, std::prev(idle_.end()));
+    }
+  } catch (const std::bad_alloc&) {
+    free_bytes(bytes, nbytes);
+    const std::lock_guard lock(pool_mutex());
+    used_nbytes_ -= nbytes;
+  }
+  for (const Idle& block : dropped) free_bytes(block.bytes, block.nbytes);
+}
+
+std::size_t Pool::in_use() const {
+  const std::lock_guard lock(pool_mutex());
+  return used_nbytes_;
+}
+
+std::size_t Pool::idle() const {
+  const std::lock_guard lock(pool_mutex());
+  return idle_nbytes_;
+}
+
+}  // namespace
+
+std::shared_ptr<MemoryPool> MemoryPool::make(std::size_t keep) { return std::make_shared<Pool>(keep); }
+
+}  // namespace solar

@@ -1,0 +1,231 @@
+#include "batch.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace solar::read {
+
+namespace {
+
+// Work in bytes of a plain read from memory: what a request costs beside its bytes, and what decoding costs a byte.
+constexpr std::uint64_t request_cost = 8 << 10;
+constexpr std::uint64_t decode_cost = 8;
+constexpr std::uint64_t least_unit = 64 << 10;
+constexpr std::uint64_t most_unit = 1 << 20;
+constexpr std::uint64_t units_per_thread = 8;
+
+bool unfiltered(const Form& form, std::uint32_t mask) {
+  const std::size_t filters = form.pipeline.size();
+  const std::uint32_t all = filters >= 32 ? ~std::uint32_t{0} : (std::uint32_t{1} << filters) - 1;
+  return (mask & all) == all;
+}
+
+}  // namespace
+
+void Batch::begin(std::shared_ptr<const Source> from, std::span<const std::int64_t> wanted, MutableBytes into) {
+  const std::uint64_t nbytes = from->row_nbytes();
+  std::uint64_t total = 0;
+  if (wanted.size() > UINT32_MAX || __builtin_mul_overflow(nbytes, wanted.size(), &total) || total != into.size()) {
+    throw std::invalid_argument(from->name + ": " + std::to_string(wanted.size()) + " rows of " +
+                                std::to_string(nbytes) + " bytes do not fit an output of " +
+                                std::to_string(into.size()) + " bytes");
+  }
+  const std::int64_t all = from->part_first.back();
+  rows.clear();
+  rows.reserve(wanted.size());
+  for (const std::int64_t row : wanted) {
+    if (row < 0 || row >= all) {
+      throw std::out_of_range(from->name + ": row " + std::to_string(row) + " of " + std::to_string(all));
+    }
+    rows.push_back({row, rows.size()});
+  }
+  groups.clear();
+  grids.clear();
+  pieces.clear();
+  unit_begin.clear();
+  ordered_ = true;
+  row_nbytes = nbytes;
+  longest_ = std::max(piece_limit - piece_limit % from->itemsize, from->itemsize);
+  out = into;
+  source = std::move(from);
+}
+
+void Batch::plan(unsigned threads) {
+  if (row_nbytes == 0) return;
+  std::sort(rows.begin(), rows.end(),
+            [](const Row& a, const Row& b) { return a.row != b.row ? a.row < b.row : a.slot < b.slot; });
+  for (std::uint32_t i = 0; i < rows.size();) i = plan_group(i);
+  if (!ordered_) {
+    std::sort(pieces.begin(), pieces.end(), [this](const Piece& a, const Piece& b) { return before(a, b); });
+  }
+  cut(threads);
+}
+
+// Plans the rows from `begin` on that share a line of chunks; returns the first row that does not.
+std::uint32_t Batch::plan_group(std::uint32_t begin) {
+  const std::int64_t row = rows[begin].row;
+  const std::span<const std::int64_t> first = source->part_first;
+  std::size_t part = groups.empty() ? first.size() : groups.back().part;
+  if (part == first.size() || row >= first[part + 1]) {
+    part = static_cast<std::size_t>(std::upper_bound(first.begin(), first.end(), row) - first.begin()) - 1;
+  }
+  const auto form_index = static_cast<std::size_t>(source->part_form[part]);
+  const Form& form = source->forms[form_index];
+  if (grids.empty() || grid_form_ != form_index) {
+    grids.emplace_back(*source, form);
+    grid_form_ = form_index;
+  }
+  const auto part_rows = static_cast<std::uint64_t>(first[part + 1] - first[part]);
+  const std::uint64_t chunk_rows = form.chunk[0] == 0 ? part_rows : form.chunk[0];
+  const auto row_of_part = static_cast<std::uint64_t>(row - first[part]);
+  const std::uint64_t line = row_of_part / chunk_rows;
+  const std::uint64_t left = std::min(chunk_rows - row_of_part % chunk_rows, part_rows - row_of_part);
+  const std::int64_t limit = row + static_cast<std::int64_t>(left);
+  std::uint32_t end = begin + 1;
+  while (end < rows.size() && rows[end].row < limit) ++end;
+  groups.push_back({part, static_cast<std::uint32_t>(grids.size() - 1),
+                    first[part] + static_cast<std::int64_t>(line * chunk_rows), chunk_rows});
+  plan_tiles(begin, end, line);
+  return end;
+}
+
+// Looks up the chunks of line `line` of the newest group: stored ones become reads, runs of missing ones are filled.
+void Batch::plan_tiles(std::uint32_t begin, std::uint32_t end, std::uint64_t line) {
+  const Group& group = groups.back();
+  const std::uint64_t tiles = grids[group.grid].tiles();
+  const std::uint64_t index = line * tiles;  // of the line's first chunk in the part's grid
+  const auto chunks_begin = static_cast<std::size_t>(source->part_chunks[group.part]);
+  const auto chunks_end = static_cast<std::size_t>(source->part_chunks[group.part + 1]);
+  const std::span<const std::uint64_t> sparse = source->chunk_index;
+  if (sparse.empty()) {
+    const std::uint64_t stored = chunks_end - chunks_begin;
+    const std::uint64_t here = stored > index ? std::min(tiles, stored - index) : 0;
+    for (std::uint64_t t = 0; t < here; ++t) plan_stored(chunks_begin + index + t, t, begin, end);
+    if (here < tiles) plan_fill(here, tiles - here, begin, end);
+    return;
+  }
+  const auto from = sparse.begin() + static_cast<std::ptrdiff_t>(chunks_begin);
+  const auto to = sparse.begin() + static_cast<std::ptrdiff_t>(chunks_end);
+  auto k = std::lower_bound(from, to, index);
+  for (std::uint64_t t = 0; t < tiles;) {
+    const std::uint64_t next = k != to ? std::min(tiles, *k - index) : tiles;
+    if (next > t) plan_fill(t, next - t, begin, end);
+    t = next;
+    if (t == tiles) break;
+    plan_stored(static_cast<std::size_t>(k - sparse.begin()), t, begin, end);
+    ++k;
+    ++t;
+  }
+}
+
+void Batch::plan_stored(std::size_t chunk, std::uint64_t tile_index, std::uint32_t begin, std::uint32_t end) {
+  const auto group_index = static_cast<std::uint32_t>(groups.size() - 1);
+  const Group& group = groups.back();
+  const Grid& grid = grids[group.grid];
+  const std::uint32_t mask = source->chunk_mask[chunk];
+  const std::uint64_t offset = source->chunk_offset[chunk];
+  if (!unfiltered(source->forms[grid_form_], mask)) {
+    add({offset, source->chunk_nbytes[chunk], tile_index, group_index, begin, end - begin, mask, How::chunk});
+    return;
+  }
+  const Tile tile = grid.tile(tile_index);
+  for (std::uint32_t i = begin; i < end;) {
+    std::uint32_t same = 1;
+    while (i + same < end && rows[i + same].row == rows[i].row) ++same;
+    const std::uint64_t at = static_cast<std::uint64_t>(rows[i].row - group.first) * grid.chunk_row_nbytes();
+    if (tile.whole) {
+      add_direct({offset + at, tile.nbytes, rows[i].slot * row_nbytes + tile.at, group_index, i, same, 0, How::direct});
+    } else {
+      add({offset + at, tile.nbytes, tile_index, group_index, i, same, 0, How::tile});
+    }
+    i += same;
+  }
+}
+
+void Batch::plan_fill(std::uint64_t tile, std::uint64_t tiles, std::uint32_t begin, std::uint32_t end) {
+  const auto group_index = static_cast<std::uint32_t>(groups.size() - 1);
+  const auto step = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(piece_limit / row_nbytes, 1, UINT32_MAX));
+  for (std::uint32_t i = begin; i < end;) {
+    const std::uint32_t n = std::min(step, end - i);
+    add({pieces.empty() ? 0 : pieces.back().offset, tiles, tile, group_index, i, n, 0, How::fill});
+    i += n;
+  }
+}
+
+void Batch::add(const Piece& piece) {
+  if (ordered_ && !pieces.empty() && before(piece, pieces.back())) ordered_ = false;
+  pieces.push_back(piece);
+}
+
+// Joins the piece to the last one when they meet both in the file and in `out`, and cuts what is too long.
+void Batch::add_direct(Piece piece) {
+  if (!pieces.empty()) {
+    Piece& last = pieces.back();
+    if (last.how == How::direct && last.group == piece.group && last.rows == 1 && piece.rows == 1 &&
+        last.offset + last.nbytes == piece.offset && last.to + last.nbytes == piece.to) {
+      const std::uint64_t more = std::min(piece.nbytes, longest_ - last.nbytes);
+      last.nbytes += more;
+      piece.offset += more;
+      piece.to += more;
+      piece.nbytes -= more;
+    }
+  }
+  while (piece.nbytes > 0) {
+    Piece head = piece;
+    head.nbytes = std::min(piece.nbytes, longest_);
+    add(head);
+    piece.offset += head.nbytes;
+    piece.to += head.nbytes;
+    piece.nbytes -= head.nbytes;
+  }
+}
+
+bool Batch::before(const Piece& a, const Piece& b) const noexcept {
+  const std::size_t file_a = a.group == b.group ? 0 : file_index(a);
+  const std::size_t file_b = a.group == b.group ? 0 : file_index(b);
+  return file_a != file_b ? file_a < file_b : a.offset < b.offset;
+}
+
+std::uint64_t Batch::cost(const Piece& piece) const {
+  const Group& group = groups[piece.group];
+  switch (piece.how) {
+    case How::fill: return request_cost + piece.rows * (row_nbytes / grids[group.grid].tiles() * piece.nbytes);
+    case How::chunk:
+      return request_cost + piece.nbytes + decode_cost * group.chunk_rows * grids[group.grid].chunk_row_nbytes();
+    default: return request_cost + piece.nbytes * piece.rows;
+  }
+}
+
+// Units small enough that no thread ends long after the others, large enough that taking one costs nothing.
+void Batch::cut(unsigned threads) {
+  if (pieces.size() > UINT32_MAX) throw std::length_error(source->name + ": too many chunks for one batch");
+  std::uint64_t total = 0;
+  for (const Piece& piece : pieces) total += cost(piece);
+  const std::uint64_t target = std::clamp(total / (threads * units_per_thread), least_unit, most_unit);
+  std::uint64_t sum = target;
+  for (std::uint32_t i = 0; i < pieces.size(); ++i) {
+    if (sum >= target) {
+      unit_begin.push_back(i);
+      sum = 0;
+    }
+    sum += cost(pieces[i]);
+  }
+  unit_begin.push_back(static_cast<std::uint32_t>(pieces.size()));
+}
+
+const Form& Batch::form(const Piece& piece) const {
+  return source->forms[static_cast<std::size_t>(source->part_form[groups[piece.group].part])];
+}
+
+const SourceFile& Batch::file(const Piece& piece) const { return source->files[file_index(piece)]; }
+
+std::string Batch::where(const Piece& piece, std::uint64_t at) const {
+  const Row& row = rows[piece.first];
+  std::int64_t sample = row.row;
+  // A joined piece goes on into the following rows.
+  if (piece.how == How::direct) sample += static_cast<std::int64_t>((piece.to + at) / row_nbytes - row.slot);
+  return file(piece).path + ": " + source->name + ", sample " + std::to_string(sample) + ", offset " +
+         std::to_string(piece.offset + at);
+}
+
+}  // namespace solar::read

@@ -1,0 +1,127 @@
+#include "deliver.hpp"
+
+#include <chrono>
+
+namespace solar::read {
+
+namespace {
+
+template <class T, class Swap>
+void swap_all(std::byte* at, std::uint64_t nbytes, Swap swap) {
+  for (std::uint64_t i = 0; i < nbytes; i += sizeof(T)) {
+    const T value = swap(load_le<T>(at + i));
+    std::memcpy(at + i, &value, sizeof value);
+  }
+}
+
+// Reverses every `width` bytes; nbytes is a multiple of it.
+void reverse(std::byte* at, std::uint64_t nbytes, std::uint32_t width) {
+  switch (width) {
+    case 0:
+    case 1: return;
+    case 2: return swap_all<std::uint16_t>(at, nbytes, [](std::uint16_t v) { return __builtin_bswap16(v); });
+    case 4: return swap_all<std::uint32_t>(at, nbytes, [](std::uint32_t v) { return __builtin_bswap32(v); });
+    case 8: return swap_all<std::uint64_t>(at, nbytes, [](std::uint64_t v) { return __builtin_bswap64(v); });
+    default:
+      for (std::uint64_t i = 0; i < nbytes; i += width) std::reverse(at + i, at + i + width);
+  }
+}
+
+void repeat(Bytes item, std::byte* to, std::uint64_t nbytes) {
+  if (item.empty()) {
+    std::memset(to, 0, nbytes);
+    return;
+  }
+  std::uint64_t done = std::min<std::uint64_t>(item.size(), nbytes);
+  std::memcpy(to, item.data(), done);
+  while (done < nbytes) {  // doubling what is there
+    const std::uint64_t more = std::min(done, nbytes - done);
+    std::memcpy(to + done, to, more);
+    done += more;
+  }
+}
+
+// Copies tile t from a row of a chunk to a row of `out`.
+void place(const Batch& batch, const Grid& grid, std::uint64_t t, const std::byte* chunk_row, std::byte* row) {
+  const std::uint32_t swap = batch.source->swap;
+  grid.each_run(t, [=](std::uint64_t from, std::uint64_t to, std::uint64_t nbytes) {
+    std::memcpy(row + to, chunk_row + from, nbytes);
+    reverse(row + to, nbytes, swap);
+  });
+}
+
+void decode(const Batch& batch, const Piece& piece, Bytes stored, MutableBytes raw, Bench& bench) {
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    batch.form(piece).pipeline.decode(stored, piece.mask, raw, bench.filters);
+  } catch (const Error& error) {
+    throw Error(error.kind(), batch.where(piece, 0) + ": " + error.what(), error.code());
+  }
+  bench.decode_ns += static_cast<std::uint64_t>((std::chrono::steady_clock::now() - begin).count());
+  bench.chunks_decoded += 1;
+  bench.bytes_decoded += raw.size();
+}
+
+void deliver_chunk(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench) {
+  const Group& group = batch.groups[piece.group];
+  const Grid& grid = batch.grids[group.grid];
+  const Row* rows = &batch.rows[piece.first];
+  const std::uint64_t nbytes = group.chunk_rows * grid.chunk_row_nbytes();
+  const Tile tile = grid.tile(piece.to);
+  if (piece.rows == 1 && tile.whole && tile.nbytes == nbytes) {  // the chunk is exactly this tile of this row
+    std::byte* to = batch.slot(rows[0]) + tile.at;
+    decode(batch, piece, stored, {to, nbytes}, bench);
+    reverse(to, nbytes, batch.source->swap);
+    return;
+  }
+  const MutableBytes raw = bench.raw.fit(nbytes);
+  decode(batch, piece, stored, raw, bench);
+  for (std::uint32_t i = 0; i < piece.rows; ++i) {
+    const auto row_of_chunk = static_cast<std::uint64_t>(rows[i].row - group.first);
+    place(batch, grid, piece.to, raw.data() + row_of_chunk * grid.chunk_row_nbytes(), batch.slot(rows[i]));
+  }
+}
+
+}  // namespace
+
+void deliver(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench) {
+  const Row* rows = &batch.rows[piece.first];
+  switch (piece.how) {
+    case How::direct: {
+      std::byte* to = batch.out.data() + piece.to;
+      reverse(to, piece.nbytes, batch.source->swap);
+      const std::uint64_t at = piece.to % batch.row_nbytes;
+      for (std::uint32_t i = 1; i < piece.rows; ++i) std::memcpy(batch.slot(rows[i]) + at, to, piece.nbytes);
+      return;
+    }
+    case How::tile: {
+      const Grid& grid = batch.grids[batch.groups[piece.group].grid];
+      for (std::uint32_t i = 0; i < piece.rows; ++i) {
+        place(batch, grid, piece.to, stored.data(), batch.slot(rows[i]));
+      }
+      return;
+    }
+    case How::chunk: return deliver_chunk(batch, piece, stored, bench);
+    case How::fill: return fill(batch, piece);
+  }
+}
+
+void fill(const Batch& batch, const Piece& piece) {
+  const Grid& grid = batch.grids[batch.groups[piece.group].grid];
+  const Bytes item = batch.form(piece).fill;
+  const std::uint32_t swap = batch.source->swap;
+  for (std::uint32_t i = 0; i < piece.rows; ++i) {
+    std::byte* row = batch.slot(batch.rows[piece.first + i]);
+    const auto write = [=](std::uint64_t, std::uint64_t to, std::uint64_t nbytes) {
+      repeat(item, row + to, nbytes);
+      if (!item.empty()) reverse(row + to, nbytes, swap);
+    };
+    if (piece.nbytes == grid.tiles()) {
+      write(0, 0, batch.row_nbytes);
+    } else {
+      for (std::uint64_t t = 0; t < piece.nbytes; ++t) grid.each_run(piece.to + t, write);
+    }
+  }
+}
+
+}  // namespace solar::read

@@ -1,0 +1,300 @@
+#include "solar/reader.hpp"
+
+#include <condition_variable>
+#include <csignal>
+#include <deque>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <unordered_map>
+#include <unistd.h>
+#include <vector>
+
+#include "read/worker.hpp"
+
+namespace solar {
+
+using read::Job;
+using read::Ring;
+using read::Worker;
+
+namespace {
+
+constexpr unsigned most_threads = 1024;
+constexpr unsigned most_depth = 4096;
+constexpr std::chrono::nanoseconds longest_wait = std::chrono::hours(24 * 365);
+
+// One ring for each thread, or (pread, or automatic where the kernel has none) null pointers.
+std::vector<std::unique_ptr<Ring>> make_rings(unsigned threads, unsigned depth, Backend backend) {
+  std::vector<std::unique_ptr<Ring>> rings(threads);
+  if (backend == Backend::pread) return rings;
+  try {
+    for (auto& ring : rings) ring = std::make_unique<Ring>(std::max(1U, depth / threads));
+  } catch (const Error&) {
+    if (backend == Backend::uring) throw;
+    for (auto& ring : rings) ring.reset();
+  }
+  return rings;
+}
+
+}  // namespace
+
+// Tickets are served in order. A thread takes units of the first ticket that has any left; a ticket is planned by the
+// thread that meets it first, while the others go on with those before and after it.
+struct Reader::Impl {
+  Impl(unsigned threads, unsigned depth, std::uint64_t gap, Backend wanted);
+  ~Impl() { close(); }
+
+  Ticket submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows, MutableBytes out);
+  bool wait(Ticket ticket, std::chrono::nanoseconds limit);
+  void close();
+  ReaderStats stats() const;
+  void check_process() const;
+
+  void work(Worker& worker);
+  Job* next(Job* held, bool block, std::uint32_t& unit);
+  void plan(Job& job, std::unique_lock<std::mutex>& lock);
+  void leave(Job& job);
+  void finished(Job& job);
+
+  const pid_t process = ::getpid();
+  Backend backend = Backend::pread;
+  std::mutex mutex;
+  std::condition_variable has_work, has_finished;
+  std::atomic<bool> closing{false};
+  Ticket last_ticket = 0;
+  std::deque<Job> jobs;  // all there are: as many as were ever in flight at once
+  std::vector<Job*> spare;
+  std::deque<Job*> queue;  // in order of tickets
+  std::unordered_map<Ticket, Job*> tickets;
+  std::atomic<std::uint64_t> rows_delivered{0};
+  std::vector<std::unique_ptr<Worker>> workers;
+  std::mutex closing_mutex;  // of the threads below
+  std::vector<std::jthread> threads;
+};
+
+Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wanted) {
+  if (count == 0 || count > most_threads || depth > most_depth) {
+    throw std::invalid_argument("a Reader has 1 to " + std::to_string(most_threads) + " threads and a depth of at most " +
+                                std::to_string(most_depth));
+  }
+  auto rings = make_rings(count, depth, wanted);
+  backend = rings[0] ? Backend::uring : Backend::pread;
+  const std::size_t files = read::descriptor_limit(count);
+  for (auto& ring : rings) {
+    workers.push_back(std::make_unique<Worker>(files, gap, std::move(ring), [this](Job& job) { finished(job); }));
+  }
+  sigset_t all, before;  // signals are for the program's own threads
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    for (auto& worker : workers) threads.emplace_back([this, &worker = *worker] { work(worker); });
+  } catch (...) {
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    close();
+    throw;
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Reader::Impl::check_process() const {
+  if (::getpid() == process) return;
+  throw Error(Kind::read, "this Reader belongs to process " + std::to_string(process) +
+                              " and has no threads in this one, forked from it; make a new Reader here");
+}
+
+Reader::Ticket Reader::Impl::submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows,
+                                    MutableBytes out) {
+  Job* job = nullptr;
+  {
+    const std::lock_guard lock(mutex);
+    if (spare.empty()) spare.push_back(&jobs.emplace_back());
+    job = spare.back();
+    spare.pop_back();
+  }
+  try {
+    job->batch.begin(std::move(source), rows, out);
+  } catch (...) {
+    const std::lock_guard lock(mutex);
+    spare.push_back(job);
+    throw;
+  }
+  job->next_unit = 0;
+  job->pieces_left = 0;
+  job->failed = false;
+  job->error = nullptr;
+  job->forgotten = false;
+  job->state = Job::State::queued;
+  const std::lock_guard lock(mutex);
+  if (closing) {
+    spare.push_back(job);
+    throw Error(Kind::read, "the Reader is closed");
+  }
+  tickets.emplace(++last_ticket, job);
+  queue.push_back(job);
+  has_work.notify_one();
+  return last_ticket;
+}
+
+bool Reader::Impl::wait(Ticket ticket, std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + std::min(limit, longest_wait);
+  std::exception_ptr error;
+  std::shared_ptr<const Source> source;  // let go outside the lock
+  {
+    std::unique_lock lock(mutex);
+    bool in_time = true;
+    for (;;) {
+      if (closing) throw Error(Kind::read, "the Reader is closed");
+      const auto found = tickets.find(ticket);
+      if (found == tickets.end()) throw std::invalid_argument("no ticket " + std::to_string(ticket) + " to wait for");
+      Job& job = *found->second;
+      if (job.state == Job::State::finished) {
+        error = std::move(job.error);
+        source = job.batch.release();
+        tickets.erase(found);
+        job.forgotten = true;
+        if (job.users == 0) spare.push_back(&job);
+        break;
+      }
+      if (!in_time) return false;
+      in_time = has_finished.wait_until(lock, deadline) == std::cv_status::no_timeout;
+    }
+  }
+  if (error) std::rethrow_exception(error);
+  return true;
+}
+
+void Reader::Impl::close() {
+  {
+    const std::lock_guard lock(mutex);
+    closing = true;
+    has_work.notify_all();
+    has_finished.notify_all();
+  }
+  const std::lock_guard lock(closing_mutex);
+  threads.clear();  // joins
+}
+
+void Reader::Impl::work(Worker& worker) {
+  ::pthread_setname_np(::pthread_self(), "solar-read");
+  Job* job = nullptr;
+  for (;;) {
+    std::uint32_t unit = 0;
+    job = next(job, !worker.busy(), unit);
+    if (job != nullptr) {
+      worker.run(*job, unit);
+    } else if (!worker.busy()) {
+      return;
+    }
+    if (worker.busy()) worker.reap(job == nullptr);
+  }
+}
+
+// The next unit of work, of the Job held if that has one. Null when there is none (and, with `block`, never will be).
+Job* Reader::Impl::next(Job* held, bool block, std::uint32_t& unit) {
+  if (held != nullptr && !closing) {
+    unit = held->next_unit.fetch_add(1, std::memory_order_relaxed);
+    if (unit < held->batch.units()) return held;
+  }
+  std::unique_lock lock(mutex);
+  if (held != nullptr) leave(*held);
+  for (std::size_t i = 0; !closing;) {
+    if (i == queue.size()) {
+      if (!block) return nullptr;
+      has_work.wait(lock);
+      i = 0;
+      continue;
+    }
+    Job& job = *queue[i];
+    if (job.state == Job::State::planning) {
+      ++i;
+      continue;
+    }
+    if (job.state == Job::State::queued) {
+      plan(job, lock);
+    } else {
+      unit = job.next_unit.fetch_add(1, std::memory_order_relaxed);
+      if (unit < job.batch.units()) {
+        ++job.users;
+        return &job;
+      }
+      std::erase(queue, &job);
+    }
+    i = 0;
+  }
+  return nullptr;
+}
+
+// Plans a queued Job, outside the lock.
+void Reader::Impl::plan(Job& job, std::unique_lock<std::mutex>& lock) {
+  job.state = Job::State::planning;
+  lock.unlock();
+  try {
+    job.batch.plan(static_cast<unsigned>(workers.size()));
+    job.pieces_left = job.batch.pieces.size();
+  } catch (...) {
+    job.fail(std::current_exception());
+  }
+  const bool nothing_to_do = job.failed || job.batch.pieces.empty();
+  if (nothing_to_do) finished(job);
+  lock.lock();
+  if (nothing_to_do) return;
+  job.state = Job::State::open;
+  if (job.batch.units() > 1) has_work.notify_all();
+}
+
+// The thread no longer holds the Job, which is used again when its ticket was waited for.
+void Reader::Impl::leave(Job& job) {
+  if (--job.users == 0 && job.forgotten) spare.push_back(&job);
+}
+
+void Reader::Impl::finished(Job& job) {
+  if (!job.failed) rows_delivered.fetch_add(job.batch.rows.size(), std::memory_order_relaxed);
+  const std::lock_guard lock(mutex);
+  job.state = Job::State::finished;
+  std::erase(queue, &job);
+  has_finished.notify_all();
+}
+
+ReaderStats Reader::Impl::stats() const {
+  ReaderStats total;
+  total.rows = rows_delivered;
+  for (const auto& worker : workers) {
+    const read::Counts& counts = worker->counts();
+    total.requests += counts.requests;
+    total.bytes_read += counts.bytes_read;
+    total.chunks_decoded += counts.chunks_decoded;
+    total.bytes_decoded += counts.bytes_decoded;
+    total.decode_ns += counts.decode_ns;
+    total.read_ns += counts.busy_ns - std::min<std::uint64_t>(counts.busy_ns, counts.decode_ns);
+  }
+  return total;
+}
+
+Reader::Reader(unsigned threads, unsigned depth, std::uint64_t gap, Backend backend)
+    : impl_(std::make_unique<Impl>(threads, depth, gap, backend)) {}
+
+Reader::~Reader() {
+  // In a forked child there are no threads to join, and what they held stays locked: leave it all as it is.
+  if (::getpid() != impl_->process) static_cast<void>(impl_.release());
+}
+
+Reader::Ticket Reader::submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows,
+                              MutableBytes out) {
+  impl_->check_process();
+  return impl_->submit(std::move(source), rows, out);
+}
+
+bool Reader::wait(Ticket ticket, std::chrono::nanoseconds limit) {
+  impl_->check_process();
+  return impl_->wait(ticket, limit);
+}
+
+void Reader::close() {
+  if (::getpid() == impl_->process) impl_->close();
+}
+
+Backend Reader::backend() const { return impl_->backend; }
+ReaderStats Reader::stats() const { return impl_->stats(); }
+
+}  // namespace solar

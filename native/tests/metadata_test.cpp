@@ -1,0 +1,289 @@
+// Metadata of small files made here, byte by byte: what is found, what is refused, and that damage ends in an Error.
+
+#include "solar/metadata.hpp"
+
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "hdf5/image.hpp"
+#include "hdf5/lookup3.hpp"
+
+namespace {
+
+using solar::Error;
+using solar::File;
+using solar::Metadata;
+
+// Grows a file of version 2 structures; addresses are positions.
+class Writer {
+ public:
+  std::vector<std::byte> bytes;
+
+  void u(std::uint64_t value, std::size_t width) {
+    for (std::size_t i = 0; i < width; ++i) bytes.push_back(static_cast<std::byte>(value >> (8 * i)));
+  }
+  void text(const std::string& s) {
+    for (const char c : s) bytes.push_back(static_cast<std::byte>(c));
+  }
+  void append(const Writer& other) { bytes.insert(bytes.end(), other.bytes.begin(), other.bytes.end()); }
+  std::uint64_t at() const { return bytes.size(); }
+  void checksum(std::uint64_t begin) { u(solar::lookup3(solar::Bytes(bytes).subspan(begin)), 4); }
+};
+
+struct Message {
+  unsigned type;
+  Writer body;
+};
+
+// An object header of version 2; returns its address.
+std::uint64_t object(Writer& file, const std::vector<Message>& messages) {
+  Writer all;
+  for (const Message& message : messages) {
+    all.u(message.type, 1);
+    all.u(message.body.bytes.size(), 2);
+    all.u(0, 1);
+    all.append(message.body);
+  }
+  const std::uint64_t begin = file.at();
+  file.text("OHDR");
+  file.u(2, 1);
+  file.u(2, 1);  // the size has four bytes
+  file.u(all.bytes.size(), 4);
+  file.append(all);
+  file.checksum(begin);
+  return begin;
+}
+
+Message hard_link(const std::string& name, std::uint64_t address) {
+  Message link{6, {}};
+  link.body.u(1, 1);
+  link.body.u(0, 1);
+  link.body.u(name.size(), 1);
+  link.body.text(name);
+  link.body.u(address, 8);
+  return link;
+}
+
+Message soft_link(const std::string& name, const std::string& target) {
+  Message link{6, {}};
+  link.body.u(1, 1);
+  link.body.u(8, 1);
+  link.body.u(1, 1);
+  link.body.u(name.size(), 1);
+  link.body.text(name);
+  link.body.u(target.size(), 2);
+  link.body.text(target);
+  return link;
+}
+
+Message compact_group() {
+  Message info{2, {}};
+  info.body.u(0, 2);
+  info.body.u(~std::uint64_t{0}, 8);
+  info.body.u(~std::uint64_t{0}, 8);
+  return info;
+}
+
+// Three elements of four bytes, contiguous.
+std::vector<Message> dataset(std::uint64_t address, std::uint64_t nbytes) {
+  Message space{1, {}}, type{3, {}}, layout{8, {}};
+  space.body.u(0x01000102, 4);
+  space.body.u(3, 8);
+  type.body.u(0x00000810, 4);
+  type.body.u(4, 4);
+  type.body.u(0, 2);
+  type.body.u(32, 2);
+  layout.body.u(3, 1);
+  layout.body.u(1, 1);
+  layout.body.u(address, 8);
+  layout.body.u(nbytes, 8);
+  return {space, type, layout};
+}
+
+constexpr std::uint64_t superblock_nbytes = 48;
+
+// Room for the superblock, which finish() writes when the root is known.
+Writer start() {
+  Writer file;
+  for (std::uint64_t i = file.at(); i < superblock_nbytes; ++i) file.u(0, 1);
+  return file;
+}
+
+void finish(Writer& file, std::uint64_t root, unsigned version = 2, unsigned flags = 0) {
+  Writer block;
+  block.text("\x89HDF\r\n\x1a\n");
+  block.u(version, 1);
+  block.u(8, 1);
+  block.u(8, 1);
+  block.u(flags, 1);
+  block.u(0, 8);
+  block.u(~std::uint64_t{0}, 8);
+  block.u(file.at(), 8);
+  block.u(root, 8);
+  block.checksum(0);
+  std::copy(block.bytes.begin(), block.bytes.end(), file.bytes.begin());
+}
+
+Metadata read(const std::vector<std::byte>& bytes, const std::string& name = {}) {
+  std::string path = "/tmp/solar-metadata-XXXXXX";
+  const int descriptor = ::mkstemp(path.data());
+  REQUIRE(descriptor >= 0);
+  REQUIRE(::write(descriptor, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+  ::close(descriptor);
+  const File file(path);
+  ::unlink(path.c_str());
+  return solar::read_metadata(file, name);
+}
+
+std::string refusal(const std::vector<std::byte>& bytes, const std::string& name = {}) {
+  try {
+    read(bytes, name);
+  } catch (const Error& error) {
+    CHECK(error.kind() == solar::Kind::layout);
+    return error.what();
+  }
+  return "";
+}
+
+bool says(const std::string& message, const std::string& part) { return message.find(part) != std::string::npos; }
+
+// Twelve bytes of data at 48, a dataset `data` and what else the test links into the root.
+std::vector<std::byte> file_with(std::uint64_t nbytes, std::vector<Message> links = {}, unsigned version = 2, unsigned flags = 0) {
+  Writer file = start();
+  file.text("abcdefghijkl");
+  const std::uint64_t data = object(file, dataset(superblock_nbytes, nbytes));
+  links.push_back(hard_link("data", data));
+  links.push_back(compact_group());
+  const std::uint64_t root = object(file, links);
+  finish(file, root, version, flags);
+  return file.bytes;
+}
+
+}  // namespace
+
+TEST_CASE("a contiguous dataset is found with its place in the file") {
+  const Metadata found = read(file_with(12));
+  REQUIRE(found.datasets.size() == 1);
+  const solar::Dataset& data = found.datasets[0];
+  CHECK(data.name == "/data");
+  CHECK(data.problem == "");
+  CHECK(data.shape == std::vector<std::uint64_t>{3});
+  CHECK(data.itemsize == 4);
+  CHECK(data.storage == solar::Storage::contiguous);
+  CHECK(data.address == superblock_nbytes);
+  CHECK(data.nbytes == 12);
+}
+
+TEST_CASE("a file behind a user block is found, and its addresses are absolute") {
+  std::vector<std::byte> bytes = file_with(12);
+  bytes.insert(bytes.begin(), 512, std::byte{'u'});
+  const Metadata found = read(bytes);
+  CHECK(found.facts.base == 512);
+  CHECK(found.datasets.at(0).address == 512 + superblock_nbytes);
+}
+
+TEST_CASE("what is no HDF5 file is refused") {
+  CHECK(says(refusal({}), "signature"));
+  CHECK(says(refusal(std::vector<std::byte>(5000)), "signature"));
+}
+
+TEST_CASE("a file cut short is refused at every length") {
+  const std::vector<std::byte> bytes = file_with(12);
+  for (std::size_t n = 0; n < bytes.size(); ++n) CHECK(refusal({bytes.begin(), bytes.begin() + static_cast<long>(n)}) != "");
+}
+
+TEST_CASE("any flipped bit of the metadata is an error or a problem, as every byte has a checksum") {
+  const std::vector<std::byte> bytes = file_with(12);
+  for (std::size_t at = 0; at < bytes.size(); ++at) {
+    if (at >= superblock_nbytes && at < superblock_nbytes + 12) continue;  // the data themselves
+    std::vector<std::byte> damaged = bytes;
+    damaged[at] ^= std::byte{4};
+    try {
+      const Metadata found = read(damaged);
+      CHECK((!found.problems.empty() || (found.datasets.size() == 1 && found.datasets[0].problem != "")));
+    } catch (const Error&) {
+    }
+  }
+}
+
+TEST_CASE("a file that its writer has not closed is refused with advice") {
+  CHECK(says(refusal(file_with(12, {}, 3, 1)), "h5clear"));
+  CHECK(refusal(file_with(12, {}, 2, 1)) == "");  // version 2 does not keep this flag
+}
+
+TEST_CASE("storage that is too small or outside the file is a problem of its dataset only") {
+  CHECK(says(read(file_with(11)).datasets.at(0).problem, "storage"));
+  Writer file = start();
+  const std::uint64_t bad = object(file, dataset(1 << 20, 12));
+  const std::uint64_t good = object(file, dataset(superblock_nbytes, 12));
+  const std::uint64_t root = object(file, {compact_group(), hard_link("bad", bad), hard_link("good", good)});
+  finish(file, root);
+  const Metadata found = read(file.bytes);
+  REQUIRE(found.datasets.size() == 2);
+  CHECK(says(found.datasets[0].problem, "ends at byte"));
+  CHECK(found.datasets[1].problem == "");
+}
+
+TEST_CASE("soft links are followed by name, and those that lead nowhere are named") {
+  const auto bytes = file_with(12, {soft_link("alias", "/data"), soft_link("lost", "nothing"), soft_link("loop", "loop")});
+  CHECK(read(bytes, "alias").datasets.at(0).address == superblock_nbytes);
+  const Metadata found = read(bytes);
+  CHECK(found.datasets.size() == 1);
+  REQUIRE(found.problems.size() == 2);
+  CHECK(says(found.problems[0], "/loop"));
+  CHECK(says(found.problems[1], "/lost"));
+  CHECK(says(refusal(bytes, "loop"), "too many soft links"));
+}
+
+TEST_CASE("a name that is missing is refused with the nearest one") {
+  CHECK(says(refusal(file_with(12), "date"), "did you mean data?"));
+  CHECK(says(refusal(file_with(12), "/"), "group"));
+  CHECK(says(refusal(file_with(12), "data/x"), "no group"));
+}
+
+TEST_CASE("groups that contain each other are visited once") {
+  Writer file = start();
+  file.text("abcdefghijkl");
+  const std::uint64_t data = object(file, dataset(superblock_nbytes, 12));
+  const std::uint64_t root = file.at();  // of one size, whatever its links say
+  object(file, {compact_group(), hard_link("a", root), hard_link("b", data), hard_link("c", data)});
+  finish(file, root);
+  CHECK(read(file.bytes).datasets.size() == 1);
+  CHECK(read(file.bytes, "/a/a/a/c").datasets.size() == 1);
+}
+
+TEST_CASE("an object header that continues in itself is refused") {
+  Writer file = start();
+  const std::uint64_t block = file.at();
+  file.text("OCHK");
+  file.u(0x10, 1);
+  file.u(16, 2);
+  file.u(0, 1);
+  file.u(block, 8);
+  file.u(28, 8);
+  file.checksum(block);
+  Message again{0x10, {}};
+  again.body.u(block, 8);
+  again.body.u(28, 8);
+  const std::uint64_t root = object(file, {compact_group(), again});
+  finish(file, root);
+  CHECK(says(refusal(file.bytes), "circle"));
+}
+
+TEST_CASE("an image gives no byte beyond the end, and no more bytes than a file can need") {
+  std::FILE* made = std::tmpfile();
+  REQUIRE(made != nullptr);
+  REQUIRE(std::fwrite("0123456789", 1, 10, made) == 10);
+  std::fflush(made);
+  const File file("/proc/self/fd/" + std::to_string(::fileno(made)));
+  solar::hdf5::Image image(file);
+  CHECK(image.read(8, 2, "test").size() == 2);
+  CHECK_THROWS_AS(image.read(8, 3, "test"), Error);
+  CHECK_THROWS_AS(image.read(~std::uint64_t{0}, 1, "test"), Error);
+  CHECK_THROWS_AS(image.read(0, ~std::uint64_t{0}, "test"), Error);
+  CHECK_THROWS_AS(image.spend(solar::hdf5::free_bytes + 100), solar::hdf5::Exhausted);
+  std::fclose(made);
+}

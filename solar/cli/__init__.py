@@ -1,0 +1,42 @@
+"""The command `solar`: parse, call, print. A subcommand is imported when it is asked for, so that `solar --help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from solar import __version__
+from solar.cli.words import printable
+from solar.errors import SolarError
+
+# Each is a module of this package with HELP, DETAILS, add_arguments(parser) and run(arguments) -> exit code.
+COMMANDS = {"inspect": "what a file holds, and what reading it in random order will cost"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; the exit code is 1 for an error of solar's, which takes one line."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    parser = argparse.ArgumentParser(prog="solar", description="HDF5 samples at the speed of the machine.")
+    parser.add_argument("--version", action="version", version=f"solar {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if name in given:
+            module = import_module(f"solar.cli.{name}")
+            command.description, command.epilog = module.__doc__, module.DETAILS
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    chosen = parser.parse_args(given)
+    try:
+        return chosen.run(chosen)
+    except SolarError as error:
+        print(f"solar: {printable(str(error))}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the flush at exit would complain once more
+        return 141

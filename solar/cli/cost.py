@@ -1,0 +1,91 @@
+"""What reading one sample at random costs, and what to do about it. Pure: from a Layout alone."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+
+from solar.cli.words import count, size
+from solar.values import Layout
+
+SMALL = 1 << 20  # bytes; a dataset below this is not worth advice
+FEW_BYTES = 4096  # a request for less costs as much as one for this
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one sample, read by itself."""
+
+    samples_per_chunk: int  # that share one chunk; 1 when not chunked
+    chunks_per_sample: int  # that one sample touches
+    reads: int  # requests to the file system, before neighbours are joined
+    read_nbytes: int  # bytes of one such request, about
+    decoded_nbytes: int  # bytes that come out of the filters; 0 without filters
+    waste: float  # bytes read or decoded for one byte of the sample, at least 1
+
+
+def cost(layout: Layout) -> Cost | None:
+    """The cost of a sample; None where it is not known."""
+    if not layout.forms or layout.storage not in ("compact", "contiguous", "chunked") or not layout.sample_nbytes:
+        return None
+    form = layout.forms[0]
+    if form.chunk[0] == 0 or not layout.shape:
+        return Cost(1, 1, 1, layout.sample_nbytes, 0, 1.0)
+    shared = min(form.chunk[0], max(1, layout.samples))
+    touched = math.prod(-(-length // chunk) for length, chunk in zip(layout.sample_shape, form.chunk[1:], strict=True))
+    chunk_nbytes = math.prod(form.chunk) * layout.dtype.itemsize
+    if not form.filters:
+        piece = -(-layout.sample_nbytes // touched)
+        return Cost(shared, touched, touched, piece, 0, 1.0)
+    stored = layout.stored_nbytes // len(layout.chunk_nbytes) if len(layout.chunk_nbytes) else chunk_nbytes
+    return Cost(shared, touched, touched, stored, touched * chunk_nbytes, touched * chunk_nbytes / layout.sample_nbytes)
+
+
+def costs_in_words(layout: Layout) -> str:
+    """One or two sentences: the cost of a sample."""
+    if layout.reader == "none":
+        return f"Cannot be read: {layout.reason}."
+    one = cost(layout)
+    through = f"Read through libhdf5, one request at a time: {layout.reason}." if layout.reader == "h5py" else ""
+    if one is None:
+        return through
+    return f"{through} {_direct_words(layout, one)}".strip()
+
+
+def _direct_words(layout: Layout, one: Cost) -> str:
+    if not one.decoded_nbytes:
+        if one.reads == 1:
+            return f"One read of {size(one.read_nbytes)} per sample."
+        return f"One sample touches {count(one.chunks_per_sample, 'chunk')}, about {size(one.read_nbytes)} in each."
+    decoded = size(one.decoded_nbytes)
+    if one.samples_per_chunk > 1:
+        chunks = "" if one.chunks_per_sample == 1 else f" and each touches {one.chunks_per_sample:,} of them"
+        return (
+            f"{one.samples_per_chunk:,} samples share a chunk{chunks}: reading one decodes {decoded} "
+            f"for {size(layout.sample_nbytes)} of values."
+        )
+    if one.chunks_per_sample > 1:
+        return f"Reading one sample decodes {count(one.chunks_per_sample, 'chunk')}, {decoded}."
+    return f"Reading one sample decodes its one chunk, {decoded}, nothing else."
+
+
+def advice(layout: Layout) -> str:
+    """What to do about the cost, the command in a line of its own; empty when there is little to gain."""
+    one = cost(layout)
+    if one is None or layout.reader != "direct" or layout.nbytes < SMALL or layout.samples < 2:
+        return ""
+    if one.waste >= 2:
+        epoch = size(one.decoded_nbytes * layout.samples)
+        return (
+            f"One by one in random order, an epoch decodes {epoch}, the dataset {one.waste:.0f} times over. A batch decodes "
+            f"each chunk it needs once: ask for large batches, or store one sample in a chunk:\n{_repack(layout)}"
+        )
+    if one.reads > 1 and one.read_nbytes < FEW_BYTES:
+        return f"Such small reads cost more than their bytes. Store one sample in a chunk:\n{_repack(layout)}"
+    return ""
+
+
+def _repack(layout: Layout) -> str:
+    chunk = "x".join(map(str, (1, *layout.sample_shape)))
+    return f"h5repack -l {shlex.quote(f'{layout.name}:CHUNK={chunk}')} OLD NEW"

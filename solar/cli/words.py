@@ -1,0 +1,98 @@
+"""Numbers, types and names in words that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from solar.values import Filter
+
+INDEXES = {
+    "btree1": "B-tree",
+    "btree2": "B-tree v2",
+    "single": "one chunk",
+    "implicit": "implicit index",
+    "fixed_array": "fixed array",
+    "extensible_array": "extensible array",
+}
+
+FILTERS = {
+    1: "deflate",
+    2: "shuffle",
+    3: "fletcher32",
+    4: "szip",
+    5: "nbit",
+    6: "scale-offset",
+    305: "lzo",
+    307: "bzip2",
+    32000: "lzf",
+    32001: "blosc",
+    32004: "lz4",
+    32008: "bitshuffle",
+    32013: "zfp",
+    32015: "zstd",
+    32017: "sz",
+    32018: "fcidecomp",
+    32024: "sz3",
+    32026: "blosc2",
+    32028: "sperr",
+}
+
+
+def size(nbytes: float) -> str:
+    """Bytes with a unit: 512 B, 64 KiB, 1.5 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if nbytes < 1024 or unit == "TiB":
+            break
+        nbytes /= 1024
+    digits = 1 if unit != "B" and nbytes < 100 and nbytes != int(nbytes) else 0
+    return f"{nbytes:.{digits}f} {unit}"
+
+
+def count(number: int, noun: str) -> str:
+    """A number and its noun: 1 chunk, 12,000 chunks."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def times(shape: Iterable[int]) -> str:
+    """A shape as 200 x 128 x 128, with the sign for it."""
+    return " × ".join(str(length) for length in shape)
+
+
+def kind(dtype: np.dtype[Any]) -> str:
+    """A dtype in a word or two."""
+    known = dtype.metadata or {}
+    if dtype.subdtype is not None:
+        return f"{kind(dtype.base)} [{times(dtype.shape)}]"
+    if dtype.names is not None:
+        fields = [f"{printable(name)}: {kind(dtype[name])}" for name in dtype.names[:4]]
+        return "{" + ", ".join(fields) + (", …" if len(dtype.names) > 4 else "") + "}"
+    if dtype.kind == "O":
+        if "ref" in known:
+            return "references"
+        vlen = known.get("vlen")
+        return "text" if vlen in (str, bytes) else f"lists of {kind(vlen)}" if isinstance(vlen, np.dtype) else "objects"
+    if dtype.kind == "S":
+        return f"text[{dtype.itemsize}]"
+    if dtype.kind == "V":
+        return f"opaque[{dtype.itemsize}]" if dtype.itemsize else "unknown"
+    name = f"enum {dtype.name}" if "enum" in known else dtype.name
+    return name if dtype.isnative else f"{name} big-endian"
+
+
+def filter_name(one: Filter) -> str:
+    """A filter by name; deflate with its level."""
+    name = FILTERS.get(one.id, f"filter {one.id}")
+    return f"{name} {one.values[0]}" if one.id == 1 and one.values else name
+
+
+def ratio(raw: int, stored: int) -> str:
+    """How much smaller stored bytes are: 2.9:1."""
+    return f"{raw / stored:.1f}:1" if stored else ""
+
+
+def printable(text: str) -> str:
+    """Text from a file, without what would command a terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text)

@@ -1,0 +1,81 @@
+"""Small files made on the fly, and the way to the shared ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from kit import settle
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees or fills the user's cache folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder of files that nobody in this project wrote."""
+    folder = Path(os.environ.get("SOLAR_SHARED", ROOT.parent / "shared")) / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}: set SOLAR_SHARED to the folder that has data/")
+    return folder
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., str]:
+    """Makes a file of the arrays given by name, and gives its path: make("a.h5", x=array, y=(array, {"chunks": ...}))."""
+
+    def make(name: str, **datasets: Any) -> str:
+        path = tmp_path / name
+        with h5py.File(path, "w") as file:
+            for dataset, value in datasets.items():
+                data, options = value if isinstance(value, tuple) else (value, {})
+                file.create_dataset(dataset, data=data, **options)
+        return str(path)
+
+    return make
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> str:
+    """A file with one dataset of each kind that is ordinary somewhere; those along axis 0 have 10 samples."""
+    path = tmp_path / "zoo.h5"
+    rng = np.random.default_rng(7)
+    numbers = rng.integers(-1000, 1000, (10, 6, 5))
+    with h5py.File(path, "w") as file:
+        file["contiguous"] = numbers.astype("f4")
+        file.create_dataset("deflate", data=numbers, chunks=(4, 4, 3), compression="gzip", shuffle=True, fletcher32=True)
+        file.create_dataset("lzf", data=numbers.astype("i2"), chunks=(3, 6, 5), compression="lzf")
+        file.create_dataset("big_endian", data=np.arange(10, dtype=">i4"), chunks=(3,))
+        file.create_dataset("big_endian_lzf", data=np.arange(20, dtype=">f8").reshape(10, 2), compression="lzf")
+        file["complex"] = rng.random(10) + 1j
+        file["bool"] = np.arange(10) % 3 == 0
+        file["fixed_text"] = np.array([b"a", b"", b"abc"] * 3 + [b"z"])
+        file["text"] = [f"sample {i}" for i in range(10)]
+        file["struct"] = np.array([(i, i / 2) for i in range(10)], [("a", ">i4"), ("b", "f8")])
+        file.create_dataset("vlen", (10,), h5py.vlen_dtype("i4"))
+        file["vlen"][3] = np.arange(4)
+        file.create_dataset("array", (10,), np.dtype(("<f4", (3,))))
+        file.create_dataset("partly_written", (10, 3), "f4", chunks=(4, 2), fillvalue=2.5)
+        file["partly_written"][5] = 7
+        file.create_dataset("never_written", (10, 2), "i2", fillvalue=-3)
+        file.create_dataset("empty_rows", (10, 0), "f4")
+        file.create_dataset("no_rows", (0, 4), "f4")
+        file["scalar"] = 3.5
+        file["scalar_text"] = "hello"
+        virtual = h5py.VirtualLayout((10, 6, 5), "f4")
+        virtual[:] = h5py.VirtualSource(path, "contiguous", (10, 6, 5))
+        file.create_virtual_dataset("virtual", virtual)
+        file["null"] = h5py.Empty("f4")
+        file["reference"] = file["scalar"].ref
+    settle(path)
+    return str(path)

@@ -1,0 +1,31 @@
+"""What tests of several modules need: when two values are the same, and files that look old."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def settle(path: str | Path) -> None:
+    """Makes a file look as if it was written a while ago."""
+    an_hour_ago = time.time() - 3600
+    os.utime(path, (an_hour_ago, an_hour_ago))
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Whether two values are equal in type, dtype, shape and content, objects inside them too."""
+    if type(ours) is not type(theirs):
+        return False
+    if not isinstance(ours, (np.ndarray, np.generic)):
+        return ours == theirs
+    if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+        return False
+    if ours.dtype.names:
+        return all(same(ours[name], theirs[name]) for name in ours.dtype.names)
+    if ours.dtype.hasobject:
+        return all(map(same, np.ravel(ours), np.ravel(theirs)))
+    return ours.tobytes() == theirs.tobytes()

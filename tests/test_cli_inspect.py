@@ -1,0 +1,130 @@
+"""`solar inspect` tells people and programs what a file holds and what reading it costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from solar.cli import main, words
+from solar.cli.cost import advice, cost, costs_in_words
+from solar.io.hdf5 import inspect
+
+
+def test_every_dataset_is_shown_in_a_tree(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", zoo]) == 0
+    shown = capsys.readouterr().out
+    with h5py.File(zoo) as file:
+        assert all(name in shown for name in file)
+    assert "10 × 6 × 5" in shown
+    assert "shuffle + deflate 4 + fletcher32" in shown
+    assert "\x1b" not in shown
+
+
+def test_one_dataset_is_shown_in_detail(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", zoo, "deflate"]) == 0
+    shown = capsys.readouterr().out
+    assert "samples share a chunk" in shown
+    assert "contiguous" not in shown
+
+
+def test_json_has_the_documented_keys_and_the_values_of_inspect(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "--json", zoo]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told) == {"version", "files", "nbytes", "problems", "datasets"}
+    by_name = {dataset["name"]: dataset for dataset in told["datasets"]}
+    deflate = by_name["/deflate"]
+    assert deflate["shape"] == [10, 6, 5]
+    assert deflate["chunk"] == [4, 4, 3]
+    assert [one["name"] for one in deflate["filters"]] == ["shuffle", "deflate", "fletcher32"]
+    assert deflate["cost"]["samples_per_chunk"] == 4
+    assert deflate["cost"]["chunks_per_sample"] == 4
+    assert by_name["/null"]["reader"] == "none"
+    assert by_name["/text"]["reader"] == "h5py"
+
+
+def test_an_error_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.h5").write_text("not HDF5")
+    for file in ("gone.h5", "text.h5"):
+        assert main(["inspect", str(tmp_path / file)]) == 1
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith("solar: ") and said.err.count("\n") == 1 and file in said.err
+
+
+def test_names_from_the_file_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "evil.h5"
+    with h5py.File(path, "w") as file:
+        file["a\x1b[31mred\n"] = np.zeros(3)
+    assert main(["inspect", str(path)]) == 0
+    assert "a\\x1b[31mred\\n" in capsys.readouterr().out
+
+
+def test_output_is_ascii_where_the_terminal_has_no_more(zoo: str) -> None:
+    command = [sys.executable, "-c", "import sys; from solar.cli import main; sys.exit(main())", "inspect", zoo]
+    shown = subprocess.run(command, env={"PYTHONIOENCODING": "ascii", "PATH": ""}, capture_output=True, check=True).stdout
+    assert b"10 x 6 x 5" in shown
+
+
+def test_help_imports_neither_torch_nor_numpys_friends() -> None:
+    program = "import sys, solar.cli\ntry: solar.cli.main(['--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout.split()
+    assert not {"torch", "h5py", "solar._native", "solar.io.hdf5"} & set(loaded)
+
+
+def words_of(make: Callable[..., str], data: np.ndarray, **options: object) -> tuple[str, str]:
+    layout = inspect(make("a.h5", x=(data, options)), "x")
+    return costs_in_words(layout), advice(layout)
+
+
+def test_contiguous_data_cost_one_read_per_sample(make: Callable[..., str]) -> None:
+    assert words_of(make, np.zeros((64, 128, 128), "f4")) == ("One read of 64 KiB per sample.", "")
+
+
+def test_a_chunk_of_many_samples_is_told_with_its_remedy(make: Callable[..., str]) -> None:
+    told, what_to_do = words_of(make, np.zeros((256, 64, 64), "f4"), chunks=(64, 64, 64), compression="gzip")
+    assert told == "64 samples share a chunk: reading one decodes 1 MiB for 16 KiB of values."
+    assert "the dataset 64 times over" in what_to_do
+    assert what_to_do.endswith("h5repack -l /x:CHUNK=1x64x64 OLD NEW")
+
+
+def test_many_small_chunks_in_a_sample_are_told_with_their_remedy(make: Callable[..., str]) -> None:
+    told, what_to_do = words_of(make, np.zeros((512, 128, 128), "f4"), chunks=(512, 8, 8))
+    assert told == "One sample touches 256 chunks, about 256 B in each."
+    assert "h5repack" in what_to_do
+
+
+def test_a_sample_of_one_chunk_is_told_as_it_is(make: Callable[..., str]) -> None:
+    told, what_to_do = words_of(make, np.zeros((64, 128, 128), "f4"), chunks=(1, 128, 128), compression="gzip")
+    assert told == "Reading one sample decodes its one chunk, 64 KiB, nothing else."
+    assert what_to_do == ""
+
+
+def test_cost_counts_reads_and_waste(make: Callable[..., str]) -> None:
+    layout = inspect(make("a.h5", x=(np.zeros((20, 10, 10)), {"chunks": (5, 4, 10), "compression": "lzf"})), "x")
+    one = cost(layout)
+    assert one is not None
+    assert (one.samples_per_chunk, one.chunks_per_sample, one.reads) == (5, 3, 3)
+    assert one.decoded_nbytes == 3 * 5 * 4 * 10 * 8
+    assert one.waste == one.decoded_nbytes / 800
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"), [(0, "0 B"), (512, "512 B"), (65536, "64 KiB"), (1 << 20, "1 MiB"), (1500000, "1.4 MiB")]
+)
+def test_sizes_are_short(nbytes: int, text: str) -> None:
+    assert words.size(nbytes) == text
+
+
+@pytest.mark.parametrize("folder", ["ptycho-petra3", "tomo-tooth", "field-femm", "neutron-chopper", "climate-ukesm1"])
+def test_real_files_are_shown(shared: Path, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in (shared / folder).iterdir():
+        if file.suffix in (".h5", ".nxs", ".cxi", ".nc"):
+            assert main(["inspect", str(file)]) == 0
+            assert "direct" in capsys.readouterr().out

@@ -1,0 +1,306 @@
+"""The native reader through its Python boundary: real HDF5 files, compared with h5py."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import LayoutError, ReadError
+
+
+def uring_works() -> bool:
+    try:
+        _native.Reader(1, 4, 0, "uring").close()
+    except ReadError:
+        return False
+    return True
+
+
+BACKENDS = [
+    "pread",
+    pytest.param("uring", marks=pytest.mark.skipif(not uring_works(), reason="the kernel has or allows no io_uring")),
+]
+
+
+def source_of(path: Path, name: str) -> _native.Source:
+    """A Source made with h5py's own low-level calls."""
+    with h5py.File(path) as file:
+        dataset = file[name]
+        assert isinstance(dataset, h5py.Dataset)
+        grid: list[tuple[int, int, int, int]] = []
+        filters: list[tuple[int, int, list[int]]] = []
+        if dataset.chunks is None:
+            chunk = (0, *dataset.shape[1:])
+            if (offset := dataset.id.get_offset()) is not None:
+                grid.append((0, offset, dataset.id.get_storage_size(), 0))
+        else:
+            chunk = dataset.chunks
+            counts = [-(-n // c) for n, c in zip(dataset.shape, chunk, strict=True)]
+            for i in range(dataset.id.get_num_chunks()):
+                info = dataset.id.get_chunk_info(i)
+                at = [o // c for o, c in zip(info.chunk_offset, chunk, strict=True)]
+                grid.append((int(np.ravel_multi_index(at, counts)), info.byte_offset, info.size, info.filter_mask))
+            grid.sort()
+            plist = dataset.id.get_create_plist()
+            for i in range(plist.get_nfilters()):
+                code, flags, values, _ = plist.get_filter(i)
+                filters.append((code, flags, list(values)))
+        fill = np.asarray(dataset.fillvalue, dataset.dtype).tobytes()
+        columns = list(zip(*grid, strict=True)) or [(), (), (), ()]
+        return _native.Source(
+            name,
+            [str(path)],
+            np.array([path.stat().st_size], np.uint64),
+            np.array([path.stat().st_mtime_ns], np.int64),
+            dataset.dtype.itemsize,
+            dataset.dtype.itemsize if dataset.dtype.byteorder == ">" else 0,
+            list(dataset.shape[1:]),
+            [(list(chunk), filters, fill)],
+            np.zeros(1, np.int32),
+            np.zeros(1, np.int32),
+            np.array([0, dataset.shape[0]], np.int64),
+            np.array([0, len(grid)], np.int64),
+            np.array(columns[0], np.uint64),
+            np.array(columns[1], np.uint64),
+            np.array(columns[2], np.uint64),
+            np.array(columns[3], np.uint32),
+        )
+
+
+def read(reader: _native.Reader, source: _native.Source, rows: NDArray[np.int64], out: NDArray[Any]) -> NDArray[Any]:
+    assert reader.wait(reader.submit(source, rows, out), 60)
+    return out
+
+
+def contiguous(path: Path, rows: int = 20) -> tuple[_native.Source, NDArray[np.float32]]:
+    values = np.random.default_rng(1).random((rows, 5, 7), np.float32)
+    with h5py.File(path, "w") as file:
+        file["x"] = values
+    return source_of(path, "x"), values
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "storage",
+    [
+        {},
+        {"chunks": (1, 13, 11)},
+        {"chunks": (16, 13, 11)},
+        {"chunks": (7, 4, 5)},
+        {"chunks": True, "maxshape": (None, 13, 11)},
+        {"chunks": (1, 13, 11), "compression": "gzip"},
+        {"chunks": (8, 13, 11), "compression": "gzip", "shuffle": True, "fletcher32": True},
+        {"chunks": (5, 6, 4), "compression": "lzf"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", ["<f4", ">f8", "u1"])
+def test_rows_are_those_of_h5py(tmp_path: Path, storage: dict[str, Any], dtype: str, backend: str) -> None:
+    random = np.random.default_rng(3)
+    values = random.integers(0, 200, (50, 13, 11)).astype(dtype)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=values, **storage)
+    source = source_of(tmp_path / "a.h5", "x")
+    assert source.row_nbytes == values[0].nbytes
+    reader = _native.Reader(2, 16, 512, backend)
+    assert reader.backend == backend
+    for count in (0, 1, 64):
+        rows = random.integers(0, 50, count)
+        out = read(reader, source, rows, np.empty((count, 13, 11), values.dtype.newbyteorder("=")))
+        np.testing.assert_array_equal(out, values[rows])
+
+
+@pytest.mark.parametrize("storage", [{}, {"chunks": (4, 3)}, {"chunks": (4, 3), "compression": "gzip"}], ids=str)
+def test_what_was_never_written_is_the_fill_value(tmp_path: Path, storage: dict[str, Any]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        dataset = file.create_dataset("x", (10, 5), ">i4", fillvalue=-7, **storage)
+        if storage:
+            dataset[0:4, 0:3] = 1
+        wanted = dataset[:]
+    reader = _native.Reader(1, 1, 0, "auto")
+    out = read(reader, source_of(tmp_path / "a.h5", "x"), np.arange(10), np.empty((10, 5), np.int32))
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_any_writable_contiguous_memory_will_do_and_no_other(tmp_path: Path) -> None:
+    source, values = contiguous(tmp_path / "a.h5")
+    reader = _native.Reader(1, 1, 0, "auto")
+    rows = np.array([3, 1])
+    raw = bytearray(values[rows].nbytes)
+    assert reader.wait(reader.submit(source, rows, raw), 60)  # pyright: ignore[reportArgumentType]
+    assert bytes(raw) == values[rows].tobytes()
+    record = np.empty(2, np.dtype([("a", ">f4", (5, 7))]))
+    assert read(reader, source, rows, record).tobytes() == values[rows].tobytes()
+    with pytest.raises(ValueError, match="contiguous"):
+        reader.submit(source, rows, np.empty((2, 5, 14), np.float32)[:, :, ::2])
+    read_only = np.empty((2, 5, 7), np.float32)
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        reader.submit(source, rows, read_only)
+    with pytest.raises(ValueError, match="do not fit"):
+        reader.submit(source, rows, np.empty((3, 5, 7), np.float32))
+    with pytest.raises(TypeError):
+        reader.submit(source, rows.astype(np.int32), np.empty((2, 5, 7), np.float32))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(IndexError, match="row 20 of 20"):
+        reader.submit(source, np.array([0, 20]), np.empty((2, 5, 7), np.float32))
+
+
+def test_the_output_of_a_ticket_lives_until_it_was_waited_for(tmp_path: Path) -> None:
+    source, _ = contiguous(tmp_path / "a.h5")
+    reader = _native.Reader(1, 1, 0, "auto")
+    out = np.empty((20, 5, 7), np.float32)
+    base = sys.getrefcount(out)
+    ticket = reader.submit(source, np.arange(20), out)
+    assert sys.getrefcount(out) > base
+    assert reader.wait(ticket, 60)
+    assert sys.getrefcount(out) == base
+    reader.submit(source, np.arange(20), np.empty((20, 5, 7), np.float32))
+    del reader, source
+    gc.collect()
+
+
+def test_a_foreign_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    source, _ = contiguous(tmp_path / "a.h5")
+    with (tmp_path / "a.h5").open("ab") as file:
+        file.write(b"more")
+    reader = _native.Reader(1, 1, 0, "auto")
+    with pytest.raises(ReadError, match=r"a\.h5: changed since it was inspected: size \d+ -> \d+; run inspect again"):
+        read(reader, source, np.array([0]), np.empty((1, 5, 7), np.float32))
+
+
+def test_a_missing_file_has_its_errno(tmp_path: Path) -> None:
+    source, _ = contiguous(tmp_path / "a.h5")
+    (tmp_path / "a.h5").unlink()
+    reader = _native.Reader(1, 1, 0, "auto")
+    with pytest.raises(ReadError, match=r"a\.h5") as caught:
+        read(reader, source, np.array([0]), np.empty((1, 5, 7), np.float32))
+    assert caught.value.errno == 2
+
+
+def test_an_extent_beyond_its_file_is_a_layout_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    path.write_bytes(b"0" * 100)
+
+    def make(offset: int) -> _native.Source:
+        zero, one = np.zeros(1, np.int32), np.array([0, 1], np.int64)
+        extent = [np.array([n], np.uint64) for n in (offset, 80)]
+        files = (np.array([100], np.uint64), np.array([path.stat().st_mtime_ns], np.int64))
+        parts = (zero, zero, np.array([0, 10], np.int64), one)
+        chunks = (np.empty(0, np.uint64), *extent, np.zeros(1, np.uint32))
+        return _native.Source("x", [str(path)], *files, 8, 0, [], [([0], [], b"")], *parts, *chunks)
+
+    assert make(20).row_nbytes == 8
+    for offset in (21, 2**64 - 1, 2**63):
+        with pytest.raises(LayoutError, match=r"a\.h5"):
+            make(offset)
+
+
+def test_waiting_ends(tmp_path: Path) -> None:
+    source, _ = contiguous(tmp_path / "a.h5")
+    reader = _native.Reader(1, 1, 0, "auto")
+    with pytest.raises(ValueError, match="ticket"):
+        reader.wait(5, 1)
+    with pytest.raises(ValueError, match="number"):
+        reader.wait(5, float("nan"))
+    reader.close()
+    reader.close()
+    with pytest.raises(ReadError, match="closed"):
+        reader.wait(1, 1)
+    with pytest.raises(ReadError, match="closed"):
+        reader.submit(source, np.array([0]), np.empty((1, 5, 7), np.float32))
+    with pytest.raises(ValueError, match="backend"):
+        _native.Reader(1, 1, 0, "smoke signals")
+    with pytest.raises(ValueError, match="threads"):
+        _native.Reader(0, 1, 0, "auto")
+
+
+def in_child(reader: _native.Reader, source: _native.Source) -> None:
+    out = np.empty((1, 5, 7), np.float32)
+    try:
+        reader.submit(source, np.array([0]), out)
+    except ReadError as error:
+        assert "make a new Reader" in str(error)
+    else:
+        raise AssertionError("no error")
+    fresh = _native.Reader(2, 4, 0, "auto")
+    read(fresh, source, np.array([0]), out)
+    batch = _native.take(3 << 20)
+    batch[:] = 1
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_makes_its_own_reader(tmp_path: Path) -> None:
+    source, values = contiguous(tmp_path / "a.h5")
+    reader = _native.Reader(2, 4, 0, "auto")
+    child = multiprocessing.get_context("fork").Process(target=in_child, args=(reader, source))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    out = read(reader, source, np.array([7]), np.empty((1, 5, 7), np.float32))
+    np.testing.assert_array_equal(out[0], values[7])
+
+
+def test_many_python_threads_share_a_reader(tmp_path: Path) -> None:
+    source, values = contiguous(tmp_path / "a.h5", 500)
+    reader = _native.Reader(2, 8, 0, "auto")
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        for _ in range(50):
+            rows = random.integers(0, 500, 30)
+            out = read(reader, source, rows, np.empty((30, 5, 7), np.float32))
+            if not np.array_equal(out, values[rows]):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert reader.stats()["rows"] == 4 * 50 * 30
+
+
+def test_batch_memory_comes_back_when_its_last_view_is_gone() -> None:
+    before = _native.pool_stats()["in_use"]
+    batch = _native.take(5 << 20)
+    assert batch.shape == (5 << 20,) and batch.dtype == np.uint8 and batch.flags.writeable
+    address = batch.ctypes.data
+    view = batch.view(np.float32)[10:]
+    del batch
+    assert _native.pool_stats()["in_use"] >= before + (5 << 20)
+    view[:] = 1
+    del view
+    assert _native.pool_stats()["in_use"] == before
+    assert _native.take(5 << 20).ctypes.data == address
+    with pytest.raises(MemoryError):
+        _native.take(1 << 60)
+
+
+def test_the_process_ends_quietly_with_work_in_flight(tmp_path: Path) -> None:
+    contiguous(tmp_path / "a.h5")
+    code = f"""
+import sys; sys.path[:0] = {sys.path!r}
+import importlib.util, pathlib, numpy as np
+from solar import _native
+spec = importlib.util.spec_from_file_location("t", {__file__!r})
+t = importlib.util.module_from_spec(spec); spec.loader.exec_module(t)
+source = t.source_of(pathlib.Path({str(tmp_path / "a.h5")!r}), "x")
+reader = _native.Reader(2, 8, 0, "auto")
+keep = [_native.take(20 * 140) for _ in range(50)]
+for out in keep: reader.submit(source, np.arange(20), out)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")

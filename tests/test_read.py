@@ -1,0 +1,139 @@
+"""solar.read gives what h5py gives, in the order asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from kit import same
+
+import solar
+
+UNREADABLE = {"null", "reference"}
+INDICES = {
+    "an integer": 3,
+    "a negative integer": -1,
+    "a slice": slice(2, 9, 3),
+    "a backward slice": slice(None, None, -2),
+    "a list out of order, with repeats": [4, 1, 1, -10, 9],
+    "an array": np.array([7, 0], np.uint8),
+    "booleans": np.arange(10) % 3 == 0,
+    "nothing": [],
+}
+
+
+def names(path: str) -> list[str]:
+    with h5py.File(path) as file:
+        return [name for name in file if name not in UNREADABLE]
+
+
+def test_every_kind_of_dataset_is_read_whole_as_h5py_reads_it(zoo: str) -> None:
+    with h5py.File(zoo) as file:
+        for name in names(zoo):
+            assert same(solar.read(zoo, name), file[name][()]), name
+
+
+@pytest.mark.parametrize("index", INDICES.values(), ids=INDICES.keys())
+def test_samples_are_chosen_as_numpy_chooses_along_axis_0(zoo: str, index: Any) -> None:
+    with h5py.File(zoo) as file:
+        for name in names(zoo):
+            if file[name].shape[:1] == (10,):
+                whole = file[name][...]
+                theirs = whole[np.array(index, int) if index == [] else index] if isinstance(index, list) else whole[index]
+                assert same(solar.read(zoo, name, index), theirs), name
+
+
+def test_large_and_odd_chunks_agree_with_h5py_for_random_selections(make: Callable[..., str]) -> None:
+    seed = int.from_bytes(os.urandom(4), "little")
+    print("seed", seed)
+    rng = np.random.default_rng(seed)
+    for trial in range(20):
+        shape = tuple(rng.integers(1, 40, rng.integers(1, 4)).tolist())
+        chunks = tuple(int(rng.integers(1, length + 1)) for length in shape)
+        data = rng.integers(0, 255, shape).astype(rng.choice(["u1", ">i2", "<f4", ">f8"]))
+        options = [{}, {"chunks": chunks}, {"chunks": chunks, "compression": "gzip", "shuffle": True, "fletcher32": True}]
+        path = make(f"{trial}.h5", x=(data, options[trial % 3]))
+        index = rng.integers(-shape[0], shape[0], 25)
+        assert same(solar.read(path, "x"), data), (seed, trial)
+        assert same(solar.read(path, "x", index), data[index]), (seed, trial)
+
+
+def test_values_are_written_to_out(zoo: str) -> None:
+    theirs = h5py.File(zoo)["contiguous"][...]
+    out = np.empty((10, 6, 5), "f4")
+    assert solar.read(zoo, "contiguous", out=out) is out
+    assert np.array_equal(out, theirs)
+    strided = np.empty((4, 6, 5), "f4")[::2]
+    assert solar.read(zoo, "contiguous", [1, 0], out=strided) is strided
+    assert np.array_equal(strided, theirs[[1, 0]])
+
+
+def test_an_out_that_does_not_fit_is_refused_before_reading(zoo: str) -> None:
+    for out in (np.empty((10, 6), "f4"), np.empty((10, 6, 5), "f8"), [0]):
+        with pytest.raises(ValueError, match=r"out must be an array of float32 of shape \(10, 6, 5\)"):
+            solar.read(zoo, "contiguous", out=out)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("index", [10, -11, [0, 10], np.zeros(9, bool)])
+def test_what_is_out_of_range_is_an_index_error(zoo: str, index: Any) -> None:
+    with pytest.raises(IndexError):
+        solar.read(zoo, "contiguous", index)
+
+
+@pytest.mark.parametrize("index", [1.5, "1", (1, 2), [[1], [2]]])
+def test_what_is_no_index_is_a_type_error(zoo: str, index: Any) -> None:
+    with pytest.raises(TypeError):
+        solar.read(zoo, "contiguous", index)
+
+
+def test_what_has_no_values_is_a_layout_error_that_says_why(zoo: str) -> None:
+    with pytest.raises(solar.LayoutError, match="zoo.h5.*null"):
+        solar.read(zoo, "null")
+    with pytest.raises(solar.LayoutError, match="zoo.h5.*reference"):
+        solar.read(zoo, "reference")
+
+
+def test_several_files_are_one_array(make: Callable[..., str], tmp_path: Path) -> None:
+    parts = [np.arange(12).reshape(4, 3), np.arange(6).reshape(2, 3) + 100, np.arange(9).reshape(3, 3) - 50]
+    options = [{}, {"chunks": (1, 2)}, {"chunks": (2, 3), "compression": "gzip"}]
+    for i, (part, option) in enumerate(zip(parts, options, strict=True)):
+        make(f"{i}.h5", x=(part, option))
+    whole = np.concatenate(parts)
+    assert np.array_equal(solar.read(tmp_path, "x"), whole)
+    order = np.random.default_rng(0).permutation(len(whole))
+    assert np.array_equal(solar.read(tmp_path, "x", order), whole[order])
+
+
+def test_a_file_that_changed_after_inspection_is_an_error(make: Callable[..., str]) -> None:
+    from solar.io.reader import Rows
+
+    path = make("a.h5", x=np.arange(10))
+    rows = Rows(solar.inspect(path, "x"))
+    with open(path, "ab") as file:
+        file.write(b"more")
+    with pytest.raises(solar.SolarError, match="a.h5"):
+        rows.start(np.arange(3)).wait()
+
+
+def test_a_damaged_checksum_is_a_codec_error(make: Callable[..., str]) -> None:
+    path = make("a.h5", x=(np.arange(100, dtype="i4"), {"chunks": (100,), "fletcher32": True}))
+    offset = int(solar.inspect(path, "x").chunk_offset[0])
+    with open(path, "r+b") as file:
+        file.seek(offset + 8)
+        file.write(b"\xff")
+    with pytest.raises(solar.CodecError, match="a.h5"):
+        solar.read(path, "x")
+
+
+def test_more_than_the_memory_of_the_machine_is_an_error_not_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "huge.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (1 << 30, 1 << 20), "f8", chunks=(1, 1 << 10))
+    with pytest.raises(solar.ReadError, match="read fewer at a time"):
+        solar.read(path, "x")
+    assert not solar.read(path, "x", [12345]).any()

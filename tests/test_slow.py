@@ -1,0 +1,130 @@
+"""libhdf5 in a process of its own: same values, and its end is not ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from kit import same
+
+import solar
+from solar.io import slow
+
+
+def process_id() -> int:
+    assert slow._child._process is not None
+    return slow._child._process.pid
+
+
+def test_every_kind_of_value_crosses_the_process_boundary_unchanged(zoo: str) -> None:
+    with h5py.File(zoo) as file:
+        for name in file:
+            if name not in ("null", "reference"):
+                theirs = file[name][...]
+                ours = np.empty(file[name].shape, file[name].dtype)
+                slow.read_into(zoo, name, None, ours)
+                assert same(ours, theirs), name
+
+
+def test_rows_come_in_the_order_asked_with_repeats(zoo: str) -> None:
+    rows = np.array([7, 2, 2, 9, 8, 0])
+    with h5py.File(zoo) as file:
+        for name in ("contiguous", "text", "vlen", "struct", "deflate"):
+            ours = np.empty((6, *file[name].shape[1:]), file[name].dtype)
+            slow.read_into(zoo, name, rows, ours)
+            assert same(ours, file[name][...][rows]), name
+
+
+def test_what_is_large_is_asked_for_in_pieces(zoo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow, "PIECE", 300)
+    with h5py.File(zoo) as file:
+        theirs = file["contiguous"][...]
+    ours = np.empty_like(theirs)
+    slow.read_into(zoo, "contiguous", None, ours)
+    assert same(ours, theirs)
+
+
+def test_nested_objects_keep_their_types(tmp_path: Path) -> None:
+    path = tmp_path / "nested.h5"
+    kind = np.dtype([("a", ">i4"), ("text", h5py.string_dtype()), ("texts", h5py.string_dtype(), (3,)), ("m", "f4", (2, 2))])
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", (3, 2), kind)
+        file["x"][0, 1] = (5, "µ", ["a", "", "c"], np.ones((2, 2)))
+        scalar = file.create_dataset("scalar", (), h5py.vlen_dtype("f8"))
+        scalar[()] = np.arange(3.0)
+    with h5py.File(path) as file:
+        for name in file:
+            assert same(solar.read(path, name), file[name][()]), name
+
+
+def test_a_crash_is_a_read_error_that_names_file_and_dataset(zoo: str) -> None:
+    solar.read(zoo, "text")
+    os.kill(process_id(), signal.SIGSTOP)
+    os.kill(process_id(), signal.SIGSEGV)
+    os.kill(process_id(), signal.SIGCONT)
+    with pytest.raises(solar.ReadError, match="zoo.h5: /text: libhdf5 crashed .SIGSEGV."):
+        while True:  # until the kernel has delivered the signal
+            solar.read(zoo, "text")
+
+
+def test_after_a_crash_the_next_request_is_answered(zoo: str) -> None:
+    before = solar.read(zoo, "text")
+    os.kill(process_id(), signal.SIGKILL)
+    slow._child._process.wait()  # type: ignore[union-attr]
+    assert same(solar.read(zoo, "text"), before)
+
+
+def test_a_process_that_hangs_is_given_up(zoo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    solar.read(zoo, "text")
+    monkeypatch.setattr(slow, "PATIENCE", 0.2)
+    hung = process_id()
+    os.kill(hung, signal.SIGSTOP)
+    with pytest.raises(solar.ReadError, match="no sign of life"):
+        solar.read(zoo, "text")
+    monkeypatch.undo()
+    assert not os.path.exists(f"/proc/{hung}")
+    solar.read(zoo, "text")
+
+
+def test_memory_beyond_what_the_request_justifies_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.h5"
+    with h5py.File(path, "w") as file:
+        # A few bytes in the file, one element of 8 GiB in memory: variable length, one long run of fill.
+        file.create_dataset("x", (1,), h5py.vlen_dtype(np.dtype("u1")))
+        file["x"][0] = np.zeros(1500 << 20, np.uint8)
+    with pytest.raises(solar.SolarError, match="bomb.h5"):
+        solar.read(path, "x")
+    os.unlink(path)
+
+
+def test_a_forked_process_has_a_process_of_its_own(zoo: str) -> None:
+    theirs = solar.read(zoo, "text")
+    before = process_id()
+    child = os.fork()
+    if child == 0:
+        ok = False
+        try:
+            ok = same(solar.read(zoo, "text"), theirs) and process_id() != before
+        finally:
+            slow._child.stop()
+            os._exit(0 if ok else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert process_id() == before
+    assert same(solar.read(zoo, "text"), theirs)
+
+
+def test_a_missing_filter_is_named_with_what_to_install(tmp_path: Path) -> None:
+    path = tmp_path / "filtered.h5"
+    with h5py.File(path, "w") as file:
+        creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        creation.set_chunk((10,))
+        creation.set_filter(310, h5py.h5z.FLAG_OPTIONAL, ())
+        space = h5py.h5s.create_simple((10,))
+        dataset = h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_INT32, space, creation)
+        dataset.write_direct_chunk((0,), b"nonsense", 0)
+    with pytest.raises(solar.LayoutError, match="filter 310"):
+        solar.read(path, "x")
