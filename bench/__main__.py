@@ -29,6 +29,7 @@ from bench.scenes import all_scenes
 
 ROOT = Path(__file__).parent.parent
 READY_SECONDS, ROUND_SECONDS = 600, 240
+BUSY = 0.5  # load average above which the machine is not ours alone
 Record = dict[str, Any]
 
 
@@ -135,17 +136,21 @@ def main() -> None:
         "--folder", type=Path, default=ROOT / "build" / "bench", help="for the data, on the disk to measure"
     )
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that peers are ended and data deleted
     seconds = asked.seconds or (0.4 if asked.quick else 1.0)
     asked.folder.mkdir(parents=True, exist_ok=True)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     chosen = asked.scenes or [name for name, scene in scenes.items() if scene.quick or not asked.quick]
     records: list[Record] = []
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        note(f"load average {load:.1f}: others are at work here, and the figures will show it")
     with asked.out.open("w") as out:
         for name in chosen:
             wanted = [peer for peer in peers.names(scenes[name].peers) if not asked.peers or peer in asked.peers]
             for record in run_scene(scenes[name], wanted, asked.folder, seconds, asked.rounds):
-                records.append(record)
-                print(json.dumps(record), file=out, flush=True)
+                records.append(record | {"load_before": load})
+                print(json.dumps(records[-1]), file=out, flush=True)
     print(report.markdown(records))
 
 

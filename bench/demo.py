@@ -102,11 +102,10 @@ class Surrogate(nn.Module):
         return torch.cat([self.amplitude(code), self.phase(code)], dim=1)
 
 
-def same_batches(ours: DataLoader, theirs: TorchLoader) -> int:
-    """Walks one shuffled epoch of both with the same seed; returns the batches compared, raises at a difference."""
-    torch.manual_seed(7)
-    mine = iter(ours)
-    torch.manual_seed(7)
+def same_batches(ours: H5Dataset, plain: PlainH5) -> int:
+    """Walks one shuffled epoch of both with the same seed; returns the batches compared, stops at a difference."""
+    mine = DataLoader(ours, BATCH, shuffle=True, generator=torch.Generator().manual_seed(7))
+    theirs = TorchLoader(plain, BATCH, shuffle=True, generator=torch.Generator().manual_seed(7))
     batches = 0
     for expected, got in zip(theirs, mine, strict=True):
         for name, tensor in expected.items():
@@ -170,7 +169,7 @@ def main() -> None:
         for dataset, storage in (("counts", "contiguous"), ("counts_gzip", 'chunked by h5py, compression="gzip"')):
             fields = {"x": f"/{dataset}", "y": "/truth"}
             plain, ours = PlainH5(path, fields), H5Dataset(path, fields)
-            compared = same_batches(DataLoader(ours, BATCH, shuffle=True), TorchLoader(plain, BATCH, shuffle=True))
+            compared = same_batches(ours, plain)
             theirs = max(rate(TorchLoader(plain, BATCH, shuffle=True, num_workers=workers)) for workers in (0, 2))
             solars = rate(DataLoader(ours, BATCH, shuffle=True))
             print(

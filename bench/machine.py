@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,17 @@ def fill_cache(folder: Path) -> None:
 
 
 def drop_cache(folder: Path) -> str:
-    """Takes the folder's files out of the page cache; tells how."""
-    paths = list(files_of(folder))
+    """Takes the folder's files out of the page cache; tells how. Reads still in flight are waited for."""
+    for _ in range(20):
+        how = drop_once(paths := list(files_of(folder)))
+        left = max(pread.resident(path) for path in paths)
+        if not left > 0.01:
+            return how
+        time.sleep(0.1)
+    raise RuntimeError(f"{left:.0%} of a file stayed in the page cache after {how}")
+
+
+def drop_once(paths: Iterable[Path]) -> str:
     for path in paths:
         file = os.open(path, os.O_RDONLY)
         os.fsync(file)
@@ -72,13 +82,9 @@ def drop_cache(folder: Path) -> str:
         os.close(file)
     try:
         DROP.write_text("1")
-        how = "drop_caches"
     except OSError:
-        how = "posix_fadvise DONTNEED"
-    left = max(pread.resident(path) for path in paths)
-    if left > 0.01:
-        raise RuntimeError(f"{left:.0%} of a file stayed in the page cache after {how}")
-    return how
+        return "posix_fadvise DONTNEED"
+    return "drop_caches"
 
 
 def files_of(folder: Path) -> Iterable[Path]:

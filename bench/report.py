@@ -64,7 +64,8 @@ def machine_text(records: list[Record]) -> str:
     return (
         f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, {facts['file_system']}, "
         f"Linux {facts['kernel']}, Python {facts['python']}; {versions}. "
-        f"Medians of {len(measured['samples_per_second'])} rounds of {measured['seconds_per_round']:g} s in turns."
+        f"Medians of {len(measured['samples_per_second'])} rounds of {measured['seconds_per_round']:g} s in turns; "
+        f"load average before the run {measured.get('load_before', 0):.1f}."
         + (f" Cold: {', '.join(sorted(cold))} before each round." if cold else "")
     )
 

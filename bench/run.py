@@ -3,7 +3,7 @@
     python -m bench.run PEER SCENE FOLDER [--seconds 1] [--rounds 5] [--told]
 
 FOLDER holds the scene (bench.scene.make). The peer's own format is made, its settings are tried, its samples are
-compared with the reference, and then rounds are timed. With --told a round is run for each line of the input (the caller
+compared with the reference, and then rounds are timed. With --told a round is run for each line of the input (who calls
 alternates between peers) and answered with a line; without, --rounds are run at once. The record comes last.
 
 A warm round is timed after a run-up that empties what was read ahead; a cold round is one epoch, or as much of it as
@@ -50,9 +50,12 @@ class Trial:
     def get_ready(self) -> None:
         self.peer.prepare(self.scene, self.folder)
         machine.fill_cache(self.folder)
+        trial_seconds = (
+            self.seconds if self.scene.cache == "cold" else self.seconds / 2
+        )  # cold passes start from nothing
         for setting in (settings := self.peer.settings(self.scene)):
             if len(settings) > 1:
-                self.tried.append((setting, self.timed(seed=1, setting=setting, seconds=self.seconds / 2)))
+                self.tried.append((setting, self.timed(seed=1, setting=setting, seconds=trial_seconds)))
         if self.tried:
             self.setting = max(self.tried, key=lambda pair: pair[1])[0]
         self.check()

@@ -287,11 +287,10 @@ def _enum(message: _Message, head: _Head) -> _Type:
     if base.dtype.kind not in "iu" or base.nbytes != head.nbytes:
         raise LayoutError("datatype is an enumeration of something else than its integers")
     names = [message.name(padded=head.version < 3) for _ in range(count)]
+    if b"" in names:
+        raise LayoutError("datatype is an enumeration with an empty name")
     values = np.frombuffer(message.take(count * base.nbytes), base.dtype).tolist()
-    try:
-        members = {name.decode(): value for name, value in zip(names, values, strict=True)}
-    except UnicodeDecodeError:
-        raise LayoutError("datatype is an enumeration with a name that is not UTF-8") from None
+    members = {name.decode(errors="surrogateescape"): value for name, value in zip(names, values, strict=True)}
     if members == {"FALSE": 0, "TRUE": 1}:
         reason = base.reason or ("" if base.dtype == np.int8 else "its booleans are not h5py's signed bytes")
         return _Type(np.dtype(bool), reason, head.nbytes)

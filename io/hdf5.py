@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, overload
 
@@ -14,18 +15,21 @@ from solar import _native
 from solar.errors import LayoutError, SolarError
 from solar.io import datatype, slow
 from solar.io.index import Folder, Table, chunk_table
-from solar.io.paths import Path, files_of
+from solar.io.paths import Paths, files_of
 from solar.values import Filter, Form, Layout
+
+log = logging.getLogger("solar")
 
 UNDEFINED = 2**64 - 1  # the address of what was never written
 THREADS = 8  # that open files at the same time, when there are many
 
 Samples = Literal["rows", "files"]
-Paths = Path | Sequence[Path]
 
 
 @overload
-def inspect(path: Paths, field: None = None, *, samples: Samples = "rows", cache: Folder = "auto") -> dict[str, Layout]: ...
+def inspect(
+    path: Paths, field: None = None, *, samples: Samples = "rows", cache: Folder = "auto"
+) -> dict[str, Layout]: ...
 @overload
 def inspect(path: Paths, field: str, *, samples: Samples = "rows", cache: Folder = "auto") -> Layout: ...
 @overload
@@ -35,12 +39,12 @@ def inspect(path: Paths, field: Any, *, samples: Samples = "rows", cache: Folder
 def inspect(path: Paths, field: Any = None, *, samples: Samples = "rows", cache: Folder = "auto") -> Any:
     """The Layout of a dataset, of each of several, or (field None) of every dataset, by name.
 
-    `path`: a file, a list of files, a directory (its HDF5 files) or a glob pattern, the last two in the order of the bytes
-    of their paths. Several files make one data set, one after another.
-    `field`: a name, or names in a tuple, list or dict (nested as wanted), which make up one sample together; the Layouts
-    come in the same structure.
+    `path`: a file, a list of files, a directory (its HDF5 files) or a glob pattern, the last two in the order of the
+    bytes of their paths. Several files make one data set, one after another.
+    `field`: a name, or names in a tuple, list or dict (nested as wanted), which make up one sample together; the
+    Layouts come in the same structure.
     `samples`: "rows", a sample is an index along axis 0; "files", a sample is the whole dataset of one file.
-    `cache`: where the chunk tables of large datasets are kept: a folder, "auto" for the user's cache folder, None for none.
+    `cache`: the folder where chunk tables of large datasets are kept; "auto" for the user's, None for none.
 
     >>> import h5py, numpy, tempfile
     >>> path = tempfile.mkdtemp() + "/scan.h5"
@@ -54,14 +58,19 @@ def inspect(path: Paths, field: Any = None, *, samples: Samples = "rows", cache:
         raise ValueError(f'samples={samples!r}: either "rows" or "files"')
     files = files_of(path)
     if field is None:
-        return survey(files, samples=samples, cache=cache)[0]
+        found, problems = survey(files, samples=samples, cache=cache)
+        for problem in problems:
+            log.warning("%s: %s", files[0], problem)
+        return found
     layouts: list[Layout] = []
     structure = _inspect_structure(files, field, samples == "files", cache, layouts)
     _check_counts(layouts)
     return structure
 
 
-def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto") -> tuple[dict[str, Layout], list[str]]:
+def survey(
+    files: list[str], *, samples: Samples = "rows", cache: Folder = "auto"
+) -> tuple[dict[str, Layout], list[str]]:
     """Every dataset of the first file, in all files, by name; and what is wrong with the first file's groups and links.
 
     A dataset that cannot be read is there too, with reader "none" and the reason.
@@ -117,7 +126,7 @@ def _check_counts(layouts: list[Layout]) -> None:
             raise LayoutError(f"{first.paths[part]}: {first.name} and {other.name} differ in length in this file")
 
 
-# --- from metadata to a Layout -----------------------------------------------------------------------------------------------
+# --- from metadata to a Layout ----
 
 
 def _layout(
@@ -139,7 +148,9 @@ def _layout(
     row_shape = first["shape"] if per_file else first["shape"][1:]
     total = sum(lengths)
     if total >= 2**63 or math.prod(row_shape) * dtype.itemsize >= 2**63:
-        raise LayoutError(f"{files[0]}: {first['name']}: {total} samples of shape {tuple(row_shape)} are more than can be counted")
+        raise LayoutError(
+            f"{files[0]}: {first['name']}: {total} samples of shape {tuple(row_shape)} are more than can be counted"
+        )
     storages = {dataset["storage"] for dataset in datasets}
     return Layout(
         name=first["name"],
@@ -177,7 +188,7 @@ def _unreadable(file: str, found: _native.Metadata, dataset: _native.Dataset, re
 
 
 def _check_agreement(files: list[str], datasets: list[_native.Dataset], per_file: bool) -> np.dtype[Any]:
-    """The dtype of all parts; raises where a part is damaged, or differs from the first in dtype or in the shape of a row."""
+    """The dtype of all parts; raises where one is damaged, or differs from the first in dtype or shape of a row."""
     first = datasets[0]
     for file, dataset in zip(files, datasets, strict=True):
         where = f"{file}: {dataset['name']}"
@@ -185,13 +196,17 @@ def _check_agreement(files: list[str], datasets: list[_native.Dataset], per_file
             raise LayoutError(f"{where}: {dataset['problem']}")
         if dataset["null_space"]:
             raise LayoutError(f"{where}: its dataspace is null: it has no values")
-        if dataset["datatype"] != first["datatype"] and (ours := _dtype_in(file, dataset)) != (theirs := _dtype_in(files[0], first)):
+        if dataset["datatype"] != first["datatype"] and (ours := _dtype_in(file, dataset)) != (
+            theirs := _dtype_in(files[0], first)
+        ):
             raise LayoutError(f"{where} is of type {ours[0]}, but of type {theirs[0]} in {files[0]}")
         shape, other = dataset["shape"], first["shape"]
         if len(files) > 1 and not per_file and not shape:
             raise LayoutError(f'{where} is a scalar, not rows of samples; with samples="files" each file is one sample')
         if (shape != other) if per_file else (shape[1:] != other[1:] or len(shape) != len(other)):
-            raise LayoutError(f"{where} has shape {tuple(shape)}, which does not fit shape {tuple(other)} in {files[0]}")
+            raise LayoutError(
+                f"{where} has shape {tuple(shape)}, which does not fit shape {tuple(other)} in {files[0]}"
+            )
     return _dtype_in(files[0], first)[0]
 
 
@@ -215,7 +230,13 @@ def _forms(
     numbers: dict[tuple[Any, ...], int] = {}
     part_form = []
     for dataset in datasets:
-        key = (str(dataset["chunk"]), str(dataset["filters"]), dataset["fill"], dataset["storage"], dataset["elsewhere"])
+        key = (
+            str(dataset["chunk"]),
+            str(dataset["filters"]),
+            dataset["fill"],
+            dataset["storage"],
+            dataset["elsewhere"],
+        )
         if (number := numbers.get(key)) is None:
             number = numbers[key] = len(forms)
             forms.append(_form(dataset, per_file))
@@ -247,7 +268,7 @@ def _reason(dataset: _native.Dataset, dtype: np.dtype[Any]) -> str:
 def _tables(
     files: list[str], found: list[_native.Metadata], datasets: list[_native.Dataset], cache: Folder, wanted: bool
 ) -> dict[str, NDArray[Any]]:
-    """The chunk arrays of a Layout. Where they are not needed for reading (`wanted` false), damage to them is no error."""
+    """The chunk arrays of a Layout. Where they are not wanted for reading, damage to them is no error."""
     if all(dataset["storage"] != "chunked" for dataset in datasets):
         return _one_extent_each(datasets)
     tables = []

@@ -1,7 +1,7 @@
-"""The chunk table of a dataset: from the file, or for large ones from the user's cache, where it was kept the last time.
+"""The chunk table of a dataset: from the file, or for large ones from the user's cache, where it was kept last time.
 
-The cache (io/FORMAT.md) is mapped, not read; it is checked whole before use, and whatever is wrong with it only means that
-the table is built again. Nothing here but damage to the HDF5 file is an error.
+The cache (io/FORMAT.md) is mapped, not read; it is checked whole before use, and whatever is wrong with it only means
+that the table is built again. Nothing here but damage to the HDF5 file is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +39,8 @@ Folder = str | os.PathLike[str] | None
 T = TypeVar("T")
 
 
-class Table(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Table:
     """Where each chunk lies, by ascending position in the grid; `index` is empty when entry k is chunk k."""
 
     index: NDArray[np.uint64]
@@ -52,14 +55,13 @@ def chunk_table(path: str, file: _native.Metadata, dataset: _native.Dataset, cac
     if cache is None or grid < WORTH_KEEPING:
         return _walked(path, dataset)
     key = _key(path, file, dataset)
-    folder = _default_folder() if cache == "auto" else os.fspath(cache)
-    kept = os.path.join(folder, f"{key.hex()}.index")
+    kept = (_default_folder() if cache == "auto" else Path(cache)) / f"{key.hex()}.index"
     if (table := _quietly(lambda: _load(kept, key))) is not None:
         return table
     table = _walked(path, dataset)
     settled = time.time_ns() - file["mtime_ns"] > SETTLED_NS
     if len(table.offset) >= WORTH_KEEPING and settled:
-        _quietly(lambda: _store(folder, kept, key, table))
+        _quietly(lambda: _store(kept, key, table))
     return table
 
 
@@ -71,20 +73,28 @@ def _walked(path: str, dataset: _native.Dataset) -> Table:
 
 
 def _key(path: str, file: _native.Metadata, dataset: _native.Dataset) -> bytes:
-    facts = [VERSION, os.path.realpath(path), file["nbytes"], file["mtime_ns"], dataset["name"], dataset["header_address"]]
+    facts = [
+        VERSION,
+        os.path.realpath(path),
+        file["nbytes"],
+        file["mtime_ns"],
+        dataset["name"],
+        dataset["header_address"],
+    ]
     facts += [dataset["shape"], dataset["chunk"], dataset["index"], dataset["filters"]]
     return hashlib.blake2b(json.dumps(facts, separators=(",", ":")).encode(), digest_size=32).digest()
 
 
-def _default_folder() -> str:
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "solar")
+def _default_folder() -> Path:
+    named = os.environ.get("XDG_CACHE_HOME")
+    return (Path(named) if named else Path.home() / ".cache") / "solar"
 
 
 def _quietly(act: Callable[[], T]) -> T | None:
     """What `act` gives, or None when the cache is missing, damaged, full or forbidden: never an error."""
     try:
         return act()
-    except (OSError, ValueError, struct.error):
+    except (OSError, ValueError, RuntimeError, struct.error):
         return None
 
 
@@ -109,8 +119,8 @@ def _sums(columns: list[Any]) -> list[int]:
         return list(threads.map(lambda column: zlib.crc32(column) if len(column) else 0, columns))
 
 
-def _load(kept: str, key: bytes) -> Table:
-    _check_private(os.stat(os.path.dirname(kept)))
+def _load(kept: Path, key: bytes) -> Table:
+    _check_private(kept.parent.stat())
     descriptor = os.open(kept, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         facts = os.fstat(descriptor)
@@ -138,11 +148,17 @@ def _load(kept: str, key: bytes) -> Table:
     return Table(index, offset, nbytes, mask if flags & HAS_MASK else np.zeros(count, np.uint32))
 
 
-def _store(folder: str, kept: str, key: bytes, table: Table) -> None:
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    _check_private(os.stat(folder))
+def _store(kept: Path, key: bytes, table: Table) -> None:
+    folder = kept.parent
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(folder.stat())
     flags = (HAS_INDEX if len(table.index) else 0) | (HAS_MASK if table.mask.any() else 0)
-    columns = list(table if flags & HAS_MASK else table[:3] + (np.empty(0, np.uint32),))
+    columns: list[NDArray[Any]] = [
+        table.index,
+        table.offset,
+        table.nbytes,
+        table.mask if flags & HAS_MASK else np.empty(0, np.uint32),
+    ]
     header = HEADER.pack(b"SOLARIDX", VERSION, flags, len(table.offset), key, *_sums(columns))
     descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".new-")  # mode 0600
     try:
@@ -152,27 +168,25 @@ def _store(folder: str, kept: str, key: bytes, table: Table) -> None:
                 if start >= 0:
                     file.write(bytes(start - file.tell()))
                     file.write(column.data)
-        os.replace(temporary, kept)
+        Path(temporary).replace(kept)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink()
         raise
     _prune(folder)
 
 
-def _prune(folder: str) -> None:
+def _prune(folder: Path) -> None:
     """Removes what was used longest ago until the folder is small enough, and what a crashed writer left behind."""
     sizes = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            facts = entry.stat(follow_symlinks=False)
-            left_behind = entry.name.startswith(".new-") and time.time() - facts.st_mtime > 86_400
-            if left_behind:
-                os.unlink(entry.path)
-            elif entry.name.endswith(".index"):
-                sizes.append((facts.st_mtime_ns, facts.st_size, entry.path))
+    for path in folder.iterdir():
+        facts = path.lstat()
+        if path.name.startswith(".new-") and time.time() - facts.st_mtime > 86_400:
+            path.unlink()
+        elif path.suffix == ".index":
+            sizes.append((facts.st_mtime_ns, facts.st_size, path))
     total = sum(size for _, size, _ in sizes)
     for _, size, path in sorted(sizes):
         if total <= FOLDER_NBYTES:
             break
-        os.unlink(path)
+        path.unlink()
         total -= size

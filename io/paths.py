@@ -1,9 +1,11 @@
 """Which files a data set is made of, in an order that does not depend on the machine.
 
-A file is itself. A directory is its HDF5 files (not those of folders below), a pattern what it matches; both in the order
-of the bytes of their paths: run10.h5 comes before run9.h5, everywhere. A list keeps its order.
+A file is itself. A directory is its HDF5 files (not those of folders below), a pattern what it matches; both in the
+order of the bytes of their paths: run10.h5 comes before run9.h5, everywhere. A list keeps its order.
 """
 
+# A data set may be fifty thousand paths, and making a Path costs as much as looking at its file.
+# ruff: noqa: PTH100, PTH110, PTH112, PTH118, PTH207, PTH208
 from __future__ import annotations
 
 import errno
@@ -16,9 +18,10 @@ from solar.errors import LayoutError, ReadError
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".nxs", ".cxi", ".nc", ".nc4")
 
 Path = str | os.PathLike[str]
+Paths = Path | Sequence[Path]
 
 
-def files_of(path: Path | Sequence[Path]) -> list[str]:
+def files_of(path: Paths) -> list[str]:
     """The absolute paths of the files meant by `path`, at least one."""
     if isinstance(path, (str, os.PathLike)):
         return _files_of_one(os.fspath(path))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import math
 import os
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,8 +20,10 @@ from solar import _native
 from solar.errors import LayoutError, ReadError, SolarError
 from solar.io import slow
 from solar.io.hdf5 import inspect
-from solar.io.paths import Path
+from solar.io.paths import Paths
 from solar.values import Form, Layout
+
+log = logging.getLogger("solar")
 
 DEPTH = 64  # requests in flight, over all threads
 GAP = 16 << 10  # bytes worth reading to save a request
@@ -25,7 +31,7 @@ GLANCE = 0.5  # seconds between looks at Ctrl-C while waiting
 LARGE = 256 << 20  # bytes of memory worth asking the machine about before they are taken
 
 
-def read(path: Path | Sequence[Path], dataset: str, index: Any = None, out: NDArray[Any] | None = None) -> Any:
+def read(path: Paths, dataset: str, index: Any = None, out: NDArray[Any] | None = None) -> Any:
     """The values of a dataset: all of them, or those at `index` along axis 0 in the order asked.
 
     `index` is an integer, a slice, a sequence or array of integers (negative ones count from the end), or of booleans.
@@ -100,9 +106,11 @@ class Rows:
 def _check_readable(layout: Layout) -> None:
     if layout.reader == "none":
         raise LayoutError(f"{layout.paths[0]}: {layout.name}: {layout.reason}")
+    if layout.reader == "h5py":
+        log.info("%s: %s is read through libhdf5: %s", layout.paths[0], layout.name, layout.reason)
 
 
-# --- the native engine -------------------------------------------------------------------------------------------------------
+# --- the native engine ----
 
 
 class _Engine:
@@ -110,7 +118,9 @@ class _Engine:
 
     reader: _native.Reader | None = None
     inherited: ClassVar[list[_native.Reader]] = []  # never destroyed: their threads live in another process
-    abandoned: ClassVar[list[_Ticket]] = []  # tickets nobody waits for any more; their memory is held until they are done
+    abandoned: ClassVar[
+        list[_Ticket]
+    ] = []  # tickets nobody waits for any more; their memory is held until they are done
 
     @classmethod
     def get(cls) -> _native.Reader:
@@ -128,12 +138,21 @@ class _Engine:
         cls.reader = None
         cls.abandoned.clear()
 
+    @classmethod
+    def stop(cls) -> None:
+        """Joins the threads before the interpreter goes."""
+        if cls.reader is not None:
+            cls.reader.close()
+        cls.reader = None
+        cls.abandoned.clear()
+
 
 os.register_at_fork(after_in_child=_Engine.forget)
+atexit.register(_Engine.stop)
 
 
 class _Ticket:
-    """A request the engine works on. When it is dropped before its end, the engine still writes: it is kept till then."""
+    """A request the engine works on. Dropped before its end, it is kept till then: the engine still writes."""
 
     def __init__(self, reader: _native.Reader, number: int) -> None:
         self._reader = reader
@@ -155,7 +174,7 @@ class _Ticket:
             return True
 
     def __del__(self) -> None:
-        if not self._done and self._reader is _Engine.reader:
+        if not self._done and not sys.is_finalizing() and self._reader is _Engine.reader:
             _Engine.abandoned.append(self)  # lives again, until _Engine.get() sees it done
 
 
@@ -228,14 +247,14 @@ def _read_whole(layout: Layout, values: NDArray[Any]) -> None:
         target = rows[layout.part_first[part] : layout.part_first[part + 1]]
         if layout.reader == "h5py":
             whole = values if not layout.shape else target
-            slow.read_into(layout.paths[layout.part_file[part]], layout.name, None, whole, _chunk_nbytes(layout, part))
+            slow.read_into(_unchanged(layout, part), layout.name, None, whole, _chunk_nbytes(layout, part))
         elif target.size:
             pending.append(Pending(target, _in_engine(_source_of_part(layout, part), np.zeros(1, np.int64), target)))
     for one in pending:
         one.wait()
 
 
-# --- libhdf5's process -----------------------------------------------------------------------------------------------------------
+# --- libhdf5's process ----
 
 
 class _SlowThread:
@@ -273,7 +292,7 @@ def _read_slowly(layout: Layout, rows: NDArray[np.int64], out: NDArray[Any]) -> 
     parts = np.searchsorted(layout.part_first, rows, side="right") - 1
     for part in np.unique(parts):
         here = np.flatnonzero(parts == part)
-        path = layout.paths[layout.part_file[part]]
+        path = _unchanged(layout, part)
         if layout.per_file:
             for position in here:
                 slow.read_into(path, layout.name, None, out[position, ...])
@@ -284,12 +303,26 @@ def _read_slowly(layout: Layout, rows: NDArray[np.int64], out: NDArray[Any]) -> 
             out[here] = values
 
 
+def _unchanged(layout: Layout, part: int) -> str:
+    """The path of a part's file, which must be as it was when it was inspected. (The engine sees to that itself.)"""
+    file = int(layout.part_file[part])
+    path = layout.paths[file]
+    try:
+        facts = Path(path).stat()
+    except OSError as error:
+        raise ReadError(error.errno, error.strerror, path) from None
+    if (facts.st_size, facts.st_mtime_ns) != (layout.file_nbytes[file], layout.file_mtime_ns[file]):
+        raise ReadError(f"{path}: the file changed after it was inspected")
+    return path
+
+
 def _chunk_nbytes(layout: Layout, part: int) -> int:
     chunk = layout.forms[layout.part_form[part]].chunk
-    return math.prod(chunk) * layout.dtype.itemsize  # 0 when contiguous
+    nbytes: int = math.prod(chunk) * layout.dtype.itemsize
+    return nbytes  # 0 when contiguous
 
 
-# --- memory, and which rows ---------------------------------------------------------------------------------------------------------
+# --- memory, and which rows ----
 
 
 def _batch_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -315,7 +348,9 @@ def _destination(layout: Layout, counts: tuple[int, ...], out: NDArray[Any] | No
     nbytes = math.prod(shape) * layout.dtype.itemsize
     where = f"{layout.paths[0]}: {layout.name}"
     if nbytes > LARGE and nbytes > (free := _free_nbytes()):
-        raise ReadError(f"{where}: {nbytes:,} bytes were asked for and {free:,} bytes of memory are free: read fewer at a time")
+        raise ReadError(
+            f"{where}: {nbytes:,} bytes were asked for and {free:,} bytes of memory are free: read fewer at a time"
+        )
     try:
         return np.empty(shape, layout.dtype)
     except (MemoryError, ValueError) as error:
@@ -323,7 +358,7 @@ def _destination(layout: Layout, counts: tuple[int, ...], out: NDArray[Any] | No
 
 
 def _free_nbytes() -> int:
-    with open("/proc/meminfo") as facts:
+    with Path("/proc/meminfo").open() as facts:
         lines = dict(line.split(":", 1) for line in facts)
     return int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else 1 << 62
 

@@ -1,8 +1,8 @@
 """Reads through h5py, in a guarded process, what native code does not read: slow, but the same values.
 
-One process for each process that asks, started when first needed, asked by one thread at a time, ended with its caller. It
-crashes, hangs or eats memory in our stead: any of these is an error that names file and dataset, and the next request
-gets a new process. What is said to it, and how values come back: io/slow_child.py.
+One process for each process that asks, started when first needed, asked by one thread at a time, ended with its caller.
+It crashes, hangs or eats memory in our stead: any of these is an error that names file and dataset, and the next
+request gets a new process. What is said to it, and how values come back: io/slow_child.py.
 """
 
 from __future__ import annotations
@@ -87,14 +87,16 @@ class _Child:
         end = self._connected()
         try:
             end.sendall(request)
-            header = json.loads(_line(end))
+            header: dict[str, Any] = json.loads(_line(end))
             if out is not None and "array" in header:
                 _receive_array(end, header, out, where)
             return header
         except ReadError:
             raise
         except TimeoutError:
-            raise ReadError(f"{where}: libhdf5 gave no sign of life for {PATIENCE:g} s; the file may be damaged") from None
+            raise ReadError(
+                f"{where}: libhdf5 gave no sign of life for {PATIENCE:g} s; the file may be damaged"
+            ) from None
         except (OSError, EOFError):
             raise ReadError(f"{where}: {self._end()} while reading it; the file may be damaged") from None
 
@@ -105,7 +107,7 @@ class _Child:
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", slow_child.__file__],
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     env=dict(os.environ, HDF5_USE_FILE_LOCKING="FALSE"),
@@ -137,7 +139,9 @@ class _Child:
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
-            self._process.returncode = 0  # or its destructor would warn of, and wait for, a process that is not our child
+            self._process.returncode = (
+                0  # or its destructor would warn of, and wait for, a process that is not our child
+            )
         self._socket = self._process = None
         self._lock = threading.Lock()
 
@@ -154,7 +158,7 @@ def _receive_array(end: socket.socket, header: dict[str, Any], out: NDArray[Any]
     plain = not dtype.hasobject and out.flags.c_contiguous
     if plain and nbytes == out.nbytes:
         if nbytes:
-            _fill(end, memoryview(out.reshape(-1).view(np.uint8)))
+            _fill(end, out.reshape(-1).view(np.uint8).data)
         return
     data = bytearray()
     while len(data) < nbytes:

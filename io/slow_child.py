@@ -2,7 +2,7 @@
 
 libhdf5 crashes on some damaged files. Here it may: the caller's process sees the pipe close, and says so.
 
-The conversation, over the socket that is stdin: both sides send frames, a JSON header of one line and then `nbytes` bytes.
+The conversation, over the socket that is stdin: both sides send frames, a JSON header of one line, then `nbytes` bytes.
 
     request  {"path", "dataset", "rows": count, "nbytes", "memory"}   rows as int64, ascending and different
                                                                       count -1: all of them; -2: only the shape
@@ -10,8 +10,8 @@ The conversation, over the socket that is stdin: both sides send frames, a JSON 
              {"shape", "nbytes": 0}
              {"error": TEXT, "kind": "layout" | "read", "nbytes": 0}
 
-The values of an array travel by its DESCRIPTION, {"shape", "dtype"}: plain ones as their bytes; a structured one that holds
-objects field by field; objects one after another, each a tag and what the tag needs:
+The values of an array travel by its DESCRIPTION, {"shape", "dtype"}: plain ones as their bytes; a structured one that
+holds objects field by field; objects one after another, each a tag and what the tag needs:
 
     N                 None
     B, S   u64 bytes  bytes, str (UTF-8, lone surrogates kept)
@@ -25,6 +25,8 @@ import os
 import resource
 import struct
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -38,7 +40,7 @@ class Unreadable(Exception):
     """The dataset is of a kind that cannot be read at all."""
 
 
-# --- values to bytes and back (the caller decodes with the same functions) -----------------------------------------------
+# --- values to bytes and back (the caller decodes with the same functions) ----
 
 
 def describe(dtype: np.dtype[Any]) -> Any:
@@ -47,11 +49,11 @@ def describe(dtype: np.dtype[Any]) -> Any:
         return {"base": describe(dtype.subdtype[0]), "dims": dtype.subdtype[1]}
     if dtype.names is None:
         return dtype.str
-    fields = [dtype.fields[name] for name in dtype.names] if dtype.fields else []
+    fields: Any = dtype.fields  # its type has no str for a key
     return {
         "names": dtype.names,
-        "formats": [describe(field[0]) for field in fields],
-        "offsets": [field[1] for field in fields],
+        "formats": [describe(fields[name][0]) for name in dtype.names],
+        "offsets": [fields[name][1] for name in dtype.names],
         "itemsize": dtype.itemsize,
     }
 
@@ -63,7 +65,8 @@ def described(description: Any) -> np.dtype[Any]:
     if "base" in description:
         return np.dtype((described(description["base"]), tuple(description["dims"])))
     formats = [described(one) for one in description["formats"]]
-    return np.dtype(dict(description, formats=formats))  # type: ignore[call-overload]
+    made: np.dtype[Any] = np.dtype(dict(description, formats=formats))  # type: ignore[call-overload]
+    return made
 
 
 def put(array: np.ndarray[Any, Any], out: list[bytes]) -> None:
@@ -135,7 +138,7 @@ class Values:
         return self.array(json.loads(bytes(data)))
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------------
+# --- reading ----
 
 
 class OpenDataset:
@@ -149,14 +152,14 @@ class OpenDataset:
     def of(self, path: str, name: str) -> Any:
         import h5py
 
-        facts = os.stat(path)
+        facts = Path(path).stat()
         key = (path, name, facts.st_size, facts.st_mtime_ns, facts.st_ino)
         if key != self._key:
             self._key, self.dataset = (), None
             if self._file is not None:
                 self._file.close()
             self._file = h5py.File(path, "r", locking=False, rdcc_nbytes=64 << 20)
-            self.dataset = self._file[name]
+            self.dataset = self._file[name.encode("utf-8", "surrogateescape")]
             if not isinstance(self.dataset, h5py.Dataset):
                 raise Unreadable("it is a group, not a dataset")
             self._key = key
@@ -168,7 +171,8 @@ def read(dataset: Any, rows: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any
     if dataset.shape is None:
         raise Unreadable("its dataspace is null: it has no values")
     if rows is None:
-        return dataset[...]
+        whole: np.ndarray[Any, Any] = dataset[...]
+        return whole
     value = np.empty((len(rows), *dataset.shape[1:]), dataset.dtype)
     starts = np.flatnonzero(np.diff(rows, prepend=rows[:1] - 2) != 1)
     for first, last in zip(starts, np.append(starts[1:], len(rows)), strict=True):
@@ -197,9 +201,11 @@ def plainly(error: BaseException, dataset: Any) -> dict[str, Any]:
         return {"error": "it needs more memory than its size justifies", "kind": "read"}
     text = str(error).strip("'\"")
     if dataset is not None and (missing := missing_filters(dataset)):
-        text = f"{' and '.join(missing)} cannot be undone here: no plug-in. pip install hdf5plugin (the [filters] extra)"
+        text = (
+            f"{' and '.join(missing)} cannot be undone here: no plug-in. pip install hdf5plugin (the [filters] extra)"
+        )
         if "hdf5plugin" in sys.modules:
-            text = f"{' and '.join(missing)} cannot be undone here: hdf5plugin has no such filter, and no plug-in was found"
+            text = f"{' and '.join(missing)} cannot be undone here: neither hdf5plugin nor a plug-in of libhdf5 has it"
         return {"error": text, "kind": "layout"}
     sort = "read" if isinstance(error, OSError) else "layout"
     return {"error": f"libhdf5 cannot read it: {text or type(error).__name__}", "kind": sort}
@@ -207,7 +213,7 @@ def plainly(error: BaseException, dataset: Any) -> dict[str, Any]:
 
 def allow(nbytes: int) -> None:
     """Lets the process grow by `nbytes` and no more."""
-    with open("/proc/self/statm") as facts:
+    with Path("/proc/self/statm").open() as facts:
         pages = int(facts.read().split()[0])
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = pages * resource.getpagesize() + nbytes + SPARE
@@ -245,10 +251,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    try:
+    with suppress(ImportError):
         import hdf5plugin  # noqa: F401  (its import makes the filters known to libhdf5)
-    except ImportError:
-        pass
     with os.fdopen(os.dup(0), "wb") as answers:
         serve(sys.stdin.buffer, answers)
 

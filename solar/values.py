@@ -34,7 +34,7 @@ class Form:
     fill: bytes = b""  # empty: zeros
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Layout:
     """Where the samples of one field lie: a dataset in one file, or the same dataset in many files, one after another.
 
@@ -76,6 +76,11 @@ class Layout:
         if not fits:
             raise LayoutError(f"{self.name}: the arrays of this Layout do not fit each other")
 
+    def __repr__(self) -> str:
+        files = self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files"
+        read_by = f"{self.reader}: {self.reason}" if self.reason else self.reader
+        return f"Layout({self.name!r} in {files}: {self.shape} {self.dtype}, {self.storage}, {read_by})"
+
     @property
     def samples(self) -> int:
         """How many samples there are; a scalar dataset counts as one."""
@@ -103,7 +108,7 @@ class Layout:
 
     @property
     def swap(self) -> int:
-        """How many bytes to reverse at a time to turn the values into this machine's order; 0: none, or not one number."""
+        """How many bytes to reverse at a time for this machine's order; 0: none, or the values are not numbers."""
         base = self.dtype.base
         if base.isnative or base.kind not in "iufcmM":
             return 0
@@ -112,10 +117,11 @@ class Layout:
     @cached_property
     def digest(self) -> str:
         """A name for exactly these bytes in these files: another file, size, time, chunk or type gives another one."""
-        facts = (self.name, self.paths, self.shape, repr(self.dtype), self.storage, self.reader, self.per_file, self.forms)
-        sha = hashlib.sha256(repr(facts).encode("utf-8", "surrogateescape"))
-        for array in (self.file_nbytes, self.file_mtime_ns, self.part_file, self.part_form, self.part_first):
-            sha.update(np.ascontiguousarray(array))
-        for array in (self.part_chunks, self.chunk_index, self.chunk_offset, self.chunk_nbytes, self.chunk_mask):
-            sha.update(np.ascontiguousarray(array))
+        facts = (self.name, self.paths, self.shape, repr(self.dtype), self.storage, self.reader, self.per_file)
+        sha = hashlib.sha256(repr((facts, self.forms)).encode("utf-8", "surrogateescape"))
+        of_files = (self.file_nbytes, self.file_mtime_ns)
+        of_parts = (self.part_file, self.part_form, self.part_first, self.part_chunks)
+        of_chunks = (self.chunk_index, self.chunk_offset, self.chunk_nbytes, self.chunk_mask)
+        for array in of_files + of_parts + of_chunks:
+            sha.update(np.ascontiguousarray(array).data)
         return sha.hexdigest()

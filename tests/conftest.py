@@ -32,7 +32,7 @@ def shared() -> Path:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Callable[..., str]:
-    """Makes a file of the arrays given by name, and gives its path: make("a.h5", x=array, y=(array, {"chunks": ...}))."""
+    """Makes a file of arrays by name, and gives its path: make("a.h5", x=array, y=(array, {"chunks": ...}))."""
 
     def make(name: str, **datasets: Any) -> str:
         path = tmp_path / name
@@ -53,7 +53,9 @@ def zoo(tmp_path: Path) -> str:
     numbers = rng.integers(-1000, 1000, (10, 6, 5))
     with h5py.File(path, "w") as file:
         file["contiguous"] = numbers.astype("f4")
-        file.create_dataset("deflate", data=numbers, chunks=(4, 4, 3), compression="gzip", shuffle=True, fletcher32=True)
+        file.create_dataset(
+            "deflate", data=numbers, chunks=(4, 4, 3), compression="gzip", shuffle=True, fletcher32=True
+        )
         file.create_dataset("lzf", data=numbers.astype("i2"), chunks=(3, 6, 5), compression="lzf")
         file.create_dataset("big_endian", data=np.arange(10, dtype=">i4"), chunks=(3,))
         file.create_dataset("big_endian_lzf", data=np.arange(20, dtype=">f8").reshape(10, 2), compression="lzf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,7 +69,9 @@ def test_names_from_the_file_cannot_command_the_terminal(tmp_path: Path, capsys:
 
 def test_output_is_ascii_where_the_terminal_has_no_more(zoo: str) -> None:
     command = [sys.executable, "-c", "import sys; from solar.cli import main; sys.exit(main())", "inspect", zoo]
-    shown = subprocess.run(command, env={"PYTHONIOENCODING": "ascii", "PATH": ""}, capture_output=True, check=True).stdout
+    shown = subprocess.run(
+        command, env=dict(os.environ, PYTHONIOENCODING="ascii"), capture_output=True, check=True
+    ).stdout
     assert b"10 x 6 x 5" in shown
 
 

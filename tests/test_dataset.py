@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +12,24 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from kit import same
+from kit import open_files, same
 from torch.utils.data import DataLoader, default_collate
 
 import solar
 from solar import H5Dataset
 
 FIELDS = {"x": "contiguous", "rest": ("deflate", "bool", {"be": "big_endian", "text": "text"}), "virtual": "virtual"}
-TENSORS = ["contiguous", "deflate", "lzf", "big_endian", "big_endian_lzf", "complex", "bool", "partly_written", "virtual"]
+TENSORS = [
+    "contiguous",
+    "deflate",
+    "lzf",
+    "big_endian",
+    "big_endian_lzf",
+    "complex",
+    "bool",
+    "partly_written",
+    "virtual",
+]
 
 
 def ordinary(path: str, fields: Any, index: int) -> Any:
@@ -58,7 +67,9 @@ def test_samples_read_together_are_those_read_one_by_one(zoo: str) -> None:
     assert dataset.__getitems__([]) == []
 
 
-@pytest.mark.parametrize("fields", [*TENSORS, ("contiguous", "bool"), ["lzf"], {"a": {"b": "complex"}}, "text", "fixed_text"])
+@pytest.mark.parametrize(
+    "fields", [*TENSORS, ("contiguous", "bool"), ["lzf"], {"a": {"b": "complex"}}, "text", "fixed_text"]
+)
 def test_torchs_collation_gives_the_same_batch(zoo: str, fields: Any) -> None:
     dataset = H5Dataset(zoo, fields)
     plain = tuple(fields) if isinstance(fields, list) else fields
@@ -111,9 +122,9 @@ def test_what_has_no_samples_is_refused_when_it_is_made(zoo: str) -> None:
 
 
 def test_no_file_is_open_after_construction(zoo: str) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_files()
     dataset = H5Dataset(zoo, "contiguous")
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
     assert len(dataset) == 10
 
 

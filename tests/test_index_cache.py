@@ -49,7 +49,9 @@ def kept(tmp_path: Path) -> list[Path]:
 
 
 def arrays(layout: solar.Layout) -> list[list[int]]:
-    return [array.tolist() for array in (layout.chunk_index, layout.chunk_offset, layout.chunk_nbytes, layout.chunk_mask)]
+    return [
+        array.tolist() for array in (layout.chunk_index, layout.chunk_offset, layout.chunk_nbytes, layout.chunk_mask)
+    ]
 
 
 @pytest.mark.parametrize("name", ["x", "sparse"])
@@ -73,7 +75,7 @@ def test_a_changed_file_is_walked_again(large: str, walks: list[str]) -> None:
     with h5py.File(large, "r+") as file:
         file["x"][:] = np.random.default_rng(0).integers(0, 1 << 40, (100, 4))
     settle(large)
-    os.utime(large, ns=(0, os.stat(large).st_mtime_ns + 1))
+    os.utime(large, ns=(0, Path(large).stat().st_mtime_ns + 1))
     layout = solar.inspect(large, "x")
     assert walks == ["/x", "/x"]
     assert np.array_equal(solar.read(large, "x"), h5py.File(large)["x"][...])
@@ -85,7 +87,9 @@ def test_any_damage_to_the_cache_only_costs_a_walk(large: str, walks: list[str],
     (file,) = kept(tmp_path)
     sound = file.read_bytes()
     damages = [b"", sound[:60], sound[:-1], sound + b"\0", b"x" * len(sound)]
-    damages += [sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :] for at in (0, 8, 12, 16, 30, 60, 73, 130, len(sound) - 1)]
+    damages += [
+        sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :] for at in (0, 8, 12, 16, 30, 60, 73, 130, len(sound) - 1)
+    ]
     for damage in damages:
         file.write_bytes(damage)
         walks.clear()

@@ -44,7 +44,9 @@ def test_samples_are_chosen_as_numpy_chooses_along_axis_0(zoo: str, index: Any) 
         for name in names(zoo):
             if file[name].shape[:1] == (10,):
                 whole = file[name][...]
-                theirs = whole[np.array(index, int) if index == [] else index] if isinstance(index, list) else whole[index]
+                theirs = (
+                    whole[np.array(index, int) if index == [] else index] if isinstance(index, list) else whole[index]
+                )
                 assert same(solar.read(zoo, name, index), theirs), name
 
 
@@ -56,7 +58,11 @@ def test_large_and_odd_chunks_agree_with_h5py_for_random_selections(make: Callab
         shape = tuple(rng.integers(1, 40, rng.integers(1, 4)).tolist())
         chunks = tuple(int(rng.integers(1, length + 1)) for length in shape)
         data = rng.integers(0, 255, shape).astype(rng.choice(["u1", ">i2", "<f4", ">f8"]))
-        options = [{}, {"chunks": chunks}, {"chunks": chunks, "compression": "gzip", "shuffle": True, "fletcher32": True}]
+        options = [
+            {},
+            {"chunks": chunks},
+            {"chunks": chunks, "compression": "gzip", "shuffle": True, "fletcher32": True},
+        ]
         path = make(f"{trial}.h5", x=(data, options[trial % 3]))
         index = rng.integers(-shape[0], shape[0], 25)
         assert same(solar.read(path, "x"), data), (seed, trial)
@@ -92,9 +98,9 @@ def test_what_is_no_index_is_a_type_error(zoo: str, index: Any) -> None:
 
 
 def test_what_has_no_values_is_a_layout_error_that_says_why(zoo: str) -> None:
-    with pytest.raises(solar.LayoutError, match="zoo.h5.*null"):
+    with pytest.raises(solar.LayoutError, match=r"zoo\.h5.*null"):
         solar.read(zoo, "null")
-    with pytest.raises(solar.LayoutError, match="zoo.h5.*reference"):
+    with pytest.raises(solar.LayoutError, match=r"zoo\.h5.*reference"):
         solar.read(zoo, "reference")
 
 
@@ -112,21 +118,22 @@ def test_several_files_are_one_array(make: Callable[..., str], tmp_path: Path) -
 def test_a_file_that_changed_after_inspection_is_an_error(make: Callable[..., str]) -> None:
     from solar.io.reader import Rows
 
-    path = make("a.h5", x=np.arange(10))
-    rows = Rows(solar.inspect(path, "x"))
-    with open(path, "ab") as file:
+    path = make("a.h5", direct=np.arange(10), slow=["text"] * 10)
+    opened = [Rows(solar.inspect(path, name)) for name in ("direct", "slow")]
+    with Path(path).open("ab") as file:
         file.write(b"more")
-    with pytest.raises(solar.SolarError, match="a.h5"):
-        rows.start(np.arange(3)).wait()
+    for rows in opened:
+        with pytest.raises(solar.SolarError, match=r"a\.h5.*changed"):
+            rows.start(np.arange(3)).wait()
 
 
 def test_a_damaged_checksum_is_a_codec_error(make: Callable[..., str]) -> None:
     path = make("a.h5", x=(np.arange(100, dtype="i4"), {"chunks": (100,), "fletcher32": True}))
     offset = int(solar.inspect(path, "x").chunk_offset[0])
-    with open(path, "r+b") as file:
+    with Path(path).open("r+b") as file:
         file.seek(offset + 8)
         file.write(b"\xff")
-    with pytest.raises(solar.CodecError, match="a.h5"):
+    with pytest.raises(solar.CodecError, match=r"a\.h5"):
         solar.read(path, "x")
 
 

@@ -1,7 +1,7 @@
 """Every file of other people's tests, odd or damaged, gives the values libhdf5 gives, or a SolarError: nothing else.
 
-Run as a program with paths as arguments, it reads these files and prints what came of each, one JSON line a file. The tests
-run it so, with limits of time and memory, so that a crash or a hang is a failure with the file's name.
+Run as a program with paths as arguments, it reads these files and prints what came of each, one JSON line a file. The
+tests run it so, with limits of time and memory, so that a crash or a hang is a failure with the file's name.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ import numpy as np
 import pytest
 
 SECONDS = 40  # for all files of a folder
+LARGE = 1 << 30  # bytes of a dataset that is inspected, but not read (nor was it for the manifest)
 ADDRESS_SPACE = 4 << 30
 SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "") or "libtsan" in os.environ.get("LD_PRELOAD", "")
 
 
-# --- the program -------------------------------------------------------------------------------------------------------------
+# --- the program ----
 
 
 def main(files: list[str]) -> None:
@@ -51,6 +52,9 @@ def outcome(file: str) -> dict[str, Any]:
         if layout.reader == "none":
             found["error"] = layout.reason
             continue
+        if layout.nbytes > LARGE:
+            found["error"] = "not read"
+            continue
         try:
             values = solar.read(file, name)
         except solar.SolarError as error:
@@ -73,7 +77,7 @@ def packed(array: np.ndarray[Any, Any]) -> bytes:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-# --- the tests -----------------------------------------------------------------------------------------------------------------
+# --- the tests ----
 
 
 def expected(folder: Path) -> dict[str, Any]:
@@ -124,7 +128,8 @@ def compare_dataset(where: str, theirs: dict[str, Any], ours: dict[str, Any], co
     if "error" in theirs:
         yield f"{where}: read by {ours['reader']}, though libhdf5 says {theirs['error']}"
     elif theirs.get("sha256") != ours["sha256"]:
-        yield f"{where}: other values ({ours['dtype']} {ours['shape']} by {ours['reader']}, {theirs['dtype']} {theirs['shape']})"
+        kinds = f"{ours['dtype']} {ours['shape']}, not {theirs['dtype']} {theirs['shape']}"
+        yield f"{where}: other values ({kinds}) by {ours['reader']}"
     else:
         counts[ours["reader"] if ours["sha256"] else "objects"] += 1
 

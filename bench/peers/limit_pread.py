@@ -23,7 +23,7 @@ from bench.scene import FIELD, Scene
 
 LABEL = "limit: pread, C threads"
 ORDER = "given"
-BATCHES_PER_CALL = 32  # starting threads must not count
+CALL_NBYTES = 2**29  # starting threads must not count
 
 
 def lacking(scene: Scene) -> str:
@@ -94,8 +94,9 @@ def rate(
     nbytes = scene.sample_nbytes // where.shape[1]
     out = np.ones((scene.batch, scene.sample_nbytes), np.uint8)
     samples, start = 0, time.perf_counter()
-    for first in range(0, len(order), BATCHES_PER_CALL):
-        some = order[first : first + BATCHES_PER_CALL]
+    step = max(1, CALL_NBYTES // out.nbytes)
+    for first in range(0, len(order), step):
+        some = order[first : first + step]
         pread.read_samples(scene.paths(folder), where, nbytes, some, out, setting["threads"], bool(setting["direct"]))
         samples += some.size
         if time.perf_counter() - start >= seconds:

@@ -28,7 +28,7 @@ def dataset(scene: Scene, folder: Path) -> Any:
     from solar import H5Dataset
 
     paths = [str(path) for path in scene.paths(folder)]
-    return H5Dataset(paths if scene.files > 1 else paths[0], f"/{FIELD}")
+    return H5Dataset(paths, FIELD, samples="files" if scene.files > 1 else "rows")
 
 
 def batches(scene: Scene, folder: Path, order: Any, setting: dict[str, int]) -> Any:

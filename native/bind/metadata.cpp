@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <mutex>
@@ -117,7 +118,8 @@ nb::dict read_metadata(const std::string& path, const std::string& name) {
 // Reads the files in order of `next`; remembers the first bad one, and reads none behind it.
 class Many {
  public:
-  Many(const std::vector<std::string>& paths, const std::string& name) : paths_(paths), name_(name), found_(paths.size()) {}
+  Many(const std::vector<std::string>& paths, const std::string& name)
+      : paths_(paths), name_(name), found_(paths.size()) {}
 
   std::vector<Found> read(unsigned threads) {
     {

@@ -51,7 +51,8 @@ solar::Form to_native(const BoundForm& bound, std::uint64_t itemsize) {
   for (const auto& [id, flags, values] : filters) native.push_back({id, flags, values});
   std::uint64_t nbytes = itemsize;
   for (const std::uint64_t n : chunk) {
-    if (__builtin_mul_overflow(nbytes, n, &nbytes)) throw solar::Error(solar::Kind::layout, "a chunk of over 2^64 bytes");
+    if (__builtin_mul_overflow(nbytes, n, &nbytes))
+      throw solar::Error(solar::Kind::layout, "a chunk of over 2^64 bytes");
   }
   form.pipeline = solar::Pipeline(std::move(native), itemsize, nbytes);
   return form;
@@ -192,8 +193,8 @@ nb::dict stats(const BoundReader& reader) {
   return out;
 }
 
-// One for the process, never destroyed: arrays give their memory back at any time. It keeps a sixteenth of the machine's
-// memory, at most 1 GiB.
+// One for the process, never destroyed: arrays give their memory back at any time. It keeps a sixteenth of the
+// machine's memory, at most 1 GiB.
 MemoryPool& pool() {
   static const auto* const made = [] {
     const auto machine = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES))) * 4096;
@@ -241,10 +242,9 @@ void bind_reader(nb::module_& module) {
       .def("submit", &BoundReader::submit, "source"_a, "rows"_a.noconvert(), "out"_a)
       .def("wait", &BoundReader::wait, "ticket"_a, "seconds"_a)
       .def("close", &BoundReader::close)
-      .def_prop_ro("backend",
-                   [](const BoundReader& reader) {
-                     return reader.native().backend() == Backend::uring ? "uring" : "pread";
-                   })
+      .def_prop_ro(
+          "backend",
+          [](const BoundReader& reader) { return reader.native().backend() == Backend::uring ? "uring" : "pread"; })
       .def("stats", &stats);
   module.def("take", &take, "nbytes"_a);
   module.def("pool_stats", &pool_stats);

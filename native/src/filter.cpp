@@ -31,11 +31,25 @@ constexpr std::size_t most_filters = 32;  // as many as a chunk's mask has bits
 constexpr struct {
   std::uint16_t id;
   const char* name;
-} names[] = {{deflate, "deflate"}, {shuffle, "shuffle"},   {fletcher, "fletcher32"}, {4, "szip"},
-             {nbit, "nbit"},       {scaleoffset, "scaleoffset"}, {307, "bzip2"},     {lzf, "lzf"},
-             {blosc, "blosc"},     {lz4, "lz4"},           {bitshuffle, "bitshuffle"}, {32013, "zfp"},
-             {zstd, "zstd"},       {32017, "sz"},          {32018, "fcidecomp"},     {32019, "jpeg"},
-             {32024, "sz3"},       {blosc2, "blosc2"},     {32028, "sperr"}};
+} names[] = {{deflate, "deflate"},
+             {shuffle, "shuffle"},
+             {fletcher, "fletcher32"},
+             {4, "szip"},
+             {nbit, "nbit"},
+             {scaleoffset, "scaleoffset"},
+             {307, "bzip2"},
+             {lzf, "lzf"},
+             {blosc, "blosc"},
+             {lz4, "lz4"},
+             {bitshuffle, "bitshuffle"},
+             {32013, "zfp"},
+             {zstd, "zstd"},
+             {32017, "sz"},
+             {32018, "fcidecomp"},
+             {32019, "jpeg"},
+             {32024, "sz3"},
+             {blosc2, "blosc2"},
+             {32028, "sperr"}};
 
 std::string title(const Filter& filter) {
   std::string text = "filter " + std::to_string(filter.id);
@@ -51,10 +65,14 @@ constexpr const char* no_decoder = "has no native decoder";
 // Why `filter` is left to libhdf5; empty: it is not. Where libhdf5 would refuse the parameters, it shall say so itself.
 std::string problem(const Filter& filter) {
   switch (filter.id) {
-    case deflate: return filter.values.size() != 1 || value(filter, 0) > 9 ? "has no valid level" : "";
-    case shuffle: return filter.values.size() != 1 || value(filter, 0) == 0 ? "has no valid item size" : "";
-    case scaleoffset: return scaleoffset_problem(filter);
-    case nbit: return nbit_problem(filter);
+    case deflate:
+      return filter.values.size() != 1 || value(filter, 0) > 9 ? "has no valid level" : "";
+    case shuffle:
+      return filter.values.size() != 1 || value(filter, 0) == 0 ? "has no valid item size" : "";
+    case scaleoffset:
+      return scaleoffset_problem(filter);
+    case nbit:
+      return nbit_problem(filter);
     case bitshuffle: {
       const std::uint32_t compressor = value(filter, 4);
       if (filter.values.size() < 3 || value(filter, 2) == 0 || value(filter, 3) % 8) return "has no valid block size";
@@ -68,15 +86,15 @@ std::string problem(const Filter& filter) {
     case fletcher:
     case lzf:
     case lz4:
-    case zstd: return {};
-    default: return no_decoder;
+    case zstd:
+      return {};
+    default:
+      return no_decoder;
   }
 }
 
 // Filters that leave the bytes as they are, or only shorten them: undone without a copy.
-bool is_view(const Filter& filter) {
-  return filter.id == fletcher || (filter.id == shuffle && value(filter, 0) <= 1);
-}
+bool is_view(const Filter& filter) { return filter.id == fletcher || (filter.id == shuffle && value(filter, 0) <= 1); }
 
 // An upper bound of the bytes before `active[0]` and its followers were applied, given that after undoing all of them
 // there are `nbytes`. Exact for filters of fixed size; what a compressor made of a chunk is at most twice the chunk.
@@ -91,20 +109,30 @@ std::size_t bound(std::span<const Filter* const> before, std::size_t nbytes) {
 
 std::size_t undo(const Filter& filter, Bytes in, MutableBytes out, Scratch& scratch) {
   switch (filter.id) {
-    case deflate: return inflate_zlib(in, out);
+    case deflate:
+      return inflate_zlib(in, out);
     case shuffle:
       if (in.size() > out.size()) throw Error(Kind::codec, "more than expected");
       unshuffle(in, out, value(filter, 0));
       return in.size();
-    case nbit: return decode_nbit(in, out, filter);
-    case scaleoffset: return decode_scaleoffset(in, out, filter);
-    case lzf: return decode_lzf(in, out);
-    case blosc: return decode_blosc(in, out, scratch);
-    case lz4: return decode_h5lz4(in, out);
-    case bitshuffle: return decode_bitshuffle(in, out, filter, scratch);
-    case zstd: return decode_zstd(in, out);
-    case blosc2: return decode_blosc2(in, out, scratch);
-    default: throw Error(Kind::codec, no_decoder);
+    case nbit:
+      return decode_nbit(in, out, filter);
+    case scaleoffset:
+      return decode_scaleoffset(in, out, filter);
+    case lzf:
+      return decode_lzf(in, out);
+    case blosc:
+      return decode_blosc(in, out, scratch);
+    case lz4:
+      return decode_h5lz4(in, out);
+    case bitshuffle:
+      return decode_bitshuffle(in, out, filter, scratch);
+    case zstd:
+      return decode_zstd(in, out);
+    case blosc2:
+      return decode_blosc2(in, out, scratch);
+    default:
+      throw Error(Kind::codec, no_decoder);
   }
 }
 

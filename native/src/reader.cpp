@@ -75,8 +75,8 @@ struct Reader::Impl {
 
 Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wanted) {
   if (count == 0 || count > most_threads || depth > most_depth) {
-    throw std::invalid_argument("a Reader has 1 to " + std::to_string(most_threads) + " threads and a depth of at most " +
-                                std::to_string(most_depth));
+    throw std::invalid_argument("a Reader has 1 to " + std::to_string(most_threads) +
+                                " threads and a depth of at most " + std::to_string(most_depth));
   }
   auto rings = make_rings(count, depth, wanted);
   backend = rings[0] ? Backend::uring : Backend::pread;

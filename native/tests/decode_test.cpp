@@ -1,11 +1,11 @@
 // Decoders on bytes made by hand: what no writer makes by itself, and what only a hostile one would.
+#include "solar/decode.hpp"
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <initializer_list>
 #include <random>
-
-#include "solar/decode.hpp"
 
 using namespace solar;
 
@@ -43,8 +43,8 @@ std::vector<std::byte> through(std::vector<Filter> filters, std::vector<std::byt
 
 TEST_CASE("a stored, a fixed and an empty block make one zlib stream") {
   // 78 01: header. Stored "abc"; fixed: literal 'd', end; fixed and last: end.
-  const auto stream = bytes({0x78, 0x01, 0x00, 0x03, 0x00, 0xfc, 0xff, 'a', 'b', 'c', 0x4a, 0x01, 0x0c, 0x00,
-                             0x03, 0xd8, 0x01, 0x8b});
+  const auto stream =
+      bytes({0x78, 0x01, 0x00, 0x03, 0x00, 0xfc, 0xff, 'a', 'b', 'c', 0x4a, 0x01, 0x0c, 0x00, 0x03, 0xd8, 0x01, 0x8b});
   CHECK(decoded(inflate_zlib, stream, 9) == bytes({'a', 'b', 'c', 'd'}));
   CHECK(decoded(inflate_zlib, stream, 4) == bytes({'a', 'b', 'c', 'd'}));
   CHECK_THROWS_AS(decoded(inflate_zlib, stream, 3), Error);

@@ -156,7 +156,8 @@ inline Values cut_chunk(const Values& values, const std::vector<std::uint64_t>& 
 
 // Sets the elements of chunk `c` of a part to the fill value.
 inline void set_fill(Values& values, const std::vector<std::uint64_t>& shape, const std::vector<std::uint64_t>& chunk,
-                     const std::vector<std::uint64_t>& grid, std::uint64_t c, std::uint64_t itemsize, const Values& fill) {
+                     const std::vector<std::uint64_t>& grid, std::uint64_t c, std::uint64_t itemsize,
+                     const Values& fill) {
   for (std::uint64_t i = 0; i < product(shape); ++i) {
     auto at = unravel(i, shape);
     for (std::size_t d = 0; d < at.size(); ++d) at[d] /= chunk[d];
@@ -185,8 +186,46 @@ inline solar::Form random_form(const Source& source, Random& random) {
   return form;
 }
 
-inline Sample random_source(const Folder& folder, unsigned seed) {
+// Appends a part in a file of its own, and its values to the rows. Without an index, chunks are missing only at the end.
+inline void add_part(Sample& sample, Arrays& arrays, const std::string& path, bool sparse, Random& random) {
   using namespace detail;
+  Source& source = *sample.source;
+  solar::Form form = random_form(source, random);
+  std::vector<std::uint64_t> shape{random.between(1, 12)};
+  shape.insert(shape.end(), source.row_shape.begin(), source.row_shape.end());
+  std::vector<std::uint64_t> chunk = form.chunk;
+  if (chunk[0] == 0) chunk[0] = shape[0];
+  std::vector<std::uint64_t> grid(shape.size());
+  for (std::size_t d = 0; d < grid.size(); ++d) grid[d] = (shape[d] + chunk[d] - 1) / chunk[d];
+  Values values(product(shape, source.itemsize));
+  for (std::byte& b : values) b = random.byte();
+  Values file(random.upto(40));
+  const std::uint64_t stored = random.one_in(3) ? random.upto(product(grid)) : product(grid);
+  for (std::uint64_t c = 0; c < product(grid); ++c) {
+    if (sparse ? random.one_in(5) : c >= stored) {
+      set_fill(values, shape, chunk, grid, c, source.itemsize, form.fill);
+      continue;
+    }
+    Values raw = cut_chunk(values, shape, chunk, grid, c, source.itemsize, random);
+    const bool masked = random.one_in(4);
+    if (!form.pipeline.empty() && !masked) raw = shuffled(raw, source.itemsize);
+    file.resize(file.size() + (random.one_in(3) ? random.upto(30) : 0));
+    if (sparse) arrays.index.push_back(c);
+    arrays.offset.push_back(file.size());
+    arrays.nbytes.push_back(raw.size());
+    arrays.mask.push_back(masked ? 1 : 0);
+    file.insert(file.end(), raw.begin(), raw.end());
+  }
+  source.files.push_back(write_file(path, file));
+  source.forms.push_back(std::move(form));
+  arrays.part_file.push_back(static_cast<std::int32_t>(arrays.part_file.size()));
+  arrays.part_form.push_back(static_cast<std::int32_t>(arrays.part_form.size()));
+  arrays.part_first.push_back(arrays.part_first.back() + static_cast<std::int64_t>(shape[0]));
+  arrays.part_chunks.push_back(static_cast<std::int64_t>(arrays.offset.size()));
+  sample.rows.insert(sample.rows.end(), values.begin(), values.end());
+}
+
+inline Sample random_source(const Folder& folder, unsigned seed) {
   Random random(seed);
   Sample sample;
   Source& source = *sample.source;
@@ -196,48 +235,12 @@ inline Sample random_source(const Folder& folder, unsigned seed) {
   if (random.one_in(2)) source.swap = static_cast<std::uint32_t>(source.itemsize);
   for (std::uint64_t d = random.upto(3); d > 0; --d) source.row_shape.push_back(random.between(1, 7));
   const bool sparse = random.one_in(2);
-  const std::uint64_t parts = random.between(1, 3);
-  for (std::uint64_t part = 0; part < parts; ++part) {
-    solar::Form form = random_form(source, random);
-    std::vector<std::uint64_t> shape{random.between(1, 12)};
-    shape.insert(shape.end(), source.row_shape.begin(), source.row_shape.end());
-    std::vector<std::uint64_t> chunk = form.chunk;
-    if (chunk[0] == 0) chunk[0] = shape[0];
-    std::vector<std::uint64_t> grid(shape.size());
-    for (std::size_t d = 0; d < grid.size(); ++d) grid[d] = (shape[d] + chunk[d] - 1) / chunk[d];
-    Values values(product(shape, source.itemsize));
-    for (std::byte& b : values) b = random.byte();
-    Values file(random.upto(40));
-    // Without an index, chunks are missing only at the end.
-    const std::uint64_t stored = random.one_in(3) ? random.upto(product(grid)) : product(grid);
-    for (std::uint64_t c = 0; c < product(grid); ++c) {
-      if (sparse ? random.one_in(5) : c >= stored) {
-        set_fill(values, shape, chunk, grid, c, source.itemsize, form.fill);
-        continue;
-      }
-      Values raw = cut_chunk(values, shape, chunk, grid, c, source.itemsize, random);
-      const bool masked = random.one_in(4);
-      if (!form.pipeline.empty() && !masked) raw = shuffled(raw, source.itemsize);
-      file.resize(file.size() + (random.one_in(3) ? random.upto(30) : 0));
-      if (sparse) arrays->index.push_back(c);
-      arrays->offset.push_back(file.size());
-      arrays->nbytes.push_back(raw.size());
-      arrays->mask.push_back(masked ? 1 : 0);
-      file.insert(file.end(), raw.begin(), raw.end());
-    }
-    source.files.push_back(write_file(folder / ("part" + std::to_string(part) + ".h5"), file));
-    source.forms.push_back(std::move(form));
-    arrays->part_file.push_back(static_cast<std::int32_t>(part));
-    arrays->part_form.push_back(static_cast<std::int32_t>(part));
-    arrays->part_first.push_back(arrays->part_first.back() + static_cast<std::int64_t>(shape[0]));
-    arrays->part_chunks.push_back(static_cast<std::int64_t>(arrays->offset.size()));
-    sample.rows.insert(sample.rows.end(), values.begin(), values.end());
+  for (std::uint64_t part = random.between(1, 3); part > 0; --part) {
+    add_part(sample, *arrays, folder / ("part" + std::to_string(part) + ".h5"), sparse, random);
   }
-  if (source.swap > 1) {
-    for (std::size_t i = 0; i < sample.rows.size(); i += source.swap) {
-      std::reverse(sample.rows.begin() + static_cast<std::ptrdiff_t>(i),
-                   sample.rows.begin() + static_cast<std::ptrdiff_t>(i + source.swap));
-    }
+  for (std::size_t i = 0; source.swap > 1 && i < sample.rows.size(); i += source.swap) {
+    const auto at = sample.rows.begin() + static_cast<std::ptrdiff_t>(i);
+    std::reverse(at, at + source.swap);
   }
   look(source, arrays);
   return sample;

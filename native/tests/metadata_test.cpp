@@ -151,7 +151,8 @@ std::string refusal(const std::vector<std::byte>& bytes, const std::string& name
 bool says(const std::string& message, const std::string& part) { return message.find(part) != std::string::npos; }
 
 // Twelve bytes of data at 48, a dataset `data` and what else the test links into the root.
-std::vector<std::byte> file_with(std::uint64_t nbytes, std::vector<Message> links = {}, unsigned version = 2, unsigned flags = 0) {
+std::vector<std::byte> file_with(std::uint64_t nbytes, std::vector<Message> links = {}, unsigned version = 2,
+                                 unsigned flags = 0) {
   Writer file = start();
   file.text("abcdefghijkl");
   const std::uint64_t data = object(file, dataset(superblock_nbytes, nbytes));
@@ -192,7 +193,8 @@ TEST_CASE("what is no HDF5 file is refused") {
 
 TEST_CASE("a file cut short is refused at every length") {
   const std::vector<std::byte> bytes = file_with(12);
-  for (std::size_t n = 0; n < bytes.size(); ++n) CHECK(refusal({bytes.begin(), bytes.begin() + static_cast<long>(n)}) != "");
+  for (std::size_t n = 0; n < bytes.size(); ++n)
+    CHECK(refusal({bytes.begin(), bytes.begin() + static_cast<long>(n)}) != "");
 }
 
 TEST_CASE("any flipped bit of the metadata is an error or a problem, as every byte has a checksum") {
@@ -228,7 +230,8 @@ TEST_CASE("storage that is too small or outside the file is a problem of its dat
 }
 
 TEST_CASE("soft links are followed by name, and those that lead nowhere are named") {
-  const auto bytes = file_with(12, {soft_link("alias", "/data"), soft_link("lost", "nothing"), soft_link("loop", "loop")});
+  const auto bytes =
+      file_with(12, {soft_link("alias", "/data"), soft_link("lost", "nothing"), soft_link("loop", "loop")});
   CHECK(read(bytes, "alias").datasets.at(0).address == superblock_nbytes);
   const Metadata found = read(bytes);
   CHECK(found.datasets.size() == 1);

@@ -207,7 +207,8 @@ TEST_CASE("an error belongs to its ticket and names file, dataset, sample and of
     CHECK(reader.wait(second, 60s));
     CHECK(good == wanted_rows(all, 100, here));
     const std::string message = message_of(reader, first, Kind::read);
-    CHECK(message.find(source->files[0].path + ": /x, sample 15, offset 2012: the file ends here") != std::string::npos);
+    CHECK(message.find(source->files[0].path + ": /x, sample 15, offset 2012: the file ends here") !=
+          std::string::npos);
   }
 }
 

@@ -1,4 +1,4 @@
-"""The command `solar`: parse, call, print. A subcommand is imported when it is asked for, so that `solar --help` is quick."""
+"""The command `solar`: parse, call, print. A subcommand is imported when asked for, so that `solar --help` is quick."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.set_defaults(run=module.run)
     chosen = parser.parse_args(given)
     try:
-        return chosen.run(chosen)
+        code: int = chosen.run(chosen)
+        return code
     except SolarError as error:
         print(f"solar: {printable(str(error))}", file=sys.stderr)
         return 1

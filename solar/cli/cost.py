@@ -78,8 +78,9 @@ def advice(layout: Layout) -> str:
     if one.waste >= 2:
         epoch = size(one.decoded_nbytes * layout.samples)
         return (
-            f"One by one in random order, an epoch decodes {epoch}, the dataset {one.waste:.0f} times over. A batch decodes "
-            f"each chunk it needs once: ask for large batches, or store one sample in a chunk:\n{_repack(layout)}"
+            f"One by one in random order, an epoch decodes {epoch}, the dataset {one.waste:.0f} times over. A batch "
+            "decodes each chunk it needs once: ask for large batches, or store one sample in a chunk:\n"
+            + _repack(layout)
         )
     if one.reads > 1 and one.read_nbytes < FEW_BYTES:
         return f"Such small reads cost more than their bytes. Store one sample in a chunk:\n{_repack(layout)}"

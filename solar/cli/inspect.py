@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from solar.cli import words
@@ -19,7 +20,7 @@ from solar.io.paths import files_of
 from solar.values import Layout
 
 DETAILS = """\
-keys of --json: version (1), files, nbytes, problems (damaged groups, links that lead nowhere), datasets; of each dataset:
+keys of --json: version (1), files, nbytes, problems (damaged groups, links that lead nowhere), datasets; of each:
   name shape dtype nbytes stored_nbytes samples sample_nbytes storage index chunk chunks fill (hexadecimal; "" is zeros)
   filters ([{id, name, flags, values}]), reader (direct, h5py or none), reason (why not direct),
   cost ({samples_per_chunk, chunks_per_sample, reads, read_nbytes, decoded_nbytes, waste}, or null), words, advice
@@ -57,7 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
 def as_json(files: list[str], layouts: dict[str, Layout], problems: list[str]) -> dict[str, Any]:
     """The answer of --json; its keys are listed in DETAILS."""
     nbytes = sum(map(os.path.getsize, files))
-    return {"version": 1, "files": files, "nbytes": nbytes, "problems": problems, "datasets": [_dataset(one) for one in layouts.values()]}
+    return {
+        "version": 1,
+        "files": files,
+        "nbytes": nbytes,
+        "problems": problems,
+        "datasets": [_dataset(one) for one in layouts.values()],
+    }
 
 
 def _dataset(layout: Layout) -> dict[str, Any]:
@@ -115,10 +122,11 @@ def as_text(
 ) -> Iterator[str]:
     """The lines for people."""
     nbytes = sum(map(os.path.getsize, files))
-    title = os.path.basename(files[0]) if len(files) == 1 else f"{len(files):,} files, {files[0]} and on"
+    title = Path(files[0]).name if len(files) == 1 else f"{len(files):,} files, {files[0]} and on"
     summary = f"{words.size(nbytes)} · {words.count(len(layouts), 'dataset')}"
     yield paint.signs(f"{paint('bold', words.printable(title))}  {paint('dim', summary)}")
-    yield ""
+    if layouts:
+        yield ""
     tree: dict[str, Any] = {}
     for name, layout in layouts.items():
         groups = name.strip("/").split("/", DEEPEST)
@@ -149,9 +157,11 @@ def _branch(tree: dict[str, Any], indent: str, in_detail: bool, paint: _Paint) -
             continue
         label, *facts = (fact.ljust(width) for fact, width in zip(rows[name], widths, strict=True))
         reader = paint(READER_COLOURS[member.reader], facts.pop())
-        line = [paint("bold", label), *facts, reader, _storage(member)]
+        told = in_detail or _worth_words(member)
+        why = "" if told or not member.reason else paint("dim", words.printable(f"({member.reason})"))
+        line = [paint("bold", label), *facts, reader, _storage(member), why]
         yield paint("dim", indent + stem) + "  ".join(line).rstrip()
-        if in_detail or _worth_words(member):
+        if told:
             yield from _words(member, paint("dim", indent + under), len(indent) + 3, paint)
 
 
@@ -162,12 +172,15 @@ def _worth_words(layout: Layout) -> bool:
 def _facts(name: str, layout: Layout) -> list[str]:
     """What stands in columns: name, shape, type, size, and by whom it is read."""
     shape = words.times(layout.shape) if layout.shape else ("scalar" if layout.reader != "none" else "")
-    nbytes = words.size(layout.nbytes) if layout.dtype.itemsize else ""
+    known = layout.dtype.itemsize and not layout.dtype.hasobject
+    nbytes = words.size(layout.nbytes) if known else ""
     return [words.printable(name), shape, words.kind(layout.dtype), nbytes, layout.reader]
 
 
 def _storage(layout: Layout) -> str:
     form = layout.forms[0] if layout.forms else None
+    if layout.reader == "none":
+        return ""
     if form is None or not form.chunk[0] or layout.storage != "chunked":
         return layout.storage
     chunks = words.count(len(layout.chunk_offset), "chunk")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:  # `solar --help` needs none of these
+    import numpy as np
 
-from solar.values import Filter
+    from solar.values import Filter
 
 INDEXES = {
     "btree1": "B-tree",
@@ -47,8 +48,8 @@ def size(nbytes: float) -> str:
         if nbytes < 1024 or unit == "TiB":
             break
         nbytes /= 1024
-    digits = 1 if unit != "B" and nbytes < 100 and nbytes != int(nbytes) else 0
-    return f"{nbytes:.{digits}f} {unit}"
+    text = f"{nbytes:.1f}".removesuffix(".0") if nbytes < 100 else f"{nbytes:.0f}"
+    return f"{text} {unit}"
 
 
 def count(number: int, noun: str) -> str:
@@ -63,7 +64,7 @@ def times(shape: Iterable[int]) -> str:
 
 def kind(dtype: np.dtype[Any]) -> str:
     """A dtype in a word or two."""
-    known = dtype.metadata or {}
+    known: Mapping[str, Any] = dtype.metadata or {}
     if dtype.subdtype is not None:
         return f"{kind(dtype.base)} [{times(dtype.shape)}]"
     if dtype.names is not None:
@@ -73,7 +74,7 @@ def kind(dtype: np.dtype[Any]) -> str:
         if "ref" in known:
             return "references"
         vlen = known.get("vlen")
-        return "text" if vlen in (str, bytes) else f"lists of {kind(vlen)}" if isinstance(vlen, np.dtype) else "objects"
+        return "objects" if vlen is None else "text" if isinstance(vlen, type) else f"lists of {kind(vlen)}"
     if dtype.kind == "S":
         return f"text[{dtype.itemsize}]"
     if dtype.kind == "V":
@@ -95,4 +96,6 @@ def ratio(raw: int, stored: int) -> str:
 
 def printable(text: str) -> str:
     """Text from a file, without what would command a terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text)
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
+    )

@@ -12,8 +12,8 @@ import torch.utils.data
 from solar.errors import LayoutError
 from solar.io.hdf5 import Samples, inspect
 from solar.io.index import Folder
-from solar.io.paths import Path
-from solar.io.reader import Pending, Rows, checked_rows
+from solar.io.paths import Paths
+from solar.io.reader import Rows, checked_rows
 from solar.values import Layout
 
 TENSOR_KINDS = "biufc"  # what torch makes tensors of; a batch of anything else is a list of its samples
@@ -22,8 +22,9 @@ TENSOR_KINDS = "biufc"  # what torch makes tensors of; a batch of anything else 
 class H5Dataset(torch.utils.data.Dataset[Any]):
     """Samples from HDF5 files: `path` is a file, a list of files, a directory or a glob pattern (see solar.inspect).
 
-    `fields` names what a sample is made of, and its structure: a dataset's name gives the array itself, a tuple or list of
-    names a tuple, a dict of names a dict; tuples and dicts may hold others. With samples="files" each file is one sample.
+    `fields` names what a sample is made of, and its structure: a dataset's name gives the array itself, a tuple or
+    list of names a tuple, a dict of names a dict; tuples and dicts may hold others. With samples="files" each file is
+    one sample.
     Arrays are numpy's, in the machine's byte order; of a dataset of numbers along one axis, numpy scalars.
 
     It holds no open file, can be pickled, and may be used in forked and spawned processes.
@@ -37,16 +38,12 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     (100, (8, 8), 99)
     """
 
-    def __init__(
-        self, path: Path | Sequence[Path], fields: Any, *, samples: Samples = "rows", cache: Folder = "auto"
-    ) -> None:
+    def __init__(self, path: Paths, fields: Any, *, samples: Samples = "rows", cache: Folder = "auto") -> None:
         if fields is None:
             raise TypeError("fields: name the datasets a sample is made of")
         self.layouts = inspect(path, fields, samples=samples, cache=cache)
         first, *_ = _leaves(self.layouts)
         for layout in _leaves(self.layouts):
-            if layout.reader == "none":
-                raise LayoutError(f"{layout.paths[0]}: {layout.name}: {layout.reason}")
             if not layout.shape:
                 raise LayoutError(f"{layout.paths[0]}: {layout.name} is a scalar, not rows of samples")
         self._samples = first.samples
@@ -61,13 +58,13 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return _sample(self.read_batch([index]), 0)
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
-        """The samples at these indices, read together. They share memory: it is free again when all of them are gone."""
+        """The samples at these indices, read together. They share memory, which is free when all of them are gone."""
         positions = np.asarray(list(indices))
         batch = self.read_batch(positions)
         return [_sample(batch, i) for i in range(len(positions))]
 
     def read_batch(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> Any:
-        """The samples at these indices in the structure of the fields: arrays stacked along axis 0, or lists (of text)."""
+        """The samples at these indices in the structure of the fields: arrays stacked along axis 0, lists of text."""
         return self.start_batch(indices).wait()
 
     def start_batch(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> PendingBatch:
@@ -124,6 +121,3 @@ def _leaves(structure: Any) -> list[Layout]:
 
 def _sample(batch: Any, position: int) -> Any:
     return _mapped(batch, lambda values: values[position])
-
-
-__all__ = ["H5Dataset", "Pending", "PendingBatch"]

@@ -20,7 +20,8 @@ struct Filter {
   std::vector<std::uint32_t> values;
 };
 
-// Memory reused from chunk to chunk by one thread.
+// Memory reused from chunk to chunk by one thread. a and b hold what is between two filters; c is free for the
+// decoder of a container.
 struct Scratch {
   std::vector<std::byte> a, b, c;
 };

@@ -27,8 +27,7 @@ class BitReader {
     const std::size_t first = at_ / 8, left = bytes_.size() - first;
     if (left >= 8) return load_be64(bytes_.data() + first);
     std::uint64_t value = 0;
-    for (std::size_t i = 0; i < left; ++i)
-      value |= std::to_integer<std::uint64_t>(bytes_[first + i]) << (56 - 8 * i);
+    for (std::size_t i = 0; i < left; ++i) value |= std::to_integer<std::uint64_t>(bytes_[first + i]) << (56 - 8 * i);
     return value;
   }
 

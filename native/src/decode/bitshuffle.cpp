@@ -1,7 +1,8 @@
 // The container of filter 32008: bit-shuffled blocks, stored as they are or compressed one by one.
 //
-// values: version major, minor, bytes of an item, items of a block (0: about 8 KiB), compressor. Compressed, a header
-// precedes: be64 bytes of all, be32 bytes of a block, which overrules values. Up to 7 last items are stored as they are.
+// values: version major, minor, bytes of an item, items of a block (0: about 8 KiB), compressor. If compressed, a
+// header precedes: be64 bytes of all, be32 bytes of a block, which overrules values. Up to 7 last items are stored as
+// is.
 #include <algorithm>
 
 #include "solar/decode.hpp"
@@ -42,7 +43,8 @@ std::size_t decode_bitshuffle(Bytes in, MutableBytes out, const Filter& filter, 
   if (block_items % 8) fail("a block is not a multiple of 8 items");
 
   const std::size_t items = nbytes / itemsize, shuffled = items / 8 * 8;
-  if (compressor != Compressor::none) scratch.c.resize(std::max(scratch.c.size(), std::min(block_items, items) * itemsize));
+  if (compressor != Compressor::none)
+    scratch.c.resize(std::max(scratch.c.size(), std::min(block_items, items) * itemsize));
   for (std::size_t item = 0; item < shuffled; item += block_items) {
     const std::size_t size = std::min(block_items, shuffled - item) * itemsize;
     Bytes block;

@@ -35,7 +35,8 @@ Shape read_shape(Bytes metalayer, std::size_t itemsize) {
   if (const unsigned version = in.u8(); version != 0) unsupported("blosc array version " + std::to_string(version));
   shape.axes = in.u8();
   shape.itemsize = itemsize;
-  if (shape.axes == 0 || shape.axes > kMostAxes) unsupported("a blosc array of " + std::to_string(shape.axes) + " axes");
+  if (shape.axes == 0 || shape.axes > kMostAxes)
+    unsupported("a blosc array of " + std::to_string(shape.axes) + " axes");
   read_lengths(in, shape.axes, true, shape.array);
   read_lengths(in, shape.axes, false, shape.chunk);
   read_lengths(in, shape.axes, false, shape.block);
@@ -46,7 +47,8 @@ Shape read_shape(Bytes metalayer, std::size_t itemsize) {
 std::size_t checked_nbytes(const Shape& shape, std::size_t most) {
   std::size_t nbytes = shape.itemsize;
   for (std::size_t i = 0; i < shape.axes; ++i) {
-    if (shape.block[i] == 0 || shape.block[i] > shape.chunk[i]) damaged("a block of a blosc array is larger than a chunk");
+    if (shape.block[i] == 0 || shape.block[i] > shape.chunk[i])
+      damaged("a block of a blosc array is larger than a chunk");
     if (shape.chunk[i] > shape.array[i]) unsupported("a chunk larger than its blosc array");
     if (nbytes > most / shape.array[i]) damaged("the output is larger than its space");
     nbytes *= shape.array[i];
@@ -69,7 +71,8 @@ bool advance(Index& index, const Index& lengths, std::size_t axes) {
 class Box {
  public:
   // `extent`: how much of the block is inside the array.
-  Box(const Shape& shape, const Index& origin, const Index& extent) : shape_(shape), extent_(extent), axis_(shape.axes - 1) {
+  Box(const Shape& shape, const Index& origin, const Index& extent)
+      : extent_(extent), axis_(shape.axes - 1) {
     std::size_t inside = shape.itemsize;  // bytes of one step along the axis at hand
     std::size_t stored = shape.itemsize;
     for (std::size_t i = shape.axes; i-- > 0;) {
@@ -87,7 +90,9 @@ class Box {
   std::size_t begin() const { return begin_; }
   bool in_one_piece() const { return run_ == nbytes_; }
 
-  void copy(const std::byte* block, std::byte* array) const {
+  // Calls visit(from, to, nbytes) for each run: its place in the block and in the array.
+  template <class Visit>
+  void for_each_run(Visit visit) const {
     Index index{};
     do {
       std::size_t from = 0, to = begin_;
@@ -95,12 +100,11 @@ class Box {
         from += index[i] * stored_steps_[i];
         to += index[i] * steps_[i];
       }
-      std::memcpy(array + to, block + from, run_);
+      visit(from, to, run_);
     } while (advance(index, extent_, axis_));
   }
 
  private:
-  const Shape& shape_;
   Index extent_;
   Index steps_{}, stored_steps_{};
   std::size_t axis_;  // the outermost axis of a run
@@ -126,33 +130,49 @@ class Decoder {
     if (chunk.nbytes() != chunk_nbytes_ || chunk.block_nbytes() != block_nbytes_) {
       damaged("a chunk of a blosc array has not the size it must have");
     }
-    // Behind the space of the filters: the first block, which a delta refers to, and the one at hand.
+    if (chunk.is_one_value()) return fill(chunk, where);
+    // Behind the space of the filters: the first block where later ones refer to it, and the one at hand.
     const std::size_t space = chunk.space_nbytes();
-    scratch_.c.resize(std::max(scratch_.c.size(), space + 2 * block_nbytes_));
+    const std::size_t kept = chunk.refers_to_first() ? block_nbytes_ : 0;
+    scratch_.c.resize(std::max(scratch_.c.size(), space + kept + block_nbytes_));
     const MutableBytes memory = scratch_.c;
-    const MutableBytes first = memory.subspan(space, block_nbytes_);
+    const MutableBytes first = memory.subspan(space, kept);
     Index at{};
     std::size_t block = 0;
     do {
       Index origin{}, extent{};
-      if (!find(where, at, origin, extent)) continue;
+      if (!find(shape_.block, where, at, origin, extent)) continue;
       const Box box(shape_, origin, extent);
-      const bool direct = block > 0 && box.in_one_piece();
-      const MutableBytes stay = memory.subspan(space + (block > 0 ? block_nbytes_ : 0), block_nbytes_);
-      const MutableBytes to = direct ? out_.subspan(box.begin(), block_nbytes_) : stay;
+      const bool keep = block == 0 && kept > 0;
+      const bool direct = !keep && box.in_one_piece();
+      const MutableBytes aside = keep ? first : memory.subspan(space + kept, block_nbytes_);
+      const MutableBytes to = direct ? out_.subspan(box.begin(), block_nbytes_) : aside;
       chunk.decode_block(block, to, first, memory.first(space));
-      if (!direct) box.copy(to.data(), out_.data());
+      if (!direct) box.for_each_run([&](std::size_t from, std::size_t begin, std::size_t nbytes) {
+        std::memcpy(out_.data() + begin, to.data() + from, nbytes);
+      });
     } while (++block, advance(at, blocks_, shape_.axes));
   }
 
  private:
-  // False when the block is padding only.
-  bool find(const Index& chunk, const Index& block, Index& origin, Index& extent) const {
+  // As if the chunk were one block: its own may be many and tiny.
+  void fill(const Chunk& chunk, const Index& where) {
+    Shape whole = shape_;
+    whole.block = whole.chunk;
+    Index origin{}, extent{};
+    find(whole.block, where, {}, origin, extent);
+    Box(whole, origin, extent).for_each_run([&](std::size_t, std::size_t begin, std::size_t nbytes) {
+      chunk.fill(out_.subspan(begin, nbytes));
+    });
+  }
+
+  // Where a block of `lengths` begins and how much of it is inside the array; false when it is padding only.
+  bool find(const Index& lengths, const Index& chunk, const Index& block, Index& origin, Index& extent) const {
     for (std::size_t i = 0; i < shape_.axes; ++i) {
-      const std::size_t in_chunk = block[i] * shape_.block[i];
+      const std::size_t in_chunk = block[i] * lengths[i];
       origin[i] = chunk[i] * shape_.chunk[i] + in_chunk;
       if (origin[i] >= shape_.array[i]) return false;
-      extent[i] = std::min({shape_.block[i], shape_.chunk[i] - in_chunk, shape_.array[i] - origin[i]});
+      extent[i] = std::min({lengths[i], shape_.chunk[i] - in_chunk, shape_.array[i] - origin[i]});
     }
     return true;
   }
@@ -169,7 +189,8 @@ class Decoder {
 
 std::size_t decode_array(Frame& frame, Bytes metalayer, MutableBytes out, Scratch& scratch) {
   const Shape shape = read_shape(metalayer, frame.itemsize());
-  if (std::ranges::count(shape.array.begin(), shape.array.begin() + static_cast<std::ptrdiff_t>(shape.axes), 0u) > 0) return 0;
+  if (std::ranges::count(shape.array.begin(), shape.array.begin() + static_cast<std::ptrdiff_t>(shape.axes), 0u) > 0)
+    return 0;
   const std::size_t nbytes = checked_nbytes(shape, out.size());
   Index grid{}, where{};
   std::size_t chunks = 1;

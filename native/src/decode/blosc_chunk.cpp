@@ -67,7 +67,8 @@ Chunk::Chunk(Bytes in) {
 Chunk Chunk::of_special(unsigned special, std::size_t nbytes, std::size_t block_nbytes, std::size_t itemsize) {
   Chunk chunk;
   chunk.special_ = static_cast<Special>(special);
-  if (special == 0 || special > 4 || chunk.special_ == Special::value) damaged("a blosc frame has an unknown special chunk");
+  if (special == 0 || special > 4 || chunk.special_ == Special::value)
+    damaged("a blosc frame has an unknown special chunk");
   chunk.nbytes_ = nbytes;
   chunk.block_nbytes_ = std::min(block_nbytes, nbytes);
   chunk.itemsize_ = itemsize;
@@ -110,6 +111,7 @@ std::size_t Chunk::blocks() const { return nbytes_ == 0 ? 0 : (nbytes_ - 1) / bl
 std::size_t Chunk::space_nbytes() const { return std::min<std::size_t>(step_count_, 2) * block_nbytes_; }
 
 void Chunk::decode(MutableBytes out, Scratch& scratch) {
+  if (is_one_value()) return fill(out);
   scratch.c.resize(std::max(scratch.c.size(), space_nbytes()));
   const Bytes first = out.first(block_nbytes_);
   for (std::size_t block = 0; block < blocks(); ++block) {
@@ -119,7 +121,7 @@ void Chunk::decode(MutableBytes out, Scratch& scratch) {
 }
 
 void Chunk::decode_block(std::size_t block, MutableBytes out, Bytes first, MutableBytes space) {
-  if (special_ != Special::none) return fill(out);
+  if (is_one_value()) return fill(out);
   if (copied_) {
     Cursor cursor(stored_, Kind::codec, "a blosc chunk");
     cursor.skip(header_nbytes_ + block * block_nbytes_);

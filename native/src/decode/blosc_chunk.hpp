@@ -26,13 +26,17 @@ class Chunk {
   std::size_t block_nbytes() const { return block_nbytes_; }
   std::size_t stored_nbytes() const { return stored_.size(); }
   std::size_t blocks() const;
+  bool is_one_value() const { return special_ != Special::none; }
+  bool refers_to_first() const { return delta_; }
 
   // What decode_block needs as `space`.
   std::size_t space_nbytes() const;
-  // REQUIRES: `out` is as large as the block; `first` is block 0, decoded, unless this is block 0.
+  // REQUIRES: `out` is as large as the block; `first` is block 0, decoded, where refers_to_first() and block > 0.
   void decode_block(std::size_t block, MutableBytes out, Bytes first, MutableBytes space);
   // REQUIRES: out.size() == nbytes().
   void decode(MutableBytes out, Scratch& scratch);
+  // REQUIRES: is_one_value().
+  void fill(MutableBytes out) const;
 
  private:
   struct Step {
@@ -48,7 +52,6 @@ class Chunk {
   void decode_stream(Cursor& in, MutableBytes out);
   void undo(const Step& step, Bytes in, MutableBytes out) const;
   void undo_delta(bool is_first, MutableBytes out, Bytes first) const;
-  void fill(MutableBytes out) const;
 
   Bytes stored_;
   std::size_t header_nbytes_ = 0;

@@ -2,11 +2,11 @@
 //
 // An Entry packs all that one look-up decides:
 //   bits 0-5    bits to drop: the code and its extra bits
-//   bits 8-12   how many of these are the code
-//   bits 13-15  flags of what is neither literal, length nor distance
+//   bits 8-13   how many of these are the code
+//   bits 7, 14, 15  flags of what is neither literal, length nor distance
 //   bits 16-30  the literal, the base of the length or distance, or the index of the subtable
 //   bit 31      set for a literal
-// In the entry of a subtable, bits 0-5 are the width of the first level and bits 8-12 the width of the subtable.
+// In the entry of a subtable, bits 0-5 are the width of the first level and bits 8-13 the width of the subtable.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +18,10 @@ namespace solar::deflate {
 using Entry = std::uint32_t;
 
 inline constexpr Entry entry_literal = 1u << 31;
-inline constexpr Entry entry_special = 1u << 15;                      // subtable, end or invalid
+inline constexpr Entry entry_special = 1u << 15;  // subtable, end or invalid
 inline constexpr Entry entry_subtable = entry_special | (1u << 14);
-inline constexpr Entry entry_end = entry_special | (1u << 13);        // end of block
-inline constexpr Entry entry_invalid = entry_special;                 // no code, or a symbol that must not occur
+inline constexpr Entry entry_end = entry_special | (1u << 7);  // end of block
+inline constexpr Entry entry_invalid = entry_special;          // no code, or a symbol that must not occur
 
 inline constexpr unsigned length_width = 11;
 inline constexpr unsigned distance_width = 8;
@@ -34,8 +34,8 @@ inline constexpr std::size_t length_entries = 2342;
 inline constexpr std::size_t distance_entries = 402;
 
 inline unsigned dropped(Entry e) noexcept { return e & 63; }
-inline unsigned code_bits(Entry e) noexcept { return (e >> 8) & 31; }
-inline unsigned payload(Entry e) noexcept { return (e >> 16) & 0x7fff; }
+inline unsigned code_bits(Entry e) noexcept { return (e >> 8) & 63; }
+inline unsigned payload(Entry e) noexcept { return e >> 16; }  // of a literal, the low byte
 
 struct Codes {
   Entry length[length_entries];

@@ -69,7 +69,8 @@ SOLAR_INLINE inline bool inflate_fast(State& s, const Codes& codes) {
   if (s.in_end - s.in < fast_input || s.out_end - s.out < fast_output) return false;
   const std::byte* const in_last = s.in_end - fast_input;
   const std::byte* const out_last = s.out_end - fast_output;
-  const std::byte* in = s.in;  // all in locals: `s` might be among the bytes that are written, for all the compiler knows
+  // All in locals: for the compiler, `s` might be among the bytes that are written.
+  const std::byte* in = s.in;
   std::byte* out = s.out;
   const std::byte* const out_begin = s.out_begin;
   std::uint64_t word = s.word;

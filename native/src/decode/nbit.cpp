@@ -1,7 +1,7 @@
 // HDF5's n-bit filter: of each number only its significant bits, without gaps between numbers.
 //
-// values: their number, 1 if nothing is packed, items of the chunk, then the type: class, size and what the class needs,
-// compounds and arrays nested. It is laid out flat as runs of numbers before decoding.
+// values: their number, 1 if nothing is packed, items of the chunk, then the type: class, size and what the class
+// needs, compounds and arrays nested. It is laid out flat as runs of numbers before decoding.
 #include "bits.hpp"
 #include "integers.hpp"
 #include "solar/decode.hpp"
@@ -61,11 +61,16 @@ class Packing {
     const std::uint32_t size = next();
     if (size == 0 || size > room) throw Unfit{"a part does not fit its type"};
     switch (kind) {
-      case atomic: return add_numbers(at, size, 1);
-      case opaque: return runs_.push_back({at, 1, size, 8, 0, false});
-      case array: return add_array(at, size, depth);
-      case compound: return add_members(at, size, depth);
-      default: throw Unfit{"its type is unknown"};
+      case atomic:
+        return add_numbers(at, size, 1);
+      case opaque:
+        return runs_.push_back({at, 1, size, 8, 0, false});
+      case array:
+        return add_array(at, size, depth);
+      case compound:
+        return add_members(at, size, depth);
+      default:
+        throw Unfit{"its type is unknown"};
     }
   }
 
@@ -119,10 +124,18 @@ class Packing {
 void store(std::byte* out, std::uint64_t value, std::uint32_t size, bool big) {
   if (big) value = __builtin_bswap64(value) >> (64 - 8 * size);
   switch (size) {
-    case 1: std::memcpy(out, &value, 1); break;
-    case 2: std::memcpy(out, &value, 2); break;
-    case 4: std::memcpy(out, &value, 4); break;
-    default: std::memcpy(out, &value, size); break;
+    case 1:
+      std::memcpy(out, &value, 1);
+      break;
+    case 2:
+      std::memcpy(out, &value, 2);
+      break;
+    case 4:
+      std::memcpy(out, &value, 4);
+      break;
+    default:
+      std::memcpy(out, &value, size);
+      break;
   }
 }
 

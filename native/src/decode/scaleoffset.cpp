@@ -1,7 +1,7 @@
 // HDF5's scale-offset filter: numbers less their minimum, in as many bits as the largest needs.
 //
-// A chunk: le32 bits, one byte width of the minimum, le minimum in 16 bytes, then the packed numbers. With a fill value,
-// all bits set stand for it. Floating-point numbers were multiplied by 10^D and rounded to integers before.
+// A chunk: le32 bits, one byte width of the minimum, le minimum in 16 bytes, then the packed numbers. With a fill
+// value, all bits set stand for it. Floating-point numbers were multiplied by 10^D and rounded to integers before.
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
@@ -18,8 +18,14 @@ constexpr std::size_t header_nbytes = 21;
 // The filter's values by name; the fill value is in values 8 and 9.
 struct Parameters {
   explicit Parameters(const std::vector<std::uint32_t>& v)
-      : type(v[0]), factor(static_cast<std::int32_t>(v[1])), items(v[2]), real(v[3] == 1), itemsize(v[4]),
-        big(v[6] == 1), filled(v[7] == 1), fill(std::uint64_t{v[9]} << 32 | v[8]) {}
+      : type(v[0]),
+        factor(static_cast<std::int32_t>(v[1])),
+        items(v[2]),
+        real(v[3] == 1),
+        itemsize(v[4]),
+        big(v[6] == 1),
+        filled(v[7] == 1),
+        fill(std::uint64_t{v[9]} << 32 | v[8]) {}
 
   std::uint32_t type;
   std::int32_t factor;
@@ -82,13 +88,18 @@ void unpack_reals(Packed& packed, const Parameters& p, std::byte* out) {
 }
 
 void unpack(Packed& packed, const Parameters& p, std::byte* out) {
-  if (p.real) return p.itemsize == 4 ? unpack_reals<float, std::uint32_t>(packed, p, out)
-                                     : unpack_reals<double, std::uint64_t>(packed, p, out);
+  if (p.real)
+    return p.itemsize == 4 ? unpack_reals<float, std::uint32_t>(packed, p, out)
+                           : unpack_reals<double, std::uint64_t>(packed, p, out);
   switch (p.itemsize) {
-    case 1: return unpack_integers<std::uint8_t>(packed, p, out);
-    case 2: return unpack_integers<std::uint16_t>(packed, p, out);
-    case 4: return unpack_integers<std::uint32_t>(packed, p, out);
-    default: return unpack_integers<std::uint64_t>(packed, p, out);
+    case 1:
+      return unpack_integers<std::uint8_t>(packed, p, out);
+    case 2:
+      return unpack_integers<std::uint16_t>(packed, p, out);
+    case 4:
+      return unpack_integers<std::uint32_t>(packed, p, out);
+    default:
+      return unpack_integers<std::uint64_t>(packed, p, out);
   }
 }
 

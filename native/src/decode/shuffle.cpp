@@ -8,8 +8,8 @@
 namespace solar {
 namespace {
 
-constexpr std::size_t tile_items = 64;     // a cache line of each plane
-constexpr std::size_t plane_items = 128;   // items whose bits fill a vector of each of eight rows
+constexpr std::size_t tile_items = 64;    // a cache line of each plane
+constexpr std::size_t plane_items = 128;  // items whose bits fill a vector of each of eight rows
 constexpr std::size_t planes_at_once = 16;
 
 // Planes `first` to `first + planes` of 128 items, joined.
@@ -49,8 +49,7 @@ void bitunshuffle(Bytes in, MutableBytes out, std::size_t itemsize) {
   for (std::size_t n = whole; n < row; ++n)
     for (std::size_t k = 0; k < itemsize; ++k) {
       std::uint64_t bits = 0;
-      for (std::size_t j = 0; j < 8; ++j)
-        bits |= std::to_integer<std::uint64_t>(in[(8 * k + j) * row + n]) << (8 * j);
+      for (std::size_t j = 0; j < 8; ++j) bits |= std::to_integer<std::uint64_t>(in[(8 * k + j) * row + n]) << (8 * j);
       bits = transpose_bits(bits);
       for (std::size_t j = 0; j < 8; ++j) out[(8 * n + j) * itemsize + k] = static_cast<std::byte>(bits >> (8 * j));
     }

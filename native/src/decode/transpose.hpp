@@ -8,7 +8,7 @@
 
 namespace solar {
 
-using Vector [[gnu::vector_size(16)]] = std::uint8_t;
+typedef std::uint8_t Vector __attribute__((vector_size(16)));
 
 inline Vector load_vector(const std::byte* p) noexcept {
   Vector v;
@@ -70,7 +70,7 @@ inline void join_planes(const std::byte* planes, std::size_t plane, std::size_t 
 
 // Eight rows of bits become columns: bit j of byte n of vector k was bit k of byte n of vector j.
 inline void transpose_bits(Vector (&v)[8]) noexcept {
-  using Wide [[gnu::vector_size(16)]] = std::uint64_t;
+  typedef std::uint64_t Wide __attribute__((vector_size(16)));
   Wide w[8];
   std::memcpy(w, v, sizeof w);
   const auto swap = [](Wide& a, Wide& b, int shift, std::uint64_t mask) {

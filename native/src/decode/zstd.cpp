@@ -20,7 +20,7 @@ constexpr std::size_t kBlockMax = 128 * 1024;
 struct Workspace {
   Huffman huffman;
   SequenceTables tables;
-  std::array<std::byte, kBlockMax + kSlack> literals;
+  std::array<std::byte, kBlockMax + copy_slack> literals;
 };
 
 Workspace& workspace() {

@@ -1,7 +1,7 @@
 // The bit stream of zstd's entropy coders: written forwards, read from its end to its start.
 //
-// The last byte carries an end mark (its highest set bit). Reading below the start gives zeros and makes left() negative,
-// so a decoder may run on and check once. No byte outside the stream is read.
+// The last byte carries an end mark (its highest set bit). Reading below the start gives zeros and makes left()
+// negative, so a decoder may run on and check once. No byte outside the stream is read.
 #pragma once
 
 #include "solar/bytes.hpp"
@@ -16,9 +16,7 @@
 
 namespace solar::zstd {
 
-[[noreturn]] inline __attribute__((cold, noinline)) void damaged(const char* what) {
-  throw Error(Kind::codec, what);
-}
+[[noreturn]] inline __attribute__((cold, noinline)) void damaged(const char* what) { throw Error(Kind::codec, what); }
 
 inline bool has_bmi2() noexcept {
 #if defined(__x86_64__) && !defined(__BMI2__)

@@ -18,7 +18,8 @@ unsigned read_coded_weights(Bytes in, std::array<std::uint8_t, 256>& weights) {
   std::array<Cell, 1u << kMaxWeightLog> cells;
   const auto distribution = read_distribution(in, kMaxWeightLog, kHuffmanLog + 1);
   for_each_state(distribution, [&](unsigned state, unsigned symbol, unsigned bits, unsigned next) {
-    cells[state] = {static_cast<std::uint8_t>(symbol), static_cast<std::uint8_t>(bits), static_cast<std::uint8_t>(next)};
+    cells[state] = {static_cast<std::uint8_t>(symbol), static_cast<std::uint8_t>(bits),
+                    static_cast<std::uint8_t>(next)};
   });
   BackwardBits stream(in);
   stream.refill();
@@ -78,7 +79,7 @@ SOLAR_ZSTD_INLINE std::size_t rounds(const Lane (&lanes)[4], std::size_t round_b
 
 SOLAR_ZSTD_INLINE void singles_body(Lane (&lanes)[4], const std::uint16_t* table) {
   Lane a = lanes[0], b = lanes[1], c = lanes[2], d = lanes[3];
-  const auto step = [table](Lane& lane, unsigned i) __attribute__((always_inline)) {
+  const auto step = [table](Lane & lane, unsigned i) __attribute__((always_inline)) {
     const unsigned cell = table[lane.window >> (64 - kHuffmanLog)];
     lane.window <<= cell & 63;
     lane.out[i] = static_cast<std::byte>(cell >> 8);
@@ -100,7 +101,7 @@ SOLAR_ZSTD_INLINE void singles_body(Lane (&lanes)[4], const std::uint16_t* table
 
 SOLAR_ZSTD_INLINE void runs_body(Lane (&lanes)[4], const std::uint32_t* table) {
   Lane a = lanes[0], b = lanes[1], c = lanes[2], d = lanes[3];
-  const auto step = [table](Lane& lane) __attribute__((always_inline)) {
+  const auto step = [table](Lane & lane) __attribute__((always_inline)) {
     const std::uint32_t cell = table[lane.window >> (64 - kHuffmanLog)];
     lane.window <<= (cell >> 24) & 63;
     std::memcpy(lane.out, &cell, sizeof cell);
@@ -236,8 +237,10 @@ void Huffman::decode_four(Bytes in, MutableBytes out) {
   if (lanes[3].out > lanes[3].end) damaged("four Huffman streams do not fit their space");
   if (open) {
     for (std::size_t before = 1; before != 0; before = rounds(lanes, runs ? kRunBytes : kSteps)) {
-      if (runs) has_bmi2() ? runs_bmi2(lanes, runs_.data()) : runs_plain(lanes, runs_.data());
-      else has_bmi2() ? singles_bmi2(lanes, single_.data()) : singles_plain(lanes, single_.data());
+      if (runs)
+        has_bmi2() ? runs_bmi2(lanes, runs_.data()) : runs_plain(lanes, runs_.data());
+      else
+        has_bmi2() ? singles_bmi2(lanes, single_.data()) : singles_plain(lanes, single_.data());
     }
     for (std::size_t i = 0; i < 4; ++i) streams[i] = lanes[i].close();
   }

@@ -7,60 +7,21 @@
 namespace solar::zstd {
 namespace {
 
-SOLAR_ZSTD_INLINE void copy16(std::byte* to, const std::byte* from) {
-  std::byte block[16];
-  std::memcpy(block, from, 16);
-  std::memcpy(to, block, 16);
-}
-
-// REQUIRES: kSlack bytes behind both ends; `from` ends before `to` or lies at least 16 bytes before it.
-SOLAR_ZSTD_INLINE void copy_wide(std::byte* to, const std::byte* from, std::size_t n) {
+// REQUIRES: copy_slack bytes behind both ends.
+SOLAR_ZSTD_INLINE void copy_literals(std::byte* to, const std::byte* from, std::size_t n) {
   copy16(to, from);
-  if (n <= 16) [[likely]] return;
-  std::byte* const end = to + n;
-  do {
-    to += 16;
-    from += 16;
-    copy16(to, from);
-    to += 16;
-    from += 16;
-    copy16(to, from);
-  } while (to + 16 < end);
-}
-
-// A period shorter than 16 bytes: eight bytes of it are made in a register and stored again and again.
-SOLAR_ZSTD_INLINE void repeat_short(std::byte* to, std::size_t offset, std::size_t n) {
-  std::byte* const end = to + n;
-  if (offset >= 8) {
-    for (; to < end; to += 8) std::memcpy(to, to - offset, 8);
+  if (n <= 16) [[likely]]
     return;
-  }
-  static constexpr std::uint64_t kSpread[8] = {
-      0, 0x0101010101010101, 0x0001000100010001, 0x0001000001000001, 0x0000000100000001, 1 | 1ull << 40, 1 | 1ull << 48,
-      1 | 1ull << 56};
-  static constexpr std::uint8_t kWholePeriods[8] = {0, 8, 8, 6, 8, 5, 6, 7};
-  const std::uint64_t period = load_le<std::uint64_t>(to - offset) & ((1ull << (8 * offset)) - 1);
-  const std::uint64_t pattern = period * kSpread[offset];
-  for (; to < end; to += kWholePeriods[offset]) std::memcpy(to, &pattern, 8);
+  for (std::byte* const end = to + n; (to += 16) < end;) copy16(to, from += 16);
 }
 
-// REQUIRES: kSlack bytes behind to + n.
-SOLAR_ZSTD_INLINE void repeat(std::byte* to, std::size_t offset, std::size_t n) {
-  if (offset >= 16) [[likely]] {
-    copy_wide(to, to - offset, n);
-  } else {
-    repeat_short(to, offset, n);
-  }
-}
-
-// The same where the end of the memory is near.
+// Repeats what lies `offset` bytes before `to` where the end of the memory is near.
 void repeat_to_the_end(std::byte* to, std::size_t offset, std::size_t n) {
-  if (n > 2 * kSlack) {
-    repeat(to, offset, n - kSlack);
-    to += n - kSlack;
-    n = kSlack;
+  if (n > 2 * copy_slack) {
+    to = copy_wide(to, offset, n - copy_slack);
+    n = copy_slack;
   }
-  for (std::byte* const end = to + n; to < end; ++to) *to = *(to - offset);
+  copy_tight(to, offset, n);
 }
 
 struct Sequence {
@@ -96,9 +57,9 @@ struct Copier {
   const std::byte* fast_literals;
 
   Copier(const Output& to, const Literals& from) : out(to), literals(from), fast_out(to.at), fast_literals(from.at) {
-    if (out.room() < kSlack || literals.readable - literals.at < static_cast<std::ptrdiff_t>(kSlack)) return;
-    fast_out = out.end - kSlack;
-    fast_literals = std::min(literals.end, literals.readable - kSlack);
+    if (out.room() < copy_slack || literals.readable - literals.at < static_cast<std::ptrdiff_t>(copy_slack)) return;
+    fast_out = out.end - copy_slack;
+    fast_literals = std::min(literals.end, literals.readable - copy_slack);
   }
 
   SOLAR_ZSTD_INLINE void carry_out(const Sequence& sequence) {
@@ -109,8 +70,8 @@ struct Copier {
         [[unlikely]] {
       carry_out_carefully(sequence, literals, out);
     } else {
-      copy_wide(out.at, literals.at, sequence.literals);
-      repeat(out.at + sequence.literals, sequence.offset, sequence.match);
+      copy_literals(out.at, literals.at, sequence.literals);
+      copy_wide(out.at + sequence.literals, sequence.offset, sequence.match);
     }
     literals.at += sequence.literals;
     out.at += nbytes;
@@ -118,6 +79,29 @@ struct Copier {
 };
 
 SOLAR_ZSTD_INLINE std::uint64_t low(std::uint64_t bits, unsigned n) { return bits & ((std::uint64_t{1} << n) - 1); }
+
+SOLAR_ZSTD_INLINE Sequence read_sequence(BackwardBits& bits, const SequenceCell& length, const SequenceCell& offset,
+                                         const SequenceCell& match, std::array<std::size_t, 3>& repeats) {
+  Sequence sequence;
+  std::size_t value;
+  const unsigned extra = length.extra + offset.extra + match.extra;
+  bits.refill();
+  if (extra <= 57 - 26) [[likely]] {  // of 57 bits the next three states take at most 26
+    std::uint64_t packed = bits.take(extra);
+    sequence.literals = length.base + low(packed, length.extra);
+    packed >>= length.extra;
+    sequence.match = match.base + low(packed, match.extra);
+    value = offset.base + (packed >> match.extra);
+  } else {
+    value = offset.base + bits.take(offset.extra);
+    bits.refill();
+    sequence.match = match.base + bits.take(match.extra);
+    sequence.literals = length.base + bits.take(length.extra);
+    bits.refill();
+  }
+  sequence.offset = find_offset(value, length.base == 0, repeats);
+  return sequence;
+}
 
 SOLAR_ZSTD_INLINE void run_body(BackwardBits bits, unsigned count, Literals& literals, SequenceTables& tables,
                                 Output& out) {
@@ -134,25 +118,8 @@ SOLAR_ZSTD_INLINE void run_body(BackwardBits bits, unsigned count, Literals& lit
     const SequenceCell& length = lengths[length_state];
     const SequenceCell& offset = offsets[offset_state];
     const SequenceCell& match = matches[match_state];
-    Sequence sequence;
-    std::size_t offset_value;
-    const unsigned extra = length.extra + offset.extra + match.extra;
-    bits.refill();
-    if (extra <= 57 - 26) [[likely]] {  // of 57 bits the three states take at most 26
-      std::uint64_t packed = bits.take(extra);
-      sequence.literals = length.base + low(packed, length.extra);
-      packed >>= length.extra;
-      sequence.match = match.base + low(packed, match.extra);
-      offset_value = offset.base + (packed >> match.extra);
-    } else {
-      offset_value = offset.base + bits.take(offset.extra);
-      bits.refill();
-      sequence.match = match.base + bits.take(match.extra);
-      sequence.literals = length.base + bits.take(length.extra);
-      bits.refill();
-    }
-    sequence.offset = find_offset(offset_value, length.base == 0, repeats);
-    if (count == 1) {
+    const Sequence sequence = read_sequence(bits, length, offset, match, repeats);
+    if (count == 1) {  // no states follow
       copier.carry_out(sequence);
       break;
     }
@@ -169,7 +136,8 @@ SOLAR_ZSTD_INLINE void run_body(BackwardBits bits, unsigned count, Literals& lit
   out = copier.out;
 }
 
-SOLAR_ZSTD_BMI2 void run_bmi2(BackwardBits bits, unsigned count, Literals& literals, SequenceTables& tables, Output& out) {
+SOLAR_ZSTD_BMI2 void run_bmi2(BackwardBits bits, unsigned count, Literals& literals, SequenceTables& tables,
+                              Output& out) {
   run_body(bits, count, literals, tables, out);
 }
 

@@ -1,12 +1,10 @@
 // Sequences: so many literals, then bytes that came before once more (RFC 8878, 3.1.1.3.2).
 #pragma once
 
+#include "copy.hpp"
 #include "zstd_tables.hpp"
 
 namespace solar::zstd {
-
-// Wide copies may touch this many bytes behind their end, inside the memory they are given.
-inline constexpr std::size_t kSlack = 32;
 
 // The frame's output so far lies in [begin, at): it is the history too.
 struct Output {

@@ -61,7 +61,8 @@ class Tree {
       if (node_nbytes_ < overhead + pointer + record_nbytes_) fields.refuse("has damaged sizes");
       const std::uint64_t n = (node_nbytes_ - overhead - pointer) / (record_nbytes_ + pointer);
       std::uint64_t below = 0;
-      if (__builtin_mul_overflow(n + 1, levels_.back().most_below, &below) || __builtin_add_overflow(below, n, &below)) {
+      if (__builtin_mul_overflow(n + 1, levels_.back().most_below, &below) ||
+          __builtin_add_overflow(below, n, &below)) {
         fields.refuse("has damaged sizes");
       }
       levels_.push_back({n, below});

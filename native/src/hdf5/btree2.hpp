@@ -7,7 +7,8 @@
 
 namespace solar::hdf5 {
 
-// Calls `visit` with each record, in no order. Error(layout) when the tree is of another type or its records have another size.
+// Calls `visit` with each record, in no order. Error(layout) when the tree is of another type or its records have
+// another size.
 void each_record(Image& image, std::uint64_t address, std::uint8_t type, std::uint16_t record_nbytes,
                  const std::function<void(Bytes)>& visit);
 

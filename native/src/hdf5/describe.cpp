@@ -24,8 +24,10 @@ void check_piece(const Image& image, Dataset& dataset, std::uint64_t stored) {
   if (dataset.address == undefined_address) return;
   const bool contiguous = dataset.storage == Storage::contiguous;
   const char* what = contiguous ? "contiguous storage" : "compact storage";
-  if (stored < needed || (contiguous && needed == 0)) {
-    damaged(what, dataset.address, "has " + std::to_string(stored) + " bytes, but its elements need " + std::to_string(needed));
+  const bool fits = contiguous ? stored >= needed && needed > 0 : stored == needed;
+  if (!fits && !dataset.null_space) {
+    damaged(what, dataset.address,
+            "has " + std::to_string(stored) + " bytes, but its elements need " + std::to_string(needed));
   }
   // Compact bytes are inside the header: already absolute, already read.
   if (contiguous) dataset.address = image.absolute(dataset.address, needed, what);
@@ -38,7 +40,10 @@ void fill_and_filters(Image& image, const ObjectHeader& header, Dataset& dataset
     dataset.filters = parse_filters(image.facts, content(image, *filters));
   }
   if (const Message* fill = header.find(MessageType::fill)) {
-    parse_fill(image.facts, content(image, *fill), dataset);
+    const bool unwritten = dataset.address == undefined_address && dataset.index_address == undefined_address;
+    if (!parse_fill(image.facts, content(image, *fill), dataset) && unwritten && size_of(dataset) > 0) {
+      dataset.elsewhere = "it was never written, and has no fill value";
+    }
   } else if (const Message* old = header.find(MessageType::fill_old)) {
     parse_old_fill(image.facts, content(image, *old), dataset);
   }
@@ -58,7 +63,8 @@ void parse_dataspace(const FileFacts& facts, Bytes message, Dataset& dataset) {
   if (version == 2 && (type > 2 || (type != 1 && rank > 0))) fields.refuse("has an invalid rank or type");
   dataset.null_space = version == 2 && type == 2;
   for (unsigned i = 0; i < rank; ++i) dataset.shape.push_back(fields.length());
-  const std::uint64_t unlimited = facts.length_width == 8 ? ~std::uint64_t{0} : (std::uint64_t{1} << (8 * facts.length_width)) - 1;
+  const std::uint64_t unlimited =
+      facts.length_width == 8 ? ~std::uint64_t{0} : (std::uint64_t{1} << (8 * facts.length_width)) - 1;
   for (unsigned i = 0; (flags & 1) != 0 && i < rank; ++i) {
     const std::uint64_t most = fields.length();
     dataset.maxshape.push_back(most == unlimited ? ~std::uint64_t{0} : most);
@@ -93,7 +99,8 @@ std::vector<Filter> parse_filters(const FileFacts& facts, Bytes message) {
     filter.flags = fields.u16();
     const unsigned values = fields.u16();
     const Bytes text = fields.take(name);
-    if (name > 0 && std::find(text.begin(), text.end(), std::byte{0}) == text.end()) fields.refuse("has a damaged name");
+    if (name > 0 && std::find(text.begin(), text.end(), std::byte{0}) == text.end())
+      fields.refuse("has a damaged name");
     if (values > fields.left() / 4) fields.refuse("is cut short");
     for (unsigned i = 0; i < values; ++i) filter.values.push_back(fields.u32());
     if (version == 1 && values % 2 != 0) fields.skip(4);
@@ -117,7 +124,8 @@ Dataset describe(Image& image, const ObjectHeader& header, const std::string& na
     return dataset;
   }
   if (header.find(MessageType::external_files) != nullptr) {
-    if (dataset.storage != Storage::contiguous) throw Error(Kind::layout, "external files hold more than contiguous storage");
+    if (dataset.storage != Storage::contiguous)
+      throw Error(Kind::layout, "external files hold more than contiguous storage");
     dataset.storage = Storage::external;
     dataset.elsewhere = "its data are in other, raw files";
   } else if (dataset.storage == Storage::virtual_) {

@@ -18,7 +18,8 @@ Dataset describe(Image& image, const ObjectHeader& header, const std::string& na
 void parse_dataspace(const FileFacts& facts, Bytes message, Dataset& dataset);
 void parse_datatype(Bytes message, Dataset& dataset);
 void parse_layout(Image& image, const Message& message, Dataset& dataset);
-void parse_fill(const FileFacts& facts, Bytes message, Dataset& dataset);
+// Returns whether data that were never written have a value.
+bool parse_fill(const FileFacts& facts, Bytes message, Dataset& dataset);
 void parse_old_fill(const FileFacts& facts, Bytes message, Dataset& dataset);
 std::vector<Filter> parse_filters(const FileFacts& facts, Bytes message);
 

@@ -28,10 +28,10 @@ FractalHeap::FractalHeap(Image& image, std::uint64_t address) : image_(image), a
   const unsigned flags = fields.u8();
   checksums_ = (flags & 2) != 0;
   const std::uint32_t largest_managed = fields.u32();
-  fields.length();   // identifier of the next huge object
-  fields.address();  // of the huge objects
-  fields.length();   // free space
-  fields.address();  // of the free space manager
+  fields.length();                              // identifier of the next huge object
+  fields.address();                             // of the huge objects
+  fields.length();                              // free space
+  fields.address();                             // of the free space manager
   for (int i = 0; i < 8; ++i) fields.length();  // sizes and counts of managed, huge and tiny objects
   read_table(fields);
   fields.checksum(bytes);
@@ -47,7 +47,8 @@ void FractalHeap::read_table(Fields& fields) {
   fields.u16();  // rows that a new root starts with
   root_ = fields.address();
   root_rows_ = fields.u16();
-  const bool powers = std::has_single_bit(width_) && std::has_single_bit(first_nbytes_) && std::has_single_bit(largest_direct_);
+  const bool powers =
+      std::has_single_bit(width_) && std::has_single_bit(first_nbytes_) && std::has_single_bit(largest_direct_);
   if (!powers || largest_direct_ < first_nbytes_ || largest_direct_ > largest_structure || bits == 0 || bits > 64) {
     fields.refuse("has damaged sizes");
   }
@@ -89,7 +90,8 @@ FractalHeap::Place FractalHeap::direct_block(std::uint64_t offset) {
   Place place{root_, 0, 0};
   unsigned rows = root_rows_;
   for (;;) {
-    // The row is found from the offset alone: row r > 0 starts where all rows before it end, at width * size of its blocks.
+    // The row is found from the offset alone: row r > 0 starts where all rows before it end, at width * size of its
+    // blocks.
     const std::uint64_t inside = (offset - place.start) / width_;
     const unsigned row = inside < first_nbytes_ ? 0 : log2_of(inside) - log2_of(first_nbytes_) + 1;
     if (row >= rows) damaged(what, address_, "has no object at " + std::to_string(offset));
@@ -122,8 +124,7 @@ FractalHeap::Place FractalHeap::entry(const Place& indirect, std::uint64_t offse
 Bytes FractalHeap::block(const Place& place, bool direct) {
   if (const auto known = blocks_.find(place.address); known != blocks_.end()) return known->second;
   const std::uint64_t prefix = 5u + image_.facts.offset_width + offset_width_;
-  const std::uint64_t nbytes =
-      direct ? place.nbytes : prefix + place.nbytes * width_ * image_.facts.offset_width + 4;
+  const std::uint64_t nbytes = direct ? place.nbytes : prefix + place.nbytes * width_ * image_.facts.offset_width + 4;
   std::vector<std::byte> bytes = image_.read(place.address, nbytes, "fractal heap block");
   Fields fields(bytes, image_.facts, "fractal heap block");
   direct ? fields.signature("FHDB") : fields.signature("FHIB");

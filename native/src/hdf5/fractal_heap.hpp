@@ -19,7 +19,7 @@ class FractalHeap {
   struct Place {
     std::uint64_t address;  // of a block
     std::uint64_t nbytes;
-    std::uint64_t start;    // in the heap's own space
+    std::uint64_t start;  // in the heap's own space
   };
   void read_table(Fields& fields);
   std::uint64_t row_nbytes(unsigned row) const;  // of each block of the row
@@ -30,11 +30,11 @@ class FractalHeap {
 
   Image& image_;
   std::uint64_t address_;
-  std::uint16_t width_ = 0;        // blocks in a row
+  std::uint16_t width_ = 0;  // blocks in a row
   std::uint64_t first_nbytes_ = 0;
   std::uint64_t largest_direct_ = 0;
   unsigned direct_rows_ = 0;
-  unsigned root_rows_ = 0;         // 0: the root is a direct block
+  unsigned root_rows_ = 0;  // 0: the root is a direct block
   std::uint64_t root_ = undefined_address;
   std::size_t offset_width_ = 0;
   std::size_t length_width_ = 0;

@@ -25,6 +25,18 @@ std::string external_target(Bytes value) {
   return file + ":" + until_zero(rest);
 }
 
+// How the group's links are to be stored: not needed to read them, but libhdf5 lists no group in which this is damaged.
+void check_properties(Image& image, const ObjectHeader& header) {
+  if (const Message* info = header.find(MessageType::group_info)) {
+    Fields fields(info->body, image.facts, "group info message");
+    fields.version(0);
+    const unsigned flags = fields.u8();
+    if ((flags & ~3u) != 0) fields.refuse("has unknown flags");
+    fields.skip(((flags & 1) != 0 ? 4u : 0u) + ((flags & 2) != 0 ? 4u : 0u));
+  }
+  if (const Message* filters = header.find(MessageType::filters)) parse_filters(image.facts, content(image, *filters));
+}
+
 }  // namespace
 
 Link parse_link(const FileFacts& facts, Bytes message) {
@@ -62,9 +74,8 @@ std::vector<Link> dense_links(Image& image, std::uint64_t heap_address, std::uin
   constexpr std::uint16_t record_nbytes = 11;  // hash of the name, identifier in the heap
   FractalHeap heap(image, heap_address);
   std::vector<Link> links;
-  each_record(image, name_index, by_name, record_nbytes, [&](Bytes record) {
-    links.push_back(parse_link(image.facts, heap.object(record.subspan(4))));
-  });
+  each_record(image, name_index, by_name, record_nbytes,
+              [&](Bytes record) { links.push_back(parse_link(image.facts, heap.object(record.subspan(4)))); });
   return links;
 }
 
@@ -88,9 +99,11 @@ std::vector<Link> links_of(Image& image, const ObjectHeader& header) {
   } else {
     links = symbol_table_links(image, *header.find(MessageType::symbol_table));
   }
-  // A group may say how its links are compressed; only damage there matters here.
-  if (const Message* filters = header.find(MessageType::filters)) parse_filters(image.facts, content(image, *filters));
+  check_properties(image, header);
   std::sort(links.begin(), links.end(), [](const Link& a, const Link& b) { return a.name < b.name; });
+  const auto twice =
+      std::adjacent_find(links.begin(), links.end(), [](const Link& a, const Link& b) { return a.name == b.name; });
+  if (twice != links.end()) throw Error(Kind::layout, "it has two links of the name " + twice->name);
   return links;
 }
 

@@ -46,6 +46,7 @@ bool wanted(std::uint16_t type) {
     case MessageType::link:
     case MessageType::external_files:
     case MessageType::layout:
+    case MessageType::group_info:
     case MessageType::filters:
     case MessageType::shared_table:
     case MessageType::symbol_table:
@@ -159,7 +160,9 @@ class HeaderReader {
 
   void take(std::uint16_t type, std::uint8_t flags, Bytes body, std::uint64_t address) {
     check(type, flags);
-    if (type == static_cast<std::uint16_t>(MessageType::continuation)) {
+    if (type == static_cast<std::uint16_t>(MessageType::modification_time)) {
+      if (body.empty() || body[0] != std::byte{1}) refuse("has a modification time of unknown version");
+    } else if (type == static_cast<std::uint16_t>(MessageType::continuation)) {
       Fields fields(body, image_.facts, "continuation message");
       const std::uint64_t next = fields.address();
       const std::uint64_t nbytes = fields.length();
@@ -177,10 +180,12 @@ class HeaderReader {
                              ((flags & flag::was_unknown) && !(flags & flag::mark));
     if (contradicts) refuse("has a message whose flags contradict each other");
     if (!known(type)) {
-      if (flags & flag::fail_always) refuse("needs a newer library: its message " + std::to_string(type) + " is unknown");
+      if (flags & flag::fail_always)
+        refuse("needs a newer library: its message " + std::to_string(type) + " is unknown");
       return;
     }
-    if ((flags & flag::shareable) && !may_be_shared(type)) refuse("shares a message that cannot be shared");
+    if ((flags & (flag::shareable | flag::shared)) && !may_be_shared(type))
+      refuse("shares a message that cannot be shared");
     if (type == static_cast<std::uint16_t>(MessageType::reference_count) && header_.version == 1) {
       refuse("has a reference count message, which its version cannot have");
     }

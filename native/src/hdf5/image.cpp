@@ -23,8 +23,8 @@ void Image::spend(std::uint64_t nbytes) {
 std::uint64_t Image::absolute(std::uint64_t address, std::uint64_t nbytes, const char* what) const {
   std::uint64_t begin = 0;
   if (__builtin_add_overflow(address, facts.base, &begin) || begin > facts.end || nbytes > facts.end - begin) {
-    damaged(what, address, "needs " + std::to_string(nbytes) + " bytes, but the file ends at byte " +
-                               std::to_string(facts.end));
+    damaged(what, address,
+            "needs " + std::to_string(nbytes) + " bytes, but the file ends at byte " + std::to_string(facts.end));
   }
   return begin;
 }

@@ -82,9 +82,7 @@ class Fields : public Cursor {
   }
   // REQUIRES: the four bytes that follow are the checksum of all before.
   void checksum(Bytes whole);
-  [[noreturn]] void refuse(const std::string& why) const {
-    throw Error(Kind::layout, std::string(what_) + " " + why);
-  }
+  [[noreturn]] void refuse(const std::string& why) const { throw Error(Kind::layout, std::string(what_) + " " + why); }
 
  private:
   const FileFacts& facts_;

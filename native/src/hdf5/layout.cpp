@@ -44,7 +44,8 @@ std::uint64_t absolute_index(const Image& image, std::uint64_t address) {
 void version_1_and_2(Image& image, const Message& message, Fields& fields, Dataset& dataset) {
   const unsigned dimensions = fields.u8();
   const unsigned kind = fields.u8();
-  if (dimensions == 0 || dimensions > most_dimensions) fields.refuse("has " + std::to_string(dimensions) + " dimensions");
+  if (dimensions == 0 || dimensions > most_dimensions)
+    fields.refuse("has " + std::to_string(dimensions) + " dimensions");
   if (kind > chunked) fields.refuse("is of unknown class");
   fields.skip(5);
   const std::uint64_t address = kind == compact ? undefined_address : fields.address();
@@ -84,9 +85,7 @@ Index index_of(Fields& fields, unsigned type, Dataset& dataset) {
         if (fields.u8() == 0) fields.refuse("has a damaged extensible array");
       }
       return Index::extensible_array;
-    case 5:
-      fields.skip(6);
-      return Index::btree2;
+    case 5: fields.skip(6); return Index::btree2;
     default: fields.refuse("has an unknown chunk index " + std::to_string(type));
   }
 }
@@ -150,7 +149,7 @@ void parse_layout(Image& image, const Message& message, Dataset& dataset) {
   version_3_to_5(image, message, fields, version, dataset);
 }
 
-void parse_fill(const FileFacts& facts, Bytes message, Dataset& dataset) {
+bool parse_fill(const FileFacts& facts, Bytes message, Dataset& dataset) {
   Fields fields(message, facts, "fill value");
   const unsigned version = fields.u8();
   if (version < 1 || version > 3) fields.refuse("has version " + std::to_string(version));
@@ -158,16 +157,19 @@ void parse_fill(const FileFacts& facts, Bytes message, Dataset& dataset) {
   if (version < 3) {
     fields.skip(1);
     const unsigned time = fields.u8();
-    if (fields.u8() != 0) set_fill(fields, dataset);
+    const bool has_value = fields.u8() != 0;
+    if (has_value) set_fill(fields, dataset);
     if (time == never) dataset.fill.clear();
-    return;
+    return has_value || time == never;
   }
   constexpr unsigned undefined = 0x10;
   constexpr unsigned defined = 0x20;
   const unsigned flags = fields.u8();
   if ((flags & 0xc0) != 0 || ((flags & undefined) && (flags & defined))) fields.refuse("has flags that cannot be");
   if ((flags & defined) != 0) set_fill(fields, dataset);
-  if ((flags >> 2 & 3) == never) dataset.fill.clear();
+  const bool is_never = (flags >> 2 & 3) == never;
+  if (is_never) dataset.fill.clear();
+  return (flags & undefined) == 0 || is_never;
 }
 
 void parse_old_fill(const FileFacts& facts, Bytes message, Dataset& dataset) {

@@ -30,7 +30,8 @@ void set_widths(Image& image, Fields& fields) {
   image.facts.offset_width = fields.u8();
   image.facts.length_width = fields.u8();
   for (const unsigned width : {image.facts.offset_width, image.facts.length_width}) {
-    if (width != 2 && width != 4 && width != 8) fields.refuse("has addresses or lengths of " + std::to_string(width) + " bytes");
+    if (width != 2 && width != 4 && width != 8)
+      fields.refuse("has addresses or lengths of " + std::to_string(width) + " bytes");
   }
 }
 
@@ -53,7 +54,7 @@ Superblock version_0_and_1(Image& image, Fields& fields, unsigned version) {
   Superblock block;
   block.base = fields.address();
   block.extension = undefined_address;
-  fields.address();  // of global free space: never used
+  if (fields.address() != undefined_address) fields.refuse("has an extension, which its version cannot have");
   block.end = fields.address();
   block.driver = fields.address();
   fields.length();  // the root group has no name
@@ -81,7 +82,8 @@ Superblock version_2_and_3(Image& image, Fields& fields, Bytes bytes, unsigned v
 
 // One part of several files begins with the description of its driver.
 void check_driver(Bytes name) {
-  if (std::memcmp(name.data(), "NCSAfami", 8) == 0) refuse("is one part of an HDF5 file family: join it with `h5repart`");
+  if (std::memcmp(name.data(), "NCSAfami", 8) == 0)
+    refuse("is one part of an HDF5 file family: join it with `h5repart`");
   if (std::memcmp(name.data(), "NCSAmult", 8) == 0) refuse("is one part of a split HDF5 file: join it with `h5repack`");
 }
 

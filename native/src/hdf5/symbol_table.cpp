@@ -1,5 +1,7 @@
 // Groups of the old kind: a version 1 B-tree of symbol nodes, with the names in a local heap.
 
+#include <algorithm>
+
 #include "hdf5/group.hpp"
 
 namespace solar::hdf5 {
@@ -9,7 +11,8 @@ namespace {
 class LocalHeap {
  public:
   LocalHeap(Image& image, std::uint64_t address) {
-    const std::vector<std::byte> bytes = image.read(address, 8u + 2u * image.facts.length_width + image.facts.offset_width, what);
+    const std::vector<std::byte> bytes =
+        image.read(address, 8u + 2u * image.facts.length_width + image.facts.offset_width, what);
     Fields fields(bytes, image.facts, what);
     fields.signature("HEAP");
     fields.version(0);
@@ -48,14 +51,30 @@ class LocalHeap {
   std::vector<std::byte> data_;
 };
 
-void read_symbols(Image& image, std::uint64_t address, const LocalHeap& heap, std::vector<Link>& links) {
+// One node of the tree. Its names come after `after`, up to `last`, or libhdf5 would not find them.
+struct Node {
+  std::uint64_t address = undefined_address;
+  int level = -1;        // of a child, -1: a symbol node
+  bool bounded = false;  // the root has no bounds, and whatever level it says
+  std::string after;
+  std::string last;
+};
+
+void check_order(const Node& node, const std::string& previous, const std::string& name) {
+  if (name <= previous || (node.bounded && (name <= node.after || name > node.last))) {
+    throw Error(Kind::layout, "symbol node has names out of order: " + name);
+  }
+}
+
+void read_symbols(Image& image, const Node& node, const LocalHeap& heap, std::vector<Link>& links) {
   const std::size_t entry = image.facts.length_width + image.facts.offset_width + 24u;
-  const std::vector<std::byte> bytes = image.read(address, 8 + image.symbol_node_entries * entry, "symbol node");
+  const std::vector<std::byte> bytes = image.read(node.address, 8 + image.symbol_node_entries * entry, "symbol node");
   Fields fields(bytes, image.facts, "symbol node");
   fields.signature("SNOD");
   fields.version(1);
   fields.skip(1);
   const unsigned count = fields.u16();
+  std::string previous;
   for (unsigned i = 0; i < count; ++i) {
     Link link;
     link.name = heap.text(fields.length());
@@ -63,22 +82,18 @@ void read_symbols(Image& image, std::uint64_t address, const LocalHeap& heap, st
     const std::uint32_t cached = fields.u32();
     fields.skip(4);
     Fields scratch(fields.take(16), image.facts, "symbol");
-    if (cached > 2 || link.name.empty()) fields.refuse("has a damaged entry");
+    if (cached > 2) fields.refuse("has a damaged entry");
     if (cached == 2) {
       link.kind = Link::Kind::soft;
       link.target = heap.text(scratch.u32());
     }
+    check_order(node, previous, link.name);
+    previous = link.name;
     links.push_back(std::move(link));
   }
 }
 
-struct Node {
-  std::uint64_t address;
-  int level;  // -1: whatever it says, for the root
-};
-
-// Adds the node's children; they are symbol nodes when its level is 0.
-int read_node(Image& image, const Node& node, std::vector<std::uint64_t>& children) {
+std::vector<Node> children_of(Image& image, const Node& node, const LocalHeap& heap) {
   const FileFacts& facts = image.facts;
   const std::size_t n = image.group_node_entries;
   const std::size_t nbytes = 8u + 2u * facts.offset_width + n * facts.offset_width + (n + 1) * facts.length_width;
@@ -88,13 +103,19 @@ int read_node(Image& image, const Node& node, std::vector<std::uint64_t>& childr
   const unsigned type = fields.u8();
   const int level = fields.u8();
   const unsigned count = fields.u16();
-  if (type != 0 || (node.level >= 0 && level != node.level) || count > n) fields.refuse("has a damaged node");
+  if (type != 0 || (node.bounded && level != node.level) || count > n) fields.refuse("has a damaged node");
   fields.skip(2u * facts.offset_width);
-  for (unsigned i = 0; i < count; ++i) {
-    fields.length();
-    children.push_back(fields.address());
+  std::vector<Node> children(count);
+  std::string key = count == 0 ? "" : heap.text(fields.length());
+  for (Node& child : children) {
+    child.after = node.bounded ? std::max(key, node.after) : key;
+    child.address = fields.address();
+    child.level = level - 1;
+    key = heap.text(fields.length());
+    child.last = node.bounded ? std::min(key, node.last) : key;
+    child.bounded = true;
   }
-  return level;
+  return children;
 }
 
 }  // namespace
@@ -106,17 +127,16 @@ std::vector<Link> symbol_table_links(Image& image, const Message& message) {
   if (tree == undefined_address || names == undefined_address) fields.refuse("has no B-tree or no heap");
   const LocalHeap heap(image, names);
   std::vector<Link> links;
-  std::vector<Node> pending{{tree, -1}};
+  std::vector<Node> pending(1);
+  pending[0].address = tree;
   while (!pending.empty()) {
-    const Node node = pending.back();
+    const Node node = std::move(pending.back());
     pending.pop_back();
-    std::vector<std::uint64_t> children;
-    const int level = read_node(image, node, children);
-    for (const std::uint64_t child : children) {
-      if (level == 0) {
+    for (Node& child : children_of(image, node, heap)) {
+      if (child.level < 0) {
         read_symbols(image, child, heap, links);
       } else {
-        pending.push_back({child, level - 1});
+        pending.push_back(std::move(child));
       }
     }
   }

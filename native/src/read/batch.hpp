@@ -1,7 +1,7 @@
 // The rows of one submit, and the plan of how they come: Pieces in file order, cut into units of work.
 //
-// begin() and plan() are called by one thread; afterwards a Batch is read by any number of threads, which write disjoint
-// parts of `out`. Its vectors are used again by the next begin(). A plan is pure: no file is touched.
+// begin() and plan() are called by one thread; afterwards a Batch is read by any number of threads, which write
+// disjoint parts of `out`. Its vectors are used again by the next begin(). A plan is pure: no file is touched.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct Row {
 struct Group {
   std::size_t part = 0;
   std::uint32_t grid = 0;
-  std::int64_t first = 0;       // first row (of the source) of that line of chunks
+  std::int64_t first = 0;  // first row (of the source) of that line of chunks
   std::uint64_t chunk_rows = 0;
 };
 

@@ -18,6 +18,12 @@ class Buffer {
     }
     return {bytes_.get(), nbytes};
   }
+  // Lets go of the bytes if they are more than `most`.
+  void keep(std::size_t most) noexcept {
+    if (size_ <= most) return;
+    bytes_.reset();
+    size_ = 0;
+  }
   std::byte* data() noexcept { return bytes_.get(); }
 
  private:

@@ -24,7 +24,7 @@ class Descriptors {
   using Files = std::list<std::shared_ptr<const File>>;
 
   std::size_t limit_;
-  Files files_;  // most recently used first
+  Files files_;                                                    // most recently used first
   std::unordered_map<std::string_view, Files::iterator> by_path_;  // keys live in the files
 };
 

@@ -1,4 +1,4 @@
-// How the rows of a part are cut: a row crosses `tiles` chunks, and tile t of a row lies in column t of the grid of chunks.
+// How the rows of a part are cut: a row crosses `tiles` chunks, tile t of it lies in column t of the grid of chunks.
 //
 // Dimensions are folded where a chunk spans them, so most grids have one or two, the last one counted in bytes.
 // A Grid is a value made from a Form; making it checks that its products fit 63 bits: Error(layout) otherwise.

@@ -17,8 +17,8 @@ struct Job {
 
   // The Reader's, under its mutex:
   enum class State { queued, planning, open, finished } state = State::queued;
-  unsigned users = 0;       // threads that hold it
-  bool forgotten = false;   // waited for: may be used again once no thread holds it
+  unsigned users = 0;      // threads that hold it
+  bool forgotten = false;  // waited for: may be used again once no thread holds it
 
   void fail(std::exception_ptr why) noexcept {
     if (!failed.exchange(true)) error = std::move(why);

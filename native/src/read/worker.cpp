@@ -13,6 +13,8 @@ namespace {
 constexpr std::uint64_t request_limit = 1 << 20;  // joining more than this saves nothing
 constexpr std::uint32_t joined_limit = 128;       // pieces; with a gap each, still far from IOV_MAX
 constexpr std::uint64_t gap_limit = request_limit;
+constexpr std::uint64_t scratch_limit = 64 << 20;  // of all requests in flight, should chunks be large
+constexpr std::uint64_t scratch_kept = 4 << 20;    // of each request, for the next
 
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -78,7 +80,6 @@ void Worker::reap(bool block) {
   std::uint64_t tag = 0;
   std::int32_t result = 0;
   while (ring_->take(tag, result)) arrived(requests_[tag], result);
-  submit();
   busy_ns_ += now_ns() - begin_ns;
   publish();
 }
@@ -117,18 +118,8 @@ void Worker::prepare(Request& request) {
   request.part = 0;
   request.offset = first.offset;
   request.left = pieces[request.end - 1].offset + pieces[request.end - 1].nbytes - first.offset;
-  try {
-    request.file = descriptors_.open(batch.file(first));
-  } catch (const Error& error) {
-    const std::int64_t sample = batch.rows[first.first].row;
-    throw Error(error.kind(), std::string(error.what()) + " (" + batch.source->name + ", sample " + std::to_string(sample) + ")",
-                error.code());
-  }
-  std::uint64_t scratch_nbytes = 0;
-  for (std::uint32_t i = request.begin; i < request.end; ++i) {
-    if (pieces[i].how != How::direct) scratch_nbytes += pieces[i].nbytes;
-  }
-  std::byte* scratch = request.scratch.fit(scratch_nbytes).data();
+  open(request);
+  std::byte* scratch = fit_scratch(request);
   std::uint64_t at = first.offset;
   for (std::uint32_t i = request.begin; i < request.end; ++i) {
     const Piece& piece = pieces[i];
@@ -143,6 +134,35 @@ void Worker::prepare(Request& request) {
   }
   ++requests_made_;
   bytes_asked_ += request.left;
+}
+
+void Worker::open(Request& request) {
+  const Batch& batch = request.job->batch;
+  const Piece& first = batch.pieces[request.begin];
+  try {
+    request.file = descriptors_.open(batch.file(first));
+  } catch (const Error& error) {
+    const std::int64_t sample = batch.rows[first.first].row;
+    const std::string asked = " (" + batch.source->name + ", sample " + std::to_string(sample) + ")";
+    throw Error(error.kind(), error.what() + asked, error.code());
+  }
+}
+
+// Memory for the pieces that do not go straight to `out`; waits for others to end when too much is in use.
+std::byte* Worker::fit_scratch(Request& request) {
+  std::uint64_t nbytes = 0;
+  for (std::uint32_t i = request.begin; i < request.end; ++i) {
+    const Piece& piece = request.job->batch.pieces[i];
+    if (piece.how != How::direct) nbytes += piece.nbytes;
+  }
+  while (busy() && scratch_in_flight_ + nbytes > scratch_limit) {
+    submit();
+    if (busy()) reap(true);
+  }
+  std::byte* const scratch = request.scratch.fit(nbytes).data();
+  request.scratch_nbytes = nbytes;
+  scratch_in_flight_ += nbytes;
+  return scratch;
 }
 
 void Worker::read(Request& request) {
@@ -162,8 +182,7 @@ void Worker::read(Request& request) {
   } catch (...) {
     job.fail(std::current_exception());
   }
-  free_.push_back(static_cast<std::uint32_t>(&request - requests_.data()));
-  finish(job, request.end - request.begin);
+  end(request);
 }
 
 // Takes what the page cache holds; true when that was all.
@@ -187,7 +206,7 @@ void Worker::read_blocking(Request& request) {
     if (got > 0) {
       advance(request, static_cast<std::uint64_t>(got));
     } else if (got == 0) {
-      fail(request, "the file ends here, " + std::to_string(request.left) + " bytes short of what its index promises", 0);
+      fail(request, "the file ends here, " + std::to_string(request.left) + " bytes short of its index", 0);
     } else if (errno != EINTR) {
       const int code = errno;
       fail(request, std::string("cannot be read: ") + std::strerror(code), code);
@@ -229,21 +248,26 @@ void Worker::complete(Request& request) {
   }
 }
 
-// A result of the ring. One that failed or brought nothing is read again, blocking, which finishes it or names the error.
+// A result of the ring. What failed or brought nothing is read again, blocking: that finishes it or names the error.
 void Worker::arrived(Request& request, std::int32_t result) {
   Job& job = *request.job;
   --in_flight_;
   try {
-    if (result > 0) {
-      advance(request, static_cast<std::uint64_t>(result));
-    }
+    if (result > 0) advance(request, static_cast<std::uint64_t>(result));
     read_blocking(request);
     complete(request);
   } catch (...) {
     job.fail(std::current_exception());
   }
+  end(request);
+}
+
+void Worker::end(Request& request) {
+  scratch_in_flight_ -= std::exchange(request.scratch_nbytes, 0);
+  request.scratch.keep(scratch_kept);
+  request.file.reset();  // or it would stay open
   free_.push_back(static_cast<std::uint32_t>(&request - requests_.data()));
-  finish(job, request.end - request.begin);
+  finish(*request.job, request.end - request.begin);
 }
 
 void Worker::finish(Job& job, std::uint32_t pieces) {

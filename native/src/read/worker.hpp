@@ -46,11 +46,14 @@ class Worker {
     std::uint64_t offset = 0;  // where the next byte comes from
     std::uint64_t left = 0;
     Buffer scratch;
+    std::uint64_t scratch_nbytes = 0;  // in use
   };
 
   Request& free_request();
   std::uint32_t join(const Batch& batch, std::uint32_t begin, std::uint32_t end) const noexcept;
   void prepare(Request& request);
+  void open(Request& request);
+  std::byte* fit_scratch(Request& request);
   void read(Request& request);
   bool read_cached(Request& request);
   void read_blocking(Request& request);
@@ -58,6 +61,7 @@ class Worker {
   void advance(Request& request, std::uint64_t nbytes) noexcept;
   void complete(Request& request);
   void arrived(Request& request, std::int32_t result);
+  void end(Request& request);
   void finish(Job& job, std::uint32_t pieces);
   [[noreturn]] void fail(const Request& request, const std::string& what, int code) const;
   void publish();
@@ -72,6 +76,7 @@ class Worker {
   Bench bench_;
   Counts counts_;
   unsigned in_flight_ = 0;
+  std::uint64_t scratch_in_flight_ = 0;
   bool cached_first_ = true;  // false where the file system knows no RWF_NOWAIT
   std::uint64_t requests_made_ = 0, bytes_asked_ = 0, busy_ns_ = 0;
 };
