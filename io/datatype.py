@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -63,7 +63,7 @@ class _Head:
     nbytes: int
 
     @property
-    def order(self) -> str:
+    def order(self) -> Literal["<", ">"]:
         return ">" if self.flags & 1 else "<"
 
 

@@ -51,7 +51,9 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(_LAZY[name]), name)
     except ModuleNotFoundError as error:
         if error.name == "solar._native":
-            error.add_note("solar's native part is not built here: run `pip install -e .` in the checkout, or `make demo`.")
+            error.add_note(
+                "solar's native part is not built here: run `pip install -e .` in the checkout, or `make demo`."
+            )
         raise
     globals()[name] = value
     return value

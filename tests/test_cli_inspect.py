@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -131,3 +132,21 @@ def test_real_files_are_shown(shared: Path, folder: str, capsys: pytest.CaptureF
         if file.suffix in (".h5", ".nxs", ".cxi", ".nc"):
             assert main(["inspect", str(file)]) == 0
             assert "direct" in capsys.readouterr().out
+
+
+def test_colours_are_for_terminals_and_change_no_text(
+    zoo: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    main(["inspect", zoo])
+    plain = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    main(["inspect", zoo])
+    coloured = capsys.readouterr().out
+    assert "\x1b[32mdirect" in coloured
+    assert re.sub("\x1b" + r"\[\d+m", "", coloured) == plain
+    monkeypatch.setenv("NO_COLOR", "1")
+    main(["inspect", zoo])
+    assert capsys.readouterr().out == plain

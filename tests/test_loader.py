@@ -1,4 +1,4 @@
-"""DataLoader over H5Dataset gives what torch's loader gives over an ordinary dataset, to the bit and to the random state."""
+"""DataLoader over H5Dataset gives what torch's gives over an ordinary dataset, to the bit and to the random state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, DistributedSampler, RandomSampler, SubsetRandomSampler
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler, Subset, SubsetRandomSampler, random_split
 
 from solar import DataLoader, H5Dataset, LayoutError
 
@@ -129,7 +129,7 @@ samplers = st.sampled_from(
         lambda dataset: RandomSampler(dataset, replacement=True, num_samples=70),
         lambda dataset: SubsetRandomSampler(range(5, 31)),
         lambda dataset: [3, 3, 0, SAMPLES - 1],
-        *(lambda dataset, r=r, w=w: DistributedSampler(dataset, w, r, seed=5) for w, r in [(1, 0), (2, 1), (3, 0), (8, 7)]),
+        *(lambda dataset, w=w: DistributedSampler(dataset, w, w - 1, seed=5) for w in (1, 2, 3, 8)),
     ]
 )
 
@@ -161,6 +161,27 @@ def test_batches_equal_torchs_for_any_options(path: Path, fields: Any, **options
     ours = H5Dataset(path, fields)
     chosen = options | ({"sampler": samplers(ours)} if samplers else {})
     assert_equal(epochs(DataLoader(ours, ahead=ahead, **chosen))[0], epochs(DataLoader(ours, **chosen))[0])
+
+
+def test_subsets_and_random_splits_are_seen_through(path: Path) -> None:
+    found = []
+    for loader_type, dataset in ((TorchLoader, Plain(path, "auto")), (DataLoader, H5Dataset(path, "auto"))):
+        first, _ = random_split(dataset, [30, SAMPLES - 30], torch.Generator().manual_seed(1))
+        inner = Subset(first, [4, 9, 2, 29, 4])
+        found.append([epochs(loader_type(part, 4, shuffle=True))[0] for part in (first, inner)])
+    assert_equal(found[1], found[0])
+
+
+def test_a_subclass_that_makes_its_own_samples_is_asked_for_them(path: Path) -> None:
+    class Doubled(H5Dataset):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index) * 2
+
+        def __getitems__(self, indices: Any) -> list[Any]:
+            return [self[index] for index in indices]
+
+    doubled = next(iter(DataLoader(Doubled(path, "f4_1"), 6)))
+    assert torch.equal(doubled, 2 * next(iter(DataLoader(H5Dataset(path, "f4_1"), 6))))
 
 
 def test_a_generator_of_the_users_own_advances_as_torchs(path: Path) -> None:

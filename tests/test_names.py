@@ -31,7 +31,8 @@ def test_importing_solar_or_reading_its_help_imports_no_torch() -> None:
 
 
 def test_errors_are_one_tree_and_also_what_python_programmers_catch() -> None:
-    for kind, builtin in ((LayoutError, ValueError), (PlanError, ValueError), (ReadError, OSError), (CodecError, ValueError)):
+    kinds = {LayoutError: ValueError, PlanError: ValueError, ReadError: OSError, CodecError: ValueError}
+    for kind, builtin in kinds.items():
         assert issubclass(kind, SolarError)
         assert issubclass(kind, builtin)
 

@@ -156,7 +156,8 @@ def _branch(tree: dict[str, Any], indent: str, in_detail: bool, paint: _Paint) -
             yield from _branch(member, indent + under, in_detail, paint)
             continue
         label, *facts = (fact.ljust(width) for fact, width in zip(rows[name], widths, strict=True))
-        reader = paint(READER_COLOURS[member.reader], facts.pop())
+        padded = facts.pop()
+        reader = paint(READER_COLOURS[member.reader], member.reader) + padded[len(member.reader) :]
         told = in_detail or _worth_words(member)
         why = "" if told or not member.reason else paint("dim", words.printable(f"({member.reason})"))
         line = [paint("bold", label), *facts, reader, _storage(member), why]

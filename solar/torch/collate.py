@@ -24,7 +24,7 @@ def samples_of(arrays: Any) -> list[Any]:
 class Collation:
     """Turns a batch of arrays into tensors with torch's types and torch's errors.
 
-    What torch makes of a numpy dtype is asked of torch, once a field, with a single sample: so it is right for any version.
+    What torch makes of a numpy dtype is asked of torch, once a field, with a single sample: right for any version.
     """
 
     def __init__(self, auto_collation: bool) -> None:
@@ -38,7 +38,7 @@ class Collation:
             return [self(part) for part in arrays]
         if not isinstance(arrays, np.ndarray) or (dtype := self._dtype_of(arrays)) is None:
             samples = samples_of(arrays)
-            return default_collate(samples) if self._auto_collation else default_convert(samples[0])
+            return default_collate(samples) if self._auto_collation else default_convert(samples[0])  # type: ignore[no-untyped-call]
         tensor = torch.from_numpy(arrays).to(dtype)
         return tensor if self._auto_collation else tensor[0]
 
@@ -47,6 +47,6 @@ class Collation:
         key = (batch.dtype, batch.ndim == 1)
         if key not in self._dtypes:
             sample = np.zeros((1,) * batch.ndim, batch.dtype)[0]
-            made = default_collate([sample]) if self._auto_collation else default_convert(sample)
+            made = default_collate([sample]) if self._auto_collation else default_convert(sample)  # type: ignore[no-untyped-call]
             self._dtypes[key] = made.dtype if isinstance(made, torch.Tensor) else None
         return self._dtypes[key]

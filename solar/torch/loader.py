@@ -12,8 +12,10 @@ from torch.utils.data import Sampler, default_collate, default_convert
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from solar.errors import ReadError
+from solar.torch.beneath import Rows, h5_beneath
 from solar.torch.collate import Collation, samples_of
-from solar.torch.dataset import H5Dataset
+from solar.torch.dataset import H5Dataset, PendingBatch
 
 T = TypeVar("T", covariant=True)
 log = logging.getLogger("solar")
@@ -24,8 +26,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     Batches, their order and every random draw are torch's. On a dataset that is not an H5Dataset it is torch's loader.
 
-    `ahead` is the number of batches read before they are asked for; `num_workers` and `prefetch_factor` are accepted and
-    start no process when the native engine runs.
+    `ahead` is the number of batches read before they are asked for; `num_workers` and `prefetch_factor` are accepted
+    and start no process when the native engine runs.
 
     >>> from solar import DataLoader, H5Dataset
     >>> loader = DataLoader(H5Dataset("scan.h5", {"x": "/x", "y": "/y"}), batch_size=64, shuffle=True)  # doctest: +SKIP
@@ -82,19 +84,22 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.ahead = ahead
 
     def __iter__(self) -> _BaseDataLoaderIter:
-        if not isinstance(self.dataset, H5Dataset):
+        found = h5_beneath(self.dataset)
+        if found is None:
             return super().__iter__()
         log.debug("%s is read by the native engine, %d batches ahead", self.dataset, self.ahead)
-        return _NativeIter(self)
+        return _NativeIter(self, *found)
 
 
 class _NativeIter(_BaseDataLoaderIter):
     """One epoch through the native engine. The base class draws from the generators as torch's own iterators do."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], dataset: H5Dataset, rows: Rows) -> None:
         super().__init__(loader)
+        self._samples = dataset
+        self._rows = rows
         self._ahead = loader.ahead
-        self._pending: deque[Any] = deque()
+        self._pending: deque[PendingBatch | Exception] = deque()
         self._drained = False
         # torch's own collation is done on the arrays as they were read; any other gets the samples it expects.
         torchs_own = default_collate if self._auto_collation else default_convert
@@ -108,16 +113,21 @@ class _NativeIter(_BaseDataLoaderIter):
         batch = self._pending.popleft()
         if isinstance(batch, Exception):
             raise batch
-        arrays = batch.wait(self._timeout or None)
+        try:
+            arrays = batch.wait(self._timeout or None)
+        except TimeoutError as error:
+            raise ReadError(
+                f"batch {self._num_yielded} of {self._samples} did not come in {self._timeout} s"
+            ) from error
         if not self._drained:
             self._start_one()
         data = self._collated(arrays)
-        return pin(data, self._pin_memory_device) if self._pin_memory else data
+        return pin(data, self._pin_memory_device) if self._pin_memory else data  # type: ignore[no-untyped-call]
 
     def _start_one(self) -> None:
         """Starts the next batch; what goes wrong is raised when that batch's turn comes, as in torch."""
         try:
-            indices = self._next_index()
+            indices = next(self._sampler_iter)
         except StopIteration:
             self._drained = True
             return
@@ -126,7 +136,7 @@ class _NativeIter(_BaseDataLoaderIter):
             self._pending.append(error)
             return
         try:
-            self._pending.append(self._dataset.start_batch(indices if self._auto_collation else [indices]))
+            self._pending.append(self._samples.start_batch(self._rows(indices if self._auto_collation else [indices])))
         except Exception as error:
             self._pending.append(error)
 

@@ -1,5 +1,7 @@
 // Layout and fill value messages of all versions.
 
+#include <algorithm>
+
 #include "hdf5/describe.hpp"
 
 namespace solar::hdf5 {
@@ -99,6 +101,8 @@ void chunked_version_4(Image& image, Fields& fields, Dataset& dataset) {
   if (width == 0 || width > 8) fields.refuse("has chunk dimensions of " + std::to_string(width) + " bytes");
   set_chunk(fields, dimensions, width, dataset);
   dataset.index = index_of(fields, fields.u8(), dataset);
+  const auto unlimited = std::count(dataset.maxshape.begin(), dataset.maxshape.end(), ~std::uint64_t{0});
+  if (dataset.index == Index::extensible_array && unlimited == 0) fields.refuse("has an index that nothing extends");
   dataset.index_address = absolute_index(image, fields.address());
 }
 
