@@ -240,6 +240,8 @@ def _member(message: _Message, head: _Head) -> _Member:
         name = raw.decode()
     except UnicodeDecodeError:
         raise LayoutError(f"datatype has a member whose name is not UTF-8: {raw!r}") from None
+    if not raw:
+        raise LayoutError("datatype has a member without a name")
     offset = message.number(4 if head.version < 3 else (head.nbytes.bit_length() - 1) // 8 + 1)
     shape: tuple[int, ...] = ()
     if head.version == 1:  # arrays were a property of members

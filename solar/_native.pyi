@@ -1,4 +1,7 @@
-"""The native boundary: contiguous arrays of fixed dtype and plain numbers in, arrays out. No call holds the GIL while it works."""
+"""The native boundary: contiguous arrays of fixed dtype and plain numbers in, arrays out.
+
+No call holds the GIL while it works.
+"""
 
 from typing import Any, TypedDict
 

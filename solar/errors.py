@@ -6,8 +6,8 @@
       ReadError(SolarError, OSError)        bytes did not come: errno, path, offset
       CodecError(SolarError, ValueError)    stored bytes cannot be decoded, or a checksum is wrong
 
-A message says what was asked, what was found, in which file, and what to do. A mistake in a call is TypeError, ValueError
-or IndexError as everywhere in Python, not a SolarError.
+A message says what was asked, what was found, in which file, and what to do. A mistake in a call is TypeError,
+ValueError or IndexError as everywhere in Python, not a SolarError.
 """
 
 

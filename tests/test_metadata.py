@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from h5py import h5d, h5f, h5p, h5s, h5t
+from h5py import h5d, h5f, h5p, h5s, h5t  # pyright: ignore
 
 from solar import _native
 from solar.errors import LayoutError, ReadError, SolarError

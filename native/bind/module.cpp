@@ -37,6 +37,8 @@ void translate(const std::exception_ptr& thrown, void*) {
 
 NB_MODULE(_native, module) {
   nb::register_exception_translator(translate);
+  // The process-wide Reader and arrays in a training script's globals live until the very end; that is no leak.
+  nb::set_leak_warnings(false);
   bind_metadata(module);
   bind_decode(module);
   bind_reader(module);

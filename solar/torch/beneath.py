@@ -15,7 +15,8 @@ Rows = Callable[[Sequence[Any]], Sequence[Any]]
 def h5_beneath(dataset: Any) -> tuple[H5Dataset, Rows] | None:
     """The H5Dataset and what turns the dataset's indices into its; None where samples are made in another way.
 
-    Only classes that take samples as torch's and ours do are seen through: a subclass with a __getitem__ of its own is asked.
+    Only classes that take samples as torch's and ours do are seen through; a subclass with its own __getitem__ is
+    asked.
     """
     if isinstance(dataset, Subset) and _takes_as(dataset, Subset):
         found = h5_beneath(dataset.dataset)
