@@ -177,7 +177,9 @@ def main() -> None:
                 f"  {storage:34}{theirs:16,.0f}{solars:12,.0f}{solars / theirs:8.1f}x   {compared} identical",
                 flush=True,
             )
-        print("\n(PyTorch at its better of 0 and 2 workers)\n\ntraining a small PtychoNN through solar, a part of the samples:")
+        print(
+            "\n(PyTorch at its better of 0 and 2 workers)\n\ntraining a small PtychoNN through solar, a part of the samples:"
+        )
         some = Subset(H5Dataset(path, {"x": "/counts", "y": "/truth"}), range(min(TRAINED, arguments.samples)))
         train(DataLoader(some, BATCH, shuffle=True), arguments.epochs)
 

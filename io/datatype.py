@@ -229,7 +229,7 @@ def _compound(message: _Message, head: _Head) -> _Type:
         grown += members[i].type.grown
     try:
         layout = {"names": names, "formats": formats, "offsets": offsets, "itemsize": head.nbytes + grown}
-        return _Type(np.dtype(layout), reason, head.nbytes, grown)  # pyright: ignore
+        return _Type(np.dtype(layout), reason, head.nbytes, grown)  # type: ignore[call-overload]
     except ValueError as error:
         raise LayoutError(f"datatype is a compound that numpy cannot have: {error}") from None
 

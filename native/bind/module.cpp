@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 
 #include "solar/error.hpp"
+#include "text.hpp"
 
 namespace nb = nanobind;
 
@@ -27,7 +28,7 @@ void translate(const std::exception_ptr& thrown, void*) {
     std::rethrow_exception(thrown);
   } catch (const solar::Error& error) {
     nb::object type = nb::module_::import_("solar.errors").attr(class_of(error.kind()));
-    nb::object value = type(error.what());
+    nb::object value = type(solar::bind::text(error.what()));
     if (error.kind() == solar::Kind::read && error.code() != 0) nb::setattr(value, "errno", nb::int_(error.code()));
     PyErr_SetObject(type.ptr(), value.ptr());
   }
