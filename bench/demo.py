@@ -178,7 +178,7 @@ def main() -> None:
                 flush=True,
             )
         print(
-            "\n(PyTorch at its better of 0 and 2 workers)\n\ntraining a small PtychoNN through solar, a part of the samples:"
+            "\n(PyTorch at its better of 0 and 2 workers)\n\ntraining a small PtychoNN on some of them, through solar:"
         )
         some = Subset(H5Dataset(path, {"x": "/counts", "y": "/truth"}), range(min(TRAINED, arguments.samples)))
         train(DataLoader(some, BATCH, shuffle=True), arguments.epochs)

@@ -1,6 +1,6 @@
 """JSON lines to tables and a plot.
 
-python -m bench.report results.jsonl [--plot FILE.svg]
+python -m bench.report results.jsonl [--plot FILE.svg] [--into FILE.md]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+MARKS = ("<!-- results -->", "<!-- end of results -->")
 LIMITS = ("limit_pread", "limit_decode")
 TORCH = ("torch_h5py", "torch_h5py_sorted")
 
@@ -156,13 +157,25 @@ def plot(records: list[Record], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
+def put_into(document: Path, text: str) -> None:
+    """Replaces what stands between the two marks."""
+    before, _, rest = document.read_text().partition(MARKS[0])
+    _, mark, after = rest.partition(MARKS[1])
+    if not mark:
+        raise ValueError(f"{document} has no {MARKS[0]} and {MARKS[1]}")
+    document.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--into", type=Path, help="a document with the marks of the results")
     asked = parser.parse_args()
     records = [json.loads(text) for text in asked.results.read_text().splitlines()]
     print(markdown(records))
+    if asked.into:
+        put_into(asked.into, markdown(records))
     if asked.plot:
         plot(records, asked.plot)
 

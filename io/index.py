@@ -66,7 +66,7 @@ def chunk_table(path: str, file: _native.Metadata, dataset: _native.Dataset, cac
 
 
 def _walked(path: str, dataset: _native.Dataset) -> Table:
-    index, offset, nbytes, mask = _native.chunk_table(path, dataset["name"])
+    index, offset, nbytes, mask = _native.chunk_table(path, dataset["name"], dataset["header_address"])
     if np.array_equal(index, np.arange(len(index), dtype=np.uint64)):
         index = np.empty(0, np.uint64)
     return Table(index, offset, nbytes, mask)

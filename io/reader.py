@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError, ReadError, SolarError
-from solar.io import slow
+from solar.io import machine, slow
 from solar.io.hdf5 import inspect
 from solar.io.paths import Paths
 from solar.values import Form, Layout
@@ -28,6 +28,8 @@ log = logging.getLogger("solar")
 DEPTH = 64  # requests in flight, over all threads
 GAP = 16 << 10  # bytes worth reading to save a request
 GLANCE = 0.5  # seconds between looks at Ctrl-C while waiting
+MAPPED = 256  # files of a Layout that are mapped into memory
+ROOM = 0.8  # of what the page cache could hold, for one Layout
 LARGE = 256 << 20  # bytes of memory worth asking the machine about before they are taken
 
 
@@ -81,16 +83,19 @@ class Pending:
 
 
 class Rows:
-    """The samples of one Layout, ready to be read in this process; with `native_order`, in the machine's byte order."""
+    """The samples of one Layout, ready to be read in this process; with `native_order`, in the machine's byte order.
 
-    def __init__(self, layout: Layout, native_order: bool = False) -> None:
+    `page_cache` says whether the system's page cache keeps what is read; None: as much of it as there is room for.
+    """
+
+    def __init__(self, layout: Layout, native_order: bool = False, page_cache: bool | None = None) -> None:
         _check_readable(layout)
         self.layout = layout
         self.dtype = layout.dtype.newbyteorder("=") if native_order else layout.dtype
         # The engine turns numbers around; structures, and what libhdf5 read, are turned when they are here.
         swap = layout.swap if native_order and layout.reader == "direct" else 0
         self._read_dtype = self.dtype if swap else layout.dtype
-        self._source = _source(layout, swap) if layout.reader == "direct" else None
+        self._source = _source(layout, swap, page_cache) if layout.reader == "direct" else None
 
     def start(self, rows: NDArray[np.int64], out: NDArray[Any] | None = None) -> Pending:
         """Starts reading the rows at these positions, which must be in range."""
@@ -101,6 +106,22 @@ class Rows:
         if self._source is None:
             return Pending(out, _in_slow_thread(self.layout, rows, out), self.dtype)
         return Pending(out, _in_engine(self._source, rows, out), self.dtype)
+
+
+def bypassed_share(layout: Layout, page_cache: bool | None) -> float:
+    """The share of the stored bytes that is read past the page cache: what it has no room for, unless told.
+
+    Were all of it to pass through, it would evict itself: shuffled reading finds little of the last epoch again.
+    """
+    if page_cache is not None:
+        return 0.0 if page_cache else 1.0
+    stored = max(1, int(layout.chunk_nbytes.sum()))
+    return max(0.0, 1 - ROOM * machine.page_cache_nbytes() / stored)
+
+
+def worth_mapping(layout: Layout, bypass: float) -> bool:
+    """Whether the files are mapped into memory: they stay in the page cache, and there are not thousands of them."""
+    return bypass == 0 and len(layout.paths) <= MAPPED
 
 
 def _check_readable(layout: Layout) -> None:
@@ -118,17 +139,12 @@ class _Engine:
 
     reader: _native.Reader | None = None
     inherited: ClassVar[list[_native.Reader]] = []  # never destroyed: their threads live in another process
-    abandoned: ClassVar[
-        list[_Ticket]
-    ] = []  # tickets nobody waits for any more; their memory is held until they are done
 
     @classmethod
     def get(cls) -> _native.Reader:
         if cls.reader is None:
             threads = max(1, min(32, len(os.sched_getaffinity(0))))
             cls.reader = _native.Reader(threads, DEPTH, GAP, "auto")
-        while cls.abandoned and cls.abandoned[0].gone():
-            cls.abandoned.pop(0)
         return cls.reader
 
     @classmethod
@@ -136,7 +152,6 @@ class _Engine:
         if cls.reader is not None:
             cls.inherited.append(cls.reader)
         cls.reader = None
-        cls.abandoned.clear()
 
     @classmethod
     def stop(cls) -> None:
@@ -144,7 +159,6 @@ class _Engine:
         if cls.reader is not None:
             cls.reader.close()
         cls.reader = None
-        cls.abandoned.clear()
 
 
 os.register_at_fork(after_in_child=_Engine.forget)
@@ -152,7 +166,7 @@ atexit.register(_Engine.stop)
 
 
 class _Ticket:
-    """A request the engine works on. Dropped before its end, it is kept till then: the engine still writes."""
+    """A request the engine works on. Dropped before its end, it is given up: the engine keeps its memory till then."""
 
     def __init__(self, reader: _native.Reader, number: int) -> None:
         self._reader = reader
@@ -167,15 +181,9 @@ class _Ticket:
             raise
         return self._done
 
-    def gone(self) -> bool:
-        try:
-            return self.poll(0.0)
-        except SolarError:
-            return True
-
     def __del__(self) -> None:
         if not self._done and not sys.is_finalizing() and self._reader is _Engine.reader:
-            _Engine.abandoned.append(self)  # lives again, until _Engine.get() sees it done
+            self._reader.abandon(self._number)
 
 
 def _in_engine(source: _native.Source, rows: NDArray[np.int64], out: NDArray[Any]) -> Callable[[float], bool]:
@@ -184,7 +192,8 @@ def _in_engine(source: _native.Source, rows: NDArray[np.int64], out: NDArray[Any
     return _Ticket(reader, number).poll
 
 
-def _source(layout: Layout, swap: int) -> _native.Source:
+def _source(layout: Layout, swap: int, page_cache: bool | None) -> _native.Source:
+    bypass = bypassed_share(layout, page_cache)
     return _native.Source(
         layout.name,
         list(layout.paths),
@@ -202,6 +211,8 @@ def _source(layout: Layout, swap: int) -> _native.Source:
         layout.chunk_offset,
         layout.chunk_nbytes,
         layout.chunk_mask,
+        bypass,
+        worth_mapping(layout, bypass),
     )
 
 
@@ -347,7 +358,7 @@ def _destination(layout: Layout, counts: tuple[int, ...], out: NDArray[Any] | No
             return out
     nbytes = math.prod(shape) * layout.dtype.itemsize
     where = f"{layout.paths[0]}: {layout.name}"
-    if nbytes > LARGE and nbytes > (free := _free_nbytes()):
+    if nbytes > LARGE and nbytes > (free := machine.free_nbytes()):
         raise ReadError(
             f"{where}: {nbytes:,} bytes were asked for and {free:,} bytes of memory are free: read fewer at a time"
         )
@@ -355,12 +366,6 @@ def _destination(layout: Layout, counts: tuple[int, ...], out: NDArray[Any] | No
         return np.empty(shape, layout.dtype)
     except (MemoryError, ValueError) as error:
         raise ReadError(f"{where}: no memory for {nbytes:,} bytes: read fewer at a time") from error
-
-
-def _free_nbytes() -> int:
-    with Path("/proc/meminfo").open() as facts:
-        lines = dict(line.split(":", 1) for line in facts)
-    return int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else 1 << 62
 
 
 def _rows_at(index: Any, layout: Layout) -> tuple[NDArray[np.int64], bool]:

@@ -45,8 +45,11 @@ def read_metadata(path: str, name: str = "") -> Metadata: ...
 def read_metadata_of_many(paths: list[str], name: str, threads: int) -> list[Metadata]:
     """The same dataset of many files, in parallel; the first bad file (in order) is the error."""
 
-def chunk_table(path: str, name: str) -> tuple[U64, U64, U64, U32]:
-    """index, offset, nbytes, mask of every chunk that was written, by ascending index."""
+def chunk_table(path: str, name: str, header_address: int = ...) -> tuple[U64, U64, U64, U32]:
+    """index, offset, nbytes, mask of every chunk that was written, by ascending index.
+
+    With the header_address that read_metadata gave no group is read, however many datasets are in it.
+    """
 
 def unsupported(filters: Filters, itemsize: int) -> str: ...
 def decode(filters: Filters, itemsize: int, nbytes: int, mask: int, stored: bytes) -> bytes: ...
@@ -70,6 +73,8 @@ class Source:
         chunk_offset: U64,
         chunk_nbytes: U64,
         chunk_mask: U32,
+        bypass: float = 0.0,  # share that is read past the page cache
+        mapped: bool = False,  # copied from mapped files while the page cache holds them
     ) -> None: ...
     @property
     def row_nbytes(self) -> int: ...
@@ -78,6 +83,9 @@ class Reader:
     def __init__(self, threads: int, depth: int, gap: int, backend: str) -> None: ...  # "auto" "pread" "uring"
     def submit(self, source: Source, rows: I64, out: NDArray[Any]) -> int: ...
     def wait(self, ticket: int, seconds: float) -> bool: ...
+    def abandon(self, ticket: int) -> None:
+        """Gives up a ticket: what has not begun is dropped, its output let go once no thread writes to it."""
+
     def close(self) -> None: ...
     @property
     def backend(self) -> str: ...

@@ -36,9 +36,9 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     walked: list[str] = []
     walk = _native.chunk_table
 
-    def counted(path: str, name: str) -> Any:
+    def counted(path: str, name: str, header_address: int) -> Any:
         walked.append(name)
-        return walk(path, name)
+        return walk(path, name, header_address)
 
     monkeypatch.setattr(_native, "chunk_table", counted)
     return walked

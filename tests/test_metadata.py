@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from h5py import h5d, h5f, h5p, h5s, h5t  # pyright: ignore
 
+import solar
 from solar import _native
 from solar.errors import LayoutError, ReadError, SolarError
 from solar.io.datatype import decode
@@ -248,3 +249,32 @@ def check_odd(found: _native.Dataset, wanted: dict[str, Any]) -> None:
     if wanted.get("dtype") and wanted.get("sha256"):
         dtype, _ = decode(found["datatype"])
         assert wanted["dtype"] in (str(dtype)[:200], dtype.str)
+
+
+def test_names_and_paths_need_not_be_utf8(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xff.h5")
+    with h5py.File(path, "w") as file:
+        file[b"caf\xff"] = np.arange(6.0).reshape(3, 2)
+        file.create_dataset(b"chunked\xff", data=np.arange(6), chunks=(2,))
+        strings = file.create_dataset(b"texts\xff", (3,), h5py.string_dtype())
+        strings[...] = ["a", "b", "c"]
+    assert set(solar.inspect(path)) == {"/caf\udcff", "/chunked\udcff", "/texts\udcff"}
+    assert solar.read(path, "caf\udcff", [2, 0]).tolist() == [[4, 5], [0, 1]]
+    assert solar.read(path, "chunked\udcff", slice(1, 4)).tolist() == [1, 2, 3]
+    assert solar.read(path, "texts\udcff", slice(1, 3)).tolist() == [b"b", b"c"]
+    assert len(_native.read_metadata_of_many([path, path], "caf\udcff", 2)) == 2
+    with pytest.raises(LayoutError, match="nothing\udcff"):
+        _native.read_metadata(path, "nothing\udcff")
+
+
+def test_a_chunk_table_by_address_is_the_one_by_name(path: Path) -> None:
+    found = {dataset["name"]: dataset for dataset in _native.read_metadata(str(path))["datasets"]}
+    address = found["/fixed"]["header_address"]
+    by_name, by_address = (_native.chunk_table(str(path), "/fixed", *at) for at in ((), (address,)))
+    assert [column.tolist() for column in by_name] == [column.tolist() for column in by_address]
+
+
+def test_an_address_that_is_no_dataset_is_refused(path: Path) -> None:
+    for address in (0, 7, 96, path.stat().st_size - 1, path.stat().st_size, 2**63, 2**64 - 2):
+        with pytest.raises(LayoutError, match="/x"):
+            _native.chunk_table(str(path), "/x", address)

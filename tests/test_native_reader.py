@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -33,7 +34,7 @@ BACKENDS = [
 ]
 
 
-def source_of(path: Path, name: str) -> _native.Source:
+def source_of(path: Path, name: str, bypass: float = 0.0) -> _native.Source:
     """A Source made with h5py's own low-level calls."""
     with h5py.File(path) as file:
         dataset = file[name]
@@ -75,6 +76,7 @@ def source_of(path: Path, name: str) -> _native.Source:
             np.array(columns[1], np.uint64),
             np.array(columns[2], np.uint64),
             np.array(columns[3], np.uint32),
+            bypass,
         )
 
 
@@ -170,6 +172,26 @@ def test_the_output_of_a_ticket_lives_until_it_was_waited_for(tmp_path: Path) ->
     gc.collect()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_read_past_the_page_cache_are_the_same(tmp_path: Path, backend: str) -> None:
+    values = np.random.default_rng(4).random((40, 33, 65), np.float32)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["plain"] = values
+        file.create_dataset("chunks", data=values, chunks=(3, 33, 20))
+        file.create_dataset("packed", data=values, chunks=(2, 33, 65), compression="gzip")
+    with (tmp_path / "a.h5").open("rb") as file:
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    reader = _native.Reader(2, 16, 512, backend)
+    rows = np.array([39, 0, 17, 18, 39, 5])
+    for name in ("plain", "chunks", "packed"):
+        source = source_of(tmp_path / "a.h5", name, bypass=1.0)
+        out = read(reader, source, rows, np.empty((6, 33, 65), np.float32))
+        np.testing.assert_array_equal(out, values[rows])
+    stats = reader.stats()
+    assert 0 <= stats["bypassed"] <= stats["requests"]
+
+
 def test_a_foreign_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     source, _ = contiguous(tmp_path / "a.h5")
     with (tmp_path / "a.h5").open("ab") as file:
@@ -194,9 +216,9 @@ def test_an_extent_beyond_its_file_is_a_layout_error(tmp_path: Path) -> None:
 
     def make(offset: int) -> _native.Source:
         zero, one = np.zeros(1, np.int32), np.array([0, 1], np.int64)
-        extent = [np.array([n], np.uint64) for n in (offset, 80)]
         files = (np.array([100], np.uint64), np.array([path.stat().st_mtime_ns], np.int64))
         parts = (zero, zero, np.array([0, 10], np.int64), one)
+        extent = (np.array([offset], np.uint64), np.array([80], np.uint64))
         chunks = (np.empty(0, np.uint64), *extent, np.zeros(1, np.uint32))
         return _native.Source("x", [str(path)], *files, 8, 0, [], [([0], [], b"")], *parts, *chunks)
 

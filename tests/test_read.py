@@ -13,6 +13,8 @@ import pytest
 from kit import same
 
 import solar
+from solar import ReadError, inspect
+from solar.io.reader import Rows
 
 UNREADABLE = {"null", "reference"}
 INDICES = {
@@ -144,3 +146,17 @@ def test_more_than_the_memory_of_the_machine_is_an_error_not_a_crash(tmp_path: P
     with pytest.raises(solar.ReadError, match="read fewer at a time"):
         solar.read(path, "x")
     assert not solar.read(path, "x", [12345]).any()
+
+
+def test_a_file_cut_short_under_a_warm_mapping_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "cut.h5"
+    data = np.arange(4000 * 64, dtype="i4").reshape(4000, 64)
+    with h5py.File(path, "w") as file:
+        file["x"] = data
+    rows = Rows(inspect(str(path), "x"))
+    wanted = np.arange(0, 4000, 7)
+    assert np.array_equal(rows.start(wanted).wait(), data[wanted])
+    with path.open("r+b") as file:
+        file.truncate(100_000)
+    with pytest.raises(ReadError, match=r"cut\.h5.*(ends|changed)"):
+        rows.start(wanted).wait()

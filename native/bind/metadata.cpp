@@ -4,7 +4,6 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -13,10 +12,17 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <unordered_map>
+
+#include "text.hpp"
 
 namespace nb = nanobind;
 
 namespace {
+
+using solar::bind::bytes_of;
+using solar::bind::name_of;
+using solar::bind::text;
 
 struct Found {
   std::uint64_t nbytes = 0;
@@ -53,13 +59,6 @@ const char* word(solar::Index index) {
   return "";
 }
 
-// Names come from the file and may be any bytes: what is not UTF-8 becomes surrogates, as in h5py.
-nb::object text(const std::string& bytes) {
-  PyObject* object = PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogateescape");
-  if (object == nullptr) throw nb::python_error();
-  return nb::steal(object);
-}
-
 nb::bytes raw(const std::vector<std::byte>& bytes) {
   return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
@@ -72,7 +71,21 @@ nb::list filters_of(const solar::Dataset& dataset) {
   return filters;
 }
 
-nb::dict to_dict(const solar::Dataset& dataset) {
+// The bytes of datatypes: one object for all datasets that share one.
+class Datatypes {
+ public:
+  nb::bytes of(const solar::Dataset& dataset) {
+    if (!dataset.datatype) return nb::bytes("", 0);
+    const auto known = made_.find(dataset.datatype.get());
+    if (known != made_.end()) return known->second;
+    return made_.emplace(dataset.datatype.get(), raw(*dataset.datatype)).first->second;
+  }
+
+ private:
+  std::unordered_map<const void*, nb::bytes> made_;
+};
+
+nb::dict to_dict(const solar::Dataset& dataset, Datatypes& datatypes) {
   nb::dict out;
   out["name"] = text(dataset.name);
   out["problem"] = text(dataset.problem);
@@ -80,7 +93,7 @@ nb::dict to_dict(const solar::Dataset& dataset) {
   out["null_space"] = dataset.null_space;
   out["shape"] = dataset.shape;
   out["maxshape"] = dataset.maxshape;
-  out["datatype"] = raw(dataset.datatype);
+  out["datatype"] = datatypes.of(dataset);
   out["itemsize"] = dataset.itemsize;
   out["storage"] = word(dataset.storage);
   out["address"] = dataset.address;
@@ -96,7 +109,8 @@ nb::dict to_dict(const solar::Dataset& dataset) {
 nb::dict to_dict(const Found& found) {
   nb::dict out;
   nb::list datasets;
-  for (const solar::Dataset& dataset : found.metadata.datasets) datasets.append(to_dict(dataset));
+  Datatypes datatypes;
+  for (const solar::Dataset& dataset : found.metadata.datasets) datasets.append(to_dict(dataset, datatypes));
   nb::list problems;
   for (const std::string& problem : found.metadata.problems) problems.append(text(problem));
   out["nbytes"] = found.nbytes;
@@ -106,7 +120,8 @@ nb::dict to_dict(const Found& found) {
   return out;
 }
 
-nb::dict read_metadata(const std::string& path, const std::string& name) {
+nb::dict read_metadata(nb::str python_path, nb::str python_name) {
+  const std::string path = bytes_of(python_path), name = name_of(python_name);
   std::optional<Found> found;
   {
     nb::gil_scoped_release released;
@@ -155,9 +170,12 @@ class Many {
   std::exception_ptr error_;
 };
 
-nb::list read_metadata_of_many(const std::vector<std::string>& paths, const std::string& name, unsigned threads) {
+nb::list read_metadata_of_many(nb::list python_paths, nb::str python_name, unsigned threads) {
   constexpr unsigned most_threads = 256;
   if (threads < 1 || threads > most_threads) throw nb::value_error("threads must be from 1 to 256");
+  std::vector<std::string> paths;
+  for (const nb::handle path : python_paths) paths.push_back(bytes_of(path));
+  const std::string name = name_of(python_name);
   std::vector<Found> all;
   {
     nb::gil_scoped_release released;
@@ -175,12 +193,13 @@ nb::object array(std::vector<T>&& values) {
   return nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner).cast();
 }
 
-nb::tuple chunk_table(const std::string& path, const std::string& name) {
+nb::tuple chunk_table(nb::str python_path, nb::str python_name, std::uint64_t header_address) {
+  const std::string path = bytes_of(python_path), name = name_of(python_name);
   solar::ChunkTable table;
   {
     nb::gil_scoped_release released;
     const solar::File file(path);
-    const solar::Metadata metadata = solar::read_metadata(file, name);
+    const solar::Metadata metadata = solar::read_metadata(file, name, header_address);
     const solar::Dataset& dataset = metadata.datasets.at(0);
     if (dataset.storage != solar::Storage::chunked || !dataset.elsewhere.empty()) {
       throw solar::Error(solar::Kind::layout, path + ": " + dataset.name + " has no chunks that can be read here");
@@ -196,5 +215,6 @@ nb::tuple chunk_table(const std::string& path, const std::string& name) {
 void bind_metadata(nb::module_& module) {
   module.def("read_metadata", &read_metadata, nb::arg("path"), nb::arg("name") = "");
   module.def("read_metadata_of_many", &read_metadata_of_many, nb::arg("paths"), nb::arg("name"), nb::arg("threads"));
-  module.def("chunk_table", &chunk_table, nb::arg("path"), nb::arg("name"));
+  module.def("chunk_table", &chunk_table, nb::arg("path"), nb::arg("name"),
+             nb::arg("header_address") = solar::undefined_address);
 }

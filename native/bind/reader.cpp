@@ -13,8 +13,11 @@
 #include <chrono>
 #include <cmath>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "solar/memory.hpp"
+#include "text.hpp"
 
 namespace nb = nanobind;
 
@@ -22,6 +25,8 @@ namespace {
 
 using solar::Backend;
 using solar::MemoryPool;
+using solar::bind::bytes_of;
+using solar::bind::name_of;
 
 template <class T>
 using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -31,13 +36,6 @@ using BoundForm = std::tuple<std::vector<std::uint64_t>, Filters, nb::bytes>;
 template <class T>
 std::span<const T> view(const Array<T>& array) {
   return {array.data(), array.size()};
-}
-
-// The bytes of a path or name, which need not be UTF-8: Python keeps what is not as surrogates.
-std::string bytes_of(nb::handle text) {
-  const auto bytes = nb::steal<nb::bytes>(PyUnicode_EncodeFSDefault(text.ptr()));
-  if (!bytes.is_valid()) nb::raise_python_error();
-  return {bytes.c_str(), bytes.size()};
 }
 
 solar::Form to_native(const BoundForm& bound, std::uint64_t itemsize) {
@@ -67,9 +65,9 @@ void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uin
                  std::vector<std::uint64_t> row_shape, const std::vector<BoundForm>& forms,
                  Array<std::int32_t> part_file, Array<std::int32_t> part_form, Array<std::int64_t> part_first,
                  Array<std::int64_t> part_chunks, Array<std::uint64_t> chunk_index, Array<std::uint64_t> chunk_offset,
-                 Array<std::uint64_t> chunk_nbytes, Array<std::uint32_t> chunk_mask) {
+                 Array<std::uint64_t> chunk_nbytes, Array<std::uint32_t> chunk_mask, double bypass, bool mapped) {
   auto source = std::make_shared<solar::Source>();
-  source->name = bytes_of(name);
+  source->name = name_of(name);
   if (file_nbytes.size() != paths.size() || file_mtime_ns.size() != paths.size()) {
     throw nb::value_error("file_nbytes and file_mtime_ns must be as long as paths");
   }
@@ -78,6 +76,8 @@ void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uin
   }
   source->itemsize = itemsize;
   source->swap = swap;
+  source->bypass = bypass;
+  if (mapped) source->map();
   source->row_shape = std::move(row_shape);
   for (const BoundForm& form : forms) source->forms.push_back(to_native(form, itemsize));
   source->part_file = view(part_file);
@@ -136,6 +136,7 @@ class BoundReader {
       ticket = reader_.submit(source.native, view(rows), lent->bytes());
     }
     lent_.emplace(ticket, std::move(lent));
+    sweep();
     return ticket;
   }
 
@@ -148,11 +149,20 @@ class BoundReader {
     } catch (const std::invalid_argument&) {  // another thread waited for it, and may be about to let go
       throw;
     } catch (...) {
-      if (::getpid() == process_ && !closed_) lent_.erase(ticket);
+      if (::getpid() == process_ && !closed_) lent_.extract(ticket);
       throw;
     }
-    lent_.erase(ticket);
+    lent_.extract(ticket);
+    sweep();
     return true;
+  }
+
+  // Gives up a ticket, at once; its output is let go in the first call after the native threads are done with it.
+  void abandon(solar::Reader::Ticket ticket) {
+    if (::getpid() != process_ || closed_ || !lent_.contains(ticket)) return;
+    reader_.abandon(ticket);
+    abandoned_.push_back(ticket);
+    sweep();
   }
 
   void close() {
@@ -161,15 +171,38 @@ class BoundReader {
       nb::gil_scoped_release released;
       reader_.close();
     }
-    lent_.clear();
+    abandoned_.clear();
+    const auto done = std::exchange(lent_, {});
   }
 
   const solar::Reader& native() const { return reader_; }
 
  private:
+  using Outputs = std::unordered_map<solar::Reader::Ticket, std::unique_ptr<Lent>>;
+
+  // Lets go of the outputs of abandoned tickets that have ended. That may run Python code, which may come back here.
+  void sweep() {
+    std::vector<Outputs::node_type> done;
+    for (const solar::Reader::Ticket ticket : std::exchange(abandoned_, {})) {
+      if (ended(ticket)) {
+        done.push_back(lent_.extract(ticket));
+      } else {
+        abandoned_.push_back(ticket);
+      }
+    }
+  }
+  bool ended(solar::Reader::Ticket ticket) {
+    try {
+      return reader_.wait(ticket, std::chrono::nanoseconds(0));
+    } catch (const solar::Error&) {  // of a ticket that nobody asks about any more
+      return true;
+    }
+  }
+
   const pid_t process_ = ::getpid();
   bool closed_ = false;
-  std::unordered_map<solar::Reader::Ticket, std::unique_ptr<Lent>> lent_;
+  Outputs lent_;
+  std::vector<solar::Reader::Ticket> abandoned_;
   solar::Reader reader_;  // last: goes first, and joins its threads before the memory goes
 };
 
@@ -185,7 +218,9 @@ nb::dict stats(const BoundReader& reader) {
   nb::dict out;
   out["rows"] = found.rows;
   out["requests"] = found.requests;
+  out["bypassed"] = found.bypassed;
   out["bytes_read"] = found.bytes_read;
+  out["bytes_mapped"] = found.bytes_mapped;
   out["chunks_decoded"] = found.chunks_decoded;
   out["bytes_decoded"] = found.bytes_decoded;
   out["read_ns"] = found.read_ns;
@@ -230,7 +265,8 @@ void bind_reader(nb::module_& module) {
       .def("__init__", &make_source, "name"_a, "paths"_a, "file_nbytes"_a.noconvert(), "file_mtime_ns"_a.noconvert(),
            "itemsize"_a, "swap"_a, "row_shape"_a, "forms"_a, "part_file"_a.noconvert(), "part_form"_a.noconvert(),
            "part_first"_a.noconvert(), "part_chunks"_a.noconvert(), "chunk_index"_a.noconvert(),
-           "chunk_offset"_a.noconvert(), "chunk_nbytes"_a.noconvert(), "chunk_mask"_a.noconvert())
+           "chunk_offset"_a.noconvert(), "chunk_nbytes"_a.noconvert(), "chunk_mask"_a.noconvert(), "bypass"_a = 0.0,
+           "mapped"_a = false)
       .def_prop_ro("row_nbytes", [](const BoundSource& source) { return source.native->row_nbytes(); });
   nb::class_<BoundReader>(module, "Reader")
       .def(
@@ -241,6 +277,7 @@ void bind_reader(nb::module_& module) {
           "threads"_a, "depth"_a, "gap"_a, "backend"_a)
       .def("submit", &BoundReader::submit, "source"_a, "rows"_a.noconvert(), "out"_a)
       .def("wait", &BoundReader::wait, "ticket"_a, "seconds"_a)
+      .def("abandon", &BoundReader::abandon, "ticket"_a)
       .def("close", &BoundReader::close)
       .def_prop_ro(
           "backend",

@@ -14,6 +14,7 @@
 
 namespace solar {
 
+using read::Batch;
 using read::Job;
 using read::Ring;
 using read::Worker;
@@ -47,6 +48,7 @@ struct Reader::Impl {
 
   Ticket submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows, MutableBytes out);
   bool wait(Ticket ticket, std::chrono::nanoseconds limit);
+  void abandon(Ticket ticket) noexcept;
   void close();
   ReaderStats stats() const;
   void check_process() const;
@@ -54,13 +56,15 @@ struct Reader::Impl {
   void work(Worker& worker);
   Job* next(Job* held, bool block, std::uint32_t& unit);
   void plan(Job& job, std::unique_lock<std::mutex>& lock);
-  void leave(Job& job);
+  Batch::Remains leave(Job& job);
+  Batch::Remains forget(Job& job);
   void finished(Job& job);
 
   const pid_t process = ::getpid();
   Backend backend = Backend::pread;
   std::mutex mutex;
   std::condition_variable has_work, has_finished;
+  const std::exception_ptr abandoned = std::make_exception_ptr(Error(Kind::read, "abandoned"));
   std::atomic<bool> closing{false};
   Ticket last_ticket = 0;
   std::deque<Job> jobs;  // all there are: as many as were ever in flight at once
@@ -86,6 +90,7 @@ Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wa
   }
   sigset_t all, before;  // signals are for the program's own threads
   ::sigfillset(&all);
+  ::sigdelset(&all, SIGBUS);  // of mapped files: the thread's own, see Mapping
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
     for (auto& worker : workers) threads.emplace_back([this, &worker = *worker] { work(worker); });
@@ -140,6 +145,7 @@ bool Reader::Impl::wait(Ticket ticket, std::chrono::nanoseconds limit) {
   const auto deadline = std::chrono::steady_clock::now() + std::min(limit, longest_wait);
   std::exception_ptr error;
   std::shared_ptr<const Source> source;  // let go outside the lock
+  Batch::Remains remains;                // as well
   {
     std::unique_lock lock(mutex);
     bool in_time = true;
@@ -153,7 +159,7 @@ bool Reader::Impl::wait(Ticket ticket, std::chrono::nanoseconds limit) {
         source = job.batch.release();
         tickets.erase(found);
         job.forgotten = true;
-        if (job.users == 0) spare.push_back(&job);
+        if (job.users == 0) remains = forget(job);
         break;
       }
       if (!in_time) return false;
@@ -162,6 +168,12 @@ bool Reader::Impl::wait(Ticket ticket, std::chrono::nanoseconds limit) {
   }
   if (error) std::rethrow_exception(error);
   return true;
+}
+
+void Reader::Impl::abandon(Ticket ticket) noexcept {
+  const std::lock_guard lock(mutex);
+  const auto found = tickets.find(ticket);
+  if (found != tickets.end()) found->second->fail(abandoned);
 }
 
 void Reader::Impl::close() {
@@ -196,8 +208,9 @@ Job* Reader::Impl::next(Job* held, bool block, std::uint32_t& unit) {
     unit = held->next_unit.fetch_add(1, std::memory_order_relaxed);
     if (unit < held->batch.units()) return held;
   }
+  Batch::Remains remains;  // let go outside the lock
   std::unique_lock lock(mutex);
-  if (held != nullptr) leave(*held);
+  if (held != nullptr) remains = leave(*held);
   for (std::size_t i = 0; !closing;) {
     if (i == queue.size()) {
       if (!block) return nullptr;
@@ -230,7 +243,7 @@ void Reader::Impl::plan(Job& job, std::unique_lock<std::mutex>& lock) {
   job.state = Job::State::planning;
   lock.unlock();
   try {
-    job.batch.plan(static_cast<unsigned>(workers.size()));
+    if (!job.failed) job.batch.plan(static_cast<unsigned>(workers.size()));
     job.pieces_left = job.batch.pieces.size();
   } catch (...) {
     job.fail(std::current_exception());
@@ -244,8 +257,14 @@ void Reader::Impl::plan(Job& job, std::unique_lock<std::mutex>& lock) {
 }
 
 // The thread no longer holds the Job, which is used again when its ticket was waited for.
-void Reader::Impl::leave(Job& job) {
-  if (--job.users == 0 && job.forgotten) spare.push_back(&job);
+Batch::Remains Reader::Impl::leave(Job& job) {
+  return --job.users == 0 && job.forgotten ? forget(job) : Batch::Remains();
+}
+
+// The Job may be used again. Gives what is too large to be kept till then.
+Batch::Remains Reader::Impl::forget(Job& job) {
+  spare.push_back(&job);
+  return job.batch.release_large();
 }
 
 void Reader::Impl::finished(Job& job) {
@@ -262,7 +281,9 @@ ReaderStats Reader::Impl::stats() const {
   for (const auto& worker : workers) {
     const read::Counts& counts = worker->counts();
     total.requests += counts.requests;
+    total.bypassed += counts.bypassed;
     total.bytes_read += counts.bytes_read;
+    total.bytes_mapped += counts.bytes_mapped;
     total.chunks_decoded += counts.chunks_decoded;
     total.bytes_decoded += counts.bytes_decoded;
     total.decode_ns += counts.decode_ns;
@@ -288,6 +309,10 @@ Reader::Ticket Reader::submit(std::shared_ptr<const Source> source, std::span<co
 bool Reader::wait(Ticket ticket, std::chrono::nanoseconds limit) {
   impl_->check_process();
   return impl_->wait(ticket, limit);
+}
+
+void Reader::abandon(Ticket ticket) noexcept {
+  if (::getpid() == impl_->process) impl_->abandon(ticket);
 }
 
 void Reader::close() {

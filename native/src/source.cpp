@@ -1,6 +1,7 @@
 #include "solar/source.hpp"
 
 #include "read/grid.hpp"
+#include "read/mapping.hpp"
 
 namespace solar {
 
@@ -30,6 +31,7 @@ void check_arrays(const Source& s) {
   check_steps(s, s.part_first, "the rows of the parts");
   check_steps(s, s.part_chunks, "the chunks of the parts");
   if (static_cast<std::uint64_t>(s.part_chunks.back()) != chunks) fail(s, "the parts do not share out the chunks");
+  if (!(s.bypass >= 0 && s.bypass <= 1)) fail(s, "the share that bypasses the page cache is from 0 to 1");
   if (s.itemsize == 0 || (s.swap != 0 && s.itemsize % s.swap != 0)) fail(s, "its element size is wrong");
 }
 
@@ -124,5 +126,7 @@ void Source::check() const {
   for (const Form& form : forms) checked.emplace_back(*this, form);
   for (std::size_t part = 0; part < part_file.size(); ++part) check_part(*this, part, checked);
 }
+
+void Source::map() { mappings = std::make_shared<read::Mappings>(files.size()); }
 
 }  // namespace solar

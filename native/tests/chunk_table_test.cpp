@@ -20,6 +20,7 @@ using solar::undefined_address;
 // A file in the making: structures are appended, and the address of each is where it begins.
 struct Image {
   std::string bytes = std::string(64, '\0');
+  std::uint32_t chunk_node_entries = 4;
 
   std::uint64_t at() const { return bytes.size(); }
   Image& text(const std::string& s) { return bytes += s, *this; }
@@ -55,6 +56,7 @@ solar::ChunkTable table_of(const Image& image, const Dataset& dataset) {
   ::unlink(path);
   solar::FileFacts facts;
   facts.end = file.nbytes();
+  facts.chunk_node_entries = image.chunk_node_entries;
   return solar::chunk_table(file, facts, dataset);
 }
 
@@ -151,6 +153,16 @@ TEST_CASE("a damaged tree is refused with the reason") {
   CHECK(says(refused([](Image& image) { tree(image, 0, {{0, 300}}, 8, 5); }), "instead of 4"));
   CHECK(says(refused([](Image& image) { tree(image, 0, {{0, 300}}, 8, 0); }), "a chunk of 0 bytes"));
   CHECK(says(refused([](Image& image) { image.text("FREE"); }), "no TREE"));
+  CHECK(says(refused([](Image& image) {
+               image.chunk_node_entries = 2;
+               tree(image, 0, {{0, 300}, {4, 304}, {8, 308}}, 12);
+             }),
+             "too many entries"));
+  CHECK(says(refused([](Image& image) {
+               image.chunk_node_entries = 64;
+               tree(image, 0, {{0, 300}}, 4);
+             }),
+             "outside the file"));
   // One leaf reached twice: the second time its chunks are not where their keys say.
   CHECK(says(refused([](Image& image) {
                tree(image, 1, {{0, 300}, {4, 300}}, 8);
@@ -162,6 +174,7 @@ TEST_CASE("a damaged tree is refused with the reason") {
 
 TEST_CASE("empty nodes that are shared cannot make a walk long") {
   Image image;
+  image.chunk_node_entries = 32;
   std::vector<std::uint64_t> nodes;
   for (std::uint64_t i = 0; i < 12; ++i) nodes.push_back(64 + 2048 * i);
   for (std::size_t i = 0; i < nodes.size(); ++i) {
@@ -170,6 +183,7 @@ TEST_CASE("empty nodes that are shared cannot make a walk long") {
     for (std::uint64_t k = 0; i + 1 < nodes.size() && k < 32; ++k) entries.push_back({4 * k, nodes[i + 1]});
     tree(image, static_cast<int>(nodes.size() - 1 - i), entries, 4 * entries.size());
   }
+  image.zeros(2048);
   CHECK(says(refusal(image, dataset_of(Index::btree1, {1000}, {4})), "cycle"));
 }
 

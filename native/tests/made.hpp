@@ -23,8 +23,8 @@ using Values = std::vector<std::byte>;
 // A folder of its own that goes with it.
 class Folder {
  public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "solar-XXXXXX").string();
+  explicit Folder(const std::filesystem::path& where = std::filesystem::temp_directory_path()) {
+    std::string name = (where / "solar-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
     path_ = name;
   }

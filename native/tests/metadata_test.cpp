@@ -112,7 +112,8 @@ Writer start() {
   return file;
 }
 
-void finish(Writer& file, std::uint64_t root, unsigned version = 2, unsigned flags = 0) {
+void finish(Writer& file, std::uint64_t root, unsigned version = 2, unsigned flags = 0,
+            std::uint64_t extension = ~std::uint64_t{0}) {
   Writer block;
   block.text("\x89HDF\r\n\x1a\n");
   block.u(version, 1);
@@ -120,22 +121,27 @@ void finish(Writer& file, std::uint64_t root, unsigned version = 2, unsigned fla
   block.u(8, 1);
   block.u(flags, 1);
   block.u(0, 8);
-  block.u(~std::uint64_t{0}, 8);
+  block.u(extension, 8);
   block.u(file.at(), 8);
   block.u(root, 8);
   block.checksum(0);
   std::copy(block.bytes.begin(), block.bytes.end(), file.bytes.begin());
 }
 
-Metadata read(const std::vector<std::byte>& bytes, const std::string& name = {}) {
+// The bytes as a file without a name.
+std::unique_ptr<const File> opened(const std::vector<std::byte>& bytes) {
   std::string path = "/tmp/solar-metadata-XXXXXX";
   const int descriptor = ::mkstemp(path.data());
   REQUIRE(descriptor >= 0);
   REQUIRE(::write(descriptor, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
   ::close(descriptor);
-  const File file(path);
+  auto file = std::make_unique<const File>(path);
   ::unlink(path.c_str());
-  return solar::read_metadata(file, name);
+  return file;
+}
+
+Metadata read(const std::vector<std::byte>& bytes, const std::string& name = {}) {
+  return solar::read_metadata(*opened(bytes), name);
 }
 
 std::string refusal(const std::vector<std::byte>& bytes, const std::string& name = {}) {
@@ -247,6 +253,12 @@ TEST_CASE("a name that is missing is refused with the nearest one") {
   CHECK(says(refusal(file_with(12), "data/x"), "no group"));
 }
 
+TEST_CASE("a group with two links of one name is refused") {
+  const Metadata found = read(file_with(12, {hard_link("data", superblock_nbytes)}));
+  CHECK(found.datasets.empty());
+  CHECK(says(found.problems.at(0), "two links of the name data"));
+}
+
 TEST_CASE("groups that contain each other are visited once") {
   Writer file = start();
   file.text("abcdefghijkl");
@@ -289,4 +301,79 @@ TEST_CASE("an image gives no byte beyond the end, and no more bytes than a file 
   CHECK_THROWS_AS(image.read(0, ~std::uint64_t{0}, "test"), Error);
   CHECK_THROWS_AS(image.spend(solar::hdf5::free_bytes + 100), solar::hdf5::Exhausted);
   std::fclose(made);
+}
+
+TEST_CASE("the superblock or its extension says how many entries a node of chunks has") {
+  CHECK(read(file_with(12)).facts.chunk_node_entries == 64);
+
+  Message sizes{0x13, {}};
+  sizes.body.u(0, 1);
+  for (const unsigned k : {100, 16, 4}) sizes.body.u(k, 2);
+  Writer file = start();
+  const std::uint64_t extension = object(file, {sizes});
+  finish(file, object(file, {compact_group()}), 2, 0, extension);
+  CHECK(read(file.bytes).facts.chunk_node_entries == 200);
+
+  Writer old;
+  old.text("\x89HDF\r\n\x1a\n");
+  for (const unsigned value : {1, 0, 0, 0, 0, 8, 8, 0}) old.u(value, 1);
+  for (const unsigned k : {4, 16, 0, 0, 100, 0}) old.u(k, 2);  // symbols, links, flags, chunks, nothing
+  const std::uint64_t root = old.at() + 72, end = root + 38;
+  constexpr std::uint64_t none = ~std::uint64_t{0};
+  const std::vector<std::uint64_t> rest{0, none, end, none, 0, root, 0, 0, 0};  // from the base to the root's entry
+  for (const std::uint64_t value : rest) old.u(value, 8);
+  REQUIRE(object(old, {compact_group()}) == root);
+  REQUIRE(old.at() <= end);
+  while (old.at() < end) old.u(0, 1);
+  CHECK(read(old.bytes).facts.chunk_node_entries == 200);
+}
+
+TEST_CASE("a table of shared messages has a checksum") {
+  for (const unsigned damage : {0, 1}) {
+    Writer file = start();
+    const std::uint64_t table = file.at();
+    file.text("SMTB");
+    for (int i = 0; i < 30; ++i) file.u(0, 1);
+    file.checksum(table);
+    file.bytes.back() ^= static_cast<std::byte>(damage);
+    Message shared{0x0f, {}};
+    shared.body.u(0, 1);
+    shared.body.u(table, 8);
+    shared.body.u(1, 1);
+    const std::uint64_t extension = object(file, {shared});
+    finish(file, object(file, {compact_group()}), 2, 0, extension);
+    CHECK(says(refusal(file.bytes), "checksum") == (damage == 1));
+  }
+}
+
+TEST_CASE("what was never written has no value, unless a fill value says so") {
+  Writer file = start();
+  const std::uint64_t data = object(file, dataset(~std::uint64_t{0}, 12));
+  finish(file, object(file, {compact_group(), hard_link("data", data)}));
+  CHECK(says(read(file.bytes).datasets.at(0).elsewhere, "never written"));
+
+  const auto with_fill = [](std::uint64_t nbytes) {
+    Writer made = start();
+    std::vector<Message> messages = dataset(~std::uint64_t{0}, 12);
+    Message fill{5, {}};
+    fill.body.u(0x01020202, 4);
+    fill.body.u(nbytes, 4);
+    messages.push_back(fill);
+    const std::uint64_t header = object(made, messages);
+    finish(made, object(made, {compact_group(), hard_link("data", header)}));
+    return read(made.bytes).datasets.at(0);
+  };
+  CHECK(with_fill(0).elsewhere == "");
+  CHECK(says(with_fill(0xffffffff).elsewhere, "never written"));
+  CHECK(says(with_fill(0xfffffffe).problem, "size that cannot be"));
+}
+
+TEST_CASE("a dataset is found again by its address, and the address is not trusted") {
+  const auto opened_file = opened(file_with(12));
+  const File& file = *opened_file;
+  const auto found = solar::read_metadata(file, "data").datasets.at(0);
+  CHECK(solar::read_metadata(file, "/data", found.header_address).datasets.at(0).address == found.address);
+  for (const std::uint64_t address : {std::uint64_t{0}, found.header_address + 1, file.nbytes(), ~std::uint64_t{1}}) {
+    CHECK_THROWS_AS(solar::read_metadata(file, "/data", address), Error);
+  }
 }

@@ -1,7 +1,5 @@
-#include "solar/reader.hpp"
+#include "reads.hpp"
 
-#include <doctest/doctest.h>
-#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,81 +7,17 @@
 #include <stdexcept>
 #include <thread>
 
-#include "made.hpp"
-#include "solar/file.hpp"
+#include "read/batch.hpp"
 
-using namespace solar;
-using namespace std::chrono_literals;
-using made::Folder;
-using made::Values;
+using namespace reads;
 
-namespace {
-
-bool has_uring() {
-  try {
-    Reader(1, 4, 0, Backend::uring);
-    return true;
-  } catch (const Error&) {
-    return false;
-  }
-}
-
-std::vector<Backend> backends() {
-  std::vector<Backend> all{Backend::pread};
-  if (has_uring()) all.push_back(Backend::uring);
-  return all;
-}
-
-// The page cache forgets the files of a Source, so that its reads go to the storage.
-void forget(const Source& source) {
-  for (const SourceFile& wanted : source.files) {
-    const File file(wanted.path);
-    ::fdatasync(file.descriptor());
-    ::posix_fadvise(file.descriptor(), 0, 0, POSIX_FADV_DONTNEED);
-  }
-}
-
-Values read_rows(Reader& reader, const std::shared_ptr<const Source>& source, const std::vector<std::int64_t>& rows) {
-  Values out(rows.size() * source->row_nbytes(), std::byte{0xAB});
-  const auto ticket = reader.submit(source, rows, out);
-  REQUIRE(reader.wait(ticket, 60s));
-  return out;
-}
-
-Values wanted_rows(const Values& all, std::uint64_t row_nbytes, const std::vector<std::int64_t>& rows) {
-  Values wanted;
-  for (const std::int64_t row : rows) {
-    const auto at = all.begin() + row * static_cast<std::int64_t>(row_nbytes);
-    wanted.insert(wanted.end(), at, at + static_cast<std::int64_t>(row_nbytes));
-  }
-  return wanted;
-}
-
-Values contiguous_rows(const Source& source) {
-  const File file(source.files[0].path);
-  Values all(source.chunk_nbytes[0]);
-  file.read(source.chunk_offset[0], all);
-  return all;
-}
-
-std::string message_of(Reader& reader, Reader::Ticket ticket, Kind kind) {
-  try {
-    reader.wait(ticket, 60s);
-  } catch (const Error& error) {
-    CHECK(error.kind() == kind);
-    return error.what();
-  }
-  return "no error";
-}
-
-}  // namespace
-
-TEST_CASE("a reader gives the rows asked for, in the order asked, whatever the layout") {
+TEST_CASE("a reader gives the rows asked for, in the order asked, whatever the layout, through the page cache or not") {
   for (const Backend backend : backends()) {
-    for (unsigned seed = 0; seed < 300; ++seed) {
+    for (unsigned seed = 0; seed < 600; ++seed) {
       CAPTURE(seed);
       const Folder folder;
-      const made::Sample sample = made::random_source(folder, seed);
+      const made::Sample sample = made::random_source(folder, seed / 2);
+      sample.source->bypass = seed % 2;
       sample.source->check();
       if (seed % 3 == 0) forget(*sample.source);
       made::Random random(seed);
@@ -169,6 +103,26 @@ TEST_CASE("large rows are cut and come whole") {
     Reader reader(2, 8, 4096, backend);
     const std::vector<std::int64_t> rows{2, 0, 2, 1};
     CHECK(read_rows(reader, source, rows) == wanted_rows(all, 2'500'001, rows));
+  }
+}
+
+TEST_CASE("the plan of a large batch is not kept, that of a small one is") {
+  const Folder folder;
+  const auto source = made::contiguous(folder, 100, 8);
+  for (const std::size_t count : {100UL, 100'000UL}) {
+    std::vector<std::int64_t> rows(count);
+    for (std::size_t i = 0; i < count; ++i) rows[i] = static_cast<std::int64_t>(i * 7 % 100);
+    Values out(count * 8);
+    read::Batch batch;
+    batch.begin(source, rows, out);
+    batch.plan(2);
+    const std::size_t kept = batch.rows.capacity();
+    const auto large = batch.release_large();
+    CHECK(large.rows.empty() == (count == 100));
+    CHECK(batch.rows.capacity() == (count == 100 ? kept : 0));
+    batch.begin(source, std::span(rows).first(3), MutableBytes(out).first(24));
+    batch.plan(2);
+    CHECK(batch.units() == 1);
   }
 }
 
@@ -317,10 +271,10 @@ TEST_CASE("close drops what has not begun and wakes who waits") {
     forget(*source);
     std::vector<std::int64_t> rows(200);
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int64_t>(i * 37 % 200);
-    Values out(200 * 65536);
+    std::vector<Values> outs(20, Values(200 * 65536));
     Reader reader(2, 8, 0, backend);
     std::vector<Reader::Ticket> tickets;
-    for (int i = 0; i < 20; ++i) tickets.push_back(reader.submit(source, rows, out));
+    for (Values& out : outs) tickets.push_back(reader.submit(source, rows, out));
     std::jthread waiter([&] {
       try {
         reader.wait(tickets.back(), 60s);

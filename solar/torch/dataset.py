@@ -27,6 +27,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     one sample.
     Arrays are numpy's, in the machine's byte order; of a dataset of numbers along one axis, numpy scalars.
 
+    `page_cache` says whether the system's page cache keeps what is read; None: as much of it as there is room for.
+
     It holds no open file, can be pickled, and may be used in forked and spawned processes.
 
     >>> import h5py, numpy, tempfile
@@ -38,7 +40,15 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     (100, (8, 8), 99)
     """
 
-    def __init__(self, path: Paths, fields: Any, *, samples: Samples = "rows", cache: Folder = "auto") -> None:
+    def __init__(
+        self,
+        path: Paths,
+        fields: Any,
+        *,
+        samples: Samples = "rows",
+        cache: Folder = "auto",
+        page_cache: bool | None = None,
+    ) -> None:
         if fields is None:
             raise TypeError("fields: name the datasets a sample is made of")
         self.layouts = inspect(path, fields, samples=samples, cache=cache)
@@ -46,6 +56,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         for layout in _leaves(self.layouts):
             if not layout.shape:
                 raise LayoutError(f"{layout.paths[0]}: {layout.name} is a scalar, not rows of samples")
+        self._page_cache = page_cache
         self._samples = first.samples
         self._name = first.name
         self._rows: Any = None  # the Rows of the fields in their structure, for the process `_process`
@@ -75,7 +86,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     def _opened(self) -> Any:
         """What reads the fields. Each process makes its own."""
         if self._process != os.getpid():
-            self._rows = _mapped(self.layouts, lambda layout: Rows(layout, native_order=True))
+            self._rows = _mapped(self.layouts, lambda layout: Rows(layout, True, self._page_cache))
             self._process = os.getpid()
         return self._rows
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,8 @@ struct Dataset {
   bool null_space = false;
   std::vector<std::uint64_t> shape;    // empty for a scalar
   std::vector<std::uint64_t> maxshape; // ~0 = unlimited; empty: as shape
-  std::vector<std::byte> datatype;     // the datatype message (shared ones resolved), decoded in io/datatype.py
+  // The datatype message, decoded in io/datatype.py; datasets of one committed type share it. Null with a problem.
+  std::shared_ptr<const std::vector<std::byte>> datatype;
   std::uint64_t itemsize = 0;
   Storage storage = Storage::contiguous;
   std::uint64_t address = undefined_address;  // contiguous and compact: absolute file offset of the data
@@ -51,6 +53,7 @@ struct FileFacts {
   std::uint8_t offset_width = 8;
   std::uint8_t length_width = 8;
   std::uint64_t end = 0;          // end of file as far as addresses may go (absolute)
+  std::uint32_t chunk_node_entries = 64;  // of a version 1 B-tree of chunks: twice its K
 };
 
 struct Metadata {
@@ -61,7 +64,10 @@ struct Metadata {
 
 // All datasets below the root, or only the one called `name` (a path; soft links are followed).
 // With `name`, Error(layout) says what is missing and the near miss if there is one.
-Metadata read_metadata(const File& file, const std::string& name = {});
+// With Dataset::header_address of an earlier call as well, the dataset is taken from there and no group is read: how to
+// come back to many. The address is checked like any of the file.
+Metadata read_metadata(const File& file, const std::string& name = {},
+                       std::uint64_t header_address = undefined_address);
 
 // Where each chunk lies, in order of its linear (C order) index in the grid of chunks. Chunks never written are absent.
 struct ChunkTable {

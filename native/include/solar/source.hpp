@@ -14,6 +14,10 @@
 
 namespace solar {
 
+namespace read {
+class Mappings;
+}
+
 // What parts have in common: most data sets have one Form.
 struct Form {
   std::vector<std::uint64_t> chunk;  // chunk shape, rank = 1 + row rank; chunk[0] == 0: as many rows as the part has
@@ -32,6 +36,11 @@ struct Source {
   std::vector<SourceFile> files;
   std::uint64_t itemsize = 0;
   std::uint32_t swap = 0;                 // 0: as stored; else reverse every `swap` bytes of the result
+  // The share of its files that is read past the page cache, where that can be, unless the cache holds it already. It is
+  // the same regions each time, so that the rest stays where all of it has no room.
+  double bypass = 0;
+  // Null: all bytes are read. Else what the page cache holds is copied from its files, mapped into memory.
+  std::shared_ptr<read::Mappings> mappings;  // see map()
   std::vector<std::uint64_t> row_shape;   // shape without axis 0
   std::vector<Form> forms;
   std::span<const std::int32_t> part_file;
@@ -45,6 +54,8 @@ struct Source {
   std::shared_ptr<const void> keep;
 
   std::uint64_t row_nbytes() const;
+  // Lets its files be mapped. REQUIRES: the files are set; called by the maker.
+  void map();
   // Throws Error(layout) unless all arrays fit each other and no extent leaves its file. Called once, by the maker.
   void check() const;
 };

@@ -10,7 +10,6 @@ namespace solar {
 namespace {
 
 constexpr std::uint8_t chunk_node = 1;
-constexpr std::uint64_t expected_nbytes = 4 << 10;  // of a node: about what libhdf5 writes
 
 // One node, taken out of the file's bytes. Kept per level and used again.
 struct Node {
@@ -22,11 +21,15 @@ class Btree1 {
  public:
   explicit Btree1(ChunkWalk& walk) : walk_(walk), width_(walk.rank() + 1), steps_(walk.dataset().chunk) {
     steps_.push_back(walk.dataset().itemsize);
+    const std::uint64_t most = walk.facts().chunk_node_entries;
+    const std::uint64_t key_nbytes = 8 + 8 * width_;
+    node_nbytes_ = 8u + 2u * walk.facts().offset_width + most * (key_nbytes + walk.facts().offset_width) + key_nbytes;
   }
 
   void run() {
     const std::uint64_t root = walk_.dataset().index_address;
-    const std::size_t level = read_head(root).level;
+    Cursor cursor = open(root);
+    const std::size_t level = take_head(cursor, root).level;
     nodes_.resize(level + 1);
     const std::vector<std::uint64_t> lowest(width_, 0), highest(width_, ~std::uint64_t{0});
     visit(root, level, lowest, highest);
@@ -40,23 +43,23 @@ class Btree1 {
     std::uint16_t entries;
   };
 
-  std::size_t head_nbytes() const { return 8 + 2 * std::size_t{walk_.facts().offset_width}; }
+  // Every node has room for all its entries, in use or not.
+  Cursor open(std::uint64_t address) { return {walk_.read(address, node_nbytes_), Kind::layout, "B-tree node"}; }
 
-  Head read_head(std::uint64_t address) {
-    Cursor cursor(walk_.read(address, head_nbytes()), Kind::layout, "B-tree node");
+  Head take_head(Cursor& cursor, std::uint64_t address) const {
     if (std::memcmp(cursor.take(4).data(), "TREE", 4) != 0) walk_.fail(address, "no TREE here");
     if (cursor.u8() != chunk_node) walk_.fail(address, "a B-tree node of another kind");
     const std::uint8_t level = cursor.u8();
-    return {level, cursor.u16()};
+    const std::uint16_t entries = cursor.u16();
+    if (entries > walk_.facts().chunk_node_entries) walk_.fail(address, "a B-tree node with too many entries");
+    cursor.skip(2u * walk_.facts().offset_width);
+    return {level, entries};
   }
 
   void read_node(std::uint64_t address, std::size_t level, Node& node) {
-    const Head head = read_head(address);
+    Cursor cursor = open(address);
+    const Head head = take_head(cursor, address);
     if (head.level != level) walk_.fail(address, "a B-tree node at the wrong level");
-    const std::size_t key_nbytes = 8 + 8 * width_;
-    const std::size_t nbytes = head_nbytes() + head.entries * (key_nbytes + walk_.facts().offset_width) + key_nbytes;
-    Cursor cursor(walk_.read(address, nbytes), Kind::layout, "B-tree node");
-    cursor.skip(head_nbytes());
     node.keys.resize((head.entries + std::size_t{1}) * width_);
     node.children.resize(head.entries);
     for (std::size_t i = 0; i <= head.entries; ++i) {
@@ -86,7 +89,7 @@ class Btree1 {
     Node& node = nodes_[level];
     read_node(address, level, node);
     if (level > 0) {
-      for (const auto& child : node.children) walk_.expect(child.offset, expected_nbytes);
+      for (const auto& child : node.children) walk_.expect(child.offset, node_nbytes_);
     }
     for (std::size_t i = 0; i < node.children.size(); ++i) {
       const Key left = key(node, i);
@@ -103,7 +106,8 @@ class Btree1 {
   }
 
   ChunkWalk& walk_;
-  std::size_t width_;                 // of a key, in numbers
+  std::size_t width_;  // of a key, in numbers
+  std::uint64_t node_nbytes_ = 0;
   std::vector<std::uint64_t> steps_;  // elements in a chunk, along each number of a key
   std::vector<Node> nodes_;           // by level; one of each is open at a time
 };

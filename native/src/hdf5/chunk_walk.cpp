@@ -1,7 +1,5 @@
 #include "chunk_walk.hpp"
 
-#include <fcntl.h>
-
 #include <algorithm>
 #include <bit>
 #include <numeric>
@@ -68,7 +66,7 @@ void ChunkWalk::fail(std::uint64_t address, const std::string& why) const {
 void ChunkWalk::expect(std::uint64_t address, std::uint64_t nbytes) const noexcept {
   // Close to what was read last, reading ahead is enough.
   if (address >= end_ || (address >= window_at_ && address - window_at_ <= longest_window)) return;
-  ::posix_fadvise(file_.descriptor(), static_cast<off_t>(address), static_cast<off_t>(nbytes), POSIX_FADV_WILLNEED);
+  file_.expect(address, nbytes);
 }
 
 Bytes ChunkWalk::read(std::uint64_t address, std::uint64_t nbytes) {

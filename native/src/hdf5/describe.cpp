@@ -39,13 +39,15 @@ void fill_and_filters(Image& image, const ObjectHeader& header, Dataset& dataset
   if (const Message* filters = header.find(MessageType::filters)) {
     dataset.filters = parse_filters(image.facts, content(image, *filters));
   }
+  bool has_fill = false;
   if (const Message* fill = header.find(MessageType::fill)) {
-    const bool unwritten = dataset.address == undefined_address && dataset.index_address == undefined_address;
-    if (!parse_fill(image.facts, content(image, *fill), dataset) && unwritten && size_of(dataset) > 0) {
-      dataset.elsewhere = "it was never written, and has no fill value";
-    }
+    has_fill = parse_fill(image.facts, content(image, *fill), dataset);
   } else if (const Message* old = header.find(MessageType::fill_old)) {
-    parse_old_fill(image.facts, content(image, *old), dataset);
+    has_fill = parse_old_fill(image.facts, content(image, *old), dataset);
+  }
+  const bool unwritten = dataset.address == undefined_address && dataset.index_address == undefined_address;
+  if (!has_fill && unwritten && size_of(dataset) > 0) {
+    dataset.elsewhere = "it was never written, and has no fill value";
   }
 }
 
@@ -79,7 +81,6 @@ void parse_datatype(Bytes message, Dataset& dataset) {
   dataset.itemsize = fields.u32();
   if (version < 1 || version > 5) throw Error(Kind::layout, "datatype has version " + std::to_string(version));
   if (dataset.itemsize == 0) throw Error(Kind::layout, "datatype has no size");
-  dataset.datatype.assign(message.begin(), message.end());
 }
 
 std::vector<Filter> parse_filters(const FileFacts& facts, Bytes message) {
@@ -113,7 +114,8 @@ Dataset describe(Image& image, const ObjectHeader& header, const std::string& na
   dataset.name = name;
   dataset.header_address = header.address + image.facts.base;
   try {
-    parse_datatype(content(image, *header.find(MessageType::datatype)), dataset);
+    dataset.datatype = datatype_of(image, *header.find(MessageType::datatype));
+    parse_datatype(*dataset.datatype, dataset);
     parse_dataspace(image.facts, content(image, *header.find(MessageType::dataspace)), dataset);
     const Message* layout = header.find(MessageType::layout);
     if (layout == nullptr) throw Error(Kind::layout, "it has no layout message");

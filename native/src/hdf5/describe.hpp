@@ -18,9 +18,9 @@ Dataset describe(Image& image, const ObjectHeader& header, const std::string& na
 void parse_dataspace(const FileFacts& facts, Bytes message, Dataset& dataset);
 void parse_datatype(Bytes message, Dataset& dataset);
 void parse_layout(Image& image, const Message& message, Dataset& dataset);
-// Returns whether data that were never written have a value.
+// Both return whether data that were never written have a value.
 bool parse_fill(const FileFacts& facts, Bytes message, Dataset& dataset);
-void parse_old_fill(const FileFacts& facts, Bytes message, Dataset& dataset);
+bool parse_old_fill(const FileFacts& facts, Bytes message, Dataset& dataset);
 std::vector<Filter> parse_filters(const FileFacts& facts, Bytes message);
 
 }  // namespace solar::hdf5

@@ -122,9 +122,13 @@ FractalHeap::Place FractalHeap::entry(const Place& indirect, std::uint64_t offse
 }
 
 Bytes FractalHeap::block(const Place& place, bool direct) {
-  if (const auto known = blocks_.find(place.address); known != blocks_.end()) return known->second;
   const std::uint64_t prefix = 5u + image_.facts.offset_width + offset_width_;
   const std::uint64_t nbytes = direct ? place.nbytes : prefix + place.nbytes * width_ * image_.facts.offset_width + 4;
+  if (const auto known = blocks_.find(place.address); known != blocks_.end()) {
+    const Block& block = known->second;
+    if (block.start != place.start || block.bytes.size() != nbytes) damaged(what, address_, "has a block twice");
+    return block.bytes;
+  }
   std::vector<std::byte> bytes = image_.read(place.address, nbytes, "fractal heap block");
   Fields fields(bytes, image_.facts, "fractal heap block");
   direct ? fields.signature("FHDB") : fields.signature("FHIB");
@@ -136,7 +140,7 @@ Bytes FractalHeap::block(const Place& place, bool direct) {
   } else if (checksums_) {
     verify_direct(bytes);
   }
-  return blocks_.emplace(place.address, std::move(bytes)).first->second;
+  return blocks_.emplace(place.address, Block{place.start, std::move(bytes)}).first->second.bytes;
 }
 
 // The checksum is in the block's header, and counts as zero in its own sum.

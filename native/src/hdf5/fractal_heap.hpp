@@ -39,7 +39,11 @@ class FractalHeap {
   std::size_t offset_width_ = 0;
   std::size_t length_width_ = 0;
   bool checksums_ = false;
-  std::unordered_map<std::uint64_t, std::vector<std::byte>> blocks_;
+  struct Block {
+    std::uint64_t start;
+    std::vector<std::byte> bytes;
+  };
+  std::unordered_map<std::uint64_t, Block> blocks_;  // by address
 };
 
 }  // namespace solar::hdf5

@@ -74,8 +74,11 @@ std::vector<Link> dense_links(Image& image, std::uint64_t heap_address, std::uin
   constexpr std::uint16_t record_nbytes = 11;  // hash of the name, identifier in the heap
   FractalHeap heap(image, heap_address);
   std::vector<Link> links;
-  each_record(image, name_index, by_name, record_nbytes,
-              [&](Bytes record) { links.push_back(parse_link(image.facts, heap.object(record.subspan(4)))); });
+  each_record(image, name_index, by_name, record_nbytes, [&](Bytes record) {
+    const Bytes object = heap.object(record.subspan(4));
+    image.spend(object.size());  // the block is paid for, but objects may overlap in it
+    links.push_back(parse_link(image.facts, object));
+  });
   return links;
 }
 

@@ -58,6 +58,24 @@ bool wanted(std::uint16_t type) {
   }
 }
 
+// Year to second in 14 digits, and two bytes of nothing.
+bool is_old_time(Bytes body) {
+  const auto is_digit = [](std::byte b) { return b >= std::byte{'0'} && b <= std::byte{'9'}; };
+  return body.size() >= 16 && std::all_of(body.begin(), body.begin() + 14, is_digit);
+}
+
+// Where the header of the committed object is. REQUIRES: the message is shared.
+std::uint64_t committed_address(const Image& image, const Message& message) {
+  Fields fields(message.body, image.facts, "shared message");
+  const unsigned version = fields.u8();
+  const unsigned place = fields.u8();
+  if (version < 1 || version > 3) fields.refuse("has version " + std::to_string(version));
+  if (version == 3 && place == 1) throw Elsewhere{"part of its description is in the file's heap of shared messages"};
+  if (version == 3 && place != 2) fields.refuse("is in no known place");
+  if (version == 1) fields.skip(6u + image.facts.length_width);
+  return fields.address();
+}
+
 // Reads one header: its first block, then those that continuation messages name.
 class HeaderReader {
  public:
@@ -161,7 +179,9 @@ class HeaderReader {
   void take(std::uint16_t type, std::uint8_t flags, Bytes body, std::uint64_t address) {
     check(type, flags);
     if (type == static_cast<std::uint16_t>(MessageType::modification_time)) {
-      if (body.empty() || body[0] != std::byte{1}) refuse("has a modification time of unknown version");
+      if (body.size() < 8 || body[0] != std::byte{1}) refuse("has a modification time of unknown version");
+    } else if (type == static_cast<std::uint16_t>(MessageType::old_modification_time)) {
+      if (!is_old_time(body)) refuse("has a damaged modification time");
     } else if (type == static_cast<std::uint16_t>(MessageType::continuation)) {
       Fields fields(body, image_.facts, "continuation message");
       const std::uint64_t next = fields.address();
@@ -215,17 +235,20 @@ ObjectHeader read_header(Image& image, std::uint64_t address) {
 
 std::vector<std::byte> content(Image& image, const Message& message) {
   if (!(message.flags & flag::shared)) return {message.body.begin(), message.body.end()};
-  Fields fields(message.body, image.facts, "shared message");
-  const unsigned version = fields.u8();
-  const unsigned place = fields.u8();
-  if (version < 1 || version > 3) fields.refuse("has version " + std::to_string(version));
-  if (version == 3 && place == 1) throw Elsewhere{"part of its description is in the file's heap of shared messages"};
-  if (version == 3 && place != 2) fields.refuse("is in no known place");
-  if (version == 1) fields.skip(6u + image.facts.length_width);
-  const ObjectHeader committed = read_header(image, fields.address());
+  const ObjectHeader committed = read_header(image, committed_address(image, message));
   const Message* found = committed.find(message.type);
-  if (found == nullptr || (found->flags & flag::shared)) fields.refuse("refers to an object that does not hold it");
+  if (found == nullptr || (found->flags & flag::shared)) {
+    damaged("shared message", committed.address, "is not in the object that should hold it");
+  }
   return {found->body.begin(), found->body.end()};
+}
+
+std::shared_ptr<const std::vector<std::byte>> datatype_of(Image& image, const Message& message) {
+  const auto read = [&] { return std::make_shared<const std::vector<std::byte>>(content(image, message)); };
+  if (!(message.flags & flag::shared)) return read();
+  auto& known = image.datatypes[committed_address(image, message)];
+  if (!known) known = read();
+  return known;
 }
 
 }  // namespace solar::hdf5

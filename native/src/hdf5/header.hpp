@@ -19,6 +19,7 @@ enum class MessageType : std::uint16_t {
   group_info = 0x0a,
   filters = 0x0b,
   attribute = 0x0c,
+  old_modification_time = 0x0e,
   shared_table = 0x0f,
   continuation = 0x10,
   symbol_table = 0x11,
@@ -52,5 +53,8 @@ ObjectHeader read_header(Image& image, std::uint64_t address);
 
 // The message's own bytes, or those of the committed object it refers to. Throws Elsewhere for the shared-message heap.
 std::vector<std::byte> content(Image& image, const Message& message);
+
+// The same for a datatype. A committed one is read once, however many datasets are of it.
+std::shared_ptr<const std::vector<std::byte>> datatype_of(Image& image, const Message& message);
 
 }  // namespace solar::hdf5

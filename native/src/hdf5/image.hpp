@@ -7,6 +7,7 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "solar/metadata.hpp"
@@ -45,6 +46,8 @@ class Image {
   FileFacts facts;
   std::uint16_t group_node_entries = 32;  // of a version 1 B-tree of links: twice its K
   std::uint16_t symbol_node_entries = 8;
+  // Committed datatypes read so far, by the address of their headers.
+  std::unordered_map<std::uint64_t, std::shared_ptr<const std::vector<std::byte>>> datatypes;
 
  private:
   static constexpr std::uint64_t page_nbytes = 8192;

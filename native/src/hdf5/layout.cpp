@@ -134,12 +134,16 @@ void version_3_to_5(Image& image, const Message& message, Fields& fields, unsign
   }
 }
 
-void set_fill(Fields& fields, Dataset& dataset) {
+// Returns false for a value that is expressly undefined.
+bool set_fill(Fields& fields, Dataset& dataset) {
+  constexpr std::uint32_t undefined = 0xffffffff;
   const std::uint32_t nbytes = fields.u32();
-  if (nbytes == 0 || nbytes > 0x7fffffff) return;  // none: zeros
+  if (nbytes == 0 || nbytes == undefined) return nbytes == 0;  // none: zeros
+  if (nbytes > 0x7fffffff) fields.refuse("has a size that cannot be");
   const Bytes value = fields.take(nbytes);
   if (nbytes != dataset.itemsize) fields.refuse("has another size than the datatype");
   dataset.fill.assign(value.begin(), value.end());
+  return true;
 }
 
 }  // namespace
@@ -161,8 +165,7 @@ bool parse_fill(const FileFacts& facts, Bytes message, Dataset& dataset) {
   if (version < 3) {
     fields.skip(1);
     const unsigned time = fields.u8();
-    const bool has_value = fields.u8() != 0;
-    if (has_value) set_fill(fields, dataset);
+    const bool has_value = fields.u8() != 0 && set_fill(fields, dataset);
     if (time == never) dataset.fill.clear();
     return has_value || time == never;
   }
@@ -170,15 +173,15 @@ bool parse_fill(const FileFacts& facts, Bytes message, Dataset& dataset) {
   constexpr unsigned defined = 0x20;
   const unsigned flags = fields.u8();
   if ((flags & 0xc0) != 0 || ((flags & undefined) && (flags & defined))) fields.refuse("has flags that cannot be");
-  if ((flags & defined) != 0) set_fill(fields, dataset);
+  const bool has_value = (flags & defined) != 0 ? set_fill(fields, dataset) : (flags & undefined) == 0;
   const bool is_never = (flags >> 2 & 3) == never;
   if (is_never) dataset.fill.clear();
-  return (flags & undefined) == 0 || is_never;
+  return has_value || is_never;
 }
 
-void parse_old_fill(const FileFacts& facts, Bytes message, Dataset& dataset) {
+bool parse_old_fill(const FileFacts& facts, Bytes message, Dataset& dataset) {
   Fields fields(message, facts, "fill value");
-  set_fill(fields, dataset);
+  return set_fill(fields, dataset);
 }
 
 }  // namespace solar::hdf5

@@ -54,12 +54,14 @@ class Walk {
     }
   }
 
-  void one(const std::string& name) {
+  // The dataset of this name, or, when that is defined, at this absolute address.
+  void one(const std::string& name, std::uint64_t header_address) {
     suggests_ = true;
     Dataset dataset;
     for (const std::string& part : split(name)) dataset.name += "/" + part;
     try {
-      const ObjectHeader header = read_header(image_, follow(split(name)));
+      const bool known = header_address != undefined_address;
+      const ObjectHeader header = read_header(image_, known ? header_address - image_.facts.base : follow(split(name)));
       if (is_group(header)) throw Error(Kind::layout, "it is a group, not a dataset");
       if (!is_dataset(header)) throw Error(Kind::layout, "it is no dataset");
       dataset = describe(image_, header, dataset.name);
@@ -79,12 +81,12 @@ class Walk {
   };
 
   void step(const std::string& path, const Link& link, std::vector<Level>& levels) {
+    image_.spend(path.size());
     if (link.kind == Link::Kind::external) return problem(path, "is a link to another file: " + link.target);
     if (link.kind == Link::Kind::user) return problem(path, "is a user-defined link: " + link.target);
     if (link.kind == Link::Kind::soft) return check_soft(path);
     if (visited_.contains(link.address)) return;
     if (levels.size() > deepest || path.size() > longest_path) return problem(path, "is too deep in groups");
-    image_.spend(path.size());
     enter(path, link.address, levels);
   }
 
@@ -151,6 +153,8 @@ class Walk {
         continue;
       }
       if (++soft_links > most_soft_links) throw Error(Kind::layout, "there are too many soft links on the way");
+      image_.spend(link.target.size());
+      if (link.target.size() > longest_path) throw Error(Kind::layout, "a soft link on the way is too long");
       if (link.target[0] == '/') at = root_;
       std::vector<std::string> more = split(link.target);
       parts.insert(parts.end(), more.rbegin(), more.rend());
@@ -186,14 +190,14 @@ class Walk {
 
 }  // namespace hdf5
 
-Metadata read_metadata(const File& file, const std::string& name) {
+Metadata read_metadata(const File& file, const std::string& name, std::uint64_t header_address) {
   Metadata found;
   try {
     hdf5::Image image(file);
     const std::uint64_t root = hdf5::read_superblock(image);
     found.facts = image.facts;
     hdf5::Walk walk(image, root, found);
-    name.empty() ? walk.all() : walk.one(name);
+    name.empty() ? walk.all() : walk.one(name, header_address);
   } catch (const Error& error) {
     if (error.kind() != Kind::layout) throw;
     throw Error(Kind::layout, file.path() + ": " + error.what());

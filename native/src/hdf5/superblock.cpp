@@ -35,6 +35,12 @@ void set_widths(Image& image, Fields& fields) {
   }
 }
 
+void set_chunk_node_entries(Image& image, Fields& fields) {
+  const std::uint32_t k = fields.u16();
+  if (k == 0) fields.refuse("has chunk nodes without entries");
+  image.facts.chunk_node_entries = 2 * k;
+}
+
 Superblock version_0_and_1(Image& image, Fields& fields, unsigned version) {
   const unsigned free_space = fields.u8();
   const unsigned root_group = fields.u8();
@@ -50,7 +56,10 @@ Superblock version_0_and_1(Image& image, Fields& fields, unsigned version) {
   image.symbol_node_entries = static_cast<std::uint16_t>(2 * symbol_k);
   image.group_node_entries = static_cast<std::uint16_t>(2 * group_k);
   if ((fields.u32() & ~7u) != 0) fields.refuse("has unknown flags");
-  if (version == 1) fields.skip(4);
+  if (version == 1) {
+    set_chunk_node_entries(image, fields);
+    fields.skip(2);
+  }
   Superblock block;
   block.base = fields.address();
   block.extension = undefined_address;
@@ -110,6 +119,22 @@ void check_file_space(Image& image, const Message& message) {
   for (int i = 0; persists && i < 12; ++i) fields.address();
 }
 
+// Where shared messages are kept: what needs them is left to libhdf5, which opens no file in which this is damaged.
+void check_shared_table(Image& image, const Message& message) {
+  constexpr std::size_t most_indexes = 8;
+  Fields fields(message.body, image.facts, "shared message table");
+  fields.version(0);
+  const std::uint64_t address = fields.address();
+  const std::size_t indexes = fields.u8();
+  if (indexes == 0 || indexes > most_indexes) fields.refuse("has " + std::to_string(indexes) + " indexes");
+  const std::size_t nbytes = 8 + indexes * (14u + 2u * image.facts.offset_width);
+  const std::vector<std::byte> bytes = image.read(address, nbytes, "shared message table");
+  Fields table(bytes, image.facts, "shared message table");
+  table.signature("SMTB");
+  table.skip(nbytes - 8);
+  table.checksum(bytes);
+}
+
 void check_extension(Image& image, std::uint64_t address) {
   const ObjectHeader header = read_header(image, address);
   for (const Message& message : header.messages) {
@@ -121,7 +146,7 @@ void check_extension(Image& image, std::uint64_t address) {
         break;
       case MessageType::btree_k: {
         fields.version(0);
-        fields.u16();
+        set_chunk_node_entries(image, fields);
         const std::uint32_t group_k = fields.u16();
         const std::uint32_t symbol_k = fields.u16();
         if (group_k > 0x7fff || symbol_k > 0x7fff) fields.refuse("has group nodes of too many entries");
@@ -130,6 +155,7 @@ void check_extension(Image& image, std::uint64_t address) {
         break;
       }
       case MessageType::file_space: check_file_space(image, message); break;
+      case MessageType::shared_table: check_shared_table(image, message); break;
       case MessageType::cache_image:
         fields.version(0);
         fields.skip(1);

@@ -10,7 +10,7 @@ namespace {
 
 class LocalHeap {
  public:
-  LocalHeap(Image& image, std::uint64_t address) {
+  LocalHeap(Image& image, std::uint64_t address) : image_(image) {
     const std::vector<std::byte> bytes =
         image.read(address, 8u + 2u * image.facts.length_width + image.facts.offset_width, what);
     Fields fields(bytes, image.facts, what);
@@ -20,26 +20,28 @@ class LocalHeap {
     const std::uint64_t nbytes = fields.length();
     const std::uint64_t free = fields.length();
     data_ = nbytes == 0 ? std::vector<std::byte>{} : image.read(fields.address(), nbytes, "local heap data");
-    check_free_list(image, free);
+    check_free_list(free);
   }
 
-  // The string that starts at `offset` and ends inside the heap.
+  // The string that starts at `offset` and ends inside the heap. It is paid for: any number of links may name one.
   std::string text(std::uint64_t offset) const {
     const std::size_t room = offset < data_.size() ? data_.size() - static_cast<std::size_t>(offset) : 0;
     const void* begin = data_.data() + (room == 0 ? 0 : offset);
     const void* end = room == 0 ? nullptr : std::memchr(begin, 0, room);
     if (end == nullptr) throw Error(Kind::layout, "local heap has no name at byte " + std::to_string(offset));
-    return {static_cast<const char*>(begin), static_cast<const char*>(end)};
+    std::string_view found(static_cast<const char*>(begin), static_cast<const char*>(end));
+    image_.spend(found.size());
+    return std::string(found);
   }
 
  private:
   // Nothing is taken from the list, but a list that leaves the heap is damage that libhdf5 finds too.
-  void check_free_list(const Image& image, std::uint64_t at) const {
+  void check_free_list(std::uint64_t at) const {
     constexpr std::uint64_t none = 1;
-    const std::size_t width = image.facts.length_width;
+    const std::size_t width = image_.facts.length_width;
     for (std::size_t turns = 0; at != none; ++turns) {
       if (at >= data_.size() || data_.size() - at < 2 * width || turns > data_.size() / (2 * width)) bad_list();
-      Fields fields(Bytes(data_).subspan(static_cast<std::size_t>(at)), image.facts, "free list of a local heap");
+      Fields fields(Bytes(data_).subspan(static_cast<std::size_t>(at)), image_.facts, "free list of a local heap");
       const std::uint64_t next = fields.length();
       if (next == 0 || fields.length() > data_.size() - at) bad_list();
       at = next;
@@ -48,6 +50,7 @@ class LocalHeap {
   [[noreturn]] static void bad_list() { throw Error(Kind::layout, "local heap has a damaged free list"); }
 
   static constexpr const char* what = "local heap";
+  Image& image_;
   std::vector<std::byte> data_;
 };
 

@@ -13,6 +13,7 @@ constexpr std::uint64_t decode_cost = 8;
 constexpr std::uint64_t least_unit = 64 << 10;
 constexpr std::uint64_t most_unit = 1 << 20;
 constexpr std::uint64_t units_per_thread = 8;
+constexpr std::size_t most_kept = 1 << 20;  // bytes of each vector
 
 bool unfiltered(const Form& form, std::uint32_t mask) {
   const std::size_t filters = form.pipeline.size();
@@ -59,6 +60,17 @@ void Batch::plan(unsigned threads) {
     std::sort(pieces.begin(), pieces.end(), [this](const Piece& a, const Piece& b) { return before(a, b); });
   }
   cut(threads);
+}
+
+Batch::Remains Batch::release_large() noexcept {
+  Remains remains;
+  const auto release = [](auto& from, auto& to) {
+    if (from.capacity() * sizeof from.front() > most_kept) to.swap(from);
+  };
+  release(rows, remains.rows);
+  release(groups, remains.groups);
+  release(pieces, remains.pieces);
+  return remains;
 }
 
 // Plans the rows from `begin` on that share a line of chunks; returns the first row that does not.

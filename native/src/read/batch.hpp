@@ -54,6 +54,13 @@ class Batch {
   void begin(std::shared_ptr<const Source> from, std::span<const std::int64_t> wanted, MutableBytes into);
   void plan(unsigned threads);
   std::shared_ptr<const Source> release() noexcept { return std::move(source); }
+  // What a large batch leaves behind, for the caller to destroy; small vectors stay, to be used again.
+  struct Remains {
+    std::vector<Row> rows;
+    std::vector<Group> groups;
+    std::vector<Piece> pieces;
+  };
+  Remains release_large() noexcept;
 
   std::size_t units() const noexcept { return unit_begin.empty() ? 0 : unit_begin.size() - 1; }
   std::byte* slot(const Row& row) const noexcept { return out.data() + row.slot * row_nbytes; }

@@ -13,11 +13,23 @@ namespace {
 constexpr std::uint64_t request_limit = 1 << 20;  // joining more than this saves nothing
 constexpr std::uint32_t joined_limit = 128;       // pieces; with a gap each, still far from IOV_MAX
 constexpr std::uint64_t gap_limit = request_limit;
+constexpr std::uint64_t gap_in_memory = 4 << 10;   // what copying from the page cache costs as much as a request
 constexpr std::uint64_t scratch_limit = 64 << 20;  // of all requests in flight, should chunks be large
 constexpr std::uint64_t scratch_kept = 4 << 20;    // of each request, for the next
+constexpr std::size_t most_slots = 64;             // small windows in flight
+constexpr unsigned trusted = 256;                  // reads held by the page cache, after which the next will be
+constexpr std::uint64_t least_trusted = 16 << 10;  // bytes of a read that is worth the look at the clock
+constexpr std::uint64_t slow_ns = 20'000;          // a read from memory takes less, and
+constexpr std::uint64_t slow_rate = 2;             // is faster: bytes in a nanosecond
 
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+// A number in [0, 1) that looks random, the same for all offsets of a region.
+double draw(std::uint64_t offset) {
+  const std::uint64_t mixed = (offset / request_limit + 1) * 0x9E3779B97F4A7C15;  // 2^64 divided by the golden ratio
+  return static_cast<double>(mixed >> 32) / 4294967296.0;
 }
 
 ssize_t read_parts(int descriptor, const std::vector<iovec>& parts, std::size_t from, std::uint64_t offset) {
@@ -26,21 +38,17 @@ ssize_t read_parts(int descriptor, const std::vector<iovec>& parts, std::size_t 
   return ::preadv(descriptor, &parts[from], static_cast<int>(parts.size() - from), at);
 }
 
-void append(std::vector<iovec>& parts, std::byte* to, std::uint64_t nbytes) {
-  if (!parts.empty() && static_cast<std::byte*>(parts.back().iov_base) + parts.back().iov_len == to) {
-    parts.back().iov_len += nbytes;
-  } else {
-    parts.push_back({to, nbytes});
-  }
-}
-
 }  // namespace
 
 Worker::Worker(std::size_t files, std::uint64_t gap, std::unique_ptr<Ring> ring, std::function<void(Job&)> finished)
-    : descriptors_(files), gap_(std::min(gap, gap_limit)), ring_(std::move(ring)), finished_(std::move(finished)) {
+    : files_(files, false),
+      direct_files_(files, true),
+      gap_(std::min(gap, gap_limit)),
+      ring_(std::move(ring)),
+      finished_(std::move(finished)) {
   requests_.resize(ring_ ? ring_->entries() : 1);
   for (std::size_t i = requests_.size(); i-- > 0;) free_.push_back(static_cast<std::uint32_t>(i));
-  scrap_.resize(gap_);
+  scrap_.fit(gap_);
 }
 
 Worker::~Worker() {
@@ -51,6 +59,7 @@ void Worker::run(Job& job, std::size_t unit) {
   const std::uint64_t begin_ns = now_ns();
   const Batch& batch = job.batch;
   const std::uint32_t end = batch.unit_begin[unit + 1];
+  running_ = &job;
   for (std::uint32_t i = batch.unit_begin[unit]; i < end;) {
     if (job.failed.load(std::memory_order_relaxed)) {
       finish(job, end - i);
@@ -62,15 +71,21 @@ void Worker::run(Job& job, std::size_t unit) {
       ++i;
       continue;
     }
+    if (const std::uint32_t copied = copy_mapped(job, i, end); copied > i) {
+      finish(job, copied - i);
+      i = copied;
+      continue;
+    }
     Request& request = free_request();
-    request.job = &job;
-    request.begin = i;
-    request.end = i = join(batch, i, end);
+    request.start(job, i, join(batch, i, end));
+    i = request.end;
     read(request);
   }
   submit();
+  running_ = nullptr;
   busy_ns_ += now_ns() - begin_ns;
   publish();
+  if (const std::uint32_t done = std::exchange(done_, 0); done > 0) finish(job, done);
 }
 
 void Worker::reap(bool block) {
@@ -84,7 +99,7 @@ void Worker::reap(bool block) {
   publish();
 }
 
-Worker::Request& Worker::free_request() {
+Request& Worker::free_request() {
   while (free_.empty()) {
     submit();
     if (free_.empty()) reap(true);
@@ -94,14 +109,45 @@ Worker::Request& Worker::free_request() {
   return request;
 }
 
+// Copies pieces from `begin` on that lie in one file and need no decoding out of its mapping; the end of those copied.
+std::uint32_t Worker::copy_mapped(Job& job, std::uint32_t begin, std::uint32_t end) {
+  const Batch& batch = job.batch;
+  const Piece* const pieces = batch.pieces.data();
+  if (!batch.source->mappings || pieces[begin].how == How::chunk) return begin;
+  const std::size_t index = batch.file_index(pieces[begin]);
+  const Mapping* mapping = nullptr;
+  try {
+    mapping = batch.source->mappings->warm(index, *files_.open(batch.source->files[index]));
+  } catch (const Error&) {  // reading meets it again, and says where
+  }
+  if (mapping == nullptr) return begin;
+  std::uint32_t copied = begin;
+  std::uint64_t nbytes = 0;
+  const bool whole = mapping->guarded([&] {
+    for (; copied < end; ++copied) {
+      const Piece& piece = pieces[copied];
+      if (piece.how == How::fill || piece.how == How::chunk || batch.file_index(piece) != index) return;
+      const Bytes stored = mapping->at(piece.offset, piece.nbytes);
+      if (stored.empty()) return;
+      if (piece.how == How::direct) std::memcpy(batch.out.data() + piece.to, stored.data(), stored.size());
+      deliver(batch, piece, stored, bench_);
+      nbytes += stored.size();
+    }
+  });
+  if (!whole) return begin;
+  bytes_mapped_ += nbytes;
+  return copied;
+}
+
 // The end of the pieces that are read together with `begin`.
 std::uint32_t Worker::join(const Batch& batch, std::uint32_t begin, std::uint32_t end) const noexcept {
   const Piece& first = batch.pieces[begin];
+  const std::uint64_t gap = held_ >= trusted ? std::min(gap_, gap_in_memory) : gap_;
   std::uint64_t at = first.offset + first.nbytes;
   std::uint32_t i = begin + 1;
   for (; i < end && i - begin < joined_limit; ++i) {
     const Piece& piece = batch.pieces[i];
-    if (piece.how == How::fill || piece.offset < at || piece.offset - at > gap_) break;
+    if (piece.how == How::fill || piece.offset < at || piece.offset - at > gap) break;
     if (piece.offset + piece.nbytes - first.offset > request_limit) break;
     if (piece.group != first.group && batch.file_index(piece) != batch.file_index(first)) break;
     at = piece.offset + piece.nbytes;
@@ -109,38 +155,11 @@ std::uint32_t Worker::join(const Batch& batch, std::uint32_t begin, std::uint32_
   return i;
 }
 
-// Opens the file and lays out where the bytes go: straight to `out`, to scratch, or (gaps) to scrap.
-void Worker::prepare(Request& request) {
+std::shared_ptr<const File> Worker::open(const Request& request, Descriptors& descriptors) {
   const Batch& batch = request.job->batch;
-  const Piece* pieces = batch.pieces.data();
-  const Piece& first = pieces[request.begin];
-  request.parts.clear();
-  request.part = 0;
-  request.offset = first.offset;
-  request.left = pieces[request.end - 1].offset + pieces[request.end - 1].nbytes - first.offset;
-  open(request);
-  std::byte* scratch = fit_scratch(request);
-  std::uint64_t at = first.offset;
-  for (std::uint32_t i = request.begin; i < request.end; ++i) {
-    const Piece& piece = pieces[i];
-    if (piece.offset > at) append(request.parts, scrap_.data(), piece.offset - at);
-    at = piece.offset + piece.nbytes;
-    if (piece.how == How::direct) {
-      append(request.parts, batch.out.data() + piece.to, piece.nbytes);
-    } else {
-      append(request.parts, scratch, piece.nbytes);
-      scratch += piece.nbytes;
-    }
-  }
-  ++requests_made_;
-  bytes_asked_ += request.left;
-}
-
-void Worker::open(Request& request) {
-  const Batch& batch = request.job->batch;
-  const Piece& first = batch.pieces[request.begin];
+  const Piece& first = request.first();
   try {
-    request.file = descriptors_.open(batch.file(first));
+    return descriptors.open(batch.file(first));
   } catch (const Error& error) {
     const std::int64_t sample = batch.rows[first.first].row;
     const std::string asked = " (" + batch.source->name + ", sample " + std::to_string(sample) + ")";
@@ -148,45 +167,91 @@ void Worker::open(Request& request) {
   }
 }
 
-// Memory for the pieces that do not go straight to `out`; waits for others to end when too much is in use.
-std::byte* Worker::fit_scratch(Request& request) {
-  std::uint64_t nbytes = 0;
-  for (std::uint32_t i = request.begin; i < request.end; ++i) {
-    const Piece& piece = request.job->batch.pieces[i];
-    if (piece.how != How::direct) nbytes += piece.nbytes;
-  }
+// Waits for other requests to end when too much is in use.
+void Worker::fit_scratch(Request& request, std::uint64_t nbytes) {
   while (busy() && scratch_in_flight_ + nbytes > scratch_limit) {
     submit();
     if (busy()) reap(true);
   }
-  std::byte* const scratch = request.scratch.fit(nbytes).data();
+  request.scratch.fit(nbytes);
   request.scratch_nbytes = nbytes;
   scratch_in_flight_ += nbytes;
-  return scratch;
 }
 
 void Worker::read(Request& request) {
-  Job& job = *request.job;
+  ++requests_made_;
+  bytes_asked_ += request.left;
   try {
-    prepare(request);
-    if (!ring_) {
-      read_blocking(request);
-    } else if (!cached_first_ || !read_cached(request)) {
-      ring_->queue(request.file->descriptor(), &request.parts[request.part],
-                   static_cast<unsigned>(request.parts.size() - request.part), request.offset,
-                   static_cast<std::uint64_t>(&request - requests_.data()));
-      ++in_flight_;
-      return;
-    }
-    complete(request);
+    if (!(bypasses(request) ? read_past(request) : read_through(request))) return;  // in flight
+    request.deliver(bench_);
   } catch (...) {
-    job.fail(std::current_exception());
+    request.job->fail(std::current_exception());
   }
   end(request);
 }
 
+// True when it is to be read past the page cache; then its file is open for that.
+bool Worker::bypasses(Request& request) {
+  if (!bypass_ || draw(request.offset) >= request.job->batch.source->bypass) return false;
+  request.file = open(request, direct_files_);
+  return request.file->alignment() != 0 && !request.file->cached(request.offset, request.left);
+}
+
+// Like read_through: true when the bytes are here, false when they are on their way.
+bool Worker::read_past(Request& request) {
+  ++bypassed_;
+  const std::size_t alignment = request.file->alignment();
+  if (request.aligned(alignment)) {
+    request.lay_out(scrap_.data());
+  } else {
+    request.lay_out_window(window(request, request.window_nbytes(alignment)), alignment);
+  }
+  const iovec* const parts = request.windowed() ? &request.window : request.parts.data();
+  const std::size_t count = request.windowed() ? 1 : request.parts.size();
+  if (ring_) {
+    queue(request, parts, count);
+    return false;
+  }
+  const auto from = static_cast<off_t>(request.offset - request.lead);
+  const ssize_t got = ::preadv(request.file->descriptor(), parts, static_cast<int>(count), from);
+  land(request, got < 0 ? -errno : got);
+  return true;
+}
+
+// Memory for a window: of a small one, a slot of a block that all requests share, so that it may lie in a huge page.
+std::byte* Worker::window(Request& request, std::uint64_t nbytes) {
+  const auto index = static_cast<std::size_t>(&request - requests_.data());
+  if (nbytes <= large_nbytes && index < most_slots) {
+    const std::size_t slots = std::min(requests_.size(), most_slots);
+    return slots_.fit(slots * large_nbytes).data() + index * large_nbytes;
+  }
+  fit_scratch(request, nbytes);
+  return request.scratch.data();
+}
+
+bool Worker::read_through(Request& request) {
+  request.file = open(request, files_);
+  fit_scratch(request, request.stored_nbytes());
+  request.lay_out(scrap_.data());
+  if (held_ >= trusted && request.left >= least_trusted) {
+    read_trusting(request);
+    return true;
+  }
+  if (cached_first_ && read_at_once(request)) {
+    held_ = std::min(held_ + 1, trusted);
+    return true;
+  }
+  held_ = 0;
+  if (!ring_) {
+    read_blocking(request);
+    return true;
+  }
+  queue(request, &request.parts[request.part], request.parts.size() - request.part);
+  return false;
+}
+
 // Takes what the page cache holds; true when that was all.
-bool Worker::read_cached(Request& request) {
+bool Worker::read_at_once(Request& request) {
   while (request.left > 0) {
     const ssize_t got = ::preadv2(request.file->descriptor(), &request.parts[request.part],
                                   static_cast<int>(request.parts.size() - request.part),
@@ -195,16 +260,24 @@ bool Worker::read_cached(Request& request) {
       if (got < 0 && errno != EAGAIN && errno != EINTR) cached_first_ = false;
       return false;
     }
-    advance(request, static_cast<std::uint64_t>(got));
+    request.advance(static_cast<std::uint64_t>(got));
   }
   return true;
+}
+
+// Reads as if the page cache held it, and looks whether it did.
+void Worker::read_trusting(Request& request) {
+  const std::uint64_t most_ns = slow_ns + request.left / slow_rate;
+  const std::uint64_t begin_ns = now_ns();
+  read_blocking(request);
+  if (now_ns() - begin_ns > most_ns) held_ = 0;
 }
 
 void Worker::read_blocking(Request& request) {
   while (request.left > 0) {
     const ssize_t got = read_parts(request.file->descriptor(), request.parts, request.part, request.offset);
     if (got > 0) {
-      advance(request, static_cast<std::uint64_t>(got));
+      request.advance(static_cast<std::uint64_t>(got));
     } else if (got == 0) {
       fail(request, "the file ends here, " + std::to_string(request.left) + " bytes short of its index", 0);
     } else if (errno != EINTR) {
@@ -214,50 +287,37 @@ void Worker::read_blocking(Request& request) {
   }
 }
 
+void Worker::queue(Request& request, const iovec* parts, std::size_t count) {
+  ring_->queue(request.file->descriptor(), parts, static_cast<unsigned>(count), request.offset - request.lead,
+               static_cast<std::uint64_t>(&request - requests_.data()));
+  ++in_flight_;
+}
+
 void Worker::submit() {
   if (!ring_ || ring_->submit()) return;
   std::uint64_t tag = 0;
   while (ring_->take_back(tag)) arrived(requests_[tag], 0);
 }
 
-void Worker::advance(Request& request, std::uint64_t nbytes) noexcept {
-  request.offset += nbytes;
-  request.left -= nbytes;
-  while (nbytes > 0) {
-    iovec& part = request.parts[request.part];
-    const std::uint64_t n = std::min<std::uint64_t>(nbytes, part.iov_len);
-    part.iov_base = static_cast<std::byte*>(part.iov_base) + n;
-    part.iov_len -= n;
-    nbytes -= n;
-    if (part.iov_len == 0) ++request.part;
-  }
+// Takes in a result: bytes read, or minus errno. What failed or brought too little is read again, blocking and through
+// the page cache: that finishes it or names the error.
+void Worker::land(Request& request, std::int64_t result) {
+  const bool direct = request.file->alignment() != 0;
+  if (direct && result == -EINVAL) bypass_ = false;
+  const auto got = static_cast<std::uint64_t>(std::max<std::int64_t>(result, 0));
+  if (got > request.lead) request.advance(std::min(got - request.lead, request.left));
+  if (request.left == 0) return;
+  if (direct) request.file = open(request, files_);
+  read_blocking(request);
 }
 
-// All bytes are there: puts every piece into place.
-void Worker::complete(Request& request) {
-  const Batch& batch = request.job->batch;
-  const std::byte* scratch = request.scratch.data();
-  for (std::uint32_t i = request.begin; i < request.end; ++i) {
-    const Piece& piece = batch.pieces[i];
-    if (piece.how == How::direct) {
-      deliver(batch, piece, {}, bench_);
-    } else {
-      deliver(batch, piece, {scratch, piece.nbytes}, bench_);
-      scratch += piece.nbytes;
-    }
-  }
-}
-
-// A result of the ring. What failed or brought nothing is read again, blocking: that finishes it or names the error.
 void Worker::arrived(Request& request, std::int32_t result) {
-  Job& job = *request.job;
   --in_flight_;
   try {
-    if (result > 0) advance(request, static_cast<std::uint64_t>(result));
-    read_blocking(request);
-    complete(request);
+    land(request, result);
+    request.deliver(bench_);
   } catch (...) {
-    job.fail(std::current_exception());
+    request.job->fail(std::current_exception());
   }
   end(request);
 }
@@ -271,6 +331,10 @@ void Worker::end(Request& request) {
 }
 
 void Worker::finish(Job& job, std::uint32_t pieces) {
+  if (&job == running_) {
+    done_ += pieces;
+    return;
+  }
   publish();  // first: who waited for the ticket finds its reads counted
   if (job.finish(pieces)) finished_(job);
 }
@@ -289,7 +353,9 @@ void Worker::publish() {
     count.store(value, std::memory_order_relaxed);
   };
   set(counts_.requests, requests_made_);
+  set(counts_.bypassed, bypassed_);
   set(counts_.bytes_read, bytes_asked_);
+  set(counts_.bytes_mapped, bytes_mapped_);
   set(counts_.chunks_decoded, bench_.chunks_decoded);
   set(counts_.bytes_decoded, bench_.bytes_decoded);
   set(counts_.busy_ns, busy_ns_);

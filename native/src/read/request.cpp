@@ -1,0 +1,106 @@
+#include "request.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace solar::read {
+
+void Request::start(Job& of, std::uint32_t from, std::uint32_t to) {
+  job = &of;
+  begin = from;
+  end = to;
+  const Piece& last = of.batch.pieces[to - 1];
+  offset = first().offset;
+  left = last.offset + last.nbytes - offset;
+  parts.clear();
+  part = 0;
+  window = {};
+  lead = 0;
+}
+
+// Whole pages in memory: after a fork, on older kernels, a page that is written to while the storage fills it is lost.
+bool Request::aligned(std::size_t alignment) const noexcept {
+  const Batch& batch = job->batch;
+  const std::size_t page = std::max(alignment, page_nbytes);
+  return std::all_of(&batch.pieces[begin], batch.pieces.data() + end, [&](const Piece& piece) {
+    return piece.how == How::direct && piece.offset % alignment == 0 && piece.nbytes % page == 0 &&
+           reinterpret_cast<std::uintptr_t>(batch.out.data() + piece.to) % page == 0;
+  });
+}
+
+std::uint64_t Request::stored_nbytes() const noexcept {
+  std::uint64_t nbytes = 0;
+  for (std::uint32_t i = begin; i < end; ++i) {
+    const Piece& piece = job->batch.pieces[i];
+    if (piece.how != How::direct) nbytes += piece.nbytes;
+  }
+  return nbytes;
+}
+
+void Request::lay_out(std::byte* scrap) {
+  const Batch& batch = job->batch;
+  std::byte* stored = scratch.data();
+  std::uint64_t at = offset;
+  for (std::uint32_t i = begin; i < end; ++i) {
+    const Piece& piece = batch.pieces[i];
+    if (piece.offset > at) append(scrap, piece.offset - at);
+    at = piece.offset + piece.nbytes;
+    if (piece.how == How::direct) {
+      append(batch.out.data() + piece.to, piece.nbytes);
+    } else {
+      append(stored, piece.nbytes);
+      stored += piece.nbytes;
+    }
+  }
+}
+
+std::uint64_t Request::window_nbytes(std::size_t alignment) const noexcept {
+  const std::uint64_t end_of_window = (offset + left + alignment - 1) / alignment * alignment;
+  return end_of_window - offset / alignment * alignment;
+}
+
+void Request::lay_out_window(std::byte* memory, std::size_t alignment) {
+  window = {memory, window_nbytes(alignment)};
+  lead = offset % alignment;
+  append(memory + lead, left);
+}
+
+void Request::append(std::byte* to, std::uint64_t nbytes) {
+  if (!parts.empty() && static_cast<std::byte*>(parts.back().iov_base) + parts.back().iov_len == to) {
+    parts.back().iov_len += nbytes;
+  } else {
+    parts.push_back({to, nbytes});
+  }
+}
+
+void Request::advance(std::uint64_t nbytes) noexcept {
+  offset += nbytes;
+  left -= nbytes;
+  while (nbytes > 0) {
+    iovec& here = parts[part];
+    const std::uint64_t n = std::min<std::uint64_t>(nbytes, here.iov_len);
+    here.iov_base = static_cast<std::byte*>(here.iov_base) + n;
+    here.iov_len -= n;
+    nbytes -= n;
+    if (here.iov_len == 0) ++part;
+  }
+}
+
+void Request::deliver(Bench& bench) const {
+  const Batch& batch = job->batch;
+  const std::byte* const whole = static_cast<const std::byte*>(window.iov_base) + lead;
+  const std::byte* stored = scratch.data();
+  for (std::uint32_t i = begin; i < end; ++i) {
+    const Piece& piece = batch.pieces[i];
+    if (windowed()) stored = whole + (piece.offset - first().offset);
+    if (piece.how == How::direct) {
+      if (windowed()) std::memcpy(batch.out.data() + piece.to, stored, piece.nbytes);
+      read::deliver(batch, piece, {}, bench);
+    } else {
+      read::deliver(batch, piece, {stored, piece.nbytes}, bench);
+      stored += piece.nbytes;
+    }
+  }
+}
+
+}  // namespace solar::read

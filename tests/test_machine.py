@@ -1,0 +1,67 @@
+"""How much memory there is to be had, by the files in which the kernel says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+import solar
+from solar.io import machine, reader
+
+
+def group(root: Path, path: str, name: str, text: str) -> None:
+    (root / path).mkdir(parents=True, exist_ok=True)
+    (root / path / name).write_text(text + "\n")
+
+
+def limit_of(tmp_path: Path, membership: str) -> int:
+    (tmp_path / "cgroup").write_text(membership)
+    return machine._group_limit(tmp_path / "cgroup", tmp_path / "fs")
+
+
+def test_free_memory_is_some_and_the_page_cache_gets_no_more() -> None:
+    assert 0 < machine.page_cache_nbytes() <= machine.PLENTY
+    assert machine.free_nbytes() > 1 << 20
+
+
+def test_the_least_limit_of_the_groups_above_counts(tmp_path: Path) -> None:
+    group(tmp_path / "fs", "job/step", "memory.max", "max")
+    group(tmp_path / "fs", "job", "memory.max", "5000")
+    group(tmp_path / "fs", ".", "memory.max", "9000")
+    assert limit_of(tmp_path, "0::/job/step\n") == 5000
+    assert limit_of(tmp_path, "0::/\n") == 9000
+    assert limit_of(tmp_path, "0::/elsewhere/out/of/sight\n") == 9000
+
+
+def test_control_groups_of_the_first_version_are_asked_too(tmp_path: Path) -> None:
+    group(tmp_path / "fs/memory", "job", "memory.limit_in_bytes", "7000")
+    assert limit_of(tmp_path, "5:cpu:/job\n4:hugetlb,memory:/job\n0::/\n") == 7000
+    assert limit_of(tmp_path, "5:cpu:/job\n") == machine.PLENTY
+
+
+def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
+    assert machine._group_limit(tmp_path / "nothing", tmp_path) == machine.PLENTY
+
+
+def test_what_the_page_cache_has_no_room_for_is_read_past_it_unless_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(100_000, dtype="f8").reshape(1000, 100)
+    layout = solar.inspect(tmp_path / "a.h5", "x")
+    for room, asked, wanted in [
+        (1_000_000, None, 0.0),
+        (500_000, None, 0.5),
+        (0, None, 1.0),
+        (0, True, 0.0),
+        (1_000_000, False, 1.0),
+    ]:
+        monkeypatch.setattr(machine, "page_cache_nbytes", lambda room=room: room)
+        assert reader.bypassed_share(layout, asked) == wanted
+        rows = reader.Rows(layout, page_cache=asked)
+        np.testing.assert_array_equal(
+            rows.start(np.array([7, 999])).wait(), np.arange(100_000).reshape(1000, 100)[[7, 999]]
+        )
