@@ -204,7 +204,7 @@ def _tagged(text: str, head: _Head) -> _Type:
     if dtype.hasobject or dtype.itemsize != head.nbytes:
         raise LayoutError(f"datatype is tagged as numpy's {text!r}, which cannot be in {head.nbytes} opaque bytes")
     reason = "" if text == dtype.str else f"its opaque bytes have the tag {text!r}"
-    return _Type(np.dtype(dtype, metadata={"h5py_opaque": True}), reason, head.nbytes)  # pyright: ignore
+    return _Type(np.dtype(dtype, metadata={"h5py_opaque": True}), reason, head.nbytes)
 
 
 class _Member(NamedTuple):
@@ -296,7 +296,7 @@ def _enum(message: _Message, head: _Head) -> _Type:
     if members == {"FALSE": 0, "TRUE": 1}:
         reason = base.reason or ("" if base.dtype == np.int8 else "its booleans are not h5py's signed bytes")
         return _Type(np.dtype(bool), reason, head.nbytes)
-    return _Type(np.dtype(base.dtype, metadata={"enum": members}), base.reason, head.nbytes)  # pyright: ignore
+    return _Type(np.dtype(base.dtype, metadata={"enum": members}), base.reason, head.nbytes)
 
 
 def _variable(message: _Message, head: _Head) -> _Type:
@@ -305,7 +305,7 @@ def _variable(message: _Message, head: _Head) -> _Type:
         raise LayoutError("datatype is of variable length, but neither sequence nor string")
     base = _decode(message).dtype
     content = (bytes, str)[charset == 1] if kind == 1 else base
-    dtype = np.dtype(object, metadata={"vlen": content})  # pyright: ignore
+    dtype = np.dtype(object, metadata={"vlen": content})
     in_memory = 8 if kind == 1 else 16  # a pointer, or a pointer and a length
     return _Type(dtype, "its elements have variable length", head.nbytes, in_memory - head.nbytes)
 

@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from h5py import h5d, h5s, h5t  # pyright: ignore
+from h5py import h5d, h5s, h5t
 
 from solar import _native
 from solar.errors import LayoutError
@@ -22,7 +22,7 @@ def written(folder: Path, kind: Any, libver: str = "earliest") -> tuple[bytes, n
     with h5py.File(path, "w", libver=libver) as file:
         h5d.create(file.id, b"x", type_, h5s.create_simple((2,)))
     with h5py.File(path) as file:
-        dtype = file["x"].dtype  # pyright: ignore
+        dtype = file["x"].dtype
     return _native.read_metadata(str(path))["datasets"][0]["datatype"], dtype
 
 

@@ -143,7 +143,7 @@ def test_a_damaged_checksum_of_the_superblock_is_refused(tmp_path: Path) -> None
 
 def test_a_damaged_modification_time_is_refused(old: Path) -> None:
     with h5py.File(old) as file:
-        header = h5py.h5o.get_info(file["x"].id).addr  # pyright: ignore
+        header = h5py.h5o.get_info(file["x"].id).addr
     raw = old.read_bytes()
     at = raw.find(b"\x12\x00\x08\x00", header)
     patch(old, at + 8, b"\x02")

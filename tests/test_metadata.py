@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from h5py import h5d, h5f, h5p, h5s, h5t  # pyright: ignore
+from h5py import h5d, h5f, h5p, h5s, h5t
 
 import solar
 from solar import _native
@@ -31,8 +31,8 @@ def fill(file: h5py.File) -> None:
         "extensible": {"chunks": (3, 10), "maxshape": (None, 10)},
         "btree": {"chunks": (3, 4), "maxshape": (None, None)},
     }.items():
-        file.create_dataset(name, data=values, **kwargs)  # pyright: ignore
-        file.create_dataset(f"{name}_gzip", data=values, compression="gzip", shuffle=True, **kwargs)  # pyright: ignore
+        file.create_dataset(name, data=values, **kwargs)
+        file.create_dataset(f"{name}_gzip", data=values, compression="gzip", shuffle=True, **kwargs)
     file["contiguous"] = values.astype(">f8")
     file["scalar"] = np.float32(3)
     file["null"] = h5py.Empty("f4")
@@ -126,7 +126,7 @@ def test_narrow_addresses_are_read(tmp_path: Path) -> None:
     found = {dataset["name"]: dataset for dataset in _native.read_metadata(str(path))["datasets"]}
     with h5py.File(path) as file:
         for name, dataset in found.items():
-            compare(dataset, file[name], path.read_bytes())  # pyright: ignore
+            compare(dataset, file[name], path.read_bytes())
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_name_may_be_a_path_through_links(path: Path, name: str) -> None:
     (found,) = _native.read_metadata(str(path), name)["datasets"]
     with h5py.File(path) as file:
-        compare(found, file[name.strip("/")], path.read_bytes())  # pyright: ignore
+        compare(found, file[name.strip("/")], path.read_bytes())
 
 
 @pytest.mark.parametrize(

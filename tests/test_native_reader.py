@@ -140,7 +140,7 @@ def test_any_writable_contiguous_memory_will_do_and_no_other(tmp_path: Path) -> 
     reader = _native.Reader(1, 1, 0, "auto")
     rows = np.array([3, 1])
     raw = bytearray(values[rows].nbytes)
-    assert reader.wait(reader.submit(source, rows, raw), 60)  # pyright: ignore[reportArgumentType]
+    assert reader.wait(reader.submit(source, rows, raw), 60)
     assert bytes(raw) == values[rows].tobytes()
     record = np.empty(2, np.dtype([("a", ">f4", (5, 7))]))
     assert read(reader, source, rows, record).tobytes() == values[rows].tobytes()
@@ -153,7 +153,7 @@ def test_any_writable_contiguous_memory_will_do_and_no_other(tmp_path: Path) -> 
     with pytest.raises(ValueError, match="do not fit"):
         reader.submit(source, rows, np.empty((3, 5, 7), np.float32))
     with pytest.raises(TypeError):
-        reader.submit(source, rows.astype(np.int32), np.empty((2, 5, 7), np.float32))  # pyright: ignore[reportArgumentType]
+        reader.submit(source, rows.astype(np.int32), np.empty((2, 5, 7), np.float32))
     with pytest.raises(IndexError, match="row 20 of 20"):
         reader.submit(source, np.array([0, 20]), np.empty((2, 5, 7), np.float32))
 

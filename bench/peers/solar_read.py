@@ -16,6 +16,6 @@ ORDER = "given"
 
 
 def batches(scene: Scene, folder: Path, order: Any, setting: dict[str, int]) -> Iterator[Any]:
-    data = dataset(scene, folder)
+    data = dataset(scene, folder, setting)
     for indices in order:
         yield data.read_batch(indices)

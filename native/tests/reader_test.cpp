@@ -11,13 +11,14 @@
 
 using namespace reads;
 
-TEST_CASE("a reader gives the rows asked for, in the order asked, whatever the layout, through the page cache or not") {
+TEST_CASE("a reader gives the rows asked for, in order, whatever the layout: through the page cache, past it, mapped") {
   for (const Backend backend : backends()) {
     for (unsigned seed = 0; seed < 600; ++seed) {
       CAPTURE(seed);
       const Folder folder;
       const made::Sample sample = made::random_source(folder, seed / 2);
       sample.source->bypass = seed % 2;
+      if (seed % 4 >= 2) sample.source->map();
       sample.source->check();
       if (seed % 3 == 0) forget(*sample.source);
       made::Random random(seed);
@@ -32,9 +33,27 @@ TEST_CASE("a reader gives the rows asked for, in the order asked, whatever the l
   }
 }
 
+TEST_CASE("what needs no decoding is copied from a mapped file while it is warm, and read once it is cut short") {
+  const Folder folder;
+  const auto source = made::contiguous(folder, 640, 5000);
+  source->map();
+  const Values all = contiguous_rows(*source);
+  std::vector<std::int64_t> rows(640);
+  for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int64_t>(639 - i);
+  Reader reader(3, 8, 0, Backend::automatic);
+  for (int round = 0; round < 3; ++round) CHECK(read_rows(reader, source, rows) == wanted_rows(all, 5000, rows));
+  CHECK(reader.stats().bytes_mapped + reader.stats().bytes_read == 3 * all.size());
+  CHECK(reader.stats().bytes_mapped > 0);
+  REQUIRE(::truncate(source->files[0].path.c_str(), 1'000'000) == 0);
+  Values out(all.size());
+  CHECK(message_of(reader, reader.submit(source, rows, out), Kind::read).find("contiguous.h5") != std::string::npos);
+  CHECK(read_rows(reader, source, {0, 7, 100}) == wanted_rows(all, 5000, {0, 7, 100}));
+}
+
 TEST_CASE("many tickets from many threads all get their own rows") {
   const Folder folder;
   const auto source = made::contiguous(folder, 500, 3000);
+  source->map();
   const Values all = contiguous_rows(*source);
   for (const Backend backend : backends()) {
     forget(*source);
