@@ -147,7 +147,7 @@ def plot(records: list[Record], path: Path) -> None:
     for place, found in enumerate(scenes):
         if limit := best_of(found, LIMITS):
             axes.plot([limit["median"]] * 2, [place - 0.2, place + 0.56], color="black", lw=1.5,
-                      label="the machine's limit" if place == 0 else None)  # fmt: skip
+                      label="limit: pread, or the decoders alone" if place == 0 else None)  # fmt: skip
     axes.set_yticks([place + 0.18 for place in range(len(scenes))], titles)
     axes.invert_yaxis()
     axes.set_xscale("log")
