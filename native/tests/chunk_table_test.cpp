@@ -8,6 +8,7 @@
 #include <string>
 
 #include "hdf5/lookup3.hpp"
+#include "made.hpp"
 #include "solar/metadata.hpp"
 
 namespace {
@@ -47,13 +48,9 @@ Dataset dataset_of(Index index, std::vector<std::uint64_t> shape, std::vector<st
 }
 
 solar::ChunkTable table_of(const Image& image, const Dataset& dataset) {
-  char path[] = "/tmp/solar_chunk_table_XXXXXX";
-  const int descriptor = ::mkstemp(path);
-  REQUIRE(descriptor >= 0);
-  REQUIRE(::write(descriptor, image.bytes.data(), image.bytes.size()) == static_cast<ssize_t>(image.bytes.size()));
-  ::close(descriptor);
-  const solar::File file(path);
-  ::unlink(path);
+  const made::Folder folder;
+  const auto* const begin = reinterpret_cast<const std::byte*>(image.bytes.data());
+  const solar::File file(made::write_file(folder / "a", {begin, begin + image.bytes.size()}).path);
   solar::FileFacts facts;
   facts.end = file.nbytes();
   facts.chunk_node_entries = image.chunk_node_entries;

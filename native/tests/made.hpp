@@ -12,7 +12,9 @@
 #include <vector>
 
 #include <sys/stat.h>
+#include <sys/uio.h>
 
+#include "solar/file.hpp"
 #include "solar/source.hpp"
 
 namespace made {
@@ -44,6 +46,13 @@ inline solar::SourceFile write_file(const std::string& path, const Values& bytes
   if (::stat(path.c_str(), &status) != 0) throw std::runtime_error(path);
   return {path, static_cast<std::uint64_t>(status.st_size),
           std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+}
+
+// Some file systems in memory cannot say whether a read would wait; then no mapping is warm.
+inline bool can_look(const solar::File& file) {
+  std::byte byte{};
+  const iovec to{&byte, 1};
+  return ::preadv2(file.descriptor(), &to, 1, 0, RWF_NOWAIT) == 1;
 }
 
 // The arrays that a Source only looks at.

@@ -10,6 +10,7 @@
 
 #include "hdf5/image.hpp"
 #include "hdf5/lookup3.hpp"
+#include "made.hpp"
 
 namespace {
 
@@ -130,14 +131,8 @@ void finish(Writer& file, std::uint64_t root, unsigned version = 2, unsigned fla
 
 // The bytes as a file without a name.
 std::unique_ptr<const File> opened(const std::vector<std::byte>& bytes) {
-  std::string path = "/tmp/solar-metadata-XXXXXX";
-  const int descriptor = ::mkstemp(path.data());
-  REQUIRE(descriptor >= 0);
-  REQUIRE(::write(descriptor, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
-  ::close(descriptor);
-  auto file = std::make_unique<const File>(path);
-  ::unlink(path.c_str());
-  return file;
+  const made::Folder folder;
+  return std::make_unique<const File>(made::write_file(folder / "a", bytes).path);
 }
 
 Metadata read(const std::vector<std::byte>& bytes, const std::string& name = {}) {

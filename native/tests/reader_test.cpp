@@ -43,7 +43,7 @@ TEST_CASE("what needs no decoding is copied from a mapped file while it is warm,
   Reader reader(3, 8, 0, Backend::automatic);
   for (int round = 0; round < 3; ++round) CHECK(read_rows(reader, source, rows) == wanted_rows(all, 5000, rows));
   CHECK(reader.stats().bytes_mapped + reader.stats().bytes_read == 3 * all.size());
-  CHECK(reader.stats().bytes_mapped > 0);
+  if (made::can_look(File(source->files[0].path))) CHECK(reader.stats().bytes_mapped > 0);
   REQUIRE(::truncate(source->files[0].path.c_str(), 1'000'000) == 0);
   Values out(all.size());
   CHECK(message_of(reader, reader.submit(source, rows, out), Kind::read).find("contiguous.h5") != std::string::npos);
