@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from kit import settle
-
-ROOT = Path(__file__).resolve().parents[1]
+from kit import SHARED, settle
 
 
 @pytest.fixture(autouse=True)
@@ -24,10 +21,9 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def shared() -> Path:
     """The folder of files that nobody in this project wrote."""
-    folder = Path(os.environ.get("SOLAR_SHARED", ROOT.parent / "shared")) / "data"
-    if not folder.is_dir():
-        pytest.skip(f"no {folder}: set SOLAR_SHARED to the folder that has data/")
-    return folder
+    if not SHARED.is_dir():
+        pytest.skip(f"no {SHARED}: set SOLAR_SHARED to the folder that has data/")
+    return SHARED
 
 
 @pytest.fixture

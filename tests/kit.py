@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+# The folder of files that nobody in this project wrote; it may be absent.
+SHARED = Path(os.environ.get("SOLAR_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data"
+
 
 def open_files() -> set[str]:
     """What this process has open, by descriptor and name."""

@@ -12,13 +12,13 @@ import h5py
 import numpy as np
 import pytest
 from h5py import h5d, h5f, h5p, h5s, h5t
+from kit import SHARED
 
 import solar
 from solar import _native
 from solar.errors import LayoutError, ReadError, SolarError
 from solar.io.datatype import decode
 
-SHARED = Path(os.environ.get("SOLAR_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data"
 UNDEFINED = 2**64 - 1
 
 

@@ -60,6 +60,7 @@ void Worker::run(Job& job, std::size_t unit) {
   const Batch& batch = job.batch;
   const std::uint32_t end = batch.unit_begin[unit + 1];
   running_ = &job;
+  bool may_copy = batch.source->mappings != nullptr;
   for (std::uint32_t i = batch.unit_begin[unit]; i < end;) {
     if (job.failed.load(std::memory_order_relaxed)) {
       finish(job, end - i);
@@ -71,10 +72,13 @@ void Worker::run(Job& job, std::size_t unit) {
       ++i;
       continue;
     }
-    if (const std::uint32_t copied = copy_mapped(job, i, end); copied > i) {
-      finish(job, copied - i);
-      i = copied;
-      continue;
+    if (may_copy && batch.pieces[i].how != How::chunk) {
+      if (const std::uint32_t copied = copy_mapped(job, i, end); copied > i) {
+        finish(job, copied - i);
+        i = copied;
+        continue;
+      }
+      may_copy = false;  // not warm: the rest of the unit need not ask again
     }
     Request& request = free_request();
     request.start(job, i, join(batch, i, end));
@@ -110,10 +114,10 @@ Request& Worker::free_request() {
 }
 
 // Copies pieces from `begin` on that lie in one file and need no decoding out of its mapping; the end of those copied.
+// REQUIRES: the Source has mappings, and the first piece needs no decoding.
 std::uint32_t Worker::copy_mapped(Job& job, std::uint32_t begin, std::uint32_t end) {
   const Batch& batch = job.batch;
   const Piece* const pieces = batch.pieces.data();
-  if (!batch.source->mappings || pieces[begin].how == How::chunk) return begin;
   const std::size_t index = batch.file_index(pieces[begin]);
   const Mapping* mapping = nullptr;
   try {
