@@ -1,4 +1,4 @@
-"""Layout: the value that says where samples lie. Frozen, checked on making, no I/O."""
+"""Layout, which says where samples lie, and World, which rank of how many we are. Frozen, checked, no I/O."""
 
 from __future__ import annotations
 
@@ -11,9 +11,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.errors import LayoutError
+from solar.errors import LayoutError, PlanError
 
 READERS = ("direct", "h5py", "none")
+
+
+@dataclass(frozen=True)
+class World:
+    """Which rank of how many this process is, and which of the ranks on its own node."""
+
+    rank: int
+    ranks: int
+    rank_of_node: int = 0
+    ranks_per_node: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name}={value!r}: it must be an int")
+        if not 0 <= self.rank < self.ranks:
+            raise PlanError(f"rank={self.rank} of ranks={self.ranks}: ranks count from 0 to ranks - 1")
+        if not 0 <= self.rank_of_node < self.ranks_per_node <= self.ranks:
+            raise PlanError(
+                f"rank_of_node={self.rank_of_node} of ranks_per_node={self.ranks_per_node}, in a world of "
+                f"{self.ranks}: a node has at most all ranks, and its own count from 0"
+            )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,263 @@
+"""PlanSampler and PlanBatchSampler: torch's order over the ranks, that can be resumed, and can have an exact end."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeGuard, get_args
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler
+
+from solar.errors import PlanError
+from solar.io.ranks import detect
+
+Tail = Literal["pad", "drop", "exact"]
+Indices = NDArray[np.int64]
+
+_BLOCK = 4096  # samples made Python ints at a time
+
+# The orders that somebody iterates or holds now, by number of samples and seed, so that each is made once.
+_orders: WeakValueDictionary[tuple[int, int | None], Indices] = WeakValueDictionary()
+
+
+class PlanSampler(DistributedSampler[int]):
+    """torch's DistributedSampler, index for index, which can be resumed at another number of ranks.
+
+    Without `num_replicas` and `rank`, solar.io.ranks.detect says them: torch.distributed, MPI, the launcher, or alone.
+    `tail` says what becomes of samples that do not divide by the ranks: "pad" repeats some from the start of the order
+    (torch's default), "drop" leaves them out (torch's drop_last=True), "exact" gives each sample to exactly one rank.
+
+    The order of an epoch is one for all ranks; rank r of W takes every W-th sample of it, the first being the r-th.
+
+    >>> [list(PlanSampler(range(5), ranks, 0, shuffle=False)) for ranks in (1, 2)]
+    [[0, 1, 2, 3, 4], [0, 2, 4]]
+    >>> [list(PlanSampler(range(5), 2, rank, shuffle=False, tail="exact")) for rank in (0, 1)]
+    [[0, 2, 4], [1, 3]]
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        tail: Tail | None = None,
+    ) -> None:
+        if tail is not None and tail not in get_args(Tail):
+            raise ValueError(f"tail={tail!r}: it is one of {', '.join(map(repr, get_args(Tail)))}")
+        if drop_last and tail not in (None, "drop"):
+            raise ValueError(f"drop_last=True and tail={tail!r} contradict each other: leave one of them out")
+        if num_replicas is None or rank is None:
+            world = detect()
+            num_replicas = world.ranks if num_replicas is None else num_replicas
+            rank = world.rank if rank is None else rank
+        drop = drop_last if tail is None else tail == "drop"
+        super().__init__(dataset, num_replicas, rank, shuffle, seed, drop)
+        self.tail: Tail = tail or ("drop" if drop else "pad")
+        if self.tail == "exact":
+            self.total_size = len(dataset)  # type: ignore[arg-type]
+            self.num_samples = len(range(rank, self.total_size, num_replicas))
+        self._start = 0  # where the next iteration begins in the order
+        self._drawn = _Drawn(0)
+
+    @classmethod
+    def like(cls, sampler: DistributedSampler[Any]) -> PlanSampler:
+        """The PlanSampler that now iterates as this torch sampler does."""
+        if type(sampler) is not DistributedSampler:
+            raise TypeError(f"{type(sampler).__name__} may iterate otherwise than torch's DistributedSampler")
+        ours = cls(
+            sampler.dataset, sampler.num_replicas, sampler.rank, sampler.shuffle, sampler.seed, sampler.drop_last
+        )
+        ours.set_epoch(sampler.epoch)
+        return ours
+
+    def __iter__(self) -> Iterator[int]:
+        start, drawn = self._begin()
+        order, end = self.order(), start + self._taken(start)
+        return self._walk(order, range(start, end, self.num_replicas * _BLOCK), end, drawn)
+
+    def _walk(self, order: Indices, blocks: range, end: int, drawn: _Drawn) -> Iterator[int]:
+        ranks = self.num_replicas
+        for begin in blocks:
+            for index in self._share(order, begin, min(begin + blocks.step, end)).tolist():
+                drawn.samples += ranks  # state_dict stops at the end
+                yield index
+        drawn.samples = len(order)  # what is dropped is not left for later
+
+    def order(self) -> Indices:
+        """The order of the present epoch over all ranks: each sample once, whatever the tail. It is read-only."""
+        samples = len(self.dataset)  # type: ignore[arg-type]
+        if self._size(samples) != self.total_size:
+            raise PlanError(
+                f"the dataset has {samples} samples now, and had others when the sampler was made for "
+                f"total_size={self.total_size} over {self.num_replicas} ranks: make a new sampler"
+            )
+        seed = operator.index(self.seed + self.epoch) if self.shuffle else None
+        order = _orders.get((samples, seed))
+        if order is None:
+            order = _orders[samples, seed] = _order(samples, seed)
+        return order
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch whose order is iterated next. Another one than the present forgets a resume."""
+        epoch = operator.index(epoch)
+        if epoch != self.epoch:
+            self._start, self._drawn = 0, _Drawn(0)
+        self.epoch = epoch
+
+    def resume(self, samples: int) -> None:
+        """Lets the next iteration, and only that, begin after the first `samples` of the order of all ranks.
+
+        What is left of the order is shared among the present ranks, however many there were before.
+        """
+        samples, length = operator.index(samples), len(self.dataset)  # type: ignore[arg-type]
+        if not 0 <= samples <= length:
+            raise ValueError(f"resume after {samples} samples: the dataset has {length}")
+        self._start, self._drawn = samples, _Drawn(samples)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the newest iteration is: JSON-able, and the same on all ranks that have drawn as many samples."""
+        length = len(self.dataset)  # type: ignore[arg-type]
+        return {
+            "epoch": operator.index(self.epoch),
+            "seed": operator.index(self.seed),
+            "shuffle": bool(self.shuffle),
+            "length": length,
+            "samples": min(self._drawn.samples, length),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes epoch, seed and shuffling of the run that saved this state, and resumes where it was."""
+        missing = sorted(self.state_dict().keys() - state.keys())
+        if missing:
+            raise PlanError(f"this is no state of a PlanSampler: it has {sorted(state)}, and lacks {missing}")
+        length = len(self.dataset)  # type: ignore[arg-type]
+        if state["length"] != length:
+            raise PlanError(
+                f"the state is of a dataset of {state['length']} samples, this one has {length}: their orders have "
+                f"nothing in common. Resume with the dataset that was used, or begin a new run without the state"
+            )
+        epoch, seed = operator.index(state["epoch"]), operator.index(state["seed"])
+        self.resume(state["samples"])
+        self.epoch, self.seed, self.shuffle = epoch, seed, bool(state["shuffle"])
+
+    def _begin(self) -> tuple[int, _Drawn]:
+        """Where the iteration that begins now begins, and what counts it; the one after it is a full one."""
+        start, self._start = self._start, 0
+        self._drawn = _Drawn(start)
+        return start, self._drawn
+
+    def _size(self, samples: int) -> int:
+        """How many samples all ranks take together of so many."""
+        if self.tail == "exact":
+            return samples
+        ranks = self.num_replicas
+        return samples // ranks * ranks if self.tail == "drop" else -(-samples // ranks) * ranks
+
+    def _taken(self, start: int) -> int:
+        """How many samples all ranks take together from `start`."""
+        return self._size(len(self.dataset) - start)  # type: ignore[arg-type]
+
+    def _share(self, order: Indices, begin: int, end: int) -> Indices:
+        """This rank's samples of those from begin to end of the order. Beyond its end it repeats: the padding."""
+        if end <= len(order):
+            return order[begin + self.rank : end : self.num_replicas]
+        return order.take(np.arange(begin + self.rank, end, self.num_replicas), mode="wrap")
+
+
+class PlanBatchSampler(BatchSampler):
+    """torch's BatchSampler; over a PlanSampler each step of all ranks is one slice of the order.
+
+    Its batches are torch's. With the sampler's tail="exact" each sample comes exactly once, and yet all ranks have the
+    same number of batches: the last two steps share what is left so that each rank has a sample in each. Where that is
+    impossible (batch_size=1, or fewer samples than ranks) the last batch of some ranks is empty.
+
+    >>> [list(PlanBatchSampler(PlanSampler(range(9), 2, r, False, tail="exact"), 2, False)) for r in (0, 1)]
+    [[[0, 2], [4, 6], [7]], [[1, 3], [5], [8]]]
+    """
+
+    def __init__(self, sampler: Sampler[int] | Iterable[int], batch_size: int, drop_last: bool) -> None:
+        super().__init__(sampler, batch_size, drop_last)
+        if drop_last and _is_planned(sampler) and sampler.tail == "exact":
+            raise ValueError(
+                'drop_last=True leaves samples out, and the sampler\'s tail="exact" leaves none out: give drop_last='
+                'False, or a sampler with tail="drop"'
+            )
+
+    def __iter__(self) -> Iterator[list[int]]:
+        sampler = self.sampler
+        if not _is_planned(sampler):
+            yield from super().__iter__()
+            return
+        start, drawn = sampler._begin()
+        order, edges = sampler.order(), self._edges(start)
+        for step in range(len(edges) - 1):
+            begin, end = int(edges[step]), int(edges[step + 1])
+            drawn.samples = end
+            yield sampler._share(order, begin, end).tolist()
+        drawn.samples = len(order)
+
+    def __len__(self) -> int:
+        return self._steps(*self._shared(0)) if _is_planned(self.sampler) else super().__len__()
+
+    def bounds(self, start: int = 0) -> Indices:
+        """How many samples of the order of all ranks are consumed after 0, 1, 2, ... batches, beginning at `start`.
+
+        Padding does not count. Over a sampler that is not a PlanSampler, the order is what that sampler yields.
+        """
+        samples = len(self.sampler.dataset if _is_planned(self.sampler) else self.sampler)  # type: ignore[arg-type]
+        if not 0 <= start <= samples:
+            raise ValueError(f"bounds from sample {start} on: the order has {samples}")
+        return np.minimum(self._edges(start), samples)
+
+    def _shared(self, start: int) -> tuple[int, int]:
+        """How many ranks share how many samples from `start` on."""
+        if _is_planned(self.sampler):
+            return self.sampler.num_replicas, self.sampler._taken(start)
+        return 1, len(self.sampler) - start  # type: ignore[arg-type]
+
+    def _steps(self, ranks: int, taken: int) -> int:
+        step = ranks * self.batch_size
+        return taken // step if self.drop_last else -(-taken // step)
+
+    def _edges(self, start: int) -> Indices:
+        """Where in the order, and in the padding after it, the steps of an iteration that begins at `start` part."""
+        ranks, taken = self._shared(start)
+        edges = np.arange(self._steps(ranks, taken) + 1, dtype=np.int64) * (ranks * self.batch_size)
+        np.minimum(edges, taken, out=edges)
+        exact = _is_planned(self.sampler) and self.sampler.tail == "exact"
+        # Too few for all ranks are left to the last step: the one before spares some.
+        if exact and len(edges) > 2 and edges[-1] - edges[-2] < ranks and self.batch_size > 1:
+            edges[-2] = taken - ranks
+        return edges + start
+
+
+@dataclass
+class _Drawn:
+    """How much of the order an iteration has consumed. It is shared by the iterator and the sampler's state."""
+
+    samples: int
+
+
+def _is_planned(sampler: object) -> TypeGuard[PlanSampler]:
+    """Whether what the sampler yields is known from its order: a subclass that iterates in its own way is asked."""
+    return isinstance(sampler, PlanSampler) and type(sampler).__iter__ is PlanSampler.__iter__
+
+
+def _order(samples: int, seed: int | None) -> Indices:
+    """The order torch's DistributedSampler would make; without a seed, that of the dataset."""
+    if seed is None:
+        order = np.arange(samples)
+    else:
+        generator = torch.Generator("cpu").manual_seed(seed)
+        order = torch.randperm(samples, generator=generator, device="cpu").numpy()
+    order.setflags(write=False)
+    return order
