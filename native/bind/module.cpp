@@ -10,6 +10,7 @@ namespace nb = nanobind;
 void bind_metadata(nb::module_& module);
 void bind_decode(nb::module_& module);
 void bind_reader(nb::module_& module);
+void bind_convert(nb::module_& module);
 
 namespace {
 
@@ -43,4 +44,5 @@ NB_MODULE(_native, module) {
   bind_metadata(module);
   bind_decode(module);
   bind_reader(module);
+  bind_convert(module);
 }
