@@ -10,19 +10,27 @@ from typing import TYPE_CHECKING, Any
 from solar.errors import CodecError, LayoutError, PlanError, ReadError, SolarError
 
 if TYPE_CHECKING:
+    from solar.io.field import Field as Field
     from solar.io.hdf5 import inspect as inspect
     from solar.io.reader import read as read
     from solar.torch import DataLoader as DataLoader
     from solar.torch import H5Dataset as H5Dataset
+    from solar.torch.samplers import PlanBatchSampler as PlanBatchSampler
+    from solar.torch.samplers import PlanSampler as PlanSampler
     from solar.values import Layout as Layout
+    from solar.values import World as World
 
 __version__ = "0.1.0"
 
 # Names that cost an import (torch: a second) are fetched when first asked for, so that `solar --help` stays quick.
 _LAZY = {
     "DataLoader": "solar.torch",
+    "Field": "solar.io.field",
     "H5Dataset": "solar.torch",
     "Layout": "solar.values",
+    "PlanBatchSampler": "solar.torch.samplers",
+    "PlanSampler": "solar.torch.samplers",
+    "World": "solar.values",
     "inspect": "solar.io.hdf5",
     "read": "solar.io.reader",
 }
@@ -30,12 +38,16 @@ _LAZY = {
 __all__ = [
     "CodecError",
     "DataLoader",
+    "Field",
     "H5Dataset",
     "Layout",
     "LayoutError",
+    "PlanBatchSampler",
     "PlanError",
+    "PlanSampler",
     "ReadError",
     "SolarError",
+    "World",
     "__version__",
     "inspect",
     "read",

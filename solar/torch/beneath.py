@@ -1,34 +1,94 @@
-"""Finds the H5Dataset that a torch dataset draws its samples from, through torch's own Subset and random_split."""
+"""Finds the H5Datasets that a torch dataset draws its samples from, through Subset, random_split and ConcatDataset."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import Subset
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset
 
-from solar.torch.dataset import H5Dataset
+from solar.torch.dataset import H5Dataset, alike, start_together
+from solar.torch.pending import PendingBatch
 
-Rows = Callable[[Sequence[Any]], Sequence[Any]]
+Start = Callable[[Sequence[Any]], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
 
-def h5_beneath(dataset: Any) -> tuple[H5Dataset, Rows] | None:
-    """The H5Dataset and what turns the dataset's indices into its; None where samples are made in another way.
+@dataclass(frozen=True)
+class Beneath:
+    """The H5Datasets beneath a dataset: all alike, so that the first speaks for their fields and transform."""
+
+    datasets: list[H5Dataset]
+    locate: Start  # indices of the dataset -> for each the number of its H5Dataset, and its row there
+
+    @property
+    def first(self) -> H5Dataset:
+        return self.datasets[0]
+
+    def start(self, indices: Sequence[Any]) -> PendingBatch:
+        """Starts reading a batch of the dataset's samples."""
+        which, rows = self.locate(indices)
+        return start_together(self.datasets, which, rows)
+
+
+def h5_beneath(dataset: Any) -> Beneath | str:
+    """What lies beneath the dataset, or the reason why torch's own loader must ask it for samples.
 
     Only classes that take samples as torch's and ours do are seen through; a subclass with its own __getitem__ is
     asked.
     """
+    if isinstance(dataset, H5Dataset) and _takes_as(dataset, H5Dataset):
+        return Beneath([dataset], lambda asked: (np.zeros(len(asked), np.int64), dataset.checked(asked)))
     if isinstance(dataset, Subset) and _takes_as(dataset, Subset):
         found = h5_beneath(dataset.dataset)
-        if found is None:
-            return None
-        beneath, rows = found
-        indices = dataset.indices
-        return beneath, lambda asked: rows([indices[i] for i in asked])
-    if isinstance(dataset, H5Dataset) and _takes_as(dataset, H5Dataset):
-        return dataset, lambda asked: asked
-    return None
+        if isinstance(found, str):
+            return found
+        indices, inner = dataset.indices, found.locate
+        return Beneath(found.datasets, lambda asked: inner([indices[i] for i in asked]))
+    if isinstance(dataset, ConcatDataset) and _takes_as(dataset, ConcatDataset):
+        return _beneath_all(dataset)
+    if isinstance(dataset, H5Dataset):
+        return f"{type(dataset).__name__} makes its samples itself"
+    return f"{type(dataset).__name__} is not an H5Dataset"
+
+
+def _beneath_all(dataset: ConcatDataset[Any]) -> Beneath | str:
+    parts = []
+    for part in dataset.datasets:
+        found = h5_beneath(part)
+        if isinstance(found, str):
+            return found
+        parts.append(found)
+    every = [one for part in parts for one in part.datasets]
+    if not all(alike(every[0], one) for one in every[1:]):
+        return "the parts of the ConcatDataset differ in shape, dtype, fields or transform"
+    firsts = np.cumsum([0, *(len(part.datasets) for part in parts)])
+    ends = np.asarray(dataset.cumulative_sizes, np.int64)
+
+    def locate(asked: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        positions = _in_range(np.asarray(asked, np.int64), int(ends[-1]))
+        part_of = np.searchsorted(ends, positions, side="right")
+        which, rows = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+        for number in np.unique(part_of).tolist():
+            here = part_of == number
+            begin = ends[number - 1] if number else 0
+            inner, rows[here] = parts[number].locate((positions[here] - begin).tolist())
+            which[here] = inner + firsts[number]
+        return which, rows
+
+    return Beneath(every, locate)
+
+
+def _in_range(positions: np.ndarray[Any, Any], samples: int) -> np.ndarray[Any, Any]:
+    """Positions from 0; those out of range raise what ConcatDataset raises."""
+    if positions.size and int(positions.min()) < -samples:
+        raise ValueError("absolute value of index should not exceed dataset length")
+    if positions.size and int(positions.max()) >= samples:
+        raise IndexError(f"sample {int(positions.max())} of a ConcatDataset of {samples}")
+    return np.where(positions < 0, positions + samples, positions)
 
 
 def _takes_as(dataset: Any, kind: type) -> bool:
-    return all(getattr(type(dataset), name) is getattr(kind, name) for name in ("__getitem__", "__getitems__"))
+    names = ("__getitem__", "__getitems__")
+    return all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in names)

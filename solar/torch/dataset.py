@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch.utils.data
 
 from solar.errors import LayoutError
+from solar.io.field import Field
 from solar.io.hdf5 import Samples, inspect
 from solar.io.index import Folder
 from solar.io.paths import Paths
 from solar.io.reader import Rows, checked_rows
+from solar.torch.pending import PendingBatch, PendingField, leaves, mapped
+from solar.torch.transform import Transform, transformed
 from solar.values import Layout
-
-TENSOR_KINDS = "biufc"  # what torch makes tensors of; a batch of anything else is a list of its samples
 
 
 class H5Dataset(torch.utils.data.Dataset[Any]):
     """Samples from HDF5 files: `path` is a file, a list of files, a directory or a glob pattern (see solar.inspect).
 
     `fields` names what a sample is made of, and its structure: a dataset's name gives the array itself, a tuple or
-    list of names a tuple, a dict of names a dict; tuples and dicts may hold others. With samples="files" each file is
-    one sample.
+    list of names a tuple, a dict of names a dict; tuples and dicts may hold others. In place of a name, a solar.Field
+    gives it sliced, transposed, cast or normalised, by native code. With samples="files" each file is one sample.
     Arrays are numpy's, in the machine's byte order; of a dataset of numbers along one axis, numpy scalars.
+
+    `transform` makes of a sample what the loader collates: transform(sample), or transform(sample, rng) with a
+    numpy.random.Generator that solar's loader seeds by its seed, the epoch and the sample. It runs in `num_workers`
+    processes, in this one if there are none; with `thread_safe=True`, which you vouch for, in threads.
 
     `page_cache` says whether the system's page cache keeps what is read; None: as much of it as there is room for.
 
@@ -48,14 +54,19 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         samples: Samples = "rows",
         cache: Folder = "auto",
         page_cache: bool | None = None,
+        transform: Transform | None = None,
+        thread_safe: bool = False,
     ) -> None:
         if fields is None:
             raise TypeError("fields: name the datasets a sample is made of")
-        self.layouts = inspect(path, fields, samples=samples, cache=cache)
-        first, *_ = _leaves(self.layouts)
-        for layout in _leaves(self.layouts):
-            if not layout.shape:
-                raise LayoutError(f"{layout.paths[0]}: {layout.name} is a scalar, not rows of samples")
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform must be callable with a sample, not {type(transform).__name__}")
+        names = mapped(fields, lambda field: field.name if isinstance(field, Field) else field)
+        self.layouts = inspect(path, names, samples=samples, cache=cache)
+        self.fields = _fields(fields, self.layouts)
+        self.transform = transform
+        self.thread_safe = thread_safe
+        first, *_ = leaves(self.layouts)
         self._page_cache = page_cache
         self._samples = first.samples
         self._name = first.name
@@ -63,30 +74,48 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         self._process = -1
 
     def __len__(self) -> int:
-        return self._samples
+        samples: int = self._samples
+        return samples
 
     def __getitem__(self, index: int) -> Any:
-        return _sample(self.read_batch([index]), 0)
+        sample = _sample(self.read_batch([index]), 0)
+        return sample if self.transform is None else transformed(self.transform, [sample])[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at these indices, read together. They share memory, which is free when all of them are gone."""
         positions = np.asarray(list(indices))
         batch = self.read_batch(positions)
-        return [_sample(batch, i) for i in range(len(positions))]
+        samples = [_sample(batch, i) for i in range(len(positions))]
+        return samples if self.transform is None else transformed(self.transform, samples)
 
     def read_batch(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> Any:
-        """The samples at these indices in the structure of the fields: arrays stacked along axis 0, lists of text."""
+        """The samples at these indices in the structure of the fields: arrays stacked along axis 0, lists of text.
+
+        They are as they were read and the fields made them: `transform` is not called.
+        """
         return self.start_batch(indices).wait()
 
     def start_batch(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> PendingBatch:
         """Starts what read_batch does, and returns at once; `wait` gives the batch."""
-        rows = checked_rows(np.asarray(indices), self._samples, self._name)
-        return PendingBatch(_mapped(self._opened(), lambda field: field.start(rows)))
+        return self.start_rows(self.checked(indices))
+
+    def start_rows(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> PendingBatch:
+        """start_batch of rows that `checked` gave."""
+        return PendingBatch(mapped(self._opened(), lambda leaf: PendingField([leaf.rows.start(rows)], leaf.field)))
+
+    def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The rows that indices mean: in range, counted from 0. IndexError for others."""
+        return checked_rows(np.asarray(indices), self._samples, self._name)
 
     def _opened(self) -> Any:
         """What reads the fields. Each process makes its own."""
         if self._process != os.getpid():
-            self._rows = _mapped(self.layouts, lambda layout: Rows(layout, True, self._page_cache))
+            opened = [
+                _Leaf(Rows(layout, True, self._page_cache), field)
+                for layout, field in zip(leaves(self.layouts), leaves(self.fields), strict=True)
+            ]
+            waiting = iter(opened)
+            self._rows = mapped(self.layouts, lambda _: next(waiting))
             self._process = os.getpid()
         return self._rows
 
@@ -94,41 +123,72 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return dict(self.__dict__, _rows=None, _process=-1)
 
     def __repr__(self) -> str:
-        first, *others = _leaves(self.layouts)
+        first, *others = leaves(self.layouts)
         files = first.paths[0] if len(first.paths) == 1 else f"{len(first.paths)} files"
         names = ", ".join(layout.name for layout in (first, *others))
         return f"H5Dataset({len(self)} samples of {names} in {files})"
 
 
-class PendingBatch:
-    """A batch on its way."""
-
-    def __init__(self, parts: Any) -> None:
-        self._parts = parts
-
-    def wait(self, seconds: float | None = None) -> Any:
-        """The batch, when it is there. TimeoutError after `seconds` for any field; one may wait again."""
-        return _mapped(self._parts, lambda part: _as_batch(part.wait(seconds)))
+@dataclass(frozen=True)
+class _Leaf:
+    rows: Rows
+    field: Field | None  # None: as stored
 
 
-def _as_batch(values: np.ndarray[Any, Any]) -> Any:
-    return values if values.dtype.kind in TENSOR_KINDS else list(values)
+def start_together(
+    datasets: Sequence[H5Dataset], which: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]
+) -> PendingBatch:
+    """Starts one batch of several alike datasets: sample i of it is row `rows[i]` of dataset `which[i]`."""
+    used = np.unique(which).tolist() if len(datasets) > 1 and len(which) else [0]
+    if len(used) == 1:
+        only: H5Dataset = datasets[used[0]]
+        return only.start_rows(rows)
+    parts = [(leaves(datasets[k]._opened()), np.flatnonzero(which == k)) for k in used]
+
+    def start(number: int) -> PendingField:
+        leaf: _Leaf = parts[0][0][number]
+        out = leaf.rows.room(len(rows))
+        pending = [opened[number].rows.start(rows[here], out, here) for opened, here in parts]
+        return PendingField(pending, leaf.field)
+
+    numbers = iter(range(len(parts[0][0])))
+    return PendingBatch(mapped(datasets[0].layouts, lambda _: start(next(numbers))))
 
 
-def _mapped(structure: Any, act: Any) -> Any:
-    """The structure with `act` of each of its leaves."""
-    if isinstance(structure, Mapping):
-        return {key: _mapped(part, act) for key, part in structure.items()}
-    if isinstance(structure, tuple):
-        return tuple(_mapped(part, act) for part in structure)
-    return act(structure)
+def alike(one: H5Dataset, other: H5Dataset) -> bool:
+    """Whether samples of both may stand in one batch, made in the same way."""
+    if (one.transform, one.thread_safe) != (other.transform, other.thread_safe):
+        return False
+    facts = [
+        mapped(dataset.layouts, lambda layout: (layout.sample_shape, layout.dtype, layout.reader))
+        for dataset in (one, other)
+    ]
+    return bool(facts[0] == facts[1]) and leaves(one.fields) == leaves(other.fields)
 
 
-def _leaves(structure: Any) -> list[Layout]:
-    leaves: list[Layout] = []
-    _mapped(structure, leaves.append)
-    return leaves
+def _fields(fields: Any, layouts: Any) -> Any:
+    """For every layout its Field or None, in the structure of the layouts. LayoutError where a Field does not fit."""
+    given = iter(leaves(fields))
+
+    def checked(layout: Layout) -> Field | None:
+        if not layout.shape:
+            raise LayoutError(f"{layout.paths[0]}: {layout.name} is a scalar, not rows of samples")
+        field = next(given)
+        if not isinstance(field, Field):
+            return None
+        try:
+            field.shape_of(layout.sample_shape, layout.dtype.newbyteorder("="))
+        except ValueError as error:
+            raise LayoutError(f"{layout.paths[0]}: {error}") from None
+        return field
+
+    return mapped(layouts, checked)
 
 
 def _sample(batch: Any, position: int) -> Any:
-    return _mapped(batch, lambda values: values[position])
+    """One sample of a batch; a field of text is a list of its samples."""
+    if isinstance(batch, dict):
+        return {key: _sample(part, position) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(_sample(part, position) for part in batch)
+    return batch[position]

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from contextlib import nullcontext
+from typing import Any, Self, TypeVar
 
 import torch.utils.data
-from torch.utils.data import Sampler, default_collate, default_convert
-from torch.utils.data._utils.pin_memory import pin_memory as pin
+from torch.utils.data import Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from solar.errors import ReadError
-from solar.torch.beneath import Rows, h5_beneath
-from solar.torch.collate import Collation, samples_of
-from solar.torch.dataset import H5Dataset, PendingBatch
+from solar.torch.beneath import Beneath, h5_beneath
+from solar.torch.dataset import H5Dataset
+from solar.torch.making import cores
+from solar.torch.metrics import progress as progress_bar
+from solar.torch.native_iter import NativeIter
+from solar.torch.position import Course, undrawn
+from solar.torch.samplers import PlanBatchSampler, PlanSampler
+from solar.torch.stats import Stats
+from solar.torch.torch_iter import SingleProcessIter, WorkersIter
+from solar.torch.workers import Workers
 
 T = TypeVar("T", covariant=True)
 log = logging.getLogger("solar")
@@ -25,9 +31,12 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     """torch.utils.data.DataLoader, argument for argument; an H5Dataset is read by native threads instead of workers.
 
     Batches, their order and every random draw are torch's. On a dataset that is not an H5Dataset it is torch's loader.
+    In both cases `state_dict` says where it is, and `load_state_dict` goes on from there.
 
-    `ahead` is the number of batches read before they are asked for; `num_workers` and `prefetch_factor` are accepted
-    and start no process when the native engine runs.
+    `ahead` is the number of batches read before they are asked for. `num_workers` processes run the dataset's
+    `transform` and your `collate_fn`; where there is neither, none is started. `device_transform` is called with each
+    batch at the very end. `progress` shows a tqdm bar; a string is its title. `snapshot_every_n_steps` is accepted for
+    those who come from torchdata's StatefulDataLoader: the state is exact at every step.
 
     >>> from solar import DataLoader, H5Dataset
     >>> loader = DataLoader(H5Dataset("scan.h5", {"x": "/x", "y": "/y"}), batch_size=64, shuffle=True)  # doctest: +SKIP
@@ -56,6 +65,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         pin_memory_device: str = "",
         in_order: bool = True,
         ahead: int = 4,
+        device_transform: Callable[[Any], Any] | None = None,
+        progress: bool | str = False,
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
         if ahead < 1:
             raise ValueError(f"ahead={ahead}: at least one batch must be read at a time")
@@ -82,66 +94,124 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         )
         self.in_order = in_order
         self.ahead = ahead
+        self.device_transform = device_transform
+        self.progress = progress
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        if isinstance(sampler, PlanSampler) and batch_size is not None:
+            # Only it can cut an exact tail. Past torch's __setattr__, which forbids what it has itself just done.
+            self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
+        self._course = Course(self.sampler, self.batch_sampler, generator, dataset)
+        self._stats = Stats()
+        self._workers = Workers(num_workers, self.multiprocessing_context, worker_init_fn, persistent_workers)
+        self._live: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._engine_told = False
+
+    # --- iteration ----
 
     def __iter__(self) -> _BaseDataLoaderIter:
         found = h5_beneath(self.dataset)
-        if found is None:
-            return super().__iter__()
-        log.debug("%s is read by the native engine, %d batches ahead", self.dataset, self.ahead)
-        return _NativeIter(self, *found)
+        if not self._engine_told:
+            self._tell_engine(found)
+        with self._course.torchs_draws():
+            iterator = super().__iter__() if isinstance(found, str) else self._native_iterator(found)
+        self._live.add(iterator)
+        return iterator
 
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        if self.num_workers == 0:
+            return SingleProcessIter(self)
+        self.check_worker_number_rationality()
+        return WorkersIter(self)
 
-class _NativeIter(_BaseDataLoaderIter):
-    """One epoch through the native engine. The base class draws from the generators as torch's own iterators do."""
+    def _native_iterator(self, beneath: Beneath) -> NativeIter:
+        """With persistent workers torch draws a base seed once in the loader's life, so ours does."""
+        seed = self._course.lasting_base_seed
+        with undrawn(self.generator) if seed is not None else nullcontext():
+            iterator = NativeIter(self, beneath, seed)
+        if self.persistent_workers:
+            self._course.lasting_base_seed = iterator.passage.base_seed
+        return iterator
 
-    def __init__(self, loader: DataLoader[Any], dataset: H5Dataset, rows: Rows) -> None:
-        super().__init__(loader)
-        self._samples = dataset
-        self._rows = rows
-        self._ahead = loader.ahead
-        self._pending: deque[PendingBatch | Exception] = deque()
-        self._drained = False
-        # torch's own collation is done on the arrays as they were read; any other gets the samples it expects.
-        torchs_own = default_collate if self._auto_collation else default_convert
-        self._collation = Collation(self._auto_collation) if self._collate_fn is torchs_own else None
+    @property
+    def _index_sampler(self) -> Any:
+        """What torch's iterators draw indices from: the samplers, seen through what remembers the position."""
+        return self._course
 
-    def _next_data(self) -> Any:
-        while not self._drained and len(self._pending) < self._ahead:
-            self._start_one()
-        if not self._pending:
-            raise StopIteration
-        batch = self._pending.popleft()
-        if isinstance(batch, Exception):
-            raise batch
-        try:
-            arrays = batch.wait(self._timeout or None)
-        except TimeoutError as error:
-            raise ReadError(
-                f"batch {self._num_yielded} of {self._samples} did not come in {self._timeout} s"
-            ) from error
-        if not self._drained:
-            self._start_one()
-        data = self._collated(arrays)
-        return pin(data, self._pin_memory_device) if self._pin_memory else data  # type: ignore[no-untyped-call]
-
-    def _start_one(self) -> None:
-        """Starts the next batch; what goes wrong is raised when that batch's turn comes, as in torch."""
-        try:
-            indices = next(self._sampler_iter)
-        except StopIteration:
-            self._drained = True
+    def _tell_engine(self, found: Beneath | str) -> None:
+        self._engine_told = True
+        if isinstance(found, str):
+            log.info("torch's own engine with num_workers=%d: %s", self.num_workers, found)
             return
-        except Exception as error:
-            self._drained = True
-            self._pending.append(error)
-            return
-        try:
-            self._pending.append(self._samples.start_batch(self._rows(indices if self._auto_collation else [indices])))
-        except Exception as error:
-            self._pending.append(error)
+        log.info(
+            "native engine: %s, %d threads, %d batches ahead%s",
+            " + ".join(map(str, found.datasets[:3])) + (" + ..." if len(found.datasets) > 3 else ""),
+            cores(),
+            self.ahead,
+            "" if found.first.transform is None else f", transform in {self._place_of_transform(found.first)}",
+        )
 
-    def _collated(self, arrays: Any) -> Any:
-        if self._collation is not None:
-            return self._collation(arrays)
-        samples = samples_of(arrays)
-        return self._collate_fn(samples if self._auto_collation else samples[0])
+    def _place_of_transform(self, dataset: H5Dataset) -> str:
+        if dataset.thread_safe:
+            return f"{self.num_workers or cores()} threads"
+        return f"{self.num_workers} processes" if self.num_workers else "this thread (num_workers=0)"
+
+    def _progress_bar(self) -> Any:
+        if not self.progress:
+            return None
+        try:
+            total = len(self)
+        except TypeError:
+            total = None
+        return progress_bar(total, self.progress if isinstance(self.progress, str) else "")
+
+    # --- position ----
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the sampler which epoch comes. A position loaded for this epoch is kept, for another forgotten."""
+        self._course.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the newest iterator is, as small JSON: the batches handed out, not those read ahead.
+
+        With a PlanSampler or DistributedSampler it is the same on all ranks, and any number of ranks can go on from it.
+        """
+        return self._course.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iterator goes on where this state was taken. PlanError if the state is of another data or order."""
+        self._course.load(state)
+        if self._iterator is not None:  # torch's persistent workers are in the midst of something else
+            self._iterator = None
+
+    # --- what it did ----
+
+    def stats(self) -> dict[str, Any]:
+        """Counts since the loader was made: samples, bytes, requests, memory, and seconds waited by cause."""
+        return self._stats.as_dict()
+
+    def report(self) -> str:
+        """The counts in words: how long your training waited for data, for what, and what would help."""
+        return self._stats.report()
+
+    # --- the end ----
+
+    def close(self) -> None:
+        """Ends all iterators, and the threads and processes that make their batches. A new iterator starts its own."""
+        for iterator in list(self._live):
+            close = getattr(iterator, "close", None) or getattr(iterator, "_shutdown_workers", None)
+            if close is not None:
+                close()
+        self._iterator = None
+        self._workers.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_live"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _live=weakref.WeakSet())

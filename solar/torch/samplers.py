@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler
 
 from solar.errors import PlanError
 from solar.io.ranks import detect
+from solar.torch.sharding import refuse_second_sharding
 
 Tail = Literal["pad", "drop", "exact"]
 Indices = NDArray[np.int64]
@@ -151,6 +152,7 @@ class PlanSampler(DistributedSampler[int]):
 
     def _begin(self) -> tuple[int, _Drawn]:
         """Where the iteration that begins now begins, and what counts it; the one after it is a full one."""
+        refuse_second_sharding(self.num_replicas)
         start, self._start = self._start, 0
         self._drawn = _Drawn(start)
         return start, self._drawn

@@ -1,0 +1,207 @@
+"""One epoch through the native engine."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data._utils.pin_memory import pin_memory as pin
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from solar.errors import PlanError, ReadError, SolarError
+from solar.io.processes import Processes
+from solar.io.ranks import detect
+from solar.torch.beneath import Beneath
+from solar.torch.making import Coming, Inline, Making, Threads, cores, span
+from solar.torch.pending import leaves
+from solar.torch.position import Passage
+from solar.torch.transform import Key
+
+if TYPE_CHECKING:
+    from solar.torch.loader import DataLoader
+
+
+class NativeIter(_BaseDataLoaderIter):
+    """One epoch through the native engine. The base class draws from the generators as torch's own iterators do.
+
+    It holds what it needs of the loader, not the loader, as torch's do: either may be dropped first.
+    """
+
+    def __init__(self, loader: DataLoader[Any], beneath: Beneath, base_seed: int | None) -> None:
+        self._coming: deque[Coming | Exception] = deque()
+        self._threads: Threads | None = None
+        self._processes: Processes | None = None
+        self._bar: Any = None
+        self._drained = self._closed = False
+        super().__init__(loader)
+        self.passage: Passage = self._sampler_iter.passage
+        self.passage.base_seed = self._base_seed if base_seed is None else base_seed
+        self._course, self._stats = loader._course, loader._stats
+        self._beneath = beneath
+        first = beneath.first
+        self._making = Making(first.transform, first.thread_safe, self._collate_fn, self._auto_collation)
+        self._device_transform = loader.device_transform
+        self._workers, self._prefetch_factor = loader._workers, loader.prefetch_factor
+        self._ahead = loader.ahead
+        self._bar = loader._progress_bar()
+        self._handed_out = 0.0  # the time when the last batch was
+
+    # --- the consumer's side ----
+
+    def _next_data(self) -> Any:
+        asked = time.perf_counter()
+        if self._closed:
+            raise RuntimeError("this iterator was closed with its loader")
+        if not self.passage.begun:
+            self._prepare()
+        elif self._handed_out:
+            self._stats.busy(asked - self._handed_out)
+        self._fill()
+        if not self._coming:
+            self._finish()
+            raise StopIteration
+        try:
+            data = self._handed(self._coming.popleft(), asked)
+        finally:
+            self.passage.advance()  # also past a batch that failed
+        if self._bar is not None:
+            self._bar.update()
+        self._handed_out = time.perf_counter()
+        return data
+
+    def _handed(self, coming: Coming | Exception, asked: float) -> Any:
+        try:
+            if isinstance(coming, Exception):
+                raise coming
+            try:
+                data = coming.wait(self._timeout or None)
+            finally:
+                self._stats.held(-coming.pending.nbytes)
+        except SolarError as error:
+            raise _placed(error) from error.__cause__
+        except TimeoutError as error:
+            number = self.passage.before[0] + self.passage.batches
+            text = f"batch {number} of {self._dataset} did not come in {self._timeout:g} s: {error}"
+            raise _placed(ReadError(text)) from None
+        self._fill()
+        self._count(coming, time.perf_counter() - asked)
+        return self._on_device(data)
+
+    def _on_device(self, data: Any) -> Any:
+        if not self._pin_memory and self._device_transform is None:
+            return data
+        begin = time.perf_counter()
+        with span("solar: to the device"):
+            if self._pin_memory:
+                data = pin(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
+            if self._device_transform is not None:
+                data = self._device_transform(data)
+        self._stats.waited("device copy", time.perf_counter() - begin)
+        return data
+
+    def _count(self, coming: Coming, waited: float) -> None:
+        making = min(waited, coming.transform_seconds)
+        collating = min(waited - making, coming.collate_seconds)
+        counts = coming.pending.counts()
+        self._stats.split(waited - making - collating, counts)
+        if making:
+            self._stats.waited("transform", making)
+        self._stats.waited("collate", collating)
+        self._stats.batch(coming.samples, coming.pending.nbytes, counts)
+
+    # --- reading ahead ----
+
+    def _prepare(self) -> None:
+        """Starts what makes the batches, when the first is asked for: threads and processes are not had for nothing."""
+        first, workers = self._beneath.first, self._num_workers
+        converts = any(leaf is not None for leaf in leaves(first.fields))
+        if self._making.in_python and workers > 0 and not first.thread_safe:
+            self._processes = self._workers.start(self._making, self._dataset, self.passage.base_seed or 0)
+        if self._processes is not None:
+            threads = workers
+        elif first.transform is not None and first.thread_safe:
+            threads = workers or cores()
+        elif converts and not self._making.in_python:
+            threads = min(self._ahead, cores())
+        else:
+            return
+        self._ahead = max(self._ahead, (self._prefetch_factor or 2) * workers)
+        self._threads = Threads(self._making, threads, self._processes)
+
+    def _fill(self) -> None:
+        while not self._drained and len(self._coming) < self._ahead:
+            self._start_one()
+
+    def _start_one(self) -> None:
+        """Starts the next batch; what goes wrong is raised when that batch's turn comes, as in torch."""
+        try:
+            indices = next(self._sampler_iter)
+        except StopIteration:
+            self._drained = True
+            return
+        except Exception as error:
+            self._drained = True
+            self._coming.append(error)
+            return
+        try:
+            samples = indices if self._auto_collation else [indices]
+            pending = self._beneath.start(samples)
+            keys = self._keys(samples) if self._making.transform is not None else ()
+            coming: Coming = (
+                Inline(pending, len(samples), self._making, keys)
+                if self._threads is None
+                else self._threads.start(pending, len(samples), keys)
+            )
+        except Exception as error:
+            self._coming.append(error)
+            return
+        self._stats.held(pending.nbytes)
+        self._coming.append(coming)
+
+    def _keys(self, samples: Any) -> list[Key]:
+        """What seeds the samples' random numbers: nothing that depends on ranks, threads or resuming."""
+        shared = getattr(self._course.with_epochs, "seed", None)
+        seed = shared if isinstance(shared, int) else self.passage.base_seed or 0
+        return [(seed, self.passage.epoch, int(sample)) for sample in samples]
+
+    # --- the end ----
+
+    def _finish(self) -> None:
+        if not self.passage.finished:
+            self._course.finish(self.passage)
+            self._stats.epoch()
+        self._release()
+
+    def close(self) -> None:
+        """Gives up what is on its way. Nothing more can be had from this iterator."""
+        self._closed = self._drained = True
+        self._release()
+
+    def _release(self) -> None:
+        while self._coming:
+            coming = self._coming.pop()
+            if not isinstance(coming, Exception):
+                self._stats.held(-coming.pending.nbytes)
+        if self._threads is not None:
+            self._threads.close()
+        if self._processes is not None:
+            self._workers.release(self._processes)
+        if self._bar is not None:
+            self._bar.close()
+        self._threads = self._processes = self._bar = None
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._release()
+
+
+def _placed(error: SolarError) -> SolarError:
+    """The error with the rank that it happened on, where there are several."""
+    with contextlib.suppress(PlanError):
+        world = detect()
+        if world.ranks > 1 and error.args:
+            error.args = (f"rank {world.rank} of {world.ranks}: {error}",)
+    return error

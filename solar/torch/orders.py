@@ -1,0 +1,353 @@
+"""The orders that torch's and our samplers give, told in a few JSON values, and begun again in their middle."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data.dataloader import _InfiniteConstantSampler
+
+from solar.errors import PlanError
+from solar.torch.samplers import PlanBatchSampler, PlanSampler
+
+BATCHING = (BatchSampler, PlanBatchSampler)  # these cut the samples of a sampler into batches in the way we know
+
+
+class Order:
+    """How the index batches of one pass come.
+
+    `tell` says, in JSON, enough for `resume` to give the batches that are left.
+    """
+
+    kind = "none"
+    restores_generator = False  # whether resuming puts the loader's generator in its place
+
+    def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
+        self.sampler = sampler
+        self.batch_sampler = batch_sampler
+        self.generator = generator  # the loader's: torch draws a base seed from it before a pass
+
+    def start(self) -> Iterator[Any]:
+        """All index batches, as torch takes them. Random draws are made when torch makes them."""
+        return iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
+
+    def begin(self, last: Order | None) -> None:
+        """Called when the first index is about to be drawn; `last` is the order of the loader's pass before."""
+
+    def mark(self, batch: Any) -> Any:
+        """What `tell` needs to know of the order right after this index batch was drawn."""
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        """The order, when the batch of this mark was the last one taken (None: none was)."""
+        return {"kind": self.kind}
+
+    def foretell(self, last: Order | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
+        """The base seed and the order of a pass that would begin now. Nothing is drawn.
+
+        With a base seed given, torch has drawn that already.
+        """
+        return draw(_copy(self.generator)) if base_seed is None else base_seed, self.tell(None)
+
+    def prepare(self, told: dict[str, Any]) -> None:
+        """Called before torch's draws for a pass that was foretold."""
+
+    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+        """All index batches of a pass that was foretold. It draws from the generators what `start` would have."""
+        return self.resume(told, 0, 0)
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        """The index batches after the first `samples` samples, or after `batches` batches where they are not ours."""
+        return islice(self.start(), batches, None)
+
+    def consumed(self, begun_at: int, batches: int, samples: int) -> int:
+        """Samples of the whole order consumed: the pass began after `begun_at`, and this loader took so many since."""
+        return begun_at + samples
+
+    def cut(self, samples: Iterable[Any]) -> Iterator[Any]:
+        """Samples cut into batches as the loader's own are."""
+        cutter = self.batch_sampler
+        if cutter is None:
+            return iter(samples)
+        return iter(BatchSampler(_Given(samples), cutter.batch_size, cutter.drop_last))
+
+
+def order_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> Order:
+    """The order that these samplers of a loader give."""
+    if batch_sampler is not None and type(batch_sampler) not in BATCHING:
+        return Custom(sampler, batch_sampler, generator)
+    given = sampler if batch_sampler is None else batch_sampler.sampler
+    kinds: dict[type, type[Order]] = {
+        SequentialSampler: Sequential,
+        _InfiniteConstantSampler: Stream,
+        DistributedSampler: Distributed,
+        PlanSampler: Distributed,
+        RandomSampler: Shuffled if getattr(given, "generator", None) is None else ShuffledByGenerator,
+    }
+    return kinds.get(type(given), Custom)(given, batch_sampler, generator)
+
+
+class Stream(Order):
+    """Of an iterable dataset: there is nothing to choose."""
+
+    kind = "stream"
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        return self.start()
+
+
+class Sequential(Order):
+    """The samples as they lie."""
+
+    kind = "sequential"
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        return self.cut(range(samples, len(self.sampler)))
+
+
+class Shuffled(Order):
+    """torch's shuffle by a seed that it draws from the global generator for every pass."""
+
+    kind = "shuffled"
+    _seed: int | None = None
+
+    def begin(self, last: Order | None) -> None:
+        self._seed = draw(_copy(None))
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        return {"kind": self.kind, "seed": self._seed, **_drawing(self.sampler)}
+
+    def foretell(self, last: Order | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
+        ahead = _copy(None)
+        if base_seed is None:
+            base_seed = draw(ahead if self.generator is None else _copy(self.generator))
+        self._seed = draw(ahead)
+        return base_seed, self.tell(None)
+
+    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+        draw(None)
+        return super().start_foretold(told)
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        _check_drawing(self.sampler, told)
+        self._seed = int(told["seed"])
+        shuffle = _shuffle(self.sampler, torch.Generator().manual_seed(self._seed))
+        return self.cut(islice(shuffle, samples, None))
+
+
+class ShuffledByGenerator(Order):
+    """torch's shuffle by a generator of the user's, whose state is too large to tell: told is how it came to it.
+
+    That is the seed it was given and the passes made since; the same draws made again lead to the same state.
+    """
+
+    kind = "shuffled by generator"
+    passes = 0  # since the generator was seeded
+    _state = ""
+
+    @property
+    def restores_generator(self) -> bool:  # type: ignore[override]
+        return self.generator is self.sampler.generator
+
+    def begin(self, last: Order | None) -> None:
+        self._state = _digest(self.sampler.generator)
+        self.passes = 0 if self._newly_seeded(drawn=True) else getattr(last, "passes", -1) + 1
+
+    def foretell(self, last: Order | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
+        drawn = base_seed is not None
+        self.passes = 0 if self._newly_seeded(drawn) else getattr(last, "passes", -1) + 1
+        generator = self._replayed(self.tell(None), False, check=False) if drawn else self.sampler.generator
+        self._state = _digest(generator)
+        return super().foretell(last, base_seed)
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        seed = self.sampler.generator.initial_seed()
+        return {"kind": self.kind, "seed": seed, "passes": self.passes, "state": self._state, **_drawing(self.sampler)}
+
+    def prepare(self, told: dict[str, Any]) -> None:
+        self.sampler.generator.set_state(self._replayed(told, begun=False).get_state())
+
+    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+        self.passes, self._state = int(told["passes"]), _digest(self.sampler.generator)
+        return self.start()  # for `prepare` has put the generator in its place
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        _check_drawing(self.sampler, told)
+        generator = self.sampler.generator
+        generator.set_state(self._replayed(told, begun=True).get_state())
+        self.passes, self._state = int(told["passes"]), told["state"]
+        return self.cut(islice(_shuffle(self.sampler, generator), samples, None))
+
+    def _replayed(self, told: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
+        """The generator as it was when the told pass was about to shuffle (or, not begun, about to draw at all)."""
+        generator = torch.Generator(self.sampler.generator.device).manual_seed(int(told["seed"]))
+        for _ in range(int(told["passes"])):
+            self._draw_base(generator)
+            for _ in _shuffle(self.sampler, generator):
+                pass
+        if begun:
+            self._draw_base(generator)
+        if check and _digest(generator) != told["state"]:
+            raise PlanError(
+                "the shuffle's generator was also used for other draws before the state was saved, so its order cannot "
+                "be made again: give the loader a generator of its own, or use solar.PlanSampler, or only shuffle=True"
+            )
+        return generator
+
+    def _newly_seeded(self, drawn: bool) -> bool:
+        generator = self.sampler.generator
+        seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+        if drawn:
+            self._draw_base(seeded)
+        return _digest(seeded) == _digest(generator)
+
+    def _draw_base(self, generator: torch.Generator) -> None:
+        if self.generator is self.sampler.generator:
+            draw(generator)
+
+
+class Distributed(Order):
+    """The order of all ranks together, of which each takes its part: any number of ranks can go on from it."""
+
+    kind = "distributed"
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        return {"kind": self.kind, "seed": self.sampler.seed, "shuffle": self.sampler.shuffle}
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        plan = self._plan()
+        if (plan.seed, plan.shuffle) != (told["seed"], told["shuffle"]):
+            raise PlanError(
+                f"the state is of an order with seed={told['seed']}, shuffle={told['shuffle']}; this loader's sampler "
+                f"has seed={plan.seed}, shuffle={plan.shuffle}: make it with those of the state"
+            )
+        plan.resume(samples)
+        if self.batch_sampler is None:
+            return iter(plan)
+        return iter(PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last))
+
+    def consumed(self, begun_at: int, batches: int, samples: int) -> int:
+        plan = self._plan()
+        if plan.tail == "exact" and self.batch_sampler is not None:
+            cutter = PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last)
+            return int(cutter.bounds(begun_at)[batches])
+        return min(len(plan.dataset), begun_at + samples * plan.num_replicas)  # type: ignore[arg-type]
+
+    def _plan(self) -> PlanSampler:
+        return self.sampler if isinstance(self.sampler, PlanSampler) else PlanSampler.like(self.sampler)
+
+
+class Custom(Order):
+    """Any other sampler: its own state is told where it has one; else what was taken is drawn again and passed over."""
+
+    kind = "custom"
+
+    def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
+        super().__init__(sampler, batch_sampler, generator)
+        self._cuts = batch_sampler is None or type(batch_sampler) in BATCHING
+        self._source = sampler if self._cuts else batch_sampler
+        self._items: Iterator[Any] | None = None  # the source's iterator, which may have state too
+        self._checksum = 0
+        self._at_start: dict[str, Any] | None = None
+
+    def begin(self, last: Order | None) -> None:
+        self._at_start = self._states()
+
+    def start(self) -> Iterator[Any]:
+        if self._cuts and self.batch_sampler is not None:
+            return self.cut(self._begun_late())
+        self._items = iter(self._source)
+        return self._items
+
+    def _begun_late(self) -> Iterator[Any]:
+        """As BatchSampler does: the sampler's iterator is made when the first batch is asked for."""
+        self._items = iter(self._source)
+        yield from self._items
+
+    def mark(self, batch: Any) -> Any:
+        if states := self._states():
+            return states
+        self._checksum = _checksum(self._checksum, batch)
+        return {"checksum": self._checksum}
+
+    def _states(self) -> dict[str, Any]:
+        parts = {"sampler": self._source, "iterator": self._items}
+        return {name: part.state_dict() for name, part in parts.items() if hasattr(part, "state_dict")}
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        if mark is None:
+            mark = self._states() if self._at_start is None else self._at_start
+        return {"kind": self.kind, **mark}
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        if "sampler" in told:
+            self._source.load_state_dict(told["sampler"])
+        self._items = iter(self._source)
+        if "iterator" in told:
+            self._items.load_state_dict(told["iterator"])  # type: ignore[attr-defined]
+        if "sampler" not in told and "iterator" not in told:
+            for item in islice(self._items, samples if self._cuts else batches):
+                self._checksum = _checksum(self._checksum, item)
+            if self._checksum != told.get("checksum", 0):
+                warnings.warn(
+                    f"{type(self._source).__name__} gave other samples than before the state was saved, so this epoch "
+                    "will not hold every sample once: seed its random numbers as they were, or use solar.PlanSampler",
+                    stacklevel=2,
+                )
+        self._at_start = self._states() or {"checksum": self._checksum}
+        return self.cut(self._items) if self._cuts else self._items
+
+
+class _Given:
+    """An iterator as torch's BatchSampler wants a sampler: something to iterate."""
+
+    def __init__(self, samples: Iterable[Any]) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._samples)
+
+
+def draw(generator: torch.Generator | None) -> int:
+    """A seed, drawn as torch's loader and sampler draw theirs."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def _copy(generator: torch.Generator | None) -> torch.Generator:
+    """A generator that is where this one is; None means torch's global one."""
+    copy = torch.Generator("cpu" if generator is None else generator.device)
+    copy.set_state(torch.get_rng_state() if generator is None else generator.get_state())
+    return copy
+
+
+def _digest(generator: torch.Generator) -> str:
+    return hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:16]
+
+
+def _shuffle(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]:
+    return iter(RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, generator))
+
+
+def _drawing(sampler: RandomSampler) -> dict[str, Any]:
+    return {"replacement": sampler.replacement, "draws": sampler.num_samples}
+
+
+def _check_drawing(sampler: RandomSampler, told: dict[str, Any]) -> None:
+    for name, value in _drawing(sampler).items():
+        if told[name] != value:
+            raise PlanError(f"the state is of a RandomSampler with {name}={told[name]}; this loader's has {value}")
+
+
+def _checksum(before: int, drawn: Any) -> int:
+    """A checksum of integers, over all that were drawn; other kinds of indices have none."""
+    try:
+        indices = np.asarray(drawn)
+    except (TypeError, ValueError):
+        return before
+    return zlib.crc32(indices.astype(np.int64).tobytes(), before) if indices.dtype.kind in "iu" else before

@@ -1,0 +1,78 @@
+"""Transforms of samples, and their random numbers: the same for a sample of an epoch wherever it is made."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+Transform: TypeAlias = Callable[..., Any]
+Key: TypeAlias = tuple[int, int, int]  # seed, epoch, sample
+
+
+def transformed(transform: Transform, samples: list[Any]) -> list[Any]:
+    """Every sample transformed, outside of a loader: random numbers follow torch's global generator."""
+    if not takes_rng(transform):
+        return [transform(sample) for sample in samples]
+    return [transform(sample, np.random.default_rng(_drawn())) for sample in samples]
+
+
+def transformed_by_key(transform: Transform, samples: list[Any], keys: list[Key], thread_safe: bool) -> list[Any]:
+    """Every sample transformed with the random numbers of its key.
+
+    A transform that takes no `rng` may draw from the global generators of random, numpy and torch: they are seeded for
+    every sample, and are afterwards what they were. Threads share them, so there they are left alone.
+    """
+    if takes_rng(transform):
+        pairs = zip(samples, keys, strict=True)
+        return [transform(sample, np.random.default_rng(_entropy(key))) for sample, key in pairs]
+    if thread_safe:
+        return [transform(sample) for sample in samples]
+    with global_generators_kept():
+        made = []
+        for sample, key in zip(samples, keys, strict=True):
+            seed_global_generators(key)
+            made.append(transform(sample))
+        return made
+
+
+def takes_rng(transform: Transform) -> bool:
+    """Whether the transform has a parameter named `rng`."""
+    try:
+        return "rng" in inspect.signature(transform).parameters
+    except (TypeError, ValueError):  # a built-in without a signature
+        return False
+
+
+def seed_global_generators(words: tuple[int, ...]) -> None:
+    """Seeds random, numpy.random and torch by these words."""
+    first, second = np.random.SeedSequence(_entropy(words)).generate_state(2, np.uint64).tolist()
+    random.seed(first)
+    np.random.seed(second & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(first)
+
+
+@contextmanager
+def global_generators_kept() -> Iterator[None]:
+    """Gives the global generators their states back at the end."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def _drawn() -> int:
+    return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
+def _entropy(words: tuple[int, ...]) -> list[int]:
+    """Seeds may be negative; entropy may not."""
+    return [word & 0xFFFFFFFFFFFFFFFF for word in words]

@@ -1,0 +1,123 @@
+"""The processes of a loader whose transform or collation is arbitrary Python: started as torch starts its workers."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from typing import Any
+
+import torch
+from torch.utils.data._utils import worker as torchs
+
+from solar.io.processes import Processes
+from solar.torch.making import Making
+from solar.torch.transform import Key, seed_global_generators
+
+
+@dataclass
+class Work:
+    """What a process does with the arrays of a batch."""
+
+    making: Making
+
+    def __call__(self, payload: tuple[Any, Sequence[Key]]) -> Any:
+        return self.making(*payload)
+
+
+@dataclass
+class Start:
+    """What a process does first, as torch's workers do: one thread, seeds, worker info, worker_init_fn."""
+
+    workers: int
+    base_seed: int
+    dataset: Any
+    init: Callable[[int], None] | None
+
+    def __call__(self, worker: int) -> None:
+        torch.set_num_threads(1)
+        seed = self.base_seed + worker
+        seed_global_generators((seed,))
+        torch.manual_seed(seed)
+        torchs._worker_info = torchs.WorkerInfo(id=worker, num_workers=self.workers, seed=seed, dataset=self.dataset)
+        if self.init is not None:
+            self.init(worker)
+
+
+class Workers:
+    """The processes of a loader: started for each iterator, or kept from one to the next if they are persistent."""
+
+    def __init__(self, count: int, context: Any, init: Callable[[int], None] | None, persistent: bool) -> None:
+        self._count = count
+        self._context = context
+        self._init = init
+        self._persistent = persistent
+        self._kept: Processes | None = None
+
+    def start(self, making: Making, dataset: Any, base_seed: int) -> Processes | None:
+        """Processes that do this making; None where it cannot be sent to one, which is then said."""
+        if self._kept is not None:
+            return self._kept
+        work = Work(making)
+        start = Start(self._count, base_seed, dataset if self._init is not None else None, self._init)
+        for what in (work, start):
+            if not _can_be_sent(what):
+                return None
+        if self._context is None:
+            _import_torch_once()
+        reducers: dict[type, Callable[[Any], Any]] = {torch.Tensor: tensor_as_array}
+        processes = Processes(self._count, work, context=self._context, init=start, reducers=reducers)
+        if self._persistent:
+            self._kept = processes
+        return processes
+
+    def release(self, processes: Processes) -> None:
+        """An iterator is done with them."""
+        if processes is not self._kept:
+            processes.close()
+
+    def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+        self._kept = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__, _kept=None)
+
+
+def _import_torch_once() -> None:
+    """Has the fork server import torch, of which each process is then a copy; unless the program chose its imports."""
+    server: Any = forkserver._forkserver  # nothing public tells whether it runs, and what was chosen
+    if server._forkserver_pid is None and server._preload_modules == ["__main__"]:
+        forkserver.set_forkserver_preload([__name__])
+
+
+def _can_be_sent(what: Any) -> bool:
+    try:
+        pickle.dumps(what)
+    except Exception as error:
+        warnings.warn(
+            f"transform, collate_fn or worker_init_fn cannot be sent to another process ({error}), so num_workers has "
+            "no effect and they run in this one: define them at the top of a module instead of in a function",
+            stacklevel=2,
+        )
+        return False
+    return True
+
+
+def tensor_as_array(tensor: torch.Tensor) -> Any:
+    """How a tensor travels between processes: as the array it shares memory with, which needs no copy."""
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.requires_grad:
+        return NotImplemented
+    if tensor.dtype is torch.bfloat16:
+        return _from_bits, (tensor.view(torch.int16).numpy(),)
+    try:
+        return torch.from_numpy, (tensor.numpy(),)
+    except (TypeError, RuntimeError):
+        return NotImplemented
+
+
+def _from_bits(bits: Any) -> torch.Tensor:
+    return torch.from_numpy(bits).view(torch.bfloat16)

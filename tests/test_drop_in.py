@@ -1,0 +1,216 @@
+"""What frameworks and scripts rely on beside the batches: attributes, life time, logging, profiling, errors."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch.profiler import profile
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import DistributedSampler, TensorDataset
+
+from solar import DataLoader, H5Dataset, PlanSampler, ReadError
+
+SAMPLES = 30
+
+
+@pytest.fixture
+def path(make: Callable[..., str]) -> str:
+    return make("scan.h5", x=np.arange(SAMPLES * 4, dtype="f4").reshape(SAMPLES, 4))
+
+
+def batches(loader: Any) -> list[list[Any]]:
+    return [batch.tolist() for batch in loader]
+
+
+def test_every_public_attribute_is_an_argument_of_the_constructor(path: str) -> None:
+    """Frameworks make a loader again from its public attributes: what is not among them would be lost."""
+    dataset = H5Dataset(path, "x")
+    arguments = inspect.signature(DataLoader).parameters
+    assert not [one for one in arguments.values() if one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    theirs = list(inspect.signature(TorchLoader).parameters)
+    assert list(arguments)[: len(theirs)] == theirs
+    loader = DataLoader(dataset, 3, ahead=2, progress="x", device_transform=len, snapshot_every_n_steps=5)
+    for _ in loader:
+        break
+    public = {name for name in vars(loader) if not name.startswith("_")}
+    assert public <= set(arguments)
+    assert all(getattr(loader, name) == value for name, value in (("ahead", 2), ("progress", "x")))
+    assert set(arguments) - public - {"shuffle", "multiprocessing_context"} == set()
+
+
+def test_attributes_cannot_be_set_where_torchs_cannot(path: str) -> None:
+    loader = DataLoader(H5Dataset(path, "x"), 3)
+    for name in ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"):
+        with pytest.raises(ValueError, match=f"{name} attribute should not be set after DataLoader is initialized"):
+            setattr(loader, name, None)
+
+
+@pytest.mark.parametrize("sampler", [PlanSampler, DistributedSampler])
+def test_a_distributed_sampler_stays_where_frameworks_look_for_it(path: str, sampler: Any) -> None:
+    dataset = H5Dataset(path, "x")
+    loader = DataLoader(dataset, 4, sampler=sampler(dataset, 2, 1, seed=1), drop_last=True)
+    assert isinstance(loader.sampler, DistributedSampler)
+    assert (loader.batch_size, loader.drop_last, loader.batch_sampler.batch_size) == (4, True, 4)
+    expected = TorchLoader(dataset, 4, sampler=DistributedSampler(dataset, 2, 1, seed=1), drop_last=True)
+    for epoch in (0, 3):
+        for one in (loader, expected):
+            one.sampler.set_epoch(epoch)
+        assert batches(loader) == batches(expected)
+    made_again = type(loader)(
+        **{name: value for name, value in vars(loader).items() if name in ("dataset", "num_workers", "ahead")},
+        batch_sampler=type(loader.batch_sampler)(loader.sampler, 4, True),
+    )
+    assert batches(made_again) == batches(loader)
+
+
+def test_random_draws_are_torchs_over_several_epochs_whatever_the_workers(path: str) -> None:
+    plain = TensorDataset(torch.arange(SAMPLES))
+    for options in (
+        {},
+        {"num_workers": 1},
+        {"num_workers": 1, "persistent_workers": True},
+        {"num_workers": 1, "generator": 5},
+    ):
+        states = []
+        for kind, dataset in ((TorchLoader, plain), (DataLoader, H5Dataset(path, "x")), (DataLoader, plain)):
+            torch.manual_seed(1)
+            generator = torch.Generator().manual_seed(options["generator"]) if "generator" in options else None
+            loader = kind(dataset, 7, shuffle=True, **{**options, "generator": generator})
+            for _ in range(3):
+                for _ in loader:
+                    pass
+            states.append((torch.get_rng_state().tolist(), generator and generator.get_state().tolist()))
+            del loader
+        assert states[0] == states[1] == states[2], options
+
+
+def test_nothing_is_read_before_the_first_batch_is_asked_for(path: str) -> None:
+    loader = DataLoader(H5Dataset(path, "x"), 4, sampler=PlanSampler(range(SAMPLES), 1, 0))  # type: ignore[arg-type]
+    iterator = iter(loader)
+    len(iterator), len(loader)
+    assert loader.stats()["resident_bytes"] == 0
+    loader.sampler.set_epoch(2)
+    first = next(iterator).tolist()
+    loader.sampler.set_epoch(2)
+    assert first == batches(loader)[0]
+
+
+def test_a_loader_is_closed_by_leaving_its_with_and_may_be_used_again(path: str) -> None:
+    with DataLoader(H5Dataset(path, "x"), 4) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        assert loader.stats()["resident_bytes"] > 0
+    assert loader.stats()["resident_bytes"] == 0
+    with pytest.raises(RuntimeError, match="closed with its loader"):
+        next(iterator)
+    assert len(batches(loader)) == len(loader)
+    loader.close(), loader.close()
+
+
+def test_stats_count_what_was_handed_out_exactly(path: str) -> None:
+    loader = DataLoader(H5Dataset(path, "x"), 4, ahead=3)
+    for _ in range(2):
+        batches(loader)
+    stats = loader.stats()
+    assert (stats["epochs"], stats["batches"], stats["samples"]) == (2, 16, 2 * SAMPLES)
+    assert stats["batch_bytes"] == 2 * SAMPLES * 16
+    assert stats["bytes"] == 2 * SAMPLES * 16
+    assert stats["resident_bytes"] == 0
+    # The batch that is waited for, and when it is here the next one in its place.
+    assert stats["peak_bytes"] == 3 * 4 * 16
+    assert set(stats["wait_seconds"]) >= {"storage", "decode", "transform", "exchange", "device copy"}
+    assert "2 epochs: 16 batches, 60 samples" in loader.report()
+    other = DataLoader(TensorDataset(torch.arange(SAMPLES)), 4)
+    batches_of_torch = list(other)
+    assert (other.stats()["batches"], other.stats()["samples"]) == (len(batches_of_torch), SAMPLES)
+
+
+def test_one_line_says_which_engine_runs_and_why(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = H5Dataset(path, "x")
+    with caplog.at_level(logging.INFO, "solar"):
+        for loader in (DataLoader(dataset, 4), DataLoader(TensorDataset(torch.arange(3)), 4)):
+            list(loader), list(loader)
+    native, torchs = (record.getMessage() for record in caplog.records)
+    assert native.startswith("native engine: H5Dataset(30 samples of /x in ") and "4 batches ahead" in native
+    assert torchs == "torch's own engine with num_workers=0: TensorDataset is not an H5Dataset"
+
+
+def test_torchs_profiler_shows_what_is_waited_for(path: str) -> None:
+    with profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        batches(DataLoader(H5Dataset(path, "x"), 4))
+    counts = {event.key: event.count for event in profiled.key_averages()}
+    assert counts["solar: wait for bytes"] == counts["solar: collate"] == 8
+
+
+def test_an_error_names_the_rank_file_dataset_sample_and_offset(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = H5Dataset(path, "x")
+    loader = DataLoader(dataset, 4)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    os.truncate(path, h5py_offset(path) + 16 * 20)
+    with pytest.raises(ReadError, match=r"^rank 3 of 8: .*scan\.h5.*"):
+        batches(loader)
+
+
+def h5py_offset(path: str) -> int:
+    with h5py.File(path) as file:
+        return int(file["x"].id.get_offset())
+
+
+def test_a_loader_can_be_pickled_even_in_the_midst_of_an_epoch(path: str) -> None:
+    loader = DataLoader(H5Dataset(path, "x"), 4, shuffle=True)
+    next(iter(loader))
+    copied = pickle.loads(pickle.dumps(loader))
+    torch.manual_seed(3)
+    expected = batches(loader)
+    torch.manual_seed(3)
+    assert batches(copied) == expected
+
+
+def test_the_interpreter_ends_without_noise_in_the_midst_of_epochs(path: str) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch, transforms
+from solar import DataLoader, H5Dataset
+kept = []
+for transform, options in ((None, {{}}), (transforms.with_process, {{"num_workers": 1}}), (len, {{}})):
+    dataset = H5Dataset({path!r}, {{"x": "x"}}, transform=transform, thread_safe=transform is len)
+    kept.append(iter(DataLoader(dataset, 4, **options)))
+    next(kept[-1])
+print("end")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_an_iterator_may_be_dropped_in_another_thread(path: str) -> None:
+    iterators = [iter(DataLoader(H5Dataset(path, "x"), 4)) for _ in range(3)]
+    for iterator in iterators:
+        next(iterator)
+    thread = threading.Thread(target=iterators.clear)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_progress_bar_counts_the_batches(path: str, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm")
+    for dataset in (H5Dataset(path, "x"), TensorDataset(torch.arange(SAMPLES))):
+        for _ in DataLoader(dataset, 4, progress="training"):
+            pass
+        shown = capfd.readouterr().err
+        assert "training" in shown and "8/8" in shown
