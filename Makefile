@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
-.PHONY: demo test lint types core asan tsan asan-python bench bench-full clean
+.PHONY: demo test integrations lint types core asan tsan asan-python bench bench-full clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m bench.demo
@@ -29,6 +29,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+# The frameworks' own loops over our loader. Their packages are large, so `make test` skips these by name.
+integrations: $(VENV)/.dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[integrations]'
+	$(BIN)/pytest tests/integrations
 
 # C++ tests: plain, under Address+UndefinedBehaviorSanitizer, under ThreadSanitizer. They need doctest's header.
 core asan tsan:

@@ -1,0 +1,71 @@
+"""A file whose samples are numbered, and programs run as users run them: in processes of their own, never for long."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from kit import settle
+
+SAMPLES = 53
+
+
+@pytest.fixture(scope="session")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of 53 samples: "i" is the sample's number, "x" three times that number."""
+    path = tmp_path_factory.mktemp("numbered") / "numbered.h5"
+    with h5py.File(path, "w") as file:
+        file["i"] = np.arange(SAMPLES)
+        file["x"] = np.repeat(np.arange(SAMPLES)[:, None], 3, axis=1).astype("f4")
+    settle(path)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """Runs a program and gives what it told: program(file, *words).
+
+    It tells by writing JSON into files of the folder TOLD; what it gives is the files' contents by their stems.
+    With `processes` it is run by torchrun, on free ports; `by` are the words of another launcher.
+    """
+
+    def run(
+        file: Path,
+        *words: object,
+        processes: int = 0,
+        by: Sequence[str] = (),
+        seconds: float = 180,
+        **environment: str,
+    ) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp(file.stem)
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        # One thread each, over the loopback: a machine may have two cores, and no name that resolves.
+        ours = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "XDG_CACHE_HOME": str(folder / "cache")}
+        process = subprocess.Popen(
+            [*by, sys.executable, *(torchrun if processes else []), str(file), *map(str, words)],
+            cwd=folder,
+            env={**os.environ, **ours, "TOLD": str(folder), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+            pytest.fail(f"{file.name} was not done after {seconds} s:\n{output[-4000:]}")
+        assert process.returncode == 0, output[-4000:]
+        return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+    return run
