@@ -81,17 +81,43 @@ class Source:
 
 class Reader:
     def __init__(self, threads: int, depth: int, gap: int, backend: str) -> None: ...  # "auto" "pread" "uring"
-    def submit(self, source: Source, rows: I64, out: NDArray[Any]) -> int: ...
-    def wait(self, ticket: int, seconds: float) -> bool: ...
+    def submit(self, source: Source, rows: I64, out: NDArray[Any], positions: I64 | None = None) -> int:
+        """A ticket for the rows: row i goes to slot i of `out`, or to slot positions[i] (then `out` may have more)."""
+
+    def wait(self, ticket: int, seconds: float) -> tuple[int, ...] | None:
+        """The ticket's own counts, in the order of count_names(), once its rows are there; None after `seconds`.
+
+        Over all tickets they add up to stats(). Those of a ticket that ends in an error are in stats() only.
+        """
+
+    def waiting_for(self, ticket: int) -> str:
+        """What a ticket waits for: "file: dataset, sample 17, offset 123"; empty when for nothing."""
+
     def abandon(self, ticket: int) -> None:
         """Gives up a ticket: what has not begun is dropped, its output let go once no thread writes to it."""
 
-    def close(self) -> None: ...
+    def close(self, seconds: float = ...) -> bool:
+        """Ends the threads; false when `seconds` passed first, for a read that does not return.
+
+        The threads and the outputs they may yet write to are then left as they are, also when the Reader goes.
+        """
+
     @property
     def backend(self) -> str: ...
     def stats(self) -> dict[str, int]: ...
+
+def count_names() -> tuple[str, ...]:
+    """What a Reader counts: rows, requests, bypassed, bytes_read, bytes_mapped, chunks_decoded, bytes_decoded, ..."""
 
 def take(nbytes: int) -> U8:
     """Batch memory from the pool; goes back to it when the array and all its views are gone."""
 
 def pool_stats() -> dict[str, int]: ...  # in_use, idle: bytes
+def convert(
+    source: NDArray[Any], out: NDArray[Any], mean: NDArray[Any] | None = None, std: NDArray[Any] | None = None
+) -> None:
+    """Writes (source - mean) / std into `out`, in its type: float32 or float64, or with neither that of the source.
+
+    The source may have any strides and be unaligned; mean and std, of the type of `out`, broadcast against it. All
+    but the source are contiguous, and `out` shares no memory with the others.
+    """

@@ -12,8 +12,9 @@ import h5py
 import numpy as np
 
 from solar import _native
+from solar.io.engine import Engine
 from solar.io.hdf5 import inspect
-from solar.io.reader import Rows, _Engine
+from solar.io.reader import Rows
 
 
 def contiguous(path: Path) -> _native.Source:
@@ -30,8 +31,8 @@ def test_abandoned_tickets_give_their_memory_back_and_are_not_read_to_their_end(
     rows = Rows(inspect(tmp_path / "a.h5", "x"))
     random = np.random.default_rng(2)
     rows.start(np.arange(256)).wait()
-    assert _Engine.reader is not None
-    before, read_before = _native.pool_stats()["in_use"], _Engine.reader.stats()["rows"]
+    assert Engine.reader is not None
+    before, read_before = _native.pool_stats()["in_use"], Engine.reader.stats()["rows"]
     most = 0
     for _ in range(1000):
         epoch = [rows.start(random.integers(0, 256, 64)) for _ in range(4)]
@@ -40,7 +41,7 @@ def test_abandoned_tickets_give_their_memory_back_and_are_not_read_to_their_end(
         most = max(most, _native.pool_stats()["in_use"] - before)
     assert most < 16 * 64 * 4096 * 4
     np.testing.assert_array_equal(rows.start(np.array([3])).wait()[0], np.arange(3 * 4096, 4 * 4096))
-    assert _Engine.reader.stats()["rows"] - read_before >= 1000 * 64 + 1
+    assert Engine.reader.stats()["rows"] - read_before >= 1000 * 64 + 1
 
     def flat() -> bool:
         rows.start(np.array([3])).wait()

@@ -192,6 +192,66 @@ def test_rows_read_past_the_page_cache_are_the_same(tmp_path: Path, backend: str
     assert 0 <= stats["bypassed"] <= stats["requests"]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_go_to_their_positions_and_others_share_the_output(tmp_path: Path, backend: str) -> None:
+    source, values = contiguous(tmp_path / "a.h5")
+    other, others = contiguous(tmp_path / "b.h5", 7)
+    reader = _native.Reader(2, 8, 0, backend)
+    out = np.full((6, 5, 7), -1, np.float32)
+    first = reader.submit(source, np.array([4, 19, 5]), out, np.array([5, 0, 2]))
+    second = reader.submit(other, np.array([6, 6]), out, positions=np.array([1, 3]))
+    assert reader.wait(first, 60) and reader.wait(second, 60)
+    np.testing.assert_array_equal(out[[5, 0, 2, 1, 3]], [*values[[4, 19, 5]], *others[[6, 6]]])
+    assert (out[4] == -1).all()
+
+
+def test_positions_are_one_place_for_each_row(tmp_path: Path) -> None:
+    source, _ = contiguous(tmp_path / "a.h5")
+    reader = _native.Reader(1, 1, 0, "auto")
+    out = np.empty((4, 5, 7), np.float32)
+    rows = np.array([3, 1])
+    for wrong, said in (
+        ([0, 4], "position 4 in an output of 4 rows"),
+        ([-1, 0], "position -1 in"),
+        ([2, 2], "position 2 is given twice"),
+        ([2], "1 positions for 2 rows"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            reader.submit(source, rows, out, np.array(wrong))
+    with pytest.raises(ValueError, match="do not fit"):
+        reader.submit(source, rows, np.empty(71, np.float32), np.array([0, 1]))
+    with pytest.raises(TypeError):
+        reader.submit(source, rows, out, np.array([0, 1], np.int32))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_tickets_counts_are_its_own_and_add_up_to_the_readers(tmp_path: Path, backend: str) -> None:
+    values = np.random.default_rng(4).random((40, 33, 65), np.float32)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["plain"] = values
+        file.create_dataset("packed", data=values, chunks=(2, 33, 65), compression="gzip")
+    reader = _native.Reader(2, 16, 0, backend)
+    plain, packed = (source_of(tmp_path / "a.h5", name) for name in ("plain", "packed"))
+    out = [np.empty((3, 33, 65), np.float32) for _ in range(2)]
+    first = reader.submit(plain, np.array([3, 9, 30]), out[0])
+    second = reader.submit(packed, np.array([3, 8, 9]), out[1])
+    of_packed = dict(zip(_native.count_names(), reader.wait(second, 60) or (), strict=True))
+    of_plain = dict(zip(_native.count_names(), reader.wait(first, 60) or (), strict=True))
+    assert (of_plain["rows"], of_plain["requests"], of_plain["bytes_read"]) == (3, 3, 3 * values[0].nbytes)
+    assert of_plain["chunks_decoded"] == of_plain["decode_ns"] == 0 < of_plain["read_ns"]
+    assert (of_packed["rows"], of_packed["chunks_decoded"], of_packed["bytes_decoded"]) == (3, 2, 4 * values[0].nbytes)
+    assert {name: of_plain[name] + of_packed[name] for name in _native.count_names()} == reader.stats()
+
+
+def test_a_ticket_that_is_done_or_unknown_waits_for_nothing(tmp_path: Path) -> None:
+    source, _ = contiguous(tmp_path / "a.h5")
+    reader = _native.Reader(1, 1, 0, "auto")
+    ticket = reader.submit(source, np.array([0]), np.empty((1, 5, 7), np.float32))
+    assert reader.wait(ticket, 60)
+    assert reader.waiting_for(ticket) == reader.waiting_for(12345) == ""
+    assert reader.close(60)
+
+
 def test_a_foreign_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     source, _ = contiguous(tmp_path / "a.h5")
     with (tmp_path / "a.h5").open("ab") as file:

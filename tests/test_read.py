@@ -160,3 +160,53 @@ def test_a_file_cut_short_under_a_warm_mapping_is_an_error(tmp_path: Path) -> No
         file.truncate(100_000)
     with pytest.raises(ReadError, match=r"cut\.h5.*(ends|changed)"):
         rows.start(wanted).wait()
+
+
+@pytest.mark.parametrize("name", ["contiguous", "deflate", "big_endian", "struct", "text", "virtual", "array"])
+@pytest.mark.parametrize("native_order", [False, True])
+def test_rows_of_any_reader_go_to_their_positions(zoo: str, name: str, native_order: bool) -> None:
+    with h5py.File(zoo) as file:
+        values = file[name][...]
+    rows = Rows(inspect(zoo, name), native_order)
+    out = rows.room(8)
+    out[...] = np.zeros((), out.dtype)
+    first = rows.start(np.array([9, 0, 9]), out, np.array([7, 1, 0]))
+    second = rows.start(np.array([4, 5]), out, np.array([3, 2]))
+    assert first.wait() is out and second.wait() is out
+    np.testing.assert_array_equal(out[[7, 1, 0, 3, 2]], values[[9, 0, 9, 4, 5]])
+    np.testing.assert_array_equal(out[[4, 5, 6]], np.zeros(3, out.dtype) if out.ndim == 1 else np.zeros_like(out[:3]))
+    assert (first.nbytes, second.nbytes) == (out.nbytes // 8 * 3, out.nbytes // 8 * 2)
+    assert first.counts["rows"] == 3 and second.counts["rows"] == 2
+
+
+@pytest.mark.parametrize("name", ["contiguous", "text", "empty_rows"])
+def test_positions_are_checked_whoever_reads(zoo: str, name: str) -> None:
+    rows = Rows(inspect(zoo, name))
+    whole = rows.start(np.arange(10)).wait()
+    out = np.empty((4, *whole.shape[1:]), whole.dtype)
+    with pytest.raises(ValueError, match="1 positions for 2 rows"):
+        rows.start(np.array([1, 2]), out, np.array([0]))
+    with pytest.raises(ValueError, match="positions are places in `out`"):
+        rows.start(np.array([1, 2]), positions=np.array([0, 1]))
+    with pytest.raises(ValueError, match="out must be an array"):
+        rows.start(np.array([1, 2]), out)
+    if out.nbytes:
+        with pytest.raises(ValueError, match="contiguous"):
+            rows.start(np.array([1, 2]), np.empty((4, *whole.shape[1:]), whole.dtype)[::2])
+        for wrong, said in (([0, 4], "position 4 in an output of 4 rows"), ([-1, 0], "position -1"), ([3, 3], "twice")):
+            with pytest.raises(ValueError, match=said):
+                rows.start(np.array([1, 2]), out, np.array(wrong))
+
+
+def test_what_reading_took_is_counted_of_each_request(make: Callable[..., str]) -> None:
+    data = np.arange(400, dtype="f4").reshape(10, 40)
+    path = make("a.h5", packed=(data, {"chunks": (5, 40), "compression": "gzip"}), text=["a"] * 10)
+    pending = Rows(inspect(path, "packed")).start(np.array([1, 2, 9]))
+    pending.wait()
+    assert pending.nbytes == 3 * 160
+    assert (pending.counts["rows"], pending.counts["chunks_decoded"], pending.counts["bytes_decoded"]) == (3, 2, 1600)
+    slowly = Rows(inspect(path, "text")).start(np.array([1, 2]))
+    slowly.wait()
+    assert slowly.counts == {"rows": 2}
+    nothing = Rows(inspect(path, "packed")).start(np.empty(0, np.int64))
+    assert len(nothing.wait()) == nothing.nbytes == nothing.counts["rows"] == 0

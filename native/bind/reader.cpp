@@ -1,9 +1,10 @@
-// Source, Reader, take, pool_stats.
+// Source, Reader, count_names, take, pool_stats.
 
 #include "solar/reader.hpp"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -12,6 +13,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -122,39 +125,76 @@ class Lent {
   Py_buffer buffer_{};
 };
 
+std::chrono::nanoseconds nanoseconds(double seconds) {
+  if (std::isnan(seconds)) throw nb::value_error("seconds must be a number");
+  const std::chrono::duration<double> limit(std::clamp(seconds, 0.0, 1e8));
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(limit);
+}
+
+// The counts in the order of count_names().
+nb::tuple counts_of(const solar::ReaderStats& stats) {
+  auto out = nb::steal<nb::tuple>(PyTuple_New(solar::named_counts.size()));
+  if (!out.is_valid()) nb::raise_python_error();
+  for (std::size_t i = 0; i < solar::named_counts.size(); ++i) {
+    PyTuple_SET_ITEM(out.ptr(), i, nb::int_(stats.*solar::named_counts[i].count).release().ptr());
+  }
+  return out;
+}
+
 // A Reader that keeps the outputs of its tickets alive. Its own members are touched under the GIL only.
 class BoundReader {
  public:
   BoundReader(unsigned threads, unsigned depth, std::uint64_t gap, Backend backend)
       : reader_(threads, depth, gap, backend) {}
+  // Outputs that a thread may still write to, should its read return after all, stay for ever.
+  ~BoundReader() {
+    if (closed_ && !reader_.close(std::chrono::nanoseconds(0))) static_cast<void>(new Outputs(std::move(lent_)));
+  }
+  BoundReader(const BoundReader&) = delete;
+  BoundReader& operator=(const BoundReader&) = delete;
 
-  solar::Reader::Ticket submit(const BoundSource& source, Array<std::int64_t> rows, nb::handle out) {
+  solar::Reader::Ticket submit(const BoundSource& source, Array<std::int64_t> rows, nb::handle out,
+                               std::optional<Array<std::int64_t>> positions) {
     auto lent = std::make_unique<Lent>(out);
     solar::Reader::Ticket ticket = 0;
     {
       nb::gil_scoped_release released;
-      ticket = reader_.submit(source.native, view(rows), lent->bytes());
+      solar::Reader::Positions slots;
+      if (positions) slots = view(*positions);
+      ticket = reader_.submit(source.native, view(rows), lent->bytes(), slots);
     }
     lent_.emplace(ticket, std::move(lent));
     sweep();
     return ticket;
   }
 
-  bool wait(solar::Reader::Ticket ticket, double seconds) {
-    if (std::isnan(seconds)) throw nb::value_error("seconds must be a number");
-    const std::chrono::duration<double> limit(std::clamp(seconds, 0.0, 1e8));
+  // The ticket's own counts, or None.
+  nb::object wait(solar::Reader::Ticket ticket, double seconds) {
+    const std::chrono::nanoseconds limit = nanoseconds(seconds);
+    solar::ReaderStats counts;
+    bool here = false;
     try {
       nb::gil_scoped_release released;
-      if (!reader_.wait(ticket, std::chrono::duration_cast<std::chrono::nanoseconds>(limit))) return false;
+      here = reader_.wait(ticket, limit, &counts);
     } catch (const std::invalid_argument&) {  // another thread waited for it, and may be about to let go
       throw;
     } catch (...) {
       if (::getpid() == process_ && !closed_) lent_.extract(ticket);
       throw;
     }
+    if (!here) return nb::none();
     lent_.extract(ticket);
     sweep();
-    return true;
+    return counts_of(counts);
+  }
+
+  nb::str waiting_for(solar::Reader::Ticket ticket) const {
+    std::string found;
+    {
+      nb::gil_scoped_release released;
+      found = reader_.waiting_for(ticket);
+    }
+    return solar::bind::text(found);
   }
 
   // Gives up a ticket, at once; its output is let go in the first call after the native threads are done with it.
@@ -165,14 +205,16 @@ class BoundReader {
     sweep();
   }
 
-  void close() {
+  bool close(double seconds) {
+    const std::chrono::nanoseconds limit = nanoseconds(seconds);
     closed_ = true;
     {
       nb::gil_scoped_release released;
-      reader_.close();
+      if (!reader_.close(limit)) return false;
     }
     abandoned_.clear();
     const auto done = std::exchange(lent_, {});
+    return true;
   }
 
   const solar::Reader& native() const { return reader_; }
@@ -216,16 +258,14 @@ Backend backend_of(const std::string& word) {
 nb::dict stats(const BoundReader& reader) {
   const solar::ReaderStats found = reader.native().stats();
   nb::dict out;
-  out["rows"] = found.rows;
-  out["requests"] = found.requests;
-  out["bypassed"] = found.bypassed;
-  out["bytes_read"] = found.bytes_read;
-  out["bytes_mapped"] = found.bytes_mapped;
-  out["chunks_decoded"] = found.chunks_decoded;
-  out["bytes_decoded"] = found.bytes_decoded;
-  out["read_ns"] = found.read_ns;
-  out["decode_ns"] = found.decode_ns;
+  for (const solar::NamedCount& one : solar::named_counts) out[one.name] = found.*one.count;
   return out;
+}
+
+nb::tuple count_names() {
+  nb::list names;
+  for (const solar::NamedCount& one : solar::named_counts) names.append(one.name);
+  return nb::tuple(names);
 }
 
 // One for the process, never destroyed: arrays give their memory back at any time. It keeps a sixteenth of the
@@ -275,14 +315,17 @@ void bind_reader(nb::module_& module) {
             new (self) BoundReader(threads, depth, gap, backend_of(backend));
           },
           "threads"_a, "depth"_a, "gap"_a, "backend"_a)
-      .def("submit", &BoundReader::submit, "source"_a, "rows"_a.noconvert(), "out"_a)
+      .def("submit", &BoundReader::submit, "source"_a, "rows"_a.noconvert(), "out"_a,
+           "positions"_a.noconvert() = nb::none())
       .def("wait", &BoundReader::wait, "ticket"_a, "seconds"_a)
+      .def("waiting_for", &BoundReader::waiting_for, "ticket"_a)
       .def("abandon", &BoundReader::abandon, "ticket"_a)
-      .def("close", &BoundReader::close)
+      .def("close", &BoundReader::close, "seconds"_a = std::numeric_limits<double>::infinity())
       .def_prop_ro(
           "backend",
           [](const BoundReader& reader) { return reader.native().backend() == Backend::uring ? "uring" : "pread"; })
       .def("stats", &stats);
+  module.def("count_names", &count_names);
   module.def("take", &take, "nbytes"_a);
   module.def("pool_stats", &pool_stats);
 }

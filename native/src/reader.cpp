@@ -44,12 +44,14 @@ std::vector<std::unique_ptr<Ring>> make_rings(unsigned threads, unsigned depth, 
 // thread that meets it first, while the others go on with those before and after it.
 struct Reader::Impl {
   Impl(unsigned threads, unsigned depth, std::uint64_t gap, Backend wanted);
-  ~Impl() { close(); }
+  ~Impl() { close(longest_wait); }
 
-  Ticket submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows, MutableBytes out);
-  bool wait(Ticket ticket, std::chrono::nanoseconds limit);
+  Ticket submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows, MutableBytes out,
+                const Positions& positions);
+  bool wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts);
+  std::string waiting_for(Ticket ticket);
   void abandon(Ticket ticket) noexcept;
-  void close();
+  bool close(std::chrono::nanoseconds limit);
   ReaderStats stats() const;
   void check_process() const;
 
@@ -59,11 +61,13 @@ struct Reader::Impl {
   Batch::Remains leave(Job& job);
   Batch::Remains forget(Job& job);
   void finished(Job& job);
+  std::string on_its_way(const Job* wanted) const;
+  std::string not_begun(const Job& job) const;
 
   const pid_t process = ::getpid();
   Backend backend = Backend::pread;
   std::mutex mutex;
-  std::condition_variable has_work, has_finished;
+  std::condition_variable has_work, has_finished, has_ended;
   const std::exception_ptr abandoned = std::make_exception_ptr(Error(Kind::read, "abandoned"));
   std::atomic<bool> closing{false};
   Ticket last_ticket = 0;
@@ -71,8 +75,10 @@ struct Reader::Impl {
   std::vector<Job*> spare;
   std::deque<Job*> queue;  // in order of tickets
   std::unordered_map<Ticket, Job*> tickets;
-  std::atomic<std::uint64_t> rows_delivered{0};
+  read::Counts delivered;  // rows; all else is counted by the workers
   std::vector<std::unique_ptr<Worker>> workers;
+  unsigned running = 0;      // threads
+  bool given_up = false;     // a close() whose limit passed
   std::mutex closing_mutex;  // of the threads below
   std::vector<std::jthread> threads;
 };
@@ -93,10 +99,14 @@ Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wa
   ::sigdelset(&all, SIGBUS);  // of mapped files: the thread's own, see Mapping
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    for (auto& worker : workers) threads.emplace_back([this, &worker = *worker] { work(worker); });
+    for (auto& worker : workers) {
+      threads.emplace_back([this, &worker = *worker] { work(worker); });
+      const std::lock_guard lock(mutex);
+      ++running;
+    }
   } catch (...) {
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    close();
+    close(longest_wait);
     throw;
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -109,7 +119,7 @@ void Reader::Impl::check_process() const {
 }
 
 Reader::Ticket Reader::Impl::submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows,
-                                    MutableBytes out) {
+                                    MutableBytes out, const Positions& positions) {
   Job* job = nullptr;
   {
     const std::lock_guard lock(mutex);
@@ -118,7 +128,7 @@ Reader::Ticket Reader::Impl::submit(std::shared_ptr<const Source> source, std::s
     spare.pop_back();
   }
   try {
-    job->batch.begin(std::move(source), rows, out);
+    job->batch.begin(std::move(source), rows, out, positions);
   } catch (...) {
     const std::lock_guard lock(mutex);
     spare.push_back(job);
@@ -128,6 +138,8 @@ Reader::Ticket Reader::Impl::submit(std::shared_ptr<const Source> source, std::s
   job->pieces_left = 0;
   job->failed = false;
   job->error = nullptr;
+  job->counts.clear();
+  job->first_row = rows.empty() ? 0 : rows.front();
   job->forgotten = false;
   job->state = Job::State::queued;
   const std::lock_guard lock(mutex);
@@ -135,13 +147,14 @@ Reader::Ticket Reader::Impl::submit(std::shared_ptr<const Source> source, std::s
     spare.push_back(job);
     throw Error(Kind::read, "the Reader is closed");
   }
-  tickets.emplace(++last_ticket, job);
+  job->ticket = ++last_ticket;
+  tickets.emplace(last_ticket, job);
   queue.push_back(job);
   has_work.notify_one();
   return last_ticket;
 }
 
-bool Reader::Impl::wait(Ticket ticket, std::chrono::nanoseconds limit) {
+bool Reader::Impl::wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts) {
   const auto deadline = std::chrono::steady_clock::now() + std::min(limit, longest_wait);
   std::exception_ptr error;
   std::shared_ptr<const Source> source;  // let go outside the lock
@@ -157,6 +170,7 @@ bool Reader::Impl::wait(Ticket ticket, std::chrono::nanoseconds limit) {
       if (job.state == Job::State::finished) {
         error = std::move(job.error);
         source = job.batch.release();
+        if (counts != nullptr) job.counts.add_to(*counts = {});
         tickets.erase(found);
         job.forgotten = true;
         if (job.users == 0) remains = forget(job);
@@ -173,18 +187,70 @@ bool Reader::Impl::wait(Ticket ticket, std::chrono::nanoseconds limit) {
 void Reader::Impl::abandon(Ticket ticket) noexcept {
   const std::lock_guard lock(mutex);
   const auto found = tickets.find(ticket);
-  if (found != tickets.end()) found->second->fail(abandoned);
+  if (found != tickets.end() && found->second->state != Job::State::finished) found->second->fail(abandoned);
 }
 
-void Reader::Impl::close() {
+bool Reader::Impl::close(std::chrono::nanoseconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + std::min(limit, longest_wait);
   {
-    const std::lock_guard lock(mutex);
+    std::unique_lock lock(mutex);
     closing = true;
     has_work.notify_all();
     has_finished.notify_all();
+    given_up = !has_ended.wait_until(lock, deadline, [this] { return running == 0; });
+    if (given_up) return false;
   }
   const std::lock_guard lock(closing_mutex);
   threads.clear();  // joins
+  return true;
+}
+
+// What the ticket waits for, under the lock: no Batch that is open changes, nor goes, meanwhile.
+std::string Reader::Impl::waiting_for(Ticket ticket) {
+  const std::lock_guard lock(mutex);
+  const auto found = tickets.find(ticket);
+  if (found == tickets.end()) return "";
+  const Job& job = *found->second;
+  if (job.state == Job::State::finished || job.batch.rows.empty()) return "";
+  std::string own = on_its_way(&job);
+  if (!own.empty()) return own;
+  own = not_begun(job);
+  const std::string others = own.empty() ? "" : on_its_way(nullptr);
+  return others.empty() ? own : own + " (not begun: the threads wait for " + others + ")";
+}
+
+// The piece that is longest on its way: of that Job, or of any.
+std::string Reader::Impl::on_its_way(const Job* wanted) const {
+  const Job* of = nullptr;
+  std::pair<std::uint64_t, std::uint32_t> first{UINT64_MAX, 0};  // since when, and which piece
+  for (const auto& [ticket, job] : tickets) {
+    if (job->state != Job::State::open || (wanted != nullptr && wanted != job)) continue;
+    for (const auto& worker : workers) {
+      for (const read::Flight& flight : worker->flights()) {
+        const std::uint64_t word = flight.word();
+        if (word == read::Flight::none || word >> 32 != (ticket & UINT32_MAX)) continue;
+        const std::pair one(flight.since_ns(), static_cast<std::uint32_t>(word));
+        if (one < first) {
+          of = job;
+          first = one;
+        }
+      }
+    }
+  }
+  return of == nullptr ? "" : of->batch.where(of->batch.pieces[first.second], 0);
+}
+
+// A piece that no thread has taken yet. Of what is not planned, a plan is made for the first row.
+std::string Reader::Impl::not_begun(const Job& job) const {
+  const Batch& batch = job.batch;
+  if (job.state == Job::State::open) {
+    const std::uint32_t unit = job.next_unit;
+    return unit < batch.units() ? batch.where(batch.pieces[batch.unit_begin[unit]], 0) : "";
+  }
+  Batch first;
+  first.begin(batch.source, std::span(&job.first_row, 1), MutableBytes(batch.out.data(), batch.row_nbytes));
+  first.plan(1);
+  return first.pieces.empty() ? "" : first.where(first.pieces.front(), 0);
 }
 
 void Reader::Impl::work(Worker& worker) {
@@ -196,10 +262,12 @@ void Reader::Impl::work(Worker& worker) {
     if (job != nullptr) {
       worker.run(*job, unit);
     } else if (!worker.busy()) {
-      return;
+      break;
     }
     if (worker.busy()) worker.reap(job == nullptr);
   }
+  const std::lock_guard lock(mutex);
+  if (--running == 0) has_ended.notify_all();
 }
 
 // The next unit of work, of the Job held if that has one. Null when there is none (and, with `block`, never will be).
@@ -268,8 +336,13 @@ Batch::Remains Reader::Impl::forget(Job& job) {
 }
 
 void Reader::Impl::finished(Job& job) {
-  if (!job.failed) rows_delivered.fetch_add(job.batch.rows.size(), std::memory_order_relaxed);
   const std::lock_guard lock(mutex);
+  if (!job.failed) {
+    ReaderStats whole;
+    whole.rows = job.batch.rows.size();
+    job.counts.add(whole);
+    delivered.add(whole);
+  }
   job.state = Job::State::finished;
   std::erase(queue, &job);
   has_finished.notify_all();
@@ -277,18 +350,8 @@ void Reader::Impl::finished(Job& job) {
 
 ReaderStats Reader::Impl::stats() const {
   ReaderStats total;
-  total.rows = rows_delivered;
-  for (const auto& worker : workers) {
-    const read::Counts& counts = worker->counts();
-    total.requests += counts.requests;
-    total.bypassed += counts.bypassed;
-    total.bytes_read += counts.bytes_read;
-    total.bytes_mapped += counts.bytes_mapped;
-    total.chunks_decoded += counts.chunks_decoded;
-    total.bytes_decoded += counts.bytes_decoded;
-    total.decode_ns += counts.decode_ns;
-    total.read_ns += counts.busy_ns - std::min<std::uint64_t>(counts.busy_ns, counts.decode_ns);
-  }
+  delivered.add_to(total);
+  for (const auto& worker : workers) worker->counts().add_to(total);
   return total;
 }
 
@@ -296,28 +359,33 @@ Reader::Reader(unsigned threads, unsigned depth, std::uint64_t gap, Backend back
     : impl_(std::make_unique<Impl>(threads, depth, gap, backend)) {}
 
 Reader::~Reader() {
-  // In a forked child there are no threads to join, and what they held stays locked: leave it all as it is.
-  if (::getpid() != impl_->process) static_cast<void>(impl_.release());
+  // In a forked child there are no threads to join, and what they held stays locked: leave it all as it is. So it must
+  // be where a close() was given up, for the threads may still come back to it.
+  if (::getpid() != impl_->process || (impl_->given_up && !close(std::chrono::nanoseconds(0)))) {
+    static_cast<void>(impl_.release());
+  }
 }
 
 Reader::Ticket Reader::submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows,
-                              MutableBytes out) {
+                              MutableBytes out, Positions positions) {
   impl_->check_process();
-  return impl_->submit(std::move(source), rows, out);
+  return impl_->submit(std::move(source), rows, out, positions);
 }
 
-bool Reader::wait(Ticket ticket, std::chrono::nanoseconds limit) {
+bool Reader::wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts) {
   impl_->check_process();
-  return impl_->wait(ticket, limit);
+  return impl_->wait(ticket, limit, counts);
+}
+
+std::string Reader::waiting_for(Ticket ticket) const {
+  return ::getpid() == impl_->process ? impl_->waiting_for(ticket) : "";
 }
 
 void Reader::abandon(Ticket ticket) noexcept {
   if (::getpid() == impl_->process) impl_->abandon(ticket);
 }
 
-void Reader::close() {
-  if (::getpid() == impl_->process) impl_->close();
-}
+bool Reader::close(std::chrono::nanoseconds limit) { return ::getpid() != impl_->process || impl_->close(limit); }
 
 Backend Reader::backend() const { return impl_->backend; }
 ReaderStats Reader::stats() const { return impl_->stats(); }

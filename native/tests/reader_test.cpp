@@ -40,7 +40,7 @@ TEST_CASE("what needs no decoding is copied from a mapped file while it is warm,
   const Values all = contiguous_rows(*source);
   std::vector<std::int64_t> rows(640);
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<std::int64_t>(639 - i);
-  Reader reader(3, 8, 0, Backend::automatic);
+  Reader reader(1, 8, 0, Backend::automatic);  // another thread might only open the file when it is cut short
   for (int round = 0; round < 3; ++round) CHECK(read_rows(reader, source, rows) == wanted_rows(all, 5000, rows));
   CHECK(reader.stats().bytes_mapped + reader.stats().bytes_read == 3 * all.size());
   if (made::can_look(File(source->files[0].path))) CHECK(reader.stats().bytes_mapped > 0);

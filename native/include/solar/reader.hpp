@@ -1,15 +1,17 @@
 // Carries out reads with native threads: rows of a Source into memory the caller owns.
 //
 // submit() returns at once; wait() blocks until that ticket's rows are in place, or throws its first error.
-// submit, wait, abandon, stats and close may be called from any thread. Reads are sorted, joined when the gap between
-// two costs less than a request, split over the threads, and land in the caller's memory without a copy where no
-// decoding is needed.
-// The caller keeps source and `out` alive until wait() returned or close().
+// submit, wait, waiting_for, abandon, stats and close may be called from any thread. Reads are sorted, joined when the
+// gap between two costs less than a request, split over the threads, and land in the caller's memory without a copy
+// where no decoding is needed.
+// The caller keeps source and `out` alive until wait() returned or close() returned true.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -17,6 +19,7 @@
 
 namespace solar {
 
+// Counts of a ticket, or of all of a Reader's: those of a Reader are the sum over its tickets, to the last byte.
 struct ReaderStats {
   std::uint64_t rows = 0;          // delivered
   std::uint64_t requests = 0;      // to the file system
@@ -29,26 +32,54 @@ struct ReaderStats {
   std::uint64_t decode_ns = 0;
 };
 
+// What each count is called, in the order in which they are told.
+struct NamedCount {
+  const char* name;
+  std::uint64_t ReaderStats::*count;
+};
+inline constexpr std::array<NamedCount, 9> named_counts{{
+    {"rows", &ReaderStats::rows},
+    {"requests", &ReaderStats::requests},
+    {"bypassed", &ReaderStats::bypassed},
+    {"bytes_read", &ReaderStats::bytes_read},
+    {"bytes_mapped", &ReaderStats::bytes_mapped},
+    {"chunks_decoded", &ReaderStats::chunks_decoded},
+    {"bytes_decoded", &ReaderStats::bytes_decoded},
+    {"read_ns", &ReaderStats::read_ns},
+    {"decode_ns", &ReaderStats::decode_ns},
+}};
+
 enum class Backend { automatic, pread, uring };
 
 class Reader {
  public:
   using Ticket = std::uint64_t;
+  using Positions = std::optional<std::span<const std::int64_t>>;
 
   // threads >= 1; depth = requests in flight over all threads (io_uring), gap = bytes worth reading to save a request
   // to the storage.
   Reader(unsigned threads, unsigned depth, std::uint64_t gap, Backend backend);
-  ~Reader();  // close()
+  ~Reader();  // close(), unless that was given up before: then it leaves the threads, and what they use, as they are
 
-  // REQUIRES: out.size() == rows.size() * source->row_nbytes(). A row out of range throws std::out_of_range here.
-  Ticket submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows, MutableBytes out);
-  // Returns false when `limit` passed first (the ticket stays valid). A ticket is forgotten once waited for.
-  bool wait(Ticket ticket, std::chrono::nanoseconds limit);
+  // Row i goes to slot i of `out`, of source->row_nbytes() each, or to slot positions[i]: then `out` may have more slots
+  // than there are rows, and those that are not named are not touched. A row out of range throws std::out_of_range here,
+  // an `out` that does not fit, or positions that are out of range or not unique, std::invalid_argument.
+  Ticket submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows, MutableBytes out,
+                Positions positions = {});
+  // Returns false when `limit` passed first (the ticket stays valid). A ticket is forgotten once waited for; `counts`
+  // are then its own, also where it throws.
+  bool wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts = nullptr);
+  // "file: dataset, sample 17, offset 123" of bytes the ticket waits for: those longest on their way, else of the first
+  // that nobody has asked for yet, and then what the threads wait for instead. Empty when it waits for nothing, or there
+  // is no such ticket.
+  std::string waiting_for(Ticket ticket) const;
   // Nobody wants this ticket's rows: what has not begun is dropped, and so it soon ends, with Error(read) where rows
   // are missing. It is waited for like any other, for `out` is written to until then. An unknown ticket is ignored.
   void abandon(Ticket ticket) noexcept;
   // Drops what has not begun, finishes what has, joins the threads. Waiting after close throws Error(read).
-  void close();
+  // Returns false when `limit` passed first, for a read that never returns: the threads are still there, and write to
+  // their tickets' memory should it return after all. One may close again.
+  bool close(std::chrono::nanoseconds limit = std::chrono::nanoseconds::max());
 
   Backend backend() const;  // which one runs
   ReaderStats stats() const;

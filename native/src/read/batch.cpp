@@ -23,14 +23,10 @@ bool unfiltered(const Form& form, std::uint32_t mask) {
 
 }  // namespace
 
-void Batch::begin(std::shared_ptr<const Source> from, std::span<const std::int64_t> wanted, MutableBytes into) {
+void Batch::begin(std::shared_ptr<const Source> from, std::span<const std::int64_t> wanted, MutableBytes into,
+                  const Reader::Positions& positions) {
   const std::uint64_t nbytes = from->row_nbytes();
-  std::uint64_t total = 0;
-  if (wanted.size() > UINT32_MAX || __builtin_mul_overflow(nbytes, wanted.size(), &total) || total != into.size()) {
-    throw std::invalid_argument(from->name + ": " + std::to_string(wanted.size()) + " rows of " +
-                                std::to_string(nbytes) + " bytes do not fit an output of " +
-                                std::to_string(into.size()) + " bytes");
-  }
+  check_fit(*from, wanted.size(), into.size(), positions);
   const std::int64_t all = from->part_first.back();
   rows.clear();
   rows.reserve(wanted.size());
@@ -38,7 +34,7 @@ void Batch::begin(std::shared_ptr<const Source> from, std::span<const std::int64
     if (row < 0 || row >= all) {
       throw std::out_of_range(from->name + ": row " + std::to_string(row) + " of " + std::to_string(all));
     }
-    rows.push_back({row, rows.size()});
+    rows.push_back({row, positions ? static_cast<std::uint64_t>((*positions)[rows.size()]) : rows.size()});
   }
   groups.clear();
   grids.clear();
@@ -49,6 +45,34 @@ void Batch::begin(std::shared_ptr<const Source> from, std::span<const std::int64
   longest_ = std::max(piece_limit - piece_limit % from->itemsize, from->itemsize);
   out = into;
   source = std::move(from);
+}
+
+// Whether `wanted` rows fit an output of `nbytes`, each at a position of its own.
+void Batch::check_fit(const Source& from, std::size_t wanted, std::size_t nbytes, const Reader::Positions& positions) {
+  const std::uint64_t row = from.row_nbytes();
+  std::uint64_t total = 0;
+  bool fits = wanted <= UINT32_MAX && !__builtin_mul_overflow(row, wanted, &total);
+  fits = fits && (positions && row > 0 ? nbytes % row == 0 : total == nbytes);
+  const auto refuse = [&](const std::string& what) { throw std::invalid_argument(from.name + ": " + what); };
+  if (!fits) {
+    refuse(std::to_string(wanted) + " rows of " + std::to_string(row) + " bytes do not fit an output of " +
+           std::to_string(nbytes) + " bytes");
+  }
+  if (!positions) return;
+  if (positions->size() != wanted) {
+    refuse(std::to_string(positions->size()) + " positions for " + std::to_string(wanted) + " rows");
+  }
+  if (row == 0) return;
+  const std::uint64_t slots = nbytes / row;
+  taken_.assign(slots, false);
+  for (const std::int64_t position : *positions) {
+    const auto slot = static_cast<std::uint64_t>(position);  // of a negative one: far too large
+    if (slot >= slots) {
+      refuse("position " + std::to_string(position) + " in an output of " + std::to_string(slots) + " rows");
+    }
+    if (taken_[slot]) refuse("position " + std::to_string(position) + " is given twice");
+    taken_[slot] = true;
+  }
 }
 
 void Batch::plan(unsigned threads) {
@@ -67,6 +91,7 @@ Batch::Remains Batch::release_large() noexcept {
   const auto release = [](auto& from, auto& to) {
     if (from.capacity() * sizeof from.front() > most_kept) to.swap(from);
   };
+  if (taken_.capacity() > 8 * most_kept) remains.taken.swap(taken_);
   release(rows, remains.rows);
   release(groups, remains.groups);
   release(pieces, remains.pieces);
@@ -236,8 +261,8 @@ std::string Batch::where(const Piece& piece, std::uint64_t at) const {
   std::int64_t sample = row.row;
   // A joined piece goes on into the following rows.
   if (piece.how == How::direct) sample += static_cast<std::int64_t>((piece.to + at) / row_nbytes - row.slot);
-  return file(piece).path + ": " + source->name + ", sample " + std::to_string(sample) + ", offset " +
-         std::to_string(piece.offset + at);
+  const std::string offset = piece.how == How::fill ? "" : ", offset " + std::to_string(piece.offset + at);
+  return file(piece).path + ": " + source->name + ", sample " + std::to_string(sample) + offset;
 }
 
 }  // namespace solar::read

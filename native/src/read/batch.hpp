@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "grid.hpp"
+#include "solar/reader.hpp"
 
 namespace solar::read {
 
@@ -50,8 +51,9 @@ struct Piece {
 
 class Batch {
  public:
-  // Copies and checks the rows: std::out_of_range, or std::invalid_argument when `out` does not fit.
-  void begin(std::shared_ptr<const Source> from, std::span<const std::int64_t> wanted, MutableBytes into);
+  // Copies and checks the rows: std::out_of_range, or std::invalid_argument when `out` or the positions in it do not fit.
+  void begin(std::shared_ptr<const Source> from, std::span<const std::int64_t> wanted, MutableBytes into,
+             const Reader::Positions& positions = {});
   void plan(unsigned threads);
   std::shared_ptr<const Source> release() noexcept { return std::move(source); }
   // What a large batch leaves behind, for the caller to destroy; small vectors stay, to be used again.
@@ -59,6 +61,7 @@ class Batch {
     std::vector<Row> rows;
     std::vector<Group> groups;
     std::vector<Piece> pieces;
+    std::vector<bool> taken;
   };
   Remains release_large() noexcept;
 
@@ -69,7 +72,7 @@ class Batch {
   std::size_t file_index(const Piece& piece) const noexcept {
     return static_cast<std::size_t>(source->part_file[groups[piece.group].part]);
   }
-  // "file: dataset, sample 17, offset 123" for byte `at` of a piece.
+  // "file: dataset, sample 17, offset 123" for byte `at` of a piece; no offset where nothing is stored.
   std::string where(const Piece& piece, std::uint64_t at) const;
 
   std::shared_ptr<const Source> source;
@@ -82,6 +85,7 @@ class Batch {
   std::vector<std::uint32_t> unit_begin;  // unit u is pieces [unit_begin[u], unit_begin[u + 1])
 
  private:
+  void check_fit(const Source& from, std::size_t wanted, std::size_t nbytes, const Reader::Positions& positions);
   std::uint32_t plan_group(std::uint32_t begin);
   void plan_tiles(std::uint32_t begin, std::uint32_t end, std::uint64_t line);
   void plan_stored(std::size_t chunk, std::uint64_t tile, std::uint32_t begin, std::uint32_t end);
@@ -92,6 +96,7 @@ class Batch {
   std::uint64_t cost(const Piece& piece) const;
   void cut(unsigned threads);
 
+  std::vector<bool> taken_;    // slots of `out`, where rows have positions
   std::size_t grid_form_ = 0;  // form of grids.back()
   std::uint64_t longest_ = 0;  // piece_limit in whole elements
   bool ordered_ = true;

@@ -1,12 +1,35 @@
 // One ticket: its Batch, and how far it has come. Shared by the threads that work on it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <exception>
 
 #include "batch.hpp"
+#include "solar/reader.hpp"
 
 namespace solar::read {
+
+// Counts that threads add to, and any may read.
+class alignas(64) Counts {
+ public:
+  void add(const ReaderStats& more) noexcept {
+    for (std::size_t i = 0; i < named_counts.size(); ++i) {
+      if (const std::uint64_t n = more.*named_counts[i].count; n != 0) counts_[i].fetch_add(n, std::memory_order_relaxed);
+    }
+  }
+  void add_to(ReaderStats& sum) const noexcept {
+    for (std::size_t i = 0; i < named_counts.size(); ++i) {
+      sum.*named_counts[i].count += counts_[i].load(std::memory_order_relaxed);
+    }
+  }
+  void clear() noexcept {
+    for (auto& count : counts_) count.store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  std::array<std::atomic<std::uint64_t>, named_counts.size()> counts_{};
+};
 
 struct Job {
   Batch batch;
@@ -14,6 +37,9 @@ struct Job {
   std::atomic<std::uint64_t> pieces_left{0};
   std::atomic<bool> failed{false};
   std::exception_ptr error;  // written by the first to fail, read once no piece is left
+  Counts counts;             // added to before the pieces they are of are finished
+  std::uint64_t ticket = 0;  // set before it is open
+  std::int64_t first_row = 0;  // of those asked for
 
   // The Reader's, under its mutex:
   enum class State { queued, planning, open, finished } state = State::queued;

@@ -48,6 +48,7 @@ Worker::Worker(std::size_t files, std::uint64_t gap, std::unique_ptr<Ring> ring,
       finished_(std::move(finished)) {
   requests_.resize(ring_ ? ring_->entries() : 1);
   for (std::size_t i = requests_.size(); i-- > 0;) free_.push_back(static_cast<std::uint32_t>(i));
+  flights_ = std::vector<Flight>(1 + requests_.size());
   scrap_.fit(gap_);
 }
 
@@ -56,25 +57,26 @@ Worker::~Worker() {
 }
 
 void Worker::run(Job& job, std::size_t unit) {
-  const std::uint64_t begin_ns = now_ns();
+  begin();
   const Batch& batch = job.batch;
   const std::uint32_t end = batch.unit_begin[unit + 1];
-  running_ = &job;
   bool may_copy = batch.source->mappings != nullptr;
   for (std::uint32_t i = batch.unit_begin[unit]; i < end;) {
+    charge(job);
+    flights_[0].set(Flight::word(job.ticket, i), since_ns_);
     if (job.failed.load(std::memory_order_relaxed)) {
-      finish(job, end - i);
+      pieces_done_ += end - i;
       break;
     }
     if (batch.pieces[i].how == How::fill) {
       fill(batch, batch.pieces[i]);
-      finish(job, 1);
+      ++pieces_done_;
       ++i;
       continue;
     }
     if (may_copy && batch.pieces[i].how != How::chunk) {
       if (const std::uint32_t copied = copy_mapped(job, i, end); copied > i) {
-        finish(job, copied - i);
+        pieces_done_ += copied - i;
         i = copied;
         continue;
       }
@@ -86,27 +88,54 @@ void Worker::run(Job& job, std::size_t unit) {
     read(request);
   }
   submit();
-  running_ = nullptr;
-  busy_ns_ += now_ns() - begin_ns;
-  publish();
-  if (const std::uint32_t done = std::exchange(done_, 0); done > 0) finish(job, done);
+  settle();
+  flights_[0].clear();
 }
 
 void Worker::reap(bool block) {
-  const std::uint64_t begin_ns = now_ns();
+  begin();
+  await(block);
+  settle();
+}
+
+// Like reap, in the middle of a unit, too.
+void Worker::await(bool block) {
   // For several at a time: waking for each costs more than it gives.
   if (block) ring_->wait(std::max(1U, in_flight_ / 4));
   std::uint64_t tag = 0;
   std::int32_t result = 0;
   while (ring_->take(tag, result)) arrived(requests_[tag], result);
-  busy_ns_ += now_ns() - begin_ns;
-  publish();
+}
+
+// What is done from here on is timed; for whom, charge() says.
+void Worker::begin() noexcept { since_ns_ = now_ns(); }
+
+// What is done from here on is done for this Job.
+void Worker::charge(Job& job) {
+  if (charged_ != nullptr && charged_ != &job) settle();
+  charged_ = &job;
+}
+
+// Tells the Job what was done for it, and then that its pieces are: who waited for the ticket finds all of it counted.
+void Worker::settle() {
+  Job* const job = std::exchange(charged_, nullptr);
+  if (job == nullptr) return;
+  const std::uint64_t now = now_ns();
+  const std::uint64_t busy_ns = now - std::exchange(since_ns_, now);
+  done_.chunks_decoded = std::exchange(bench_.chunks_decoded, 0);
+  done_.bytes_decoded = std::exchange(bench_.bytes_decoded, 0);
+  done_.decode_ns = std::exchange(bench_.decode_ns, 0);
+  done_.read_ns = busy_ns - std::min(busy_ns, done_.decode_ns);
+  counts_.add(done_);
+  job->counts.add(done_);
+  done_ = {};
+  if (const std::uint32_t pieces = std::exchange(pieces_done_, 0); pieces > 0 && job->finish(pieces)) finished_(*job);
 }
 
 Request& Worker::free_request() {
   while (free_.empty()) {
     submit();
-    if (free_.empty()) reap(true);
+    if (free_.empty()) await(true);
   }
   Request& request = requests_[free_.back()];
   free_.pop_back();
@@ -133,13 +162,14 @@ std::uint32_t Worker::copy_mapped(Job& job, std::uint32_t begin, std::uint32_t e
       if (piece.how == How::fill || piece.how == How::chunk || batch.file_index(piece) != index) return;
       const Bytes stored = mapping->at(piece.offset, piece.nbytes);
       if (stored.empty()) return;
+      flights_[0].move(Flight::word(job.ticket, copied));
       if (piece.how == How::direct) std::memcpy(batch.out.data() + piece.to, stored.data(), stored.size());
       deliver(batch, piece, stored, bench_);
       nbytes += stored.size();
     }
   });
   if (!whole) return begin;
-  bytes_mapped_ += nbytes;
+  done_.bytes_mapped += nbytes;
   return copied;
 }
 
@@ -175,16 +205,16 @@ std::shared_ptr<const File> Worker::open(const Request& request, Descriptors& de
 void Worker::fit_scratch(Request& request, std::uint64_t nbytes) {
   while (busy() && scratch_in_flight_ + nbytes > scratch_limit) {
     submit();
-    if (busy()) reap(true);
+    if (busy()) await(true);
   }
+  charge(*request.job);
   request.scratch.fit(nbytes);
   request.scratch_nbytes = nbytes;
   scratch_in_flight_ += nbytes;
 }
 
 void Worker::read(Request& request) {
-  ++requests_made_;
-  bytes_asked_ += request.left;
+  charge(*request.job);
   try {
     if (!(bypasses(request) ? read_past(request) : read_through(request))) return;  // in flight
     request.deliver(bench_);
@@ -203,7 +233,8 @@ bool Worker::bypasses(Request& request) {
 
 // Like read_through: true when the bytes are here, false when they are on their way.
 bool Worker::read_past(Request& request) {
-  ++bypassed_;
+  ++done_.bypassed;
+  count(request);
   const std::size_t alignment = request.file->alignment();
   if (request.aligned(alignment)) {
     request.lay_out(scrap_.data());
@@ -224,17 +255,22 @@ bool Worker::read_past(Request& request) {
 
 // Memory for a window: of a small one, a slot of a block that all requests share, so that it may lie in a huge page.
 std::byte* Worker::window(Request& request, std::uint64_t nbytes) {
-  const auto index = static_cast<std::size_t>(&request - requests_.data());
-  if (nbytes <= large_nbytes && index < most_slots) {
+  if (nbytes <= large_nbytes && index(request) < most_slots) {
     const std::size_t slots = std::min(requests_.size(), most_slots);
-    return slots_.fit(slots * large_nbytes).data() + index * large_nbytes;
+    return slots_.fit(slots * large_nbytes).data() + index(request) * large_nbytes;
   }
   fit_scratch(request, nbytes);
   return request.scratch.data();
 }
 
+void Worker::count(const Request& request) noexcept {
+  ++done_.requests;
+  done_.bytes_read += request.left;
+}
+
 bool Worker::read_through(Request& request) {
   request.file = open(request, files_);
+  count(request);
   fit_scratch(request, request.stored_nbytes());
   request.lay_out(scrap_.data());
   if (held_ >= trusted && request.left >= least_trusted) {
@@ -293,7 +329,8 @@ void Worker::read_blocking(Request& request) {
 
 void Worker::queue(Request& request, const iovec* parts, std::size_t count) {
   ring_->queue(request.file->descriptor(), parts, static_cast<unsigned>(count), request.offset - request.lead,
-               static_cast<std::uint64_t>(&request - requests_.data()));
+               index(request));
+  flight(request).set(Flight::word(request.job->ticket, request.begin), since_ns_);
   ++in_flight_;
 }
 
@@ -317,6 +354,7 @@ void Worker::land(Request& request, std::int64_t result) {
 
 void Worker::arrived(Request& request, std::int32_t result) {
   --in_flight_;
+  charge(*request.job);
   try {
     land(request, result);
     request.deliver(bench_);
@@ -330,17 +368,9 @@ void Worker::end(Request& request) {
   scratch_in_flight_ -= std::exchange(request.scratch_nbytes, 0);
   request.scratch.keep(scratch_kept);
   request.file.reset();  // or it would stay open
-  free_.push_back(static_cast<std::uint32_t>(&request - requests_.data()));
-  finish(*request.job, request.end - request.begin);
-}
-
-void Worker::finish(Job& job, std::uint32_t pieces) {
-  if (&job == running_) {
-    done_ += pieces;
-    return;
-  }
-  publish();  // first: who waited for the ticket finds its reads counted
-  if (job.finish(pieces)) finished_(job);
+  flight(request).clear();
+  free_.push_back(static_cast<std::uint32_t>(index(request)));
+  pieces_done_ += request.end - request.begin;
 }
 
 void Worker::fail(const Request& request, const std::string& what, int code) const {
@@ -350,20 +380,6 @@ void Worker::fail(const Request& request, const std::string& what, int code) con
   const Piece& piece = batch.pieces[i];
   const std::uint64_t at = request.offset > piece.offset ? request.offset - piece.offset : 0;
   throw Error(Kind::read, batch.where(piece, at) + ": " + what, code);
-}
-
-void Worker::publish() {
-  const auto set = [](std::atomic<std::uint64_t>& count, std::uint64_t value) {
-    count.store(value, std::memory_order_relaxed);
-  };
-  set(counts_.requests, requests_made_);
-  set(counts_.bypassed, bypassed_);
-  set(counts_.bytes_read, bytes_asked_);
-  set(counts_.bytes_mapped, bytes_mapped_);
-  set(counts_.chunks_decoded, bench_.chunks_decoded);
-  set(counts_.bytes_decoded, bench_.bytes_decoded);
-  set(counts_.busy_ns, busy_ns_);
-  set(counts_.decode_ns, bench_.decode_ns);
 }
 
 }  // namespace solar::read

@@ -22,10 +22,24 @@
 
 namespace solar::read {
 
-// Counted by one thread, read by any.
-struct alignas(64) Counts {
-  std::atomic<std::uint64_t> requests{0}, bypassed{0}, bytes_read{0}, bytes_mapped{0}, chunks_decoded{0}, bytes_decoded{0}, busy_ns{0},
-      decode_ns{0};
+// A piece on its way, for whoever asks what a ticket waits for: set by one thread, read by any.
+class Flight {
+ public:
+  // The ticket's lower half, and the piece: one word, so that they belong together.
+  static std::uint64_t word(std::uint64_t ticket, std::uint32_t piece) noexcept { return ticket << 32 | piece; }
+  static constexpr std::uint64_t none = ~std::uint64_t{0};  // no batch has that many pieces
+
+  void set(std::uint64_t word, std::uint64_t since_ns) noexcept {
+    since_ns_.store(since_ns, std::memory_order_relaxed);
+    word_.store(word, std::memory_order_relaxed);
+  }
+  void move(std::uint64_t word) noexcept { word_.store(word, std::memory_order_relaxed); }  // since then as before
+  void clear() noexcept { word_.store(none, std::memory_order_relaxed); }
+  std::uint64_t word() const noexcept { return word_.load(std::memory_order_relaxed); }
+  std::uint64_t since_ns() const noexcept { return since_ns_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint64_t> word_{none}, since_ns_{0};
 };
 
 class Worker {
@@ -39,9 +53,19 @@ class Worker {
   bool busy() const noexcept { return in_flight_ > 0; }
   // Finishes what has come; with `block`, waits for something to come.
   void reap(bool block);
+  // For any thread:
   const Counts& counts() const noexcept { return counts_; }
+  const std::vector<Flight>& flights() const noexcept { return flights_; }
 
  private:
+  void await(bool block);
+  void begin() noexcept;
+  void charge(Job& job);
+  void settle();
+  Flight& flight(const Request& request) noexcept { return flights_[1 + index(request)]; }
+  std::size_t index(const Request& request) const noexcept {
+    return static_cast<std::size_t>(&request - requests_.data());
+  }
   Request& free_request();
   std::uint32_t copy_mapped(Job& job, std::uint32_t begin, std::uint32_t end);
   std::uint32_t join(const Batch& batch, std::uint32_t begin, std::uint32_t end) const noexcept;
@@ -51,6 +75,7 @@ class Worker {
   bool bypasses(Request& request);
   bool read_past(Request& request);
   std::byte* window(Request& request, std::uint64_t nbytes);
+  void count(const Request& request) noexcept;
   bool read_through(Request& request);
   bool read_at_once(Request& request);
   void read_trusting(Request& request);
@@ -60,9 +85,7 @@ class Worker {
   void land(Request& request, std::int64_t result);
   void arrived(Request& request, std::int32_t result);
   void end(Request& request);
-  void finish(Job& job, std::uint32_t pieces);
   [[noreturn]] void fail(const Request& request, const std::string& what, int code) const;
-  void publish();
 
   Descriptors files_, direct_files_;
   std::uint64_t gap_;
@@ -72,17 +95,20 @@ class Worker {
   std::vector<std::uint32_t> free_;  // of requests_
   Buffer slots_;                     // windows of small requests
   Buffer scrap_;                     // gaps land here
+  std::vector<Flight> flights_;      // the first one is the piece at hand; then, of each request in the ring, its first
   Bench bench_;
   Counts counts_;
-  const Job* running_ = nullptr;  // whose unit is being done, and the pieces that ended meanwhile: they are counted
-  std::uint32_t done_ = 0;        // at the end of the unit, for threads that count at once wait for each other
+  // Whose work is being done, since when, and what of it was done: told to the Job when another's turn comes or the unit
+  // ends, for threads that tell at once wait for each other.
+  Job* charged_ = nullptr;
+  std::uint64_t since_ns_ = 0;
+  ReaderStats done_;
+  std::uint32_t pieces_done_ = 0;
   unsigned in_flight_ = 0;
   std::uint64_t scratch_in_flight_ = 0;
   bool cached_first_ = true;  // false where the file system knows no RWF_NOWAIT
   bool bypass_ = true;        // false where it takes no direct reads though it lets files be opened for them
   unsigned held_ = 0;         // reads since the last that the page cache did not hold
-  std::uint64_t bytes_mapped_ = 0;
-  std::uint64_t requests_made_ = 0, bypassed_ = 0, bytes_asked_ = 0, busy_ns_ = 0;
 };
 
 }  // namespace solar::read

@@ -1,0 +1,165 @@
+"""A storage's profile: what `solar probe` measured and the Storage that follows from it, kept as JSON.
+
+The file (docs/planning.md lists its keys) is written whole, with mode 0600, and moved into place. It is checked when it
+is read: whoever wrote it, no number leaves the range of what a storage can do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from solar.errors import PlanError
+from solar.values import Storage
+
+VERSION = 1
+MOST_NBYTES = 1 << 20  # of a profile; one is of 3 KB
+LONGEST = 80  # letters of a mount point in the name of its profile
+
+# What a storage can do: seconds, bytes a second, requests a second, requests in flight.
+RANGES = {"latency": (0.0, 100.0), "bandwidth": (1e3, 1e14), "iops": (1e-2, 1e10), "depth": (1.0, 4096.0)}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What was measured with requests of one size, so many in flight."""
+
+    nbytes: int
+    depth: int
+    requests: int
+    bypassed: int  # of these requests, made past the page cache
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        """Requests a second."""
+        return self.requests / self.seconds
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Of one storage: where and how it was measured, the rates, and the Storage that explains them."""
+
+    path: str
+    made: str  # when, UTC
+    how: str  # in words
+    rates: tuple[Rate, ...]
+    storage: Storage
+
+
+def storage_of(rates: tuple[Rate, ...]) -> Storage:
+    """The Storage in which a request of n bytes takes 1/iops + n/bandwidth, at the best depth, as measured.
+
+    >>> rates = Rate(4096, 1, 250, 0, 1.0), Rate(4096, 8, 500, 0, 1.0), Rate(4_194_304, 1, 160, 0, 1.0)
+    >>> storage = storage_of(rates)
+    >>> storage.latency, round(storage.iops, 1), round(storage.bandwidth / 1e9, 2), storage.depth
+    (0.004, 500.5, 0.99, 8)
+    """
+    small, large = min(rate.nbytes for rate in rates), max(rate.nbytes for rate in rates)
+    of_small = [rate for rate in rates if rate.nbytes == small]
+    most = max(rate.per_second for rate in of_small)
+    depth = min(rate.depth for rate in of_small if rate.per_second >= 0.95 * most)
+    of_large = max(rate.per_second for rate in rates if rate.nbytes == large)
+    per_small, per_large = 1 / most, 1 / of_large
+    # Two sizes, two unknowns. Where noise makes large requests no dearer than small ones, bytes are taken for cheap.
+    bandwidth = (large - small) / (per_large - per_small) if per_large > per_small else large * of_large
+    per_request = per_small - small / bandwidth
+    alone = min(of_small, key=lambda rate: rate.depth)
+    return Storage(
+        latency=alone.depth / alone.per_second,
+        bandwidth=bandwidth,
+        iops=1 / per_request if per_request > 0 else most,
+        depth=depth,
+    )
+
+
+def default_path(path: str | os.PathLike[str]) -> Path:
+    """Where the profile of the storage that holds `path` is kept: one for each mount point, in the user's cache."""
+    named = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(named) if named else Path.home() / ".cache") / "solar" / "storage"
+    words = re.sub(r"[^A-Za-z0-9]+", "-", str(mount_point(path))).strip("-")
+    return folder / f"{words[-LONGEST:] or 'root'}.json"
+
+
+def mount_point(path: str | os.PathLike[str]) -> Path:
+    """The folder at which the file system that holds `path` is mounted."""
+    here = Path(path).resolve()
+    while not here.is_mount() and here != here.parent:
+        here = here.parent
+    return here
+
+
+def save(profile: Profile, path: str | os.PathLike[str]) -> None:
+    """Writes a profile: whole or not at all, and readable by its owner only."""
+    facts = {"solar_storage": VERSION, "path": profile.path, "made": profile.made, "how": profile.how}
+    text = json.dumps({**facts, **_numbers(profile.storage), "rates": [asdict(one) for one in profile.rates]}, indent=1)
+    target = Path(path)
+    temporary = ""
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".new-")  # mode 0600
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text + "\n")
+        Path(temporary).replace(target)
+    except OSError as error:
+        raise PlanError(f"{target}: the profile cannot be stored: {error.strerror or error}") from error
+    finally:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _numbers(storage: Storage) -> dict[str, float]:
+    return {name: getattr(storage, name) for name in RANGES}
+
+
+def load(path: str | os.PathLike[str]) -> Storage:
+    """The Storage in a profile; PlanError for a file that is not one, or holds what no storage can do."""
+    try:
+        facts = json.loads(_text(path))
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
+        raise PlanError(f"{path}: no storage profile: {_short(error)}; make one with `solar probe`") from error
+    if not isinstance(facts, dict) or facts.get("solar_storage") != VERSION:
+        found = facts.get("solar_storage") if isinstance(facts, dict) else None
+        raise PlanError(
+            f"{path}: no storage profile of version {VERSION} (solar_storage is {_short(found)}); "
+            "make one with `solar probe`"
+        )
+    numbers = {name: _number(path, facts, name) for name in RANGES}
+    depth = int(numbers.pop("depth"))
+    return Storage(**numbers, depth=depth)
+
+
+def _text(path: str | os.PathLike[str]) -> str:
+    """All of a small plain file; anything else (a pipe, a device, a huge file) is refused before it is read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise PlanError(f"{os.fspath(path)}: the profile cannot be read: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        kind = os.fstat(file.fileno()).st_mode
+        data = file.read(MOST_NBYTES + 1) if stat.S_ISREG(kind) else b""
+    if not stat.S_ISREG(kind) or len(data) > MOST_NBYTES:
+        what = f"more than {MOST_NBYTES:,} bytes" if stat.S_ISREG(kind) else "not a plain file"
+        raise PlanError(f"{path}: no storage profile: {what}; make one with `solar probe`")
+    return data.decode("utf-8")
+
+
+def _number(path: str | os.PathLike[str], facts: Mapping[str, Any], name: str) -> float:
+    least, most = RANGES[name]
+    value = facts.get(name)
+    # A bool is an int and NaN a float: the first is no number here, the second in no range.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise PlanError(f"{path}: {name} is {_short(value)}, and must be a number from {least:g} to {most:g}")
+    return float(value)
+
+
+def _short(what: object) -> str:
+    text = str(what) if isinstance(what, Exception) else json.dumps(what)
+    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
