@@ -41,10 +41,11 @@ def dataset(path: Path) -> Any:
 def bare(path: Path, orders: Iterator[np.ndarray]) -> Callable[[], Iterable[Any]]:
     """Epochs of the same native reads as the loader's, without it: rows known beforehand, memory of the pool."""
     from solar import _native
-    from solar.io.reader import Rows, _Engine
+    from solar.io.engine import Engine
+    from solar.io.reader import Rows
 
     rows = Rows(dataset(path).layouts, True)
-    reader, source = _Engine.get(), rows._source
+    reader, source = Engine.get(), rows._source
     shape, dtype = rows.layout.sample_shape, rows.dtype
 
     def epoch() -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Layout, which says where samples lie, and World, which rank of how many we are. Frozen, checked, no I/O."""
+"""Layout: where samples lie. World: which rank we are. Storage: what reading costs. Plan, Outcome. Frozen, no I/O."""
 
 from __future__ import annotations
 
@@ -147,3 +147,54 @@ class Layout:
         for array in of_files + of_parts + of_chunks:
             sha.update(np.ascontiguousarray(array).data)
         return sha.hexdigest()
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What a storage charges: bytes a second, and for each request its share of the requests a second it answers.
+
+    `depth` requests are in flight at a time; that hides latency, never iops. One blocking stream has depth 1.
+    """
+
+    latency: float  # seconds
+    bandwidth: float  # bytes a second
+    iops: float = math.inf  # requests a second
+    depth: int = 32
+    decode: float = math.inf  # bytes a second that come out of decoding chunks of several samples
+
+    def __post_init__(self) -> None:
+        rates = {"bandwidth": self.bandwidth, "iops": self.iops, "depth": self.depth, "decode": self.decode}
+        for name, value in rates.items():
+            if not value > 0:
+                raise PlanError(f"{name}={value!r} of a storage: it must be above 0")
+        if not 0 <= self.latency < math.inf or self.bandwidth == math.inf:
+            raise PlanError(
+                f"latency={self.latency!r}, bandwidth={self.bandwidth!r}: they must be finite, latency not below 0"
+            )
+
+    @property
+    def request_seconds(self) -> float:
+        """What one more request costs when `depth` are in flight."""
+        return max(1 / self.iops, self.latency / self.depth)
+
+    @property
+    def gap(self) -> int:
+        """The bytes that are as cheap to read as one more request: a smaller hole between two reads is read too."""
+        return int(self.bandwidth * self.request_seconds)
+
+    def seconds(self, requests: float, nbytes: float, decoded: float = 0) -> float:
+        """The time of these requests for these bytes in all, of which so many bytes come out of decoding."""
+        return nbytes / self.bandwidth + requests * self.request_seconds + decoded / self.decode
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a policy costs, per epoch once it is under way: all ranks together, but `seconds`, where nodes share nothing."""
+
+    reads: float  # samples that came from the storage
+    requests: float  # what was sent to it, neighbours joined
+    bytes: float  # what it delivered, read holes included
+    scans: float  # its seconds, over those of reading the whole data set once from one end to the other
+    seconds: float
+    hits: float  # uses of samples that were in memory already: reads + hits are the uses of an epoch
+    peak_bytes: int  # the most that a node ever held

@@ -159,3 +159,14 @@ def test_each_file_may_be_one_sample(make: Callable[..., str], tmp_path: Path) -
 
 def test_it_says_what_it_is(zoo: str) -> None:
     assert repr(H5Dataset(zoo, ("bool", "text"))) == f"H5Dataset(10 samples of /bool, /text in {zoo})"
+
+
+def test_a_subclass_that_overrides_only_getitem_is_asked_by_every_loader(zoo: str) -> None:
+    class Doubled(H5Dataset):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index) * 2
+
+    doubled, plain = Doubled(zoo, "contiguous"), H5Dataset(zoo, "contiguous")
+    for loader in (DataLoader, solar.DataLoader):
+        for one, other in zip(loader(doubled, 4), loader(plain, 4), strict=True):
+            assert torch.equal(one, 2 * other)

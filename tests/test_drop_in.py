@@ -214,3 +214,8 @@ def test_a_progress_bar_counts_the_batches(path: str, capfd: pytest.CaptureFixtu
             pass
         shown = capfd.readouterr().err
         assert "training" in shown and "8/8" in shown
+
+
+def test_a_device_transform_is_called_whatever_the_dataset(path: str) -> None:
+    for dataset in (H5Dataset(path, "x"), TensorDataset(torch.arange(SAMPLES))):
+        assert list(DataLoader(dataset, 15, device_transform=type)) == [type(one) for one in DataLoader(dataset, 15)]

@@ -35,7 +35,7 @@ def by_numpy(field: Field, batch: Array) -> Array:
     samples = []
     with np.errstate(all="ignore"):
         for x in batch:
-            x = x[field.select or ()]
+            x = np.asarray(x)[field.select or ()]  # a row of text is a str, which has no axes
             x = (x if field.axes is None else x.transpose(field.axes)).astype(dtype)
             x = x if field.mean is None else x - field.mean.astype(dtype)
             x = x if field.std is None else x / field.std.astype(dtype)

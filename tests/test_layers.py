@@ -1,4 +1,4 @@
-"""The import law: who may import whom. CONTRIBUTING.md draws the same table."""
+"""The import law: who may import whom. docs/architecture.md draws the same table."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# layer: what it may import of solar, and which outside packages only it (and others that list them) may import
+# layer: what it may import of solar
 MAY_IMPORT = {
     "errors": set(),
     "values": {"errors"},
     "planner": {"errors", "values", "_native"},
     "io": {"errors", "values", "_native", "io"},
     "torch": {"errors", "values", "planner", "io", "torch", "_native"},
+    "integrations": {"errors", "values", "planner", "io", "torch", "integrations"},
     "cli": {"errors", "values", "planner", "io", "torch", "cli", "_native"},
 }
-GUARDED = {"torch": {"torch"}, "h5py": {"io"}, "hdf5plugin": {"io"}, "mpi4py": {"io"}}
+# outside package: the layers that may import it
+FRAMEWORKS = ("accelerate", "dlio_benchmark", "ignite", "lightning", "physicsnemo", "torchdata", "transformers")
+GUARDED = {"torch": {"torch", "integrations"}, "h5py": {"io"}, "hdf5plugin": {"io"}, "mpi4py": {"io"}}
+GUARDED |= {framework: {"integrations"} for framework in FRAMEWORKS}
 
 
 def modules() -> Iterator[tuple[Path, str]]:
@@ -52,6 +56,12 @@ def test_a_layer_imports_only_what_lies_below_it(path: Path, layer: str) -> None
             assert own or public or part in MAY_IMPORT[layer], f"{path.relative_to(ROOT)} ({layer}) imports {name}"
         elif top in GUARDED:
             assert layer in GUARDED[top], f"{path.relative_to(ROOT)} ({layer}) imports {name}"
+
+
+def test_every_layer_is_in_the_table() -> None:
+    assert {layer for _, layer in modules()} <= MAY_IMPORT.keys()
+    drawn = (ROOT / "docs" / "architecture.md").read_text()
+    assert [layer for layer in MAY_IMPORT if f"| {layer} |" not in drawn] == []
 
 
 @pytest.mark.parametrize("path", [path for path, layer in modules() if layer != "cli"], ids=lambda path: path.name)

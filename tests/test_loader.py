@@ -12,7 +12,15 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, DistributedSampler, RandomSampler, Subset, SubsetRandomSampler, random_split
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    random_split,
+)
 
 from solar import DataLoader, H5Dataset, LayoutError
 
@@ -42,6 +50,9 @@ class Plain(Dataset):
             return self.arrays[fields.strip("/")][sample]
 
         return pick(self.fields)
+
+
+PAIRS = ((TorchLoader, Plain), (DataLoader, H5Dataset))
 
 
 @pytest.fixture(scope="module")
@@ -239,3 +250,38 @@ def test_the_loader_is_subscriptable_and_checks_its_own_option(path: Path) -> No
         DataLoader(H5Dataset(path, "f4_1"), ahead=0)
     with pytest.raises(LayoutError, match="f4_1"):
         H5Dataset(path, "f4_11")
+
+
+def test_concatenated_datasets_are_read_together(path: Path) -> None:
+    def parts(kind: Any, fields: Any) -> Any:
+        whole = [kind(path, fields), Subset(kind(path, fields), [5, 3, 3]), kind(path, fields)]
+        return ConcatDataset([whole[0], ConcatDataset(whole[1:])])
+
+    for fields in ({"x": "gzip", "y": "i8_0"}, ("f4_1", "text"), ">f4_2", "S5_1"):
+        for options in ({"batch_size": 9, "shuffle": True}, {"batch_size": None}, {"sampler": [-1, 55, 0, 54, -56]}):
+            found = [epochs(kind(parts(data, fields), **options)) for kind, data in PAIRS]
+            assert_equal(found[1][0], found[0][0])
+            assert torch.equal(found[1][1], found[0][1])
+
+
+def test_the_parts_of_a_concatenation_that_differ_are_torchs_own_business(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def mixed(kind: Any) -> Any:
+        return ConcatDataset([kind(path, "f4_1"), kind(path, "f8_1")])
+
+    expected = epochs(TorchLoader(mixed(Plain), 7))[0]
+    with caplog.at_level("INFO", "solar"):
+        assert_equal(epochs(DataLoader(mixed(H5Dataset), 7))[0], expected)
+    assert "differ in shape, dtype, fields or transform" in caplog.text
+
+
+def test_an_index_out_of_range_of_a_concatenation_is_refused_as_torchs_does(path: Path) -> None:
+    for index in (2 * SAMPLES, -2 * SAMPLES - 1):
+        errors = []
+        for kind, data in PAIRS:
+            dataset = ConcatDataset([data(path, "f4_1"), data(path, "f4_1")])
+            with pytest.raises((IndexError, ValueError)) as caught:
+                next(iter(kind(dataset, sampler=[index])))
+            errors.append(caught.type)
+        assert errors[0] is errors[1]

@@ -265,6 +265,21 @@ def test_set_epoch_keeps_a_position_of_that_epoch_and_forgets_one_of_another(mak
     assert taken(other) == whole[3:]
 
 
+def test_of_a_finished_epoch_the_state_names_the_next(make_loader: Any) -> None:
+    for order in ("distributed", "sequential"):
+        loader = make_loader("native", order)
+        loader.set_epoch(4)
+        taken(loader)
+        state = loader.state_dict()
+        assert state["epoch"] == 5
+        other = make_loader("native", order)
+        other.load_state_dict(state)
+        assert other.state_dict()["epoch"] == 5
+        other.set_epoch(5)
+        loader.set_epoch(5)
+        assert taken(other) == taken(loader)
+
+
 @pytest.mark.parametrize("tail", ["pad", "drop", "exact"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_any_number_of_ranks_goes_on_with_the_samples_that_are_left(

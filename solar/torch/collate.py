@@ -35,12 +35,16 @@ class Collation:
         if isinstance(arrays, dict):
             return {name: self(part) for name, part in arrays.items()}
         if isinstance(arrays, tuple):
-            return [self(part) for part in arrays]
+            # torch transposes tuples with zip, and hands on as it is what it makes no tensors of: tuples of text.
+            return [tuple(part) if self._is_text(part) else self(part) for part in arrays]
         if not isinstance(arrays, np.ndarray) or (dtype := self._dtype_of(arrays)) is None:
             samples = samples_of(arrays)
             return default_collate(samples) if self._auto_collation else default_convert(samples[0])  # type: ignore[no-untyped-call]
         tensor = torch.from_numpy(arrays).to(dtype)
         return tensor if self._auto_collation else tensor[0]
+
+    def _is_text(self, part: Any) -> bool:
+        return self._auto_collation and isinstance(part, list) and isinstance(default_collate(part[:1]), list)
 
     def _dtype_of(self, batch: np.ndarray[Any, Any]) -> torch.dtype | None:
         """The dtype of torch's tensor for such a batch; None where torch makes none. Raises what torch raises."""

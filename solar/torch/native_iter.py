@@ -57,6 +57,9 @@ class NativeIter(_BaseDataLoaderIter):
             raise RuntimeError("this iterator was closed with its loader")
         if not self.passage.begun:
             self._prepare()
+            if self._threads is not None:  # what it takes to start them is not the storage's
+                self._stats.waited("transform", time.perf_counter() - asked)
+                asked = time.perf_counter()
         elif self._handed_out:
             self._stats.busy(asked - self._handed_out)
         self._fill()
@@ -128,7 +131,8 @@ class NativeIter(_BaseDataLoaderIter):
             threads = min(self._ahead, cores())
         else:
             return
-        self._ahead = max(self._ahead, (self._prefetch_factor or 2) * workers)
+        if self._making.in_python:
+            self._ahead = max(self._ahead, (self._prefetch_factor or 2) * workers)
         self._threads = Threads(self._making, threads, self._processes)
 
     def _fill(self) -> None:

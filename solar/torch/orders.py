@@ -218,7 +218,12 @@ class Distributed(Order):
     kind = "distributed"
 
     def tell(self, mark: Any) -> dict[str, Any]:
-        return {"kind": self.kind, "seed": self.sampler.seed, "shuffle": self.sampler.shuffle}
+        return {
+            "kind": self.kind,
+            "seed": self.sampler.seed,
+            "shuffle": self.sampler.shuffle,
+            "epoch": self.sampler.epoch,
+        }
 
     def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
         plan = self._plan()
@@ -290,7 +295,7 @@ class Custom(Order):
             self._source.load_state_dict(told["sampler"])
         self._items = iter(self._source)
         if "iterator" in told:
-            self._items.load_state_dict(told["iterator"])  # type: ignore[attr-defined]
+            self._items.load_state_dict(told["iterator"])  # type: ignore[union-attr]
         if "sampler" not in told and "iterator" not in told:
             for item in islice(self._items, samples if self._cuts else batches):
                 self._checksum = _checksum(self._checksum, item)

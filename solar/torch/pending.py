@@ -25,7 +25,7 @@ class PendingField:
 
     @property
     def nbytes(self) -> int:
-        return int(getattr(self.parts[0], "nbytes", 0) or self.parts[0]._values.nbytes)
+        return sum(part.nbytes for part in self.parts)
 
     def wait(self, end: float | None) -> Array:
         """The values as stored, when all are there. TimeoutError at `end`, a time of the monotonic clock."""
@@ -54,7 +54,7 @@ class PendingBatch:
         """What reading it took, once it has arrived."""
         counts: dict[str, int] = {}
         for part in (part for field in self._fields for part in field.parts):
-            for name, value in getattr(part, "counts", {}).items():
+            for name, value in part.counts.items():
                 counts[name] = counts.get(name, 0) + value
         return counts
 

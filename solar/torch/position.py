@@ -141,7 +141,7 @@ class Course:
         order, told = passage.order, None
         if loaded is not None and loaded is self.pending:
             self.pending = None
-            if loaded["epoch"] == self.epoch:
+            if loaded["epoch"] == self.epoch or not loaded["begun"]:
                 told = loaded["order"]
         if loaded is None or told is None:
             order.begin(self._last)
@@ -164,7 +164,7 @@ class Course:
     def state(self) -> dict[str, Any]:
         """Where the newest pass is; when it is over or none has begun, the beginning of the next."""
         if self.pending is not None:
-            return self.pending
+            return dict(self.pending)
         state: dict[str, Any] = {"solar": VERSION, "epoch": self.epoch, "length": _length(self._dataset)}
         passage = self.newest
         if passage is not None and passage.begun and not passage.finished:
@@ -173,6 +173,8 @@ class Course:
         else:
             drawn = passage.base_seed if passage is not None and not passage.begun else None
             base_seed, told = self.order().foretell(self._last, drawn)
+            if passage is not None and passage.finished:
+                state["epoch"] = max(self.epoch, passage.epoch + 1)
             state |= {"drawn": drawn is not None, "begun": False, "batches": 0, "samples": 0, "order": told}
             state |= _states({} if passage is None else {"dataset": passage.parts.get("dataset")})
         if state["order"]["kind"] != "distributed":  # whose state is the same on all ranks
@@ -183,7 +185,9 @@ class Course:
         """The next pass begins where this state was taken. An empty state means: at a beginning."""
         if state:
             self._check(state)
-            self.set_epoch(int(state["epoch"]))
+            # Of a finished epoch the state names the next one. The sampler is told that by whoever counts epochs.
+            self.set_epoch(int(state["epoch"] if state["begun"] else state["order"].get("epoch", state["epoch"])))
+            self._epoch = int(state["epoch"])
         self.newest = None
         self.pending = state or None
 

@@ -28,6 +28,7 @@ class _Counted(_BaseDataLoaderIter):
         if loaded is not None:
             self._told_base_seed = loaded.get("base_seed")
         self._stats = loader._stats
+        self._device_transform = loader.device_transform
         self._bar = loader._progress_bar()
         super().__init__(loader)
         self.passage.base_seed = self._base_seed
@@ -63,8 +64,10 @@ class _Counted(_BaseDataLoaderIter):
         self._stats.batch(passage.samples - before, 0, {})
         if self._bar is not None:
             self._bar.update()
+        self._stats.waited("dataset", time.perf_counter() - asked)
+        if self._device_transform is not None:
+            data = self._device_transform(data)
         self._handed_out = time.perf_counter()
-        self._stats.waited("dataset", self._handed_out - asked)
         return data
 
     def _first(self, passage: Passage) -> Any:

@@ -1,0 +1,173 @@
+"""The pages: what they quote is in the source, what they list is complete, their Python compiles and runs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch.utils.data
+from kit import settle
+
+from solar import DataLoader, Field, H5Dataset, PlanSampler
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^(?:<!-- (?P<mark>[^\n]+) -->\n\n)?```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+HOLE = "\0"  # where a message has a value
+LITERAL = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
+
+NAMED = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """The Python blocks of a page, each with the mark before it: "runs", "file: NAME", or none."""
+    return [(found["mark"] or "", found["code"]) for found in BLOCK.finditer(page.read_text())]
+
+
+def tables(page: Path) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """The head and the rows of each table."""
+    for text in re.findall(r"(?:^\|.*\|\n)+", page.read_text(), re.MULTILINE):
+        head, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines()]
+        yield head, rows
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+# --- error texts ----
+
+
+def messages() -> Iterator[str]:
+    """Every text of our Python source, values left out; and those of each native file, one after another."""
+    for path in [*(ROOT / "solar").rglob("*.py"), *(ROOT / "io").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else HOLE for part in node.values)
+                yield "".join(map(str, parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+    for path in (ROOT / "native" / "src").rglob("*.cpp"):
+        yield HOLE.join(LITERAL.findall(path.read_text()))
+
+
+def texts_of_the_faq() -> list[str]:
+    rows = [row for head, rows in tables(ROOT / "docs" / "faq.md") if head[0] == "message" for row in rows]
+    assert all(len(quoted(row[0])) == 1 and row[1] and row[2] for row in rows), "one message, its cause, its remedy"
+    return [quoted(row[0])[0] for row in rows]
+
+
+def occurs(text: str, source: str) -> bool:
+    """Whether the quoted text is in the source; an ellipsis stands for values, and for what is left out."""
+    parts = [re.escape(part.strip()) for part in text.split("…") if part.strip()]
+    return re.search(".{0,200}?".join(parts), source, re.DOTALL) is not None
+
+
+def test_a_quotation_is_compared_word_for_word() -> None:
+    source = f"{HOLE}: the file changed after {HOLE} was inspected"
+    assert occurs("…: the file changed after … was inspected", source)
+    assert occurs("the file changed", source)
+    assert not occurs("the file changes", source)
+    assert not occurs("was inspected … the file changed", source)
+
+
+def test_every_message_in_the_faq_is_one_of_the_source() -> None:
+    source, texts = list(messages()), texts_of_the_faq()
+    assert len(texts) > 30
+    assert len(set(texts)) == len(texts)
+    assert all(len(text.replace("…", "").strip()) >= 12 for text in texts), "too short to be told from others"
+    missing = [text for text in texts if not any(occurs(text, one) for one in source)]
+    assert not missing
+
+
+# --- arguments ----
+
+
+def arguments(of: Any) -> set[str]:
+    return set(inspect.signature(of).parameters)
+
+
+def test_migrating_has_a_row_for_every_argument_of_both_loaders() -> None:
+    rows = [row for head, rows in tables(ROOT / "docs" / "migrating.md") if head[0] == "argument" for row in rows]
+    assert all(len(row) == 3 and all(row) for row in rows)
+    listed = [quoted(row[0])[0] for row in rows]
+    assert sorted(listed) == sorted(arguments(DataLoader) | arguments(torch.utils.data.DataLoader))
+
+
+@pytest.mark.parametrize("of", [H5Dataset, PlanSampler, Field], ids=lambda of: of.__name__)
+def test_every_argument_is_explained(of: Any) -> None:
+    text = "".join((ROOT / "docs" / page).read_text() for page in ("guide.md", "migrating.md"))
+    words = set(re.findall(r"`(\w+)`", text)) | set(re.findall(r"\b(\w+)=", text))
+    assert arguments(of) <= words | {"name"}  # of a Field: shown in every example
+
+
+# --- Python and links ----
+
+
+@NAMED
+def test_python_in_a_page_compiles(page: Path) -> None:
+    for _, code in blocks(page):
+        compile(code, str(page), "exec")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with the files that the pages speak of."""
+    rng = np.random.default_rng(3)
+    for folder in ("runs", "cosmo"):
+        (tmp_path / folder).mkdir()
+    counts, phase = rng.integers(0, 50, (100, 12, 12)).astype("u2"), rng.random((100, 4, 4)).astype("f4")
+    scan = {"counts": counts, "truth/phase": phase, "label": np.arange(100)}
+    scan |= {"entry/data/counts": counts, "entry/truth/phase": phase}
+    whole = {"full": phase}
+    for name, datasets in {"scan": scan, "runs/1": scan, "runs/2": scan, "cosmo/a": whole, "cosmo/b": whole}.items():
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            for dataset, values in datasets.items():
+                file[dataset] = values
+        settle(tmp_path / f"{name}.h5")
+    return tmp_path
+
+
+BEFORE = "def train_step(x, y):\n    assert len(x) == len(y)\n"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/migrating.md", "docs/faq.md"])
+def test_what_is_marked_in_a_page_runs(page: str, files: Path) -> None:
+    script = [BEFORE]
+    for mark, code in blocks(ROOT / page):
+        if mark.startswith("file: "):
+            (files / mark.removeprefix("file: ")).write_text(code)
+        elif mark == "runs":
+            script.append(code)
+        else:
+            assert not mark, f"{page}: what does <!-- {mark} --> mean?"
+    assert len(script) > 1, "nothing in this page is marked"
+    indented = "\n".join(script).replace("\n", "\n    ")
+    (files / "page.py").write_text(f'if __name__ == "__main__":\n    {indented}\n')
+    run = [sys.executable, "-W", "error", "page.py"]
+    ended = subprocess.run(run, cwd=files, env=dict(os.environ), capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+
+
+@NAMED
+def test_links_within_the_project_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, heading = target.partition("#")
+        there = page.parent / path if path else page
+        assert there.exists(), target
+        if heading:
+            heads = re.findall(r"^#+ (.+)$", there.read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
+            assert heading in slugs, target
