@@ -100,7 +100,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if isinstance(sampler, PlanSampler) and batch_size is not None:
             # Only it can cut an exact tail. Past torch's __setattr__, which forbids what it has itself just done.
             self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
-        self._course = Course(self.sampler, self.batch_sampler, generator, dataset)
+        self._course = Course(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
         self._stats = Stats()
         self._workers = Workers(num_workers, self.multiprocessing_context, worker_init_fn, persistent_workers)
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -112,8 +112,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         found = h5_beneath(self.dataset)
         if not self._engine_told:
             self._tell_engine(found)
-        with self._course.torchs_draws():
-            iterator = super().__iter__() if isinstance(found, str) else self._native_iterator(found)
+        iterator = super().__iter__() if isinstance(found, str) else self._native_iterator(found)
         self._live.add(iterator)
         return iterator
 
@@ -121,7 +120,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if self.num_workers == 0:
             return SingleProcessIter(self)
         self.check_worker_number_rationality()
-        return WorkersIter(self)
+        iterator = WorkersIter(self)
+        if self.persistent_workers:
+            self._course.lasting_base_seed = iterator.passage.base_seed
+        return iterator
 
     def _native_iterator(self, beneath: Beneath) -> NativeIter:
         """With persistent workers torch draws a base seed once in the loader's life, so ours does."""

@@ -9,7 +9,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data._utils.pin_memory import pin_memory as pin
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from solar.errors import PlanError, ReadError, SolarError
 from solar.io.processes import Processes
@@ -17,14 +16,14 @@ from solar.io.ranks import detect
 from solar.torch.beneath import Beneath
 from solar.torch.making import Coming, Inline, Making, Threads, cores, span
 from solar.torch.pending import leaves
-from solar.torch.position import Passage
+from solar.torch.position import Draws, Passage
 from solar.torch.transform import Key
 
 if TYPE_CHECKING:
     from solar.torch.loader import DataLoader
 
 
-class NativeIter(_BaseDataLoaderIter):
+class NativeIter(Draws):
     """One epoch through the native engine. The base class draws from the generators as torch's own iterators do.
 
     It holds what it needs of the loader, not the loader, as torch's do: either may be dropped first.

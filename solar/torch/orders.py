@@ -6,7 +6,7 @@ import hashlib
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class Order:
     """
 
     kind = "none"
-    restores_generator = False  # whether resuming puts the loader's generator in its place
+    draws_base_once = False  # torch draws a base seed for each pass, but for persistent workers once
 
     def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
         self.sampler = sampler
@@ -55,8 +55,8 @@ class Order:
         """
         return draw(_copy(self.generator)) if base_seed is None else base_seed, self.tell(None)
 
-    def prepare(self, told: dict[str, Any]) -> None:
-        """Called before torch's draws for a pass that was foretold."""
+    def prepare(self, told: dict[str, Any], drawn: bool) -> None:
+        """Called for a pass that was foretold, before torch's draws; `drawn`: which were made when it was."""
 
     def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
         """All index batches of a pass that was foretold. It draws from the generators what `start` would have."""
@@ -151,10 +151,6 @@ class ShuffledByGenerator(Order):
     passes = 0  # since the generator was seeded
     _state = ""
 
-    @property
-    def restores_generator(self) -> bool:  # type: ignore[override]
-        return self.generator is self.sampler.generator
-
     def begin(self, last: Order | None) -> None:
         self._state = _digest(self.sampler.generator)
         self.passes = 0 if self._newly_seeded(drawn=True) else getattr(last, "passes", -1) + 1
@@ -170,8 +166,11 @@ class ShuffledByGenerator(Order):
         seed = self.sampler.generator.initial_seed()
         return {"kind": self.kind, "seed": seed, "passes": self.passes, "state": self._state, **_drawing(self.sampler)}
 
-    def prepare(self, told: dict[str, Any]) -> None:
-        self.sampler.generator.set_state(self._replayed(told, begun=False).get_state())
+    def prepare(self, told: dict[str, Any], drawn: bool) -> None:
+        generator = self._replayed(told, begun=False)
+        if drawn:
+            self._draw_base(generator, int(told["passes"]))
+        self.sampler.generator.set_state(generator.get_state())
 
     def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
         self.passes, self._state = int(told["passes"]), _digest(self.sampler.generator)
@@ -187,12 +186,12 @@ class ShuffledByGenerator(Order):
     def _replayed(self, told: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
         """The generator as it was when the told pass was about to shuffle (or, not begun, about to draw at all)."""
         generator = torch.Generator(self.sampler.generator.device).manual_seed(int(told["seed"]))
-        for _ in range(int(told["passes"])):
-            self._draw_base(generator)
+        for number in range(int(told["passes"])):
+            self._draw_base(generator, number)
             for _ in _shuffle(self.sampler, generator):
                 pass
         if begun:
-            self._draw_base(generator)
+            self._draw_base(generator, int(told["passes"]))
         if check and _digest(generator) != told["state"]:
             raise PlanError(
                 "the shuffle's generator was also used for other draws before the state was saved, so its order cannot "
@@ -204,11 +203,12 @@ class ShuffledByGenerator(Order):
         generator = self.sampler.generator
         seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
         if drawn:
-            self._draw_base(seeded)
+            self._draw_base(seeded, 0)
         return _digest(seeded) == _digest(generator)
 
-    def _draw_base(self, generator: torch.Generator) -> None:
-        if self.generator is self.sampler.generator:
+    def _draw_base(self, generator: torch.Generator, number: int) -> None:
+        """torch's draw before pass `number`, if it is from the generator that also shuffles."""
+        if self.generator is self.sampler.generator and not (self.draws_base_once and number):
             draw(generator)
 
 
@@ -289,6 +289,14 @@ class Custom(Order):
         if mark is None:
             mark = self._states() if self._at_start is None else self._at_start
         return {"kind": self.kind, **mark}
+
+    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+        """A sampler may keep that it had come to its end: then it is begun once more, as it would have been."""
+        batches = self.resume(told, 0, 0)
+        try:
+            return chain([next(batches)], batches)
+        except StopIteration:
+            return self.start()
 
     def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
         if "sampler" in told:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from solar.errors import PlanError
 from solar.torch.orders import Order, order_of
@@ -52,6 +53,18 @@ class Passage:
         return state | _states(self.parts)
 
 
+class Draws(_BaseDataLoaderIter):
+    """The last base before torch's: surrounds what torch draws for a new iterator, and nothing else of its making."""
+
+    def __init__(self, loader: Any) -> None:
+        with loader._course.torchs_draws():
+            super().__init__(loader)
+        self._restore(loader)
+
+    def _restore(self, loader: Any) -> None:
+        """Called between torch's draws and its first look at the dataset."""
+
+
 class Indices:
     """The index batches of one pass. Nothing is drawn before the first is asked for, but what torch draws earlier."""
 
@@ -80,9 +93,17 @@ class Course:
     It is what torch's iterators take for the sampler, so that they can begin in the middle of an epoch.
     """
 
-    def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None, dataset: Any) -> None:
+    def __init__(
+        self,
+        sampler: Any,
+        batch_sampler: Any,
+        generator: torch.Generator | None,
+        dataset: Any,
+        persistent: bool = False,
+    ) -> None:
         self._samplers = sampler, batch_sampler, generator
         self._dataset = dataset
+        self._persistent = persistent  # workers that are, are seeded once
         self._epoch = 0  # counted here where no sampler knows it
         self.pending: dict[str, Any] | None = None  # a loaded state that no pass has begun with
         self.newest: Passage | None = None
@@ -97,7 +118,9 @@ class Course:
         return len(sampler if batch_sampler is None else batch_sampler)
 
     def order(self) -> Order:
-        return order_of(*self._samplers)
+        order = order_of(*self._samplers)
+        order.draws_base_once = self._persistent
+        return order
 
     @property
     def with_epochs(self) -> Any:
@@ -128,10 +151,9 @@ class Course:
         if loaded is None:
             yield
         else:
-            order = self.order()
             if not loaded["begun"]:
-                order.prepare(loaded["order"])
-            with undrawn(generator) if loaded["drawn"] and not order.restores_generator else nullcontext():
+                self.order().prepare(loaded["order"], loaded["drawn"])
+            with undrawn(generator) if loaded["drawn"] else nullcontext():
                 yield
 
     def begin(self, passage: Passage, loaded: dict[str, Any] | None, fresh: Iterator[Any] | None) -> Iterator[Any]:
@@ -171,12 +193,15 @@ class Course:
             state |= {"epoch": passage.epoch, "drawn": True, "begun": True, **passage.state()}
             base_seed = passage.base_seed
         else:
-            drawn = passage.base_seed if passage is not None and not passage.begun else None
+            drawn = self.lasting_base_seed
+            if passage is not None and not passage.begun:
+                drawn = passage.base_seed
             base_seed, told = self.order().foretell(self._last, drawn)
             if passage is not None and passage.finished:
                 state["epoch"] = max(self.epoch, passage.epoch + 1)
             state |= {"drawn": drawn is not None, "begun": False, "batches": 0, "samples": 0, "order": told}
-            state |= _states({} if passage is None else {"dataset": passage.parts.get("dataset")})
+            parts = {} if passage is None else passage.parts
+            state |= _states({"dataset": parts.get("dataset")} if passage is None or passage.finished else parts)
         if state["order"]["kind"] != "distributed":  # whose state is the same on all ranks
             state["base_seed"] = base_seed
         return state

@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
-from solar.torch.position import Indices, Passage, has_state
+from solar.torch.position import Draws, Indices, Passage, has_state
 
 
 class _Counted(_BaseDataLoaderIter):
@@ -87,20 +87,25 @@ class _Counted(_BaseDataLoaderIter):
             self._bar = None
 
 
-class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter):
+class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
     """torch's iterator in this process. A dataset, or its iterator, that has a state keeps it."""
 
     def __init__(self, loader: Any) -> None:
-        dataset, told = loader.dataset, (loader._course.pending or {}).get("parts", {})
-        if "dataset" in told:
-            dataset.load_state_dict(told["dataset"])
+        dataset, told = loader.dataset, self._told(loader)
         super().__init__(loader)
         iterator: Any = getattr(self._dataset_fetcher, "dataset_iter", None)
-        parts = {"dataset": dataset, "iterator": None if iterator is dataset else iterator}
+        parts = {"dataset": None if iterator is dataset else dataset, "iterator": iterator}
         if "iterator" in told:
             iterator.load_state_dict(told["iterator"])
         self.passage.parts = {name: part for name, part in parts.items() if has_state(part)}
 
+    def _told(self, loader: Any) -> dict[str, Any]:
+        return dict((loader._course.pending or {}).get("parts", {}))
 
-class WorkersIter(_Counted, _MultiProcessingDataLoaderIter):
+    def _restore(self, loader: Any) -> None:
+        if "dataset" in (told := self._told(loader)):
+            loader.dataset.load_state_dict(told["dataset"])
+
+
+class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
     """torch's iterator over worker processes."""
