@@ -121,6 +121,7 @@ class Rows:
         # The engine turns numbers around; structures, and what libhdf5 read, are turned when they are here.
         swap = layout.swap if native_order and layout.reader == "direct" else 0
         self._read_dtype = self.dtype if swap else layout.dtype
+        self._sample_nbytes = math.prod(layout.sample_shape) * self._read_dtype.itemsize
         self._source = source_of(layout, swap, page_cache) if layout.reader == "direct" else None
 
     def room(self, samples: int) -> NDArray[Any]:
@@ -137,8 +138,7 @@ class Rows:
 
         `out` is C-contiguous and of this dtype. Its other places are left as they are, so several may share it.
         """
-        sample = math.prod(self.layout.sample_shape) * self._read_dtype.itemsize
-        nbytes = len(rows) * sample
+        nbytes = len(rows) * self._sample_nbytes
         if out is not None:
             self._check_out(out, len(rows) if positions is None else len(out))
         elif positions is not None:
@@ -272,6 +272,9 @@ def checked_rows(asked: NDArray[Any], samples: int, name: str) -> NDArray[np.int
     if asked.dtype.kind not in "iu" or asked.ndim > 1:
         raise TypeError(f"samples are chosen by integers along axis 0, not by {asked.dtype} of shape {asked.shape}")
     rows = asked.reshape(-1)
+    # The ordinary case in one pass, for it is asked for every batch: seen as unsigned, negative ones are too large.
+    if rows.dtype == np.int64 and int(rows.view(np.uint64).max()) < samples:
+        return rows.copy()
     if int(rows.min()) < -samples or int(rows.max()) >= samples:
         wrong = next(int(row) for row in rows if not -samples <= row < samples)
         raise IndexError(f"sample {wrong} of {name}, which has {samples}")

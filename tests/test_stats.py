@@ -320,3 +320,20 @@ def test_every_count_can_be_put_into_words(totals: dict[str, int], busy: float, 
     text = report(totals | {"busy_seconds": busy, "wait_seconds": waits, "wait_share": share})
     assert re.search(r"\bnan\b|\binf\b|-\d|\{|\}", text) is None
     assert all(line.endswith(".") for line in text.splitlines())
+
+
+def test_a_batch_handed_out_is_counted_at_once_as_its_parts_would_be() -> None:
+    counts = {"requests": 2, "bytes_read": 100, "read_ns": 3, "decode_ns": 1}
+    at_once, in_parts = Stats(), Stats()
+    at_once.held(64)
+    at_once.handed_out(4, 64, counts, 1.0, 0.25, 0.25)
+    in_parts.held(64)
+    in_parts.batch(4, 64, counts)
+    in_parts.held(-64)
+    in_parts.split(0.5, counts)
+    in_parts.waited("transform", 0.25)
+    in_parts.waited("collate", 0.25)
+    assert at_once.as_dict() == in_parts.as_dict()
+    at_once.handed_out(0, 0, {}, 0.5, 2.0, 3.0)  # made beside the training, for longer than it waited
+    assert at_once.as_dict()["wait_seconds"]["transform"] == 0.75
+    assert at_once.as_dict()["wait_seconds"]["collate"] == 0.25

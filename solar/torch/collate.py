@@ -40,7 +40,9 @@ class Collation:
         if not isinstance(arrays, np.ndarray) or (dtype := self._dtype_of(arrays)) is None:
             samples = samples_of(arrays)
             return default_collate(samples) if self._auto_collation else default_convert(samples[0])  # type: ignore[no-untyped-call]
-        tensor = torch.from_numpy(arrays).to(dtype)
+        tensor = torch.from_numpy(arrays)
+        if tensor.dtype is not dtype:
+            tensor = tensor.to(dtype)
         return tensor if self._auto_collation else tensor[0]
 
     def _is_text(self, part: Any) -> bool:

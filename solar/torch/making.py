@@ -176,8 +176,12 @@ threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # called be
 
 def span(name: str) -> AbstractContextManager[Any]:
     """A range in torch's profiler, which costs next to nothing while it does not run."""
-    enabled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-    return record_function(name) if enabled else nullcontext()
+    return record_function(name) if profiling() else nullcontext()
+
+
+def profiling() -> bool:
+    """Whether torch's profiler runs."""
+    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 def cores() -> int:

@@ -14,7 +14,7 @@ from solar.errors import PlanError, ReadError, SolarError
 from solar.io.processes import Processes
 from solar.io.ranks import detect
 from solar.torch.beneath import Beneath
-from solar.torch.making import Coming, Inline, Making, Threads, cores, span
+from solar.torch.making import Coming, Inline, Making, Threads, cores, profiling, span
 from solar.torch.pending import leaves
 from solar.torch.position import Draws, Passage
 from solar.torch.transform import Key
@@ -50,6 +50,14 @@ class NativeIter(Draws):
 
     # --- the consumer's side ----
 
+    def __next__(self) -> Any:
+        """torch's, without the range for its profiler while that does not run."""
+        if profiling():
+            return super().__next__()
+        data = self._next_data()
+        self._num_yielded += 1
+        return data
+
     def _next_data(self) -> Any:
         asked = time.perf_counter()
         if self._closed:
@@ -80,8 +88,9 @@ class NativeIter(Draws):
                 raise coming
             try:
                 data = coming.wait(self._timeout or None)
-            finally:
+            except BaseException:
                 self._stats.held(-coming.pending.nbytes)
+                raise
         except SolarError as error:
             raise _placed(error) from error.__cause__
         except TimeoutError as error:
@@ -89,7 +98,11 @@ class NativeIter(Draws):
             text = f"batch {number} of {self._dataset} did not come in {self._timeout:g} s: {error}"
             raise _placed(ReadError(text)) from None
         self._fill()
-        self._count(coming, time.perf_counter() - asked)
+        pending = coming.pending
+        waited = time.perf_counter() - asked
+        self._stats.handed_out(
+            coming.samples, pending.nbytes, pending.counts(), waited, coming.transform_seconds, coming.collate_seconds
+        )
         return self._on_device(data)
 
     def _on_device(self, data: Any) -> Any:
@@ -103,16 +116,6 @@ class NativeIter(Draws):
                 data = self._device_transform(data)
         self._stats.waited("device copy", time.perf_counter() - begin)
         return data
-
-    def _count(self, coming: Coming, waited: float) -> None:
-        making = min(waited, coming.transform_seconds)
-        collating = min(waited - making, coming.collate_seconds)
-        counts = coming.pending.counts()
-        self._stats.split(waited - making - collating, counts)
-        if making:
-            self._stats.waited("transform", making)
-        self._stats.waited("collate", collating)
-        self._stats.batch(coming.samples, coming.pending.nbytes, counts)
 
     # --- reading ahead ----
 
