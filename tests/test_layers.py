@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "errors": set(),
     "values": {"errors"},
-    "planner": {"errors", "values", "_native"},
+    "planner": {"errors", "values", "_native", "planner"},
     "io": {"errors", "values", "_native", "io"},
     "torch": {"errors", "values", "planner", "io", "torch", "_native"},
     "integrations": {"errors", "values", "planner", "io", "torch", "integrations"},
