@@ -56,6 +56,10 @@ def read(path: Paths, dataset: str, index: Any = None, out: NDArray[Any] | None 
     return values[()] if values.ndim == 0 else values
 
 
+class Late(TimeoutError):
+    """What was waited for did not come in the time given; the text says what is missing."""
+
+
 class Pending:
     """Values on their way. Keeps their memory until the native threads are done with it."""
 
@@ -81,7 +85,7 @@ class Pending:
             if not self._here and left <= 0:
                 missing = self._work.waiting_for()
                 still = f": still waiting for {missing}" if missing else ""
-                raise TimeoutError(f"no values after {seconds:g} s{still}")
+                raise Late(f"no values after {seconds:g} s{still}")
         if self._finish is not None:
             self._values, self._finish = self._finish(self._values), None
         return self._values

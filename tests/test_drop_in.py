@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import DistributedSampler, TensorDataset
 
 from solar import DataLoader, H5Dataset, PlanSampler, ReadError
+from solar.torch.pending import PendingBatch
 
 SAMPLES = 30
 
@@ -219,3 +220,31 @@ def test_a_progress_bar_counts_the_batches(path: str, capfd: pytest.CaptureFixtu
 def test_a_device_transform_is_called_whatever_the_dataset(path: str) -> None:
     for dataset in (H5Dataset(path, "x"), TensorDataset(torch.arange(SAMPLES))):
         assert list(DataLoader(dataset, 15, device_transform=type)) == [type(one) for one in DataLoader(dataset, 15)]
+
+
+def test_an_interrupted_wait_loses_no_batch(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader(H5Dataset(path, "x"), 4)
+    expected, iterator = batches(loader), iter(loader)
+    next(iterator)
+    interrupted = iter([True])
+
+    def wait(self: Any, seconds: float | None = None) -> Any:
+        if next(interrupted, False):
+            raise KeyboardInterrupt
+        return arrived(self, seconds)
+
+    arrived = PendingBatch.arrived
+    monkeypatch.setattr(PendingBatch, "arrived", wait)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert loader.state_dict()["batches"] == 1
+    assert batches(iterator) == expected[1:]
+    assert loader.stats()["resident_bytes"] == 0
+
+
+def test_a_timeout_error_of_the_users_own_code_stays_what_it_is(path: str) -> None:
+    def collate(samples: Any) -> Any:
+        raise TimeoutError("of mine")
+
+    with pytest.raises(TimeoutError, match=r"^of mine$"):
+        next(iter(DataLoader(H5Dataset(path, "x"), 4, collate_fn=collate, timeout=5)))

@@ -45,12 +45,21 @@ def h5_beneath(dataset: Any) -> Beneath | str:
         if isinstance(found, str):
             return found
         indices, inner = dataset.indices, found.locate
-        return Beneath(found.datasets, lambda asked: inner([indices[i] for i in asked]))
+        return Beneath(found.datasets, lambda asked: inner(_chosen(indices, asked)))
     if isinstance(dataset, ConcatDataset) and _takes_as(dataset, ConcatDataset):
         return _beneath_all(dataset)
     if isinstance(dataset, H5Dataset):
         return f"{type(dataset).__name__} makes its samples itself"
     return f"{type(dataset).__name__} is not an H5Dataset"
+
+
+def _chosen(indices: Any, asked: Any) -> Any:
+    """The indices of a Subset at these positions, as it takes them itself."""
+    if isinstance(asked, np.ndarray):
+        if isinstance(indices, np.ndarray):
+            return indices[asked]
+        asked = asked.tolist()
+    return [indices[i] for i in asked]
 
 
 def _beneath_all(dataset: ConcatDataset[Any]) -> Beneath | str:

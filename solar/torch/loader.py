@@ -112,6 +112,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         found = h5_beneath(self.dataset)
         if not self._engine_told:
             self._tell_engine(found)
+        self._course.as_arrays = not isinstance(found, str)
         iterator = super().__iter__() if isinstance(found, str) else self._native_iterator(found)
         self._live.add(iterator)
         return iterator

@@ -18,6 +18,7 @@ from torch.profiler import record_function
 from torch.utils.data import default_collate, default_convert
 
 from solar.io.processes import Processes
+from solar.io.reader import Late
 from solar.torch.collate import Collation, samples_of
 from solar.torch.pending import PendingBatch
 from solar.torch.transform import Key, Transform, transformed_by_key
@@ -144,7 +145,7 @@ class InThread:
                 raise RuntimeError("the batch is no longer wanted")
             try:
                 arrived = self.pending.arrived(GLANCE)
-            except TimeoutError as error:
+            except Late as error:
                 self._missing = str(error)
         self._missing = "its transform is not done"
         begin = time.perf_counter()
@@ -159,7 +160,7 @@ class InThread:
         except TimeoutError:
             if self.future.done():  # the transform's own
                 raise
-            raise TimeoutError(self._missing) from None
+            raise Late(self._missing) from None
 
 
 # The interpreter joins a pool's threads at its end, before anything else: they must not wait for a read that stalls.

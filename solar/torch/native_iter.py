@@ -13,6 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from solar.errors import PlanError, ReadError, SolarError
 from solar.io.processes import Processes
 from solar.io.ranks import detect
+from solar.io.reader import Late
 from solar.torch.beneath import Beneath
 from solar.torch.making import Coming, Inline, Making, Threads, cores, profiling, span
 from solar.torch.pending import leaves
@@ -73,37 +74,45 @@ class NativeIter(Draws):
         if not self._coming:
             self._finish()
             raise StopIteration
-        try:
-            data = self._handed(self._coming.popleft(), asked)
-        finally:
-            self.passage.advance()  # also past a batch that failed
+        data = self._taken(self._coming[0], asked)
         if self._bar is not None:
             self._bar.update()
+        data = self._on_device(data)
         self._handed_out = time.perf_counter()
         return data
 
-    def _handed(self, coming: Coming | Exception, asked: float) -> Any:
+    def _taken(self, coming: Coming | Exception, asked: float) -> Any:
+        """The oldest batch. It is gone when it failed, too, but not when the user interrupts the waiting."""
         try:
-            if isinstance(coming, Exception):
-                raise coming
-            try:
-                data = coming.wait(self._timeout or None)
-            except BaseException:
+            data = self._waited_for(coming)
+        except Exception:
+            self._coming.popleft()
+            self.passage.advance()
+            if not isinstance(coming, Exception):
                 self._stats.held(-coming.pending.nbytes)
-                raise
-        except SolarError as error:
-            raise _placed(error) from error.__cause__
-        except TimeoutError as error:
-            number = self.passage.before[0] + self.passage.batches
-            text = f"batch {number} of {self._dataset} did not come in {self._timeout:g} s: {error}"
-            raise _placed(ReadError(text)) from None
+            raise
+        self._coming.popleft()
+        self.passage.advance()
+        assert not isinstance(coming, Exception)
         self._fill()
         pending = coming.pending
         waited = time.perf_counter() - asked
         self._stats.handed_out(
             coming.samples, pending.nbytes, pending.counts(), waited, coming.transform_seconds, coming.collate_seconds
         )
-        return self._on_device(data)
+        return data
+
+    def _waited_for(self, coming: Coming | Exception) -> Any:
+        try:
+            if isinstance(coming, Exception):
+                raise coming
+            return coming.wait(self._timeout or None)
+        except SolarError as error:
+            raise _placed(error) from error.__cause__
+        except Late as error:
+            number = self.passage.before[0] + self.passage.batches
+            text = f"batch {number} of {self._dataset} did not come in {self._timeout:g} s: {error}"
+            raise _placed(ReadError(text)) from None
 
     def _on_device(self, data: Any) -> Any:
         if not self._pin_memory and self._device_transform is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator
@@ -15,7 +14,10 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from solar.errors import PlanError
+from solar.torch.draws import check_drawing, copied, digest, draw, drawing, shuffle
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
+
+Array = np.ndarray[Any, np.dtype[np.int64]]
 
 BATCHING = (BatchSampler, PlanBatchSampler)  # these cut the samples of a sampler into batches in the way we know
 
@@ -27,6 +29,7 @@ class Order:
     """
 
     kind = "none"
+    as_arrays = False  # where the samples are known beforehand, index batches are arrays instead of lists
     draws_base_once = False  # torch draws a base seed for each pass, but for persistent workers once
 
     def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
@@ -53,7 +56,7 @@ class Order:
 
         With a base seed given, torch has drawn that already.
         """
-        return draw(_copy(self.generator)) if base_seed is None else base_seed, self.tell(None)
+        return draw(copied(self.generator)) if base_seed is None else base_seed, self.tell(None)
 
     def prepare(self, told: dict[str, Any], drawn: bool) -> None:
         """Called for a pass that was foretold, before torch's draws; `drawn`: which were made when it was."""
@@ -75,6 +78,9 @@ class Order:
         cutter = self.batch_sampler
         if cutter is None:
             return iter(samples)
+        if isinstance(samples, np.ndarray):
+            begins = range(0, len(samples) - cutter.drop_last * (cutter.batch_size - 1), cutter.batch_size)
+            return (samples[begin : begin + cutter.batch_size] for begin in begins)
         return iter(BatchSampler(_Given(samples), cutter.batch_size, cutter.drop_last))
 
 
@@ -93,6 +99,21 @@ def order_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | None
     return kinds.get(type(given), Custom)(given, batch_sampler, generator)
 
 
+class Known(Order):
+    """An order whose samples can be had at once, before the first of them is asked for."""
+
+    def whole(self) -> Array:
+        """All samples of the pass that begins now. Draws what `start` draws when its first is asked for."""
+        raise NotImplementedError
+
+    def start(self) -> Iterator[Any]:
+        return self._cut_late() if self.as_arrays and self.batch_sampler is not None else super().start()
+
+    def _cut_late(self) -> Iterator[Any]:
+        """As torch does, nothing is drawn before the first batch is asked for."""
+        yield from self.cut(self.whole())
+
+
 class Stream(Order):
     """Of an iterable dataset: there is nothing to choose."""
 
@@ -102,31 +123,48 @@ class Stream(Order):
         return self.start()
 
 
-class Sequential(Order):
+class Sequential(Known):
     """The samples as they lie."""
 
     kind = "sequential"
 
+    def whole(self) -> Array:
+        return np.arange(len(self.sampler))
+
     def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
-        return self.cut(range(samples, len(self.sampler)))
+        left = np.arange(samples, len(self.sampler))
+        return self.cut(left if self.as_arrays else left.tolist())
 
 
-class Shuffled(Order):
+class Shuffled(Known):
     """torch's shuffle by a seed that it draws from the global generator for every pass."""
 
     kind = "shuffled"
     _seed: int | None = None
 
+    def start(self) -> Iterator[Any]:
+        return super().start() if self._permutes() else Order.start(self)
+
+    def whole(self) -> Array:
+        return self._permutation(draw(None))
+
+    def _permutes(self) -> bool:
+        return not self.sampler.replacement and self.sampler.num_samples == len(self.sampler.data_source)
+
+    def _permutation(self, seed: int) -> Array:
+        samples = len(self.sampler.data_source)
+        return torch.randperm(samples, generator=torch.Generator().manual_seed(seed)).numpy()
+
     def begin(self, last: Order | None) -> None:
-        self._seed = draw(_copy(None))
+        self._seed = draw(copied(None))
 
     def tell(self, mark: Any) -> dict[str, Any]:
-        return {"kind": self.kind, "seed": self._seed, **_drawing(self.sampler)}
+        return {"kind": self.kind, "seed": self._seed, **drawing(self.sampler)}
 
     def foretell(self, last: Order | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
-        ahead = _copy(None)
+        ahead = copied(None)
         if base_seed is None:
-            base_seed = draw(ahead if self.generator is None else _copy(self.generator))
+            base_seed = draw(ahead if self.generator is None else copied(self.generator))
         self._seed = draw(ahead)
         return base_seed, self.tell(None)
 
@@ -135,10 +173,13 @@ class Shuffled(Order):
         return super().start_foretold(told)
 
     def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
-        _check_drawing(self.sampler, told)
+        check_drawing(self.sampler, told)
         self._seed = int(told["seed"])
-        shuffle = _shuffle(self.sampler, torch.Generator().manual_seed(self._seed))
-        return self.cut(islice(shuffle, samples, None))
+        if self._permutes():
+            left = self._permutation(self._seed)[samples:]
+            return self.cut(left if self.as_arrays else left.tolist())
+        seeded = torch.Generator().manual_seed(self._seed)
+        return self.cut(islice(shuffle(self.sampler, seeded), samples, None))
 
 
 class ShuffledByGenerator(Order):
@@ -152,19 +193,19 @@ class ShuffledByGenerator(Order):
     _state = ""
 
     def begin(self, last: Order | None) -> None:
-        self._state = _digest(self.sampler.generator)
+        self._state = digest(self.sampler.generator)
         self.passes = 0 if self._newly_seeded(drawn=True) else getattr(last, "passes", -1) + 1
 
     def foretell(self, last: Order | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
         drawn = base_seed is not None
         self.passes = 0 if self._newly_seeded(drawn) else getattr(last, "passes", -1) + 1
         generator = self._replayed(self.tell(None), False, check=False) if drawn else self.sampler.generator
-        self._state = _digest(generator)
+        self._state = digest(generator)
         return super().foretell(last, base_seed)
 
     def tell(self, mark: Any) -> dict[str, Any]:
         seed = self.sampler.generator.initial_seed()
-        return {"kind": self.kind, "seed": seed, "passes": self.passes, "state": self._state, **_drawing(self.sampler)}
+        return {"kind": self.kind, "seed": seed, "passes": self.passes, "state": self._state, **drawing(self.sampler)}
 
     def prepare(self, told: dict[str, Any], drawn: bool) -> None:
         generator = self._replayed(told, begun=False)
@@ -173,26 +214,26 @@ class ShuffledByGenerator(Order):
         self.sampler.generator.set_state(generator.get_state())
 
     def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
-        self.passes, self._state = int(told["passes"]), _digest(self.sampler.generator)
+        self.passes, self._state = int(told["passes"]), digest(self.sampler.generator)
         return self.start()  # for `prepare` has put the generator in its place
 
     def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
-        _check_drawing(self.sampler, told)
+        check_drawing(self.sampler, told)
         generator = self.sampler.generator
         generator.set_state(self._replayed(told, begun=True).get_state())
         self.passes, self._state = int(told["passes"]), told["state"]
-        return self.cut(islice(_shuffle(self.sampler, generator), samples, None))
+        return self.cut(islice(shuffle(self.sampler, generator), samples, None))
 
     def _replayed(self, told: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
         """The generator as it was when the told pass was about to shuffle (or, not begun, about to draw at all)."""
         generator = torch.Generator(self.sampler.generator.device).manual_seed(int(told["seed"]))
         for number in range(int(told["passes"])):
             self._draw_base(generator, number)
-            for _ in _shuffle(self.sampler, generator):
+            for _ in shuffle(self.sampler, generator):
                 pass
         if begun:
             self._draw_base(generator, int(told["passes"]))
-        if check and _digest(generator) != told["state"]:
+        if check and digest(generator) != told["state"]:
             raise PlanError(
                 "the shuffle's generator was also used for other draws before the state was saved, so its order cannot "
                 "be made again: give the loader a generator of its own, or use solar.PlanSampler, or only shuffle=True"
@@ -204,7 +245,7 @@ class ShuffledByGenerator(Order):
         seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
         if drawn:
             self._draw_base(seeded, 0)
-        return _digest(seeded) == _digest(generator)
+        return digest(seeded) == digest(generator)
 
     def _draw_base(self, generator: torch.Generator, number: int) -> None:
         """torch's draw before pass `number`, if it is from the generator that also shuffles."""
@@ -233,9 +274,17 @@ class Distributed(Order):
                 f"has seed={plan.seed}, shuffle={plan.shuffle}: make it with those of the state"
             )
         plan.resume(samples)
-        if self.batch_sampler is None:
-            return iter(plan)
-        return iter(PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last))
+        return iter(plan) if self.batch_sampler is None else self._cut_plan(plan)
+
+    def start(self) -> Iterator[Any]:
+        return self._begun_late() if self.as_arrays and self.batch_sampler is not None else super().start()
+
+    def _begun_late(self) -> Iterator[Any]:
+        yield from self._cut_plan(self._plan())
+
+    def _cut_plan(self, plan: PlanSampler) -> Iterator[Any]:
+        cutter = PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last)
+        return cutter.arrays() if self.as_arrays else iter(cutter)
 
     def consumed(self, begun_at: int, batches: int, samples: int) -> int:
         plan = self._plan()
@@ -325,36 +374,6 @@ class _Given:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._samples)
-
-
-def draw(generator: torch.Generator | None) -> int:
-    """A seed, drawn as torch's loader and sampler draw theirs."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-
-
-def _copy(generator: torch.Generator | None) -> torch.Generator:
-    """A generator that is where this one is; None means torch's global one."""
-    copy = torch.Generator("cpu" if generator is None else generator.device)
-    copy.set_state(torch.get_rng_state() if generator is None else generator.get_state())
-    return copy
-
-
-def _digest(generator: torch.Generator) -> str:
-    return hashlib.sha256(generator.get_state().numpy().tobytes()).hexdigest()[:16]
-
-
-def _shuffle(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]:
-    return iter(RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, generator))
-
-
-def _drawing(sampler: RandomSampler) -> dict[str, Any]:
-    return {"replacement": sampler.replacement, "draws": sampler.num_samples}
-
-
-def _check_drawing(sampler: RandomSampler, told: dict[str, Any]) -> None:
-    for name, value in _drawing(sampler).items():
-        if told[name] != value:
-            raise PlanError(f"the state is of a RandomSampler with {name}={told[name]}; this loader's has {value}")
 
 
 def _checksum(before: int, drawn: Any) -> int:

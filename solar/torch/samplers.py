@@ -195,16 +195,22 @@ class PlanBatchSampler(BatchSampler):
             )
 
     def __iter__(self) -> Iterator[list[int]]:
-        sampler = self.sampler
-        if not _is_planned(sampler):
+        if not _is_planned(self.sampler):
             yield from super().__iter__()
             return
+        for batch in self.arrays():
+            yield batch.tolist()
+
+    def arrays(self) -> Iterator[Indices]:
+        """The batches over a PlanSampler as arrays, for who reads many samples at once."""
+        sampler = self.sampler
+        assert _is_planned(sampler)
         start, drawn = sampler._begin()
         order, edges = sampler.order(), self._edges(start)
         for step in range(len(edges) - 1):
             begin, end = int(edges[step]), int(edges[step + 1])
             drawn.samples = end
-            yield sampler._share(order, begin, end).tolist()
+            yield sampler._share(order, begin, end)
         drawn.samples = len(order)
 
     def __len__(self) -> int:

@@ -61,7 +61,7 @@ class Stats:
     def handed_out(
         self, samples: int, nbytes: int, counts: Mapping[str, int], waited: float, transforming: float, collating: float
     ) -> None:
-        """`batch`, `held` and the waits of one batch at once: of `waited` seconds, so many for transform and collation."""
+        """`batch`, `held` and the waits of one batch at once; `waited` is in all, with transform and collation."""
         transforming = min(waited, transforming)
         collating = min(waited - transforming, collating)
         reading, decoding = counts.get("read_ns", 0), counts.get("decode_ns", 0)
