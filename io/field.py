@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from solar import _native
+from solar.errors import LayoutError
 
 COUNTS = ("no", "one", "two", "three", "four", "five", "six")
 
@@ -81,7 +82,7 @@ class Field:
             "name": name,
             "select": None if select is None else _slices(select),
             "axes": None if axes is None else _permutation(axes),
-            "dtype": None if dtype is None else _plain(np.dtype(dtype)),
+            "dtype": None if dtype is None else _plain(_dtype(dtype)),
             "mean": None if mean is None else _numbers("mean", mean),
             "std": None if std is None else _numbers("std", std),
         }
@@ -117,7 +118,10 @@ class Field:
         view = batch if self.select is None else batch[(slice(None), *self.select)]
         if self.axes is not None:
             view = view.transpose(0, *(1 + axis for axis in self.axes))
-        (_by_native_code if converted.native else _by_numpy)(view, out, converted)
+        try:
+            (_by_native_code if converted.native else _by_numpy)(view, out, converted)
+        except ValueError as error:  # text that is no number, for one
+            raise LayoutError(f"{self}: {error}") from error
         return out
 
     @property
@@ -295,6 +299,14 @@ def _permutation(axes: Sequence[int]) -> tuple[int, ...]:
     return counted
 
 
+def _dtype(given: Any) -> np.dtype[Any]:
+    """numpy's dtype; one of torch's, which this module does not import, is known by its name."""
+    try:
+        return np.dtype(str(given).removeprefix("torch.") if type(given).__module__ == "torch" else given)
+    except TypeError as error:
+        raise TypeError(f"dtype={given!r} is no dtype of numpy: {error}") from None
+
+
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.hasobject or dtype.kind == "V" or dtype.itemsize == 0:
         raise ValueError(f"dtype={str(dtype)!r}: samples are cast to numbers, booleans, dates or text of fixed length")
@@ -302,11 +314,14 @@ def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _numbers(word: str, given: ArrayLike) -> NDArray[Any]:
-    numbers = np.array(given, order="C")  # a copy, which nobody changes
+    of_torch = type(given).__module__ == "torch"
+    numbers = np.array(given.numpy() if of_torch else given, order="C")  # type: ignore[union-attr]  # a copy
     if numbers.dtype.kind not in "biufc":
         raise TypeError(f"{word} must be a number or an array of numbers, not {type(given).__name__}")
     if word == "std" and not numbers.all():
         raise ValueError("std has zeros, by which nothing can be divided; give 1 where values do not vary")
+    if np.isnan(numbers).any():
+        raise ValueError(f"{word} has values that are no number (NaN); give {'1' if word == 'std' else '0'} there")
     numbers.setflags(write=False)
     return numbers
 

@@ -25,6 +25,8 @@ def files_of(path: Paths) -> list[str]:
     """The absolute paths of the files meant by `path`, at least one."""
     if isinstance(path, (str, os.PathLike)):
         return _files_of_one(os.fspath(path))
+    if hasattr(path, "filename"):  # an open h5py.File, whose names would be taken for paths
+        raise TypeError(f"give the path of the file, not the open {type(path).__name__}: {path.filename!r}")
     files = [file for one in path for file in _files_of_one(os.fspath(one))]
     if not files:
         raise LayoutError("asked for a data set of no files: the list of paths is empty")

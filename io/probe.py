@@ -1,13 +1,14 @@
 """Measures a storage through the engine that reads samples: a path -> a Profile.
 
 Requests of two sizes are made, with ever more in flight until that gains nothing: small ones at random places, no two
-adjacent, and large ones in order. The engine makes them past the page cache where the file system lets it; where not,
-the file is dropped from the cache before each measurement. A folder gets a temporary file, a file is only read.
+adjacent, and large ones in order. They go past the page cache where the file system lets them; where not, the file is
+dropped from the cache before each measurement. A folder gets a temporary file, a file is only read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import mmap
 import os
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,12 +27,12 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError, ReadError
-from solar.io.profile import Profile, Rate, storage_of
+from solar.io.profile import Profile, Rate, file_system, storage_of
 
 SMALL = 4 << 10
-LARGE = 4 << 20
+LARGE = 8 << 20
 DEPTHS = {SMALL: (1, 2, 4, 8, 16, 32, 64), LARGE: (1, 2, 4, 8, 16)}
-LEAST = 16 << 20  # bytes of a file worth measuring
+LEAST = 4 * LARGE  # bytes of a file worth measuring
 SPARE = 1.05  # of the free space that a temporary file needs, so that nobody else's write fails for it
 WORTH = 1.05  # times the rate, below which more in flight has gained nothing
 QUICK = 0.005  # seconds; a ticket that takes less may be larger
@@ -38,15 +40,20 @@ GLANCE = 0.5  # seconds between looks at Ctrl-C while waiting
 PLACES = 1 << 17  # different blocks that small requests go to
 BLOCK = 4 << 20  # of the temporary file, written at a time
 
-Told = Callable[[str], None]
+IN_MEMORY = {"tmpfs", "ramfs"}
+
+Told = Callable[[str], object]
 
 
-def probe(path: str | os.PathLike[str], seconds: float = 10.0, nbytes: int = 1 << 30, told: Told = str) -> Profile:
+def probe(
+    path: str | os.PathLike[str], seconds: float = 10.0, nbytes: int = 1 << 30, told: Told | None = None
+) -> Profile:
     """The profile of the storage that `path` lies on, measured in about so many seconds.
 
     A folder gets a temporary file of `nbytes`, gone afterwards whatever happens; a file is only read. `told` is called
     with a line of words now and then.
     """
+    told = told or _silent
     with contextlib.ExitStack() as after:
         file = os.fspath(path)
         if Path(file).is_dir():
@@ -55,9 +62,13 @@ def probe(path: str | os.PathLike[str], seconds: float = 10.0, nbytes: int = 1 <
         measured = _File.of(file)
         held = measured.drop()
         rates = tuple(_rates(measured, seconds, told))
-    how = _in_words(rates, held, Path(os.fspath(path)).is_dir())
+    how = _in_words(rates, held, file_system(path), Path(os.fspath(path)).is_dir())
     made = datetime.now(UTC).isoformat(timespec="seconds")
     return Profile(str(Path(path).resolve()), made, how, rates, storage_of(rates))
+
+
+def _silent(line: str) -> None:
+    pass
 
 
 @contextlib.contextmanager
@@ -126,7 +137,7 @@ class _File:
     def source(self, row_nbytes: int) -> _native.Source:
         """The file as rows of so many bytes, to be read past the page cache."""
         rows = self.nbytes // row_nbytes
-        form: tuple[list[int], _native.Filters, bytes] = ([0, row_nbytes], [], b"")
+        form: tuple[list[int], _native.Filters, bytes] = ([0, row_nbytes], [], b"")  # contiguous
         none, zero = np.empty(0, np.uint64), np.zeros(1, np.uint64)
         part = np.zeros(1, np.int32)
         return _native.Source(
@@ -168,7 +179,7 @@ def _rates(file: _File, seconds: float, told: Told) -> Iterator[Rate]:
             if depth > max(1, file.nbytes // nbytes // 4):
                 break  # or the same bytes would be in flight twice
             file.drop()
-            rate = _rate(file, nbytes, depth, places, share)
+            rate = (_small_rate if nbytes == SMALL else _large_rate)(file, depth, places, share)
             told(f"{nbytes:>9,} bytes, {depth:>2} in flight: {rate.per_second:,.0f} requests/s")
             yield rate
             in_vain = 0 if rate.per_second > WORTH * most else in_vain + 1
@@ -189,65 +200,105 @@ def _places(file: _File, nbytes: int) -> list[int]:
     return places
 
 
-def _rate(file: _File, nbytes: int, depth: int, places: Iterator[int], seconds: float) -> Rate:
-    """What so many requests in flight bring, measured for about so many seconds."""
+def _small_rate(file: _File, depth: int, places: Iterator[int], seconds: float) -> Rate:
+    """What so many small requests in flight bring through the engine, measured for about so many seconds."""
     reader = _native.Reader(1, depth, 0, "auto")
-    most_rows, window = (depth if nbytes == LARGE else 1024), 2
-    if reader.backend == "pread":  # a thread has one request in flight, and takes a unit of 16 small rows at a time
+    first_rows, most_rows, window = depth, 1024, 2  # one in work, one behind it
+    if reader.backend == "pread":  # a thread has one request in flight, and takes several rows of a ticket at a time
         reader.close()
         reader = _native.Reader(depth, depth, 0, "pread")
-        most_rows, window = 1, 2 * depth
-    memory = np.frombuffer(mmap.mmap(-1, window * most_rows * nbytes), np.uint8).reshape(window, most_rows * nbytes)
+        first_rows, most_rows, window = 1, 1, 2 * depth
+    memory = np.frombuffer(mmap.mmap(-1, window * most_rows * SMALL), np.uint8).reshape(window, most_rows * SMALL)
     try:
         begin = time.monotonic()
-        rows = _read_until(reader, file.source(nbytes), memory, places, (begin, begin + seconds, most_rows))
+        rows = _read_until(begin + seconds, reader, file.source(SMALL), (memory, first_rows), places)
         passed = time.monotonic() - begin
         counts = reader.stats()
     finally:
         reader.close(GLANCE)  # after Ctrl-C a read may be on its way yet; the engine keeps its memory
     if counts["requests"] != rows:
         raise ReadError(f"{file.path}: {rows:,} reads took {counts['requests']:,} requests: it cannot be measured so")
-    return Rate(nbytes, depth, counts["requests"], counts["bypassed"], passed)
+    return Rate(SMALL, depth, counts["requests"], counts["bypassed"], passed)
 
 
 def _read_until(
+    end: float,
     reader: _native.Reader,
     source: _native.Source,
-    memory: NDArray[np.uint8],
+    slots: tuple[NDArray[np.uint8], int],
     places: Iterator[int],
-    limits: tuple[float, float, int],
 ) -> int:
     """Keeps a ticket in each slot of the memory until the time is up; how many rows were read."""
-    _, end, most_rows = limits
+    memory, length = slots
     free = deque(range(len(memory)))
     under_way: deque[tuple[int, int, float]] = deque()  # ticket, slot, since
-    length, total = 1, 0
+    total, most = 0, memory.shape[1] // SMALL
     while under_way or time.monotonic() < end:
         now = time.monotonic()
         if free and now < end:
             rows = np.fromiter(itertools.islice(places, length), np.int64, length)
             slot = free.popleft()
-            out = memory[slot, : length * source.row_nbytes]
-            under_way.append((reader.submit(source, rows, out), slot, now))
+            under_way.append((reader.submit(source, rows, memory[slot, : length * SMALL]), slot, now))
             total += length
             continue
         ticket, slot, since = under_way.popleft()
         while reader.wait(ticket, GLANCE) is None:
             pass
         if time.monotonic() - since < QUICK:
-            length = min(2 * length, most_rows)
+            length = min(2 * length, most)
         free.append(slot)
     return total
 
 
-def _in_words(rates: tuple[Rate, ...], held: float, written: bool) -> str:
+def _large_rate(file: _File, depth: int, places: Iterator[int], seconds: float) -> Rate:
+    """What so many large requests in flight bring; each by a thread of its own, for the engine splits what is large."""
+    descriptor, direct = _open_past_the_cache(file.path)
+    memory = mmap.mmap(-1, depth * LARGE)  # whole pages
+    begin = time.monotonic()
+
+    def read(slot: int) -> int:
+        view = memoryview(memory)[slot * LARGE : (slot + 1) * LARGE]
+        for done in itertools.count(1):
+            if os.preadv(descriptor, [view], next(places) * LARGE) != LARGE:
+                raise ReadError(f"{file.path}: it became shorter while it was measured")
+            if time.monotonic() >= begin + seconds:
+                return done
+        raise AssertionError("never ends")
+
+    try:
+        with ThreadPoolExecutor(depth) as threads:
+            requests = sum(threads.map(read, range(depth)))
+        passed = time.monotonic() - begin
+    except OSError as error:
+        if isinstance(error, ReadError):
+            raise
+        raise ReadError(f"{file.path}: cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    return Rate(LARGE, depth, requests, requests if direct else 0, passed)
+
+
+def _open_past_the_cache(path: str) -> tuple[int, bool]:
+    """The file, and whether what is read of it goes past the page cache."""
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT), True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise ReadError(f"{path}: cannot be read: {error.strerror}") from error
+        return os.open(path, flags), False
+
+
+def _in_words(rates: tuple[Rate, ...], held: float, kind: str, written: bool) -> str:
     """How it was measured, and what that means for the numbers."""
     requests, bypassed = sum(rate.requests for rate in rates), sum(rate.bypassed for rate in rates)
-    if bypassed == requests:
+    if bypassed >= 0.99 * requests:
         way = "past the page cache (O_DIRECT)"
     else:
         way = f"through the page cache for {1 - bypassed / requests:.0%} of the requests, emptied of the file before"
         if held:
             way += f", though {held:.0%} of it stayed: that share is the speed of memory"
     of = "a file written for it, which servers may still have in memory" if written else "a file that was there"
-    return f"{way}; {of}"
+    if kind in IN_MEMORY:
+        return f"{kind}: this is the speed of memory"
+    return f"{kind or 'unknown file system'}, {way}; {of}"

@@ -27,7 +27,6 @@ import socket
 import struct
 import threading
 import time
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import SolarError
+from solar.io.process_errors import told
 
 Reducers = Mapping[type, Callable[[Any], Any]]
 Places = list[tuple[int, int]]  # first byte and number of bytes
@@ -357,7 +357,7 @@ def main(end: socket.socket, start: Sealed, number: int) -> None:
         if init is not None:
             init(number)
     except Exception as error:
-        failure = _failure(error)
+        failure = told(error)
     channel = Channel(end, reducers, _Unpickler)
     with suppress(EOFError):
         while True:
@@ -372,17 +372,8 @@ def _answer(channel: Channel, letter: Letter, work: Any, failure: Any) -> tuple[
             packed = channel.pack(work(letter.open()), "the result of a transform process")
             return RESULT, letter.task, packed
     except Exception as error:
-        failure = _failure(error)
+        failure = told(error)
     return ERROR, letter.task, channel.pack(failure, "an error")
-
-
-def _failure(error: Exception) -> tuple[bytes, str, str]:
-    """An error as it travels: its type if that can be pickled, its name, its traceback."""
-    try:
-        kind = pickle.dumps(type(error))
-    except Exception:  # a class inside a function, say; whatever its metaclass raises
-        kind = b""
-    return kind, type(error).__name__, "".join(traceback.format_exception(error))
 
 
 def _end_with_parent(end: int) -> None:

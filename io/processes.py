@@ -10,7 +10,6 @@ import itertools
 import math
 import multiprocessing
 import os
-import pickle
 import select
 import signal
 import socket
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from solar.errors import SolarError
-from solar.io import process_child
+from solar.io import process_child, process_errors
 from solar.io.process_child import Channel, Letter, Reducers
 
 PATIENCE = 1.0  # seconds that processes at work have to end when they are closed
@@ -129,28 +128,8 @@ class Task:
             error.add_note(f"(while unpickling the result of task {self.number} of {self._child})")
             raise
         if letter.kind == process_child.ERROR:
-            raise _rebuilt(value, self._child.number)
+            raise process_errors.rebuilt(value, self._child.number)
         return value
-
-
-class _Words(str):
-    """A message that KeyError shows as it is, not quoted."""
-
-    __repr__ = str.__str__
-
-
-def _rebuilt(failure: tuple[bytes, str, str], number: int) -> Exception:
-    """The error that a process told of, of its own type where a message suffices to make one."""
-    kind, name, text = failure
-    message = f"Caught {name} in transform process {number}.\nOriginal {text}"
-    try:
-        type_: Any = pickle.loads(kind)
-        error = type_(_Words(message) if issubclass(type_, KeyError) else message)
-    except Exception:  # the type is not known here, or wants other arguments: whatever its code raises
-        return RuntimeError(message)
-    # StopIteration would end the caller's loop as if all were well
-    plain = isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration)
-    return error if plain else RuntimeError(message)
 
 
 # --- one process ----

@@ -96,6 +96,22 @@ def mount_point(path: str | os.PathLike[str]) -> Path:
     return here
 
 
+def file_system(path: str | os.PathLike[str]) -> str:
+    """What kind of file system holds `path`, as the system calls it; empty where it does not say."""
+    mounted = str(mount_point(path))
+    kinds = [""]
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        facts, _, of_kind = line.partition(" - ")
+        at = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), facts.split(" ")[4])
+        if at == mounted:
+            kinds.append(of_kind.split(" ")[0])
+    return kinds[-1]  # what was mounted last covers the others
+
+
 def save(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Writes a profile: whole or not at all, and readable by its owner only."""
     facts = {"solar_storage": VERSION, "path": profile.path, "made": profile.made, "how": profile.how}
@@ -121,8 +137,9 @@ def _numbers(storage: Storage) -> dict[str, float]:
 
 def load(path: str | os.PathLike[str]) -> Storage:
     """The Storage in a profile; PlanError for a file that is not one, or holds what no storage can do."""
+    data = _read(path)
     try:
-        facts = json.loads(_text(path))
+        facts = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or nested without end
         raise PlanError(f"{path}: no storage profile: {_short(error)}; make one with `solar probe`") from error
     if not isinstance(facts, dict) or facts.get("solar_storage") != VERSION:
@@ -136,19 +153,23 @@ def load(path: str | os.PathLike[str]) -> Storage:
     return Storage(**numbers, depth=depth)
 
 
-def _text(path: str | os.PathLike[str]) -> str:
+def _read(path: str | os.PathLike[str]) -> bytes:
     """All of a small plain file; anything else (a pipe, a device, a huge file) is refused before it is read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise PlanError(f"{os.fspath(path)}: the profile cannot be read: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        kind = os.fstat(file.fileno()).st_mode
-        data = file.read(MOST_NBYTES + 1) if stat.S_ISREG(kind) else b""
+    try:
+        kind = os.fstat(descriptor).st_mode
+        data = os.read(descriptor, MOST_NBYTES + 1) if stat.S_ISREG(kind) else b""
+    except OSError as error:
+        raise PlanError(f"{path}: the profile cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
     if not stat.S_ISREG(kind) or len(data) > MOST_NBYTES:
         what = f"more than {MOST_NBYTES:,} bytes" if stat.S_ISREG(kind) else "not a plain file"
         raise PlanError(f"{path}: no storage profile: {what}; make one with `solar probe`")
-    return data.decode("utf-8")
+    return data
 
 
 def _number(path: str | os.PathLike[str], facts: Mapping[str, Any], name: str) -> float:

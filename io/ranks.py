@@ -153,7 +153,8 @@ def _named(
     if which is None or of is None:
         there, missing = (ranks, rank) if which is None else (rank, ranks)
         raise PlanError(
-            f"{there}={values[there]} is set, but {missing} is not: set both, unset it, or give rank and ranks"
+            f"{there}={values[there]} is set, but {missing} is not: set both, unset it, or give the rank and "
+            "the number of ranks yourself"
         )
     node = _number(rank_of_node), per_node(ranks_per_node)
     try:

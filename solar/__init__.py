@@ -61,10 +61,11 @@ def __getattr__(name: str) -> Any:
 
     try:
         value = getattr(import_module(_LAZY[name]), name)
-    except ModuleNotFoundError as error:
-        if error.name == "solar._native":
+    except ImportError as error:
+        if error.name == "solar._native" or "_native" in str(error):
             error.add_note(
-                "solar's native part is not built here: run `pip install -e .` in the checkout, or `make demo`."
+                "This is solar's source folder, without its native part: run `pip install -e .` in it, or, if solar is "
+                "installed already, start Python in another folder."
             )
         raise
     globals()[name] = value

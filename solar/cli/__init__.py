@@ -13,7 +13,11 @@ from solar.cli.words import printable
 from solar.errors import SolarError
 
 # Each is a module of this package with HELP, DETAILS, add_arguments(parser) and run(arguments) -> exit code.
-COMMANDS = {"inspect": "what a file holds, and what reading it in random order will cost"}
+COMMANDS = {
+    "inspect": "what a file holds, and what reading it in random order will cost",
+    "plan": "what an epoch will cost on your storage, by our policy and by others'",
+    "probe": "measures a storage: latency, bandwidth, requests a second",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

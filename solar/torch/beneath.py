@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch.utils.data import ConcatDataset, Subset
 from solar.torch.dataset import H5Dataset, alike, start_together
 from solar.torch.pending import PendingBatch
 
-Start = Callable[[Sequence[Any]], tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+Array = np.ndarray[Any, np.dtype[np.int64]]
+Locate = Callable[[Sequence[Any]], tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
@@ -20,16 +22,21 @@ class Beneath:
     """The H5Datasets beneath a dataset: all alike, so that the first speaks for their fields and transform."""
 
     datasets: list[H5Dataset]
-    locate: Start  # indices of the dataset -> for each the number of its H5Dataset, and its row there
+    locate: Locate  # indices of the dataset -> for each the number of its H5Dataset, and its row there
 
     @property
     def first(self) -> H5Dataset:
         return self.datasets[0]
 
-    def start(self, indices: Sequence[Any]) -> PendingBatch:
-        """Starts reading a batch of the dataset's samples."""
+    def start(self, indices: Sequence[Any]) -> tuple[PendingBatch, Array]:
+        """Starts reading a batch of the dataset's samples; and what each of them is called, in whatever subset."""
         which, rows = self.locate(indices)
-        return start_together(self.datasets, which, rows)
+        return start_together(self.datasets, which, rows), rows + self._firsts[which]
+
+    @cached_property
+    def _firsts(self) -> Array:
+        """The name of the first sample of each H5Dataset, were all of them concatenated."""
+        return np.cumsum([0, *(len(dataset) for dataset in self.datasets[:-1])])
 
 
 def h5_beneath(dataset: Any) -> Beneath | str:

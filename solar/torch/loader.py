@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -69,7 +70,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         progress: bool | str = False,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
-        if ahead < 1:
+        if operator.index(ahead) < 1:
             raise ValueError(f"ahead={ahead}: at least one batch must be read at a time")
         # torch before 2.6 has no in_order: hand it on only when it says something.
         since_2_6: dict[str, Any] = {} if in_order else {"in_order": False}

@@ -94,7 +94,9 @@ class Inline:
         middle = time.perf_counter()
         with span("solar: collate"):
             data = self._making.collated(samples)
-        self.transform_seconds, self.collate_seconds = middle - begin, time.perf_counter() - middle
+        self.collate_seconds = time.perf_counter() - middle
+        if self._making.transform is not None or self.pending.converts:
+            self.transform_seconds = middle - begin
         return data
 
 

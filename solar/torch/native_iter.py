@@ -66,7 +66,7 @@ class NativeIter(Draws):
         if not self.passage.begun:
             self._prepare()
             if self._threads is not None:  # what it takes to start them is not the storage's
-                self._stats.waited("transform", time.perf_counter() - asked)
+                self._stats.waited("start", time.perf_counter() - asked)
                 asked = time.perf_counter()
         elif self._handed_out:
             self._stats.busy(asked - self._handed_out)
@@ -163,8 +163,8 @@ class NativeIter(Draws):
             return
         try:
             samples = indices if self._auto_collation else [indices]
-            pending = self._beneath.start(samples)
-            keys = self._keys(samples) if self._making.transform is not None else ()
+            pending, names = self._beneath.start(samples)
+            keys = self._keys(names) if self._making.transform is not None else ()
             coming: Coming = (
                 Inline(pending, len(samples), self._making, keys)
                 if self._threads is None
@@ -176,11 +176,11 @@ class NativeIter(Draws):
         self._stats.held(pending.nbytes)
         self._coming.append(coming)
 
-    def _keys(self, samples: Any) -> list[Key]:
+    def _keys(self, names: Any) -> list[Key]:
         """What seeds the samples' random numbers: nothing that depends on ranks, threads or resuming."""
         shared = getattr(self._course.with_epochs, "seed", None)
         seed = shared if isinstance(shared, int) else self.passage.base_seed or 0
-        return [(seed, self.passage.epoch, int(sample)) for sample in samples]
+        return [(seed, self.passage.epoch, name) for name in names.tolist()]
 
     # --- the end ----
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -28,7 +28,8 @@ class Passage:
         self.before = (0, 0)  # batches and samples consumed before it began, when it was resumed
         self.batches = 0
         self.samples = 0
-        self.parts: dict[str, Any] = {}  # of torch's iterator in this process: what has a state of its own
+        # The states that the dataset has itself: now, or (False) as an epoch would begin now.
+        self.parts: Callable[[bool], dict[str, Any]] = lambda begun: {}
         self._drawn: deque[tuple[int, Any]] = deque()  # samples and order's mark of batches on their way
         self._mark: Any = None
 
@@ -50,7 +51,8 @@ class Passage:
             "samples": self.order.consumed(samples, self.batches, self.samples),
             "order": self.order.tell(self._mark),
         }
-        return state | _states(self.parts)
+        parts = self.parts(True)
+        return state | {"parts": parts} if parts else state
 
 
 class Draws(_BaseDataLoaderIter):
@@ -107,6 +109,7 @@ class Course:
         self._epoch = 0  # counted here where no sampler knows it
         self.pending: dict[str, Any] | None = None  # a loaded state that no pass has begun with
         self.newest: Passage | None = None
+        self.as_arrays = False  # what known orders give, where the native engine asks
         self.lasting_base_seed: int | None = None  # of persistent workers, which are seeded once
         self._last: Order | None = None  # of the pass begun last
 
@@ -119,7 +122,7 @@ class Course:
 
     def order(self) -> Order:
         order = order_of(*self._samplers)
-        order.draws_base_once = self._persistent
+        order.draws_base_once, order.as_arrays = self._persistent, self.as_arrays
         return order
 
     @property
@@ -200,8 +203,8 @@ class Course:
             if passage is not None and passage.finished:
                 state["epoch"] = max(self.epoch, passage.epoch + 1)
             state |= {"drawn": drawn is not None, "begun": False, "batches": 0, "samples": 0, "order": told}
-            parts = {} if passage is None else passage.parts
-            state |= _states({"dataset": parts.get("dataset")} if passage is None or passage.finished else parts)
+            if passage is not None and (parts := passage.parts(not passage.finished)):
+                state["parts"] = parts
         if state["order"]["kind"] != "distributed":  # whose state is the same on all ranks
             state["base_seed"] = base_seed
         return state
@@ -245,11 +248,6 @@ def undrawn(generator: torch.Generator | None) -> Iterator[None]:
 def has_state(part: Any) -> bool:
     """Whether it has torchdata's protocol of a state."""
     return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
-
-
-def _states(parts: dict[str, Any]) -> dict[str, Any]:
-    states = {name: part.state_dict() for name, part in parts.items() if has_state(part)}
-    return {"parts": states} if states else {}
 
 
 def _length(dataset: Any) -> int | None:

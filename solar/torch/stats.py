@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-CAUSES = ("storage", "decode", "transform", "exchange", "device copy", "collate", "dataset")
+CAUSES = ("storage", "decode", "transform", "exchange", "device copy", "collate", "dataset", "start")
 HARDLY = 0.02  # share of the time below which waiting is not worth a word of advice
 IDLE = 0.05  # share of the time below which nothing was computed between the batches
 NATIVE = ("requests", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits")  # summed over batches
@@ -246,6 +246,7 @@ FOR = {
     "device copy": "for the copy to the device",
     "collate": "for collating",
     "dataset": "for the dataset",
+    "start": "for threads and processes to start",
 }
 ADVICE: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "storage": _of_storage,
@@ -263,6 +264,7 @@ ADVICE: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "its own Python makes the samples, and torch's engine calls it. More num_workers may help; a solar.H5Dataset "
         "in its place, or beneath its Subset or ConcatDataset, would be read by the native engine."
     ),
+    "start": lambda _: "persistent_workers=True starts the processes of a transform once instead of every epoch.",
 }
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from typing import Any
 
 from torch.utils.data.dataloader import (
@@ -12,7 +16,10 @@ from torch.utils.data.dataloader import (
     _SingleProcessDataLoaderIter,
 )
 
+from solar.torch.carried import Carrying, WorkerStates, parts_of, restore_iterator, states_of
 from solar.torch.position import Draws, Indices, Passage, has_state
+
+log = logging.getLogger("solar")
 
 
 class _Counted(_BaseDataLoaderIter):
@@ -27,6 +34,7 @@ class _Counted(_BaseDataLoaderIter):
         loaded = self._course.pending
         if loaded is not None:
             self._told_base_seed = loaded.get("base_seed")
+        self._told_parts = _told_parts(loaded or {}, loader.num_workers)
         self._stats = loader._stats
         self._device_transform = loader.device_transform
         self._bar = loader._progress_bar()
@@ -73,8 +81,15 @@ class _Counted(_BaseDataLoaderIter):
     def _first(self, passage: Passage) -> Any:
         """The first batch. Of an iterable dataset that keeps no state, those before it are read and thrown away."""
         data: Any = super()._next_data()
-        if self._dataset_kind == _DatasetKind.Iterable and not passage.parts:
-            for _ in range(passage.before[0]):
+        passed_over = passage.before[0]
+        if self._dataset_kind == _DatasetKind.Iterable and not self._told_parts and passed_over:
+            log.warning(
+                "%s goes on without a state: the %d batches handed out before are read again and passed over; "
+                "with state_dict and load_state_dict on it or on its iterator they need not be",
+                type(self._dataset).__name__,
+                passed_over,
+            )
+            for _ in range(passed_over):
                 data = super()._next_data()
         return data
 
@@ -91,21 +106,80 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
     """torch's iterator in this process. A dataset, or its iterator, that has a state keeps it."""
 
     def __init__(self, loader: Any) -> None:
-        dataset, told = loader.dataset, self._told(loader)
         super().__init__(loader)
-        iterator: Any = getattr(self._dataset_fetcher, "dataset_iter", None)
-        parts = {"dataset": None if iterator is dataset else dataset, "iterator": iterator}
-        if "iterator" in told:
-            iterator.load_state_dict(told["iterator"])
-        self.passage.parts = {name: part for name, part in parts.items() if has_state(part)}
-
-    def _told(self, loader: Any) -> dict[str, Any]:
-        return dict((loader._course.pending or {}).get("parts", {}))
+        restore_iterator(self._dataset_fetcher, self._told_parts)
+        self.passage.parts = partial(_parts, self._dataset_fetcher)
 
     def _restore(self, loader: Any) -> None:
-        if "dataset" in (told := self._told(loader)):
-            loader.dataset.load_state_dict(told["dataset"])
+        if "dataset" in self._told_parts:
+            loader.dataset.load_state_dict(self._told_parts["dataset"])
 
 
 class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
-    """torch's iterator over worker processes."""
+    """torch's iterator over worker processes. A dataset there, or its iterator, that has a state keeps it."""
+
+    _users_init_fn: Callable[[int], None] | None
+    _cycle: Iterator[int]
+
+    def _restore(self, loader: Any) -> None:
+        own = has_state(loader.dataset)
+        # Whether an iterator has a state is found out where it is made, in the worker.
+        self._may_carry = own or self._dataset_kind == _DatasetKind.Iterable
+        self._carried = WorkerStates(loader.num_workers, self._told_parts, own, loader.persistent_workers)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:
+            self._carried.next = 0
+        super()._reset(loader, first_iter)
+        if not first_iter:
+            self._carried.begin_again()
+        self.passage.parts = self._carried.state
+
+    @property
+    def _worker_init_fn(self) -> Callable[[int], None] | None:
+        """What torch gives its workers to begin with."""
+        return Carrying(self._users_init_fn, self._carried.handed_out) if self._may_carry else self._users_init_fn
+
+    @_worker_init_fn.setter
+    def _worker_init_fn(self, users: Callable[[int], None] | None) -> None:
+        self._users_init_fn = users
+
+    @property
+    def _worker_queue_idx_cycle(self) -> Any:
+        """The workers in turn, from the one whose turn it is."""
+        return self._cycle
+
+    @_worker_queue_idx_cycle.setter
+    def _worker_queue_idx_cycle(self, cycle: Any) -> None:
+        self._cycle = islice(cycle, self._carried.next, None)
+
+    def _get_data(self) -> Any:
+        index, data = super()._get_data()  # type: ignore[no-untyped-call]
+        self._carried.receive(data)
+        return index, data
+
+    def _process_data(self, data: Any, *worker: int) -> Any:
+        data = self._carried.hand_out(data, *worker)
+        return super()._process_data(data, *worker)  # type: ignore[no-untyped-call]
+
+
+def _told_parts(loaded: dict[str, Any], workers: int) -> dict[str, Any]:
+    """The dataset's own states in a loaded one, if they are of as many processes as there will be."""
+    parts = dict(loaded.get("parts", {}))
+    before = len(parts.get("workers", []))
+    if not parts or before == workers:
+        return parts
+    log.warning(
+        "the loaded state holds the dataset's own with num_workers=%d; this loader has num_workers=%d, so the dataset "
+        "begins without: make the loader with as many workers to give it back",
+        before,
+        workers,
+    )
+    return {}
+
+
+def _parts(fetcher: Any, begun: bool) -> dict[str, Any]:
+    """The states of a dataset in this process. A new epoch begins with a new iterator of it."""
+    if begun:
+        return states_of(fetcher)
+    return {name: part.state_dict() for name, part in parts_of(fetcher).items() if name == "dataset"}

@@ -19,7 +19,7 @@ def transformed(transform: Transform, samples: list[Any]) -> list[Any]:
     """Every sample transformed, outside of a loader: random numbers follow torch's global generator."""
     if not takes_rng(transform):
         return [transform(sample) for sample in samples]
-    return [transform(sample, np.random.default_rng(_drawn())) for sample in samples]
+    return [transform(sample, rng=np.random.default_rng(_drawn())) for sample in samples]
 
 
 def transformed_by_key(transform: Transform, samples: list[Any], keys: list[Key], thread_safe: bool) -> list[Any]:
@@ -30,7 +30,7 @@ def transformed_by_key(transform: Transform, samples: list[Any], keys: list[Key]
     """
     if takes_rng(transform):
         pairs = zip(samples, keys, strict=True)
-        return [transform(sample, np.random.default_rng(_entropy(key))) for sample, key in pairs]
+        return [transform(sample, rng=np.random.default_rng(_entropy(key))) for sample, key in pairs]
     if thread_safe:
         return [transform(sample) for sample in samples]
     with global_generators_kept():

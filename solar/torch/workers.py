@@ -100,7 +100,8 @@ def _can_be_sent(what: Any) -> bool:
     except Exception as error:
         warnings.warn(
             f"transform, collate_fn or worker_init_fn cannot be sent to another process ({error}), so num_workers has "
-            "no effect and they run in this one: define them at the top of a module instead of in a function",
+            "no effect and they run in this one: define them at the top of a module instead of in a function, or, if "
+            "the transform may run in several threads at once, give the H5Dataset thread_safe=True",
             stacklevel=2,
         )
         return False

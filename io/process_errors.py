@@ -1,0 +1,46 @@
+"""An error on its way from one process to another: its type, its words, its traceback."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from typing import Any
+
+
+def told(error: Exception) -> tuple[bytes, str, str]:
+    """An error as it travels: its type if that can be pickled, its name, its traceback."""
+    try:
+        kind = pickle.dumps(type(error))
+    except Exception:  # a class inside a function, say; whatever its metaclass raises
+        kind = b""
+    return kind, type(error).__name__, "".join(traceback.format_exception(error))
+
+
+class _Words(str):
+    """A message that KeyError shows as it is, not quoted."""
+
+    __repr__ = str.__str__
+
+
+def rebuilt(failure: tuple[bytes, str, str], number: int) -> Exception:
+    """The error that a process told of, of its own type where a message suffices to make one."""
+    kind, name, text = failure
+    message = f"Caught {name} in transform process {number}.\nOriginal {text}{_advice(text)}"
+    try:
+        type_: Any = pickle.loads(kind)
+        error = type_(_Words(message) if issubclass(type_, KeyError) else message)
+    except Exception:  # the type is not known here, or wants other arguments: whatever its code raises
+        return RuntimeError(message)
+    # StopIteration would end the caller's loop as if all were well
+    plain = isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration)
+    return error if plain else RuntimeError(message)
+
+
+def _advice(text: str) -> str:
+    """A way out of what befalls scripts that work with forked processes, and fail with others."""
+    if "bootstrapping phase" not in text:
+        return ""
+    return (
+        '\nThe script starts its work without `if __name__ == "__main__":`. Put that before it, or the function into a '
+        'module of its own, or give multiprocessing_context="fork".'
+    )

@@ -1,0 +1,236 @@
+"""Shows what an epoch would cost by each policy: PyTorch's, caches, the published SOLAR's, and ours."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from solar.cli import quantities, words
+from solar.cli.compare import NAMES, Answer, Case, answer, together
+from solar.errors import PlanError
+from solar.io import profile
+from solar.io.hdf5 import inspect, survey
+from solar.io.paths import files_of
+from solar.planner.units import Units, of_layout, uniform
+from solar.values import Layout, Outcome, Storage, World
+
+DETAILS = """\
+Sizes are written 8GiB, 64k (of 1024) or 100MB (of 1000), times 2ms, rates 1GB/s, counts 10M.
+Without --profile, --latency, --bandwidth or --iops: the profile that `solar probe` stored for the file's storage, or
+2 ms, 1 GB/s and 500 requests/s, a parallel file system on disks.
+
+keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memory, epochs, seed, storage ({latency,
+  bandwidth, iops, depth, gap, from}), datasets, policies ({torch, lru, pinned, solar_paper, solar}, each {reads,
+  requests, bytes, scans, seconds, hits, peak_bytes}, per epoch, once it is under way), first_batch_seconds (of each),
+  estimated (policies that were followed on a smaller copy), plan_seconds (of one epoch on the first node),
+  overflow_fraction (samples that another rank takes than the one that reads them)
+"""
+
+ASSUMED = Storage(latency=2e-3, bandwidth=1e9, iops=500)  # a parallel file system on disks
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("file", metavar="FILE", nargs="?", help="an HDF5 file, a directory of them, or a quoted glob pattern")
+    add("dataset", metavar="DATASET", nargs="*", help="the fields of a sample; else those as long as the largest one")
+    made = parser.add_argument_group("instead of a file")
+    made.add_argument("--samples", metavar="N", type=quantities.count, help="how many samples there are")
+    made.add_argument("--sample-bytes", metavar="SIZE", type=quantities.size, help="of one sample")
+    made.add_argument("--samples-per-chunk", metavar="K", type=quantities.count, default=1, help="read together (1)")
+    run = parser.add_argument_group("the training")
+    run.add_argument("--ranks", metavar="W", type=quantities.count, default=1, help="processes in all (1)")
+    run.add_argument("--ranks-per-node", metavar="R", type=quantities.count, help="of these on one node (all)")
+    run.add_argument("--batch-size", metavar="B", type=quantities.count, default=64, help="samples per rank (64)")
+    run.add_argument("--memory", metavar="SIZE", type=quantities.size, required=True, help="for samples, on each node")
+    run.add_argument("--epochs", metavar="E", type=quantities.count, default=3, help="how many there will be (3)")
+    run.add_argument("--seed", metavar="SEED", type=int, default=0, help="of the shuffles (0)")
+    on = parser.add_argument_group("the storage")
+    on.add_argument("--profile", metavar="FILE", help="as `solar probe` stored it; what is given beside it goes first")
+    on.add_argument("--latency", metavar="TIME", type=quantities.seconds, help="of one request alone (2ms)")
+    on.add_argument("--bandwidth", metavar="RATE", type=quantities.rate, help="bytes a second in large reads (1GB/s)")
+    on.add_argument("--iops", metavar="RATE", type=quantities.per_second, help="requests a second at best (500)")
+    on.add_argument("--decode", metavar="RATE", type=quantities.rate, help="bytes a second out of chunks (not counted)")
+    parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
+    parser.add_argument("--plot", metavar="FILE", help="also draws a picture: .html, or .png (needs matplotlib)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    storage, source = _storage(arguments)
+    cases = [*_cases(arguments, storage)]
+    if arguments.plot:
+        from solar.cli import plot  # only here: matplotlib takes its time
+
+        plot.check(arguments.plot)  # before the work
+    answers = [answer(case) for case in cases]
+    answered = together(answers, cases)
+    if arguments.plot:
+        plot.draw(arguments.plot, cases[0], answered)
+    if arguments.json:
+        print(json.dumps(as_json(cases, answered, source), indent=1))
+    else:
+        for line in as_text(cases, answered, source):
+            print(line)
+        if arguments.plot:
+            print(f"\n{arguments.plot} has the picture")
+    return 0
+
+
+# --- what is asked ----
+
+
+def _storage(arguments: argparse.Namespace) -> tuple[Storage, str]:
+    """The storage, and where its numbers come from."""
+    given = {name: getattr(arguments, name) for name in ("latency", "bandwidth", "iops", "decode")}
+    given = {name: value for name, value in given.items() if value is not None}
+    stored = profile.default_path(arguments.file) if arguments.file else None
+    if arguments.profile:
+        base, source = profile.load(arguments.profile), f"profile {arguments.profile}"
+    elif not given and stored is not None and stored.exists():
+        base, source = profile.load(stored), f"profile {stored}"
+    else:
+        base, source = ASSUMED, "as given" if given else "assumed: measure yours with `solar probe`"
+    return replace(base, **given), source
+
+
+def _cases(arguments: argparse.Namespace, storage: Storage) -> Iterator[Case]:
+    """One for each field of the samples; the memory is divided among them by their bytes."""
+    per_node = arguments.ranks_per_node or arguments.ranks
+    if per_node > arguments.ranks:
+        raise PlanError(f"--ranks-per-node {per_node} of --ranks {arguments.ranks}: a node has at most all ranks")
+    world = World(0, arguments.ranks, 0, per_node)
+    named = _made(arguments) if arguments.file is None else _of_file(arguments.file, arguments.dataset)
+    if arguments.file is not None and (arguments.samples or arguments.sample_bytes):
+        raise PlanError("a FILE says itself what its samples are: leave out --samples and --sample-bytes")
+    total = sum(units.total_nbytes for units in named.values())
+    for name, units in named.items():
+        memory = arguments.memory * units.total_nbytes // max(total, 1)
+        yield Case(name, units, world, arguments.batch_size, memory, storage, arguments.seed, arguments.epochs)
+
+
+def _made(arguments: argparse.Namespace) -> dict[str, Units]:
+    if not arguments.samples or not arguments.sample_bytes:
+        raise PlanError("what is to be read? Give a FILE, or --samples and --sample-bytes")
+    return {"": uniform(arguments.samples, arguments.sample_bytes, per_unit=arguments.samples_per_chunk)}
+
+
+def _of_file(path: str, names: list[str]) -> dict[str, Units]:
+    files = files_of(path)
+    if names:
+        layouts = {name: inspect(files, name) for name in names}
+        samples = {layout.samples for layout in layouts.values()}
+        if len(samples) > 1:
+            found = ", ".join(f"{name}: {layout.samples:,}" for name, layout in layouts.items())
+            raise PlanError(f"{path}: the fields of a sample must have the same number of samples, not {found}")
+    else:
+        layouts = _fields(path, survey(files)[0])
+    unread = next((layout for layout in layouts.values() if layout.reader == "none"), None)
+    if unread is not None:
+        raise PlanError(f"{path}: {unread.name} cannot be read: {unread.reason}")
+    return {name: of_layout(layout) for name, layout in layouts.items()}
+
+
+def _fields(path: str, layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+    """Those that have as many samples as the largest."""
+    usable = {name: one for name, one in layouts.items() if one.reader != "none" and one.nbytes and one.shape}
+    if not usable:
+        raise PlanError(f"{path}: it has no dataset with samples that can be read; `solar inspect` says why")
+    samples = max(usable.values(), key=lambda layout: layout.nbytes).samples
+    return {name: layout for name, layout in usable.items() if layout.samples == samples}
+
+
+# --- what is said ----
+
+
+def as_json(cases: list[Case], answered: Answer, source: str) -> dict[str, Any]:
+    """The answer of --json; its keys are listed in DETAILS."""
+    one, storage = cases[0], cases[0].storage
+    numbers = {"latency": storage.latency, "bandwidth": storage.bandwidth, "iops": storage.iops}
+    return {
+        "version": 1,
+        "samples": one.units.samples,
+        "nbytes": sum(case.units.total_nbytes for case in cases),
+        "ranks": one.world.ranks,
+        "ranks_per_node": one.world.ranks_per_node,
+        "batch": one.batch,
+        "memory": sum(case.memory for case in cases),
+        "epochs": one.epochs,
+        "seed": one.seed,
+        "storage": numbers | {"depth": storage.depth, "gap": storage.gap, "from": source},
+        "datasets": [case.name for case in cases if case.name],
+        "policies": {name: asdict(outcome) for name, outcome in answered.outcomes.items()},
+        "first_batch_seconds": answered.first_batch,
+        "estimated": answered.estimated,
+        "plan_seconds": answered.plan_seconds,
+        "overflow_fraction": answered.overflow_fraction,
+    }
+
+
+def as_text(cases: list[Case], answered: Answer, source: str) -> Iterator[str]:
+    """The lines for people."""
+    yield from _asked(cases, source)
+    yield ""
+    head = ("per epoch", "time", "scans", "requests", "read", "hits", "peak memory", "first batch")
+    rows = [head] + [_row(name, outcome, answered) for name, outcome in answered.outcomes.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for label, *facts in rows:
+        columns = (fact.rjust(width) for fact, width in zip(facts, widths[1:], strict=True))
+        yield "  ".join([label.ljust(widths[0]), *columns])
+    yield ""
+    yield "A scan is the time of reading all of it once, in order."
+    if faster := _in_short(answered):
+        yield faster
+    if answered.estimated:
+        yield "~ was followed use by use on a smaller copy of the data set."
+
+
+def _asked(cases: list[Case], source: str) -> Iterator[str]:
+    """What was asked, in words."""
+    one, storage = cases[0], cases[0].storage
+    total = sum(case.units.total_nbytes for case in cases)
+    named = f" of {', '.join(words.printable(case.name) for case in cases)}" if one.name else ""
+    yield f"{words.count(one.units.samples, 'sample')}{named}, {words.size(total)}" + _chunks(cases)
+    nodes = -(-one.world.ranks // one.world.ranks_per_node)
+    memory = sum(case.memory for case in cases)
+    share = min(1.0, memory * nodes / max(total, 1))
+    stored = " as it is stored" if any(case.units.encoded for case in cases) else ""
+    yield (
+        f"{words.count(one.world.ranks, 'rank')} on {words.count(nodes, 'node')}, {one.batch} samples each a step; "
+        f"{words.size(memory)} on each node: {share:.0%} of the data set{stored}"
+    )
+    latency, per_second = quantities.duration(storage.latency), f"{storage.iops:,.0f} requests/s"
+    yield (
+        f"storage: {latency}, {storage.bandwidth / 1e9:.3g} GB/s, {per_second}, so a request costs as much as reading "
+        f"{words.size(storage.gap)}; {words.printable(source)}"
+    )
+
+
+def _chunks(cases: list[Case]) -> str:
+    most = max(case.units.per_unit for case in cases)
+    return f", up to {most:,} samples in a chunk" if most > 1 else ""
+
+
+def _row(name: str, outcome: Outcome, answered: Answer) -> tuple[str, ...]:
+    uses = outcome.reads + outcome.hits
+    sign = "~" if name in answered.estimated else ""
+    return (
+        NAMES[name],
+        sign + quantities.duration(outcome.seconds),
+        f"{outcome.scans:.3g}",
+        f"{sign}{outcome.requests:,.0f}",
+        sign + words.size(outcome.bytes),
+        f"{outcome.hits / uses:.1%}" if uses else "",
+        words.size(outcome.peak_bytes),
+        quantities.duration(answered.first_batch[name]) if name in answered.first_batch else "",
+    )
+
+
+def _in_short(answered: Answer) -> str:
+    """Ours beside the others."""
+    ours = answered.outcomes.get("solar")
+    if ours is None or not ours.seconds:
+        return ""
+    others = [(NAMES[name], other.seconds / ours.seconds) for name, other in answered.outcomes.items() if other != ours]
+    return "solar is " + ", ".join(f"{ratio:.3g} times as fast as {name}" for name, ratio in others) + "."

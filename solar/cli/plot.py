@@ -1,0 +1,226 @@
+"""Draws what was planned: a page of HTML with a drawing in it, or a picture by matplotlib."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.cli import quantities, words
+from solar.cli.compare import NAMES, Answer, Case
+from solar.cli.trace import trace
+from solar.errors import PlanError
+
+PICTURES = (".png", ".svg", ".pdf")  # what matplotlib is asked for
+COLOURS = {"torch": "#8c8c8c", "lru": "#b08d57", "pinned": "#c2703d", "solar_paper": "#7a6fb0", "solar": "#1f77b4"}
+WIDTH, HEIGHT = 560, 300  # of a panel
+LEFT, RIGHT, TOP, BOTTOM = 84, 24, 40, 44  # around its axes
+MOST_POINTS = 2000  # of a line; more cannot be told apart
+
+Floats = NDArray[np.float64]
+Say = Callable[[float], str]
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A panel of our values over the epochs, from 0 to `level` at least, which they must not pass."""
+
+    title: str
+    x: Floats
+    y: Floats
+    say: Say
+    level: float
+    unit: float = 1.0  # in which the marks of the axis are round
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A panel of a bar for each policy."""
+
+    title: str
+    values: dict[str, float]
+    say: Say
+
+
+Panel = Curve | Bars
+
+
+def check(path: str) -> None:
+    """PlanError unless a picture of this name can be drawn here: asked before the work, not after it."""
+    kind = Path(path).suffix.lower()
+    if kind not in (".html", *PICTURES):
+        raise PlanError(f"--plot {path}: a picture is .html, or with matplotlib {', '.join(PICTURES)}")
+    if not Path(path).resolve().parent.is_dir():
+        raise PlanError(f"--plot {path}: there is no folder {Path(path).resolve().parent}")
+    if kind != ".html" and find_spec("matplotlib") is None:
+        raise PlanError(f"--plot {path}: {kind} needs matplotlib, which is not installed; .html needs nothing")
+
+
+def draw(path: str, case: Case, answered: Answer) -> None:
+    """Draws the panels into a file."""
+    shown = panels(case, answered)
+    title = f"{words.count(case.units.samples, 'sample')} of {words.size(case.units.sample_nbytes)}, " + (
+        f"{words.count(case.world.ranks, 'rank')}, {words.size(case.memory)} on a node ({min(1.0, case.share):.0%})"
+    )
+    try:
+        if Path(path).suffix.lower() == ".html":
+            Path(path).write_text(page(title, shown), encoding="utf-8")
+        else:
+            _by_matplotlib(path, title, shown)
+    except OSError as error:
+        raise PlanError(f"--plot {path}: cannot be written: {error.strerror}") from error
+
+
+def panels(case: Case, answered: Answer) -> list[Panel]:
+    """What is shown, in order."""
+    outcomes = answered.outcomes.items()
+    shown: list[Panel] = [
+        Bars("time per epoch", {name: one.seconds for name, one in outcomes}, quantities.duration),
+        Bars("requests per epoch", {name: one.requests for name, one in outcomes}, quantities.short),
+    ]
+    found = None if answered.way is None else trace(case, answered.way)
+    if found is not None:
+        of = f" of {words.printable(case.name)}" if case.name else ""
+        share, unit = "{:.0%}".format, 1024.0 ** int(math.log2(max(case.memory, 1)) / 10)
+        shown.append(Curve(f"solar: place of what is read{of}", found.read_at, found.place, share, 1.0, dots=True))
+        shown.append(Curve(f"solar: in memory on a node{of}", found.step_at, found.held, words.size, case.memory, unit))
+    return shown
+
+
+# --- HTML, by ourselves ----
+
+STYLE = """\
+body { font: 14px system-ui, sans-serif; margin: 24px; background: #fff; color: #222 }
+h1 { font-size: 17px; font-weight: 600 }
+svg { max-width: 100%; height: auto } text { font-size: 12px; fill: #444 } .title { font-size: 14px; font-weight: 600 }
+.axis { stroke: #999; fill: none } .grid { stroke: #ddd } .level { stroke: #c33; stroke-dasharray: 5 4 }
+@media (prefers-color-scheme: dark) {
+  body { background: #181a1d; color: #ddd } text { fill: #bbb } .grid { stroke: #333 } .axis { stroke: #777 }
+}
+"""
+
+
+def page(title: str, shown: list[Panel]) -> str:
+    """The whole page."""
+    rows = -(-len(shown) // 2)
+    size = f"0 0 {2 * WIDTH} {rows * HEIGHT}"
+    parts = [
+        f'<g transform="translate({place % 2 * WIDTH},{place // 2 * HEIGHT})">{_svg(panel)}</g>'
+        for place, panel in enumerate(shown)
+    ]
+    head = f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>solar plan</title>\n<style>\n{STYLE}</style>'
+    svg = f'<svg viewBox="{size}" width="{2 * WIDTH}" role="img" xmlns="http://www.w3.org/2000/svg">'
+    return "\n".join((head, f"<h1>solar plan: {html.escape(title)}</h1>", svg, *parts, "</svg></html>\n"))
+
+
+def _svg(panel: Panel) -> str:
+    heading = f'<text class="title" x="{LEFT}" y="22">{html.escape(panel.title)}</text>'
+    return heading + "".join(_bars(panel) if isinstance(panel, Bars) else _curve(panel))
+
+
+def _bars(panel: Bars) -> Iterator[str]:
+    left, most = LEFT + 64, max([*panel.values.values(), 1e-300])
+    step = (HEIGHT - TOP - 20) / len(panel.values)
+    for row, (name, value) in enumerate(panel.values.items()):
+        y, length = TOP + row * step, (WIDTH - left - 110) * value / most
+        middle = y + 0.4 * step + 4
+        yield f'<text x="{left - 8}" y="{middle:.1f}" text-anchor="end">{html.escape(NAMES[name])}</text>'
+        yield f'<rect x="{left}" y="{y:.1f}" width="{length:.1f}" height="{0.8 * step:.1f}" fill="{COLOURS[name]}"/>'
+        yield f'<text x="{left + length + 6:.1f}" y="{middle:.1f}">{html.escape(panel.say(value))}</text>'
+
+
+def _curve(panel: Curve) -> Iterator[str]:
+    most_x, most_y = _range(panel)
+    across, down = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return LEFT + across * x / most_x, TOP + down * (1 - y / most_y)
+
+    for value in _marks(panel):
+        y = at(0, value)[1]
+        yield f'<path class="grid" d="M{LEFT} {y:.1f}H{LEFT + across}"/>'
+        yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{html.escape(panel.say(value))}</text>'
+    for value in ticks(most_x):
+        x = at(value, 0)[0]
+        yield f'<text x="{x:.1f}" y="{TOP + down + 18}" text-anchor="middle">{value:,.10g}</text>'
+    yield f'<text x="{LEFT + across}" y="{HEIGHT - 8}" text-anchor="end">epochs</text>'
+    yield f'<path class="axis" d="M{LEFT} {TOP}V{TOP + down}H{LEFT + across}"/>'
+    if not panel.dots:
+        yield f'<path class="level" d="M{LEFT} {at(0, panel.level)[1]:.1f}H{LEFT + across}"/>'
+    xs, ys = thinned(panel)
+    yield _points([at(*point) for point in zip(xs.tolist(), ys.tolist(), strict=True)], COLOURS["solar"], panel.dots)
+
+
+def _points(points: list[tuple[float, float]], colour: str, dots: bool) -> str:
+    if dots:
+        marks = "".join(f"M{x:.1f} {y:.1f}h1" for x, y in points)
+        return f'<path d="{marks}" stroke="{colour}" stroke-width="1.5" fill="none"/>'
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{line}" stroke="{colour}" stroke-width="1.2" fill="none"/>'
+
+
+def _range(panel: Curve) -> tuple[float, float]:
+    return math.ceil(panel.x.max(initial=1)), 1.04 * max(float(panel.y.max(initial=0)), panel.level) or 1.0
+
+
+def _marks(panel: Curve) -> list[float]:
+    return [panel.unit * value for value in ticks(_range(panel)[1] / panel.unit)]
+
+
+def thinned(panel: Curve) -> tuple[Floats, Floats]:
+    """A curve's points, or of very many the least and the most in each stretch: what is drawn hides no peak."""
+    if panel.dots or len(panel.y) <= MOST_POINTS:
+        return panel.x, panel.y
+    length = -(-len(panel.y) // (MOST_POINTS // 2))
+    begins = np.arange(0, len(panel.y), length)
+    both = np.stack([np.minimum.reduceat(panel.y, begins), np.maximum.reduceat(panel.y, begins)], axis=1)
+    return np.repeat(panel.x[begins], 2), both.ravel()
+
+
+def ticks(most: float) -> list[float]:
+    """Round values from 0 to `most`, about five.
+
+    >>> ticks(23)
+    [0.0, 5.0, 10.0, 15.0, 20.0]
+    """
+    step = 10.0 ** math.floor(math.log10(most / 4))
+    step *= next(factor for factor in (1, 2, 5, 10) if most / (factor * step) <= 5)
+    return [step * place for place in range(int(most / step) + 1)]
+
+
+# --- pictures, by matplotlib ----
+
+
+def _by_matplotlib(path: str, title: str, shown: list[Panel]) -> None:
+    rows = -(-len(shown) // 2)
+    figure = import_module("matplotlib.figure").Figure(figsize=(12, 3.4 * rows), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    for axes, panel in zip(figure.subplots(rows, 2, squeeze=False).flat, shown, strict=False):
+        axes.set_title(panel.title, fontsize=10, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+        if isinstance(panel, Bars):
+            names = [*panel.values]
+            drawn = axes.barh(
+                [NAMES[name] for name in names], [*panel.values.values()], color=[COLOURS[name] for name in names]
+            )
+            axes.bar_label(drawn, [panel.say(value) for value in panel.values.values()], padding=3, fontsize=9)
+            axes.invert_yaxis()
+            axes.set_xticks([])
+            axes.margins(x=0.15)
+            continue
+        style = {"marker": ".", "linestyle": "none", "markersize": 1} if panel.dots else {"linewidth": 1}
+        axes.plot(*thinned(panel), color=COLOURS["solar"], **style)
+        if not panel.dots:
+            axes.axhline(panel.level, color="#c33", linestyle="--", linewidth=1)
+        axes.set_yticks(_marks(panel), [panel.say(value) for value in _marks(panel)])
+        axes.set_xlim(0, _range(panel)[0])
+        axes.set_xlabel("epochs")
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,95 @@
+"""Sizes, rates, times and counts as people write them (8GiB, 64k, 1GB/s, 2ms, 10M), and as they read them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Mapping
+
+_NUMBER = re.compile(r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\s*([a-zµμ/]*)\s*", re.IGNORECASE)
+_BINARY = {letter: 1024.0**power for power, letter in enumerate("kmgtp", 1)}
+_DECIMAL = {letter: 1000.0**power for power, letter in enumerate("kmgtp", 1)}
+# As dd has it: a letter alone, and with iB, is 1024; with B it is 1000.
+SIZES = {"": 1.0, "b": 1.0} | {
+    letter + tail: (_DECIMAL if tail == "b" else _BINARY)[letter] for letter in _BINARY for tail in ("", "ib", "b", "i")
+}
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0}
+COUNTS = {"": 1.0} | _DECIMAL
+
+
+def size(text: str) -> int:
+    """Bytes: 8GiB, 64k (of 1024), 100MB (of 1000), 4096."""
+    return _whole(text, _value(text, SIZES, "a size such as 8GiB, 64k or 100MB"))
+
+
+def rate(text: str) -> float:
+    """Bytes a second: 1GB/s, 500MiB/s."""
+    if re.search(r"[0-9.\s][kKmMgGtTpP]?(b|bit)(/s|ps)\s*$", text):
+        raise argparse.ArgumentTypeError(f"{text!r} looks like bits: give bytes a second, such as 1GB/s")
+    value = _value(text, {f"{unit}/s": factor for unit, factor in SIZES.items()} | SIZES, "a rate such as 1GB/s")
+    return _above_zero(text, value)
+
+
+def seconds(text: str) -> float:
+    """A time: 2ms, 150us, 1s; without a unit only 0."""
+    units = SECONDS | ({"": 1.0} if text.strip("0. ") == "" else {})
+    return _value(text, units, "a time with its unit, such as 2ms or 150us")
+
+
+def count(text: str) -> int:
+    """A number of things, at least 1: 8, 200_000, 10M (of 1000)."""
+    number = _whole(text, _value(text, COUNTS, "a whole number such as 64 or 10M"))
+    return int(_above_zero(text, number))
+
+
+def per_second(text: str) -> float:
+    """Things a second: 500, 20k, 1.5M."""
+    units = COUNTS | {f"{unit}/s": factor for unit, factor in COUNTS.items()}
+    return _above_zero(text, _value(text, units, "a number a second, such as 500 or 20k"))
+
+
+def _value(text: str, units: Mapping[str, float], wanted: str) -> float:
+    found = _NUMBER.fullmatch(text)
+    if found is None or found[3].lower() not in units:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+    value = float(found[1].replace("_", "").replace(",", "") + (found[2] or "")) * units[found[3].lower()]
+    if not math.isfinite(value) or value >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is too large")
+    return value
+
+
+def _whole(text: str, value: float) -> int:
+    if value != int(value) and value < 1024:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(value)
+
+
+def _above_zero(text: str, value: float) -> float:
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be above 0")
+    return value
+
+
+def duration(seconds: float) -> str:
+    """A time in words: 2 ms, 1.5 s, 7 min 3 s, 2 h 10 min."""
+    for longer, shorter, length in (("h", "min", 60), ("min", "s", 1)):
+        if seconds >= 60 * length:
+            whole, rest = divmod(round(seconds / length), 60)
+            return f"{whole:,} {longer} {rest} {shorter}"
+    for unit, least in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= least:
+            return f"{seconds / least:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def short(number: float) -> str:
+    """A number in few letters: 950, 12.5k, 3M, 0.5.
+
+    >>> short(12_500)
+    '12.5k'
+    """
+    for letter, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= factor:
+            return f"{number / factor:.4g}{letter}"
+    return f"{number:.4g}"

@@ -1,0 +1,81 @@
+"""What our plan does on the first node over a few epochs: where its read head is and how full its memory. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.cli.compare import Case
+from solar.planner import plan, policies
+from solar.planner.sweep import Way
+from solar.planner.units import Units
+from solar.values import Plan
+
+EPOCHS = range(3)  # from the first batch to the last
+POINTS = 3000  # of the head's way
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Over the epochs: places are shares of the data set, in memory are bytes while each step is at work."""
+
+    read_at: Floats
+    place: Floats
+    step_at: Floats
+    held: Floats
+
+
+def trace(case: Case, way: Way) -> Trace | None:
+    """What the first node does when the training has three epochs; None where no head moves."""
+    if way.direct:
+        return None
+    of = case.order, case.units, case.world
+    room = case.memory
+    course = plan(*of, batch=case.batch, memory=room, storage=case.storage, epochs=EPOCHS, ahead=0, way=way)
+    plans = [course.epoch(epoch) for epoch in EPOCHS]
+    if not any(len(one.loads) for one in plans):
+        return None
+    steps = len(plans[0].ends) - 1
+    loads = [_units(case.units, one, one.loads) for one in plans]
+    comes = [_per_step(_weights(case.units, one, unit), one.ends) for one, unit in zip(plans, loads, strict=True)]
+    goes = [
+        _per_step(_weights(case.units, one, _units(case.units, one, one.uses)) * one.last, one.starts) for one in plans
+    ]
+    # What is issued at a step comes once the step before has let go of its own.
+    after = np.cumsum(np.concatenate(comes) - np.concatenate(goes))
+    # When the last step is over nothing is left but what is pinned: so it is known how much there was at first.
+    held = np.concatenate(([0.0], after[:-1])) + (course.region.held_nbytes(way.pinned, whole=way.whole) - after[-1])
+    read_at = np.concatenate([epoch + _issued_at(one.ends) / steps for epoch, one in zip(EPOCHS, plans, strict=True)])
+    shown = np.linspace(0, len(read_at) - 1, min(POINTS, len(read_at))).astype(int)
+    return Trace(read_at[shown], np.concatenate(loads)[shown] / case.units.units, np.arange(len(held)) / steps, held)
+
+
+def _units(units: Units, one: Plan, items: NDArray[np.int32]) -> Ints:
+    """The units that what a plan loads or uses lies in."""
+    begin = one.begin + np.arange(1)
+    return _unit_of(units, begin) + items if one.whole else _unit_of(units, one.begin + items.astype(np.int64))
+
+
+def _unit_of(units: Units, items: Ints) -> Ints:
+    return items // units.per_unit if units.first is None else np.searchsorted(units.first, items, side="right") - 1
+
+
+def _weights(units: Units, one: Plan, unit: Ints) -> Floats:
+    """What each takes in memory: a sample of the unit, or all of it."""
+    sizes = policies.stored_nbytes(units) if one.whole else policies.held_nbytes(units)
+    return sizes[unit].astype(float)
+
+
+def _per_step(weights: Floats, ends: Ints) -> Floats:
+    """The sum of each step's weights."""
+    return np.diff(np.concatenate(([0.0], np.cumsum(weights)))[ends])
+
+
+def _issued_at(ends: Ints) -> Floats:
+    """The step at which each load is issued."""
+    return np.repeat(np.arange(1.0, len(ends)), np.diff(ends))

@@ -1,0 +1,338 @@
+"""`solar plan`: what it is asked, what it answers, and its pictures."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from solar.cli import compare, main, plot, quantities
+from solar.cli.compare import Case
+from solar.cli.trace import trace
+from solar.io import profile
+from solar.planner import policies
+from solar.planner.units import uniform
+from solar.values import Outcome, Storage, World
+
+KEYS = {"reads", "requests", "bytes", "scans", "seconds", "hits", "peak_bytes"}
+POLICIES = ["torch", "lru", "pinned", "solar_paper", "solar"]
+SMALL = ["plan", "--samples", "2000", "--sample-bytes", "1k", "--batch-size", "10", "--memory", "500KiB"]
+
+
+def asked(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The JSON answer."""
+    assert main([*arguments, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+# --- quantities ----
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (quantities.size, "8GiB", 8 << 30),
+        (quantities.size, "64k", 64 << 10),
+        (quantities.size, "64 KB", 64_000),
+        (quantities.size, "1.5m", 3 << 19),
+        (quantities.size, "4096", 4096),
+        (quantities.size, "0", 0),
+        (quantities.rate, "1GB/s", 1e9),
+        (quantities.rate, "500 MiB/s", 500 * 2**20),
+        (quantities.rate, "2e6", 2e6),
+        (quantities.seconds, "2ms", 2e-3),
+        (quantities.seconds, "150µs", 150e-6),
+        (quantities.seconds, "0", 0.0),
+        (quantities.count, "200_000", 200_000),
+        (quantities.count, "10M", 10_000_000),
+        (quantities.per_second, "20k", 20_000.0),
+        (quantities.per_second, "0.5/s", 0.5),
+    ],
+)
+def test_quantities_are_read_as_people_write_them(parse: Callable[[str], float], text: str, value: float) -> None:
+    assert parse(text) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (quantities.size, "8Gx"),
+        (quantities.size, "-1"),
+        (quantities.size, "nan"),
+        (quantities.size, "1e400"),
+        (quantities.size, "9E"),
+        (quantities.size, "0.5"),
+        (quantities.size, ""),
+        (quantities.rate, "1Gb/s"),
+        (quantities.rate, "8 Gbit/s"),
+        (quantities.rate, "0"),
+        (quantities.seconds, "2"),
+        (quantities.seconds, "2 weeks"),
+        (quantities.count, "1.5"),
+        (quantities.count, "0"),
+        (quantities.per_second, "inf"),
+    ],
+)
+def test_what_is_no_quantity_is_refused_with_what_would_be_one(parse: Callable[[str], float], text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(repr(text))):
+        parse(text)
+
+
+def test_times_and_counts_are_said_in_few_letters() -> None:
+    said = [quantities.duration(seconds) for seconds in (0, 2.5e-6, 0.002, 1.5, 423, 7800)]
+    assert said == ["0 µs", "2.5 µs", "2 ms", "1.5 s", "7 min 3 s", "2 h 10 min"]
+    assert [quantities.duration(seconds) for seconds in (59.9996, 119.9, 7199)] == ["60 s", "2 min 0 s", "2 h 0 min"]
+    assert [quantities.short(number) for number in (0.5, 950, 12_500, 3e6)] == ["0.5", "950", "12.5k", "3M"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--memory", "8Gx"), ("--latency", "2"), ("--iops", "0"), ("--ranks", "x")]
+)
+def test_an_error_names_the_option(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*SMALL, option, value])
+    assert f"argument {option}: {value!r}" in capsys.readouterr().err
+
+
+# --- what is asked ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["plan", "--memory", "1G"], "Give a FILE, or --samples and --sample-bytes"),
+        (["plan", "--memory", "1G", "--samples", "10"], "Give a FILE"),
+        ([*SMALL, "--ranks", "2", "--ranks-per-node", "4"], "--ranks-per-node 4 of --ranks 2"),
+        ([*SMALL, "--profile", "/none"], "/none: the profile cannot be read"),
+        ([*SMALL, "--plot", "out.gif"], "--plot out.gif: a picture is .html"),
+        ([*SMALL, "--plot", "/none/out.html"], "there is no folder /none"),
+        (["plan", "/none.h5", "--memory", "1G"], "/none.h5"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 1
+    said = capsys.readouterr().err
+    assert why in said
+    assert said.count("\n") == 1
+
+
+def test_a_file_says_what_its_samples_are(make: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    rows = np.zeros((300, 64), "f4")
+    chunked = (rows, {"chunks": (10, 64), "compression": "gzip"})
+    path = make("scan.h5", x=rows, y=np.zeros((300, 2)), chunked=chunked, other=np.zeros(7))
+    one = asked("plan", path, "/x", "--memory", "20k", "--batch-size", "5", capsys=capsys)
+    assert (one["samples"], one["nbytes"], one["datasets"]) == (300, 300 * 256, ["/x"])
+    assert one["policies"]["torch"]["bytes"] == 300 * 256
+    both = asked("plan", path, "x", "y", "--memory", "20k", "--batch-size", "5", capsys=capsys)
+    assert both["policies"]["torch"]["requests"] == 600
+    assert both["memory"] <= 20 << 10
+    assert both["policies"]["torch"]["scans"] * sum(_scans(both, 300 * 256, 300 * 16)) == pytest.approx(
+        both["policies"]["torch"]["seconds"]
+    )
+    every = asked("plan", path, "--memory", "20k", "--batch-size", "5", capsys=capsys)
+    assert every["datasets"] == ["/chunked", "/x", "/y"]
+    assert main(["plan", path, "x", "other", "--memory", "20k"]) == 1
+    assert "the same number of samples, not x: 300, other: 7" in capsys.readouterr().err
+    assert main(["plan", path, "--memory", "20k", "--samples", "10"]) == 1
+    assert "leave out --samples" in capsys.readouterr().err
+
+
+def _scans(answer: dict[str, Any], *sizes: int) -> list[float]:
+    storage = answer["storage"]
+    return [1 / storage["iops"] + nbytes / storage["bandwidth"] for nbytes in sizes]
+
+
+def test_the_storage_is_given_measured_or_assumed(
+    make: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(*SMALL, capsys=capsys)["storage"] == {
+        "latency": 0.002,
+        "bandwidth": 1e9,
+        "iops": 500,
+        "depth": 32,
+        "gap": 2_000_000,
+        "from": "assumed: measure yours with `solar probe`",
+    }
+    given = asked(*SMALL, "--latency", "1us", "--bandwidth", "2GB/s", "--iops", "1M", capsys=capsys)["storage"]
+    assert (given["latency"], given["bandwidth"], given["iops"], given["gap"]) == (1e-6, 2e9, 1e6, 2000)
+    kept = tmp_path / "disk.json"
+    profile.save(_profile(Storage(0.25, 5e8, 100, 4)), kept)
+    read = asked(*SMALL, "--profile", str(kept), capsys=capsys)["storage"]
+    assert (read["latency"], read["bandwidth"], read["iops"], read["depth"]) == (0.25, 5e8, 100, 4)
+    mixed = asked(*SMALL, "--profile", str(kept), "--iops", "10", capsys=capsys)["storage"]
+    assert (mixed["latency"], mixed["iops"]) == (0.25, 10)
+    path = make("a.h5", x=np.zeros((100, 8)))
+    profile.save(_profile(Storage(0.5, 5e8, 100, 4)), profile.default_path(path))
+    found = asked("plan", path, "--memory", "1k", capsys=capsys)["storage"]
+    assert (found["latency"], found["from"]) == (0.5, f"profile {profile.default_path(path)}")
+
+
+def _profile(storage: Storage) -> profile.Profile:
+    return profile.Profile("/data", "2026-01-01T00:00:00+00:00", "as told", (), storage)
+
+
+# --- what is answered ----
+
+
+def test_the_keys_of_the_answer_are_fixed(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = asked(*SMALL, capsys=capsys)
+    assert [*answer["policies"]] == POLICIES
+    assert all(set(outcome) == KEYS for outcome in answer["policies"].values())
+    assert answer["plan_seconds"] > 0
+    assert 0 <= answer["overflow_fraction"] < 1
+    assert [*answer["first_batch_seconds"]] == POLICIES
+    assert answer["first_batch_seconds"]["solar"] < answer["first_batch_seconds"]["torch"]
+    described = "".join(main.__globals__["import_module"]("solar.cli.plan").DETAILS.split())
+    assert all(key in described for key in answer)
+
+
+def test_uses_are_reads_and_hits_for_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = asked(*SMALL, "--ranks", "4", "--ranks-per-node", "2", capsys=capsys)
+    for name, outcome in answer["policies"].items():
+        assert outcome["reads"] + outcome["hits"] == pytest.approx(2000), name
+        assert outcome["peak_bytes"] <= 500 << 10, name
+
+
+def test_ours_is_never_dearer_than_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    for memory in ("0", "100k", "500k", "1000k", "3000k"):
+        outcomes = asked(*SMALL, "--memory", memory, capsys=capsys)["policies"]
+        assert outcomes["solar"]["seconds"] <= 1.0001 * min(outcomes["torch"]["seconds"], outcomes["pinned"]["seconds"])
+
+
+def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--ranks", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "2,000 samples, 2 MiB" in shown
+    assert "2 ranks on 1 node, 10 samples each a step; 500 KiB on each node: 25% of the data set" in shown
+    assert "assumed: measure yours with `solar probe`" in shown
+    lines = shown.splitlines()
+    head = next(place for place, line in enumerate(lines) if line.startswith("per epoch"))
+    rows = lines[head + 1 : head + 1 + len(POLICIES)]
+    assert all(row.startswith(compare.NAMES[name]) for name, row in zip(POLICIES, rows, strict=True))
+    assert len({len(row) for row in rows}) == 1
+    assert "\x1b" not in shown
+
+
+def case(samples: int, **changes: Any) -> Case:
+    made = Case("", uniform(samples, 100), World(0, 1), 10, samples * 25, Storage(0.0, 1e6, 1000), 0, 3)
+    return replace(made, **changes)
+
+
+def test_a_large_data_set_is_followed_on_a_smaller_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = compare.answer(case(20_000))
+    assert exact.estimated == ()
+    monkeypatch.setattr(compare, "MOST_LRU", 20_000)
+    about = compare.answer(case(20_000))
+    assert about.estimated == ("lru",)
+    assert about.outcomes["lru"].hits == pytest.approx(exact.outcomes["lru"].hits, rel=0.2)
+    assert about.outcomes["lru"].seconds == pytest.approx(exact.outcomes["lru"].seconds, rel=0.02)
+    assert {name: about.outcomes[name] for name in ("torch", "pinned", "solar_paper")} == {
+        name: exact.outcomes[name] for name in ("torch", "pinned", "solar_paper")
+    }
+
+
+def test_a_policy_is_what_the_planner_counts() -> None:
+    one = case(1000)
+    found = compare.answer(one).outcomes["pinned"]
+    room = one.memory
+    assert found == policies.pinned(one.order, one.units, one.world, batch=10, memory=room, storage=one.storage)
+
+
+# --- what our plan does over time ----
+
+
+@pytest.mark.parametrize("per_unit", [1, 4])
+@pytest.mark.parametrize(("ranks", "per_node", "share"), [(1, 1, 0.25), (1, 1, 0.8), (4, 2, 0.25)])
+def test_the_memory_is_full_and_never_more(per_unit: int, ranks: int, per_node: int, share: float) -> None:
+    units = uniform(4000, 100, per_unit=per_unit)
+    memory = int(share * 400_000 * per_node / ranks)
+    one = case(4000, units=units, world=World(0, ranks, 0, per_node), memory=memory)
+    way = compare.answer(one).way
+    assert way is not None
+    found = trace(one, way)
+    assert found is not None
+    steps = -(-4000 // (10 * ranks))
+    assert len(found.held) == 3 * steps
+    assert found.held.max() <= memory
+    assert found.held[: 2 * steps].min() > 0.75 * memory
+    assert found.held[-1] <= way.pinned * 100 + 10 * 100 * ranks
+    assert np.all(np.diff(found.step_at) > 0)
+    assert found.place.min() >= 0
+    assert found.place.max() < per_node / ranks
+    assert np.all(np.diff(found.read_at) >= 0)
+
+
+def test_what_holds_all_of_it_has_nothing_to_show() -> None:
+    one = case(1000, memory=200_000)
+    way = compare.answer(one).way
+    assert way is not None
+    assert trace(one, way) is None
+
+
+# --- pictures ----
+
+
+def test_a_thinned_curve_hides_no_peak() -> None:
+    y = np.zeros(100_000)
+    y[[7, 54_321]] = (3.0, -2.0)
+    xs, ys = plot.thinned(plot.Curve("", np.arange(100_000.0), y, str, 1.0))
+    assert len(xs) == len(ys) <= plot.MOST_POINTS + 2
+    assert (ys.max(), ys.min()) == (3.0, -2.0)
+
+
+@pytest.mark.parametrize("most", [1e-9, 0.7, 1, 23, 99.9, 1e15])
+def test_ticks_are_few_and_round(most: float) -> None:
+    marks = plot.ticks(most)
+    assert 3 <= len(marks) <= 6
+    assert marks[0] == 0
+    assert marks[-1] <= most
+
+
+def test_a_page_needs_nothing_and_is_well_formed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.html"
+    assert main([*SMALL, "--plot", str(path)]) == 0
+    assert str(path) in capsys.readouterr().out
+    text = path.read_text()
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", ""), "nothing is loaded from elsewhere"
+    svg = ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
+    words = [element.text or "" for element in svg.iter() if element.tag.endswith("text")]
+    assert all(name in words for name in compare.NAMES.values())
+    assert sum(element.tag.endswith("rect") for element in svg.iter()) >= 2 * len(POLICIES)
+    assert "nan" not in text.lower().replace("--", "")
+
+
+def test_bars_are_as_long_as_what_they_say() -> None:
+    answered = compare.Answer({"torch": _outcome(8.0), "solar": _outcome(2.0)}, {}, (), 0.0, 0.0)
+    text = plot.page("x & y", plot.panels(case(10), answered))
+    lengths = [float(length) for length in re.findall(r'<rect [^>]*width="([0-9.]+)"', text)]
+    assert lengths[0] == pytest.approx(4 * lengths[1], rel=0.01)
+    assert "x &amp; y" in text
+
+
+def _outcome(seconds: float) -> Outcome:
+    return Outcome(1, 1, 1, 1.0, seconds, 0, 1)
+
+
+def test_without_matplotlib_a_picture_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    assert main([*SMALL, "--plot", str(tmp_path / "out.png")]) == 1
+    assert "needs matplotlib, which is not installed; .html needs nothing" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_matplotlib_draws_the_same_panels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.png"
+    assert main([*SMALL, "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
