@@ -26,6 +26,7 @@ from typing import Any
 
 from solar.errors import SolarError
 from solar.io import process_child, process_errors
+from solar.io.late import Late
 from solar.io.process_child import Channel, Letter, Reducers
 
 PATIENCE = 1.0  # seconds that processes at work have to end when they are closed
@@ -194,7 +195,7 @@ class _Child:
                     raise SolarError(self._lost)
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(self._too_late(task, seconds))
+                    raise Late(self._too_late(task, seconds))
                 self._pause(left)
             letter, task.letter = task.letter, None
             return letter

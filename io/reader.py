@@ -17,6 +17,7 @@ from solar.io import machine, slow
 from solar.io.engine import Ticket, source_of, source_of_part
 from solar.io.engine import bypassed_share as bypassed_share
 from solar.io.hdf5 import inspect
+from solar.io.late import Late
 from solar.io.paths import Paths
 from solar.io.slow_thread import SlowRead, chunk_nbytes, unchanged
 from solar.values import Layout
@@ -54,10 +55,6 @@ def read(path: Paths, dataset: str, index: Any = None, out: NDArray[Any] | None 
             out[...] = values
         return out
     return values[()] if values.ndim == 0 else values
-
-
-class Late(TimeoutError):
-    """What was waited for did not come in the time given; the text says what is missing."""
 
 
 class Pending:

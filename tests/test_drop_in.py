@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
@@ -9,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,3 +250,71 @@ def test_a_timeout_error_of_the_users_own_code_stays_what_it_is(path: str) -> No
 
     with pytest.raises(TimeoutError, match=r"^of mine$"):
         next(iter(DataLoader(H5Dataset(path, "x"), 4, collate_fn=collate, timeout=5)))
+
+
+def test_a_failed_batch_is_not_kept_alive_by_its_error(path: str) -> None:
+    def failing(sample: Any) -> Any:
+        raise ValueError("no")
+
+    gc.collect()
+    gc.disable()
+    try:
+        for options in ({}, {"thread_safe": True}):
+            loader = DataLoader(H5Dataset(path, "x", transform=failing, **options), 4)
+            iterator = iter(loader)
+            with pytest.raises(ValueError, match="no"):
+                next(iterator)
+            alive = weakref.ref(iterator)
+            del iterator
+            assert alive() is None
+            assert loader.stats()["resident_bytes"] == 0
+        iterator = iter(DataLoader(H5Dataset(path, "x"), 4, sampler=[SAMPLES]))
+        with pytest.raises(IndexError):
+            next(iterator)
+        alive = weakref.ref(iterator)
+        del iterator
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_closing_in_another_thread_ends_the_waiting_with_words(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader(H5Dataset(path, "x"), 4)
+    iterator = iter(loader)
+    next(iterator)
+
+    def closing(self: Any, seconds: float | None = None) -> Any:
+        thread = threading.Thread(target=loader.close)
+        thread.start()
+        thread.join()
+        return arrived(self, seconds)
+
+    arrived = PendingBatch.arrived
+    monkeypatch.setattr(PendingBatch, "arrived", closing)
+    with pytest.raises(RuntimeError, match="closed with its loader"):
+        next(iterator)
+    assert loader.stats()["resident_bytes"] == 0
+
+
+def test_past_the_end_there_is_nothing_more_also_after_closing(path: str) -> None:
+    loader = DataLoader(H5Dataset(path, "x"), 4)
+    iterator = iter(loader)
+    assert len(batches(iterator)) == 8
+    busy = loader.stats()["busy_seconds"]
+    loader.close()
+    assert next(iterator, None) is None
+    assert loader.stats()["busy_seconds"] == busy
+
+
+def test_items_of_a_sampler_without_batches_count_one_each(path: str) -> None:
+    class Pairs(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return super().__getitem__(sum(index))
+
+    pairs = [(i, 1) for i in range(10)]
+    loader = DataLoader(Pairs(torch.arange(20)), None, sampler=pairs)
+    whole, iterator = list(loader), iter(loader)
+    next(iterator), next(iterator), next(iterator)
+    other = DataLoader(Pairs(torch.arange(20)), None, sampler=pairs)
+    other.load_state_dict(loader.state_dict())
+    assert list(other) == whole[3:]

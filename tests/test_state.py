@@ -451,3 +451,37 @@ def test_persistent_workers_draw_once_also_after_a_resume(make: Any, stop: int |
         other.load_state_dict(state)
         assert (taken(other) if stop else []) == rest
         assert taken(other) == following
+
+
+@pytest.mark.parametrize("engine", ["native", "torch's"])
+def test_passes_that_were_broken_off_are_made_again_as_they_were(make_loader: Any, engine: str) -> None:
+    loader = make_loader(engine, "by a generator")
+    taken(loader), taken(iter(loader), 1), taken(iter(loader), 2), taken(loader), taken(iter(loader), 1)
+    iterator = iter(loader)
+    taken(iterator, 3)
+    state = through_json(loader.state_dict())
+    rest, following = taken(iterator), taken(loader)
+    other = make_loader(engine, "by a generator")
+    other.load_state_dict(state)
+    assert taken(other) == rest
+    assert taken(other) == following
+
+
+def test_an_epoch_that_was_set_before_the_state_is_loaded_stays(make_loader: Any) -> None:
+    loader = make_loader("native", "distributed")
+    loader.set_epoch(4)
+    taken(loader)
+    other = make_loader("native", "distributed")
+    other.set_epoch(5)
+    other.load_state_dict(loader.state_dict())
+    assert other.sampler.epoch == 5
+    loader.set_epoch(5)
+    assert taken(other) == taken(loader)
+
+
+def test_a_state_that_was_cut_short_is_refused_by_what_it_lacks(make_loader: Any) -> None:
+    loader = make_loader("native", "sequential")
+    state = loader.state_dict()
+    for name in set(state) - {"solar", "base_seed"}:
+        with pytest.raises(PlanError, match=f"lacks {name}"):
+            loader.load_state_dict({key: value for key, value in state.items() if key != name})

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transforms
+from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Subset
 
-from solar import DataLoader, Field, H5Dataset, LayoutError, PlanSampler, ReadError, SolarError
+from solar import DataLoader, Field, H5Dataset, LayoutError, PlanError, PlanSampler, ReadError, SolarError
 
 SAMPLES = 21
 PLACES = {
@@ -194,8 +196,6 @@ def test_the_device_transform_is_called_last_with_each_batch(path: str) -> None:
 
 
 def test_iterators_left_early_leave_no_threads_and_no_memory(path: str) -> None:
-    import threading
-
     before = threading.active_count()
     for _ in range(5):
         loader = DataLoader(H5Dataset(path, FIELDS, transform=transforms.doubled, thread_safe=True), 2)
@@ -206,3 +206,88 @@ def test_iterators_left_early_leave_no_threads_and_no_memory(path: str) -> None:
         if thread.name.startswith("solar-making"):
             thread.join(10)
     assert threading.active_count() <= before
+
+
+def test_an_epoch_begun_again_has_other_random_numbers_unless_it_is_set_again(path: str) -> None:
+    dataset = H5Dataset(path, FIELDS, transform=transforms.noisy)
+    plain, ranked = DataLoader(dataset, 4), DataLoader(dataset, 4, sampler=PlanSampler(dataset, 1, 0, shuffle=False))
+    for loader in (plain, ranked):
+        seen = [next(iter(loader)).sum().item() for _ in range(3)] + [list(loader)[-1].sum().item() for _ in range(3)]
+        assert len(set(seen)) == 6
+    ranked.set_epoch(0)
+    first = next(iter(ranked)).sum().item()
+    ranked.set_epoch(0)
+    assert next(iter(ranked)).sum().item() == first
+    state = ranked.state_dict()
+    expected = next(iter(ranked)).sum().item()
+    other = DataLoader(dataset, 4, sampler=PlanSampler(dataset, 1, 0, shuffle=False))
+    other.load_state_dict(state)
+    list(other)
+    assert next(iter(other)).sum().item() == expected
+
+
+def test_a_sample_is_made_alike_whatever_subset_it_is_in(path: str) -> None:
+    dataset = H5Dataset(path, FIELDS, transform=transforms.noisy)
+
+    def made(dataset: Any) -> Any:
+        torch.manual_seed(6)
+        return next(iter(DataLoader(dataset, 30)))
+
+    whole = made(dataset)
+    assert torch.equal(made(Subset(dataset, [7, 3])), whole[[7, 3]])
+    both, with_one = ConcatDataset([dataset, dataset]), ConcatDataset([Subset(dataset, [2]), dataset])
+    assert torch.equal(made(with_one)[1:10], made(both)[21:30])
+
+
+def test_a_collate_functions_random_numbers_in_processes_are_the_same_again(path: str) -> None:
+    dataset = H5Dataset(path, FIELDS)
+    runs = []
+    for workers in (1, 2, 2):
+        torch.manual_seed(3)
+        runs.append(batches(DataLoader(dataset, 2, collate_fn=transforms.mixed_up, num_workers=workers)))
+    assert equal(runs[0], runs[1]) and equal(runs[1], runs[2])
+    assert not equal(runs[0][0], runs[0][1])
+
+
+def test_threads_make_samples_and_leave_the_users_collation_to_the_loop(path: str) -> None:
+    dataset = H5Dataset(path, FIELDS, transform=transforms.doubled, thread_safe=True)
+    collated_in: set[str] = set()
+
+    def collate(samples: Any) -> int:
+        collated_in.add(threading.current_thread().name)
+        return len(samples)
+
+    assert batches(DataLoader(dataset, 4, collate_fn=collate)) == [4, 4, 4, 4, 4, 1]
+    assert collated_in == {threading.current_thread().name}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_timeout_error_of_a_transform_stays_what_it_is(path: str, place: str) -> None:
+    of_dataset, of_loader = PLACES[place]
+    loader = iter(DataLoader(H5Dataset(path, FIELDS, transform=transforms.late, **of_dataset), 4, **of_loader))
+    with pytest.raises(TimeoutError, match="of mine"):
+        next(loader)
+
+
+def test_persistent_workers_are_replaced_when_one_has_died(path: str, tmp_path: Path) -> None:
+    dataset = H5Dataset(path, FIELDS, transform=transforms.DyingOnce(str(tmp_path / "died")))
+    loader = DataLoader(dataset, 4, num_workers=1, persistent_workers=True)
+    with pytest.raises(SolarError, match="exit"):
+        batches(loader)
+    assert len(batches(loader)) == 6
+    loader.close()
+
+
+def test_settings_are_those_of_the_loader_when_it_is_iterated(path: str) -> None:
+    loader = DataLoader(H5Dataset(path, FIELDS, transform=transforms.mark_of_worker), 4, num_workers=1)
+    loader.worker_init_fn = transforms.first_of_worker
+    assert batches(loader)[0] == ["0"] * 4
+
+
+def test_an_exact_end_of_which_a_transform_can_make_nothing_is_refused_on_every_rank(path: str) -> None:
+    dataset = H5Dataset(path, FIELDS, transform=transforms.doubled)
+    for rank in range(2):
+        sampler = PlanSampler(dataset, 2, rank, tail="exact")
+        with pytest.raises(PlanError, match="empty batch"):
+            next(iter(DataLoader(dataset, 1, sampler=sampler)))
+        assert len(batches(DataLoader(dataset, 2, sampler=sampler))) == 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,3 +59,24 @@ def first_of_worker(worker: int) -> None:
 
 def mark_of_worker(sample: dict[str, Any]) -> str:
     return os.environ["SOLAR_TEST_WORKER"]
+
+
+def mixed_up(samples: list[Any]) -> Any:
+    return default_collate([sample["x"] for sample in samples]) * torch.rand(()) + random.random()
+
+
+def late(sample: dict[str, Any]) -> Any:
+    raise TimeoutError("of mine")
+
+
+class DyingOnce:
+    """A transform that ends its process the first time it is called, in whatever process."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = Path(mark)
+
+    def __call__(self, sample: dict[str, Any]) -> Any:
+        if not self.mark.exists():
+            self.mark.touch()
+            os._exit(3)
+        return sample["x"]

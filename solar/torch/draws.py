@@ -32,6 +32,18 @@ def shuffle(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]
     return iter(RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, generator))
 
 
+def shuffle_again(sampler: RandomSampler, generator: torch.Generator, whole: bool) -> None:
+    """Draws what `shuffle` draws of the generator: to its end, or only for its first sample."""
+    samples = len(sampler.data_source)
+    if sampler.replacement:
+        for _ in shuffle(sampler, generator):
+            if not whole:
+                break
+        return
+    for _ in range(sampler.num_samples // samples + 1 if whole else 1):
+        torch.randperm(samples, generator=generator)
+
+
 def drawing(sampler: RandomSampler) -> dict[str, Any]:
     return {"replacement": sampler.replacement, "draws": sampler.num_samples}
 

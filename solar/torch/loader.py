@@ -6,7 +6,6 @@ import logging
 import operator
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any, Self, TypeVar
 
 import torch.utils.data
@@ -18,7 +17,7 @@ from solar.torch.dataset import H5Dataset
 from solar.torch.making import cores
 from solar.torch.metrics import progress as progress_bar
 from solar.torch.native_iter import NativeIter
-from solar.torch.position import Course, undrawn
+from solar.torch.position import Course
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
 from solar.torch.stats import Stats
 from solar.torch.torch_iter import SingleProcessIter, WorkersIter
@@ -103,7 +102,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
         self._course = Course(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
         self._stats = Stats()
-        self._workers = Workers(num_workers, self.multiprocessing_context, worker_init_fn, persistent_workers)
+        self._workers = Workers()
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine_told = False
 
@@ -114,7 +113,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if not self._engine_told:
             self._tell_engine(found)
         self._course.as_arrays = not isinstance(found, str)
-        iterator = super().__iter__() if isinstance(found, str) else self._native_iterator(found)
+        iterator = super().__iter__() if isinstance(found, str) else NativeIter(self, found)
         self._live.add(iterator)
         return iterator
 
@@ -122,19 +121,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if self.num_workers == 0:
             return SingleProcessIter(self)
         self.check_worker_number_rationality()
-        iterator = WorkersIter(self)
-        if self.persistent_workers:
-            self._course.lasting_base_seed = iterator.passage.base_seed
-        return iterator
-
-    def _native_iterator(self, beneath: Beneath) -> NativeIter:
-        """With persistent workers torch draws a base seed once in the loader's life, so ours does."""
-        seed = self._course.lasting_base_seed
-        with undrawn(self.generator) if seed is not None else nullcontext():
-            iterator = NativeIter(self, beneath, seed)
-        if self.persistent_workers:
-            self._course.lasting_base_seed = iterator.passage.base_seed
-        return iterator
+        return WorkersIter(self)
 
     @property
     def _index_sampler(self) -> Any:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,13 +16,14 @@ import torch
 from torch.profiler import record_function
 from torch.utils.data import default_collate, default_convert
 
-from solar.io.processes import Processes
-from solar.io.reader import Late
+from solar.io.late import Late
+from solar.io.processes import Processes, Task
 from solar.torch.collate import Collation, samples_of
 from solar.torch.pending import PendingBatch
 from solar.torch.transform import Key, Transform, transformed_by_key
 
 GLANCE = 0.2  # seconds between looks at whether a batch is still wanted
+UNWANTED = "the batch is no longer wanted"
 
 
 @dataclass
@@ -36,19 +36,17 @@ class Making:
     auto_collation: bool
 
     def __post_init__(self) -> None:
-        # torch's own collation is done on the arrays as they were read; any other gets the samples it expects.
         torchs_own = default_collate if self.auto_collation else default_convert
-        whole = self.transform is None and self.collate_fn is torchs_own
+        # torch's own collation, of which is known what it does.
+        self.collates_itself = self.collate_fn is torchs_own
+        # It is done on the arrays as they were read; anything else gets the samples it expects.
+        whole = self.transform is None and self.collates_itself
         self._collation = Collation(self.auto_collation) if whole else None
 
     @property
     def in_python(self) -> bool:
         """Whether Python of the user's is called for it."""
         return self._collation is None
-
-    def __call__(self, arrays: Any, keys: Sequence[Key]) -> Any:
-        """The batch that the user gets."""
-        return self.collated(self.transformed(arrays, keys))
 
     def transformed(self, arrays: Any, keys: Sequence[Key]) -> Any:
         """The samples, transformed; the arrays themselves where they are collated as they are."""
@@ -75,6 +73,8 @@ class Coming(Protocol):
 
     def wait(self, seconds: float | None) -> Any: ...
 
+    def forget(self) -> None: ...
+
 
 class Inline:
     """Makes the batch when it is asked for, in the consumer's thread."""
@@ -99,6 +99,8 @@ class Inline:
             self.transform_seconds = middle - begin
         return data
 
+    def forget(self) -> None: ...
+
 
 class Threads:
     """Makes batches in threads, as soon as their bytes are there; with `processes`, the threads only pass them on."""
@@ -110,19 +112,19 @@ class Threads:
         self._pool = ThreadPoolExecutor(threads, "solar-making")
         _running.add(self)
 
-    def start(self, pending: PendingBatch, samples: int, keys: Sequence[Key]) -> InThread:
-        coming = InThread(pending, samples)
-        coming.future = self._pool.submit(coming.run, self._act, keys, self._stopped)
+    def start(self, pending: PendingBatch, samples: int, keys: Sequence[Key], of_batch: tuple[int, ...]) -> InThread:
+        """Starts making a batch; `of_batch` seeds what its collation draws in another process."""
+        # The user vouches for the transform in threads, not for the collation: that is left to the consumer.
+        left = None if self._processes is not None or self._making.collates_itself else self._making.collated
+        coming = InThread(pending, samples, left)
+        coming.future = self._pool.submit(_made, coming.progress, pending, self._act, keys, of_batch, self._stopped)
         return coming
 
-    def _act(self, arrays: Any, keys: Sequence[Key], wanted: Callable[[], bool]) -> Any:
-        if self._processes is None:
-            return self._making(arrays, keys)
-        task = self._processes.submit((arrays, keys))
-        while wanted():
-            with contextlib.suppress(TimeoutError):
-                return task.wait(GLANCE)
-        raise RuntimeError("the batch is no longer wanted")
+    def _act(self, arrays: Any, keys: Sequence[Key], of_batch: tuple[int, ...]) -> Any:
+        if self._processes is not None:
+            return _answer(self._processes.submit((arrays, keys, of_batch)), self._stopped)
+        samples = self._making.transformed(arrays, keys)
+        return self._making.collated(samples) if self._making.collates_itself else samples
 
     def close(self) -> None:
         """Gives up what has not begun; what runs ends by itself."""
@@ -130,39 +132,76 @@ class Threads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+@dataclass
+class Progress:
+    """What a thread tells of the batch it makes. It is not the batch: an error's traceback would keep that alive."""
+
+    missing: str = "it has not begun"
+    seconds: float = 0.0
+
+
 class InThread:
     """A batch that a thread makes."""
 
     future: Future[Any]
 
-    def __init__(self, pending: PendingBatch, samples: int) -> None:
+    def __init__(self, pending: PendingBatch, samples: int, collate: Callable[[Any], Any] | None) -> None:
         self.pending, self.samples = pending, samples
         self.transform_seconds = self.collate_seconds = 0.0
-        self._missing = "it has not begun"
-
-    def run(self, act: Callable[..., Any], keys: Sequence[Key], stopped: threading.Event) -> Any:
-        arrived = None
-        while arrived is None:
-            if stopped.is_set():
-                raise RuntimeError("the batch is no longer wanted")
-            try:
-                arrived = self.pending.arrived(GLANCE)
-            except Late as error:
-                self._missing = str(error)
-        self._missing = "its transform is not done"
-        begin = time.perf_counter()
-        data = act(self.pending.converted(arrived), keys, lambda: not stopped.is_set())
-        self.transform_seconds = time.perf_counter() - begin
-        return data
+        self.progress = Progress()
+        self._collate = collate
 
     def wait(self, seconds: float | None) -> Any:
         try:
             with span("solar: wait for a batch being made"):
-                return self.future.result(seconds)
+                made = self.future.result(seconds)
         except TimeoutError:
             if self.future.done():  # the transform's own
                 raise
-            raise Late(self._missing) from None
+            raise Late(self.progress.missing) from None
+        finally:
+            self.transform_seconds = self.progress.seconds
+        if self._collate is None:
+            return made
+        begin = time.perf_counter()
+        with span("solar: collate"):
+            data = self._collate(made)
+        self.collate_seconds = time.perf_counter() - begin
+        return data
+
+    def forget(self) -> None:
+        """Lets go of the future, which an error that it holds would keep alive with all that led to it."""
+        self.__dict__.pop("future", None)
+
+
+def _made(
+    progress: Progress,
+    pending: PendingBatch,
+    act: Callable[..., Any],
+    keys: Sequence[Key],
+    of_batch: tuple[int, ...],
+    stopped: threading.Event,
+) -> Any:
+    arrived = None
+    while arrived is None:
+        if stopped.is_set():
+            raise RuntimeError(UNWANTED)
+        try:
+            arrived = pending.arrived(GLANCE)
+        except Late as error:
+            progress.missing = str(error)
+    progress.missing = "its transform is not done"
+    begin = time.perf_counter()
+    data = act(pending.converted(arrived), keys, of_batch)
+    progress.seconds = time.perf_counter() - begin
+    return data
+
+
+def _answer(task: Task, stopped: threading.Event) -> Any:
+    while not stopped.is_set():
+        with suppress(Late):
+            return task.wait(GLANCE)
+    raise RuntimeError(UNWANTED)
 
 
 # The interpreter joins a pool's threads at its end, before anything else: they must not wait for a read that stalls.

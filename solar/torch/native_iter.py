@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from solar.errors import PlanError, ReadError, SolarError
+from solar.io.late import Late
 from solar.io.processes import Processes
 from solar.io.ranks import detect
-from solar.io.reader import Late
 from solar.torch.beneath import Beneath
 from solar.torch.making import Coming, Inline, Making, Threads, cores, profiling, span
 from solar.torch.pending import leaves
 from solar.torch.position import Draws, Passage
+from solar.torch.samplers import leaves_a_rank_without
 from solar.torch.transform import Key
+from solar.torch.workers import Wanted
 
 if TYPE_CHECKING:
     from solar.torch.loader import DataLoader
+
+
+CLOSED = "this iterator was closed with its loader"
 
 
 class NativeIter(Draws):
@@ -30,7 +35,7 @@ class NativeIter(Draws):
     It holds what it needs of the loader, not the loader, as torch's do: either may be dropped first.
     """
 
-    def __init__(self, loader: DataLoader[Any], beneath: Beneath, base_seed: int | None) -> None:
+    def __init__(self, loader: DataLoader[Any], beneath: Beneath) -> None:
         self._coming: deque[Coming | Exception] = deque()
         self._threads: Threads | None = None
         self._processes: Processes | None = None
@@ -38,13 +43,16 @@ class NativeIter(Draws):
         self._drained = self._closed = False
         super().__init__(loader)
         self.passage: Passage = self._sampler_iter.passage
-        self.passage.base_seed = self._base_seed if base_seed is None else base_seed
+        self.passage.base_seed = self._base_seed
         self._course, self._stats = loader._course, loader._stats
         self._beneath = beneath
         first = beneath.first
         self._making = Making(first.transform, first.thread_safe, self._collate_fn, self._auto_collation)
         self._device_transform = loader.device_transform
         self._workers, self._prefetch_factor = loader._workers, loader.prefetch_factor
+        context, init = loader.multiprocessing_context, loader.worker_init_fn
+        self._wanted = Wanted(loader.num_workers, context, init, loader.persistent_workers, self._dataset)
+        self._started = 0  # batches
         self._ahead = loader.ahead
         self._bar = loader._progress_bar()
         self._handed_out = 0.0  # the time when the last batch was
@@ -61,8 +69,10 @@ class NativeIter(Draws):
 
     def _next_data(self) -> Any:
         asked = time.perf_counter()
+        if self.passage.finished:
+            raise StopIteration
         if self._closed:
-            raise RuntimeError("this iterator was closed with its loader")
+            raise RuntimeError(CLOSED)
         if not self.passage.begun:
             self._prepare()
             if self._threads is not None:  # what it takes to start them is not the storage's
@@ -70,33 +80,30 @@ class NativeIter(Draws):
                 asked = time.perf_counter()
         elif self._handed_out:
             self._stats.busy(asked - self._handed_out)
-        self._fill()
+        self._fill(self._ahead)
         if not self._coming:
             self._finish()
             raise StopIteration
-        data = self._taken(self._coming[0], asked)
+        data = self._taken(asked)
         if self._bar is not None:
             self._bar.update()
         data = self._on_device(data)
         self._handed_out = time.perf_counter()
         return data
 
-    def _taken(self, coming: Coming | Exception, asked: float) -> Any:
+    def _taken(self, asked: float) -> Any:
         """The oldest batch. It is gone when it failed, too, but not when the user interrupts the waiting."""
+        coming = self._coming[0]
         try:
             data = self._waited_for(coming)
-        except Exception:
-            self._coming.popleft()
-            self.passage.advance()
-            if not isinstance(coming, Exception):
-                self._stats.held(-coming.pending.nbytes)
+            self._fill(self._ahead + 1)  # the place of this one can be taken
+        except Exception as error:
+            del coming  # or it and the error, whose traceback comes by here, would keep each other alive
+            self._failed(error)
             raise
-        self._coming.popleft()
-        self.passage.advance()
+        self._drop()
         assert not isinstance(coming, Exception)
-        self._fill()
-        pending = coming.pending
-        waited = time.perf_counter() - asked
+        waited, pending = time.perf_counter() - asked, coming.pending
         self._stats.handed_out(
             coming.samples, pending.nbytes, pending.counts(), waited, coming.transform_seconds, coming.collate_seconds
         )
@@ -113,6 +120,23 @@ class NativeIter(Draws):
             number = self.passage.before[0] + self.passage.batches
             text = f"batch {number} of {self._dataset} did not come in {self._timeout:g} s: {error}"
             raise _placed(ReadError(text)) from None
+        finally:
+            del coming
+
+    def _failed(self, error: Exception) -> None:
+        coming = self._drop()
+        if not isinstance(coming, Exception):
+            self._stats.held(-coming.pending.nbytes)
+            coming.forget()
+        if type(error) is SolarError:  # a process is lost, and with it those it was one of
+            self._workers.close()
+
+    def _drop(self) -> Coming | Exception:
+        """The oldest batch, which is gone then."""
+        if not self._coming:
+            raise RuntimeError(CLOSED)  # by another thread, meanwhile
+        self.passage.advance()
+        return self._coming.popleft()
 
     def _on_device(self, data: Any) -> Any:
         if not self._pin_memory and self._device_transform is None:
@@ -131,9 +155,15 @@ class NativeIter(Draws):
     def _prepare(self) -> None:
         """Starts what makes the batches, when the first is asked for: threads and processes are not had for nothing."""
         first, workers = self._beneath.first, self._num_workers
+        if self._making.in_python and leaves_a_rank_without(self._index_sampler.cutter):
+            raise PlanError(
+                'with tail="exact" some ranks get an empty batch here (batch_size=1, or fewer samples than ranks), of '
+                "which a transform or a collate_fn can make nothing: give batch_size=2 or more, fewer ranks, or "
+                'tail="pad"'
+            )
         converts = any(leaf is not None for leaf in leaves(first.fields))
         if self._making.in_python and workers > 0 and not first.thread_safe:
-            self._processes = self._workers.start(self._making, self._dataset, self.passage.base_seed or 0)
+            self._processes = self._workers.start(self._making, self._wanted, self._base_seed)
         if self._processes is not None:
             threads = workers
         elif first.transform is not None and first.thread_safe:
@@ -142,18 +172,19 @@ class NativeIter(Draws):
             threads = min(self._ahead, cores())
         else:
             return
-        if self._making.in_python:
-            self._ahead = max(self._ahead, (self._prefetch_factor or 2) * workers)
+        per_worker = self._prefetch_factor or 2
+        self._ahead = max(self._ahead, per_worker * workers if self._making.in_python else 0, threads)
         self._threads = Threads(self._making, threads, self._processes)
 
-    def _fill(self) -> None:
-        while not self._drained and len(self._coming) < self._ahead:
+    def _fill(self, ahead: int) -> None:
+        while not self._drained and len(self._coming) < ahead:
             self._start_one()
 
     def _start_one(self) -> None:
         """Starts the next batch; what goes wrong is raised when that batch's turn comes, as in torch."""
         try:
             indices = next(self._sampler_iter)
+            self._started += 1
         except StopIteration:
             self._drained = True
             return
@@ -164,23 +195,26 @@ class NativeIter(Draws):
         try:
             samples = indices if self._auto_collation else [indices]
             pending, names = self._beneath.start(samples)
+            names = names.tolist()
             keys = self._keys(names) if self._making.transform is not None else ()
-            coming: Coming = (
-                Inline(pending, len(samples), self._making, keys)
-                if self._threads is None
-                else self._threads.start(pending, len(samples), keys)
-            )
+            if self._threads is None:
+                coming: Coming = Inline(pending, len(samples), self._making, keys)
+            else:
+                number = self.passage.before[0] + self._started
+                [of_batch] = self._keys([number])
+                coming = self._threads.start(pending, len(samples), keys, (*of_batch, *names[:1]))
         except Exception as error:
             self._coming.append(error)
             return
         self._stats.held(pending.nbytes)
         self._coming.append(coming)
 
-    def _keys(self, names: Any) -> list[Key]:
+    def _keys(self, names: list[int]) -> list[Key]:
         """What seeds the samples' random numbers: nothing that depends on ranks, threads or resuming."""
         shared = getattr(self._course.with_epochs, "seed", None)
-        seed = shared if isinstance(shared, int) else self.passage.base_seed or 0
-        return [(seed, self.passage.epoch, name) for name in names.tolist()]
+        seed = shared if isinstance(shared, int) else self._base_seed
+        passage = self.passage
+        return [(seed, passage.epoch, passage.repeat, name) for name in names]
 
     # --- the end ----
 

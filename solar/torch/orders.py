@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -14,74 +14,11 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from solar.errors import PlanError
-from solar.torch.draws import check_drawing, copied, digest, draw, drawing, shuffle
+from solar.torch.draws import check_drawing, copied, digest, draw, drawing, shuffle, shuffle_again
+from solar.torch.order import Array, Known, Order
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
 
-Array = np.ndarray[Any, np.dtype[np.int64]]
-
 BATCHING = (BatchSampler, PlanBatchSampler)  # these cut the samples of a sampler into batches in the way we know
-
-
-class Order:
-    """How the index batches of one pass come.
-
-    `tell` says, in JSON, enough for `resume` to give the batches that are left.
-    """
-
-    kind = "none"
-    as_arrays = False  # where the samples are known beforehand, index batches are arrays instead of lists
-    draws_base_once = False  # torch draws a base seed for each pass, but for persistent workers once
-
-    def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
-        self.sampler = sampler
-        self.batch_sampler = batch_sampler
-        self.generator = generator  # the loader's: torch draws a base seed from it before a pass
-
-    def start(self) -> Iterator[Any]:
-        """All index batches, as torch takes them. Random draws are made when torch makes them."""
-        return iter(self.sampler if self.batch_sampler is None else self.batch_sampler)
-
-    def begin(self, last: Order | None) -> None:
-        """Called when the first index is about to be drawn; `last` is the order of the loader's pass before."""
-
-    def mark(self, batch: Any) -> Any:
-        """What `tell` needs to know of the order right after this index batch was drawn."""
-
-    def tell(self, mark: Any) -> dict[str, Any]:
-        """The order, when the batch of this mark was the last one taken (None: none was)."""
-        return {"kind": self.kind}
-
-    def foretell(self, last: Order | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
-        """The base seed and the order of a pass that would begin now. Nothing is drawn.
-
-        With a base seed given, torch has drawn that already.
-        """
-        return draw(copied(self.generator)) if base_seed is None else base_seed, self.tell(None)
-
-    def prepare(self, told: dict[str, Any], drawn: bool) -> None:
-        """Called for a pass that was foretold, before torch's draws; `drawn`: which were made when it was."""
-
-    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
-        """All index batches of a pass that was foretold. It draws from the generators what `start` would have."""
-        return self.resume(told, 0, 0)
-
-    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
-        """The index batches after the first `samples` samples, or after `batches` batches where they are not ours."""
-        return islice(self.start(), batches, None)
-
-    def consumed(self, begun_at: int, batches: int, samples: int) -> int:
-        """Samples of the whole order consumed: the pass began after `begun_at`, and this loader took so many since."""
-        return begun_at + samples
-
-    def cut(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Samples cut into batches as the loader's own are."""
-        cutter = self.batch_sampler
-        if cutter is None:
-            return iter(samples)
-        if isinstance(samples, np.ndarray):
-            begins = range(0, len(samples) - cutter.drop_last * (cutter.batch_size - 1), cutter.batch_size)
-            return (samples[begin : begin + cutter.batch_size] for begin in begins)
-        return iter(BatchSampler(_Given(samples), cutter.batch_size, cutter.drop_last))
 
 
 def order_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> Order:
@@ -97,21 +34,6 @@ def order_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | None
         RandomSampler: Shuffled if getattr(given, "generator", None) is None else ShuffledByGenerator,
     }
     return kinds.get(type(given), Custom)(given, batch_sampler, generator)
-
-
-class Known(Order):
-    """An order whose samples can be had at once, before the first of them is asked for."""
-
-    def whole(self) -> Array:
-        """All samples of the pass that begins now. Draws what `start` draws when its first is asked for."""
-        raise NotImplementedError
-
-    def start(self) -> Iterator[Any]:
-        return self._cut_late() if self.as_arrays and self.batch_sampler is not None else super().start()
-
-    def _cut_late(self) -> Iterator[Any]:
-        """As torch does, nothing is drawn before the first batch is asked for."""
-        yield from self.cut(self.whole())
 
 
 class Stream(Order):
@@ -189,50 +111,56 @@ class ShuffledByGenerator(Order):
     """
 
     kind = "shuffled by generator"
-    passes = 0  # since the generator was seeded
     _state = ""
+
+    def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
+        super().__init__(sampler, batch_sampler, generator)
+        self._passes: list[int] = []  # since the generator was seeded: so many whole, so many broken off, and so on
 
     def begin(self, last: Order | None) -> None:
         self._state = digest(self.sampler.generator)
-        self.passes = 0 if self._newly_seeded(drawn=True) else getattr(last, "passes", -1) + 1
+        self._passes = [] if self._newly_seeded(drawn=True) else _passes_after(last)
 
     def foretell(self, last: Order | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
         drawn = base_seed is not None
-        self.passes = 0 if self._newly_seeded(drawn) else getattr(last, "passes", -1) + 1
+        self._passes = [] if self._newly_seeded(drawn) else _passes_after(last)
         generator = self._replayed(self.tell(None), False, check=False) if drawn else self.sampler.generator
         self._state = digest(generator)
         return super().foretell(last, base_seed)
 
     def tell(self, mark: Any) -> dict[str, Any]:
         seed = self.sampler.generator.initial_seed()
-        return {"kind": self.kind, "seed": seed, "passes": self.passes, "state": self._state, **drawing(self.sampler)}
+        passes = {"passes": list(self._passes), "state": self._state}
+        return {"kind": self.kind, "seed": seed, **passes, **drawing(self.sampler)}
 
     def prepare(self, told: dict[str, Any], drawn: bool) -> None:
         generator = self._replayed(told, begun=False)
         if drawn:
-            self._draw_base(generator, int(told["passes"]))
+            self._draw_base(generator, sum(told["passes"]))
         self.sampler.generator.set_state(generator.get_state())
 
     def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
-        self.passes, self._state = int(told["passes"]), digest(self.sampler.generator)
+        self._passes, self._state = list(told["passes"]), digest(self.sampler.generator)
         return self.start()  # for `prepare` has put the generator in its place
 
     def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
         check_drawing(self.sampler, told)
         generator = self.sampler.generator
         generator.set_state(self._replayed(told, begun=True).get_state())
-        self.passes, self._state = int(told["passes"]), told["state"]
+        self._passes, self._state = list(told["passes"]), told["state"]
         return self.cut(islice(shuffle(self.sampler, generator), samples, None))
 
     def _replayed(self, told: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
         """The generator as it was when the told pass was about to shuffle (or, not begun, about to draw at all)."""
         generator = torch.Generator(self.sampler.generator.device).manual_seed(int(told["seed"]))
-        for number in range(int(told["passes"])):
-            self._draw_base(generator, number)
-            for _ in shuffle(self.sampler, generator):
-                pass
+        number = 0
+        for turn, count in enumerate(told["passes"]):
+            for _ in range(count):
+                self._draw_base(generator, number)
+                shuffle_again(self.sampler, generator, whole=turn % 2 == 0)
+                number += 1
         if begun:
-            self._draw_base(generator, int(told["passes"]))
+            self._draw_base(generator, number)
         if check and digest(generator) != told["state"]:
             raise PlanError(
                 "the shuffle's generator was also used for other draws before the state was saved, so its order cannot "
@@ -251,6 +179,20 @@ class ShuffledByGenerator(Order):
         """torch's draw before pass `number`, if it is from the generator that also shuffles."""
         if self.generator is self.sampler.generator and not (self.draws_base_once and number):
             draw(generator)
+
+
+def _passes_after(last: Order | None) -> list[int]:
+    """The passes up to and with this one. One that was not drawn to its end has drawn less."""
+    passes = list(getattr(last, "_passes", [])) if last is not None else None
+    if passes is None:
+        return []
+    broken = not getattr(last, "exhausted", False)
+    if len(passes) % 2 != (not broken):  # the newest count is of the other kind
+        passes.append(0)
+    if len(passes) % 2 != (not broken):
+        passes.append(0)
+    passes[-1] += 1
+    return passes
 
 
 class Distributed(Order):
@@ -364,16 +306,6 @@ class Custom(Order):
                 )
         self._at_start = self._states() or {"checksum": self._checksum}
         return self.cut(self._items) if self._cuts else self._items
-
-
-class _Given:
-    """An iterator as torch's BatchSampler wants a sampler: something to iterate."""
-
-    def __init__(self, samples: Iterable[Any]) -> None:
-        self._samples = samples
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._samples)
 
 
 def _checksum(before: int, drawn: Any) -> int:

@@ -11,9 +11,11 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from solar.errors import PlanError
-from solar.torch.orders import Order, order_of
+from solar.torch.order import Order
+from solar.torch.orders import order_of
 
 VERSION = 1
+KEYS = {"epoch", "repeat", "length", "drawn", "begun", "batches", "samples", "order"}
 
 
 class Passage:
@@ -22,6 +24,7 @@ class Passage:
     def __init__(self, order: Order, epoch: int) -> None:
         self.order = order
         self.epoch = epoch
+        self.repeat = 0  # how often this epoch was begun before, one time after the other
         self.base_seed: int | None = None
         self.begun = False  # the first index was drawn
         self.finished = False
@@ -35,7 +38,8 @@ class Passage:
 
     def draw(self, batch: Any) -> None:
         """An index batch was drawn."""
-        self._drawn.append((len(batch) if hasattr(batch, "__len__") else 1, self.order.mark(batch)))
+        samples = 1 if self.order.batch_sampler is None else len(batch)
+        self._drawn.append((samples, self.order.mark(batch)))
 
     def advance(self) -> None:
         """The next batch was handed out."""
@@ -61,6 +65,7 @@ class Draws(_BaseDataLoaderIter):
     def __init__(self, loader: Any) -> None:
         with loader._course.torchs_draws():
             super().__init__(loader)
+        self._base_seed: int = loader._course.base_seed(self._base_seed)
         self._restore(loader)
 
     def _restore(self, loader: Any) -> None:
@@ -73,6 +78,7 @@ class Indices:
     def __init__(self, course: Course) -> None:
         self._course = course
         self.passage = Passage(course.order(), course.epoch)
+        self.passage.base_seed = course.lasting_base_seed
         course.newest = self.passage
         self._resumed = course.pending
         self._batches = None if self._resumed else self.passage.order.start()
@@ -84,7 +90,11 @@ class Indices:
         if not self.passage.begun:
             self._batches = self._course.begin(self.passage, self._resumed, self._batches)
         assert self._batches is not None
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.passage.order.exhausted = True
+            raise
         self.passage.draw(batch)
         return batch
 
@@ -107,11 +117,12 @@ class Course:
         self._dataset = dataset
         self._persistent = persistent  # workers that are, are seeded once
         self._epoch = 0  # counted here where no sampler knows it
+        self._last_epoch: tuple[int, int] | None = None  # and repeat, of the pass begun last; None: the epoch was set
         self.pending: dict[str, Any] | None = None  # a loaded state that no pass has begun with
         self.newest: Passage | None = None
         self.as_arrays = False  # what known orders give, where the native engine asks
         self.lasting_base_seed: int | None = None  # of persistent workers, which are seeded once
-        self._last: Order | None = None  # of the pass begun last
+        self._last: Passage | None = None  # the pass begun last
 
     def __iter__(self) -> Indices:
         return Indices(self)
@@ -119,6 +130,11 @@ class Course:
     def __len__(self) -> int:
         sampler, batch_sampler, _ = self._samplers
         return len(sampler if batch_sampler is None else batch_sampler)
+
+    @property
+    def cutter(self) -> Any:
+        """What cuts the samples into batches, if anything does."""
+        return self._samplers[1]
 
     def order(self) -> Order:
         order = order_of(*self._samplers)
@@ -142,6 +158,7 @@ class Course:
         if self.with_epochs is not None:
             self.with_epochs.set_epoch(epoch)
         self._epoch = epoch
+        self._last_epoch = None
         if self.pending is not None and self.pending["epoch"] != epoch:
             self.pending = None
 
@@ -152,12 +169,21 @@ class Course:
         """Surrounds what torch draws for a new iterator: nothing, if it goes on with a pass that has drawn already."""
         loaded, generator = self.pending, self._samplers[2]
         if loaded is None:
-            yield
+            drawn = self.lasting_base_seed is not None
         else:
+            drawn = loaded["drawn"]
             if not loaded["begun"]:
-                self.order().prepare(loaded["order"], loaded["drawn"])
-            with undrawn(generator) if loaded["drawn"] else nullcontext():
-                yield
+                self.order().prepare(loaded["order"], drawn)
+        with undrawn(generator) if drawn else nullcontext():
+            yield
+
+    def base_seed(self, drawn: int) -> int:
+        """What seeds workers and transforms: as loaded, or as persistent workers were, or as torch has drawn it."""
+        told = self.lasting_base_seed if self.pending is None else self.pending.get("base_seed")
+        seed = drawn if told is None else int(told)
+        if self._persistent:
+            self.lasting_base_seed = seed
+        return seed
 
     def begin(self, passage: Passage, loaded: dict[str, Any] | None, fresh: Iterator[Any] | None) -> Iterator[Any]:
         """Begins a pass; as the loaded state says unless another pass did, or its epoch was left."""
@@ -169,14 +195,19 @@ class Course:
             if loaded["epoch"] == self.epoch or not loaded["begun"]:
                 told = loaded["order"]
         if loaded is None or told is None:
-            order.begin(self._last)
+            passage.repeat = self._next_repeat()
+            order.begin(self._last.order if self._last is not None else None)
             batches = order.start() if fresh is None else fresh
         else:
             passage.before = loaded["batches"], loaded["samples"]
-            passage.base_seed = loaded.get("base_seed", passage.base_seed)
+            passage.repeat = loaded["repeat"] if told.get("epoch", loaded["epoch"]) == self.epoch else 0
             batches = order.resume(told, *passage.before) if loaded["begun"] else order.start_foretold(told)
-        self._last = order
+        self._last, self._last_epoch = passage, (passage.epoch, passage.repeat)
         return batches
+
+    def _next_repeat(self) -> int:
+        """An epoch begun again, which nobody has set, is another one to random transforms."""
+        return self._last_epoch[1] + 1 if self._last_epoch and self._last_epoch[0] == self.epoch else 0
 
     def finish(self, passage: Passage) -> None:
         """The pass came to its end."""
@@ -193,13 +224,14 @@ class Course:
         state: dict[str, Any] = {"solar": VERSION, "epoch": self.epoch, "length": _length(self._dataset)}
         passage = self.newest
         if passage is not None and passage.begun and not passage.finished:
-            state |= {"epoch": passage.epoch, "drawn": True, "begun": True, **passage.state()}
+            state |= {"epoch": passage.epoch, "repeat": passage.repeat, "drawn": True, "begun": True, **passage.state()}
             base_seed = passage.base_seed
         else:
             drawn = self.lasting_base_seed
             if passage is not None and not passage.begun:
                 drawn = passage.base_seed
-            base_seed, told = self.order().foretell(self._last, drawn)
+            base_seed, told = self.order().foretell(None if self._last is None else self._last.order, drawn)
+            state["repeat"] = self._next_repeat()
             if passage is not None and passage.finished:
                 state["epoch"] = max(self.epoch, passage.epoch + 1)
             state |= {"drawn": drawn is not None, "begun": False, "batches": 0, "samples": 0, "order": told}
@@ -214,15 +246,20 @@ class Course:
         if state:
             self._check(state)
             # Of a finished epoch the state names the next one. The sampler is told that by whoever counts epochs.
-            self.set_epoch(int(state["epoch"] if state["begun"] else state["order"].get("epoch", state["epoch"])))
+            # Whoever has told it already is right.
+            if state["begun"] or self.epoch != state["epoch"]:
+                told = state["epoch"] if state["begun"] else state["order"].get("epoch", state["epoch"])
+                self.set_epoch(int(told))
             self._epoch = int(state["epoch"])
-        self.newest = None
+        self.newest, self.lasting_base_seed = None, None
         self.pending = state or None
 
     def _check(self, state: dict[str, Any]) -> None:
         if not isinstance(state, dict) or state.get("solar") != VERSION:
             found = sorted(state) if isinstance(state, dict) else type(state).__name__
             raise PlanError(f"this is no state of solar's DataLoader, version {VERSION}: found {found}")
+        if missing := sorted(KEYS - state.keys()):
+            raise PlanError(f"this state of solar's DataLoader is not whole: it lacks {', '.join(missing)}")
         length, kind = _length(self._dataset), self.order().kind
         if state["length"] != length:
             raise PlanError(f"the state is of a dataset of {state['length']} samples; this one has {length}")
@@ -234,15 +271,17 @@ class Course:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process begins anew, or where a loaded state says."""
-        return dict(self.__dict__, newest=None, _last=None, lasting_base_seed=None)
+        return dict(self.__dict__, newest=None, _last=None, _last_epoch=None, lasting_base_seed=None)
 
 
 @contextmanager
 def undrawn(generator: torch.Generator | None) -> Iterator[None]:
     """Draws within are as if they had not been; None means torch's global generator."""
     state = torch.get_rng_state() if generator is None else generator.get_state()
-    yield
-    torch.set_rng_state(state) if generator is None else generator.set_state(state)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state) if generator is None else generator.set_state(state)
 
 
 def has_state(part: Any) -> bool:

@@ -248,6 +248,14 @@ class PlanBatchSampler(BatchSampler):
         return edges + start
 
 
+def leaves_a_rank_without(cutter: object) -> bool:
+    """Whether the last batch of some rank is empty: an exact end that cannot be shared by all."""
+    if type(cutter) is not PlanBatchSampler or not _is_planned(cutter.sampler) or cutter.sampler.tail != "exact":
+        return False
+    edges = cutter._edges(0)
+    return len(edges) > 1 and int(edges[-1] - edges[-2]) < cutter.sampler.num_replicas
+
+
 @dataclass
 class _Drawn:
     """How much of the order an iteration has consumed. It is shared by the iterator and the sampler's state."""

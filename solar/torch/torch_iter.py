@@ -26,33 +26,21 @@ class _Counted(_BaseDataLoaderIter):
     """Adds to one of torch's iterators that it counts what it hands out. It draws and yields what torch's does."""
 
     _sampler_iter: Indices
-    _told_base_seed: int | None = None
-    _handed_out = 0.0  # the time when the last batch was
+    _handed_out: float = 0.0  # the time when the last batch was
 
     def __init__(self, loader: Any) -> None:
         self._course = loader._course
         loaded = self._course.pending
-        if loaded is not None:
-            self._told_base_seed = loaded.get("base_seed")
         self._told_parts = _told_parts(loaded or {}, loader.num_workers)
         self._stats = loader._stats
         self._device_transform = loader.device_transform
         self._bar = loader._progress_bar()
         super().__init__(loader)
-        self.passage.base_seed = self._base_seed
+        self.passage.base_seed = int(self._base_seed)
 
     @property
     def passage(self) -> Passage:
         return self._sampler_iter.passage
-
-    @property
-    def _base_seed(self) -> int:
-        """What seeds the workers: as it was when the state was saved that this pass goes on from."""
-        return self._drawn_base_seed if self._told_base_seed is None else self._told_base_seed
-
-    @_base_seed.setter
-    def _base_seed(self, seed: int) -> None:
-        self._drawn_base_seed = seed
 
     def _next_data(self) -> Any:
         passage = self.passage
@@ -67,7 +55,7 @@ class _Counted(_BaseDataLoaderIter):
         except Exception:  # which was this batch; the next one comes after it
             passage.advance()
             raise
-        before = passage.samples
+        before: int = passage.samples
         passage.advance()
         self._stats.batch(passage.samples - before, 0, {})
         if self._bar is not None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 Transform: TypeAlias = Callable[..., Any]
-Key: TypeAlias = tuple[int, int, int]  # seed, epoch, sample
+Key: TypeAlias = tuple[int, int, int, int]  # seed, epoch, which time it is begun, sample
 
 
 def transformed(transform: Transform, samples: list[Any]) -> list[Any]:

@@ -23,8 +23,13 @@ class Work:
 
     making: Making
 
-    def __call__(self, payload: tuple[Any, Sequence[Key]]) -> Any:
-        return self.making(*payload)
+    def __call__(self, payload: tuple[Any, Sequence[Key], tuple[int, ...]]) -> Any:
+        """The batch. Which process makes it is chance: what its collation draws depends on the batch alone."""
+        arrays, keys, of_batch = payload
+        samples = self.making.transformed(arrays, keys)
+        if not self.making.collates_itself:
+            seed_global_generators(of_batch)
+        return self.making.collated(samples)
 
 
 @dataclass
@@ -46,30 +51,37 @@ class Start:
             self.init(worker)
 
 
+@dataclass
+class Wanted:
+    """The processes a loader asks for, as it was when its iterator was made."""
+
+    count: int
+    context: Any
+    init: Callable[[int], None] | None
+    persistent: bool
+    dataset: Any
+
+
 class Workers:
     """The processes of a loader: started for each iterator, or kept from one to the next if they are persistent."""
 
-    def __init__(self, count: int, context: Any, init: Callable[[int], None] | None, persistent: bool) -> None:
-        self._count = count
-        self._context = context
-        self._init = init
-        self._persistent = persistent
+    def __init__(self) -> None:
         self._kept: Processes | None = None
 
-    def start(self, making: Making, dataset: Any, base_seed: int) -> Processes | None:
+    def start(self, making: Making, wanted: Wanted, base_seed: int) -> Processes | None:
         """Processes that do this making; None where it cannot be sent to one, which is then said."""
         if self._kept is not None:
             return self._kept
         work = Work(making)
-        start = Start(self._count, base_seed, dataset if self._init is not None else None, self._init)
+        start = Start(wanted.count, base_seed, wanted.dataset if wanted.init is not None else None, wanted.init)
         for what in (work, start):
             if not _can_be_sent(what):
                 return None
-        if self._context is None:
+        if wanted.context is None:
             _import_torch_once()
         reducers: dict[type, Callable[[Any], Any]] = {torch.Tensor: tensor_as_array}
-        processes = Processes(self._count, work, context=self._context, init=start, reducers=reducers)
-        if self._persistent:
+        processes = Processes(wanted.count, work, context=wanted.context, init=start, reducers=reducers)
+        if wanted.persistent:
             self._kept = processes
         return processes
 
