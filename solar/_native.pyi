@@ -121,3 +121,42 @@ def convert(
     The source may have any strides and be unaligned; mean and std, of the type of `out`, broadcast against it. All
     but the source are contiguous, and `out` shares no memory with the others.
     """
+
+def randperm(n: int, seed: int, skipped: int = 0) -> I32:
+    """torch.randperm(n) of a CPU generator seeded so, after it gave `skipped` 32-bit numbers."""
+
+def randperm_draws(n: int) -> int: ...
+def keyed(values: I64, n: int, seed: int, epoch: int, inverse: bool) -> I64: ...
+def select(order: I32, starts: I64, begin: int, end: int) -> tuple[I32, I64]:
+    """The uses of the items in [begin, end), counted from begin, and where each step begins among them."""
+
+def assign(order: I32, starts: I64, homes: I64, ranks_per_node: int) -> I32:
+    """The rank that takes each use, when all get equal shares of each step; its home where that has room."""
+
+PlanCounts = tuple[int, int, int, int, int, int, int, int, int]  # in the order of solar.planner.sweep.Counts
+
+class Units:
+    def __init__(
+        self,
+        items: int,
+        per_unit: int,
+        stored: int,
+        held: int,  # bytes of an item in memory; 0: those of its unit in storage
+        first: I64 | None = None,
+        offset: I64 | None = None,
+        nbytes: I64 | None = None,
+    ) -> None: ...
+    @property
+    def items(self) -> int: ...
+
+class Sweep:
+    """The read head's way, worked out from the last step back to the first (native/include/solar/plan.hpp)."""
+
+    def __init__(self, units: Units, room: int, burst: int, ahead: int, gap: int) -> None: ...
+    def back(self, items: I32, starts: I64, record: bool = False) -> tuple[PlanCounts, tuple[I32, I64, U8] | None]:
+        """Goes back over the steps before those seen: counts, and a record of loads, their ends per step, last uses."""
+
+    def residents(self) -> tuple[PlanCounts, I32]: ...
+    def copy(self) -> Sweep: ...
+
+def direct(units: Units, items: I32, starts: I64, gap: int) -> PlanCounts: ...

@@ -189,7 +189,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a policy costs, per epoch once it is under way: all ranks together, but `seconds`, where nodes share nothing."""
+    """What a policy costs, per epoch once it is under way, all ranks together."""
 
     reads: float  # samples that came from the storage
     requests: float  # what was sent to it, neighbours joined
@@ -198,3 +198,32 @@ class Outcome:
     seconds: float
     hits: float  # uses of samples that were in memory already: reads + hits are the uses of an epoch
     peak_bytes: int  # the most that a node ever held
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan:
+    """What one node reads, keeps and drops in one epoch.
+
+    What is held are the samples of a region, numbered as they lie in storage, or whole units of several (`whole`);
+    loads and uses count them from `begin`, for what lies before that in the region is pinned and always there. After
+    step i - 1 is done, what step i issues is read, in this order, and held from then on; it is first used `ahead`
+    steps later or after that. Only the first epoch has a start: groups read before anything else, of which group g is
+    needed at step start_due[g].
+    """
+
+    digest: str  # of all that it follows from, the epoch among it
+    epoch: int
+    region: tuple[int, int]  # the items of the node
+    begin: int
+    whole: bool
+    direct: bool  # nothing but the pinned part is kept: no loads, each step reads its own
+    ahead: int
+    peak_bytes: int
+    loads: NDArray[np.int32]
+    ends: NDArray[np.int64]  # step i, from 1 to as many as there are, issues loads[ends[i - 1]:ends[i]]
+    uses: NDArray[np.int32]
+    starts: NDArray[np.int64]  # where each step begins in uses, and where the last one ends
+    last: NDArray[np.uint8]  # of each use: what it used is dropped after its step
+    start: NDArray[np.int32]
+    start_ends: NDArray[np.int64]  # where each group of the start ends
+    start_due: NDArray[np.int64]

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import (
     ConcatDataset,
     Dataset,
@@ -21,6 +20,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     random_split,
 )
+from torch.utils.data import DataLoader as TorchLoader
 
 from solar import DataLoader, H5Dataset, LayoutError
 

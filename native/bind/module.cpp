@@ -11,6 +11,7 @@ void bind_metadata(nb::module_& module);
 void bind_decode(nb::module_& module);
 void bind_reader(nb::module_& module);
 void bind_convert(nb::module_& module);
+void bind_plan(nb::module_& module);
 
 namespace {
 
@@ -45,4 +46,5 @@ NB_MODULE(_native, module) {
   bind_decode(module);
   bind_reader(module);
   bind_convert(module);
+  bind_plan(module);
 }

@@ -1,0 +1,188 @@
+// Sweep, direct, randperm, keyed, select, assign: what solar/planner asks of native/src/plan.
+
+#include "solar/plan.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <utility>
+
+namespace nb = nanobind;
+
+namespace {
+
+using namespace solar::plan;
+
+template <class T>
+using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+std::span<const T> view(const Array<T>& array) {
+  return {array.data(), array.size()};
+}
+
+template <class T>
+std::vector<T> copy(const std::optional<Array<T>>& array) {
+  return array ? std::vector<T>(array->data(), array->data() + array->size()) : std::vector<T>();
+}
+
+template <class T>
+nb::object array(std::vector<T>&& values) {
+  auto* kept = new std::vector<T>(std::move(values));
+  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner).cast();
+}
+
+nb::tuple numbers(const Counts& counts) {
+  return nb::make_tuple(counts.reads, counts.visits, counts.requests, counts.bytes, counts.streams, counts.stream_bytes,
+                        counts.decoded, counts.sweeps, counts.peak);
+}
+
+void check_starts(std::span<const std::int64_t> starts, std::size_t uses) {
+  const bool fit = !starts.empty() && starts.front() >= 0 && std::is_sorted(starts.begin(), starts.end()) &&
+                   static_cast<std::size_t>(starts.back()) <= uses;
+  if (!fit) throw nb::value_error("starts must ascend from 0 or more to at most the number of uses");
+}
+
+void check_items(std::span<const Item> items, std::int64_t end) {
+  for (const Item item : items) {
+    if (item < 0 || item >= end) throw nb::index_error("an item is not one of the units'");
+  }
+}
+
+void check_samples(std::int64_t n) {
+  if (n < 1 || n > 0x7FFFFFFF) throw nb::value_error("a plan takes 1 to 2^31 - 1 samples");
+}
+
+Units units_of(std::int64_t items, std::int64_t per_unit, std::int64_t stored, std::int64_t held,
+               const std::optional<Array<std::int64_t>>& first, const std::optional<Array<std::int64_t>>& offset,
+               const std::optional<Array<std::int64_t>>& nbytes) {
+  Units units{items, per_unit, stored, held, copy(first), copy(offset), copy(nbytes)};
+  const std::size_t count = units.offset.size();
+  const bool listed = units.first.size() == count + 1 && units.nbytes.size() == count && count > 0 &&
+                      units.first.front() == 0 && units.first.back() == items &&
+                      std::is_sorted(units.first.begin(), units.first.end());
+  const bool alike = units.first.empty() && units.offset.empty() && units.nbytes.empty();
+  if (items < 1 || per_unit < 1 || stored < 0 || held < 0 || !(listed || alike)) {
+    throw nb::value_error("the arrays of these units do not fit each other");
+  }
+  return units;
+}
+
+nb::object py_randperm(std::int64_t n, std::uint64_t seed, std::uint64_t skipped) {
+  check_samples(n);
+  std::vector<Item> order;
+  {
+    nb::gil_scoped_release released;
+    order = randperm(n, seed, skipped);
+  }
+  return array(std::move(order));
+}
+
+nb::object py_keyed(Array<std::int64_t> values, std::int64_t n, std::uint64_t seed, std::uint64_t epoch, bool inverse) {
+  std::vector<std::int64_t> out(values.data(), values.data() + values.size());
+  for (const std::int64_t value : out) {
+    if (value < 0 || value >= n) throw nb::index_error("a value is not below the number of samples");
+  }
+  {
+    nb::gil_scoped_release released;
+    keyed(out, n, seed, epoch, inverse);
+  }
+  return array(std::move(out));
+}
+
+nb::tuple py_select(Array<Item> order, Array<std::int64_t> starts, Item begin, Item end) {
+  check_starts(view(starts), order.size());
+  if (begin > end) throw nb::value_error("begin must not be after end");
+  Uses uses;
+  {
+    nb::gil_scoped_release released;
+    uses = select(view(order), view(starts), begin, end);
+  }
+  return nb::make_tuple(array(std::move(uses.items)), array(std::move(uses.starts)));
+}
+
+nb::object py_assign(Array<Item> order, Array<std::int64_t> starts, Array<std::int64_t> homes,
+                     std::int32_t ranks_per_node) {
+  check_starts(view(starts), order.size());
+  const auto bounds = view(homes);
+  if (bounds.size() < 2 || bounds.front() != 0 || !std::is_sorted(bounds.begin(), bounds.end()) || ranks_per_node < 1) {
+    throw nb::value_error("homes must ascend from 0, with one more than there are ranks");
+  }
+  check_items(view(order), bounds.back());
+  std::vector<std::int32_t> takers;
+  {
+    nb::gil_scoped_release released;
+    takers = assign(view(order), view(starts), bounds, ranks_per_node);
+  }
+  return array(std::move(takers));
+}
+
+nb::tuple back(Sweep& sweep, Array<Item> items, Array<std::int64_t> starts, bool record) {
+  check_starts(view(starts), items.size());
+  check_items(view(items), sweep.items());
+  Record written;
+  Counts counts;
+  {
+    nb::gil_scoped_release released;
+    counts = sweep.back(view(items), view(starts), record ? &written : nullptr);
+  }
+  if (!record) return nb::make_tuple(numbers(counts), nb::none());
+  return nb::make_tuple(numbers(counts), nb::make_tuple(array(std::move(written.loads)), array(std::move(written.ends)),
+                                                        array(std::move(written.last))));
+}
+
+nb::tuple residents(const Sweep& sweep) {
+  Counts rest;
+  std::vector<Item> items = sweep.residents(rest);
+  return nb::make_tuple(numbers(rest), array(std::move(items)));
+}
+
+}  // namespace
+
+void bind_plan(nb::module_& module) {
+  using namespace nb::literals;
+  module.def("randperm", &py_randperm, "n"_a, "seed"_a, "skipped"_a = 0);
+  module.def("randperm_draws", &randperm_draws, "n"_a);
+  module.def("keyed", &py_keyed, "values"_a, "n"_a, "seed"_a, "epoch"_a, "inverse"_a);
+  module.def("select", &py_select, "order"_a, "starts"_a, "begin"_a, "end"_a);
+  module.def("assign", &py_assign, "order"_a, "starts"_a, "homes"_a, "ranks_per_node"_a);
+  nb::class_<Units>(module, "Units")
+      .def("__init__",
+           [](Units* made, std::int64_t items, std::int64_t per_unit, std::int64_t stored, std::int64_t held,
+              std::optional<Array<std::int64_t>> first, std::optional<Array<std::int64_t>> offset,
+              std::optional<Array<std::int64_t>> nbytes) {
+             new (made) Units(units_of(items, per_unit, stored, held, first, offset, nbytes));
+           },
+           "items"_a, "per_unit"_a, "stored"_a, "held"_a, "first"_a.none() = nb::none(), "offset"_a.none() = nb::none(),
+           "nbytes"_a.none() = nb::none())
+      .def_prop_ro("items", [](const Units& units) { return units.items; });
+  nb::class_<Sweep>(module, "Sweep")
+      .def("__init__",
+           [](Sweep* made, const Units& units, std::int64_t room, std::int64_t burst, std::int64_t ahead,
+              std::int64_t gap) {
+             if (burst < 0 || ahead < 0 || gap < 0) throw nb::value_error("burst, ahead and gap must not be below 0");
+             new (made) Sweep(std::make_shared<const Units>(units), room, burst, ahead, gap);
+           },
+           "units"_a, "room"_a, "burst"_a, "ahead"_a, "gap"_a)
+      .def("back", &back, "items"_a, "starts"_a, "record"_a = false)
+      .def("residents", &residents)
+      .def("copy", [](const Sweep& sweep) { return Sweep(sweep); });
+  module.def(
+      "direct",
+      [](const Units& units, Array<Item> items, Array<std::int64_t> starts, std::int64_t gap) {
+        check_starts(view(starts), items.size());
+        check_items(view(items), units.items);
+        Counts counts;
+        {
+          nb::gil_scoped_release released;
+          counts = direct(units, view(items), view(starts), gap);
+        }
+        return numbers(counts);
+      },
+      "units"_a, "items"_a, "starts"_a, "gap"_a);
+}

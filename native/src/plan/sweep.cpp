@@ -1,0 +1,203 @@
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <string>
+
+#include "solar/error.hpp"
+#include "solar/plan.hpp"
+
+namespace solar::plan {
+
+namespace {
+
+using Bits = std::vector<std::uint64_t>;
+
+bool has(const Bits& bits, std::int64_t i) { return bits[static_cast<std::size_t>(i) / 64] >> (i % 64) & 1; }
+void put(Bits& bits, std::int64_t i) { bits[static_cast<std::size_t>(i) / 64] |= std::uint64_t{1} << (i % 64); }
+void drop(Bits& bits, std::int64_t i) { bits[static_cast<std::size_t>(i) / 64] &= ~(std::uint64_t{1} << (i % 64)); }
+
+// The highest bit below `end`; -1: none.
+std::int64_t highest_below(const Bits& bits, std::int64_t end) {
+  if (end <= 0) return -1;
+  auto word = static_cast<std::int64_t>((end - 1) / 64);
+  std::uint64_t value = bits[static_cast<std::size_t>(word)] & (~std::uint64_t{0} >> (63 - (end - 1) % 64));
+  while (value == 0 && word > 0) value = bits[static_cast<std::size_t>(--word)];
+  return value == 0 ? -1 : word * 64 + 63 - std::countl_zero(value);
+}
+
+std::int64_t unit_of(const Units& units, std::int64_t item) {
+  if (units.first.empty()) return item / units.per_unit;
+  if (static_cast<std::int64_t>(units.first.size()) == units.items + 1) return item;
+  return std::upper_bound(units.first.begin(), units.first.end(), item) - units.first.begin() - 1;
+}
+
+std::int64_t begin_of(const Units& units, std::int64_t unit) {
+  if (units.first.empty()) return std::min(unit * units.per_unit, units.items);
+  return units.first[static_cast<std::size_t>(unit)];
+}
+
+std::int64_t offset_of(const Units& units, std::int64_t unit) {
+  return units.offset.empty() ? unit * units.stored : units.offset[static_cast<std::size_t>(unit)];
+}
+
+std::int64_t nbytes_of(const Units& units, std::int64_t unit) {
+  return units.nbytes.empty() ? units.stored : units.nbytes[static_cast<std::size_t>(unit)];
+}
+
+// One more unit that is read, `after` being the next one up in the same request or stream; -1: there is none.
+void join(const Units& units, std::int64_t unit, std::int64_t after, std::int64_t gap, std::int64_t& requests,
+          std::int64_t& bytes) {
+  bytes += nbytes_of(units, unit);
+  const std::int64_t hole = after < 0 ? 0 : offset_of(units, after) - offset_of(units, unit) - nbytes_of(units, unit);
+  if (after < 0 || (hole > 0 && hole >= gap)) {
+    ++requests;
+  } else {
+    bytes += std::max<std::int64_t>(hole, 0);
+  }
+}
+
+}  // namespace
+
+Sweep::Sweep(std::shared_ptr<const Units> units, std::int64_t room, std::int64_t burst, std::int64_t ahead,
+             std::int64_t gap)
+    : units_(std::move(units)), room_(room), burst_(burst), ahead_(ahead), gap_(gap), head_(units_->items),
+      resident_(static_cast<std::size_t>(units_->items) / 64 + 1), ripe_(resident_.size()),
+      locked_(static_cast<std::size_t>(ahead) + 1) {}
+
+std::int64_t Sweep::weight(std::int64_t item) const {
+  return units_->held > 0 ? units_->held : nbytes_of(*units_, unit_of(*units_, item));
+}
+
+// Whether the item comes into memory with it, seen backwards.
+bool Sweep::use(Item item) {
+  if (!has(resident_, item)) {
+    put(resident_, item);
+    held_ += weight(item);
+    return true;
+  }
+  if (has(ripe_, item)) {
+    drop(ripe_, item);  // it stays from this use to the next, so its reading moves before this one
+  } else {
+    ++again_[item];
+  }
+  return false;
+}
+
+void Sweep::unlock() {
+  for (const Item item : locked_[turn_]) {
+    const auto more = again_.empty() ? again_.end() : again_.find(item);
+    if (more == again_.end()) {
+      put(ripe_, item);
+    } else if (--more->second == 0) {
+      again_.erase(more);
+    }
+  }
+}
+
+void Sweep::flush(std::int64_t target, Counts& counts, Record* record) {
+  std::int64_t after = -1;  // the unit read before, in this request
+  while (held_ > target) {
+    std::int64_t item = highest_below(ripe_, head_);
+    if (item < 0) {
+      item = highest_below(ripe_, units_->items);
+      if (item < 0) return;
+      ++counts.sweeps;
+      after = last_ = -1;
+    }
+    const std::int64_t unit = unit_of(*units_, item), begin = begin_of(*units_, unit);
+    join(*units_, unit, after, gap_, counts.requests, counts.bytes);
+    join(*units_, unit, last_, gap_, counts.streams, counts.stream_bytes);
+    after = last_ = unit;
+    ++counts.visits;
+    counts.decoded += begin_of(*units_, unit + 1) - begin;
+    for (; item >= begin; item = highest_below(ripe_, item)) {
+      drop(ripe_, item);
+      drop(resident_, item);
+      held_ -= weight(item);
+      ++counts.reads;
+      if (record != nullptr) record->loads.push_back(static_cast<Item>(item));
+    }
+    head_ = begin;
+  }
+}
+
+Counts Sweep::back(std::span<const Item> items, std::span<const std::int64_t> starts, Record* record) {
+  Counts counts;
+  const std::size_t steps = starts.size() - 1;
+  std::vector<std::int64_t> from_back(record != nullptr ? steps + 1 : 0);  // loads of issue step i and all after it
+  if (record != nullptr) {
+    *record = {{}, {}, std::vector<std::uint8_t>(items.size())};
+    record->loads.reserve(items.size());  // mostly fewer; growing would take twice the memory
+  }
+  for (std::size_t step = steps; step-- > 0;) {
+    unlock();
+    std::vector<Item>& mine = locked_[turn_];
+    mine.assign(items.begin() + starts[step], items.begin() + starts[step + 1]);
+    turn_ = (turn_ + 1) % locked_.size();
+    for (std::size_t i = mine.size(); i-- > 0;) {
+      const bool last = use(mine[i]);
+      if (record != nullptr) record->last[static_cast<std::size_t>(starts[step]) + i] = last;
+    }
+    if (held_ > room_) flush(room_ - burst_, counts, record);
+    if (held_ > room_) {
+      throw Error(Kind::plan, "the uses of " + std::to_string(ahead_ + 1) + " steps take " + std::to_string(held_) +
+                                  " bytes, and there is room for " + std::to_string(room_));
+    }
+    counts.peak = std::max(counts.peak, held_);
+    if (record != nullptr) from_back[step + 1] = static_cast<std::int64_t>(record->loads.size());
+  }
+  if (record != nullptr) {
+    std::reverse(record->loads.begin(), record->loads.end());
+    const auto all = static_cast<std::int64_t>(record->loads.size());
+    for (std::size_t step = 0; step < steps; ++step) record->ends.push_back(all - from_back[step + 1]);
+    record->ends.push_back(all);
+  }
+  return counts;
+}
+
+std::vector<Item> Sweep::residents(Counts& rest) const {
+  rest = {};
+  std::vector<Item> found;
+  std::int64_t after = -1;
+  for (std::int64_t item = highest_below(resident_, units_->items); item >= 0; item = highest_below(resident_, item)) {
+    found.push_back(static_cast<Item>(item));
+    const std::int64_t unit = unit_of(*units_, item);
+    ++rest.reads;
+    if (unit == after) continue;
+    join(*units_, unit, after, gap_, rest.requests, rest.bytes);
+    after = unit;
+    ++rest.visits;
+    rest.decoded += begin_of(*units_, unit + 1) - begin_of(*units_, unit);
+  }
+  rest.streams = rest.requests, rest.stream_bytes = rest.bytes;
+  rest.peak = held_;
+  std::reverse(found.begin(), found.end());
+  return found;
+}
+
+Counts direct(const Units& units, std::span<const Item> items, std::span<const std::int64_t> starts, std::int64_t gap) {
+  Counts counts;
+  std::vector<std::int64_t> wanted;
+  for (std::size_t step = 0; step + 1 < starts.size(); ++step) {
+    wanted.clear();
+    for (auto use = starts[step]; use < starts[step + 1]; ++use) {
+      wanted.push_back(unit_of(units, items[static_cast<std::size_t>(use)]));
+    }
+    counts.reads += static_cast<std::int64_t>(wanted.size());
+    std::sort(wanted.begin(), wanted.end(), std::greater<>());
+    wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
+    std::int64_t after = -1, held = 0;
+    for (const std::int64_t unit : wanted) {
+      join(units, unit, after, gap, counts.requests, counts.bytes);
+      after = unit;
+      ++counts.visits;
+      counts.decoded += begin_of(units, unit + 1) - begin_of(units, unit);
+      held += nbytes_of(units, unit);
+    }
+    counts.peak = std::max(counts.peak, held);
+  }
+  counts.streams = counts.requests, counts.stream_bytes = counts.bytes;
+  return counts;
+}
+
+}  // namespace solar::plan

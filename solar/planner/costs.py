@@ -1,0 +1,177 @@
+"""What a way of using memory costs, and the cheapest: formulas propose, the exact counts decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from solar.errors import PlanError
+from solar.planner.order import Order
+from solar.planner.regions import Region
+from solar.planner.sweep import (
+    Counts,
+    Epoch,
+    Terms,
+    Uses,
+    Way,
+    check_room,
+    received_nbytes,
+    staging_nbytes,
+    steady,
+    total,
+)
+from solar.planner.units import Units
+from solar.values import Outcome, Storage
+
+EPOCHS, MEASURED = range(6), range(1, 3)  # the first follows the start, and in the last three memory runs empty
+LARGE = 2_000_000  # items from which on only what the formulas find best is counted
+STEPS = 24  # sizes of the pinned part that the formulas try
+
+
+def epochs_of(order: Order) -> tuple[range, range]:
+    """The epochs to count, and those of them that stand for all."""
+    if order.epochs is None or order.epochs >= len(EPOCHS):
+        return EPOCHS, MEASURED
+    every = range(order.epochs)
+    return every, every[len(every) // 2 :][:1]
+
+
+def seconds(counts: Counts, units: Units, storage: Storage) -> float:
+    """The time that reading took, and decoding where chunks hold several samples."""
+    decoded = counts.decoded * units.sample_nbytes if units.encoded and units.per_unit > 1 else 0
+    return storage.seconds(counts.requests, counts.bytes, decoded)
+
+
+def outcome(epochs: int, counts: Counts, uses: int, units: Units, storage: Storage) -> Outcome:
+    """The Outcome of so many epochs with so many uses in all, in which all nodes together counted this."""
+    spent = seconds(counts, units, storage) / epochs
+    return Outcome(
+        reads=counts.reads / epochs,
+        requests=counts.requests / epochs,
+        bytes=counts.bytes / epochs,
+        scans=spent / storage.seconds(1, units.total_nbytes),
+        seconds=spent,
+        hits=(uses - counts.reads) / epochs,
+        peak_bytes=counts.peak,
+    )
+
+
+def choose(
+    region: Region, uses: Uses, epochs: range, measured: range, terms: Terms, storage: Storage
+) -> tuple[Way, list[Epoch]]:
+    """The cheapest way for one node, and its measured epochs."""
+    best: tuple[float, Way, list[Epoch]] | None = None
+    for way in candidates(region, terms, storage):
+        try:
+            check_room(region, way, terms)
+            # Nothing that direct reading does depends on other epochs.
+            found = steady(region, way, uses, measured if way.direct else epochs, measured, terms)
+        except PlanError:
+            continue  # this much pinned leaves too little for the batches; reading step by step always goes
+        spent = seconds(total(one.counts for one in found), region.units, storage)
+        if best is None or spent < best[0]:
+            best = spent, way, found
+    assert best is not None
+    return best[1], best[2]
+
+
+def as_first(
+    node: Region, way: Way, uses: Uses, epochs: range, measured: range, terms: Terms, storage: Storage
+) -> list[Epoch]:
+    """The measured epochs of another node that goes the way of the first, if it can; else the cheapest of its own."""
+    pinned = node.fitting(node.held_nbytes(min(way.pinned, node.items), whole=way.whole), whole=way.whole)
+    try:
+        own = replace(way, pinned=pinned)
+        check_room(node, own, terms)
+        return steady(node, own, uses, measured if own.direct else epochs, measured, terms)
+    except PlanError:
+        return choose(node, uses, epochs, measured, terms, storage)[1]
+
+
+def times(counts: Counts, factor: float) -> Counts:
+    """The counts of so many times as much, on nodes that hold no more each."""
+    return Counts._make(round(count * factor) for count in counts)._replace(peak=counts.peak)
+
+
+def read_alone(uses: int, units: Units) -> Counts:
+    """What so many uses cost that are each read by a request of its own."""
+    nbytes = uses * units.stored_nbytes
+    return Counts(uses, uses, uses, nbytes, uses, nbytes, uses * units.per_unit, 0, 0)
+
+
+def candidates(region: Region, terms: Terms, storage: Storage) -> Iterator[Way]:
+    """The ways worth counting: nothing kept, all that fits pinned, and sweeps over what formulas leave."""
+    yield Way(direct=True)
+    kinds = (False,) if region.samples_alone else (False, True)
+    room = terms.room - received_nbytes(region, terms)
+    everything = [Way(region.items, whole=w) for w in kinds if region.held_nbytes(region.items, whole=w) <= room]
+    yield from everything
+    if Way(region.items) in everything:
+        return
+    if terms.room <= 0:
+        return
+    guesses: list[tuple[float, int, bool]] = []
+    for whole in kinds:
+        most = region.fitting(terms.room - staging_nbytes(region, terms), whole=whole)
+        if 0 < most < region.items:
+            yield Way(pinned=most, whole=whole, direct=True)
+        guesses += _guesses(region, most, whole, terms, storage)
+    worth = [min(guesses)] if region.items > LARGE else guesses
+    for _, pinned, whole in worth:
+        best = _burst(region, pinned, whole, terms)
+        factors = (1.0,) if region.items > LARGE else (0.0, 0.5, 1.0, 1.5)
+        yield from (Way(pinned, int(best * factor), whole) for factor in factors)
+
+
+def _guesses(region: Region, most: int, whole: bool, terms: Terms, storage: Storage) -> list[tuple[float, int, bool]]:
+    """Sizes of the pinned part that are worth counting, with their estimates: where the formulas find the least cost,
+    where the theory of a dense sweep does (twice the memory less everything), nothing, and all that fits."""
+    everything = region.held_nbytes(region.items, whole=whole)
+    room = region.held_nbytes(most, whole=whole)
+    dense = {region.fitting(max(0, 2 * known - everything), whole=whole) for known in (room, terms.room)}
+    sizes = {region.fitting(room * step // STEPS, whole=whole) for step in range(STEPS)} | {*dense, 0, most}
+    fitting = region.fitting(
+        terms.room, whole=whole
+    )  # of the batches some is pinned; the counts say whether the rest fits
+    tried = sorted((estimate(region, size, whole, terms, storage), size, whole) for size in sizes if size <= fitting)
+    return [one for place, one in enumerate(tried) if place == 0 or one[1] in {*dense, 0, most}]
+
+
+def _burst(region: Region, pinned: int, whole: bool, terms: Terms) -> float:
+    """The bytes to free at a time: with more the memory is emptier on average, with less a request is shorter."""
+    free = terms.room - region.held_nbytes(pinned, whole=whole) - staging_nbytes(region, terms)
+    swept = region.stored_nbytes(region.items) - region.stored_nbytes(pinned)
+    return max(0.0, min(free / 2, 2 * free * math.sqrt(terms.gap / swept))) if swept else 0.0
+
+
+def estimate(region: Region, pinned: int, whole: bool, terms: Terms, storage: Storage) -> float:
+    """About how many seconds an epoch takes, from the density at which the head finds wanted units."""
+    items = region.items - pinned
+    units = max(1.0, items / region.units.per_unit)
+    unit_nbytes = max(1.0, (region.stored_nbytes(region.items) - region.stored_nbytes(pinned)) / units)
+    held = max(1, region.held_nbytes(region.items, whole=whole) - region.held_nbytes(pinned, whole=whole))
+    share = (terms.room - region.held_nbytes(pinned, whole=whole) - staging_nbytes(region, terms)) / held
+    if items == 0 or share <= 0:
+        return math.inf if items else 0.0
+    if whole:
+        uses = _uses_between_visits(share)
+        sweeps, empty = region.units.per_unit / uses, math.exp(-uses)
+        decoded = float(region.items * region.units.per_unit)
+    else:
+        density = min(1.0, 2 * share)
+        sweeps, empty = max(0.0, 1 / density - max(0.0, 2 * share - 1)), (1 - density) ** region.units.per_unit
+        decoded = sweeps * items * (1 - empty)
+    spent: float = sweeps * units * unit_nbytes * (1 - empty ** (1 + terms.gap / unit_nbytes)) / storage.bandwidth
+    if region.units.encoded and region.units.per_unit > 1:
+        spent += decoded * region.units.sample_nbytes / storage.decode
+    return spent
+
+
+def _uses_between_visits(share: float) -> float:
+    """How often a unit is used between two visits when those held make up this share: 1 - (1 - exp(-x)) / x."""
+    low, high = 1e-9, 1e9
+    for _ in range(80):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if 1 + math.expm1(-middle) / middle < share else (low, middle)
+    return low

@@ -1,0 +1,211 @@
+"""The sweep: what a node reads and keeps when, counted exactly, for one way of using its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import PlanError
+from solar.planner.regions import Region
+
+Items = NDArray[np.int32]
+Starts = NDArray[np.int64]
+Uses = Callable[[int], tuple[Items, Starts]]  # of an epoch: a region's items in the order of use, where steps begin
+
+
+class Counts(NamedTuple):
+    """What was read, in the order in which the native part counts it (native/include/solar/plan.hpp)."""
+
+    reads: int = 0  # loads of what is held: samples, or units where those are held whole
+    visits: int = 0  # units they came from, once for each visit
+    requests: int = 0  # neighbours joined within what is issued together
+    bytes: int = 0  # of these requests
+    streams: int = 0  # requests, if those that go on where the last one ended were one
+    stream_bytes: int = 0
+    decoded: int = 0  # samples in the units that were decoded
+    sweeps: int = 0  # times that the head began anew
+    peak: int = 0  # bytes held, at most
+
+
+class Record(NamedTuple):
+    """What happens in an epoch: loads in the order of reading, their ends per step, and which uses are the last."""
+
+    loads: Items
+    ends: Starts
+    last: NDArray[np.uint8]
+
+
+class Epoch(NamedTuple):
+    """One epoch of a sweep. What is needed before its first step belongs to the epochs before, or to the start."""
+
+    counts: Counts
+    uses: int
+    record: Record | None
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of using a node's memory: a pinned part, and a sweep over the rest, or else reading that step by step."""
+
+    pinned: int = 0  # its first items, which stay for ever
+    burst: int = 0  # bytes more than needed that are freed at a time, for larger requests
+    whole: bool = False  # units are held whole as they are stored, and decoded at each use
+    direct: bool = False  # no sweep
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a node must keep to, in bytes and steps."""
+
+    room: int  # all that it may hold
+    gap: int  # holes smaller than this are read
+    ahead: int = 0  # steps between issuing a read and the first use
+    batch: int = 1  # samples that the ranks of the node take in a step, at most
+    received: int = 0  # samples among these that come from other nodes, at most
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """Their sum; of peaks the highest."""
+    listed = list(counts)
+    summed = Counts._make(map(sum, zip(*listed, strict=True))) if listed else Counts()
+    return summed._replace(peak=max((one.peak for one in listed), default=0))
+
+
+def backwards(
+    region: Region, way: Way, uses: Uses, epochs: range, terms: Terms, *, record: bool = False
+) -> Iterator[Epoch]:
+    """The epochs from the last to the first, and after them what the start must read (an Epoch of no uses)."""
+    if way.pinned == region.items:
+        yield from _all_pinned(region, way, uses, epochs, terms)
+        return
+    always = always_nbytes(region, way, terms)
+    units = region.native(way.pinned, whole=way.whole)
+    sweep = None if way.direct else _native.Sweep(units, terms.room - always, way.burst, terms.ahead, terms.gap)
+    for epoch in reversed(epochs):
+        all_uses = uses(epoch)
+        swept = swept_uses(region, way, all_uses)
+        written = None
+        if sweep is None:
+            counts = Counts(*_native.direct(units, *swept, terms.gap))._replace(peak=staging_nbytes(region, terms))
+        else:
+            numbers, written = sweep.back(*swept, record)
+            counts = Counts(*numbers)
+        counts = _decoding(counts, way, region, len(all_uses[0]))._replace(peak=counts.peak + always)
+        yield Epoch(counts, len(all_uses[0]), None if written is None else Record(*written))
+    rest = Counts() if sweep is None else Counts(*sweep.residents()[0])
+    yield Epoch(_pinning(region, way, rest), 0, None)
+
+
+def steady(region: Region, way: Way, uses: Uses, epochs: range, measured: range, terms: Terms) -> list[Epoch]:
+    """The measured ones of these epochs, which begin and end with memory in use."""
+    counted = zip(reversed(epochs), backwards(region, way, uses, epochs, terms), strict=False)
+    return [one for epoch, one in counted if epoch in measured]
+
+
+def swept_uses(region: Region, way: Way, uses: tuple[Items, Starts]) -> tuple[Items, Starts]:
+    """The uses of what is not pinned, counted from there on; of units where they are held whole."""
+    items, starts = _native.select(*uses, way.pinned, region.items)
+    return (region.whole(items, way.pinned) if way.whole else items), starts
+
+
+def always_nbytes(region: Region, way: Way, terms: Terms) -> int:
+    """What is held all the time: the pinned part, and beside a sweep room for what other nodes send."""
+    pinned = region.held_nbytes(way.pinned, whole=way.whole)
+    return pinned + (0 if way.direct else received_nbytes(region, terms))
+
+
+def staging_nbytes(region: Region, terms: Terms) -> int:
+    """The memory of the batches in use and on their way, without which nothing can be kept."""
+    return (terms.ahead + 1) * terms.batch * region.heaviest(whole=False)
+
+
+def received_nbytes(region: Region, terms: Terms) -> int:
+    """The memory of what comes from other nodes, which hold it until it is sent; a sweep's own items are apart."""
+    return (terms.ahead + 1) * terms.received * region.heaviest(whole=False)
+
+
+def _all_pinned(region: Region, way: Way, uses: Uses, epochs: range, terms: Terms) -> Iterator[Epoch]:
+    held = always_nbytes(region, way, terms)
+    for epoch in reversed(epochs):
+        count = len(uses(epoch)[0])
+        yield Epoch(_decoding(Counts(peak=held), way, region, count), count, None)
+    yield Epoch(_pinning(region, way, Counts()), 0, None)
+
+
+def _decoding(counts: Counts, way: Way, region: Region, uses: int) -> Counts:
+    """Counts whose `decoded` holds for units that are held whole: each use decodes one."""
+    return counts._replace(decoded=uses * region.units.per_unit) if way.whole else counts
+
+
+def _pinning(region: Region, way: Way, rest: Counts) -> Counts:
+    """What the start reads: the pinned part in one request, and what the first steps need of the rest."""
+    if not way.pinned:
+        return rest
+    stored = region.stored_nbytes(way.pinned)
+    pinned = Counts(way.pinned, 0, 1, stored, 1, stored, 0 if way.whole else way.pinned, 0, 0)
+    held = region.held_nbytes(way.pinned, whole=way.whole)
+    return total([pinned, rest])._replace(peak=held + rest.peak)
+
+
+def check_room(region: Region, way: Way, terms: Terms) -> None:
+    """Refuses a pinned part that leaves too little for the batches; of a sweep the counts say what it needs."""
+    left = terms.room - region.held_nbytes(way.pinned, whole=way.whole)
+    apart = way.direct and way.pinned < region.items  # what is read goes straight into the batches
+    needed = staging_nbytes(region, terms) if apart else received_nbytes(region, terms)
+    if way.pinned and left < needed:
+        raise PlanError(f"{way.pinned} pinned samples leave {left} bytes of {terms.room}; the batches take {needed}")
+
+
+class Start(NamedTuple):
+    """What is read before anything else, in groups; group g is needed at step due[g]."""
+
+    items: Items
+    ends: Starts
+    due: Starts
+
+
+def start_of(items: Items, region: Region, way: Way, uses: tuple[Items, Starts], gap: int) -> Start:
+    """Short groups first, so that the first batch comes soon: what the first step needs, the next two, the next four.
+
+    It doubles while these groups together cost less than a sixteenth of reading everything; all else follows in one
+    go. `items` are what the sweep has in memory before the first step; the pinned part is read with them. As in a Plan
+    both count from the end of the pinned part, which therefore has negative numbers.
+    """
+    swept, starts = uses if not way.whole else (region.whole(uses[0], 0), uses[1])
+    pinned = int(region.whole(np.array([way.pinned]), 0)[0]) if way.whole else way.pinned
+    steps = len(starts) - 1
+    needed = np.concatenate((np.arange(-pinned, 0, dtype=np.int32), items))
+    first = np.full(pinned + int(items.max(initial=-1)) + 1, steps, np.int32)
+    known = swept < len(first)
+    first[swept[known][::-1]] = np.repeat(np.arange(steps, dtype=np.int32), np.diff(starts))[known][::-1]
+    first = first[needed + np.int32(pinned)]
+    total_nbytes = max(1, region.stored_nbytes(region.items))
+    each = region.units.stored_nbytes + gap
+    groups: list[Items] = []
+    due: list[int] = []
+    begin, spent, length = 0, 0, 1
+    while begin < steps:
+        group = needed[(first >= begin) & (first < begin + length)]
+        spent += len(group) * each
+        if groups and spent > total_nbytes // 16:
+            break
+        groups.append(group)
+        due.append(begin)
+        begin, length = begin + length, 2 * length
+    groups.append(needed[first >= begin])
+    due.append(begin)
+    return Start(np.concatenate(groups), np.cumsum([len(group) for group in groups]), np.array(due, np.int64))
+
+
+def start_counts(start: Start, region: Region, way: Way, gap: int) -> Counts:
+    """What the start takes when each group is read in the order of storage, joined over small holes."""
+    if not region.items:
+        return Counts()
+    pinned = int(region.whole(np.array([way.pinned]), 0)[0]) if way.whole else way.pinned
+    items, starts = start.items + np.int32(pinned), np.concatenate(([0], start.ends))
+    return Counts(*_native.direct(region.native(0, whole=way.whole), items, starts, gap))

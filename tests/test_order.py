@@ -1,0 +1,130 @@
+"""The shuffles are torch's, to the bit, and what is not torch's is a shuffle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_kit import torch_randperm
+from torch.utils.data import DistributedSampler, RandomSampler
+
+from solar import _native
+from solar.errors import PlanError
+from solar.planner import order
+
+SEEDS = st.sampled_from([0, 1, 5489, 2**31, 2**32 - 1, 2**32 + 7, 2**63 + 11])
+
+
+@given(st.integers(1, 3000), SEEDS)
+@settings(max_examples=80, deadline=None)
+def test_a_permutation_is_that_of_torch(n: int, seed: int) -> None:
+    wanted = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    assert _native.randperm(n, seed).tolist() == wanted.tolist()
+    assert torch_randperm(n, seed % 2**32).tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("n", [100_003, 1_000_000])
+def test_a_large_permutation_is_that_of_torch(n: int) -> None:
+    wanted = torch.randperm(n, generator=torch.Generator().manual_seed(3)).numpy()
+    assert np.array_equal(_native.randperm(n, 3), wanted)
+
+
+def test_from_where_torch_takes_numbers_of_64_bits_they_are_counted_so() -> None:
+    large = (2**32 - 1) // 20
+    assert _native.randperm_draws(large - 1) == large - 2
+    assert _native.randperm_draws(large) == 2 * large
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(("samples", "ranks"), [(10, 4), (12, 4), (3, 8), (101, 7), (1, 1), (9, 2)])
+def test_the_ranks_of_an_order_are_those_of_a_distributed_sampler(
+    samples: int, ranks: int, shuffle: bool, drop_last: bool
+) -> None:
+    made = order.distributed(samples, seed=4, ranks=ranks, drop_last=drop_last, shuffle=shuffle)
+    if drop_last and samples < ranks:  # torch has no answer then
+        assert made.uses == 0
+        return
+    for epoch in (0, 1, 9):
+        uses = made.of(epoch)
+        assert len(uses) == made.uses
+        for rank in range(ranks):
+            sampler = DistributedSampler(range(samples), ranks, rank, shuffle=shuffle, seed=4, drop_last=drop_last)  # type: ignore[arg-type]
+            sampler.set_epoch(epoch)
+            assert uses[rank::ranks].tolist() == list(sampler)
+
+
+def test_epochs_of_one_generator_follow_each_other_as_in_torch() -> None:
+    generator = torch.Generator().manual_seed(11)
+    sampler = RandomSampler(range(50), generator=generator)  # type: ignore[arg-type]
+    made = order.random(50, seed=11)
+    assert [list(sampler) for _ in range(3)] == [made.of(epoch).tolist() for epoch in range(3)]
+
+
+def test_what_a_data_loader_takes_from_the_same_generator_is_skipped() -> None:
+    generator = torch.Generator().manual_seed(11)
+    loader = torch.utils.data.DataLoader(range(50), batch_size=None, shuffle=True, generator=generator)  # type: ignore[arg-type, var-annotated]
+    made = order.random(50, seed=11, between=2)
+    assert [[int(x) for x in loader] for _ in range(3)] == [made.of(epoch).tolist() for epoch in range(3)]
+
+
+@given(st.integers(1, 400), SEEDS, st.integers(0, 5))
+@settings(max_examples=80, deadline=None)
+def test_a_keyed_shuffle_has_every_sample_once_and_its_inverse_finds_it(n: int, seed: int, epoch: int) -> None:
+    samples = order.sample_at(np.arange(n), n, seed=seed, epoch=epoch)
+    assert sorted(samples) == list(range(n))
+    assert order.position_of(samples, n, seed=seed, epoch=epoch).tolist() == list(range(n))
+    assert order.keyed(n, seed=seed).of(epoch).tolist() == samples.tolist()
+
+
+def test_a_keyed_shuffle_is_spread_evenly_and_differs_by_seed_and_epoch() -> None:
+    n = 40_000
+    one, other = (order.sample_at(np.arange(n), n, seed=1, epoch=epoch) for epoch in (0, 1))
+    counts = np.histogram2d(np.arange(n), one, bins=20)[0]
+    assert abs(counts - 100).max() < 60  # six standard deviations
+    assert np.count_nonzero(one == other) < 20
+    assert abs(np.corrcoef(one[:-1], one[1:])[0, 1]) < 0.05
+
+
+def test_given_sequences_may_repeat_samples_and_have_an_end() -> None:
+    made = order.given([[3, 3, 0], [1, 2, 3]], 4)
+    assert (made.samples, made.uses, made.epochs) == (4, 3, 2)
+    assert made.of(0).tolist() == [3, 3, 0]
+    with pytest.raises(PlanError, match="epoch 1 takes samples 0 to 4; the data set has 0 to 3"):
+        order.given([[0, 1], [0, 4]], 4)
+    with pytest.raises(PlanError, match="must be equally many"):
+        order.given([[0, 1], [0]], 4)
+    with pytest.raises(PlanError, match="no sequence"):
+        order.given([], 4)
+
+
+def test_steps_keep_the_last_one_short_or_drop_it() -> None:
+    made = order.distributed(10)
+    assert order.steps(made, 4).tolist() == [0, 4, 8, 10]
+    assert order.steps(made, 4, drop_last=True).tolist() == [0, 4, 8]
+    assert order.steps(made, 5).tolist() == [0, 5, 10]
+    with pytest.raises(PlanError, match="no step is left"):
+        order.steps(made, 11, drop_last=True)
+    with pytest.raises(PlanError, match="at least one"):
+        order.steps(made, 0)
+
+
+def test_orders_are_named_by_what_makes_them() -> None:
+    assert order.distributed(10, seed=1).facts == order.distributed(10, seed=1).facts
+    names = [
+        order.distributed(10),
+        order.distributed(10, seed=1),
+        order.random(10),
+        order.keyed(10),
+        order.given([range(10)], 10),
+    ]
+    assert len({one.facts for one in names}) == len(names)
+
+
+def test_too_many_samples_are_refused() -> None:
+    with pytest.raises(PlanError, match="takes 1 to 2147483647"):
+        order.distributed(2**31)
+    with pytest.raises(PlanError, match="at least one"):
+        order.distributed(5, ranks=0)

@@ -1,0 +1,299 @@
+"""Plans of whole trainings: carried out step by step, never dearer than what is simple, and the same for the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planner_kit import Data, runs
+
+import solar
+from solar.errors import PlanError
+from solar.planner import costs, order, plan, policies, regions, simulate
+from solar.planner.assign import Flow
+from solar.planner.course import Course
+from solar.planner.order import Order
+from solar.planner.sweep import Counts, Record, Terms, Way, received_nbytes, steady, total
+from solar.planner.units import Units, of_layout, uniform
+from solar.values import Storage, World
+
+DISK = Storage(latency=1e-3, bandwidth=1e9, iops=500)
+
+
+def storage(gap: float) -> Storage:
+    return Storage(latency=0, bandwidth=1e9, iops=1e9 / max(gap, 1e-3))
+
+
+@st.composite
+def some_units(draw: st.DrawFn) -> Units:
+    per_unit, encoded = draw(st.sampled_from([1, 1, 2, 5])), draw(st.booleans())
+    if draw(st.booleans()):
+        samples = draw(st.integers(2, 60))
+        return uniform(samples, 8, per_unit=per_unit, stored=5 * per_unit if encoded else None)
+    counts = np.array(draw(st.lists(st.integers(1, per_unit), min_size=1, max_size=20)))
+    nbytes = counts * 8 if not encoded else counts * np.array([draw(st.integers(1, 9)) for _ in counts])
+    first, offset = np.append(0, np.cumsum(counts)), np.cumsum(nbytes + 1) - nbytes
+    return Units(int(counts.sum()), int(counts.max()), 8, int(nbytes.max()), encoded, first, offset, nbytes)
+
+
+def as_data(region: regions.Region, whole: bool) -> Data:
+    """The units of a region for the slow way; where they are held whole each is one item."""
+    units = region.units
+    first, offset, nbytes = region._columns(0)
+    if whole:
+        return Data([1] * len(nbytes), offset.tolist(), nbytes.tolist())
+    held = units.sample_nbytes if units.per_unit > 1 else 0
+    return Data(np.diff(first).tolist(), offset.tolist(), nbytes.tolist(), held)
+
+
+def carried_out(made: Course) -> list[Counts]:
+    """Runs every epoch of a course on its node."""
+    whole, region, pinned = made.way.whole, made.region, made.way.pinned
+    plans = [made.epoch(epoch) for epoch in made.epochs]
+    if whole:
+        pinned = (
+            int(region.whole(np.array([pinned], np.int32), 0)[0])
+            if pinned < region.items
+            else -(-pinned // region.units.per_unit)
+        )
+    always = list(range(pinned))
+    data = as_data(region, whole)
+    epochs = []
+    for one in plans:
+        steps = [(step + pinned).tolist() for step in np.split(one.uses, one.starts[1:-1])]
+        epochs.append((steps, Record(one.loads + np.int32(pinned), one.ends, one.last)))
+    start = (plans[0].start + pinned).tolist()
+    assert len(set(start)) == len(start)
+    assert set(always) <= set(start)
+    check_start(plans[0].start_ends, plans[0].start_due, start, epochs[0][0])
+    swept = [item for item in start if item >= pinned]
+    held = sum(map(data.weight, always)) + received_nbytes(region, made.terms)
+    found = runs(data, epochs, swept, made.terms.room - held, made.terms.ahead, made.terms.gap)
+    return [one._replace(peak=one.peak + held) for one in found]
+
+
+def check_start(ends: Any, due: Any, start: list[int], steps: list[list[int]]) -> None:
+    """Each group of the start is there when a step needs something of it, and groups get longer."""
+    assert ends[-1] == len(start)
+    group_of = dict(zip(start, np.searchsorted(ends, np.arange(len(start)), side="right"), strict=True))
+    for step, wanted in enumerate(steps):
+        for item in wanted:
+            assert item not in group_of or due[group_of[item]] <= step
+            group_of.pop(item, None)  # later uses may be of what was read again
+    assert due[0] == 0
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_plan_runs_without_a_late_read_within_its_memory_and_its_counts_are_exact(data: st.DataObject) -> None:
+    units = data.draw(some_units())
+    ranks = data.draw(st.integers(1, 3))
+    per_node = data.draw(st.sampled_from([1, ranks]))
+    rank = data.draw(st.integers(0, ranks - 1))
+    world = World(rank, ranks, rank % per_node, per_node)
+    made: Order = order.distributed(units.samples, seed=data.draw(st.integers(0, 99)), ranks=ranks)
+    if data.draw(st.booleans()):
+        sequences = [np.random.default_rng(seed).integers(0, units.samples, 30) for seed in range(3)]
+        made = order.given(sequences, units.samples)
+    batch, ahead = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 2))
+    memory = data.draw(st.integers(0, 2 * units.samples * 8))
+    drop_last = data.draw(st.booleans()) and made.uses >= batch * ranks
+    on = storage(data.draw(st.sampled_from([0.5, 4, 30, 200])))
+    settings_: dict[str, Any] = {"batch": batch, "memory": memory, "storage": on, "drop_last": drop_last}
+    least = (ahead + 1) * batch * per_node * (units.stored_nbytes if units.per_unit == 1 else units.sample_nbytes)
+    epochs = range(data.draw(st.integers(1, 3)))
+    if 0 < memory < least:
+        with pytest.raises(PlanError, match=f"they take {least:,}; give at least that"):
+            plan(made, units, world, epochs=epochs, ahead=ahead, **settings_)
+        return
+    course = plan(made, units, world, epochs=epochs, ahead=ahead, **settings_)
+    assert memory == 0 or max(one.peak for one in course.counts) <= memory
+    if course.way.direct or course.way.pinned == course.region.items:
+        assert all(not len(course.epoch(epoch).loads) for epoch in epochs)
+        return
+    for one, other in zip(course.counts, carried_out(course), strict=True):
+        assert (one[:4], one.peak) == (other[:4], other.peak)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_ours_is_never_dearer_than_nothing_kept_pinning_or_a_plain_sweep(data: st.DataObject) -> None:
+    # Whole shares for every rank: with padding it is luck which samples are used twice.
+    samples = data.draw(st.sampled_from([320, 1024, 3200]))
+    size, per_unit = data.draw(st.sampled_from([100, 4096, 10**6])), data.draw(st.sampled_from([1, 1, 4, 32]))
+    stored = None if data.draw(st.booleans()) else max(1, size * per_unit // data.draw(st.sampled_from([2, 8])))
+    ranks = data.draw(st.sampled_from([1, 2, 4, 8]))
+    per_node = data.draw(st.sampled_from([r for r in (1, 2, 4, 8) if r <= ranks]))
+    world, batch = World(0, ranks, 0, per_node), data.draw(st.sampled_from([1, 4, 16]))
+    units = uniform(samples, size, per_unit=per_unit, stored=stored)
+    gap = data.draw(st.sampled_from([0.01, 0.5, 1, 4, 32, 200])) * size
+    on = Storage(0, 1e9, 1e9 / gap, decode=data.draw(st.sampled_from([1e8, 1e9, np.inf])))
+    f = data.draw(st.sampled_from([0.0, 0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.2]))
+    memory = int(f * units.total_nbytes / (ranks // per_node))
+    made = order.distributed(samples, seed=1, ranks=ranks)
+    ours = simulate(made, units, world, batch=batch, memory=memory, storage=on).outcome
+    cost = ours.seconds * (1 - 1e-9)
+    assert cost <= policies.torch(made, units, world, batch=batch, storage=on).seconds
+    staged = batch * per_node * size
+    assert ours.peak_bytes <= max(memory, staged)
+    # A cache that spans nodes is not charged for what they send each other, and ours is.
+    sent = batch * per_node * size if per_node < ranks else 0
+    terms_: dict[str, Any] = {"batch": batch, "memory": max(0, memory - sent), "storage": on}
+    # Of the same two epochs: how many samples of a step share a chunk is luck.
+    pinned = [policies.pinned(made, units, world, epoch=epoch, **terms_).seconds for epoch in costs.MEASURED]
+    assert cost <= sum(pinned) / len(pinned)
+    if per_node == ranks:
+        flow = Flow(made, units, world, batch)
+        region = regions.of_nodes(units, world)[0]
+        terms = Terms(memory, on.gap, 0, batch * ranks)
+        for pinned_part in (
+            0,
+            region.fitting(max(0, 2 * memory - region.held_nbytes(samples, whole=False)), whole=False),
+        ):
+            try:
+                swept = steady(region, Way(pinned_part), flow.uses(region), range(6), range(1, 3), terms)
+            except PlanError:
+                continue
+            assert cost <= costs.seconds(total(one.counts for one in swept), units, on) / 2
+
+
+@pytest.mark.parametrize(("f", "gap", "wanted"), [(0.25, 32, 10), (0.1, 200, 25), (0.5, 32, 12)])
+def test_it_beats_pinning_by_the_factor_promised(f: float, gap: int, wanted: float) -> None:
+    size, samples = 65536, 20_000
+    made, units, world = order.distributed(samples, ranks=4), uniform(samples, size), World(0, 4, 0, 4)
+    terms: dict[str, Any] = {"batch": 4, "memory": int(f * samples * size), "storage": storage(gap * size)}
+    ours, pinned = simulate(made, units, world, **terms), policies.pinned(made, units, world, **terms)
+    assert pinned.seconds / ours.outcome.seconds >= wanted
+    assert ours.outcome.reads + ours.outcome.hits == samples
+
+
+def test_the_start_brings_the_first_batch_soon_and_costs_little() -> None:
+    size, samples = 65536, 20_000
+    for f, gap in ((0.02, 20), (0.25, 32), (0.5, 4), (0.9, 20)):
+        terms: dict[str, Any] = {"batch": 4, "memory": int(f * samples * size), "storage": storage(gap * size)}
+        made = plan(order.distributed(samples), uniform(samples, size), World(0, 1), epochs=range(6), **terms)
+        scans = [
+            (one.bytes + made.terms.gap * one.requests) / samples / size for one in (*made.counts, made.start_counts)
+        ]
+        first = made.epoch(0)
+        assert first.start_ends[0] == 4  # the first group is the first batch alone
+        assert np.all(np.diff(first.start_due)[1:] == 2 * np.diff(first.start_due)[:-1])
+        assert scans[0] + scans[-1] <= 1.25 * scans[1] + 1
+        assert len(made.epoch(1).start) == 0
+
+
+def test_the_plan_stops_exactly_at_the_end() -> None:
+    made = plan(
+        order.distributed(1000),
+        uniform(1000, 1000),
+        World(0, 1),
+        batch=8,
+        memory=300_000,
+        storage=DISK,
+        epochs=range(2),
+        way=Way(),
+    )
+    last = made.epoch(1)
+    uses = made.counts[0].reads + made.counts[1].reads + made.start_counts.reads
+    stays = sum(int(np.count_nonzero(made.epoch(epoch).last == 0)) for epoch in range(2))
+    assert uses + stays == 2000
+    assert last.ends[-1] == last.ends[-2]  # nothing is read after the last step
+
+
+def test_a_digest_names_all_that_a_plan_follows_from() -> None:
+    def digest(
+        samples: int = 100,
+        seed: int = 0,
+        memory: int = 4000,
+        ranks: int = 1,
+        gap: float = 100,
+        epochs: range = range(2),
+        batch: int = 2,
+    ) -> str:
+        made = order.distributed(samples, seed=seed, ranks=ranks)
+        return plan(
+            made,
+            uniform(samples, 100),
+            World(0, ranks, 0, ranks),
+            batch=batch,
+            memory=memory,
+            storage=storage(gap),
+            epochs=epochs,
+        ).digest
+
+    others = [
+        digest(101),
+        digest(seed=1),
+        digest(memory=5000),
+        digest(ranks=2),
+        digest(gap=200),
+        digest(epochs=range(3)),
+        digest(batch=3),
+    ]
+    assert digest() == digest()
+    assert len({digest(), *others}) == len(others) + 1
+    made = plan(
+        order.distributed(100), uniform(100, 100), World(0, 1), batch=2, memory=4000, storage=DISK, epochs=range(2)
+    )
+    assert made.epoch(0).digest != made.epoch(1).digest
+    with pytest.raises(PlanError, match="this plan has epochs 0 to 1"):
+        made.epoch(2)
+    with pytest.raises(PlanError, match="one after another"):
+        plan(order.given([[0, 1]], 2), uniform(2, 1), World(0, 1), batch=1, memory=0, storage=DISK, epochs=range(2))
+
+
+def test_without_an_exchange_what_lies_elsewhere_is_read_alone() -> None:
+    made, units, world = order.distributed(4000, ranks=4), uniform(4000, 65536), World(0, 4, 0, 1)
+    terms: dict[str, Any] = {"batch": 16, "memory": 65536 * 300, "storage": DISK}
+    with_it, without = simulate(made, units, world, **terms), simulate(made, units, world, exchange=False, **terms)
+    assert without.overflow_fraction == with_it.overflow_fraction > 0.05
+    alone = without.outcome.requests - with_it.outcome.requests
+    assert alone == pytest.approx(with_it.overflow_fraction * 4000, rel=0.2)
+    assert without.outcome.reads + without.outcome.hits == with_it.outcome.reads + with_it.outcome.hits == 4000
+
+
+@pytest.mark.parametrize("chunk", [None, (1, 3), (4, 3), (4, 2)])
+def test_the_units_of_a_layout_are_its_samples_or_its_chunks(tmp_path: Path, chunk: tuple[int, ...] | None) -> None:
+    path = tmp_path / "scan.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset(
+            "x",
+            data=np.arange(30, dtype="f8").reshape(10, 3),
+            chunks=chunk,
+            compression="gzip" if chunk == (4, 3) else None,
+        )
+    units = of_layout(solar.inspect(path, "x"))
+    per_unit = chunk[0] if chunk else 1
+    assert (units.samples, units.per_unit, units.units) == (10, per_unit, -(-10 // per_unit))
+    assert units.encoded == (chunk == (4, 3))
+    if chunk == (4, 2):
+        assert units.total_nbytes == 6 * 4 * 2 * 8  # two chunks beside each other are one unit
+    if units.offset is not None:
+        assert np.all(np.diff(units.offset) > 0)
+
+
+def test_chunks_that_lie_in_another_order_are_numbered_as_they_lie(tmp_path: Path) -> None:
+    path = tmp_path / "scan.h5"
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("x", (8, 4), "f8", chunks=(2, 4))
+        for chunk in (3, 0, 2, 1):
+            made[2 * chunk : 2 * chunk + 2] = chunk
+    units = of_layout(solar.inspect(path, "x"))
+    assert units.item is not None
+    assert units.item.tolist() == [2, 3, 6, 7, 4, 5, 0, 1]
+    assert np.all(np.diff(units.offset) > 0)
+
+
+def test_files_lie_far_from_each_other(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{part}.h5" for part in range(3)]
+    for path in paths:
+        with h5py.File(path, "w") as file:
+            file["x"] = np.zeros((5, 100))
+    units = of_layout(solar.inspect(paths, "x"))
+    assert units.samples == 15
+    assert np.count_nonzero(np.diff(units.offset) > 1 << 39) == 2
