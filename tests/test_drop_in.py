@@ -155,7 +155,7 @@ def test_torchs_profiler_shows_what_is_waited_for(path: str) -> None:
     with profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
         batches(DataLoader(H5Dataset(path, "x"), 4))
     counts = {event.key: event.count for event in profiled.key_averages()}
-    assert counts["solar: wait for bytes"] == counts["solar: collate"] == 8
+    assert counts["solar: wait for bytes"] == counts["solar: transform and collate"] == 8
 
 
 def test_an_error_names_the_rank_file_dataset_sample_and_offset(path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,14 +86,18 @@ class Inline:
         self.transform_seconds = self.collate_seconds = 0.0
 
     def wait(self, seconds: float | None) -> Any:
+        if not profiling():
+            return self._made(self.pending.arrived(seconds))
         with span("solar: wait for bytes"):
             arrived = self.pending.arrived(seconds)
+        with span("solar: transform and collate"):
+            return self._made(arrived)
+
+    def _made(self, arrived: list[Any]) -> Any:
         begin = time.perf_counter()
-        with span("solar: transform"):
-            samples = self._making.transformed(self.pending.converted(arrived), self._keys)
+        samples = self._making.transformed(self.pending.converted(arrived), self._keys)
         middle = time.perf_counter()
-        with span("solar: collate"):
-            data = self._making.collated(samples)
+        data = self._making.collated(samples)
         self.collate_seconds = time.perf_counter() - middle
         if self._making.transform is not None or self.pending.converts:
             self.transform_seconds = middle - begin

@@ -52,8 +52,11 @@ class PendingBatch:
 
     def counts(self) -> dict[str, int]:
         """What reading it took, once it has arrived."""
+        parts = [part for field in self._fields for part in field.parts]
+        if len(parts) == 1:
+            return parts[0].counts
         counts: dict[str, int] = {}
-        for part in (part for field in self._fields for part in field.parts):
+        for part in parts:
             for name, value in part.counts.items():
                 counts[name] = counts.get(name, 0) + value
         return counts
