@@ -207,8 +207,8 @@ class PlainH5:
         return self.file["x"][sample]
 
 
-def waiting(folder: Path, quick: bool, workers: int | None) -> Measures:
-    """Emulated computing leaves the CPU free, as a GPU's does. The share by the clock around next(), and by stats()."""
+def waiting(folder: Path, quick: bool, workers: int | None, on_cpu: bool = False) -> Measures:
+    """The share by the clock around next(), and by stats(). Computing leaves the CPU free as a GPU's does, or not."""
     from torch.utils.data import DataLoader as TorchLoader
 
     from solar import DataLoader
@@ -219,11 +219,12 @@ def waiting(folder: Path, quick: bool, workers: int | None) -> Measures:
     else:
         options = {"persistent_workers": True, "multiprocessing_context": "fork"} if workers else {}
         loader = TorchLoader(PlainH5(path), BATCH, shuffle=True, num_workers=workers, **options)
-    waited_share(itertools.islice(loader, AHEAD))  # so that everything has been started
+    compute = computed_on_cpu if on_cpu else time.sleep
+    waited_share(itertools.islice(loader, AHEAD), compute)  # so that everything has been started
     if hasattr(loader, "_stats"):
         loader._stats.reset()
     batches = itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), 200 if quick else 2000)
-    share, first_share, computed = waited_share(batches)
+    share, first_share, computed = waited_share(batches, compute)
     measured = {"waited_share": share, "waited_share_after_first": first_share, "computed_ms": computed * 1e3}
     if hasattr(loader, "stats"):
         measured["waited_share_by_stats"] = loader.stats()["wait_share"]
@@ -231,7 +232,14 @@ def waiting(folder: Path, quick: bool, workers: int | None) -> Measures:
     return {"measured": measured, "wanted": {"waited_share": 0.02} if workers is None else {}}
 
 
-def waited_share(batches: Iterable[Any]) -> tuple[float, float, float]:
+def computed_on_cpu(seconds: float) -> None:
+    """Keeps one core busy, with the interpreter's lock released most of the time, as torch's operations do."""
+    end, values = time.perf_counter() + seconds, np.ones(1 << 16, np.float32)
+    while time.perf_counter() < end:
+        np.sqrt(values, out=values)
+
+
+def waited_share(batches: Iterable[Any], compute: Callable[[float], None]) -> tuple[float, float, float]:
     """The share of the time spent in next(), of all and of all but the first; the seconds computed a batch."""
     waits, start = [], time.perf_counter()
     iterator = iter(batches)
@@ -241,7 +249,7 @@ def waited_share(batches: Iterable[Any]) -> tuple[float, float, float]:
         if batch is None:
             break
         waits.append(time.perf_counter() - asked)
-        time.sleep(COMPUTED)
+        compute(COMPUTED)
     took = time.perf_counter() - start
     computed = (took - sum(waits)) / len(waits)
     return sum(waits) / took, sum(waits[1:]) / (took - waits[0]), computed
@@ -290,6 +298,7 @@ PARTS: dict[str, Callable[[Path, bool], Measures]] = {
     "first_batch": first_batch,
     "memory": memory,
     "waiting_solar": lambda folder, quick: waiting(folder, quick, None),
+    "waiting_solar_on_cpu": lambda folder, quick: waiting(folder, quick, None, on_cpu=True),
     "waiting_torch_0": lambda folder, quick: waiting(folder, quick, 0),
     "waiting_torch_1": lambda folder, quick: waiting(folder, quick, 1),
     "waiting_torch_2": lambda folder, quick: waiting(folder, quick, 2),
