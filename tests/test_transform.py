@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -291,3 +293,25 @@ def test_an_exact_end_of_which_a_transform_can_make_nothing_is_refused_on_every_
         with pytest.raises(PlanError, match="empty batch"):
             next(iter(DataLoader(dataset, 1, sampler=sampler)))
         assert len(batches(DataLoader(dataset, 2, sampler=sampler))) == 6
+
+
+def test_a_forked_process_starts_processes_of_its_own(path: str) -> None:
+    code = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import transforms
+from solar import DataLoader, H5Dataset
+data = H5Dataset({path!r}, {{"x": "x", "label": "label"}}, transform=transforms.doubled)
+loaders = [DataLoader(data, 4, num_workers=1, persistent_workers=kept) for kept in (False, True)]
+before = [len(list(loader)) for loader in loaders]
+child = os.fork()
+if child == 0:
+    assert [len(list(loader)) for loader in loaders] == before
+    loaders[1].close()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert [len(list(loader)) for loader in loaders] == before
+print("end")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")

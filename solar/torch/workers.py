@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from collections.abc import Callable, Sequence
@@ -67,9 +68,12 @@ class Workers:
 
     def __init__(self) -> None:
         self._kept: Processes | None = None
+        self._owner = os.getpid()
 
     def start(self, making: Making, wanted: Wanted, base_seed: int) -> Processes | None:
         """Processes that do this making; None where it cannot be sent to one, which is then said."""
+        if self._owner != os.getpid():  # a forked process has none of its parent's
+            self._kept, self._owner = None, os.getpid()
         if self._kept is not None:
             return self._kept
         work = Work(making)
@@ -91,7 +95,7 @@ class Workers:
             processes.close()
 
     def close(self) -> None:
-        if self._kept is not None:
+        if self._kept is not None and self._owner == os.getpid():
             self._kept.close()
         self._kept = None
 
@@ -104,6 +108,15 @@ def _import_torch_once() -> None:
     server: Any = forkserver._forkserver  # nothing public tells whether it runs, and what was chosen
     if server._forkserver_pid is None and server._preload_modules == ["__main__"]:
         forkserver.set_forkserver_preload([__name__])
+
+
+def _forget_server() -> None:
+    """A forked process needs a fork server of its own: its parent's is no child of its, which multiprocessing expects."""
+    server: Any = forkserver._forkserver
+    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
+
+
+os.register_at_fork(after_in_child=_forget_server)
 
 
 def _can_be_sent(what: Any) -> bool:
