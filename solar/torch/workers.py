@@ -111,7 +111,7 @@ def _import_torch_once() -> None:
 
 
 def _forget_server() -> None:
-    """A forked process needs a fork server of its own: its parent's is no child of its, which multiprocessing expects."""
+    """A forked process needs a fork server of its own: it cannot wait for its parent's, which multiprocessing does."""
     server: Any = forkserver._forkserver
     server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
 
