@@ -318,3 +318,22 @@ def test_items_of_a_sampler_without_batches_count_one_each(path: str) -> None:
     other = DataLoader(Pairs(torch.arange(20)), None, sampler=pairs)
     other.load_state_dict(loader.state_dict())
     assert list(other) == whole[3:]
+
+
+def test_a_sampler_that_fails_is_no_batch_and_ends_no_epoch(path: str) -> None:
+    class Failing:
+        def __iter__(self) -> Any:
+            yield from range(8)
+            raise OSError("no more")
+
+        def __len__(self) -> int:
+            return SAMPLES
+
+    loader = DataLoader(H5Dataset(path, "x"), 4, sampler=Failing())
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    with pytest.raises(OSError, match="no more"):
+        next(iterator)
+    assert next(iterator, None) is None
+    state = loader.state_dict()
+    assert (state["epoch"], state["batches"]) == (0, 2)

@@ -53,6 +53,7 @@ class NativeIter(Draws):
         context, init = loader.multiprocessing_context, loader.worker_init_fn
         self._wanted = Wanted(loader.num_workers, context, init, loader.persistent_workers, self._dataset)
         self._started = 0  # batches
+        self._sampler_failed = False
         self._ahead = loader.ahead
         self._bar = loader._progress_bar()
         self._handed_out = 0.0  # the time when the last batch was
@@ -82,7 +83,8 @@ class NativeIter(Draws):
             self._stats.busy(asked - self._handed_out)
         self._fill(self._ahead)
         if not self._coming:
-            self._finish()
+            if not self._sampler_failed:
+                self._finish()
             raise StopIteration
         data = self._taken(asked)
         if self._bar is not None:
@@ -135,8 +137,10 @@ class NativeIter(Draws):
         """The oldest batch, which is gone then."""
         if not self._coming:
             raise RuntimeError(CLOSED)  # by another thread, meanwhile
-        self.passage.advance()
-        return self._coming.popleft()
+        coming = self._coming.popleft()
+        if self._coming or not self._sampler_failed:  # its error comes last, and is no batch
+            self.passage.advance()
+        return coming
 
     def _on_device(self, data: Any) -> Any:
         if not self._pin_memory and self._device_transform is None:
@@ -189,7 +193,7 @@ class NativeIter(Draws):
             self._drained = True
             return
         except Exception as error:
-            self._drained = True
+            self._drained = self._sampler_failed = True
             self._coming.append(error)
             return
         try:
