@@ -1,4 +1,4 @@
-"""What tests of several modules need: when two values are the same, and files that look old."""
+"""What tests of several modules need: when two values are the same, files that look old, the engine's backends."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+
+from solar import _native
+from solar.errors import ReadError
 
 # The folder of files that nobody in this project wrote; it may be absent.
 SHARED = Path(os.environ.get("SOLAR_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data"
@@ -37,3 +41,17 @@ def same(ours: Any, theirs: Any) -> bool:
     if ours.dtype.hasobject:
         return all(map(same, np.ravel(ours), np.ravel(theirs)))
     return ours.tobytes() == theirs.tobytes()
+
+
+def uring_works() -> bool:
+    try:
+        _native.Reader(1, 4, 0, "uring").close()
+    except ReadError:
+        return False
+    return True
+
+
+BACKENDS = [
+    "pread",
+    pytest.param("uring", marks=pytest.mark.skipif(not uring_works(), reason="the kernel has or allows no io_uring")),
+]

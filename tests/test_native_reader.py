@@ -14,24 +14,11 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from kit import BACKENDS
 from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError, ReadError
-
-
-def uring_works() -> bool:
-    try:
-        _native.Reader(1, 4, 0, "uring").close()
-    except ReadError:
-        return False
-    return True
-
-
-BACKENDS = [
-    "pread",
-    pytest.param("uring", marks=pytest.mark.skipif(not uring_works(), reason="the kernel has or allows no io_uring")),
-]
 
 
 def source_of(path: Path, name: str, bypass: float = 0.0) -> _native.Source:

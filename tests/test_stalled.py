@@ -11,9 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-
-from solar import _native
-from solar.errors import ReadError
+from kit import BACKENDS
 
 # Loaded before libc: reads of $FILE do not return while $GATE is there, nor does io_uring take or bring any.
 SHIM = r"""
@@ -117,20 +115,6 @@ try:
 except Exception:
     print(traceback.format_exc())
 """
-
-
-def uring_works() -> bool:
-    try:
-        _native.Reader(1, 4, 0, "uring").close()
-    except ReadError:
-        return False
-    return True
-
-
-BACKENDS = [
-    "pread",
-    pytest.param("uring", marks=pytest.mark.skipif(not uring_works(), reason="the kernel has or allows no io_uring")),
-]
 
 
 @pytest.fixture(scope="module")

@@ -64,21 +64,12 @@ class Stats:
         """`batch`, `held` and the waits of one batch at once; `waited` is in all, with transform and collation."""
         transforming = min(waited, transforming)
         collating = min(waited - transforming, collating)
-        reading, decoding = counts.get("read_ns", 0), counts.get("decode_ns", 0)
-        left = waited - transforming - collating
-        decode = left * decoding / (reading + decoding) if decoding else 0.0
-        with _LOCK:
-            self._batches += 1
-            self._samples += samples
-            self._batch_nbytes += nbytes
-            self._resident -= nbytes
-            for name in NATIVE:
-                self._native[name] += counts.get(name, 0)
-            waits = self._waits
-            waits["storage"] += left - decode
-            waits["decode"] += decode
-            waits["transform"] += transforming
-            waits["collate"] += collating
+        with _LOCK:  # which may be taken again
+            self.batch(samples, nbytes, counts)
+            self.held(-nbytes)
+            self.split(waited - transforming - collating, counts)
+            self._waits["transform"] += transforming
+            self._waits["collate"] += collating
 
     def waited(self, cause: str, seconds: float) -> None:
         """The training stood still for `seconds`."""
