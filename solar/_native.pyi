@@ -107,7 +107,7 @@ class Reader:
     def stats(self) -> dict[str, int]: ...
 
 def count_names() -> tuple[str, ...]:
-    """What a Reader counts: rows, requests, bypassed, bytes_read, bytes_mapped, chunks_decoded, bytes_decoded, ..."""
+    """What a Reader counts: rows, requests, stretches, bypassed, bytes_read, bytes_mapped, chunks_decoded, ..."""
 
 def take(nbytes: int) -> U8:
     """Batch memory from the pool; goes back to it when the array and all its views are gone."""
@@ -141,10 +141,13 @@ class Units:
         items: int,
         per_unit: int,
         stored: int,
-        held: int,  # bytes of an item in memory; 0: those of its unit in storage
+        held: int,  # bytes of an item in memory; 0: those of its unit, by `weight` or else as they are stored
         first: I64 | None = None,
         offset: I64 | None = None,
         nbytes: I64 | None = None,
+        weight: I64 | None = None,
+        end: I64 | None = None,
+        requests: I64 | None = None,
     ) -> None: ...
     @property
     def items(self) -> int: ...
@@ -160,3 +163,30 @@ class Sweep:
     def copy(self) -> Sweep: ...
 
 def direct(units: Units, items: I32, starts: I64, gap: int) -> PlanCounts: ...
+
+# Of a part: rows, positions, starts, last, loads, ends, start, start_ends, start_due (native/include/solar/run.hpp).
+PartEpoch = tuple[I32, I32 | None, I64, U8, I32, I64, I32, I64, I64]
+
+class Run:
+    """Carries out plans with buffers of hard size, and puts batches together ahead of whoever takes them."""
+
+    def __init__(self, reader: Reader, staged: int, scratch: int) -> None: ...
+    def part(
+        self, source: Source, field: int, pages: int, page: int, stored: bool, direct: bool, ahead: int, gap: int
+    ) -> int:
+        """Adds rows of a source, with a buffer of so many pages, and gives the part's number."""
+
+    def append(self, sizes: I64, parts: list[PartEpoch]) -> None:
+        """The next epoch, of every part; `sizes` has the rows of each batch. Keeps the arrays."""
+
+    def take(self, seconds: float) -> tuple[list[U8], tuple[int, ...]] | None:
+        """The bytes of the next batch's fields, and what was read since the one before; None after `seconds`."""
+
+    def waiting_for(self) -> str:
+        """What the next batch waits for: "file: dataset, sample 17, offset 123"; empty when for nothing."""
+
+    def counts(self) -> dict[str, int]:
+        """What was done: steps, reads, hits, requests, bytes, held_bytes, peak_bytes, recovered, stall_ns."""
+
+    def close(self, seconds: float) -> bool:
+        """Gives up what is on its way; false when `seconds` passed first, for a read that does not return."""

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "solar/memory.hpp"
+#include "bound.hpp"
 #include "text.hpp"
 
 namespace nb = nanobind;
@@ -28,18 +28,16 @@ namespace {
 
 using solar::Backend;
 using solar::MemoryPool;
+using solar::bind::Array;
+using solar::bind::BoundSource;
 using solar::bind::bytes_of;
+using solar::bind::counts_of;
 using solar::bind::name_of;
+using solar::bind::nanoseconds;
+using solar::bind::view;
 
-template <class T>
-using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Filters = std::vector<std::tuple<std::uint16_t, std::uint16_t, std::vector<std::uint32_t>>>;
 using BoundForm = std::tuple<std::vector<std::uint64_t>, Filters, nb::bytes>;
-
-template <class T>
-std::span<const T> view(const Array<T>& array) {
-  return {array.data(), array.size()};
-}
 
 solar::Form to_native(const BoundForm& bound, std::uint64_t itemsize) {
   const auto& [chunk, filters, fill] = bound;
@@ -58,10 +56,6 @@ solar::Form to_native(const BoundForm& bound, std::uint64_t itemsize) {
   form.pipeline = solar::Pipeline(std::move(native), itemsize, nbytes);
   return form;
 }
-
-struct BoundSource {
-  std::shared_ptr<const solar::Source> native;
-};
 
 void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uint64_t> file_nbytes,
                  Array<std::int64_t> file_mtime_ns, std::uint64_t itemsize, std::uint32_t swap,
@@ -124,22 +118,6 @@ class Lent {
  private:
   Py_buffer buffer_{};
 };
-
-std::chrono::nanoseconds nanoseconds(double seconds) {
-  if (std::isnan(seconds)) throw nb::value_error("seconds must be a number");
-  const std::chrono::duration<double> limit(std::clamp(seconds, 0.0, 1e8));
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(limit);
-}
-
-// The counts in the order of count_names().
-nb::tuple counts_of(const solar::ReaderStats& stats) {
-  auto out = nb::steal<nb::tuple>(PyTuple_New(solar::named_counts.size()));
-  if (!out.is_valid()) nb::raise_python_error();
-  for (std::size_t i = 0; i < solar::named_counts.size(); ++i) {
-    PyTuple_SET_ITEM(out.ptr(), i, nb::int_(stats.*solar::named_counts[i].count).release().ptr());
-  }
-  return out;
-}
 
 // A Reader that keeps the outputs of its tickets alive. Its own members are touched under the GIL only.
 class BoundReader {
@@ -218,6 +196,7 @@ class BoundReader {
   }
 
   const solar::Reader& native() const { return reader_; }
+  solar::Reader& native() { return reader_; }
 
  private:
   using Outputs = std::unordered_map<solar::Reader::Ticket, std::unique_ptr<Lent>>;
@@ -268,36 +247,60 @@ nb::tuple count_names() {
   return nb::tuple(names);
 }
 
-// One for the process, never destroyed: arrays give their memory back at any time. It keeps a sixteenth of the
-// machine's memory, at most 1 GiB.
-MemoryPool& pool() {
-  static const auto* const made = [] {
-    const auto machine = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES))) * 4096;
-    return new std::shared_ptr<MemoryPool>(MemoryPool::make(std::min<std::size_t>(machine / 16, std::size_t{1} << 30)));
-  }();
-  return **made;
-}
-
-nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> take(std::size_t nbytes) {
+auto take(std::size_t nbytes) {
   std::unique_ptr<MemoryPool::Block> block;
   {
     nb::gil_scoped_release released;
-    block = pool().take(nbytes);
+    block = solar::bind::batch_pool()->take(nbytes);
   }
-  auto* const data = reinterpret_cast<std::uint8_t*>(block->bytes().data());
-  const nb::capsule owner(block.get(), [](void* p) noexcept { delete static_cast<MemoryPool::Block*>(p); });
-  static_cast<void>(block.release());
-  return {data, {nbytes}, owner};
+  return solar::bind::array_of(std::move(block));
 }
 
 nb::dict pool_stats() {
   nb::dict out;
-  out["in_use"] = pool().in_use();
-  out["idle"] = pool().idle();
+  out["in_use"] = solar::bind::batch_pool()->in_use();
+  out["idle"] = solar::bind::batch_pool()->idle();
   return out;
 }
 
 }  // namespace
+
+namespace solar::bind {
+
+Reader& native_reader(nb::handle reader) { return nb::cast<BoundReader&>(reader).native(); }
+
+// It keeps a sixteenth of the machine's memory, at most 1 GiB.
+const std::shared_ptr<MemoryPool>& batch_pool() {
+  static const auto* const made = [] {
+    const auto machine = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES))) * 4096;
+    return new std::shared_ptr<MemoryPool>(MemoryPool::make(std::min<std::size_t>(machine / 16, std::size_t{1} << 30)));
+  }();
+  return *made;
+}
+
+nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> array_of(std::unique_ptr<MemoryPool::Block> block) {
+  const MutableBytes bytes = block->bytes();
+  const nb::capsule owner(block.get(), [](void* p) noexcept { delete static_cast<MemoryPool::Block*>(p); });
+  static_cast<void>(block.release());
+  return {reinterpret_cast<std::uint8_t*>(bytes.data()), {bytes.size()}, owner};
+}
+
+nb::tuple counts_of(const solar::ReaderStats& stats) {
+  auto out = nb::steal<nb::tuple>(PyTuple_New(solar::named_counts.size()));
+  if (!out.is_valid()) nb::raise_python_error();
+  for (std::size_t i = 0; i < solar::named_counts.size(); ++i) {
+    PyTuple_SET_ITEM(out.ptr(), i, nb::int_(stats.*solar::named_counts[i].count).release().ptr());
+  }
+  return out;
+}
+
+std::chrono::nanoseconds nanoseconds(double seconds) {
+  if (std::isnan(seconds)) throw nb::value_error("seconds must be a number");
+  const std::chrono::duration<double> limit(std::clamp(seconds, 0.0, 1e8));
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(limit);
+}
+
+}  // namespace solar::bind
 
 void bind_reader(nb::module_& module) {
   using namespace nb::literals;

@@ -16,7 +16,6 @@ namespace solar {
 
 using read::Batch;
 using read::Job;
-using read::Ring;
 using read::Worker;
 
 namespace {
@@ -25,29 +24,15 @@ constexpr unsigned most_threads = 1024;
 constexpr unsigned most_depth = 4096;
 constexpr std::chrono::nanoseconds longest_wait = std::chrono::hours(24 * 365);
 
-// One ring for each thread, or (pread, or automatic where the kernel has none) null pointers.
-std::vector<std::unique_ptr<Ring>> make_rings(unsigned threads, unsigned depth, Backend backend) {
-  std::vector<std::unique_ptr<Ring>> rings(threads);
-  if (backend == Backend::pread) return rings;
-  try {
-    for (auto& ring : rings) ring = std::make_unique<Ring>(std::max(1U, depth / threads));
-  } catch (const Error&) {
-    if (backend == Backend::uring) throw;
-    for (auto& ring : rings) ring.reset();
-  }
-  return rings;
-}
-
 }  // namespace
 
-// Tickets are served in order. A thread takes units of the first ticket that has any left; a ticket is planned by the
-// thread that meets it first, while the others go on with those before and after it.
+// Tickets are served in order, those that read nothing before all others. A thread takes units of the first ticket that
+// has any left; a ticket is planned by the thread that meets it first, while the others go on with those beside it.
 struct Reader::Impl {
   Impl(unsigned threads, unsigned depth, std::uint64_t gap, Backend wanted);
   ~Impl() { close(longest_wait); }
 
-  Ticket submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows, MutableBytes out,
-                const Positions& positions);
+  Ticket submit(const Work& work);
   bool wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts);
   std::string waiting_for(Ticket ticket);
   void abandon(Ticket ticket) noexcept;
@@ -61,6 +46,7 @@ struct Reader::Impl {
   Batch::Remains leave(Job& job);
   Batch::Remains forget(Job& job);
   void finished(Job& job);
+  void dequeue(Job& job) { urgent -= std::erase(queue, &job) > 0 && job.batch.from_buffer(); }
   std::string on_its_way(const Job* wanted) const;
   std::string not_begun(const Job& job) const;
 
@@ -73,7 +59,8 @@ struct Reader::Impl {
   Ticket last_ticket = 0;
   std::deque<Job> jobs;  // all there are: as many as were ever in flight at once
   std::vector<Job*> spare;
-  std::deque<Job*> queue;  // in order of tickets
+  std::deque<Job*> queue;  // in order of tickets, but that those that read nothing come first
+  std::atomic<unsigned> urgent{0};  // of these
   std::unordered_map<Ticket, Job*> tickets;
   read::Counts delivered;  // rows; all else is counted by the workers
   std::vector<std::unique_ptr<Worker>> workers;
@@ -88,7 +75,7 @@ Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wa
     throw std::invalid_argument("a Reader has 1 to " + std::to_string(most_threads) +
                                 " threads and a depth of at most " + std::to_string(most_depth));
   }
-  auto rings = make_rings(count, depth, wanted);
+  auto rings = read::make_rings(count, depth, wanted);
   backend = rings[0] ? Backend::uring : Backend::pread;
   const std::size_t files = read::descriptor_limit(count);
   for (auto& ring : rings) {
@@ -118,8 +105,7 @@ void Reader::Impl::check_process() const {
                               " and has no threads in this one, forked from it; make a new Reader here");
 }
 
-Reader::Ticket Reader::Impl::submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows,
-                                    MutableBytes out, const Positions& positions) {
+Reader::Ticket Reader::Impl::submit(const Work& work) {
   Job* job = nullptr;
   {
     const std::lock_guard lock(mutex);
@@ -128,7 +114,7 @@ Reader::Ticket Reader::Impl::submit(std::shared_ptr<const Source> source, std::s
     spare.pop_back();
   }
   try {
-    job->batch.begin(std::move(source), rows, out, positions);
+    job->batch.begin(work);
   } catch (...) {
     const std::lock_guard lock(mutex);
     spare.push_back(job);
@@ -139,7 +125,7 @@ Reader::Ticket Reader::Impl::submit(std::shared_ptr<const Source> source, std::s
   job->failed = false;
   job->error = nullptr;
   job->counts.clear();
-  job->first_row = rows.empty() ? 0 : rows.front();
+  job->first_row = work.rows.empty() ? 0 : work.rows.front();
   job->forgotten = false;
   job->state = Job::State::queued;
   const std::lock_guard lock(mutex);
@@ -149,7 +135,9 @@ Reader::Ticket Reader::Impl::submit(std::shared_ptr<const Source> source, std::s
   }
   job->ticket = ++last_ticket;
   tickets.emplace(last_ticket, job);
-  queue.push_back(job);
+  // What is in memory need not wait for what is not.
+  job->batch.from_buffer() ? queue.push_front(job) : queue.push_back(job);
+  urgent += job->batch.from_buffer();
   has_work.notify_one();
   return last_ticket;
 }
@@ -248,7 +236,11 @@ std::string Reader::Impl::not_begun(const Job& job) const {
     return unit < batch.units() ? batch.where(batch.pieces[batch.unit_begin[unit]], 0) : "";
   }
   Batch first;
-  first.begin(batch.source, std::span(&job.first_row, 1), MutableBytes(batch.out.data(), batch.row_nbytes));
+  Work work;
+  work.source = batch.source;
+  work.rows = std::span(&job.first_row, 1);
+  work.out = MutableBytes(batch.out.data(), batch.row_nbytes);
+  first.begin(work);
   first.plan(1);
   return first.pieces.empty() ? "" : first.where(first.pieces.front(), 0);
 }
@@ -272,7 +264,7 @@ void Reader::Impl::work(Worker& worker) {
 
 // The next unit of work, of the Job held if that has one. Null when there is none (and, with `block`, never will be).
 Job* Reader::Impl::next(Job* held, bool block, std::uint32_t& unit) {
-  if (held != nullptr && !closing) {
+  if (held != nullptr && !closing && (urgent == 0 || held->batch.from_buffer())) {
     unit = held->next_unit.fetch_add(1, std::memory_order_relaxed);
     if (unit < held->batch.units()) return held;
   }
@@ -299,7 +291,7 @@ Job* Reader::Impl::next(Job* held, bool block, std::uint32_t& unit) {
         ++job.users;
         return &job;
       }
-      std::erase(queue, &job);
+      dequeue(job);
     }
     i = 0;
   }
@@ -339,12 +331,13 @@ void Reader::Impl::finished(Job& job) {
   const std::lock_guard lock(mutex);
   if (!job.failed) {
     ReaderStats whole;
-    whole.rows = job.batch.rows.size();
+    if (job.batch.delivers()) whole.rows = job.batch.rows.size();
+    whole.stretches = job.batch.stretches;
     job.counts.add(whole);
     delivered.add(whole);
   }
   job.state = Job::State::finished;
-  std::erase(queue, &job);
+  dequeue(job);
   has_finished.notify_all();
 }
 
@@ -368,8 +361,17 @@ Reader::~Reader() {
 
 Reader::Ticket Reader::submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows,
                               MutableBytes out, Positions positions) {
+  Work work;
+  work.source = std::move(source);
+  work.rows = rows;
+  work.out = out;
+  work.positions = positions;
+  return submit(work);
+}
+
+Reader::Ticket Reader::submit(const Work& work) {
   impl_->check_process();
-  return impl_->submit(std::move(source), rows, out, positions);
+  return impl_->submit(work);
 }
 
 bool Reader::wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts) {

@@ -133,13 +133,19 @@ TEST_CASE("the plan of a large batch is not kept, that of a small one is") {
     for (std::size_t i = 0; i < count; ++i) rows[i] = static_cast<std::int64_t>(i * 7 % 100);
     Values out(count * 8);
     read::Batch batch;
-    batch.begin(source, rows, out);
+    Work work;
+    work.source = source;
+    work.rows = rows;
+    work.out = out;
+    batch.begin(work);
     batch.plan(2);
     const std::size_t kept = batch.rows.capacity();
     const auto large = batch.release_large();
     CHECK(large.rows.empty() == (count == 100));
     CHECK(batch.rows.capacity() == (count == 100 ? kept : 0));
-    batch.begin(source, std::span(rows).first(3), MutableBytes(out).first(24));
+    work.rows = work.rows.first(3);
+    work.out = work.out.first(24);
+    batch.begin(work);
     batch.plan(2);
     CHECK(batch.units() == 1);
   }

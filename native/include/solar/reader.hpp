@@ -15,14 +15,20 @@
 #include <span>
 #include <string>
 
+#include "solar/buffer.hpp"
 #include "solar/source.hpp"
 
 namespace solar {
+
+namespace read {
+class Lines;
+}
 
 // Counts of a ticket, or of all of a Reader's: those of a Reader are the sum over its tickets, to the last byte.
 struct ReaderStats {
   std::uint64_t rows = 0;          // delivered
   std::uint64_t requests = 0;      // to the file system
+  std::uint64_t stretches = 0;     // of storage that they read, where a plan says which: see Task
   std::uint64_t bypassed = 0;      // of these requests, made past the page cache
   std::uint64_t bytes_read = 0;    // asked of the file system, gaps included
   std::uint64_t bytes_mapped = 0;  // copied from mapped files instead
@@ -37,9 +43,10 @@ struct NamedCount {
   const char* name;
   std::uint64_t ReaderStats::*count;
 };
-inline constexpr std::array<NamedCount, 9> named_counts{{
+inline constexpr std::array<NamedCount, 10> named_counts{{
     {"rows", &ReaderStats::rows},
     {"requests", &ReaderStats::requests},
+    {"stretches", &ReaderStats::stretches},
     {"bypassed", &ReaderStats::bypassed},
     {"bytes_read", &ReaderStats::bytes_read},
     {"bytes_mapped", &ReaderStats::bytes_mapped},
@@ -50,6 +57,32 @@ inline constexpr std::array<NamedCount, 9> named_counts{{
 }};
 
 enum class Backend { automatic, pread, uring };
+
+// What becomes of the rows of a ticket.
+//
+// fetch, load and keep read in stretches, as a plan counts them: what is neighboured, or less than a gap apart, is read in
+// one go, holes included, in as many requests as that takes. Rows that are runs of bytes are read alone; of others the
+// whole line of chunks that they are in.
+enum class Task : std::uint8_t {
+  read,    // they are read to `out`
+  fetch,   // the same, in stretches
+  load,    // they are read to their page in the buffer, stretches being in the order of the rows
+  keep,    // the lines of chunks that begin with these rows are read to their pages in the buffer, as they are stored
+  gather,  // they are copied from their page in the buffer to `out`
+  decode,  // they are decoded from the line of chunks that the buffer keeps, to `out`
+};
+
+struct Work {
+  Task task = Task::read;
+  std::shared_ptr<const Source> source;
+  std::span<const std::int64_t> rows;
+  MutableBytes out;
+  std::optional<std::span<const std::int64_t>> positions;  // in `out`; trusted unless the task is to read
+  Buffer* buffer = nullptr;            // its keys are rows, of one page each; or lines, of as many as they need
+  const read::Lines* lines = nullptr;  // to keep and to decode
+  std::uint64_t gap = 0;
+  std::uint64_t scratch = UINT64_MAX;  // bytes that a thread may use beside, where one request needs no more
+};
 
 class Reader {
  public:
@@ -66,6 +99,8 @@ class Reader {
   // an `out` that does not fit, or positions that are out of range or not unique, std::invalid_argument.
   Ticket submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows, MutableBytes out,
                 Positions positions = {});
+  // The same for any work. The buffer stays as the source does, and its keys as long as the ticket.
+  Ticket submit(const Work& work);
   // Returns false when `limit` passed first (the ticket stays valid). A ticket is forgotten once waited for; `counts`
   // are then its own, also where it throws.
   bool wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts = nullptr);

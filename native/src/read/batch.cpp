@@ -9,6 +9,7 @@ namespace {
 
 // Work in bytes of a plain read from memory: what a request costs beside its bytes, and what decoding costs a byte.
 constexpr std::uint64_t request_cost = 8 << 10;
+constexpr std::uint64_t copy_cost = 512;
 constexpr std::uint64_t decode_cost = 8;
 constexpr std::uint64_t least_unit = 64 << 10;
 constexpr std::uint64_t most_unit = 1 << 20;
@@ -23,28 +24,35 @@ bool unfiltered(const Form& form, std::uint32_t mask) {
 
 }  // namespace
 
-void Batch::begin(std::shared_ptr<const Source> from, std::span<const std::int64_t> wanted, MutableBytes into,
-                  const Reader::Positions& positions) {
-  const std::uint64_t nbytes = from->row_nbytes();
-  check_fit(*from, wanted.size(), into.size(), positions);
-  const std::int64_t all = from->part_first.back();
+void Batch::begin(const Work& work) {
+  const Source& from = *work.source;
+  const std::uint64_t nbytes = from.row_nbytes();
+  if (work.task == Task::read) check_fit(from, work.rows.size(), work.out.size(), work.positions);
+  const std::int64_t all = from.part_first.back();
   rows.clear();
-  rows.reserve(wanted.size());
-  for (const std::int64_t row : wanted) {
+  rows.reserve(work.rows.size());
+  for (const std::int64_t row : work.rows) {
     if (row < 0 || row >= all) {
-      throw std::out_of_range(from->name + ": row " + std::to_string(row) + " of " + std::to_string(all));
+      throw std::out_of_range(from.name + ": row " + std::to_string(row) + " of " + std::to_string(all));
     }
-    rows.push_back({row, positions ? static_cast<std::uint64_t>((*positions)[rows.size()]) : rows.size()});
+    rows.push_back({row, work.positions ? static_cast<std::uint64_t>((*work.positions)[rows.size()]) : rows.size()});
   }
   groups.clear();
   grids.clear();
   pieces.clear();
+  fills_.clear();
   unit_begin.clear();
   ordered_ = true;
   row_nbytes = nbytes;
-  longest_ = std::max(piece_limit - piece_limit % from->itemsize, from->itemsize);
-  out = into;
-  source = std::move(from);
+  longest_ = std::max(piece_limit - piece_limit % from.itemsize, from.itemsize);
+  task = work.task;
+  out = work.out;
+  buffer = work.buffer;
+  lines = work.lines;
+  gap = work.gap;
+  scratch = work.scratch;
+  stretches = 0;
+  source = work.source;
 }
 
 // Whether `wanted` rows fit an output of `nbytes`, each at a position of its own.
@@ -77,13 +85,20 @@ void Batch::check_fit(const Source& from, std::size_t wanted, std::size_t nbytes
 
 void Batch::plan(unsigned threads) {
   if (row_nbytes == 0) return;
+  if (task == Task::load || task == Task::keep) return plan_in_order();
+  if (task == Task::gather) {
+    plan_gathered();
+    return cut(threads);
+  }
   std::sort(rows.begin(), rows.end(),
             [](const Row& a, const Row& b) { return a.row != b.row ? a.row < b.row : a.slot < b.slot; });
   for (std::uint32_t i = 0; i < rows.size();) i = plan_group(i);
   if (!ordered_) {
-    std::sort(pieces.begin(), pieces.end(), [this](const Piece& a, const Piece& b) { return before(a, b); });
+    sort(0, pieces.size());
   }
-  cut(threads);
+  if (task != Task::fetch) return cut(threads);
+  set_fills_aside(0);
+  cut_stretches();
 }
 
 Batch::Remains Batch::release_large() noexcept {
@@ -119,9 +134,11 @@ std::uint32_t Batch::plan_group(std::uint32_t begin) {
   const std::uint64_t left = std::min(chunk_rows - row_of_part % chunk_rows, part_rows - row_of_part);
   const std::int64_t limit = row + static_cast<std::int64_t>(left);
   std::uint32_t end = begin + 1;
-  while (end < rows.size() && rows[end].row < limit) ++end;
+  while (end < rows.size() && rows[end].row < limit && rows[end].row >= row) ++end;
   groups.push_back({part, static_cast<std::uint32_t>(grids.size() - 1),
-                    first[part] + static_cast<std::int64_t>(line * chunk_rows), chunk_rows});
+                    first[part] + static_cast<std::int64_t>(line * chunk_rows), chunk_rows,
+                    lines == nullptr ? 0 : lines->number(row)});
+  page_ = 0;
   plan_tiles(begin, end, line);
   return end;
 }
@@ -161,8 +178,11 @@ void Batch::plan_stored(std::size_t chunk, std::uint64_t tile_index, std::uint32
   const Grid& grid = grids[group.grid];
   const std::uint32_t mask = source->chunk_mask[chunk];
   const std::uint64_t offset = source->chunk_offset[chunk];
-  if (!unfiltered(source->forms[grid_form_], mask)) {
-    add({offset, source->chunk_nbytes[chunk], tile_index, group_index, begin, end - begin, mask, How::chunk});
+  if (task == Task::keep) return plan_kept(chunk, begin, end);
+  const bool whole = task == Task::decode || (task != Task::read && whole_lines(grid));
+  if (whole || !unfiltered(source->forms[grid_form_], mask)) {
+    add({offset, source->chunk_nbytes[chunk], tile_index, group_index, begin, end - begin, mask, page_, How::chunk});
+    if (task == Task::decode) page_ += pages_of(source->chunk_nbytes[chunk], buffer->page_nbytes());
     return;
   }
   const Tile tile = grid.tile(tile_index);
@@ -171,20 +191,22 @@ void Batch::plan_stored(std::size_t chunk, std::uint64_t tile_index, std::uint32
     while (i + same < end && rows[i + same].row == rows[i].row) ++same;
     const std::uint64_t at = static_cast<std::uint64_t>(rows[i].row - group.first) * grid.chunk_row_nbytes();
     if (tile.whole) {
-      add_direct({offset + at, tile.nbytes, rows[i].slot * row_nbytes + tile.at, group_index, i, same, 0, How::direct});
+      const std::uint64_t to = task == Task::load ? tile.at : rows[i].slot * row_nbytes + tile.at;
+      add_direct({offset + at, tile.nbytes, to, group_index, i, same, 0, 0, How::direct});
     } else {
-      add({offset + at, tile.nbytes, tile_index, group_index, i, same, 0, How::tile});
+      add({offset + at, tile.nbytes, tile_index, group_index, i, same, 0, 0, How::tile});
     }
     i += same;
   }
 }
 
 void Batch::plan_fill(std::uint64_t tile, std::uint64_t tiles, std::uint32_t begin, std::uint32_t end) {
+  if (task == Task::keep) return;
   const auto group_index = static_cast<std::uint32_t>(groups.size() - 1);
   const auto step = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(piece_limit / row_nbytes, 1, UINT32_MAX));
   for (std::uint32_t i = begin; i < end;) {
     const std::uint32_t n = std::min(step, end - i);
-    add({pieces.empty() ? 0 : pieces.back().offset, tiles, tile, group_index, i, n, 0, How::fill});
+    add({pieces.empty() ? 0 : pieces.back().offset, tiles, tile, group_index, i, n, 0, 0, How::fill});
     i += n;
   }
 }
@@ -198,7 +220,7 @@ void Batch::add(const Piece& piece) {
 void Batch::add_direct(Piece piece) {
   if (!pieces.empty()) {
     Piece& last = pieces.back();
-    if (last.how == How::direct && last.group == piece.group && last.rows == 1 && piece.rows == 1 &&
+    if (task != Task::load && last.how == How::direct && last.group == piece.group && last.rows == 1 && piece.rows == 1 &&
         last.offset + last.nbytes == piece.offset && last.to + last.nbytes == piece.to) {
       const std::uint64_t more = std::min(piece.nbytes, longest_ - last.nbytes);
       last.nbytes += more;
@@ -224,6 +246,7 @@ bool Batch::before(const Piece& a, const Piece& b) const noexcept {
 }
 
 std::uint64_t Batch::cost(const Piece& piece) const {
+  if (piece.how == How::gather) return copy_cost + piece.nbytes;
   const Group& group = groups[piece.group];
   switch (piece.how) {
     case How::fill: return request_cost + piece.rows * (row_nbytes / grids[group.grid].tiles() * piece.nbytes);
@@ -258,9 +281,12 @@ const SourceFile& Batch::file(const Piece& piece) const { return source->files[f
 
 std::string Batch::where(const Piece& piece, std::uint64_t at) const {
   const Row& row = rows[piece.first];
+  if (piece.how == How::gather) return source->name + ", sample " + std::to_string(row.row) + " in the buffer";
   std::int64_t sample = row.row;
   // A joined piece goes on into the following rows.
-  if (piece.how == How::direct) sample += static_cast<std::int64_t>((piece.to + at) / row_nbytes - row.slot);
+  if (piece.how == How::direct && task != Task::load) {
+    sample += static_cast<std::int64_t>((piece.to + at) / row_nbytes - row.slot);
+  }
   const std::string offset = piece.how == How::fill ? "" : ", offset " + std::to_string(piece.offset + at);
   return file(piece).path + ": " + source->name + ", sample " + std::to_string(sample) + offset;
 }

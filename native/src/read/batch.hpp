@@ -1,7 +1,8 @@
 // The rows of one submit, and the plan of how they come: Pieces in file order, cut into units of work.
 //
-// begin() and plan() are called by one thread; afterwards a Batch is read by any number of threads, which write
-// disjoint parts of `out`. Its vectors are used again by the next begin(). A plan is pure: no file is touched.
+// What it does with them the Task says (solar/reader.hpp). begin() and plan() are called by one thread; afterwards a
+// Batch is read by any number of threads, which write disjoint parts of memory. Its vectors are used again by the next
+// begin(). A plan is pure: no file is touched.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +12,17 @@
 #include <vector>
 
 #include "grid.hpp"
+#include "lines.hpp"
 #include "solar/reader.hpp"
 
 namespace solar::read {
 
 // No piece that needs no decoding is longer, so that a few large rows are shared by all threads.
 inline constexpr std::uint64_t piece_limit = 512 << 10;
+// Of a stretch so much is read by one request, in so many parts of memory; the system takes 1,024.
+inline constexpr std::uint64_t call_limit = 4 << 20;
+inline constexpr std::uint64_t parts_limit = 900;
+inline constexpr std::uint64_t hole_limit = 1 << 20;  // bytes of a hole that are one part
 
 struct Row {
   std::int64_t row = 0;
@@ -29,13 +35,16 @@ struct Group {
   std::uint32_t grid = 0;
   std::int64_t first = 0;  // first row (of the source) of that line of chunks
   std::uint64_t chunk_rows = 0;
+  std::size_t line = 0;    // its number among all of the source, where a buffer keeps lines
 };
 
 enum class How : std::uint8_t {
-  direct,  // bytes go as they are to `out` at `to`
+  direct,  // bytes go as they are to memory at `to`
   tile,    // tile `to` of one row, copied into place
   chunk,   // a filtered chunk: tile `to` of `rows` rows
   fill,    // no bytes stored: `nbytes` tiles from tile `to` get the fill value
+  keep,    // bytes go to the pages of their line in the buffer, from byte `to` of it on
+  gather,  // `nbytes` from byte `offset` of the buffer's page of their row
 };
 
 struct Piece {
@@ -46,14 +55,14 @@ struct Piece {
   std::uint32_t first = 0;  // Batch::rows[first, first + rows); equal rows unless How::chunk or How::fill
   std::uint32_t rows = 1;
   std::uint32_t mask = 0;
+  std::uint32_t page = 0;  // of its line, where a kept chunk begins
   How how = How::direct;
 };
 
 class Batch {
  public:
   // Copies and checks the rows: std::out_of_range, or std::invalid_argument when `out` or the positions in it do not fit.
-  void begin(std::shared_ptr<const Source> from, std::span<const std::int64_t> wanted, MutableBytes into,
-             const Reader::Positions& positions = {});
+  void begin(const Work& work);
   void plan(unsigned threads);
   std::shared_ptr<const Source> release() noexcept { return std::move(source); }
   // What a large batch leaves behind, for the caller to destroy; small vectors stay, to be used again.
@@ -66,7 +75,25 @@ class Batch {
   Remains release_large() noexcept;
 
   std::size_t units() const noexcept { return unit_begin.empty() ? 0 : unit_begin.size() - 1; }
-  std::byte* slot(const Row& row) const noexcept { return out.data() + row.slot * row_nbytes; }
+  std::byte* slot(const Row& row) const noexcept {
+    return task == Task::load ? buffer->page(static_cast<std::size_t>(row.row), 0) : out.data() + row.slot * row_nbytes;
+  }
+  // Where the bytes of a How::direct piece go: its own row's memory, in a buffer; else `to` counts from the beginning.
+  std::byte* memory(const Piece& piece) const noexcept {
+    return task == Task::load ? slot(rows[piece.first]) + piece.to : out.data() + piece.to;
+  }
+  // Calls run(memory, nbytes) for the pages that a How::keep piece goes to.
+  template <class Run>
+  void each_page(const Piece& piece, Run&& run) const {
+    buffer->each_run(groups[piece.group].line, piece.to, piece.nbytes, run);
+  }
+  bool in_stretches() const noexcept { return task == Task::fetch || task == Task::load || task == Task::keep; }
+  bool delivers() const noexcept { return task != Task::load && task != Task::keep; }  // to `out`
+  bool from_buffer() const noexcept { return task == Task::gather || task == Task::decode; }
+  // Whether piece i goes on with the stretch of the one before it. REQUIRES: in_stretches(), 0 < i < pieces.size().
+  bool goes_on(std::size_t i) const noexcept;
+  // Where the request of the pieces [from, to) ends: with them, or where the next begins if that goes on.
+  std::uint64_t end_of(std::uint32_t to) const noexcept;
   const Form& form(const Piece& piece) const;
   const SourceFile& file(const Piece& piece) const;
   std::size_t file_index(const Piece& piece) const noexcept {
@@ -75,8 +102,14 @@ class Batch {
   // "file: dataset, sample 17, offset 123" for byte `at` of a piece; no offset where nothing is stored.
   std::string where(const Piece& piece, std::uint64_t at) const;
 
+  Task task = Task::read;
   std::shared_ptr<const Source> source;
   MutableBytes out;
+  Buffer* buffer = nullptr;
+  const Lines* lines = nullptr;
+  std::uint64_t gap = 0;
+  std::uint64_t scratch = UINT64_MAX;
+  std::uint64_t stretches = 0;
   std::uint64_t row_nbytes = 0;
   std::vector<Row> rows;  // sorted by plan()
   std::vector<Group> groups;
@@ -95,11 +128,21 @@ class Batch {
   bool before(const Piece& a, const Piece& b) const noexcept;
   std::uint64_t cost(const Piece& piece) const;
   void cut(unsigned threads);
+  bool whole_lines(const Grid& grid) const;
+  void plan_in_order();
+  void plan_kept(std::size_t chunk, std::uint32_t begin, std::uint32_t end);
+  void sort(std::size_t from, std::size_t to);
+  void plan_gathered();
+  void set_fills_aside(std::size_t from);
+  void cut_stretches();
+  std::uint64_t parts_of(std::size_t i) const noexcept;
 
   std::vector<bool> taken_;    // slots of `out`, where rows have positions
   std::size_t grid_form_ = 0;  // form of grids.back()
   std::uint64_t longest_ = 0;  // piece_limit in whole elements
+  std::vector<Piece> fills_;   // that wait for the pieces that are read
   bool ordered_ = true;
+  std::uint32_t page_ = 0;  // of the line being planned, where its next chunk is kept
 };
 
 }  // namespace solar::read

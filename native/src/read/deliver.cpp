@@ -88,7 +88,7 @@ void deliver(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench)
   const Row* rows = &batch.rows[piece.first];
   switch (piece.how) {
     case How::direct: {
-      std::byte* to = batch.out.data() + piece.to;
+      std::byte* to = batch.memory(piece);
       reverse(to, piece.nbytes, batch.source->swap);
       const std::uint64_t at = piece.to % batch.row_nbytes;
       for (std::uint32_t i = 1; i < piece.rows; ++i) std::memcpy(batch.slot(rows[i]) + at, to, piece.nbytes);
@@ -103,7 +103,29 @@ void deliver(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench)
     }
     case How::chunk: return deliver_chunk(batch, piece, stored, bench);
     case How::fill: return fill(batch, piece);
+    case How::keep:
+    case How::gather: return;  // they are where they go, or come from a buffer
   }
+}
+
+void deliver_held(const Batch& batch, const Piece& piece, Bench& bench) {
+  if (piece.how == How::gather) {
+    const std::byte* page = batch.buffer->page(static_cast<std::size_t>(batch.rows[piece.first].row), 0);
+    std::memcpy(batch.out.data() + piece.to, page + piece.offset, piece.nbytes);
+    return;
+  }
+  const std::size_t line = batch.groups[piece.group].line;
+  const std::uint64_t page_nbytes = batch.buffer->page_nbytes();
+  if (piece.nbytes <= page_nbytes) {
+    return deliver(batch, piece, {batch.buffer->page(line, piece.page), piece.nbytes}, bench);
+  }
+  const MutableBytes stored = bench.kept.fit(piece.nbytes);
+  std::byte* to = stored.data();
+  batch.buffer->each_run(line, piece.page * page_nbytes, piece.nbytes, [&to](const std::byte* page, std::uint64_t n) {
+    std::memcpy(to, page, n);
+    to += n;
+  });
+  deliver(batch, piece, stored, bench);
 }
 
 void fill(const Batch& batch, const Piece& piece) {

@@ -9,9 +9,8 @@ void Request::start(Job& of, std::uint32_t from, std::uint32_t to) {
   job = &of;
   begin = from;
   end = to;
-  const Piece& last = of.batch.pieces[to - 1];
   offset = first().offset;
-  left = last.offset + last.nbytes - offset;
+  left = of.batch.end_of(to) - offset;
   parts.clear();
   part = 0;
   window = {};
@@ -22,9 +21,10 @@ void Request::start(Job& of, std::uint32_t from, std::uint32_t to) {
 bool Request::aligned(std::size_t alignment) const noexcept {
   const Batch& batch = job->batch;
   const std::size_t page = std::max(alignment, page_nbytes);
+  if (left % alignment != 0) return false;
   return std::all_of(&batch.pieces[begin], batch.pieces.data() + end, [&](const Piece& piece) {
     return piece.how == How::direct && piece.offset % alignment == 0 && piece.nbytes % page == 0 &&
-           reinterpret_cast<std::uintptr_t>(batch.out.data() + piece.to) % page == 0;
+           reinterpret_cast<std::uintptr_t>(batch.memory(piece)) % page == 0;
   });
 }
 
@@ -32,7 +32,7 @@ std::uint64_t Request::stored_nbytes() const noexcept {
   std::uint64_t nbytes = 0;
   for (std::uint32_t i = begin; i < end; ++i) {
     const Piece& piece = job->batch.pieces[i];
-    if (piece.how != How::direct) nbytes += piece.nbytes;
+    if (piece.how != How::direct && piece.how != How::keep) nbytes += piece.nbytes;
   }
   return nbytes;
 }
@@ -43,15 +43,18 @@ void Request::lay_out(std::byte* scrap) {
   std::uint64_t at = offset;
   for (std::uint32_t i = begin; i < end; ++i) {
     const Piece& piece = batch.pieces[i];
-    if (piece.offset > at) append(scrap, piece.offset - at);
+    skip(scrap, piece.offset - at);
     at = piece.offset + piece.nbytes;
     if (piece.how == How::direct) {
-      append(batch.out.data() + piece.to, piece.nbytes);
+      append(batch.memory(piece), piece.nbytes);
+    } else if (piece.how == How::keep) {
+      batch.each_page(piece, [this](std::byte* page, std::uint64_t nbytes) { append(page, nbytes); });
     } else {
       append(stored, piece.nbytes);
       stored += piece.nbytes;
     }
   }
+  skip(scrap, offset + left - at);
 }
 
 std::uint64_t Request::window_nbytes(std::size_t alignment) const noexcept {
@@ -63,6 +66,12 @@ void Request::lay_out_window(std::byte* memory, std::size_t alignment) {
   window = {memory, window_nbytes(alignment)};
   lead = offset % alignment;
   append(memory + lead, left);
+}
+
+// A hole, read to nowhere.
+void Request::skip(std::byte* scrap, std::uint64_t nbytes) {
+  for (; nbytes > hole_limit; nbytes -= hole_limit) append(scrap, hole_limit);
+  if (nbytes > 0) append(scrap, nbytes);
 }
 
 void Request::append(std::byte* to, std::uint64_t nbytes) {
@@ -93,8 +102,14 @@ void Request::deliver(Bench& bench) const {
   for (std::uint32_t i = begin; i < end; ++i) {
     const Piece& piece = batch.pieces[i];
     if (windowed()) stored = whole + (piece.offset - first().offset);
-    if (piece.how == How::direct) {
-      if (windowed()) std::memcpy(batch.out.data() + piece.to, stored, piece.nbytes);
+    if (piece.how == How::keep) {
+      if (!windowed()) continue;
+      batch.each_page(piece, [&stored](std::byte* page, std::uint64_t nbytes) {
+        std::memcpy(page, stored, nbytes);
+        stored += nbytes;
+      });
+    } else if (piece.how == How::direct) {
+      if (windowed()) std::memcpy(batch.memory(piece), stored, piece.nbytes);
       read::deliver(batch, piece, {}, bench);
     } else {
       read::deliver(batch, piece, {stored, piece.nbytes}, bench);

@@ -25,7 +25,7 @@ struct Request {
   std::uint64_t left = 0;
   iovec window{};          // of a read past the page cache, where one is needed
   std::uint64_t lead = 0;  // bytes of the window before the first piece
-  Buffer scratch;
+  Workspace scratch;
   std::uint64_t scratch_nbytes = 0;  // in use
 
   const Piece& first() const { return job->batch.pieces[begin]; }
@@ -37,7 +37,7 @@ struct Request {
   bool aligned(std::size_t alignment) const noexcept;
   // What lay_out needs of scratch.
   std::uint64_t stored_nbytes() const noexcept;
-  // Straight to `out`, to scratch, or (gaps) to scrap. REQUIRES: scratch of stored_nbytes().
+  // Straight to its memory, to scratch, or (holes) to scrap of hole_limit. REQUIRES: scratch of stored_nbytes().
   void lay_out(std::byte* scrap);
   std::uint64_t window_nbytes(std::size_t alignment) const noexcept;
   // REQUIRES: window_nbytes() at `memory`, which begins a page.
@@ -49,6 +49,7 @@ struct Request {
 
  private:
   void append(std::byte* to, std::uint64_t nbytes);
+  void skip(std::byte* scrap, std::uint64_t nbytes);
 };
 
 }  // namespace solar::read

@@ -154,3 +154,19 @@ bool Ring::take(std::uint64_t&, std::int32_t&) noexcept { return false; }
 }  // namespace solar::read
 
 #endif
+
+namespace solar::read {
+
+std::vector<std::unique_ptr<Ring>> make_rings(unsigned threads, unsigned depth, Backend backend) {
+  std::vector<std::unique_ptr<Ring>> rings(threads);
+  if (backend == Backend::pread) return rings;
+  try {
+    for (auto& ring : rings) ring = std::make_unique<Ring>(std::max(1U, depth / threads));
+  } catch (const Error&) {
+    if (backend == Backend::uring) throw;
+    for (auto& ring : rings) ring.reset();
+  }
+  return rings;
+}
+
+}  // namespace solar::read

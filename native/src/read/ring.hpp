@@ -6,7 +6,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <sys/uio.h>
+#include <vector>
+
+#include "solar/reader.hpp"
 
 struct io_uring_sqe;
 struct io_uring_cqe;
@@ -47,5 +51,8 @@ class Ring {
   std::uint32_t sq_mask_ = 0, cq_mask_ = 0;
   const io_uring_cqe* cqes_ = nullptr;
 };
+
+// One for each thread, or (pread, or automatic where the kernel has none) null pointers.
+std::vector<std::unique_ptr<Ring>> make_rings(unsigned threads, unsigned depth, Backend backend);
 
 }  // namespace solar::read

@@ -49,7 +49,7 @@ Worker::Worker(std::size_t files, std::uint64_t gap, std::unique_ptr<Ring> ring,
   requests_.resize(ring_ ? ring_->entries() : 1);
   for (std::size_t i = requests_.size(); i-- > 0;) free_.push_back(static_cast<std::uint32_t>(i));
   flights_ = std::vector<Flight>(1 + requests_.size());
-  scrap_.fit(gap_);
+  scrap_.fit(hole_limit);
 }
 
 Worker::~Worker() {
@@ -60,7 +60,7 @@ void Worker::run(Job& job, std::size_t unit) {
   begin();
   const Batch& batch = job.batch;
   const std::uint32_t end = batch.unit_begin[unit + 1];
-  bool may_copy = batch.source->mappings != nullptr;
+  bool may_copy = batch.source->mappings != nullptr && batch.task == Task::read;
   for (std::uint32_t i = batch.unit_begin[unit]; i < end;) {
     charge(job);
     flights_[0].set(Flight::word(job.ticket, i), since_ns_);
@@ -68,8 +68,8 @@ void Worker::run(Job& job, std::size_t unit) {
       pieces_done_ += end - i;
       break;
     }
-    if (batch.pieces[i].how == How::fill) {
-      fill(batch, batch.pieces[i]);
+    if (batch.pieces[i].how == How::fill || batch.from_buffer()) {
+      put(job, batch.pieces[i]);
       ++pieces_done_;
       ++i;
       continue;
@@ -132,6 +132,15 @@ void Worker::settle() {
   if (const std::uint32_t pieces = std::exchange(pieces_done_, 0); pieces > 0 && job->finish(pieces)) finished_(*job);
 }
 
+// A piece for which nothing is read.
+void Worker::put(Job& job, const Piece& piece) noexcept {
+  try {
+    piece.how == How::fill ? fill(job.batch, piece) : deliver_held(job.batch, piece, bench_);
+  } catch (...) {
+    job.fail(std::current_exception());
+  }
+}
+
 Request& Worker::free_request() {
   while (free_.empty()) {
     submit();
@@ -175,6 +184,7 @@ std::uint32_t Worker::copy_mapped(Job& job, std::uint32_t begin, std::uint32_t e
 
 // The end of the pieces that are read together with `begin`.
 std::uint32_t Worker::join(const Batch& batch, std::uint32_t begin, std::uint32_t end) const noexcept {
+  if (batch.in_stretches()) return end;  // a unit is a request
   const Piece& first = batch.pieces[begin];
   const std::uint64_t gap = held_ >= trusted ? std::min(gap_, gap_in_memory) : gap_;
   std::uint64_t at = first.offset + first.nbytes;
@@ -203,7 +213,8 @@ std::shared_ptr<const File> Worker::open(const Request& request, Descriptors& de
 
 // Waits for other requests to end when too much is in use.
 void Worker::fit_scratch(Request& request, std::uint64_t nbytes) {
-  while (busy() && scratch_in_flight_ + nbytes > scratch_limit) {
+  const std::uint64_t limit = std::min(scratch_limit, request.job->batch.scratch);
+  while (busy() && scratch_in_flight_ + nbytes > limit) {
     submit();
     if (busy()) await(true);
   }

@@ -66,6 +66,7 @@ class Worker {
   std::size_t index(const Request& request) const noexcept {
     return static_cast<std::size_t>(&request - requests_.data());
   }
+  void put(Job& job, const Piece& piece) noexcept;
   Request& free_request();
   std::uint32_t copy_mapped(Job& job, std::uint32_t begin, std::uint32_t end);
   std::uint32_t join(const Batch& batch, std::uint32_t begin, std::uint32_t end) const noexcept;
@@ -93,8 +94,8 @@ class Worker {
   std::function<void(Job&)> finished_;
   std::vector<Request> requests_;
   std::vector<std::uint32_t> free_;  // of requests_
-  Buffer slots_;                     // windows of small requests
-  Buffer scrap_;                     // gaps land here
+  Workspace slots_;                     // windows of small requests
+  Workspace scrap_;                     // gaps land here
   std::vector<Flight> flights_;      // the first one is the piece at hand; then, of each request in the ring, its first
   Bench bench_;
   Counts counts_;

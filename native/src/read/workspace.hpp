@@ -17,7 +17,7 @@ inline constexpr std::size_t page_nbytes = 4 << 10;
 inline constexpr std::size_t huge_page_nbytes = 2 << 20;
 inline constexpr std::size_t large_nbytes = 128 << 10;
 
-class Buffer {
+class Workspace {
  public:
   MutableBytes fit(std::size_t nbytes) {
     if (nbytes > size_) {

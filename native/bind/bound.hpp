@@ -1,0 +1,41 @@
+// What the bindings of Source and Reader hold, for those that work with them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <chrono>
+#include <memory>
+
+#include "solar/memory.hpp"
+#include "solar/reader.hpp"
+
+namespace solar::bind {
+
+template <class T>
+using Array = nanobind::ndarray<const T, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
+
+template <class T>
+std::span<const T> view(const Array<T>& array) {
+  return {array.data(), array.size()};
+}
+
+struct BoundSource {
+  std::shared_ptr<const Source> native;
+};
+
+// The Reader in solar._native.Reader; TypeError for anything else. Whoever uses it keeps `reader` alive.
+Reader& native_reader(nanobind::handle reader);
+
+// What batches are put together in. One for the process, never destroyed: arrays give their memory back at any time.
+const std::shared_ptr<MemoryPool>& batch_pool();
+// An array that owns the block.
+nanobind::ndarray<nanobind::numpy, std::uint8_t, nanobind::ndim<1>> array_of(std::unique_ptr<MemoryPool::Block> block);
+
+// The counts in the order of count_names().
+nanobind::tuple counts_of(const ReaderStats& stats);
+
+// ValueError for what is no number.
+std::chrono::nanoseconds nanoseconds(double seconds);
+
+}  // namespace solar::bind

@@ -1,0 +1,91 @@
+// Carries out plans: reads into buffers of hard size, and puts batches together from them, ahead of whoever takes them.
+//
+// A thread of its own goes from step to step, in the order that the planner counts with:
+//   1. what the plan reads before this step gets its pages in the buffer, and is asked for;
+//   2. it waits until fewer than `staged` batches wait to be taken, and for all reads that this step may use;
+//   3. the Reader's threads put the batch together; rows that are in no buffer are read straight into it;
+//   4. what is used for the last time gives its pages back, and the batch is there to be taken.
+// A failed read is no failed plan: its rows count as not held, and are read again with the batches that use them. So an
+// error comes with the batch that has the bad row, and with no other.
+//
+// part() is called before append(), by one thread; all else by any thread. The Reader must outlive the Run.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "solar/memory.hpp"
+#include "solar/reader.hpp"
+
+namespace solar {
+
+// What a Run did, of all its parts. reads, requests and bytes are those of what was asked for and has come.
+struct RunStats {
+  std::uint64_t steps = 0;
+  std::uint64_t reads = 0;      // loads: rows, or lines of chunks where those are kept as they are stored
+  std::uint64_t hits = 0;       // uses that no read was made for
+  std::uint64_t requests = 0;   // stretches of storage
+  std::uint64_t bytes = 0;      // of these stretches
+  std::uint64_t held_bytes = 0;
+  std::uint64_t peak_bytes = 0;  // held at most
+  std::uint64_t recovered = 0;   // rows read again because their load failed
+  std::uint64_t stall_ns = 0;    // that making batches waited for reads though there was room for a batch
+};
+
+class Run {
+ public:
+  // Rows of one Source, for one field of the batches. Parts of a field have rows of equal size.
+  struct Part {
+    std::shared_ptr<const Source> source;
+    std::size_t field = 0;
+    std::size_t pages = 0, page_nbytes = 0;  // of its buffer; a page is a row unless `stored`
+    bool stored = false;                     // lines of chunks are kept as they are stored, and decoded at each use
+    bool direct = false;                     // rows that are not held are expected: read `ahead` steps before their use
+    std::uint64_t ahead = 0;                 // steps from a load to the first step that may use it
+    std::uint64_t gap = 0;                   // holes below this are read over
+  };
+  // An epoch of a part. Step s uses rows[starts[s], starts[s + 1]), which go to these positions of its batch (none: one
+  // after another); after it, loads[ends[s], ends[s + 1]) are read. Before the first step, so are groups of `start`.
+  struct Epoch {
+    std::span<const std::int32_t> rows;
+    std::span<const std::int32_t> positions;
+    std::span<const std::int64_t> starts;
+    std::span<const std::uint8_t> last;  // of each use: the row leaves the buffer after the step
+    std::span<const std::int32_t> loads;
+    std::span<const std::int64_t> ends;
+    std::span<const std::int32_t> start;
+    std::span<const std::int64_t> start_ends, start_due;  // group g is needed at step start_due[g]
+  };
+  struct Batch {
+    std::vector<std::unique_ptr<MemoryPool::Block>> fields;
+    ReaderStats counts;  // of what was read and decoded since the batch before
+  };
+
+  // `scratch`: bytes that a thread of the Reader may use beside the buffers, where one request needs no more.
+  Run(Reader& reader, std::shared_ptr<MemoryPool> pool, std::size_t staged, std::uint64_t scratch);
+  ~Run();  // close(), unless that was given up before: then it leaves its thread and memory as they are
+
+  std::size_t part(const Part& part);
+  // The next epoch, of every part; `sizes` has the rows of each batch. The arrays stay as long as `keep`, which comes back
+  // by retired(). Throws std::invalid_argument where arrays do not fit each other.
+  void append(std::vector<std::int64_t> sizes, std::vector<Epoch> parts, std::shared_ptr<const void> keep);
+  // The next batch. False when `limit` passed first. Throws its error: then it is taken, too.
+  bool take(std::chrono::nanoseconds limit, Batch& batch);
+  // What the next batch waits for: see Reader::waiting_for.
+  std::string waiting_for() const;
+  RunStats stats() const;
+  // What was appended with epochs that are over, for the caller to destroy.
+  std::vector<std::shared_ptr<const void>> retired();
+  // Gives up what is on its way. False when `limit` passed first, for a read that does not return; one may close again.
+  bool close(std::chrono::nanoseconds limit = std::chrono::nanoseconds::max());
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace solar

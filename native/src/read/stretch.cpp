@@ -1,0 +1,108 @@
+// The plans of a Batch that reads in stretches, or takes from a buffer.
+#include <algorithm>
+#include <stdexcept>
+
+#include "batch.hpp"
+
+namespace solar::read {
+
+// Whether rows can only be had by reading the whole line of chunks. The planner's units are the same.
+bool Batch::whole_lines(const Grid& grid) const {
+  return !source->forms[grid_form_].pipeline.empty() || grid.tiles() != 1 || grid.chunk_row_nbytes() != row_nbytes;
+}
+
+void Batch::sort(std::size_t from, std::size_t to) {
+  const auto begin = pieces.begin();
+  std::sort(begin + static_cast<std::ptrdiff_t>(from), begin + static_cast<std::ptrdiff_t>(to),
+            [this](const Piece& a, const Piece& b) { return before(a, b); });
+}
+
+// Groups stay in the order of the rows: that of storage, but that it may begin anew. Where it does not, pieces are in
+// order, though chunks of neighbouring lines may lie among one another.
+void Batch::plan_in_order() {
+  std::size_t run = 0, last = 0;  // the first piece since it began anew, and of the group before
+  for (std::uint32_t i = 0; i < rows.size();) {
+    const std::size_t begin = pieces.size();
+    i = plan_group(i);
+    set_fills_aside(begin);
+    if (pieces.size() == begin) continue;
+    sort(begin, pieces.size());
+    if (begin > run && before(pieces[begin], pieces[last])) {
+      sort(run, begin);
+      run = begin;
+    }
+    last = begin;
+  }
+  sort(run, pieces.size());
+  cut_stretches();
+}
+
+void Batch::set_fills_aside(std::size_t from) {
+  const auto begin = pieces.begin() + static_cast<std::ptrdiff_t>(from);
+  const auto fills = std::stable_partition(begin, pieces.end(), [](const Piece& p) { return p.how != How::fill; });
+  fills_.insert(fills_.end(), fills, pieces.end());
+  pieces.erase(fills, pieces.end());
+}
+
+void Batch::plan_kept(std::size_t chunk, std::uint32_t begin, std::uint32_t end) {
+  const auto group = static_cast<std::uint32_t>(groups.size() - 1);
+  const std::uint64_t nbytes = source->chunk_nbytes[chunk], to = page_ * buffer->page_nbytes();
+  for (std::uint64_t at = 0; at < nbytes; at += piece_limit) {
+    const std::uint64_t here = std::min(piece_limit, nbytes - at);
+    add({source->chunk_offset[chunk] + at, here, to + at, group, begin, end - begin, 0, page_, How::keep});
+  }
+  page_ += pages_of(nbytes, buffer->page_nbytes());
+}
+
+void Batch::plan_gathered() {
+  pieces.reserve(rows.size());
+  for (std::uint32_t i = 0; i < rows.size(); ++i) {
+    for (std::uint64_t at = 0; at < row_nbytes; at += piece_limit) {
+      const std::uint64_t here = std::min(piece_limit, row_nbytes - at);
+      pieces.push_back({at, here, rows[i].slot * row_nbytes + at, 0, i, 1, 0, 0, How::gather});
+    }
+  }
+}
+
+bool Batch::goes_on(std::size_t i) const noexcept {
+  const Piece &before = pieces[i - 1], &here = pieces[i];
+  if (here.how == How::fill) return false;
+  if (before.group != here.group && file_index(before) != file_index(here)) return false;
+  const std::uint64_t end = before.offset + before.nbytes;
+  return here.offset == end || (here.offset > end && here.offset - end < gap);
+}
+
+std::uint64_t Batch::end_of(std::uint32_t to) const noexcept {
+  if (in_stretches() && to < pieces.size() && goes_on(to)) return pieces[to].offset;
+  return pieces[to - 1].offset + pieces[to - 1].nbytes;
+}
+
+// The parts of memory that a piece, and the hole before it, make of a request.
+std::uint64_t Batch::parts_of(std::size_t i) const noexcept {
+  const std::uint64_t own = pieces[i].how == How::keep ? pieces[i].nbytes / buffer->page_nbytes() + 2 : 1;
+  return own + (i > 0 && goes_on(i) ? (pieces[i].offset - pieces[i - 1].offset - pieces[i - 1].nbytes) / hole_limit + 1 : 0);
+}
+
+// A unit is a request. All that is only filled comes last.
+void Batch::cut_stretches() {
+  if (pieces.size() + fills_.size() > UINT32_MAX) throw std::length_error(source->name + ": too many chunks for one batch");
+  std::uint64_t begin = 0, parts = 0;
+  for (std::uint32_t i = 0; i < pieces.size(); ++i) {
+    const bool on = i > 0 && goes_on(i);
+    const std::uint64_t more = parts_of(i);
+    if (!on) ++stretches;
+    if (!on || pieces[i].offset + pieces[i].nbytes - begin > call_limit || parts + more > parts_limit) {
+      unit_begin.push_back(i);
+      begin = pieces[i].offset;
+      parts = 0;
+    }
+    parts += more;
+  }
+  unit_begin.push_back(static_cast<std::uint32_t>(pieces.size()));
+  if (fills_.empty()) return;
+  pieces.insert(pieces.end(), fills_.begin(), fills_.end());
+  fills_.clear();
+  unit_begin.push_back(static_cast<std::uint32_t>(pieces.size()));
+}
+
+}  // namespace solar::read

@@ -1,0 +1,128 @@
+#include "part.hpp"
+
+#include <algorithm>
+
+namespace solar::run {
+
+namespace {
+
+std::size_t keys_of(const Run::Part& part, const read::Lines& lines) {
+  return part.stored ? lines.count() : static_cast<std::size_t>(part.source->part_first.back());
+}
+
+}  // namespace
+
+PartRun::PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch)
+    : reader_(reader),
+      part_(part),
+      lines_(*part.source),
+      buffer_(keys_of(part, lines_), part.pages, part.page_nbytes),
+      scratch_(scratch),
+      fresh_(keys_of(part, lines_)) {}
+
+Reader::Ticket PartRun::submit(Task task, MutableBytes out) {
+  Work work;
+  work.task = task;
+  work.source = part_.source;
+  work.rows = rows_;
+  work.out = out;
+  if (task != Task::load && task != Task::keep) work.positions = positions_;
+  work.buffer = &buffer_;
+  work.lines = &lines_;
+  work.gap = part_.gap;
+  work.scratch = scratch_;
+  return reader_.submit(work);
+}
+
+void PartRun::load(Rows rows, std::uint64_t due, const std::shared_ptr<const Planned>& of, bool start,
+                   RunStats& stats) {
+  rows_.clear();
+  for (const std::int32_t row : rows) {
+    const std::size_t k = key(row);
+    if (start && buffer_.holds(k)) continue;
+    buffer_.take(k, part_.stored ? lines_.pages(lines_.of(row), part_.page_nbytes) : 1);
+    fresh_[k] = true;
+    rows_.push_back(row);
+  }
+  if (rows_.empty()) return;
+  stats.reads += rows_.size();
+  loading_.push_back({submit(part_.stored ? Task::keep : Task::load, {}), due, rows, of, {}});
+  if (rows_.size() == rows.size()) return;
+  loading_.back().own.assign(rows_.begin(), rows_.end());
+  loading_.back().rows = loading_.back().own;
+}
+
+bool PartRun::arrive(std::uint64_t now, const Settle& settle, RunStats& stats, ReaderStats& counts) {
+  for (auto loading = loading_.begin(); loading != loading_.end();) {
+    if (loading->due > now) {
+      ++loading;
+      continue;
+    }
+    ReaderStats own;
+    try {
+      if (!settle(loading->ticket, own)) return false;
+      stats.requests += own.stretches;
+      stats.bytes += own.bytes_read;
+    } catch (const std::exception&) {  // it comes again, with the batch that the bad row is in
+      for (const std::int32_t row : loading->rows) {
+        if (const std::size_t k = key(row); buffer_.holds(k)) buffer_.drop(k);
+      }
+    }
+    for (const NamedCount& one : named_counts) counts.*one.count += own.*one.count;
+    loading = loading_.erase(loading);
+  }
+  return true;
+}
+
+// The rows of a step that are held, or that are not, and their positions. False when there are none.
+bool PartRun::chosen(const Run::Epoch& epoch, std::size_t step, bool held) {
+  rows_.clear();
+  positions_.clear();
+  for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
+    const auto i = static_cast<std::size_t>(use);
+    if (buffer_.holds(key(epoch.rows[i])) != held) continue;
+    rows_.push_back(epoch.rows[i]);
+    positions_.push_back(epoch.positions.empty() ? use - epoch.starts[step] : epoch.positions[i]);
+  }
+  return !rows_.empty();
+}
+
+std::size_t PartRun::missing(const Run::Epoch& epoch, std::size_t step) const noexcept {
+  std::size_t count = 0;
+  for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
+    count += !buffer_.holds(key(epoch.rows[static_cast<std::size_t>(use)]));
+  }
+  return count;
+}
+
+Reader::Ticket PartRun::fetch(const Run::Epoch& epoch, std::size_t step, MutableBytes out, RunStats& stats) {
+  if (!chosen(epoch, step, false)) return 0;
+  (part_.direct ? stats.reads : stats.recovered) += rows_.size();
+  return submit(Task::fetch, out);
+}
+
+Reader::Ticket PartRun::put_together(const Run::Epoch& epoch, std::size_t step, MutableBytes out, RunStats& stats) {
+  if (!chosen(epoch, step, true)) return 0;
+  for (const std::int64_t row : rows_) {
+    const std::size_t k = key(static_cast<std::int32_t>(row));
+    if (!fresh_[k]) ++stats.hits;
+    fresh_[k] = false;
+  }
+  return submit(part_.stored ? Task::decode : Task::gather, out);
+}
+
+void PartRun::drop(const Run::Epoch& epoch, std::size_t step) noexcept {
+  for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
+    const auto i = static_cast<std::size_t>(use);
+    if (epoch.last[i] == 0) continue;
+    if (const std::size_t k = key(epoch.rows[i]); buffer_.holds(k)) buffer_.drop(k);
+  }
+}
+
+std::vector<Reader::Ticket> PartRun::on_their_way() const {
+  std::vector<Reader::Ticket> tickets;
+  for (const Loading& loading : loading_) tickets.push_back(loading.ticket);
+  return tickets;
+}
+
+}  // namespace solar::run

@@ -1,0 +1,78 @@
+// One part of a Run: its buffer, and what is on its way into it. Used by the Run's thread alone.
+#pragma once
+
+#include <deque>
+#include <functional>
+
+#include "read/lines.hpp"
+#include "solar/run.hpp"
+
+namespace solar::run {
+
+using Rows = std::span<const std::int32_t>;
+
+// An epoch that was appended, of all parts.
+struct Planned {
+  std::vector<std::int64_t> sizes;
+  std::vector<Run::Epoch> parts;
+  std::shared_ptr<const void> keep;
+};
+
+// Throws std::invalid_argument unless the epoch's arrays fit each other, the part, and the sizes of the batches; `alone`:
+// there is no other part of its field.
+void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes, bool alone);
+
+class PartRun {
+ public:
+  // Whether a ticket has ended: false when the Run closes first. Throws the ticket's error.
+  using Settle = std::function<bool(Reader::Ticket, ReaderStats&)>;
+
+  PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch);
+
+  const Run::Part& part() const noexcept { return part_; }
+  std::uint64_t row_nbytes() const noexcept { return part_.source->row_nbytes(); }
+  std::size_t held_nbytes() const noexcept { return buffer_.held_nbytes(); }
+
+  // Starts reading these rows into the buffer, for use at step `due` or later. Of a start, those held are passed over.
+  void load(Rows rows, std::uint64_t due, const std::shared_ptr<const Planned>& of, bool start, RunStats& stats);
+  // Waits for all loads that are due. False when the Run closes.
+  bool arrive(std::uint64_t now, const Settle& settle, RunStats& stats, ReaderStats& counts);
+  // Starts reading the rows of a step that are not held straight into `out`; 0: there are none.
+  Reader::Ticket fetch(const Run::Epoch& epoch, std::size_t step, MutableBytes out, RunStats& stats);
+  // How many rows of a step are not held.
+  std::size_t missing(const Run::Epoch& epoch, std::size_t step) const noexcept;
+  // Starts putting those that are held into `out`.
+  Reader::Ticket put_together(const Run::Epoch& epoch, std::size_t step, MutableBytes out, RunStats& stats);
+  // Drops what this step used for the last time.
+  void drop(const Run::Epoch& epoch, std::size_t step) noexcept;
+
+  // Of loads that nobody has waited for.
+  std::vector<Reader::Ticket> on_their_way() const;
+  Reader::Ticket due_first() const noexcept { return loading_.empty() ? 0 : loading_.front().ticket; }
+
+ private:
+  struct Loading {
+    Reader::Ticket ticket;
+    std::uint64_t due;
+    Rows rows;
+    std::shared_ptr<const Planned> of;  // whose array that is
+    std::vector<std::int32_t> own;      // the rows themselves, where some of those were held
+  };
+
+  std::size_t key(std::int32_t row) const noexcept {
+    return part_.stored ? lines_.number(row) : static_cast<std::size_t>(row);
+  }
+  Reader::Ticket submit(Task task, MutableBytes out);
+  bool chosen(const Run::Epoch& epoch, std::size_t step, bool held);
+
+  Reader& reader_;
+  Run::Part part_;
+  read::Lines lines_;
+  Buffer buffer_;
+  std::uint64_t scratch_;
+  std::deque<Loading> loading_;
+  std::vector<bool> fresh_;  // of each key: loaded, and not used since
+  std::vector<std::int64_t> rows_, positions_;  // of the ticket at hand
+};
+
+}  // namespace solar::run

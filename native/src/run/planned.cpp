@@ -1,0 +1,55 @@
+// Whether the arrays of an epoch fit each other.
+#include <stdexcept>
+#include <string>
+
+#include "part.hpp"
+
+namespace solar::run {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument("an epoch of a run: " + what); }
+
+// Whether `ends` goes up from 0 or more to `all`.
+void check_ends(std::span<const std::int64_t> ends, std::size_t all, const char* name) {
+  std::int64_t before = 0;
+  for (const std::int64_t end : ends) {
+    if (end < before) refuse(std::string(name) + " goes down");
+    before = end;
+  }
+  if (before != static_cast<std::int64_t>(all)) refuse(std::string(name) + " does not end with its array");
+}
+
+void check_rows(std::span<const std::int32_t> rows, std::int64_t all, const char* name) {
+  for (const std::int32_t row : rows) {
+    if (row < 0 || row >= all) refuse(std::string(name) + " has row " + std::to_string(row) + " of " + std::to_string(all));
+  }
+}
+
+}  // namespace
+
+void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes, bool alone) {
+  const std::int64_t all = part.source->part_first.back();
+  check_rows(epoch.rows, all, "rows");
+  check_rows(epoch.loads, all, "loads");
+  check_rows(epoch.start, all, "start");
+  if (epoch.starts.size() != sizes.size() + 1 || epoch.ends.size() != sizes.size() + 1 || epoch.starts[0] != 0) {
+    refuse("starts and ends must be one more than steps");
+  }
+  check_ends(epoch.starts, epoch.rows.size(), "starts");
+  check_ends(epoch.ends, epoch.loads.size(), "ends");
+  check_ends(epoch.start_ends, epoch.start.size(), "start_ends");
+  if (epoch.last.size() != epoch.rows.size()) refuse("last must be as long as rows");
+  if (epoch.start_due.size() != epoch.start_ends.size()) refuse("start_due must be as long as start_ends");
+  if (!epoch.positions.empty() && epoch.positions.size() != epoch.rows.size()) refuse("positions must be as long as rows");
+  for (std::size_t step = 0; step < sizes.size(); ++step) {
+    const std::int64_t uses = epoch.starts[step + 1] - epoch.starts[step];
+    if (alone && epoch.positions.empty() ? uses != sizes[step] : uses > sizes[step]) refuse("a batch of another size");
+    for (std::int64_t use = epoch.starts[step]; !epoch.positions.empty() && use < epoch.starts[step + 1]; ++use) {
+      const std::int32_t position = epoch.positions[static_cast<std::size_t>(use)];
+      if (position < 0 || position >= sizes[step]) refuse("position " + std::to_string(position) + " of a batch");
+    }
+  }
+}
+
+}  // namespace solar::run
