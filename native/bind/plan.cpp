@@ -58,15 +58,22 @@ void check_samples(std::int64_t n) {
   if (n < 1 || n > 0x7FFFFFFF) throw nb::value_error("a plan takes 1 to 2^31 - 1 samples");
 }
 
-Units units_of(std::int64_t items, std::int64_t per_unit, std::int64_t stored, std::int64_t held,
-               const std::optional<Array<std::int64_t>>& first, const std::optional<Array<std::int64_t>>& offset,
-               const std::optional<Array<std::int64_t>>& nbytes) {
-  Units units{items, per_unit, stored, held, copy(first), copy(offset), copy(nbytes)};
+using Column = std::optional<Array<std::int64_t>>;
+
+Units units_of(std::int64_t items, std::int64_t per_unit, std::int64_t stored, std::int64_t held, const Column& first,
+               const Column& offset, const Column& nbytes, const Column& weight, const Column& end,
+               const Column& requests) {
+  Units units{items,        per_unit,     stored,       held,      copy(first),
+              copy(offset), copy(nbytes), copy(weight), copy(end), copy(requests)};
   const std::size_t count = units.offset.size();
-  const bool listed = units.first.size() == count + 1 && units.nbytes.size() == count && count > 0 &&
-                      units.first.front() == 0 && units.first.back() == items &&
-                      std::is_sorted(units.first.begin(), units.first.end());
-  const bool alike = units.first.empty() && units.offset.empty() && units.nbytes.empty();
+  const auto fits = [&](const std::vector<std::int64_t>& column) { return column.empty() || column.size() == count; };
+  const bool each = units.first.empty() && per_unit == 1 && static_cast<std::int64_t>(count) == items;
+  const bool several = units.first.size() == count + 1 && units.first.front() == 0 && units.first.back() == items &&
+                       std::is_sorted(units.first.begin(), units.first.end());
+  const bool listed = count > 0 && (each || several) && units.nbytes.size() == count && fits(units.weight) &&
+                      fits(units.end) && units.end.size() == units.requests.size();
+  const bool alike = count == 0 && units.first.empty() && units.nbytes.empty() && units.weight.empty() &&
+                     units.end.empty() && units.requests.empty();
   if (items < 1 || per_unit < 1 || stored < 0 || held < 0 || !(listed || alike)) {
     throw nb::value_error("the arrays of these units do not fit each other");
   }
@@ -154,12 +161,12 @@ void bind_plan(nb::module_& module) {
   nb::class_<Units>(module, "Units")
       .def("__init__",
            [](Units* made, std::int64_t items, std::int64_t per_unit, std::int64_t stored, std::int64_t held,
-              std::optional<Array<std::int64_t>> first, std::optional<Array<std::int64_t>> offset,
-              std::optional<Array<std::int64_t>> nbytes) {
-             new (made) Units(units_of(items, per_unit, stored, held, first, offset, nbytes));
+              Column first, Column offset, Column nbytes, Column weight, Column end, Column requests) {
+             new (made) Units(units_of(items, per_unit, stored, held, first, offset, nbytes, weight, end, requests));
            },
            "items"_a, "per_unit"_a, "stored"_a, "held"_a, "first"_a.none() = nb::none(), "offset"_a.none() = nb::none(),
-           "nbytes"_a.none() = nb::none())
+           "nbytes"_a.none() = nb::none(), "weight"_a.none() = nb::none(), "end"_a.none() = nb::none(),
+           "requests"_a.none() = nb::none())
       .def_prop_ro("items", [](const Units& units) { return units.items; });
   nb::class_<Sweep>(module, "Sweep")
       .def("__init__",

@@ -38,19 +38,23 @@ Uses select(std::span<const Item> order, std::span<const std::int64_t> starts, I
 std::vector<std::int32_t> assign(std::span<const Item> order, std::span<const std::int64_t> starts,
                                  std::span<const std::int64_t> homes, std::int32_t ranks_per_node);
 
-// Units in the order of storage. Alike where `first` is empty: unit u has items [u * per_unit, ...) at u * stored.
+// Units in the order of storage. Alike where `offset` is empty: unit u has items [u * per_unit, ...) at u * stored.
+// Of one item each where only `first` is empty.
 struct Units {
   std::int64_t items = 0;
   std::int64_t per_unit = 1;
   std::int64_t stored = 1;
-  std::int64_t held = 1;  // bytes of an item in memory; 0: those its unit takes in storage
-  std::vector<std::int64_t> first, offset, nbytes;
+  std::int64_t held = 1;  // bytes of an item in memory; 0: those of its unit, by `weight` or else as they are stored
+  std::vector<std::int64_t> first, offset;
+  std::vector<std::int64_t> nbytes;  // that are read for the unit; 0: nothing is
+  std::vector<std::int64_t> weight;
+  std::vector<std::int64_t> end, requests;  // of units in several places: where the last ends, how many requests it takes
 };
 
 struct Counts {
   std::int64_t reads = 0;     // items that were loaded
   std::int64_t visits = 0;    // units they came from, once for each visit of the head
-  std::int64_t requests = 0;  // neighbours joined within what is issued together
+  std::int64_t requests = 0;  // neighbours joined within what is issued together; a descent begins another
   std::int64_t bytes = 0;     // of these requests
   std::int64_t streams = 0;   // requests, if those that go on where the last ended were one
   std::int64_t stream_bytes = 0;
@@ -92,7 +96,6 @@ class Sweep {
   bool use(Item item);
   void unlock();
   void flush(std::int64_t target, Counts& counts, Record* record);
-  std::int64_t weight(std::int64_t item) const;
 
   std::shared_ptr<const Units> units_;  // copies of a Sweep go on from where it is
   std::int64_t room_, burst_, ahead_, gap_;
@@ -105,7 +108,8 @@ class Sweep {
   std::unordered_map<Item, std::int64_t> again_;  // locked items: how many of their uses in the ring but one
 };
 
-// What reading each step's units by itself costs: no memory but the step's own. Units of one step are read once.
+// What reading each step's items by itself costs: no memory but the step's own. Items and units of one step are read
+// once. The peak is what the items of a step weigh, at most.
 Counts direct(const Units& units, std::span<const Item> items, std::span<const std::int64_t> starts, std::int64_t gap);
 
 }  // namespace solar::plan

@@ -44,16 +44,35 @@ std::int64_t nbytes_of(const Units& units, std::int64_t unit) {
   return units.nbytes.empty() ? units.stored : units.nbytes[static_cast<std::size_t>(unit)];
 }
 
-// One more unit that is read, `after` being the next one up in the same request or stream; -1: there is none.
-void join(const Units& units, std::int64_t unit, std::int64_t after, std::int64_t gap, std::int64_t& requests,
+std::int64_t end_of(const Units& units, std::int64_t unit) {
+  if (units.end.empty()) return offset_of(units, unit) + nbytes_of(units, unit);
+  return units.end[static_cast<std::size_t>(unit)];
+}
+
+std::int64_t requests_of(const Units& units, std::int64_t unit) {
+  return units.requests.empty() ? 1 : units.requests[static_cast<std::size_t>(unit)];
+}
+
+std::int64_t weight_of(const Units& units, std::int64_t item) {
+  if (units.held > 0) return units.held;
+  const std::int64_t unit = unit_of(units, item);
+  return units.weight.empty() ? nbytes_of(units, unit) : units.weight[static_cast<std::size_t>(unit)];
+}
+
+// One more unit that is read, before `after`, the next one up in the same request or stream (-1: there is none), whose
+// place it takes. For a unit of no bytes nothing is read.
+void join(const Units& units, std::int64_t unit, std::int64_t& after, std::int64_t gap, std::int64_t& requests,
           std::int64_t& bytes) {
-  bytes += nbytes_of(units, unit);
-  const std::int64_t hole = after < 0 ? 0 : offset_of(units, after) - offset_of(units, unit) - nbytes_of(units, unit);
-  if (after < 0 || (hole > 0 && hole >= gap)) {
-    ++requests;
-  } else {
-    bytes += std::max<std::int64_t>(hole, 0);
+  const std::int64_t nbytes = nbytes_of(units, unit);
+  if (nbytes == 0) return;
+  requests += requests_of(units, unit);
+  bytes += nbytes;
+  const std::int64_t hole = after < 0 ? -1 : offset_of(units, after) - end_of(units, unit);
+  if (hole == 0 || (hole > 0 && hole < gap)) {
+    --requests;
+    bytes += hole;
   }
+  after = unit;
 }
 
 }  // namespace
@@ -64,15 +83,11 @@ Sweep::Sweep(std::shared_ptr<const Units> units, std::int64_t room, std::int64_t
       resident_(static_cast<std::size_t>(units_->items) / 64 + 1), ripe_(resident_.size()),
       locked_(static_cast<std::size_t>(ahead) + 1) {}
 
-std::int64_t Sweep::weight(std::int64_t item) const {
-  return units_->held > 0 ? units_->held : nbytes_of(*units_, unit_of(*units_, item));
-}
-
 // Whether the item comes into memory with it, seen backwards.
 bool Sweep::use(Item item) {
   if (!has(resident_, item)) {
     put(resident_, item);
-    held_ += weight(item);
+    held_ += weight_of(*units_, item);
     return true;
   }
   if (has(ripe_, item)) {
@@ -107,13 +122,12 @@ void Sweep::flush(std::int64_t target, Counts& counts, Record* record) {
     const std::int64_t unit = unit_of(*units_, item), begin = begin_of(*units_, unit);
     join(*units_, unit, after, gap_, counts.requests, counts.bytes);
     join(*units_, unit, last_, gap_, counts.streams, counts.stream_bytes);
-    after = last_ = unit;
     ++counts.visits;
     counts.decoded += begin_of(*units_, unit + 1) - begin;
     for (; item >= begin; item = highest_below(ripe_, item)) {
       drop(ripe_, item);
       drop(resident_, item);
-      held_ -= weight(item);
+      held_ -= weight_of(*units_, item);
       ++counts.reads;
       if (record != nullptr) record->loads.push_back(static_cast<Item>(item));
     }
@@ -158,14 +172,14 @@ Counts Sweep::back(std::span<const Item> items, std::span<const std::int64_t> st
 std::vector<Item> Sweep::residents(Counts& rest) const {
   rest = {};
   std::vector<Item> found;
-  std::int64_t after = -1;
+  std::int64_t after = -1, visited = -1;
   for (std::int64_t item = highest_below(resident_, units_->items); item >= 0; item = highest_below(resident_, item)) {
     found.push_back(static_cast<Item>(item));
     const std::int64_t unit = unit_of(*units_, item);
     ++rest.reads;
-    if (unit == after) continue;
+    if (unit == visited) continue;
+    visited = unit;
     join(*units_, unit, after, gap_, rest.requests, rest.bytes);
-    after = unit;
     ++rest.visits;
     rest.decoded += begin_of(*units_, unit + 1) - begin_of(*units_, unit);
   }
@@ -177,22 +191,21 @@ std::vector<Item> Sweep::residents(Counts& rest) const {
 
 Counts direct(const Units& units, std::span<const Item> items, std::span<const std::int64_t> starts, std::int64_t gap) {
   Counts counts;
-  std::vector<std::int64_t> wanted;
+  std::vector<Item> wanted;
   for (std::size_t step = 0; step + 1 < starts.size(); ++step) {
-    wanted.clear();
-    for (auto use = starts[step]; use < starts[step + 1]; ++use) {
-      wanted.push_back(unit_of(units, items[static_cast<std::size_t>(use)]));
-    }
-    counts.reads += static_cast<std::int64_t>(wanted.size());
+    wanted.assign(items.begin() + starts[step], items.begin() + starts[step + 1]);
     std::sort(wanted.begin(), wanted.end(), std::greater<>());
     wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
-    std::int64_t after = -1, held = 0;
-    for (const std::int64_t unit : wanted) {
+    counts.reads += static_cast<std::int64_t>(wanted.size());
+    std::int64_t after = -1, visited = -1, held = 0;
+    for (const std::int64_t item : wanted) {
+      held += weight_of(units, item);
+      const std::int64_t unit = unit_of(units, item);
+      if (unit == visited) continue;
+      visited = unit;
       join(units, unit, after, gap, counts.requests, counts.bytes);
-      after = unit;
       ++counts.visits;
       counts.decoded += begin_of(units, unit + 1) - begin_of(units, unit);
-      held += nbytes_of(units, unit);
     }
     counts.peak = std::max(counts.peak, held);
   }

@@ -97,7 +97,11 @@ std::size_t PartRun::missing(const Run::Epoch& epoch, std::size_t step) const no
 
 Reader::Ticket PartRun::fetch(const Run::Epoch& epoch, std::size_t step, MutableBytes out, RunStats& stats) {
   if (!chosen(epoch, step, false)) return 0;
-  (part_.direct ? stats.reads : stats.recovered) += rows_.size();
+  std::vector<std::int64_t> once = rows_;  // a row that a batch has twice is read once
+  std::sort(once.begin(), once.end());
+  once.erase(std::unique(once.begin(), once.end()), once.end());
+  (part_.direct ? stats.reads : stats.recovered) += once.size();
+  stats.hits += rows_.size() - once.size();
   return submit(Task::fetch, out);
 }
 
