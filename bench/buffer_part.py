@@ -1,0 +1,185 @@
+"""One reader of `python -m bench.buffer`, in its own process: a job as JSON in, its measures as JSON out.
+
+torch     the best of a few settings; each round is a stated part of an epoch
+solar     DataLoader(buffer=...): whole epochs, of which the first and the last are not timed, but compared byte by byte
+pinned    the policy of a cache that never changes (which NoPFS reaches at best), carried out by solar's own reader
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench import buffer_torch, machine
+from bench.buffer_data import FIELD, NBYTES, Check
+
+Job = dict[str, Any]
+Measures = dict[str, Any]
+SEED = 11
+LOCAL = {"latency": 1e-4, "bandwidth": 1.5e9, "iops": 20e3, "decode": 1.5e9}  # a local disk, as a plan needs it
+
+
+def order_of(job: Job, epoch: int) -> NDArray[np.int64]:
+    """Whole batches of the epoch's shuffle, as torch's DistributedSampler draws it: [batch, place]."""
+    import torch
+
+    generator = torch.Generator().manual_seed(SEED + epoch)
+    order = torch.randperm(job["samples"], generator=generator).numpy()
+    return order[: job["samples"] // job["batch"] * job["batch"]].reshape(-1, job["batch"])
+
+
+class Meter:
+    """The clock, and what the slowed mount counted, since the last look."""
+
+    def __init__(self, job: Job) -> None:
+        self.mount = Path(job["mount"]) / ".slowfs" if job["mount"] else None
+        self.at, self.counted = time.perf_counter(), self.counts()
+
+    def counts(self) -> dict[str, Any]:
+        return json.loads(self.mount.read_text()) if self.mount else {}
+
+    def lap(self) -> Measures:
+        now, counted = time.perf_counter(), self.counts()
+        passed = {name: counted[name] - self.counted[name] for name in ("requests", "bytes", "late_seconds") if counted}
+        took = {"seconds": now - self.at, **{f"mount_{name}": value for name, value in passed.items()}}
+        self.at, self.counted = now, counted
+        return took
+
+
+def timed_part(job: Job, batches: Iterable[Any], order: NDArray[np.int64], run_up: int, part: int) -> Measures:
+    """So many batches after the run-up, with more to come. Those of the run-up are compared byte by byte."""
+    check = Check(Path(job["folder"]))
+    meter = Meter(job)
+    for place, (batch, samples) in enumerate(zip(batches, order, strict=False)):
+        check.numbers(batch, samples)
+        if place < run_up:
+            check.bytes(batch, samples)
+        if place == run_up - 1:
+            meter.lap()
+        if place == run_up + part - 1:
+            return meter.lap() | {"samples": part * job["batch"], "compared": check.digested}
+    raise RuntimeError(f"{check.numbered} samples came, of {order.size}")
+
+
+# --- PyTorch ----
+
+
+def torch_part(job: Job) -> Measures:
+    tried: list[tuple[dict[str, Any], float]] = []
+
+    def run(setting: dict[str, Any], batches: int, epoch: int) -> Measures:
+        workers = setting["workers"]
+        run_up, part = 1 + 2 * workers, max(batches, 2 * workers)  # of which workers have two each on their way
+        order = order_of(job, epoch)[: run_up + part + 2 * workers]
+        made = buffer_torch.batches(Path(job["path"]), job["memory"], order, **setting)
+        return timed_part(job, made, order, run_up, part)
+
+    for setting in job["settings"]:
+        took = run(setting, job["search"], 0)
+        tried.append((setting, took["samples"] / took["seconds"]))
+    best = max(tried, key=lambda pair: pair[1])[0]
+    rounds = [run(best, job["part"], 1 + number) for number in range(job["rounds"])]
+    return {"label": "PyTorch + h5py", "setting": best, "tried": tried, "rounds": rounds}
+
+
+# --- solar ----
+
+
+def solar_part(job: Job) -> Measures:
+    """Epochs back to back, each from the last batch of the one before to its own last batch."""
+    from solar import DataLoader, H5Dataset, PlanSampler
+    from solar.values import Storage
+
+    check = Check(Path(job["folder"]))
+    dataset = H5Dataset(job["path"], FIELD)
+    sampler = PlanSampler(dataset, 1, 0, seed=SEED, drop_last=True)
+    storage = Storage(**job["storage"]) if job["storage"] else None
+    epochs = job["rounds"] + 2
+    rounds = []
+    with DataLoader(
+        dataset, job["batch"], sampler=sampler, drop_last=True, buffer=job["memory"], epochs=epochs, storage=storage
+    ) as loader:
+        meter, before = Meter(job), loader.stats()
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            unmeasured = epoch in (0, epochs - 1)
+            for batch, samples in zip(loader, order_of(job, epoch), strict=True):
+                check.numbers(batch, samples)
+                if unmeasured:
+                    check.bytes(batch, samples)
+            took, now = meter.lap(), loader.stats()
+            if not unmeasured:
+                counted = {name: now[name] - before[name] for name in ("requests", "bytes", "buffer_hits")}
+                rounds.append(took | counted | {"samples": job["samples"] // job["batch"] * job["batch"]})
+            before = now
+        waits = loader.stats()["wait_seconds"]
+    return {
+        "label": "solar, DataLoader(buffer=)", "setting": {}, "rounds": rounds, "compared": check.digested,
+        "peak_counted": now["peak_bytes"], "waits": waits,
+    }  # fmt: skip
+
+
+# --- plans carried out without the loader ----
+
+
+def course_part(job: Job) -> Measures:
+    """What the loader would do, by itself: whole epochs, of which the first and the last are not timed."""
+    found = _carried(job, [order_of(job, epoch) for epoch in range(job["rounds"] + 2)], pinned=False)
+    return found | {"label": "solar, the plan without the loader", "rounds": found["rounds"][1:-1]}
+
+
+def pinned_part(job: Job) -> Measures:
+    """The pinned part is read before the first of the epochs, which are cut short, and which is not timed."""
+    found = _carried(job, [order_of(job, epoch)[: job["part"]] for epoch in range(job["rounds"] + 1)], pinned=True)
+    return found | {"label": "a pinned cache", "rounds": found["rounds"][1:]}
+
+
+def _carried(job: Job, orders: list[NDArray[np.int64]], pinned: bool) -> Measures:
+    from bench import buffer_policy
+    from solar.values import Storage
+
+    check, storage = Check(Path(job["folder"])), Storage(**job["storage"] or LOCAL)
+    way = buffer_policy.pinned_way(job["memory"]) if pinned else None
+    carried = buffer_policy.carried_out(Path(job["path"]), orders, job["memory"], storage, way)
+    rounds = []
+    meter = Meter(job)
+    for epoch, order in enumerate(orders):
+        for samples in order:
+            batch = next(carried.batches)
+            check.numbers(batch, samples)
+            if epoch == 0:
+                check.bytes(batch, samples)
+        planned = carried.course.counts[epoch]
+        seconds = storage.seconds(planned.requests, planned.bytes, planned.decoded * NBYTES)
+        rounds.append(meter.lap() | {"samples": order.size, "planned_seconds": seconds})
+    chosen = {name: value for name, value in asdict(carried.course.way).items() if value and name != "direct"}
+    return {"setting": chosen, "rounds": rounds, "compared": check.digested, "run": carried.counts()}
+
+
+PARTS: dict[str, Callable[[Job], Measures]] = {
+    "torch": torch_part,
+    "solar": solar_part,
+    "pinned": pinned_part,
+    "course": course_part,
+}
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    found: Measures = {}
+    peak = machine.peak_rss(lambda: found.update(PARTS[job["peer"]](job)))
+    print(json.dumps(found | {"peak_rss": peak}), flush=True)
+    os._exit(0)  # workers of abandoned iterators would keep the process from ending
+
+
+if __name__ == "__main__":
+    main()
