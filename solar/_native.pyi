@@ -146,8 +146,9 @@ class Units:
         offset: I64 | None = None,
         nbytes: I64 | None = None,
         weight: I64 | None = None,
-        end: I64 | None = None,
-        requests: I64 | None = None,
+        chunk_first: I64 | None = None,  # of units of several chunks
+        chunk_offset: I64 | None = None,
+        chunk_nbytes: I64 | None = None,
     ) -> None: ...
     @property
     def items(self) -> int: ...

@@ -1,4 +1,4 @@
-"""Layout: where samples lie. World: which rank we are. Storage: what reading costs. Plan, Outcome. Frozen, no I/O."""
+"""Layout: where samples lie. World: which rank we are. Storage: what reading costs. Script, Outcome. Frozen, no I/O."""
 
 from __future__ import annotations
 
@@ -201,29 +201,19 @@ class Outcome:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan:
-    """What one node reads, keeps and drops in one epoch.
+class Script:
+    """What is used, read, kept and dropped in one epoch. All samples are numbered as in the Layout.
 
-    What is held are the samples of a region, numbered as they lie in storage, or whole units of several (`whole`);
-    loads and uses count them from `begin`, for what lies before that in the region is pinned and always there. After
-    step i - 1 is done, what step i issues is read, in this order, and held from then on; it is first used `ahead`
-    steps later or after that. Only the first epoch has a start: groups read before anything else, of which group g is
-    needed at step start_due[g].
+    After step i - 1 is done, what step i issues is read, in this order, and held from then on; it is first used
+    `ahead` steps later or after that. Only the first epoch of a Course has a start: groups read before anything else,
+    the pinned part among them, of which group g is needed at step start_due[g] (which may lie in a later epoch).
     """
 
-    digest: str  # of all that it follows from, the epoch among it
-    epoch: int
-    region: tuple[int, int]  # the items of the node
-    begin: int
-    whole: bool
-    direct: bool  # nothing but the pinned part is kept: no loads, each step reads its own
-    ahead: int
-    peak_bytes: int
-    loads: NDArray[np.int32]
-    ends: NDArray[np.int64]  # step i, from 1 to as many as there are, issues loads[ends[i - 1]:ends[i]]
-    uses: NDArray[np.int32]
-    starts: NDArray[np.int64]  # where each step begins in uses, and where the last one ends
+    rows: NDArray[np.int32]  # every use, in order
+    starts: NDArray[np.int64]  # where each step begins in rows, and where the last one ends
     last: NDArray[np.uint8]  # of each use: what it used is dropped after its step
+    loads: NDArray[np.int32]  # of units that are held whole the first sample of each
+    ends: NDArray[np.int64]  # step i, from 1 to as many as there are, issues loads[ends[i - 1]:ends[i]]
     start: NDArray[np.int32]
     start_ends: NDArray[np.int64]  # where each group of the start ends
     start_due: NDArray[np.int64]

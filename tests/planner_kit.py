@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from solar.planner.sweep import Counts, Record
+from solar.planner.course import Course
+from solar.planner.sweep import Counts, Record, received_nbytes, staging_nbytes
+from solar.values import Filter, Form, Layout
 
 
 @dataclass
@@ -147,3 +150,168 @@ def assigned(homes: list[int], step: list[int], ranks: int, ranks_per_node: int)
     for use in far:
         assert give(use, list(range(ranks)))
     return takers
+
+
+@st.composite
+def some_layouts(draw: st.DrawFn) -> Layout:
+    """Samples of 40 x 60 float32 in one file or several: contiguous, in chunks of any kind, some never written."""
+    shape, rng = (40, 60), np.random.default_rng(draw(st.integers(0, 999)))
+    kinds = [((0, 40, 60), False), ((1, 40, 60), False), ((1, 40, 60), True), ((3, 40, 60), False)]
+    kinds += [((3, 40, 60), True), ((1, 20, 40), False), ((1, 20, 40), True), ((2, 30, 60), True), ((2, 30, 60), False)]
+    chosen = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=2, unique=True))
+    forms = tuple(Form(chunk, (Filter(1, 0, (4,)),) if filtered else ()) for chunk, filtered in chosen)
+    lengths = draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))
+    part_form, index, offset, nbytes, ends = [], [], [], [], [0]
+    for rows in lengths:
+        part_form.append(draw(st.integers(0, len(forms) - 1)))
+        form = forms[part_form[-1]]
+        tiles = int(np.prod([-(-n // c) for n, c in zip(shape, form.chunk[1:], strict=True)]))
+        count = tiles * -(-rows // (form.chunk[0] or rows))
+        raw = int(np.prod([form.chunk[0] or rows, *form.chunk[1:]])) * 4
+        sizes = [int(rng.integers(1, raw)) if form.filters else raw for _ in range(count)]
+        holes = rng.choice([0, 0, 1, 400, 20_000], count)
+        at = np.cumsum(np.add(sizes, holes)) - sizes
+        if draw(st.booleans()):  # in another order than their numbers
+            at, sizes = at[place := rng.permutation(count)], [sizes[k] for k in place]
+        kept = [k for k in range(count) if rng.random() > draw(st.sampled_from([0, 0.3]))]
+        index += kept
+        offset += [int(at[k]) for k in kept]
+        nbytes += [sizes[k] for k in kept]
+        ends.append(len(index))
+    files = len(lengths)
+    return Layout(
+        "x", tuple(f"{n}.h5" for n in range(files)), np.full(files, 10**6, np.uint64), np.zeros(files, np.int64),
+        (sum(lengths), *shape), np.dtype("f4"), "mixed", "", "direct", "", False, forms,
+        np.arange(files, dtype=np.int32), np.array(part_form, np.int32), np.cumsum([0, *lengths]), np.array(ends),
+        np.array(index, np.uint64), np.array(offset, np.uint64), np.array(nbytes, np.uint64),
+        np.zeros(len(index), np.uint32),
+    )  # fmt: skip
+
+
+Place = tuple[int, int, int]  # file, offset, nbytes
+
+
+def places(layout: Layout) -> list[tuple[int, list[Place]]]:
+    """The unit of each sample, by a number, and where in which file its chunks lie; one never written lies nowhere."""
+    found: list[tuple[int, list[Place]]] = []
+    for part, file in enumerate(layout.part_file.tolist()):
+        samples = int(layout.part_first[part + 1] - layout.part_first[part])
+        form = layout.forms[layout.part_form[part]]
+        entries = range(int(layout.part_chunks[part]), int(layout.part_chunks[part + 1]))
+        at = {int(layout.chunk_index[k]) if len(layout.chunk_index) else k - entries.start: k for k in entries}
+        rows = form.chunk[0] or samples
+        tiles = int(np.prod([-(-n // c) for n, c in zip(layout.sample_shape, form.chunk[1:], strict=True)]))
+        for sample in range(samples):
+            line, within = divmod(sample, rows)
+            if form.chunk[1:] == layout.sample_shape and not form.filters:
+                size = layout.sample_nbytes
+                place = [(file, int(layout.chunk_offset[at[line]]) + within * size, size)] if line in at else []
+                found.append((len(found), place))
+                continue
+            chunks = [at[line * tiles + tile] for tile in range(tiles) if line * tiles + tile in at]
+            place = [(file, int(layout.chunk_offset[k]), int(layout.chunk_nbytes[k])) for k in chunks]
+            found.append((found[-1][0] if within else len(found), sorted(place)))
+    return found
+
+
+class Carrier:
+    """Carries the scripts of a course out as the reader does, with nothing but them and the Layout, and counts.
+
+    Fails where a sample that is used is not there in time, where a load finds its sample there, and where more is held
+    than there are pages.
+    """
+
+    def __init__(self, layout: Layout, course: Course, gap: int) -> None:
+        self.places = places(layout)
+        self.course, self.gap = course, gap
+        self.held: dict[int, int] = {}  # what is in memory: the step from which it may be used
+        self.now = 0
+        self.counts: dict[str, int] = {}
+
+    def key(self, row: int) -> int:
+        return self.places[row][0] if self.course.kept == "stored" else row
+
+    def nbytes(self, key: int) -> int:
+        """Of what is held, in whole pages; of a unit the key is its first sample."""
+        page = self.course.page
+        return (
+            sum(-(-size // page) for _, _, size in self.places[key][1]) * page if self.course.kept == "stored" else page
+        )
+
+    def holds(self) -> int:
+        return sum(map(self.nbytes, self.held))
+
+    def read(self, rows: list[int]) -> None:
+        """Stretches of storage: neighbours, and over holes below the gap. Where samples descend, it begins anew."""
+        passes: list[set[Place]] = [set()]
+        first = (0, 0, 0)
+        for row in rows:
+            place = self.places[row][1]
+            if place and place[0] < first:
+                passes.append(set())
+            first = place[0] if place else first
+            passes[-1].update(place)
+        for once in passes:
+            end = (-1, 0)  # file, byte
+            for file, offset, size in sorted(once):
+                hole = offset - end[1] if file == end[0] else -1
+                joins = hole == 0 or 0 < hole < self.gap
+                self.counts["requests"] += not joins
+                self.counts["bytes"] += size + (hole if joins else 0)
+                end = file, offset + size
+
+    def load(self, rows: list[int], usable: int) -> None:
+        for row in rows:
+            assert self.key(row) not in self.held, f"step {self.now}: {row} is read though it is there"
+            self.held[self.key(row)] = usable
+        self.counts["reads"] += len(rows)
+        self.read(rows)
+        assert self.holds() <= self.course.pages * self.course.page, f"step {self.now}: too much is held"
+
+    def start(self) -> dict[str, int]:
+        """What is read before anything else."""
+        script = self.course.script(self.course.epochs.start)
+        self.counts = dict.fromkeys(("reads", "requests", "bytes"), 0)
+        for rows, due in zip(np.split(script.start, script.start_ends[:-1]), script.start_due, strict=False):
+            self.load(rows.tolist(), int(due))
+        return self.counts
+
+    def epoch(self, epoch: int) -> dict[str, int]:
+        """What one epoch takes, the most that is held at a time too."""
+        script = self.course.script(epoch)
+        self.counts = dict.fromkeys(("reads", "requests", "bytes", "peak"), 0)
+        for step in range(len(script.starts) - 1):
+            uses = slice(script.starts[step], script.starts[step + 1])
+            self.step(script.rows[uses].tolist(), script.last[uses].tolist())
+            self.load(
+                script.loads[script.ends[step] : script.ends[step + 1]].tolist(), self.now + self.course.terms.ahead
+            )
+        return self.counts
+
+    def step(self, rows: list[int], last: list[int]) -> None:
+        self.counts["peak"] = max(self.counts["peak"], self.holds())
+        missing = {row for row in rows if self.key(row) not in self.held}
+        assert self.course.way.direct or not missing, f"step {self.now}: {missing} are not there"
+        late = [row for row in rows if self.held.get(self.key(row), 0) > self.now]
+        assert not late, f"step {self.now}: {late} are asked for too late"
+        self.counts["reads"] += len(missing)
+        self.read(sorted(missing, key=lambda row: (self.places[row][1] or [(0, 0, 0)], row)))
+        for key in {self.key(row) for row, dropped in zip(rows, last, strict=True) if dropped}:
+            del self.held[key]
+        self.now += 1
+
+
+def check_course(layout: Layout, course: Course) -> None:
+    """Carries a course out, and finds all that it counts exact."""
+    carrier, region = Carrier(layout, course, course.terms.gap), course.region
+    counted = course.start_counts
+    assert carrier.start() == {"reads": counted.reads, "requests": counted.requests, "bytes": counted.bytes}
+    batches = staging_nbytes(region, course.terms) if course.way.direct else received_nbytes(region, course.terms)
+    for epoch, counted in zip(course.epochs, course.counts, strict=True):
+        begun, found = carrier.now, carrier.epoch(epoch)
+        wanted = {"reads": counted.reads, "requests": counted.requests, "bytes": counted.bytes}
+        peak = counted.peak - batches if carrier.now > begun and course.way.pinned < region.items else found["peak"]
+        assert found == wanted | {"peak": peak}, epoch
+    left = course.way.pinned  # samples; of units that are held whole, each is one
+    assert len(carrier.held) == (region.units_in(left) if course.way.whole else left)
+    assert left < region.items or carrier.holds() == region.held_nbytes(left, whole=course.way.whole)

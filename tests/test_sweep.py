@@ -167,13 +167,13 @@ def test_larger_bursts_make_fewer_requests_and_more_bytes() -> None:
 
 
 def test_units_that_are_held_whole_are_read_once_for_all_their_samples() -> None:
-    region = Region(uniform(40, 10, per_unit=4, stored=5), 0, 40)
+    region = Region(uniform(40, 1000, per_unit=4, stored=500), 0, 40)  # of two pages each
     items = np.random.default_rng(0).permutation(40).astype(np.int32)
     starts = np.arange(0, 41, 2)
-    *epochs, start = backwards(region, Way(whole=True), lambda epoch: (items, starts), range(1), Terms(50, 0))
+    *epochs, start = backwards(region, Way(whole=True), lambda epoch: (items, starts), range(1), Terms(5120, 0))
     assert epochs[0].counts.reads + start.counts.reads == 10
     assert epochs[0].counts.decoded == 40 * 4  # each use decodes its unit
-    assert epochs[0].counts.peak == 50
+    assert epochs[0].counts.peak == 5120
 
 
 def test_items_keep_their_units_when_part_of_them_is_pinned() -> None:
@@ -181,7 +181,7 @@ def test_items_keep_their_units_when_part_of_them_is_pinned() -> None:
     region = Region(units, 0, 6)
     assert region.fitting(9, whole=False) == 3
     assert region.held_nbytes(3, whole=False) == 9
-    assert region.held_nbytes(3, whole=True) == region.stored_nbytes(3) == 9
+    assert (region.stored_nbytes(3), region.held_nbytes(3, whole=True)) == (9, 2 * 256)
     uses = np.array([5, 0, 3, 1, 4, 2], np.int32), np.arange(7)
     epoch, start = backwards(region, Way(pinned=3), lambda epoch: uses, range(1), Terms(12, 0))
     assert total([epoch.counts, start.counts]).reads == 6

@@ -61,20 +61,24 @@ void check_samples(std::int64_t n) {
 using Column = std::optional<Array<std::int64_t>>;
 
 Units units_of(std::int64_t items, std::int64_t per_unit, std::int64_t stored, std::int64_t held, const Column& first,
-               const Column& offset, const Column& nbytes, const Column& weight, const Column& end,
-               const Column& requests) {
-  Units units{items,        per_unit,     stored,       held,      copy(first),
-              copy(offset), copy(nbytes), copy(weight), copy(end), copy(requests)};
-  const std::size_t count = units.offset.size();
-  const auto fits = [&](const std::vector<std::int64_t>& column) { return column.empty() || column.size() == count; };
+               const Column& offset, const Column& nbytes, const Column& weight, const Column& chunk_first,
+               const Column& chunk_offset, const Column& chunk_nbytes) {
+  Units units{items,        per_unit,     stored,            held,               copy(first),       copy(offset),
+              copy(nbytes), copy(weight), copy(chunk_first), copy(chunk_offset), copy(chunk_nbytes)};
+  const std::size_t count = units.offset.size(), chunks = units.chunk_offset.size();
+  const auto go_to = [&](const std::vector<std::int64_t>& ends, std::int64_t all) {
+    const bool fits = ends.size() == count + 1 && ends.front() == 0 && ends.back() == all;
+    return fits && std::is_sorted(ends.begin(), ends.end());
+  };
   const bool each = units.first.empty() && per_unit == 1 && static_cast<std::int64_t>(count) == items;
-  const bool several = units.first.size() == count + 1 && units.first.front() == 0 && units.first.back() == items &&
-                       std::is_sorted(units.first.begin(), units.first.end());
-  const bool listed = count > 0 && (each || several) && units.nbytes.size() == count && fits(units.weight) &&
-                      fits(units.end) && units.end.size() == units.requests.size();
+  const bool in_chunks = (units.chunk_first.empty() && chunks == 0) ||
+                         go_to(units.chunk_first, static_cast<std::int64_t>(chunks));
+  const bool listed = count > 0 && (each || go_to(units.first, items)) && units.nbytes.size() == count &&
+                      (units.weight.empty() || units.weight.size() == count) && in_chunks;
   const bool alike = count == 0 && units.first.empty() && units.nbytes.empty() && units.weight.empty() &&
-                     units.end.empty() && units.requests.empty();
-  if (items < 1 || per_unit < 1 || stored < 0 || held < 0 || !(listed || alike)) {
+                     units.chunk_first.empty() && chunks == 0;
+  const bool fit = (listed || alike) && units.chunk_nbytes.size() == chunks;
+  if (items < 1 || per_unit < 1 || stored < 0 || held < 0 || !fit) {
     throw nb::value_error("the arrays of these units do not fit each other");
   }
   return units;
@@ -161,12 +165,14 @@ void bind_plan(nb::module_& module) {
   nb::class_<Units>(module, "Units")
       .def("__init__",
            [](Units* made, std::int64_t items, std::int64_t per_unit, std::int64_t stored, std::int64_t held,
-              Column first, Column offset, Column nbytes, Column weight, Column end, Column requests) {
-             new (made) Units(units_of(items, per_unit, stored, held, first, offset, nbytes, weight, end, requests));
+              Column first, Column offset, Column nbytes, Column weight, Column chunk_first, Column chunk_offset,
+              Column chunk_nbytes) {
+             new (made) Units(units_of(items, per_unit, stored, held, first, offset, nbytes, weight, chunk_first,
+                                       chunk_offset, chunk_nbytes));
            },
            "items"_a, "per_unit"_a, "stored"_a, "held"_a, "first"_a.none() = nb::none(), "offset"_a.none() = nb::none(),
-           "nbytes"_a.none() = nb::none(), "weight"_a.none() = nb::none(), "end"_a.none() = nb::none(),
-           "requests"_a.none() = nb::none())
+           "nbytes"_a.none() = nb::none(), "weight"_a.none() = nb::none(), "chunk_first"_a.none() = nb::none(),
+           "chunk_offset"_a.none() = nb::none(), "chunk_nbytes"_a.none() = nb::none())
       .def_prop_ro("items", [](const Units& units) { return units.items; });
   nb::class_<Sweep>(module, "Sweep")
       .def("__init__",

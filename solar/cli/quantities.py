@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Mapping
 
-_NUMBER = re.compile(r"\s*([0-9][0-9_,]*(?:\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]+)?\s*([a-zµμ/]*)\s*", re.IGNORECASE)
-_BINARY = {letter: 1024.0**power for power, letter in enumerate("kmgtp", 1)}
-_DECIMAL = {letter: 1000.0**power for power, letter in enumerate("kmgtp", 1)}
-# As dd has it: a letter alone, and with iB, is 1024; with B it is 1000.
-SIZES = {"": 1.0, "b": 1.0} | {
-    letter + tail: (_DECIMAL if tail == "b" else _BINARY)[letter] for letter in _BINARY for tail in ("", "ib", "b", "i")
-}
+from solar.errors import PlanError
+from solar.io import quantities
+from solar.io.quantities import SIZES
+
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0}
-COUNTS = {"": 1.0} | _DECIMAL
+COUNTS = {"": 1.0} | quantities.DECIMAL
 
 
 def size(text: str) -> int:
@@ -50,19 +46,17 @@ def per_second(text: str) -> float:
 
 
 def _value(text: str, units: Mapping[str, float], wanted: str) -> float:
-    found = _NUMBER.fullmatch(text)
-    if found is None or found[3].lower() not in units:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-    value = float(found[1].replace("_", "").replace(",", "") + (found[2] or "")) * units[found[3].lower()]
-    if not math.isfinite(value) or value >= 2**63:
-        raise argparse.ArgumentTypeError(f"{text!r} is too large")
-    return value
+    try:
+        return quantities.value(text, units, wanted)
+    except PlanError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _whole(text: str, value: float) -> int:
-    if value != int(value) and value < 1024:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(value)
+    try:
+        return quantities.whole(text, value)
+    except PlanError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _above_zero(text: str, value: float) -> float:

@@ -8,10 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.cli.compare import Case
-from solar.planner import plan, policies
+from solar.planner import Course, plan, policies
 from solar.planner.sweep import Way
-from solar.planner.units import Units
-from solar.values import Plan
 
 EPOCHS = range(3)  # from the first batch to the last
 POINTS = 3000  # of the head's way
@@ -37,38 +35,29 @@ def trace(case: Case, way: Way) -> Trace | None:
     of = case.order, case.units, case.world
     room = case.memory
     course = plan(*of, batch=case.batch, memory=room, storage=case.storage, epochs=EPOCHS, ahead=0, way=way)
-    plans = [course.epoch(epoch) for epoch in EPOCHS]
-    if not any(len(one.loads) for one in plans):
+    scripts = [course.script(epoch) for epoch in EPOCHS]
+    if not any(len(one.loads) for one in scripts):
         return None
-    steps = len(plans[0].ends) - 1
-    loads = [_units(case.units, one, one.loads) for one in plans]
-    comes = [_per_step(_weights(case.units, one, unit), one.ends) for one, unit in zip(plans, loads, strict=True)]
-    goes = [
-        _per_step(_weights(case.units, one, _units(case.units, one, one.uses)) * one.last, one.starts) for one in plans
-    ]
+    steps = len(scripts[0].ends) - 1
+    loads = [policies.unit_of(case.units, one.loads) for one in scripts]
+    comes = [_per_step(_weights(course, unit), one.ends) for one, unit in zip(scripts, loads, strict=True)]
+    uses = [policies.unit_of(case.units, one.rows) for one in scripts]
+    goes = [_per_step(_weights(course, unit) * one.last, one.starts) for one, unit in zip(scripts, uses, strict=True)]
     # What is issued at a step comes once the step before has let go of its own.
     after = np.cumsum(np.concatenate(comes) - np.concatenate(goes))
     # When the last step is over nothing is left but what is pinned: so it is known how much there was at first.
     held = np.concatenate(([0.0], after[:-1])) + (course.region.held_nbytes(way.pinned, whole=way.whole) - after[-1])
-    read_at = np.concatenate([epoch + _issued_at(one.ends) / steps for epoch, one in zip(EPOCHS, plans, strict=True)])
+    read_at = np.concatenate([epoch + _issued_at(one.ends) / steps for epoch, one in zip(EPOCHS, scripts, strict=True)])
     shown = np.linspace(0, len(read_at) - 1, min(POINTS, len(read_at))).astype(int)
     return Trace(read_at[shown], np.concatenate(loads)[shown] / case.units.units, np.arange(len(held)) / steps, held)
 
 
-def _units(units: Units, one: Plan, items: NDArray[np.int32]) -> Ints:
-    """The units that what a plan loads or uses lies in."""
-    begin = one.begin + np.arange(1)
-    return _unit_of(units, begin) + items if one.whole else _unit_of(units, one.begin + items.astype(np.int64))
-
-
-def _unit_of(units: Units, items: Ints) -> Ints:
-    return items // units.per_unit if units.first is None else np.searchsorted(units.first, items, side="right") - 1
-
-
-def _weights(units: Units, one: Plan, unit: Ints) -> Floats:
+def _weights(course: Course, unit: Ints) -> Floats:
     """What each takes in memory: a sample of the unit, or all of it."""
-    sizes = policies.stored_nbytes(units) if one.whole else policies.held_nbytes(units)
-    return sizes[unit].astype(float)
+    units = course.region.units
+    if course.kept == "rows":
+        return np.full(len(unit), float(units.sample_nbytes))
+    return np.full(len(unit), float(units.paged)) if isinstance(units.paged, int) else units.paged[unit].astype(float)
 
 
 def _per_step(weights: Floats, ends: Ints) -> Floats:

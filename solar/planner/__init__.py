@@ -8,6 +8,7 @@ from solar.planner import costs, regions
 from solar.planner.assign import Flow
 from solar.planner.course import Course as Course
 from solar.planner.course import plan as plan
+from solar.planner.course import plan_rows as plan_rows
 from solar.planner.order import Order
 from solar.planner.sweep import Way, total
 from solar.planner.units import Units
@@ -51,7 +52,10 @@ def simulate(
     way, found = costs.choose(nodes[0], flow.uses(nodes[0]), epochs, measured, terms, storage)
     counted = nodes if len(nodes) * order.uses <= ALL_NODES else nodes[:1]
     for node in counted[1:]:
-        found += costs.as_first(node, way, flow.uses(node), epochs, measured, terms, storage)
+        if order.uses <= costs.LARGE:
+            found += costs.choose(node, flow.uses(node), epochs, measured, terms, storage)[1]
+        else:
+            found += costs.as_first(node, way, flow.uses(node), epochs, measured, terms, storage)
     away, travels, _ = flow.overflow(measured[0])
     summed = costs.times(total(one.counts for one in found), len(nodes) / len(counted))
     summed = total([summed, costs.read_alone(0 if exchange else travels * len(measured), units)])

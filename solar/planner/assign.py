@@ -92,19 +92,20 @@ class Flow:
         samples = self.order.of(epoch)
         return samples if self.units.item is None else self.units.item[samples]
 
-    def uses(self, region: Region) -> Uses:
-        """What a region must provide in each epoch, and where the steps begin in that."""
+    def uses(self, region: Region, *, keep: bool = True) -> Uses:
+        """What a region must provide in each epoch, and where the steps begin in that; last ones are kept, or none."""
 
-        @lru_cache(EPOCHS if EPOCHS * region.items <= KEPT < EPOCHS * self.order.uses else 1)
         def of(epoch: int) -> tuple[Items, Starts]:
-            items, starts = self.items(epoch), self.starts
+            items, starts = self.items(epoch) if keep else self._items(epoch), self.starts
             if not self.exchange and self.nodes > 1:
                 stays = ~self._travels(epoch)
                 starts = np.concatenate(([0], np.cumsum(stays)))[starts]
                 items = items[: len(stays)][stays]
             return _native.select(items, starts, region.begin, region.end)
 
-        return of
+        if not keep:
+            return of
+        return lru_cache(EPOCHS if EPOCHS * region.items <= KEPT < EPOCHS * self.order.uses else 1)(of)
 
     def overflow(self, epoch: int) -> tuple[int, int, int]:
         """Uses not taken at home; those taken on another node; and of these the most that one node has in a step."""

@@ -25,7 +25,7 @@ from solar.planner.units import Units
 from solar.values import Outcome, Storage
 
 EPOCHS, MEASURED = range(6), range(1, 3)  # the first follows the start, and in the last three memory runs empty
-LARGE = 2_000_000  # items from which on only what the formulas find best is counted
+LARGE = 300_000  # items from which on only what the formulas find best is counted
 STEPS = 24  # sizes of the pinned part that the formulas try
 
 
@@ -58,15 +58,26 @@ def outcome(epochs: int, counts: Counts, uses: int, units: Units, storage: Stora
 
 
 def choose(
-    region: Region, uses: Uses, epochs: range, measured: range, terms: Terms, storage: Storage
+    region: Region,
+    uses: Uses,
+    epochs: range,
+    measured: range,
+    terms: Terms,
+    storage: Storage,
+    *,
+    kinds: tuple[bool, ...] | None = None,
+    start: bool = False,
 ) -> tuple[Way, list[Epoch]]:
-    """The cheapest way for one node, and its measured epochs."""
+    """The cheapest way for one node, and its measured epochs; with `start` what they begin with is paid, too.
+
+    `kinds` says whether units may be held whole, or must be: (False,), (True,) or both.
+    """
     best: tuple[float, Way, list[Epoch]] | None = None
-    for way in candidates(region, terms, storage):
+    for way in candidates(region, terms, storage, region.kinds if kinds is None else kinds):
         try:
             check_room(region, way, terms)
             # Nothing that direct reading does depends on other epochs.
-            found = steady(region, way, uses, measured if way.direct else epochs, measured, terms)
+            found = steady(region, way, uses, measured if way.direct else epochs, measured, terms, start=start)
         except PlanError:
             continue  # this much pinned leaves too little for the batches; reading step by step always goes
         spent = seconds(total(one.counts for one in found), region.units, storage)
@@ -100,10 +111,9 @@ def read_alone(uses: int, units: Units) -> Counts:
     return Counts(uses, uses, uses, nbytes, uses, nbytes, uses * units.per_unit, 0, 0)
 
 
-def candidates(region: Region, terms: Terms, storage: Storage) -> Iterator[Way]:
+def candidates(region: Region, terms: Terms, storage: Storage, kinds: tuple[bool, ...]) -> Iterator[Way]:
     """The ways worth counting: nothing kept, all that fits pinned, and sweeps over what formulas leave."""
     yield Way(direct=True)
-    kinds = (False,) if region.samples_alone else (False, True)
     room = terms.room - received_nbytes(region, terms)
     everything = [Way(region.items, whole=w) for w in kinds if region.held_nbytes(region.items, whole=w) <= room]
     yield from everything

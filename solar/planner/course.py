@@ -1,39 +1,60 @@
-"""The plan of one node over all epochs: the way is chosen once, each epoch is worked out when its turn comes."""
+"""The plan of a node, or of one process by itself: the way is chosen once, each epoch worked out in its turn."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError
 from solar.planner import costs, regions
-from solar.planner.assign import Flow
+from solar.planner.assign import KEPT, Flow
 from solar.planner.order import Order
+from solar.planner.regions import Region
 from solar.planner.sweep import (
     Counts,
     Start,
     Terms,
+    Uses,
     Way,
-    always_nbytes,
+    backwards,
     check_room,
     staging_nbytes,
     start_counts,
     start_of,
     swept_uses,
+    total,
 )
 from solar.planner.units import Units
-from solar.values import Plan, Storage, World
+from solar.values import Script, Storage, World
+
+Sequence = Callable[[int], tuple[NDArray[np.int32], NDArray[np.int64]]]  # an epoch's samples as used; where steps begin
+SHARE = 8  # the part of memory that steps on their way may take
+
+
+class TooLittle(PlanError):
+    """Memory has no room for what a step uses; `least` is what works."""
+
+    def __init__(self, memory: int, largest: int, pinned: int) -> None:
+        self.least = pinned + largest
+        beside = f", and what is pinned {pinned:,}" if pinned else ""
+        super().__init__(
+            f"memory={memory:,} bytes: the samples of one step take up to {largest:,}{beside}; "
+            f"give at least {self.least:,}, or 0 to keep nothing"
+        )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Course:
-    """All epochs of a node's plan. It begins with empty memory and ends with it."""
+    """All epochs of a plan. It begins with empty memory, or with its pinned part, and ends so."""
 
-    flow: Flow
-    region: regions.Region
+    uses: Uses
+    region: Region
     way: Way
     terms: Terms
     epochs: range
@@ -43,33 +64,44 @@ class Course:
     digest: str  # of all that it follows from
     marks: tuple[_native.Sweep, ...]  # where the sweep stands at the end of each epoch; none without a sweep
 
-    def epoch(self, epoch: int) -> Plan:
-        """What is read and dropped in this epoch, step by step."""
+    @property
+    def kept(self) -> str:
+        """What memory holds: "rows", samples as they are used, or "stored", chunks as they are in the file."""
+        return "stored" if self.region.as_stored(whole=self.way.whole) else "rows"
+
+    @property
+    def page(self) -> int:
+        """The bytes that memory is cut into: a sample, or a page, of which each chunk takes as many as it needs."""
+        return self.region.units.page if self.kept == "stored" else self.region.units.sample_nbytes
+
+    @property
+    def pages(self) -> int:
+        """How many of them there are to be, at most."""
+        held = self.way.pinned if self.way.direct else self.region.items
+        return min(self.terms.room, self.region.held_nbytes(held, whole=self.way.whole)) // self.page
+
+    def script(self, epoch: int) -> Script:
+        """What is used, read and dropped in this epoch, step by step."""
         if epoch not in self.epochs:
             raise PlanError(f"epoch {epoch}: this plan has epochs {self.epochs.start} to {self.epochs.stop - 1}")
         place = epoch - self.epochs.start
-        uses, starts = swept_uses(self.region, self.way, self.flow.uses(self.region)(epoch))
-        loads, ends, last = np.empty(0, np.int32), np.zeros(len(starts), np.int64), np.ones(len(uses), np.uint8)
+        items, starts = self.uses(epoch)
+        last = np.zeros(len(items), np.uint8)
+        loads, ends = np.empty(0, np.int32), np.zeros(len(starts), np.int64)
         if self.marks:
-            record = self.marks[place].copy().back(uses, starts, record=True)[1]
+            swept = swept_uses(self.region, self.way, (items, starts))
+            record = self.marks[place].copy().back(*swept, record=True)[1]
             assert record is not None
-            loads, ends, last = record
+            loads, ends, last[items >= self.way.pinned] = record
         start = self.start if place == 0 else Start(self.start.items[:0], self.start.ends[:0], self.start.due[:0])
-        return Plan(
-            digest=hashlib.sha256(f"{self.digest} {epoch}".encode()).hexdigest(),
-            epoch=epoch,
-            region=(self.region.begin, self.region.end),
-            begin=self.region.begin + self.way.pinned,
-            whole=self.way.whole,
-            direct=self.way.direct,
-            ahead=self.terms.ahead,
-            peak_bytes=self.counts[place].peak,
-            loads=loads,
-            ends=ends,
-            uses=uses,
+        whole, pinned = self.way.whole, self.way.pinned
+        return Script(
+            rows=self.region.rows(items, 0, whole=False),
             starts=starts,
             last=last,
-            start=start.items,
+            loads=self.region.rows(loads, pinned, whole=whole),
+            ends=ends,
+            start=self.region.rows(start.items, pinned, whole=whole),
             start_ends=start.ends,
             start_due=start.due,
         )
@@ -100,70 +132,158 @@ def plan(
     >>> sum(counts.reads for counts in made.counts) + made.start_counts.reads <= 3000
     True
     """
-    if not epochs or epochs.step != 1 or (order.epochs is not None and epochs.stop > order.epochs):
-        raise PlanError(
-            f"epochs={epochs}: of an order that has {order.epochs or 'any number of'} epochs, one after another"
-        )
+    _check_epochs(epochs, order.epochs)
     flow = Flow(order, units, world, batch, drop_last)
     region = regions.of_nodes(units, world)[world.rank // world.ranks_per_node]
     terms = flow.terms(memory, storage.gap, ahead, epochs)
-    _check_memory(region, terms)
-    if way is None and region.items:
-        way = costs.choose(region, flow.uses(region), *costs.epochs_of(order), terms, storage)[0]
-    return _course(flow, region, way or Way(direct=True), terms, epochs, storage)
-
-
-def _check_memory(region: regions.Region, terms: Terms) -> None:
     least = staging_nbytes(region, terms)
     if 0 < terms.room < least:
         raise PlanError(
-            f"memory={terms.room:,} bytes for {terms.ahead + 1} batches of {terms.batch} samples on this node: "
+            f"memory={memory:,} bytes for {ahead + 1} batches of {terms.batch} samples on this node: "
             f"they take {least:,}; give at least that, or 0 to keep nothing"
+        )
+    uses = flow.uses(region)
+    if way is None and region.items:
+        way = costs.choose(region, uses, *costs.epochs_of(order), terms, storage)[0]
+    facts = (*order.facts, world.ranks, world.ranks_per_node, batch, drop_last)
+    made = _course(uses, region, way or Way(direct=True), terms, epochs, (*facts, storage))
+    # What was kept for choosing goes; an epoch's order is made again when its script is asked for.
+    return replace(made, uses=replace(flow).uses(region, keep=False))
+
+
+def plan_rows(
+    of: Sequence,
+    units: Units,
+    *,
+    memory: int,
+    storage: Storage,
+    epochs: range,
+    ahead: int,
+    facts: tuple[object, ...],
+    way: Way | None = None,
+    holding: bool = False,
+) -> Course:
+    """The plan of one process by itself, for any sequence of samples in each epoch, with repeats or without.
+
+    `memory` is for what is kept: batches have memory of their own. Epochs may differ in length, and in steps; `facts`
+    are what the sequences follow from. Reads are issued up to `ahead` steps before their use, as far as these steps
+    take no more than an eighth of the memory. Less than the largest step takes is a PlanError. With `holding` memory
+    has the pinned part of the way that is given already, as a Course of that way leaves it.
+    """
+    _check_epochs(epochs, None)
+    if memory < 0 or ahead < 0:
+        raise PlanError(f"memory={memory}, ahead={ahead}: neither can be below 0")
+    region = Region(units, 0, units.samples)
+    uses = _uses_of(of, units)
+    longest = len(uses(epochs.start)[0])
+    kept = lru_cache(max(1, KEPT // max(longest, units.samples)))(uses)
+    if way is None:
+        way = Way(direct=True) if memory == 0 else _cheapest(kept, region, epochs, memory, storage, ahead)
+    terms = _terms(kept, region, epochs, memory, storage.gap, ahead, way)
+    sizes = tuple((len(items), len(starts) - 1) for items, starts in map(kept, epochs))
+    made = _course(kept, region, way, terms, epochs, (*facts, sizes, storage, holding), holding=holding)
+    return replace(made, uses=uses)
+
+
+def _check_epochs(epochs: range, there_are: int | None) -> None:
+    if not epochs or epochs.step != 1 or (there_are is not None and epochs.stop > there_are):
+        raise PlanError(
+            f"epochs={epochs}: of an order that has {there_are or 'any number of'} epochs, one after another"
         )
 
 
-def _course(flow: Flow, region: regions.Region, way: Way, terms: Terms, epochs: range, storage: Storage) -> Course:
+def _uses_of(of: Sequence, units: Units) -> Uses:
+    """The sequences in items, checked."""
+
+    def uses(epoch: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        rows, starts = of(epoch)
+        rows, starts = np.ascontiguousarray(rows, np.int32), np.ascontiguousarray(starts, np.int64)
+        if not len(starts) or starts[0] != 0 or starts[-1] > len(rows) or np.any(starts[1:] < starts[:-1]):
+            raise PlanError(f"epoch {epoch}: its steps must ascend from 0 to at most its {len(rows):,} samples")
+        rows = rows[: starts[-1]]
+        if len(rows) and (rows.min() < 0 or rows.max() >= units.samples):
+            raise PlanError(
+                f"epoch {epoch} takes samples {rows.min()} to {rows.max()}; the data set has 0 to {units.samples - 1}"
+            )
+        return (rows if units.item is None else units.item[rows]), starts
+
+    return uses
+
+
+def _terms(uses: Uses, region: Region, epochs: range, memory: int, gap: int, ahead: int, way: Way) -> Terms:
+    """As many steps ahead as take an eighth of the memory; PlanError where not even one step has room."""
+    if way.direct or way.pinned == region.items:
+        return Terms(memory, gap, ahead, batch=0)
+    largest = max(int(np.diff(uses(epoch)[1]).max(initial=0)) for epoch in epochs) * region.heaviest(whole=way.whole)
+    if (ahead + 1) * largest * SHARE > memory:  # it may well be less
+        largest = max(_largest_step(uses(epoch), region, way.whole) for epoch in epochs)
+    pinned = region.held_nbytes(way.pinned, whole=way.whole)
+    if pinned + largest > memory:
+        raise TooLittle(memory, largest, pinned)
+    most = min(memory // SHARE, memory - pinned) // max(largest, 1) - 1
+    return Terms(memory, gap, max(0, min(ahead, most)), batch=0)
+
+
+def _largest_step(uses: tuple[NDArray[np.int32], NDArray[np.int64]], region: Region, whole: bool) -> int:
+    """The bytes in memory of what a step uses, at most."""
+    items = region.whole(uses[0], 0) if whole else uses[0]
+    return Counts(*_native.direct(region.native(0, whole=whole), items, uses[1], 0)).peak
+
+
+def _cheapest(uses: Uses, region: Region, epochs: range, memory: int, storage: Storage, ahead: int) -> Way:
+    """By what a later epoch costs; where there are few, by what all of them cost with their start."""
+    # Of a large data set an epoch is like another, and memory runs empty in the last two.
+    most, measures = (4, slice(1, 2)) if region.items > costs.LARGE else (len(costs.EPOCHS), slice(1, 3))
+    few = len(epochs) < most
+    counted = epochs if few else epochs[:most]
+    measured = counted if few else counted[measures]
+    found: list[tuple[float, Way]] = []
+    refused: list[TooLittle] = []
+    for whole in region.kinds:
+        try:
+            terms = _terms(uses, region, epochs, memory, storage.gap, ahead, Way(whole=whole))
+        except TooLittle as error:
+            refused.append(error)
+            continue
+        way, epochs_ = costs.choose(region, uses, counted, measured, terms, storage, kinds=(whole,), start=few)
+        found.append((costs.seconds(total(one.counts for one in epochs_), region.units, storage), way))
+    if not found:
+        raise min(refused, key=lambda error: error.least)
+    return min(found, key=lambda one: one[0])[1]
+
+
+def _course(
+    uses: Uses,
+    region: Region,
+    way: Way,
+    terms: Terms,
+    epochs: range,
+    facts: tuple[object, ...],
+    *,
+    holding: bool = False,
+) -> Course:
     check_room(region, way, terms)
-    always, uses = always_nbytes(region, way, terms), flow.uses(region)
-    counts: list[Counts] = []
-    marks: list[_native.Sweep] = []
-    first = np.empty(0, np.int32)
-    if way.direct or way.pinned == region.items:  # a node at home nowhere, too: there are fewer units than nodes
-        units = region.native(0, whole=False) if region.items else None
-        staging = staging_nbytes(region, terms) if way.direct else 0
-        for epoch in epochs:
-            swept, starts = swept_uses(region, replace(way, whole=False), uses(epoch))
-            numbers = _native.direct(units, swept + np.int32(way.pinned), starts, terms.gap) if units else ()
-            counts.append(Counts(*numbers)._replace(peak=always + staging))
-    else:
-        units = region.native(way.pinned, whole=way.whole)
-        sweep = _native.Sweep(units, terms.room - always, way.burst, terms.ahead, terms.gap)
-        for epoch in reversed(epochs):
-            marks.insert(0, sweep.copy())
-            one = Counts(*sweep.back(*swept_uses(region, way, uses(epoch)))[0])
-            counts.insert(0, one._replace(peak=one.peak + always))
-        first = sweep.residents()[1]
-    start = start_of(first, region, way, uses(epochs.start), terms.gap)
+    *found, rest = backwards(region, way, uses, epochs, terms, marks=True)
+    found.reverse()
+    first = np.empty(0, np.int32) if rest.mark is None else rest.mark.residents()[1]
+    start = start_of(first, region, way, uses(epochs.start), terms.gap, holding=holding)
     return Course(
-        flow, region, way, terms, epochs, tuple(counts), start, start_counts(start, region, way, terms.gap),
-        _digest(flow, region, way, terms, epochs, storage), tuple(marks),
-    )  # fmt: skip
+        uses,
+        region,
+        way,
+        terms,
+        epochs,
+        tuple(one.counts for one in found),
+        start,
+        start_counts(start, region, way, terms.gap),
+        _digest((*facts, region.units.digest, region.begin, region.end, way, terms, epochs)),
+        tuple(one.mark for one in found if one.mark is not None),
+    )
 
 
-def _digest(flow: Flow, region: regions.Region, way: Way, terms: Terms, epochs: range, storage: Storage) -> str:
+def _digest(facts: tuple[object, ...]) -> str:
     """A name for exactly this plan: another order, place of the samples, world, memory or storage gives another one."""
     sha = hashlib.sha256()
-    for fact in (
-        *flow.order.facts,
-        flow.world.ranks,
-        flow.world.ranks_per_node,
-        flow.batch,
-        flow.drop_last,
-        flow.exchange,
-    ):
+    for fact in facts:
         sha.update(fact if isinstance(fact, bytes) else repr(fact).encode())
-    for field in fields(Units):
-        value = getattr(flow.units, field.name)
-        sha.update(np.ascontiguousarray(value).data if isinstance(value, np.ndarray) else repr(value).encode())
-    sha.update(repr((region.begin, region.end, way, terms, epochs, storage)).encode())
     return sha.hexdigest()

@@ -44,6 +44,15 @@ class Region:
         """Whether each item can be read without others."""
         return self.units.per_unit == 1
 
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """Whether units can be held whole, beside sample by sample."""
+        return (False,) if self.samples_alone or not self.units.storable else (False, True)
+
+    def as_stored(self, *, whole: bool) -> bool:
+        """Whether memory holds units as they are stored, in pages, and not samples."""
+        return whole or self.units.stays
+
     def fitting(self, room: int, *, whole: bool) -> int:
         """How many of its first items fit into so many bytes, whole units only."""
         if self.units.first is None:
@@ -52,48 +61,107 @@ class Region:
         ends = np.cumsum(self._held(whole=whole))
         return int(self._columns(0)[0][np.searchsorted(ends, room, side="right")])
 
+    def units_in(self, items: int) -> int:
+        """How many units its first items are, which end with a unit."""
+        if self.units.first is None:
+            return -(-items // self.units.per_unit)
+        return int(np.searchsorted(self._columns(0)[0], items))
+
+    def ends_unit(self, items: int) -> bool:
+        """Whether its first items end with a unit."""
+        if self.units.first is None:
+            return items == self.items or items % self.units.per_unit == 0
+        first = self._columns(0)[0]
+        return bool(first[min(self.units_in(items), len(first) - 1)] == items)
+
     def held_nbytes(self, items: int, *, whole: bool) -> int:
         """What memory its first items take, which end with a unit."""
         if self.units.first is None:
-            count = -(-items // self.units.per_unit) if whole else items
+            count = self.units_in(items) if whole else items
             return count * self.heaviest(whole=whole)
-        units = np.searchsorted(self._columns(0)[0], items, side="right") - 1
-        return int(self._held(whole=whole)[:units].sum())
+        return int(self._held(whole=whole)[: self.units_in(items)].sum())
 
     def stored_nbytes(self, items: int) -> int:
         """What its first items take in storage."""
         if self.units.first is None:
-            return -(-items // self.units.per_unit) * self.units.stored_nbytes
-        first, _, nbytes = self._columns(0)
-        return int(nbytes[: np.searchsorted(first, items, side="right") - 1].sum())
-
-    def _held(self, *, whole: bool) -> Places:
-        """What memory each of its units takes: decoded sample by sample, or whole as it is stored."""
-        first, _, nbytes = self._columns(0)
-        return nbytes if whole or self.samples_alone else np.diff(first) * self.units.sample_nbytes
+            return self.units_in(items) * self.units.stored_nbytes
+        return int(self._columns(0)[2][: self.units_in(items)].sum())
 
     def heaviest(self, *, whole: bool) -> int:
         """The most that one thing held takes: an item, or a unit where those are held whole."""
-        return self.units.stored_nbytes if whole or self.samples_alone else self.units.sample_nbytes
+        if not self.as_stored(whole=whole):
+            return self.units.sample_nbytes
+        paged = self.units.paged
+        return int(paged[self._listed(0)].max(initial=0)) if isinstance(paged, np.ndarray) else paged
+
+    def _held(self, *, whole: bool) -> Places:
+        """What memory each of its units takes: sample by sample, or whole as it is stored."""
+        paged = self.units.paged
+        if self.as_stored(whole=whole) and isinstance(paged, np.ndarray):
+            return paged[self._listed(0)]
+        return np.diff(self._columns(0)[0]) * self.units.sample_nbytes
 
     def native(self, skipped: int, *, whole: bool) -> _native.Units:
-        """Its units from the item `skipped` on; where they are held whole, each is one item."""
-        held = 0 if whole or self.samples_alone else self.units.sample_nbytes
-        if self.units.first is None:
-            per_unit, items = self.units.per_unit, self.items - skipped
-            if whole:
-                return _native.Units(-(-items // per_unit), 1, self.units.stored_nbytes, 0)
-            return _native.Units(items, per_unit, self.units.stored_nbytes, held)
+        """Its units from the item `skipped` on; each is one item where they are held whole."""
+        stored, units = self.as_stored(whole=whole), self.units
+        single = whole or self.samples_alone
+        per_unit = 1 if single else units.per_unit
+        if isinstance(units.paged, int):
+            held, items = (units.paged if stored else units.sample_nbytes), self.items - skipped
+            return _native.Units(-(-items // units.per_unit) if whole else items, per_unit, units.stored_nbytes, held)
+        place = self._listed(skipped)
         first, offset, nbytes = self._columns(skipped)
-        if whole:
-            first = np.arange(len(first), dtype=np.int64)
-        return _native.Units(int(first[-1]), self.units.per_unit, self.units.stored_nbytes, held, first, offset, nbytes)
+        return _native.Units(
+            len(offset) if single else int(first[-1]),
+            per_unit,
+            units.stored_nbytes,
+            0 if stored else units.sample_nbytes,
+            None if single else first,
+            offset,
+            nbytes,
+            units.paged[place] if stored else None,
+            **self._chunks(place),
+        )
+
+    def _chunks(self, place: slice) -> dict[str, Places]:
+        """The chunks of these units, where units have several."""
+        units = self.units
+        if units.chunk_first is None or units.chunk_offset is None or units.chunk_nbytes is None:
+            return {}
+        first = units.chunk_first[place.start : place.stop + 1]
+        own = slice(int(first[0]), int(first[-1]))
+        return {
+            "chunk_first": first - first[0],
+            "chunk_offset": units.chunk_offset[own],
+            "chunk_nbytes": units.chunk_nbytes[own],
+        }
 
     def whole(self, items: Items, skipped: int) -> Items:
         """The units of these items, both counted from the item `skipped` on."""
         if self.units.first is None:
             return items // np.int32(self.units.per_unit)
-        return (np.searchsorted(self._columns(skipped)[0], items, side="right") - 1).astype(np.int32)
+        first = self._columns(skipped)[0]
+        guess: Items = np.minimum(items // np.int32(self.units.per_unit), np.int32(len(first) - 2))  # nearly always
+        if np.all(first[guess] <= items) and np.all(items < first[guess + 1]):
+            return guess
+        return (np.searchsorted(first, items, side="right") - 1).astype(np.int32)
+
+    def rows(self, found: Items, skipped: int, *, whole: bool) -> Items:
+        """The samples of these items, counted from the item `skipped` on; of units held whole the first of each."""
+        begin = self.begin + skipped
+        if not whole:
+            items = found + np.int32(begin) if begin else found
+        elif self.units.first is None:
+            items = found * np.int32(self.units.per_unit) + np.int32(begin)
+        else:
+            items = self.units.first[found + np.searchsorted(self.units.first, begin)].astype(np.int32)
+        return items if self.units.sample is None else self.units.sample[items]
+
+    def _listed(self, skipped: int) -> slice:
+        """Which of the listed units are its own, from the item `skipped` on."""
+        assert self.units.first is not None
+        low, high = np.searchsorted(self.units.first, (self.begin + skipped, self.end))
+        return slice(int(low), int(high))
 
     def _columns(self, skipped: int) -> tuple[Places, Places, Places]:
         """First item (from `skipped` on), offset and stored bytes of its units."""
@@ -101,10 +169,14 @@ class Region:
         if self.units.first is None or self.units.offset is None or self.units.nbytes is None:
             count = -(-(self.end - begin) // self.units.per_unit)
             first = np.minimum(np.arange(count + 1, dtype=np.int64) * self.units.per_unit, self.end - begin)
-            place = np.arange(count, dtype=np.int64) * self.units.stored_nbytes
-            return first, place, np.full(count, self.units.stored_nbytes, np.int64)
-        low, high = np.searchsorted(self.units.first, (begin, self.end))
-        return self.units.first[low : high + 1] - begin, self.units.offset[low:high], self.units.nbytes[low:high]
+            offset = np.arange(count, dtype=np.int64) * self.units.stored_nbytes
+            return first, offset, np.full(count, self.units.stored_nbytes, np.int64)
+        place = self._listed(skipped)
+        return (
+            self.units.first[place.start : place.stop + 1] - begin,
+            self.units.offset[place],
+            self.units.nbytes[place],
+        )
 
 
 def of_nodes(units: Units, world: World) -> list[Region]:

@@ -15,6 +15,7 @@ from solar.planner.regions import Region
 
 Items = NDArray[np.int32]
 Starts = NDArray[np.int64]
+BLOCK = 1 << 18  # uses looked at together, so that memory does not grow with an epoch
 Uses = Callable[[int], tuple[Items, Starts]]  # of an epoch: a region's items in the order of use, where steps begin
 
 
@@ -45,7 +46,8 @@ class Epoch(NamedTuple):
 
     counts: Counts
     uses: int
-    record: Record | None
+    record: Record | None = None
+    mark: _native.Sweep | None = None  # where the sweep stands at the end of it; of the start: before the first step
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Terms:
     room: int  # all that it may hold
     gap: int  # holes smaller than this are read
     ahead: int = 0  # steps between issuing a read and the first use
-    batch: int = 1  # samples that the ranks of the node take in a step, at most
+    batch: int = 1  # samples that the ranks of the node take in a step, at most; 0: batches have memory of their own
     received: int = 0  # samples among these that come from other nodes, at most
 
 
@@ -77,16 +79,17 @@ def total(counts: Iterable[Counts]) -> Counts:
 
 
 def backwards(
-    region: Region, way: Way, uses: Uses, epochs: range, terms: Terms, *, record: bool = False
+    region: Region, way: Way, uses: Uses, epochs: range, terms: Terms, *, record: bool = False, marks: bool = False
 ) -> Iterator[Epoch]:
     """The epochs from the last to the first, and after them what the start must read (an Epoch of no uses)."""
     if way.pinned == region.items:
         yield from _all_pinned(region, way, uses, epochs, terms)
         return
     always = always_nbytes(region, way, terms)
-    units = region.native(way.pinned, whole=way.whole)
+    units = region.native(way.pinned, whole=way.whole and not way.direct)
     sweep = None if way.direct else _native.Sweep(units, terms.room - always, way.burst, terms.ahead, terms.gap)
     for epoch in reversed(epochs):
+        mark = sweep.copy() if sweep is not None and marks else None
         all_uses = uses(epoch)
         swept = swept_uses(region, way, all_uses)
         written = None
@@ -96,21 +99,26 @@ def backwards(
             numbers, written = sweep.back(*swept, record)
             counts = Counts(*numbers)
         counts = _decoding(counts, way, region, len(all_uses[0]))._replace(peak=counts.peak + always)
-        yield Epoch(counts, len(all_uses[0]), None if written is None else Record(*written))
+        yield Epoch(counts, len(all_uses[0]), None if written is None else Record(*written), mark)
     rest = Counts() if sweep is None else Counts(*sweep.residents()[0])
-    yield Epoch(_pinning(region, way, rest), 0, None)
+    yield Epoch(_pinning(region, way, rest), 0, None, sweep)
 
 
-def steady(region: Region, way: Way, uses: Uses, epochs: range, measured: range, terms: Terms) -> list[Epoch]:
-    """The measured ones of these epochs, which begin and end with memory in use."""
-    counted = zip(reversed(epochs), backwards(region, way, uses, epochs, terms), strict=False)
-    return [one for epoch, one in counted if epoch in measured]
+def steady(
+    region: Region, way: Way, uses: Uses, epochs: range, measured: range, terms: Terms, *, start: bool = False
+) -> list[Epoch]:
+    """The measured ones of these epochs; with `start` what they find in memory, too, but for the pinned part."""
+    *counted, rest = backwards(region, way, uses, epochs, terms)
+    found = [one for epoch, one in zip(reversed(epochs), counted, strict=True) if epoch in measured]
+    if start and rest.mark is not None:
+        found.append(Epoch(Counts(*rest.mark.residents()[0])._replace(peak=0), 0))
+    return found
 
 
 def swept_uses(region: Region, way: Way, uses: tuple[Items, Starts]) -> tuple[Items, Starts]:
-    """The uses of what is not pinned, counted from there on; of units where they are held whole."""
-    items, starts = _native.select(*uses, way.pinned, region.items)
-    return (region.whole(items, way.pinned) if way.whole else items), starts
+    """The uses of what is not pinned, counted from there on; of units where a sweep holds them whole."""
+    items, starts = _native.select(*uses, way.pinned, region.items) if way.pinned else uses
+    return (region.whole(items, way.pinned) if way.whole and not way.direct else items), starts
 
 
 def always_nbytes(region: Region, way: Way, terms: Terms) -> int:
@@ -133,8 +141,8 @@ def _all_pinned(region: Region, way: Way, uses: Uses, epochs: range, terms: Term
     held = always_nbytes(region, way, terms)
     for epoch in reversed(epochs):
         count = len(uses(epoch)[0])
-        yield Epoch(_decoding(Counts(peak=held), way, region, count), count, None)
-    yield Epoch(_pinning(region, way, Counts()), 0, None)
+        yield Epoch(_decoding(Counts(peak=held), way, region, count), count)
+    yield Epoch(_pinning(region, way, Counts()), 0)
 
 
 def _decoding(counts: Counts, way: Way, region: Region, uses: int) -> Counts:
@@ -154,6 +162,11 @@ def _pinning(region: Region, way: Way, rest: Counts) -> Counts:
 
 def check_room(region: Region, way: Way, terms: Terms) -> None:
     """Refuses a pinned part that leaves too little for the batches; of a sweep the counts say what it needs."""
+    if not 0 <= way.pinned <= region.items or not region.ends_unit(way.pinned):
+        raise PlanError(
+            f"{way.pinned} pinned samples of {region.items}: they must be whole units, of up to "
+            f"{region.units.per_unit} samples"
+        )
     left = terms.room - region.held_nbytes(way.pinned, whole=way.whole)
     apart = way.direct and way.pinned < region.items  # what is read goes straight into the batches
     needed = staging_nbytes(region, terms) if apart else received_nbytes(region, terms)
@@ -169,21 +182,19 @@ class Start(NamedTuple):
     due: Starts
 
 
-def start_of(items: Items, region: Region, way: Way, uses: tuple[Items, Starts], gap: int) -> Start:
+def start_of(
+    items: Items, region: Region, way: Way, uses: tuple[Items, Starts], gap: int, *, holding: bool = False
+) -> Start:
     """Short groups first, so that the first batch comes soon: what the first step needs, the next two, the next four.
 
     It doubles while these groups together cost less than a sixteenth of reading everything; all else follows in one
-    go. `items` are what the sweep has in memory before the first step; the pinned part is read with them. As in a Plan
-    both count from the end of the pinned part, which therefore has negative numbers.
+    go. `items` are what the sweep has in memory before the first step; the pinned part is read with them, unless it is
+    there (`holding`). Both count from the end of the pinned part, which therefore has negative numbers.
     """
-    swept, starts = uses if not way.whole else (region.whole(uses[0], 0), uses[1])
-    pinned = int(region.whole(np.array([way.pinned]), 0)[0]) if way.whole else way.pinned
-    steps = len(starts) - 1
-    needed = np.concatenate((np.arange(-pinned, 0, dtype=np.int32), items))
-    first = np.full(pinned + int(items.max(initial=-1)) + 1, steps, np.int32)
-    known = swept < len(first)
-    first[swept[known][::-1]] = np.repeat(np.arange(steps, dtype=np.int32), np.diff(starts))[known][::-1]
-    first = first[needed + np.int32(pinned)]
+    pinned = region.units_in(way.pinned) if way.whole else way.pinned
+    steps = len(uses[1]) - 1
+    needed = items if holding else np.concatenate((np.arange(-pinned, 0, dtype=np.int32), items))
+    first = _first_uses(pinned + int(items.max(initial=-1)) + 1, region, way, uses)[needed + np.int32(pinned)]
     total_nbytes = max(1, region.stored_nbytes(region.items))
     each = region.units.stored_nbytes + gap
     groups: list[Items] = []
@@ -199,13 +210,28 @@ def start_of(items: Items, region: Region, way: Way, uses: tuple[Items, Starts],
         begin, length = begin + length, 2 * length
     groups.append(needed[first >= begin])
     due.append(begin)
-    return Start(np.concatenate(groups), np.cumsum([len(group) for group in groups]), np.array(due, np.int64))
+    there = [place for place, group in enumerate(groups) if len(group)]
+    ends = np.cumsum([len(groups[place]) for place in there], dtype=np.int64)
+    return Start(np.concatenate(groups), ends, np.array(due, np.int64)[there])
+
+
+def _first_uses(count: int, region: Region, way: Way, uses: tuple[Items, Starts]) -> Items:
+    """The step that first uses each of the first so many items, or units held whole; the number of steps: none does."""
+    items, starts = uses
+    first = np.full(count, len(starts) - 1, np.int32)
+    for end in range(len(items), 0, -BLOCK):  # from the back, so that the first use is written last
+        block = items[max(0, end - BLOCK) : end]
+        block = region.whole(block, 0) if way.whole else block
+        step = np.searchsorted(starts, np.arange(end - len(block), end), side="right") - 1
+        known = block < count
+        first[block[known][::-1]] = step[known][::-1]
+    return first
 
 
 def start_counts(start: Start, region: Region, way: Way, gap: int) -> Counts:
     """What the start takes when each group is read in the order of storage, joined over small holes."""
-    if not region.items:
+    if not len(start.items):
         return Counts()
-    pinned = int(region.whole(np.array([way.pinned]), 0)[0]) if way.whole else way.pinned
+    pinned = region.units_in(way.pinned) if way.whole else way.pinned
     items, starts = start.items + np.int32(pinned), np.concatenate(([0], start.ends))
     return Counts(*_native.direct(region.native(0, whole=way.whole), items, starts, gap))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import math
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError
-from solar.values import Layout
+from solar.values import Form, Layout
 
+Places = NDArray[np.int64]
 FAR = 1 << 40  # bytes that are put between two files: no request reaches from one into the other
+PAGES = 32  # about so many to a unit that is held as it is stored
+PAGE = range(8, 17)  # the power of two that a page may be
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +25,8 @@ class Units:
     """Units in the order they lie in storage. The samples, numbered in that order too, are then called items.
 
     Item i is sample i where `item` is None, as nearly always. Units are alike where `first` is None: unit u holds
-    the items [u * per_unit, (u + 1) * per_unit), at u * stored_nbytes.
+    the items [u * per_unit, (u + 1) * per_unit), at u * stored_nbytes. A unit of no bytes was never written: nothing
+    is read for it.
     """
 
     samples: int
@@ -26,10 +34,15 @@ class Units:
     sample_nbytes: int  # of one sample in memory, decoded
     stored_nbytes: int  # of the largest unit in storage
     encoded: bool = False  # the stored bytes are not the samples' own
-    first: NDArray[np.int64] | None = None  # the first item of each unit, and at last the number of items
-    offset: NDArray[np.int64] | None = None  # where each unit lies, counted over all files; beside `first`
-    nbytes: NDArray[np.int64] | None = None  # what it takes there
+    first: Places | None = None  # the first item of each unit, and at last the number of items
+    offset: Places | None = None  # where each unit begins, counted over all files; beside `first`
+    nbytes: Places | None = None  # what it takes there
     item: NDArray[np.int32] | None = None  # the item of each sample
+    # Where a unit has several chunks: unit u has chunks [chunk_first[u], chunk_first[u + 1]), as they lie in storage.
+    chunk_first: Places | None = None
+    chunk_offset: Places | None = None
+    chunk_nbytes: Places | None = None
+    storable: bool = True  # memory may hold units as they are stored: all of them are whole chunks
 
     @property
     def units(self) -> int:
@@ -40,6 +53,48 @@ class Units:
     def total_nbytes(self) -> int:
         """The stored bytes of all units."""
         return self.units * self.stored_nbytes if self.nbytes is None else int(self.nbytes.sum())
+
+    @property
+    def page(self) -> int:
+        """The bytes of a page: what is held as it is stored takes whole ones, each chunk its own."""
+        power = round(math.log2(max(1, self.total_nbytes / self.units / PAGES)))
+        return 1 << min(max(power, PAGE[0]), PAGE[-1])
+
+    @cached_property
+    def paged(self) -> Places | int:
+        """What each unit takes in memory as it is stored, in whole pages; one number where units are alike."""
+        if self.nbytes is None:
+            return -(-self.stored_nbytes // self.page) * self.page
+        if self.chunk_first is None or self.chunk_nbytes is None:
+            return _in_pages(self.nbytes, self.page)
+        ends = np.concatenate(([0], np.cumsum(_in_pages(self.chunk_nbytes, self.page))))
+        return np.diff(ends[self.chunk_first])
+
+    @cached_property
+    def stays(self) -> bool:
+        """Whether samples that are alone in their units wait in memory as they are stored: where that takes less."""
+        if self.per_unit > 1 or not self.encoded or not self.storable:
+            return False
+        paged = self.paged * self.units if isinstance(self.paged, int) else int(self.paged.sum())
+        return paged < self.samples * self.sample_nbytes
+
+    @cached_property
+    def sample(self) -> NDArray[np.int32] | None:
+        """The sample of each item; None where they are the same."""
+        if self.item is None:
+            return None
+        found = np.empty(self.samples, np.int32)
+        found[self.item] = np.arange(self.samples, dtype=np.int32)
+        return found
+
+    @cached_property
+    def digest(self) -> str:
+        """A name for exactly these units."""
+        sha = hashlib.sha256()
+        for one in fields(self):
+            value = getattr(self, one.name)
+            sha.update(np.ascontiguousarray(value).data if isinstance(value, np.ndarray) else repr(value).encode())
+        return sha.hexdigest()
 
 
 def uniform(samples: int, nbytes: int, *, per_unit: int = 1, stored: int | None = None) -> Units:
@@ -57,68 +112,120 @@ def uniform(samples: int, nbytes: int, *, per_unit: int = 1, stored: int | None 
     return Units(samples, per_unit, nbytes, own if stored is None else stored, stored is not None and stored != own)
 
 
+class Found(NamedTuple):
+    """The units of one part, in the order of its samples: their chunks, as they lie in storage, one after another."""
+
+    counts: Places  # samples of each unit
+    chunks: Places  # chunks of each unit; none where nothing was written
+    offset: Places  # of each chunk
+    nbytes: Places
+
+
 def of_layout(layout: Layout) -> Units:
     """The units of a Layout: its samples where they lie by themselves, else the chunks, with all samples in them."""
     if layout.samples == 0 or layout.sample_nbytes == 0:
         raise PlanError(f"{layout.name}: {layout.samples} samples of {layout.sample_nbytes} bytes: nothing to plan")
-    kept_alone = not any(form.filters or (form.chunk and form.chunk[0]) for form in layout.forms)
-    if kept_alone and not layout.per_file and len(layout.part_file) <= 1:
-        # One array, or what h5py alone can read, where nothing better is known: no list of samples is needed.
-        return uniform(layout.samples, layout.sample_nbytes)
+    one_array = [form.chunk[:1] for form in layout.forms] in ([], [(0,)]) and not layout.per_file
+    known = layout.reader != "direct" or len(layout.chunk_offset) == 1  # else nothing was written
+    if len(layout.part_file) == 0 or (len(layout.part_file) == 1 and one_array and known):
+        return uniform(layout.samples, layout.sample_nbytes)  # no list of samples is needed
     bases = np.concatenate(([0], np.cumsum(layout.file_nbytes.astype(np.int64) + FAR)[:-1]))
     parts = [_part(layout, part, int(bases[file])) for part, file in enumerate(layout.part_file)]
-    first, offset, nbytes = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    counts = np.diff(np.append(first, layout.samples))
-    encoded = any(form.filters for form in layout.forms)
-    place = np.argsort(offset, kind="stable")
-    item = None
+    found = Found(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    return _evenly(layout, found) or _listed(layout, found)
+
+
+def _evenly(layout: Layout, found: Found) -> Units | None:
+    """Samples one after another from the first to the last: no list of them is needed."""
+    size = layout.sample_nbytes
+    alone = len(found.chunks) == layout.samples == len(found.offset) and not any(form.filters for form in layout.forms)
+    if alone and np.all(found.nbytes == size) and np.all(np.diff(found.offset) == size):
+        return uniform(layout.samples, size)
+    return None
+
+
+def _listed(layout: Layout, found: Found) -> Units:
+    """Units with a list of where they lie, in the order of storage; what was never written comes last."""
+    counts, chunks, offset, nbytes = found
+    chunk_first = np.concatenate(([0], np.cumsum(chunks)))
+    begin = np.full(len(counts), np.iinfo(np.int64).max)
+    begin[chunks > 0] = offset[chunk_first[:-1][chunks > 0]]
+    place, item = np.argsort(begin, kind="stable"), None
     if np.any(place[1:] < place[:-1]):
+        first = np.concatenate(([0], np.cumsum(counts)))[:-1]
         starts = np.concatenate(([0], np.cumsum(counts[place])[:-1]))
         moved = np.empty(len(place), np.int64)
         moved[place] = starts - first[place]
         item = (np.arange(layout.samples) + np.repeat(moved, counts)).astype(np.int32)
-        offset, nbytes, counts = offset[place], nbytes[place], counts[place]
+        from_place = np.repeat(chunk_first[:-1][place], chunks[place]) + _within(chunks[place])
+        counts, chunks, offset, nbytes = counts[place], chunks[place], offset[from_place], nbytes[from_place]
+        chunk_first, begin = np.concatenate(([0], np.cumsum(chunks))), begin[place]
+    ends = np.concatenate(([0], np.cumsum(nbytes)))
+    total = np.diff(ends[chunk_first])
+    begin[chunks == 0] = int(offset.max(initial=0)) + FAR
+    several = bool(chunks.max() > 1)
     return Units(
         layout.samples,
         int(counts.max()),
         layout.sample_nbytes,
-        int(nbytes.max()),
-        encoded,
+        int(total.max()),
+        any(form.filters for form in layout.forms),
         np.concatenate(([0], np.cumsum(counts))),
-        offset,
-        nbytes,
+        begin,
+        total,
         item,
+        chunk_first if several else None,
+        offset if several else None,
+        nbytes if several else None,
+        not any(_row_by_row(form, layout.sample_shape) for form in layout.forms),
     )
 
 
-Columns = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]  # first sample, offset, nbytes
+def _in_pages(nbytes: Places, page: int) -> Places:
+    pages: Places = -(-nbytes // page)
+    return pages * page
 
 
-def _part(layout: Layout, part: int, base: int) -> Columns:
-    """The units of one part; in a chunked one a unit is all chunks that cover the same samples."""
+def _within(counts: Places) -> Places:
+    """0, 1, 2, ... of each of these groups, one after another."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
+
+
+def _part(layout: Layout, part: int, base: int) -> Found:
+    """The units of one part; in a chunked one that is not read row by row, all chunks that cover the same samples."""
     begin, end = int(layout.part_first[part]), int(layout.part_first[part + 1])
     chunks = slice(int(layout.part_chunks[part]), int(layout.part_chunks[part + 1]))
-    offset, nbytes = layout.chunk_offset[chunks].astype(np.int64), layout.chunk_nbytes[chunks].astype(np.int64)
-    form = layout.forms[int(layout.part_form[part])]
-    whole = layout.per_file  # the sample is the part
-    if whole or (form.chunk and form.chunk[0] == 0) or not form.chunk:
-        samples = np.arange(begin, end)
-        if whole:
-            return samples[:1], np.array([base + int(offset.min(initial=0))]), np.array([max(int(nbytes.sum()), 1)])
-        start = int(offset[0]) if len(offset) else 0
-        places = base + start + (samples - begin) * layout.sample_nbytes
-        return samples, places, np.full(end - begin, layout.sample_nbytes)
-    rows = form.chunk[0]
-    shape = layout.shape[1:]
-    across = int(
-        np.prod([-(-size // chunk) for size, chunk in zip(shape, form.chunk[1:], strict=True)], dtype=np.int64)
-    )
+    offset, nbytes = layout.chunk_offset[chunks].astype(np.int64) + base, layout.chunk_nbytes[chunks].astype(np.int64)
+    form, samples = layout.forms[int(layout.part_form[part])], end - begin
+    rows = form.chunk[0] or max(samples, 1)
+    across = math.prod(-(-size // chunk) for size, chunk in zip(layout.sample_shape, form.chunk[1:], strict=True))
     index = np.arange(len(offset)) if not len(layout.chunk_index) else layout.chunk_index[chunks].astype(np.int64)
-    count = -(-(end - begin) // rows)
-    row = index // max(across, 1)
-    stored, places = np.zeros(count, np.int64), np.full(count, np.iinfo(np.int64).max)
-    np.add.at(stored, row, nbytes)
-    np.minimum.at(places, row, offset)
-    missing = stored == 0  # never written: nothing is read, but it has a place
-    places[missing] = int(layout.file_nbytes[int(layout.part_file[part])])
-    return begin + np.arange(count) * rows, base + places, stored
+    lines, line = -(-samples // rows), index // across
+    if samples == 0:
+        return Found(*[np.empty(0, np.int64)] * 4)
+    if _row_by_row(form, layout.sample_shape):
+        return _rows(samples, rows, line, offset, layout, base)
+    order = np.lexsort((offset, line))
+    order = order[nbytes[order] > 0]
+    counts = np.full(lines, rows, np.int64)
+    counts[-1:] = samples - rows * (lines - 1)
+    return Found(counts, np.bincount(line[order], minlength=lines), offset[order], nbytes[order])
+
+
+def _rows(samples: int, rows: int, line: Places, offset: Places, layout: Layout, base: int) -> Found:
+    """Rows alone, each with its own place in its chunk."""
+    if not len(line) and layout.reader != "direct":
+        line, offset = np.zeros(1, np.int64), np.full(1, base)  # where libhdf5 finds it
+    at = np.full(-(-samples // rows), -1, np.int64)
+    at[line] = offset
+    row = np.arange(samples)
+    at = at[row // rows]
+    there = at >= 0
+    place = (at + row % rows * layout.sample_nbytes)[there]
+    return Found(np.ones(samples, np.int64), there.astype(np.int64), place, np.full(len(place), layout.sample_nbytes))
+
+
+def _row_by_row(form: Form, shape: tuple[int, ...]) -> bool:
+    """Whether each sample is one run of bytes as it is stored, and they lie side by side."""
+    return not form.filters and form.chunk[1:] == shape

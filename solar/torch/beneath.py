@@ -14,7 +14,7 @@ from solar.torch.dataset import H5Dataset, alike, start_together
 from solar.torch.pending import PendingBatch
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
-Locate = Callable[[Sequence[Any]], tuple[Array, Array]]
+Locate = Callable[[Sequence[Any] | Array], tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Beneath:
     def start(self, indices: Sequence[Any]) -> tuple[PendingBatch, Array]:
         """Starts reading a batch of the dataset's samples; and what each of them is called, in whatever subset."""
         which, rows = self.locate(indices)
-        return start_together(self.datasets, which, rows), rows + self._firsts[which]
+        return start_together(self.datasets, which, rows), rows + self.firsts[which]
 
     @cached_property
-    def _firsts(self) -> Array:
+    def firsts(self) -> Array:
         """The name of the first sample of each H5Dataset, were all of them concatenated."""
         return np.cumsum([0, *(len(dataset) for dataset in self.datasets[:-1])])
 
@@ -82,7 +82,7 @@ def _beneath_all(dataset: ConcatDataset[Any]) -> Beneath | str:
     firsts = np.cumsum([0, *(len(part.datasets) for part in parts)])
     ends = np.asarray(dataset.cumulative_sizes, np.int64)
 
-    def locate(asked: Sequence[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def locate(asked: Sequence[Any] | Array) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         positions = _in_range(np.asarray(asked, np.int64), int(ends[-1]))
         part_of = np.searchsorted(ends, positions, side="right")
         which, rows = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)

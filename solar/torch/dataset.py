@@ -103,13 +103,13 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def start_rows(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> PendingBatch:
         """start_batch of rows that `checked` gave."""
-        return PendingBatch(mapped(self._opened(), lambda leaf: PendingField([leaf.rows.start(rows)], leaf.field)))
+        return PendingBatch(mapped(self.opened(), lambda leaf: PendingField([leaf.rows.start(rows)], leaf.field)))
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The rows that indices mean: in range, counted from 0. IndexError for others."""
         return checked_rows(np.asarray(indices), self._samples, self._name)
 
-    def _opened(self) -> Any:
+    def opened(self) -> Any:
         """What reads the fields. Each process makes its own."""
         if self._process != os.getpid():
             opened = [
@@ -145,7 +145,7 @@ def start_together(
     if len(used) == 1:
         only: H5Dataset = datasets[used[0]]
         return only.start_rows(rows)
-    parts = [(leaves(datasets[k]._opened()), np.flatnonzero(which == k)) for k in used]
+    parts = [(leaves(datasets[k].opened()), np.flatnonzero(which == k)) for k in used]
 
     def start(number: int) -> PendingField:
         leaf: _Leaf = parts[0][0][number]

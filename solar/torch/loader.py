@@ -13,6 +13,8 @@ from torch.utils.data import Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from solar.torch.beneath import Beneath, h5_beneath
+from solar.torch.budget import Profile, Size
+from solar.torch.buffered import Buffered
 from solar.torch.dataset import H5Dataset
 from solar.torch.making import cores
 from solar.torch.metrics import progress as progress_bar
@@ -37,6 +39,11 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     `transform` and your `collate_fn`; where there is neither, none is started. `device_transform` is called with each
     batch at the very end. `progress` shows a tqdm bar; a string is its title. `snapshot_every_n_steps` is accepted for
     those who come from torchdata's StatefulDataLoader: the state is exact at every step.
+
+    `buffer` is memory in which samples wait for their turn, after they were read in the order of the file: bytes, a
+    text such as "8GiB", or a share of the node's memory ("25%", 0.25); 0 is none, None what is best. The ranks of a
+    node share it. `epochs` is how many there will be, if you know. `storage` is what reading costs: a Storage, or the
+    path of a profile; None takes the one that `solar probe` stored, or a guess.
 
     >>> from solar import DataLoader, H5Dataset
     >>> loader = DataLoader(H5Dataset("scan.h5", {"x": "/x", "y": "/y"}), batch_size=64, shuffle=True)  # doctest: +SKIP
@@ -68,6 +75,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         device_transform: Callable[[Any], Any] | None = None,
         progress: bool | str = False,
         snapshot_every_n_steps: int | None = 1,
+        buffer: Size = None,
+        epochs: int | None = None,
+        storage: Profile = None,
     ) -> None:
         if operator.index(ahead) < 1:
             raise ValueError(f"ahead={ahead}: at least one batch must be read at a time")
@@ -97,11 +107,13 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.device_transform = device_transform
         self.progress = progress
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.buffer, self.epochs, self.storage = buffer, epochs, storage
         if isinstance(sampler, PlanSampler) and batch_size is not None:
             # Only it can cut an exact tail. Past torch's __setattr__, which forbids what it has itself just done.
             self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
         self._course = Course(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
         self._stats = Stats()
+        self._buffered = Buffered(buffer, epochs, storage, self._stats)
         self._workers = Workers()
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine_told = False
@@ -193,6 +205,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             if close is not None:
                 close()
         self._iterator = None
+        self._buffered.close()
         self._workers.close()
 
     def __enter__(self) -> Self:

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data._utils.pin_memory import pin_memory as pin
@@ -15,10 +16,13 @@ from solar.io.late import Late
 from solar.io.processes import Processes
 from solar.io.ranks import detect
 from solar.torch.beneath import Beneath
+from solar.torch.dataset import H5Dataset
 from solar.torch.making import Coming, Inline, Making, Threads, cores, profiling, span
 from solar.torch.pending import leaves
 from solar.torch.position import Draws, Passage
 from solar.torch.samplers import leaves_a_rank_without
+from solar.torch.stretch import Making as Ahead
+from solar.torch.stretch import Stretch
 from solar.torch.transform import Key
 from solar.torch.workers import Wanted
 
@@ -37,6 +41,7 @@ class NativeIter(Draws):
 
     def __init__(self, loader: DataLoader[Any], beneath: Beneath) -> None:
         self._coming: deque[Coming | Exception] = deque()
+        self._stretch: Stretch | None = None  # where batches come from the loader's buffer
         self._threads: Threads | None = None
         self._processes: Processes | None = None
         self._bar: Any = None
@@ -44,8 +49,9 @@ class NativeIter(Draws):
         super().__init__(loader)
         self.passage: Passage = self._sampler_iter.passage
         self.passage.base_seed = self._base_seed
-        self._course, self._stats = loader._course, loader._stats
+        self._course, self._stats, self._buffered = loader._course, loader._stats, loader._buffered
         self._beneath = beneath
+        self._indices: Iterator[Any] = self._sampler_iter
         first = beneath.first
         self._making = Making(first.transform, first.thread_safe, self._collate_fn, self._auto_collation)
         self._device_transform = loader.device_transform
@@ -165,6 +171,14 @@ class NativeIter(Draws):
                 "which a transform or a collate_fn can make nothing: give batch_size=2 or more, fewer ranks, or "
                 'tail="pad"'
             )
+        threads = self._start_making(first, workers)
+        making = Ahead(self._ahead, threads)
+        self._stretch = self._buffered.begin(self._beneath, self._indices, self.passage, self._course, making)
+        if self._stretch is not None:
+            self._indices, self._ahead = self._stretch.indices(), self._stretch.ahead
+
+    def _start_making(self, first: H5Dataset, workers: int) -> int:
+        """Starts threads and processes that make the batches, as they are needed. Gives the number of threads."""
         converts = any(leaf is not None for leaf in leaves(first.fields))
         if self._making.in_python and workers > 0 and not first.thread_safe:
             self._processes = self._workers.start(self._making, self._wanted, self._base_seed)
@@ -175,10 +189,11 @@ class NativeIter(Draws):
         elif converts and not self._making.in_python:
             threads = min(self._ahead, cores())
         else:
-            return
+            return 0
         per_worker = self._prefetch_factor or 2
         self._ahead = max(self._ahead, per_worker * workers if self._making.in_python else 0, threads)
         self._threads = Threads(self._making, threads, self._processes)
+        return threads
 
     def _fill(self, ahead: int) -> None:
         while not self._drained and len(self._coming) < ahead:
@@ -187,7 +202,7 @@ class NativeIter(Draws):
     def _start_one(self) -> None:
         """Starts the next batch; what goes wrong is raised when that batch's turn comes, as in torch."""
         try:
-            indices = next(self._sampler_iter)
+            indices = next(self._indices)
             self._started += 1
         except StopIteration:
             self._drained = True
@@ -198,7 +213,7 @@ class NativeIter(Draws):
             return
         try:
             samples = indices if self._auto_collation else [indices]
-            pending, names = self._beneath.start(samples)
+            pending, names = (self._beneath if self._stretch is None else self._stretch).start(samples)
             names = names.tolist()
             keys = self._keys(names) if self._making.transform is not None else ()
             if self._threads is None:
@@ -238,13 +253,15 @@ class NativeIter(Draws):
             coming = self._coming.pop()
             if not isinstance(coming, Exception):
                 self._stats.held(-coming.pending.nbytes)
+        if self._stretch is not None:
+            self._stretch.leave()
         if self._threads is not None:
             self._threads.close()
         if self._processes is not None:
             self._workers.release(self._processes)
         if self._bar is not None:
             self._bar.close()
-        self._threads = self._processes = self._bar = None
+        self._stretch = self._threads = self._processes = self._bar = None
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

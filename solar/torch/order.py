@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -13,6 +13,10 @@ from torch.utils.data import BatchSampler
 from solar.torch.draws import copied, draw
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
+Pass = tuple[Array, Array]  # samples in the order of their use; where each batch begins in it, and the last one ends
+
+
+UNCOUNTED = 4096  # batches to draw beforehand where nobody knows how many there are
 
 
 class Order:
@@ -24,6 +28,7 @@ class Order:
     kind = "none"
     exhausted = False  # drawn to its end
     as_arrays = False  # where the samples are known beforehand, index batches are arrays instead of lists
+    fixed = True  # it is the same whether it is drawn now or later
     draws_base_once = False  # torch draws a base seed for each pass, but for persistent workers once
 
     def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
@@ -62,6 +67,27 @@ class Order:
     def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
         """The index batches after the first `samples` samples, or after `batches` batches where they are not ours."""
         return islice(self.start(), batches, None)
+
+    def drawn_at_once(self, batches: int | None) -> int:
+        """How many index batches may be drawn before the first is used; more than all, where their number is known."""
+        return UNCOUNTED if batches is None else batches + 1
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        """The passes after this one, one after another, as far as they are known; each can be made again and again.
+
+        Nothing is drawn from generators of the user's. `stride` is by how much the epoch grows from pass to pass.
+        Asked when this pass was drawn to its end.
+        """
+        return iter(())
+
+    def batched(self, samples: Array) -> Pass:
+        """All samples of a pass, with where its batches begin, as `cut` cuts them."""
+        length, cutter = len(samples), self.batch_sampler
+        if cutter is None:
+            return samples, np.arange(length + 1)
+        if cutter.drop_last:
+            length -= length % cutter.batch_size
+        return samples[:length], np.append(np.arange(0, length, cutter.batch_size), length)
 
     def consumed(self, begun_at: int, batches: int, samples: int) -> int:
         """Samples of the whole order consumed: the pass began after `begun_at`, and this loader took so many since."""

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 import zlib
-from collections.abc import Iterator
-from itertools import chain, islice
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, count, islice, repeat
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from solar.errors import PlanError
 from solar.torch.draws import check_drawing, copied, digest, draw, drawing, shuffle, shuffle_again
-from solar.torch.order import Array, Known, Order
+from solar.torch.order import UNCOUNTED, Array, Known, Order, Pass
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
 
+STATIC = (list, tuple, range, SubsetRandomSampler, WeightedRandomSampler, SequentialSampler, RandomSampler)
 BATCHING = (BatchSampler, PlanBatchSampler)  # these cut the samples of a sampler into batches in the way we know
 
 
@@ -52,6 +62,9 @@ class Sequential(Known):
 
     def whole(self) -> Array:
         return np.arange(len(self.sampler))
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        return repeat(lambda: self.batched(self.whole()))
 
     def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
         left = np.arange(samples, len(self.sampler))
@@ -150,12 +163,27 @@ class ShuffledByGenerator(Order):
         self._passes, self._state = list(told["passes"]), told["state"]
         return self.cut(islice(shuffle(self.sampler, generator), samples, None))
 
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        """By a copy of the generator, as long as nobody else draws from it."""
+        return self._shuffled_by(copied(self.sampler.generator)) if self.exhausted else iter(())
+
+    def _shuffled_by(self, generator: torch.Generator) -> Iterator[Callable[[], Pass]]:
+        while True:
+            self._draw_base(generator, 1)
+            yield partial(self._shuffled_from, generator.get_state())
+            shuffle_again(self.sampler, generator, whole=True)
+
+    def _shuffled_from(self, state: torch.Tensor) -> Pass:
+        generator = torch.Generator(self.sampler.generator.device)
+        generator.set_state(state)
+        return self.batched(np.fromiter(shuffle(self.sampler, generator), np.int64))
+
     def _replayed(self, told: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
         """The generator as it was when the told pass was about to shuffle (or, not begun, about to draw at all)."""
         generator = torch.Generator(self.sampler.generator.device).manual_seed(int(told["seed"]))
         number = 0
-        for turn, count in enumerate(told["passes"]):
-            for _ in range(count):
+        for turn, times in enumerate(told["passes"]):
+            for _ in range(times):
                 self._draw_base(generator, number)
                 shuffle_again(self.sampler, generator, whole=turn % 2 == 0)
                 number += 1
@@ -224,6 +252,20 @@ class Distributed(Order):
     def _begun_late(self) -> Iterator[Any]:
         yield from self._cut_plan(self._plan())
 
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        return (partial(self._of_epoch, epoch) for epoch in count(self.sampler.epoch + stride, stride))
+
+    def _of_epoch(self, epoch: int) -> Pass:
+        """This rank's part of a whole epoch, by a copy of the sampler."""
+        plan = copy.copy(self._plan())
+        plan.set_epoch(epoch)
+        plan.resume(0)
+        batches = [*self._cut_plan(plan)] if self.batch_sampler is not None else [np.fromiter(plan, np.int64)]
+        samples = np.concatenate(batches) if batches else np.empty(0, np.int64)
+        if self.batch_sampler is None:
+            return self.batched(samples)
+        return samples, np.cumsum([0, *map(len, batches)])
+
     def _cut_plan(self, plan: PlanSampler) -> Iterator[Any]:
         cutter = PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last)
         return cutter.arrays() if self.as_arrays else iter(cutter)
@@ -248,6 +290,8 @@ class Custom(Order):
         super().__init__(sampler, batch_sampler, generator)
         self._cuts = batch_sampler is None or type(batch_sampler) in BATCHING
         self._source = sampler if self._cuts else batch_sampler
+        # A sampler of the user's may follow the training: what that has come to decides what is drawn next.
+        self.fixed = type(self._source) in STATIC
         self._items: Iterator[Any] | None = None  # the source's iterator, which may have state too
         self._checksum = 0
         self._at_start: dict[str, Any] | None = None
@@ -260,6 +304,10 @@ class Custom(Order):
             return self.cut(self._begun_late())
         self._items = iter(self._source)
         return self._items
+
+    def drawn_at_once(self, batches: int | None) -> int:
+        """Each draw is marked with the state after it, which may be large."""
+        return UNCOUNTED if self._states() else super().drawn_at_once(batches)
 
     def _begun_late(self) -> Iterator[Any]:
         """As BatchSampler does: the sampler's iterator is made when the first batch is asked for."""

@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from solar.errors import PlanError
 from solar.torch.order import Order
-from solar.torch.orders import order_of
+from solar.torch.orders import BATCHING, order_of
 
 VERSION = 1
 KEYS = {"epoch", "repeat", "length", "drawn", "begun", "batches", "samples", "order"}
@@ -123,6 +123,7 @@ class Course:
         self.as_arrays = False  # what known orders give, where the native engine asks
         self.lasting_base_seed: int | None = None  # of persistent workers, which are seeded once
         self._last: Passage | None = None  # the pass begun last
+        self.stride = 1  # by how much the epoch grew from the last whole pass to the one after it
 
     def __iter__(self) -> Indices:
         return Indices(self)
@@ -130,6 +131,22 @@ class Course:
     def __len__(self) -> int:
         sampler, batch_sampler, _ = self._samplers
         return len(sampler if batch_sampler is None else batch_sampler)
+
+    @property
+    def batches(self) -> int | None:
+        """How many there are in a whole epoch, if that is known."""
+        return _length(self)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The most samples that a batch has, if that is known."""
+        if self.cutter is None:
+            return 1
+        samples = _length(getattr(self.cutter, "sampler", None))
+        if type(self.cutter) not in BATCHING:
+            return None
+        size = int(self.cutter.batch_size)
+        return size if samples is None else max(1, min(size, samples))
 
     @property
     def cutter(self) -> Any:
@@ -189,6 +206,8 @@ class Course:
         """Begins a pass; as the loaded state says unless another pass did, or its epoch was left."""
         passage.begun = True
         passage.epoch = self.epoch
+        if self._last is not None and self._last.finished:
+            self.stride = max(0, passage.epoch - self._last.epoch)
         order, told = passage.order, None
         if loaded is not None and loaded is self.pending:
             self.pending = None

@@ -48,13 +48,18 @@ struct Units {
   std::vector<std::int64_t> first, offset;
   std::vector<std::int64_t> nbytes;  // that are read for the unit; 0: nothing is
   std::vector<std::int64_t> weight;
-  std::vector<std::int64_t> end, requests;  // of units in several places: where the last ends, how many requests it takes
+  // Where units have several chunks: unit u has those of [chunk_first[u], chunk_first[u + 1]).
+  std::vector<std::int64_t> chunk_first, chunk_offset, chunk_nbytes;
+};
+
+struct Extent {
+  std::int64_t offset, nbytes;
 };
 
 struct Counts {
   std::int64_t reads = 0;     // items that were loaded
   std::int64_t visits = 0;    // units they came from, once for each visit of the head
-  std::int64_t requests = 0;  // neighbours joined within what is issued together; a descent begins another
+  std::int64_t requests = 0;  // neighbours joined within what is issued together, by place; a new sweep begins another
   std::int64_t bytes = 0;     // of these requests
   std::int64_t streams = 0;   // requests, if those that go on where the last ended were one
   std::int64_t stream_bytes = 0;
@@ -101,10 +106,11 @@ class Sweep {
   std::int64_t room_, burst_, ahead_, gap_;
   std::int64_t held_ = 0;             // bytes in memory
   std::int64_t head_;                 // items below it are yet to be passed in this sweep
-  std::int64_t last_ = -1;            // unit visited last in this sweep; -1: none
+  std::int64_t stream_ = -1;          // where what was read last in this sweep begins; -1: nothing was
   std::vector<std::uint64_t> resident_, ripe_;  // in memory; and far enough from its use to be read
   std::vector<std::vector<Item>> locked_;       // uses of the last ahead + 1 steps, a ring
   std::size_t turn_ = 0;
+  std::vector<Extent> aside_;  // empty but in flush()
   std::unordered_map<Item, std::int64_t> again_;  // locked items: how many of their uses in the ring but one
 };
 

@@ -17,6 +17,7 @@ std::int64_t with_room(const std::vector<std::int64_t>& room, std::int64_t& from
 Uses select(std::span<const Item> order, std::span<const std::int64_t> starts, Item begin, Item end) {
   Uses uses;
   uses.starts.reserve(starts.size());
+  uses.items.reserve(order.size());  // mostly fewer; growing would take twice the memory
   const auto width = static_cast<std::uint32_t>(end - begin);
   for (std::size_t step = 0; step + 1 < starts.size(); ++step) {
     uses.starts.push_back(static_cast<std::int64_t>(uses.items.size()));

@@ -27,7 +27,10 @@ std::int64_t highest_below(const Bits& bits, std::int64_t end) {
 
 std::int64_t unit_of(const Units& units, std::int64_t item) {
   if (units.first.empty()) return item / units.per_unit;
-  if (static_cast<std::int64_t>(units.first.size()) == units.items + 1) return item;
+  const auto count = static_cast<std::int64_t>(units.first.size()) - 1;
+  const std::int64_t guess = std::min(item / units.per_unit, count - 1);  // nearly always
+  const auto first = units.first.begin() + guess;
+  if (first[0] <= item && item < first[1]) return guess;
   return std::upper_bound(units.first.begin(), units.first.end(), item) - units.first.begin() - 1;
 }
 
@@ -44,35 +47,49 @@ std::int64_t nbytes_of(const Units& units, std::int64_t unit) {
   return units.nbytes.empty() ? units.stored : units.nbytes[static_cast<std::size_t>(unit)];
 }
 
-std::int64_t end_of(const Units& units, std::int64_t unit) {
-  if (units.end.empty()) return offset_of(units, unit) + nbytes_of(units, unit);
-  return units.end[static_cast<std::size_t>(unit)];
-}
-
-std::int64_t requests_of(const Units& units, std::int64_t unit) {
-  return units.requests.empty() ? 1 : units.requests[static_cast<std::size_t>(unit)];
-}
-
 std::int64_t weight_of(const Units& units, std::int64_t item) {
   if (units.held > 0) return units.held;
   const std::int64_t unit = unit_of(units, item);
   return units.weight.empty() ? nbytes_of(units, unit) : units.weight[static_cast<std::size_t>(unit)];
 }
 
-// One more unit that is read, before `after`, the next one up in the same request or stream (-1: there is none), whose
-// place it takes. For a unit of no bytes nothing is read.
-void join(const Units& units, std::int64_t unit, std::int64_t& after, std::int64_t gap, std::int64_t& requests,
-          std::int64_t& bytes) {
-  const std::int64_t nbytes = nbytes_of(units, unit);
-  if (nbytes == 0) return;
-  requests += requests_of(units, unit);
-  bytes += nbytes;
-  const std::int64_t hole = after < 0 ? -1 : offset_of(units, after) - end_of(units, unit);
-  if (hole == 0 || (hole > 0 && hole < gap)) {
-    --requests;
-    bytes += hole;
+// What is read from the highest place down, as requests or as streams.
+struct Chain {
+  std::int64_t after = -1;  // where the next one up begins; -1: there is none
+
+  void join(const Extent& extent, std::int64_t gap, std::int64_t& requests, std::int64_t& bytes) {
+    bytes += extent.nbytes;
+    const std::int64_t hole = after < 0 ? -1 : after - extent.offset - extent.nbytes;
+    if (hole == 0 || (hole > 0 && hole < gap)) {
+      bytes += hole;
+    } else {
+      ++requests;
+    }
+    after = extent.offset;
   }
-  after = unit;
+};
+
+// Calls read(extent) for what a unit has in storage. Where units have several chunks, those of one may lie among those
+// of others, so they are put aside for settle().
+template <class Read>
+void visit(const Units& units, std::int64_t unit, std::vector<Extent>& aside, Read&& read) {
+  if (units.chunk_first.empty()) {
+    const Extent extent{offset_of(units, unit), nbytes_of(units, unit)};
+    if (extent.nbytes > 0) read(extent);
+    return;
+  }
+  const auto u = static_cast<std::size_t>(unit), end = static_cast<std::size_t>(units.chunk_first[u + 1]);
+  for (auto k = static_cast<std::size_t>(units.chunk_first[u]); k < end; ++k) {
+    aside.push_back({units.chunk_offset[k], units.chunk_nbytes[k]});
+  }
+}
+
+// Calls read(extent) for all that was put aside, from the highest down.
+template <class Read>
+void settle(std::vector<Extent>& aside, Read&& read) {
+  std::sort(aside.begin(), aside.end(), [](const Extent& a, const Extent& b) { return a.offset > b.offset; });
+  for (const Extent& extent : aside) read(extent);
+  aside.clear();
 }
 
 }  // namespace
@@ -110,18 +127,22 @@ void Sweep::unlock() {
 }
 
 void Sweep::flush(std::int64_t target, Counts& counts, Record* record) {
-  std::int64_t after = -1;  // the unit read before, in this request
+  Chain request, stream{stream_};
+  const auto read = [&](const Extent& extent) {
+    request.join(extent, gap_, counts.requests, counts.bytes);
+    stream.join(extent, gap_, counts.streams, counts.stream_bytes);
+  };
   while (held_ > target) {
     std::int64_t item = highest_below(ripe_, head_);
     if (item < 0) {
       item = highest_below(ripe_, units_->items);
-      if (item < 0) return;
+      if (item < 0) break;
       ++counts.sweeps;
-      after = last_ = -1;
+      settle(aside_, read);
+      request.after = stream.after = -1;
     }
     const std::int64_t unit = unit_of(*units_, item), begin = begin_of(*units_, unit);
-    join(*units_, unit, after, gap_, counts.requests, counts.bytes);
-    join(*units_, unit, last_, gap_, counts.streams, counts.stream_bytes);
+    visit(*units_, unit, aside_, read);
     ++counts.visits;
     counts.decoded += begin_of(*units_, unit + 1) - begin;
     for (; item >= begin; item = highest_below(ripe_, item)) {
@@ -133,6 +154,8 @@ void Sweep::flush(std::int64_t target, Counts& counts, Record* record) {
     }
     head_ = begin;
   }
+  settle(aside_, read);
+  stream_ = stream.after;
 }
 
 Counts Sweep::back(std::span<const Item> items, std::span<const std::int64_t> starts, Record* record) {
@@ -172,17 +195,21 @@ Counts Sweep::back(std::span<const Item> items, std::span<const std::int64_t> st
 std::vector<Item> Sweep::residents(Counts& rest) const {
   rest = {};
   std::vector<Item> found;
-  std::int64_t after = -1, visited = -1;
+  std::vector<Extent> aside;
+  Chain request;
+  const auto read = [&](const Extent& extent) { request.join(extent, gap_, rest.requests, rest.bytes); };
+  std::int64_t visited = -1;
   for (std::int64_t item = highest_below(resident_, units_->items); item >= 0; item = highest_below(resident_, item)) {
     found.push_back(static_cast<Item>(item));
     const std::int64_t unit = unit_of(*units_, item);
     ++rest.reads;
     if (unit == visited) continue;
     visited = unit;
-    join(*units_, unit, after, gap_, rest.requests, rest.bytes);
+    visit(*units_, unit, aside, read);
     ++rest.visits;
     rest.decoded += begin_of(*units_, unit + 1) - begin_of(*units_, unit);
   }
+  settle(aside, read);
   rest.streams = rest.requests, rest.stream_bytes = rest.bytes;
   rest.peak = held_;
   std::reverse(found.begin(), found.end());
@@ -192,21 +219,25 @@ std::vector<Item> Sweep::residents(Counts& rest) const {
 Counts direct(const Units& units, std::span<const Item> items, std::span<const std::int64_t> starts, std::int64_t gap) {
   Counts counts;
   std::vector<Item> wanted;
+  std::vector<Extent> aside;
   for (std::size_t step = 0; step + 1 < starts.size(); ++step) {
     wanted.assign(items.begin() + starts[step], items.begin() + starts[step + 1]);
     std::sort(wanted.begin(), wanted.end(), std::greater<>());
     wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
     counts.reads += static_cast<std::int64_t>(wanted.size());
-    std::int64_t after = -1, visited = -1, held = 0;
+    Chain request;
+    const auto read = [&](const Extent& extent) { request.join(extent, gap, counts.requests, counts.bytes); };
+    std::int64_t visited = -1, held = 0;
     for (const std::int64_t item : wanted) {
       held += weight_of(units, item);
       const std::int64_t unit = unit_of(units, item);
       if (unit == visited) continue;
       visited = unit;
-      join(units, unit, after, gap, counts.requests, counts.bytes);
+      visit(units, unit, aside, read);
       ++counts.visits;
       counts.decoded += begin_of(units, unit + 1) - begin_of(units, unit);
     }
+    settle(aside, read);
     counts.peak = std::max(counts.peak, held);
   }
   counts.streams = counts.requests, counts.stream_bytes = counts.bytes;

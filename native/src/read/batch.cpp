@@ -118,7 +118,7 @@ std::uint32_t Batch::plan_group(std::uint32_t begin) {
   const std::int64_t row = rows[begin].row;
   const std::span<const std::int64_t> first = source->part_first;
   std::size_t part = groups.empty() ? first.size() : groups.back().part;
-  if (part == first.size() || row >= first[part + 1]) {
+  if (part == first.size() || row < first[part] || row >= first[part + 1]) {
     part = static_cast<std::size_t>(std::upper_bound(first.begin(), first.end(), row) - first.begin()) - 1;
   }
   const auto form_index = static_cast<std::size_t>(source->part_form[part]);

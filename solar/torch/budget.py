@@ -1,0 +1,145 @@
+"""What a loader's buffer is asked to be, what of it the batches take, and whether it is worth having at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from solar.errors import PlanError
+from solar.io import machine, profile
+from solar.io.buffered import SCRATCH, threads
+from solar.io.engine import ROOM
+from solar.io.quantities import in_words, size_of
+from solar.io.ranks import detect
+from solar.planner import simulate
+from solar.planner.order import random
+from solar.planner.units import Units, of_layout, uniform
+from solar.values import Layout, Storage, World
+
+Size: TypeAlias = int | float | str | None
+Profile: TypeAlias = Storage | str | os.PathLike[str] | None
+
+AUTO = "auto"
+FITS = "the files fit into the page cache"  # as most do: there is nothing to say
+FREE = 4  # one part of so many of the free memory is taken where nobody says how much
+WORTH = 1.5  # times cheaper than without, or it is not taken
+SECONDS = 1.0  # that an epoch takes at least without, or nothing needs to be gained
+MODEL = 20_000  # samples of the small copy of the data set that is modelled
+FEWER = 4  # batches take one part of so many of the buffer, or fewer of them wait
+
+# Bytes a second that one core decodes, by filter; the others are not slower than these.
+DECODES = {1: 250e6, 4: 300e6, 307: 30e6, 32000: 600e6, 32015: 700e6}
+DECODES_ELSE = 1e9
+
+
+def asked(buffer: Size) -> int | None:
+    """The bytes that the ranks of a node may hold together; None: whatever is best."""
+    if buffer is None or buffer == AUTO:
+        return None
+    if isinstance(buffer, str):
+        return size_of(buffer, machine.memory_nbytes())
+    if isinstance(buffer, bool) or not isinstance(buffer, (int, float)):
+        raise TypeError(f"buffer={buffer!r}: give bytes, a size such as '8GiB', or a share such as '25%' or 0.25")
+    if buffer < 0 or (isinstance(buffer, float) and buffer >= 1):
+        raise PlanError(
+            f"buffer={buffer!r}: bytes are a whole number from 0, and a share of the memory is above 0 and below 1"
+        )
+    return int(buffer * machine.memory_nbytes()) if isinstance(buffer, float) else buffer
+
+
+def checked_storage(storage: Profile) -> Storage | None:
+    """The Storage that was given, or is in the profile that was named."""
+    if storage is None or isinstance(storage, Storage):
+        return storage
+    return profile.load(storage)
+
+
+def ranks_here() -> int:
+    """The ranks that share the memory of this node."""
+    try:
+        return detect().ranks_per_node
+    except PlanError:  # which whoever needs to know the rank raises
+        return 1
+
+
+def storage_of(layout: Layout, given: Storage | None) -> tuple[Storage, str]:
+    """What reading and decoding this Layout costs, and where that is known from."""
+    storage, source = (given, "as given") if given is not None else profile.stored_or_guessed(layout.paths[0])
+    filters = [one.id for form in layout.forms for one in form.filters]
+    if filters and storage.decode == float("inf"):
+        rate = min(DECODES.get(number, DECODES_ELSE) for number in filters)
+        storage = replace(storage, decode=rate * threads())
+    return storage, source
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How the memory of a buffer is divided."""
+
+    nbytes: int  # of all
+    staged: int  # batches that wait to be taken
+    scratch: int  # bytes for each of the engine's threads
+    parts: int  # bytes for what is kept
+    batch: int  # samples, at most
+
+
+def divided(nbytes: int, batch: int, row_nbytes: int, beside: int, ahead: int, scratch: int) -> Budget:
+    """The budget of a buffer of so many bytes. PlanError where it is too small for one batch, saying the least.
+
+    A batch has `batch` samples of row_nbytes. `beside` bytes of batches are with the user, or being made of others. Of
+    `ahead` batches that should wait fewer do, where these would take much of the memory.
+    """
+    batch_nbytes = batch * row_nbytes
+    least = batch_nbytes + beside + threads() * scratch
+    if nbytes < least:
+        raise PlanError(
+            f"buffer={in_words(nbytes)} ({nbytes:,} bytes) is too small: the batches alone take {least:,} bytes here; "
+            f"give at least buffer={least}, or buffer=0 to read without one"
+        )
+    room = min(nbytes // FEWER, nbytes - threads() * scratch) - beside
+    staged = max(1, min(ahead, room // max(batch_nbytes, 1)))
+    left = nbytes - beside - staged * batch_nbytes
+    each = max(scratch, min(SCRATCH, left // (16 * threads())))
+    return Budget(nbytes, staged, each, left - threads() * each, batch)
+
+
+def auto(layouts: Sequence[Layout], batch: int, given: Storage | None) -> tuple[int, str]:
+    """The bytes that a buffer should have where nobody has said, or 0; and why."""
+    together = any(form.filters and form.chunk and form.chunk[0] > 1 for one in layouts for form in one.forms)
+    fits = sum(one.stored_nbytes for one in layouts) <= ROOM * machine.page_cache_nbytes() / ranks_here()
+    if fits and not together:
+        return 0, FITS
+    units = [of_layout(layout) for layout in layouts]
+    stored = sum(one.total_nbytes for one in units)
+    everything = sum(layout.nbytes + 16 * batch * layout.sample_nbytes for layout in layouts)
+    memory = min(machine.free_nbytes() // FREE // ranks_here(), everything + everything // 8)
+    without = with_it = 0.0
+    for layout, one in zip(layouts, units, strict=True):
+        storage = storage_of(layout, given)[0]
+        if fits:
+            storage = replace(profile.MEMORY, decode=storage.decode)
+        plain, swept = modelled(one, batch, memory * one.total_nbytes // max(stored, 1), storage)
+        without, with_it = without + plain, with_it + swept
+    if without < max(SECONDS, WORTH * with_it):
+        return 0, f"an epoch would take about {without:.2g} s without a buffer, {with_it:.2g} s with {in_words(memory)}"
+    why = "chunks of several samples are decoded less often" if fits else "the files do not fit into the page cache"
+    return memory, f"{why}: an epoch takes about {with_it:.2g} s instead of {without:.2g} s"
+
+
+def modelled(units: Units, batch: int, memory: int, storage: Storage) -> tuple[float, float]:
+    """About how many seconds an epoch takes without a buffer and with one: of a smaller copy of the data set."""
+    samples = min(units.samples, MODEL)
+    smaller = units.samples / samples
+    stored = max(1, units.total_nbytes // max(units.units, 1))
+    copy = uniform(samples, units.sample_nbytes, per_unit=units.per_unit, stored=stored)
+    batch = min(batch, samples)
+    found = []
+    for room in (0, int(memory / smaller)):
+        try:
+            made = simulate(random(samples), copy, World(0, 1), batch=batch, memory=room, storage=storage)
+            found.append(made.outcome.seconds * smaller)
+        except PlanError:  # not even a batch fits
+            found.append(found[0])
+    return found[0], found[1]
