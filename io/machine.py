@@ -14,6 +14,14 @@ def free_nbytes() -> int:
     return int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else PLENTY
 
 
+def memory_nbytes() -> int:
+    """All memory that the processes of this node, or of the container, may take together."""
+    with Path("/proc/meminfo").open() as facts:
+        lines = dict(line.split(":", 1) for line in facts)
+    total = int(lines["MemTotal"].split()[0]) * 1024 if "MemTotal" in lines else PLENTY
+    return min(total, _group_limit(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))
+
+
 def page_cache_nbytes() -> int:
     """The most that the page cache could hold of the files this process reads."""
     return min(free_nbytes(), _group_limit(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")))

@@ -27,6 +27,15 @@ LONGEST = 80  # letters of a mount point in the name of its profile
 RANGES = {"latency": (0.0, 100.0), "bandwidth": (1e3, 1e14), "iops": (1e-2, 1e10), "depth": (1.0, 4096.0)}
 
 
+# What is taken for true where nobody has measured, by the kind of file system.
+NETWORK = Storage(latency=2e-3, bandwidth=1e9, iops=500)  # a parallel file system on disks
+DISK = Storage(latency=8e-3, bandwidth=150e6, iops=120)
+FLASH = Storage(latency=1e-4, bandwidth=1.5e9, iops=50_000)
+MEMORY = Storage(latency=2e-6, bandwidth=5e9, iops=1e6)
+NETWORKS = ("lustre", "gpfs", "beegfs", "nfs", "nfs4", "ceph", "cifs", "smb3", "panfs", "orangefs", "9p", "afs", "fuse")
+MEMORIES = ("tmpfs", "ramfs", "hugetlbfs")
+
+
 @dataclass(frozen=True)
 class Rate:
     """What was measured with requests of one size, so many in flight."""
@@ -78,6 +87,39 @@ def storage_of(rates: tuple[Rate, ...]) -> Storage:
         iops=1 / per_request if per_request > 0 else most,
         depth=depth,
     )
+
+
+def stored_or_guessed(path: str | os.PathLike[str]) -> tuple[Storage, str]:
+    """The Storage that holds `path`, and where its numbers come from: the profile stored for it, else a guess."""
+    stored = default_path(path)
+    if stored.exists():
+        return load(stored), f"profile {stored}"
+    storage, kind = guess(path)
+    return storage, f"guessed: {kind}; measure it with `solar probe`"
+
+
+def guess(path: str | os.PathLike[str]) -> tuple[Storage, str]:
+    """The Storage that holds `path`, by the kind of its file system, and of its disk where that is local."""
+    kind = file_system(path) or "unknown file system"
+    if kind in MEMORIES:
+        return MEMORY, kind
+    if kind.split(".")[0] in NETWORKS:
+        return NETWORK, kind
+    return (DISK, f"{kind} on a disk") if _rotates(path) else (FLASH, f"{kind} on flash")
+
+
+def _rotates(path: str | os.PathLike[str]) -> bool:
+    """Whether the file lies on a disk that turns, as far as the system says."""
+    device = Path(path).stat().st_dev
+    folder = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    if folder.resolve().name.startswith(("vd", "xvd")):  # virtual disks say they do, and do not know
+        return False
+    for queue in (folder / "queue", folder / ".." / "queue"):  # of the disk, and of the disk of a partition
+        try:
+            return (queue / "rotational").read_text().strip() == "1"
+        except OSError:
+            continue
+    return False
 
 
 def default_path(path: str | os.PathLike[str]) -> Path:

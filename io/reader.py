@@ -125,6 +125,22 @@ class Rows:
         self._sample_nbytes = math.prod(layout.sample_shape) * self._read_dtype.itemsize
         self._source = source_of(layout, swap, page_cache) if layout.reader == "direct" else None
 
+    @property
+    def source(self) -> _native.Source | None:
+        """The native form of the Layout; None where libhdf5 reads it."""
+        return self._source
+
+    @property
+    def sample_nbytes(self) -> int:
+        """The bytes of a sample as the engine reads it."""
+        return self._sample_nbytes
+
+    def from_bytes(self, memory: NDArray[np.uint8]) -> NDArray[Any]:
+        """The samples whose bytes, as the engine reads them, are in this memory."""
+        samples = memory.nbytes // self._sample_nbytes
+        values = np.ndarray((samples, *self.layout.sample_shape), self._read_dtype, memory)
+        return values.astype(self.dtype.base, copy=False)
+
     def room(self, samples: int) -> NDArray[Any]:
         """Memory for this many samples, for `start` to read to."""
         return _batch_memory((samples, *self.layout.sample_shape), self.dtype)

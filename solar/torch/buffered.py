@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -180,7 +181,8 @@ class Buffered:
             ways = self._ways[1]
         first = 0 if last is None else last.segments.stop
         storages = [storage_of(layout, self._storage)[0] for layout in layouts_of(beneath)]
-        window = Window(makers, first, beneath, pieces, budget.parts, budget.batch, storages, ways)
+        # In a thread of its own, for an error caught there keeps the frames of all callers alive, the iterator's too.
+        window = _apart(partial(Window, makers, first, beneath, pieces, budget.parts, budget.batch, storages, ways))
         self._ways = kind, window.ways
         return window
 
@@ -285,6 +287,15 @@ class _Work(threading.Thread):
         self._stopped.set()
         if threading.current_thread() is not self:
             self.join()
+
+
+def _apart(make: Callable[[], Window]) -> Window:
+    """What is made, in another thread."""
+    made: list[Window] = []
+    _Work(lambda _: made.append(make())).result()
+    if not made:
+        raise _Stopped
+    return made[0]
 
 
 def _unless(stopped: threading.Event, make: Callable[[], Segment]) -> Callable[[], Segment]:

@@ -89,9 +89,13 @@ class Stretch:
         if not self._drawn:
             return None
         try:
-            return located(self.beneath, self._flat())
+            samples, starts = self._flat()
+            segment = located(self.beneath, (samples, starts))
         except (IndexError, TypeError, ValueError):
             return None
+        if self._course.cutter is not None:  # lists of ints take five times the memory
+            self._drawn = deque(np.split(samples, starts[1:-1]))
+        return segment
 
     def _flat(self) -> Pass:
         """The samples of all batches, and where each batch begins."""

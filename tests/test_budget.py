@@ -1,0 +1,267 @@
+"""How large a buffer is, what of it the batches take, whether it is worth having, and what is said about that."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from buffer_kit import BATCH, DISK, dataset_of, equal, generator, loader_of, passes
+
+from solar import DataLoader, H5Dataset, PlanError
+from solar.io import machine, profile
+from solar.io.quantities import in_words, size_of
+from solar.torch import budget
+from solar.values import Storage
+
+MEMORY = 1 << 30
+ALL_MEMORY = machine.memory_nbytes  # before a test replaces it
+
+
+@pytest.fixture(autouse=True)
+def _memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "memory_nbytes", lambda: MEMORY)
+
+
+def test_the_memory_of_a_node_is_also_that_of_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    there_is = ALL_MEMORY()
+    assert there_is > 1 << 20
+    monkeypatch.setattr(machine, "_group_limit", lambda *_: there_is // 2)
+    assert ALL_MEMORY() == there_is // 2
+
+
+# --- how large ----
+
+
+@pytest.mark.parametrize(
+    ("buffer", "nbytes"),
+    [
+        (None, None),
+        ("auto", None),
+        (0, 0),
+        (0.0, 0),
+        ("0", 0),
+        (4096, 4096),
+        ("8GiB", 8 << 30),
+        ("500MB", 500_000_000),
+        ("25%", MEMORY // 4),
+        (0.25, MEMORY // 4),
+        ("100 %", MEMORY),
+    ],
+)
+def test_a_buffer_is_bytes_a_text_or_a_share_of_the_memory(buffer: Any, nbytes: int | None) -> None:
+    assert budget.asked(buffer) == nbytes
+
+
+@pytest.mark.parametrize(
+    ("buffer", "error", "text"),
+    [
+        (-1, PlanError, "bytes are a whole number from 0"),
+        (1.5, PlanError, "a share of the memory is above 0 and below 1"),
+        ("much", PlanError, "is not a size such as 8GiB, 64k or 100MB, or a share such as 25%"),
+        ("150%", PlanError, "is more than all of it"),
+        ("1.5", PlanError, "is not a whole number"),
+        (True, TypeError, "give bytes, a size such as '8GiB'"),
+        ([1], TypeError, "give bytes, a size such as '8GiB'"),
+    ],
+)
+def test_anything_else_is_an_error_when_the_loader_is_made(
+    buffer: Any, error: type[Exception], text: str, make: Callable[..., str]
+) -> None:
+    dataset = H5Dataset(make("a.h5", x=np.arange(4)), "x")
+    with pytest.raises(error, match=text):
+        DataLoader(dataset, buffer=buffer)
+
+
+def test_epochs_are_one_or_more(make: Callable[..., str]) -> None:
+    dataset = H5Dataset(make("a.h5", x=np.arange(4)), "x")
+    with pytest.raises(ValueError, match="epochs=0: at least one, or None where nobody knows"):
+        DataLoader(dataset, epochs=0)
+
+
+def test_a_storage_may_be_a_profile_and_must_exist(make: Callable[..., str], tmp_path: Path) -> None:
+    dataset = H5Dataset(make("a.h5", x=np.arange(4)), "x")
+    rates = (profile.Rate(4096, 1, 500, 0, 1.0), profile.Rate(1 << 23, 1, 100, 0, 1.0))
+    made = profile.Profile("x", "now", "by hand", rates, DISK)
+    profile.save(made, tmp_path / "disk.json")
+    loader = DataLoader(dataset, storage=tmp_path / "disk.json")
+    assert loader._buffered._storage == Storage(DISK.latency, DISK.bandwidth, DISK.iops, DISK.depth)
+    with pytest.raises(PlanError, match="the profile cannot be read"):
+        DataLoader(dataset, storage="nowhere.json")
+
+
+@pytest.mark.parametrize("ahead", [1, 4, 40])
+@pytest.mark.parametrize("nbytes", [3_400, 5_000, 20_000, 1 << 20, 1 << 30])
+def test_a_budget_never_exceeds_the_buffer(nbytes: int, ahead: int) -> None:
+    made = budget.divided(nbytes, 10, 100, 1_000, ahead, 300)
+    taken = made.parts + made.staged * 1_000 + 1_000 + made.scratch * budget.threads()
+    assert taken == nbytes
+    assert 1 <= made.staged <= ahead
+    assert made.scratch >= 300
+    assert made.parts >= 0
+
+
+# --- whether at all ----
+
+
+def chunked(make: Callable[..., str], samples: int = 4096) -> H5Dataset:
+    """A data set of many chunks, each with many samples, encoded."""
+    values = np.zeros((samples, 64), "f4")
+    return H5Dataset(make("chunked.h5", x=(values, {"chunks": (256, 64), "compression": "gzip"})), "x")
+
+
+def chosen(dataset: Any, caplog: pytest.LogCaptureFixture, **options: Any) -> tuple[bool, str]:
+    """Whether a loader takes a buffer, and what it says about that."""
+    caplog.set_level(logging.DEBUG, "solar")
+    caplog.clear()
+    with DataLoader(dataset, 64, shuffle=True, **options) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        lines = [message for message in caplog.messages if "buffer" in message]
+        return loader._buffered.running is not None, "; ".join(lines)
+
+
+def test_small_files_need_no_buffer(make: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
+    taken, said = chosen(H5Dataset(make("a.h5", x=np.zeros((1000, 8))), "x"), caplog)
+    assert not taken
+    assert said == "no buffer: the files fit into the page cache"
+
+
+def test_what_gains_nothing_worth_a_word_is_left(make: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
+    taken, said = chosen(chunked(make, 512), caplog)
+    assert not taken
+    assert "without a buffer" in said
+
+
+def test_chunks_of_many_samples_get_a_buffer(
+    make: Callable[..., str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "SECONDS", 0.0)
+    taken, said = chosen(chunked(make), caplog, epochs=3)
+    assert taken
+    assert "a buffer: chunks of several samples are decoded less often" in said
+    assert "all samples stay" in said
+
+
+def test_files_larger_than_the_page_cache_get_one_where_requests_are_dear(
+    make: Callable[..., str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "page_cache_nbytes", lambda: 1000)
+    dataset = H5Dataset(make("a.h5", x=np.zeros((4096, 64))), "x")
+    slow, fast = Storage(1e-2, 1e8, 100), Storage(1e-9, 1e12, 1e10)
+    taken, said = chosen(dataset, caplog, storage=slow)
+    assert taken
+    assert "the files do not fit into the page cache: an epoch takes about" in said
+    taken, said = chosen(dataset, caplog, storage=fast)
+    assert not taken
+
+
+def test_samplers_that_may_follow_the_training_get_one_only_if_asked_for(
+    make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "SECONDS", 0.0)
+
+    class Following(list[int]):
+        """A sampler whose order changes while it is iterated."""
+
+    dataset = chunked(make)
+    for sampler, nbytes, taken in ((Following(range(64)), None, False), (Following(range(64)), "1MiB", True)):
+        with DataLoader(dataset, 8, sampler=sampler, buffer=nbytes, storage=DISK) as loader:
+            iterator = iter(loader)
+            next(iterator)
+            assert (loader._buffered.running is not None) == taken
+
+
+@pytest.mark.parametrize("field", ["text", "vlen", "empty_rows"])
+def test_what_cannot_be_kept_is_read_without_and_that_is_said(
+    field: str, zoo: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "solar")
+    with DataLoader(H5Dataset(zoo, field), 4, buffer="1MiB", collate_fn=list) as loader:
+        assert len(list(loader)) == 3
+        assert loader._buffered.running is None
+    lines = [message for message in caplog.messages if message.startswith("no buffer: ")]
+    assert len(lines) == 1
+    assert field in lines[0]
+
+
+@pytest.mark.parametrize("field", ["struct", "big_endian", "complex", "bool", "array", "fixed_text", "partly_written"])
+def test_values_of_all_kinds_are_kept(field: str, zoo: str) -> None:
+    found = []
+    for nbytes in ("1MiB", 0):
+        with DataLoader(
+            H5Dataset(zoo, field), 3, shuffle=True, generator=generator(1), buffer=nbytes, collate_fn=str
+        ) as loader:
+            found.append(passes(loader, 3))
+            assert (loader._buffered.running is not None) == (nbytes != 0)
+    assert found[0] == found[1]
+
+
+# --- what is said ----
+
+
+def test_one_line_says_what_was_chosen_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "solar")
+    dataset = dataset_of(tmp_path, "contiguous")
+    with loader_of(dataset, "by a generator", buffer=6_000, epochs=4) as loader:
+        passes(loader, 4)
+    lines = [message for message in caplog.messages if message.startswith("a buffer of")]
+    assert len(lines) == 1
+    assert lines[0].startswith("a buffer of 5.9 KiB with 2 batches ready: ")
+    assert "requests for" in lines[0]
+    assert lines[0].endswith("storage as given")
+
+
+def test_without_numbers_the_storage_is_guessed_or_what_was_probed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "solar")
+    dataset = dataset_of(tmp_path, "contiguous")
+    with DataLoader(dataset, BATCH, buffer=9_000) as loader:
+        list(loader)
+    assert "storage guessed: " in caplog.text
+    rates = (profile.Rate(4096, 1, 500, 0, 1.0), profile.Rate(1 << 23, 1, 100, 0, 1.0))
+    profile.save(profile.Profile("x", "now", "by hand", rates, DISK), profile.default_path(tmp_path))
+    with DataLoader(dataset, BATCH, buffer=9_000) as loader:
+        assert equal(list(loader), list(DataLoader(dataset, BATCH, buffer=0)))
+    assert f"storage profile {profile.default_path(tmp_path)}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "storage"),
+    [
+        ("lustre", profile.NETWORK),
+        ("fuse.sshfs", profile.NETWORK),
+        ("nfs4", profile.NETWORK),
+        ("tmpfs", profile.MEMORY),
+    ],
+)
+def test_a_file_system_says_what_kind_of_storage_it_is(
+    kind: str, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile, "file_system", lambda _: kind)
+    assert profile.guess(tmp_path) == (storage, kind)
+
+
+def test_a_local_disk_says_whether_it_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "file_system", lambda _: "ext4")
+    for turns, storage in ((True, profile.DISK), (False, profile.FLASH)):
+        monkeypatch.setattr(profile, "_rotates", lambda _, turns=turns: turns)
+        assert profile.guess(tmp_path)[0] == storage
+
+
+# --- sizes in words ----
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "words"), [(0, "0 bytes"), (1536, "1.5 KiB"), (1 << 20, "1 MiB"), (1 << 50, "1,024 TiB")]
+)
+def test_sizes_in_words(nbytes: int, words: str) -> None:
+    assert in_words(nbytes) == words
+
+
+def test_the_size_in_words_means_the_size() -> None:
+    assert size_of("1.5 KiB", 0) == 1536
