@@ -60,7 +60,7 @@ class Running:
         self._turn, self._counting = threading.Lock(), threading.Lock()
         self._came: deque[Any] = deque()  # from the run, and not yet told apart
         self._here: dict[int, Any] = {}
-        self._taken = self._hits = 0
+        self._taken = 0
         self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch)
         for one, part in zip(rows, parts, strict=True):
             assert one.source is not None, "the loader asks only for what is read directly"
@@ -90,13 +90,11 @@ class Running:
         came = self._here.pop(number)
         with self._counting:
             self.given += 1
-            hits = self.counts().get("hits", 0)
-            more, self._hits = hits - self._hits, hits
         if isinstance(came, Exception):
             raise came
         memory, counts = came
         values = [rows.from_bytes(one) for rows, one in zip(self._rows, memory, strict=True)]
-        return values, dict(zip(COUNTS, counts, strict=False)) | {"buffer_hits": more}
+        return values, dict(zip(COUNTS, counts, strict=False))
 
     def _take(self, seconds: float) -> None:
         run = self._run

@@ -9,15 +9,20 @@
 
 namespace solar {
 
-Buffer::Buffer(std::size_t keys, std::size_t pages, std::size_t page_nbytes)
-    : pages_(pages), page_nbytes_(page_nbytes), first_(keys, none), next_(pages), free_(pages == 0 ? end : 0) {
+Buffer::Buffer(std::size_t keys, std::size_t pages, std::size_t page_nbytes, std::byte* memory)
+    : pages_(pages),
+      page_nbytes_(page_nbytes),
+      first_(keys, none),
+      next_(pages),
+      free_(pages == 0 ? end : 0),
+      memory_(memory) {
   if (pages >= end || (page_nbytes > 0 && pages > SIZE_MAX / 2 / page_nbytes)) throw std::bad_alloc();
   if (pages > 0) {
     std::iota(next_.begin(), next_.end(), 1);
     next_.back() = end;
   }
+  if (memory != nullptr || pages * page_nbytes == 0) return;
   mapped_ = pages * page_nbytes;
-  if (mapped_ == 0) return;
   void* const got = ::mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (got == MAP_FAILED) throw std::bad_alloc();
   memory_ = static_cast<std::byte*>(got);
@@ -26,7 +31,7 @@ Buffer::Buffer(std::size_t keys, std::size_t pages, std::size_t page_nbytes)
 }
 
 Buffer::~Buffer() {
-  if (memory_ != nullptr) ::munmap(memory_, mapped_);
+  if (mapped_ > 0) ::munmap(memory_, mapped_);
 }
 
 void Buffer::take(std::size_t key, std::size_t pages) {

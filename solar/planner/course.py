@@ -248,7 +248,10 @@ def _cheapest(uses: Uses, region: Region, epochs: range, memory: int, storage: S
         way, epochs_ = costs.choose(region, uses, counted, measured, terms, storage, kinds=(whole,), start=few)
         found.append((costs.seconds(total(one.counts for one in epochs_), region.units, storage), way))
     if not found:
-        raise min(refused, key=lambda error: error.least)
+        try:
+            raise min(refused, key=lambda error: error.least)
+        finally:
+            refused.clear()  # or the error and this frame, which its traceback keeps, would keep each other alive
     return min(found, key=lambda one: one[0])[1]
 
 

@@ -20,7 +20,7 @@ from solar.torch.beneath import Beneath
 from solar.torch.budget import FITS, Budget, Profile, Size, asked, auto, checked_storage, ranks_here, storage_of
 from solar.torch.position import Course, Passage
 from solar.torch.stats import Stats
-from solar.torch.stretch import Making, Stretch
+from solar.torch.turn import Pace, Turn
 from solar.torch.windows import Segment, Window, fit, in_words, layouts_of, pieces_of
 from solar.values import Layout
 
@@ -65,14 +65,14 @@ class Buffered:
         self._queue: deque[Queued] = deque()
         self._later: Iterator[Callable[[], Segment]] = iter(())  # what comes after the windows
         self._work: _Work | None = None
-        self._holder: Stretch | None = None
+        self._holder: Turn | None = None
         self._budget: Budget | None = None
 
     # --- an iterator begins, and ends ----
 
     def begin(
-        self, beneath: Beneath, batches: Iterator[Any], passage: Passage, course: Course, making: Making
-    ) -> Stretch | None:
+        self, beneath: Beneath, batches: Iterator[Any], passage: Passage, course: Course, pace: Pace
+    ) -> Turn | None:
         """The batches of a pass, to be taken from the buffer; None where they are read without one."""
         if self._owner != os.getpid():  # a forked process makes its own
             self._reset()
@@ -88,7 +88,7 @@ class Buffered:
                 log.info("another iterator of this loader takes batches from its buffer: this one reads without")
                 return None
             left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
-            self._holder = Stretch(self, beneath, batches, passage, course, making, self._chosen, left)
+            self._holder = Turn(self, beneath, batches, passage, course, pace, self._chosen, left)
         try:
             self._holder.draw()
         except BaseException:
@@ -113,7 +113,7 @@ class Buffered:
         log.log(logging.DEBUG if why == FITS else logging.INFO, "%s: %s", "a buffer" if nbytes else "no buffer", why)
         return nbytes
 
-    def enter(self, stretch: Stretch, segment: Segment, amid: bool) -> tuple[Running, int] | None:
+    def enter(self, turn: Turn, segment: Segment, amid: bool) -> tuple[Running, int] | None:
         """Has the run make these batches next, and plans what comes later. Gives the number of the first of them."""
         with self._lock:
             if self._work is not None:
@@ -123,18 +123,18 @@ class Buffered:
                 self._end()
                 queued = None
             if queued is None:
-                queued = self._begin(stretch, segment, amid)
+                queued = self._begin(turn, segment, amid)
             if queued is None or self.running is None:
                 return None
             self._work = _Work(self._go_on)
             return self.running, queued.base
 
-    def leave(self, stretch: Stretch, whole: bool) -> None:
+    def leave(self, turn: Turn, whole: bool) -> None:
         """The iterator takes no more. The run goes on if it took all."""
-        if self._owner != os.getpid() or self._holder is not stretch:
+        if self._owner != os.getpid() or self._holder is not turn:
             return
         if isinstance(threading.current_thread(), _Work):  # the garbage collector's doing: left to the next iterator
-            stretch.orphaned = True
+            turn.orphaned = True
             return
         with self._lock:
             self._holder = None
@@ -149,24 +149,24 @@ class Buffered:
 
     # --- the run ----
 
-    def _begin(self, stretch: Stretch, segment: Segment, amid: bool) -> Queued | None:
+    def _begin(self, turn: Turn, segment: Segment, amid: bool) -> Queued | None:
         """A new window from here on, for the run there is if it can carry that out, else for a new one.
 
         None amid a pass, whose run cannot be left: its batches are on their way.
         """
-        budget, later = stretch.budget(segment), chain([lambda: segment], stretch.later())
+        budget, later = turn.budget(segment), chain([lambda: segment], turn.later())
         if budget != self._budget:
             if amid:
                 return None
             self._end()
         makers = list(islice(later, max(1, min(SEGMENTS[0], USES[0] // len(segment.rows)))))
-        window = self._planned(makers, stretch.beneath, budget)
+        window = self._planned(makers, turn.beneath, budget)
         if self.running is not None and not self._goes_on(window):
             if amid:
                 return None
             self._end()
         if self.running is None:
-            self._start(stretch, window, budget)
+            self._start(turn, window, budget)
         self._later, self._budget = later, budget
         return self._append(window)
 
@@ -193,10 +193,10 @@ class Buffered:
             running is not None and last is not None and last.ways == window.ways and fit(window.parts(), running.parts)
         )
 
-    def _start(self, stretch: Stretch, window: Window, budget: Budget) -> None:
-        self.running = Running(stretch.rows(), window.parts(), budget.staged, budget.scratch)
+    def _start(self, turn: Turn, window: Window, budget: Budget) -> None:
+        self.running = Running(turn.rows(), window.parts(), budget.staged, budget.scratch)
         self._stats.held(self.running.nbytes)
-        sources = dict.fromkeys(storage_of(layout, self._storage)[1] for layout in layouts_of(stretch.beneath))
+        sources = dict.fromkeys(storage_of(layout, self._storage)[1] for layout in layouts_of(turn.beneath))
         log.info(
             "a buffer of %s with %d batches ready: %s; storage %s",
             size_in_words(budget.nbytes), budget.staged, in_words(window), ", ".join(sources),

@@ -17,6 +17,11 @@ def draw(generator: torch.Generator | None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
+def skip(generator: torch.Generator, count: int) -> None:
+    """Draws so many numbers of 32 bits; a seed takes two of them."""
+    torch.empty(count, dtype=torch.int32).random_(generator=generator)
+
+
 def copied(generator: torch.Generator | None) -> torch.Generator:
     """A generator that is where this one is; None means torch's global one."""
     copy = torch.Generator("cpu" if generator is None else generator.device)

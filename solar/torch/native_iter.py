@@ -21,9 +21,8 @@ from solar.torch.making import Coming, Inline, Making, Threads, cores, profiling
 from solar.torch.pending import leaves
 from solar.torch.position import Draws, Passage
 from solar.torch.samplers import leaves_a_rank_without
-from solar.torch.stretch import Making as Ahead
-from solar.torch.stretch import Stretch
 from solar.torch.transform import Key
+from solar.torch.turn import Pace, Turn
 from solar.torch.workers import Wanted
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class NativeIter(Draws):
 
     def __init__(self, loader: DataLoader[Any], beneath: Beneath) -> None:
         self._coming: deque[Coming | Exception] = deque()
-        self._stretch: Stretch | None = None  # where batches come from the loader's buffer
+        self._turn: Turn | None = None  # where batches come from the loader's buffer
         self._threads: Threads | None = None
         self._processes: Processes | None = None
         self._bar: Any = None
@@ -172,10 +171,10 @@ class NativeIter(Draws):
                 'tail="pad"'
             )
         threads = self._start_making(first, workers)
-        making = Ahead(self._ahead, threads)
-        self._stretch = self._buffered.begin(self._beneath, self._indices, self.passage, self._course, making)
-        if self._stretch is not None:
-            self._indices, self._ahead = self._stretch.indices(), self._stretch.ahead
+        pace = Pace(self._ahead, threads)
+        self._turn = self._buffered.begin(self._beneath, self._indices, self.passage, self._course, pace)
+        if self._turn is not None:
+            self._indices, self._ahead = self._turn.indices(), self._turn.ahead
 
     def _start_making(self, first: H5Dataset, workers: int) -> int:
         """Starts threads and processes that make the batches, as they are needed. Gives the number of threads."""
@@ -213,7 +212,7 @@ class NativeIter(Draws):
             return
         try:
             samples = indices if self._auto_collation else [indices]
-            pending, names = (self._beneath if self._stretch is None else self._stretch).start(samples)
+            pending, names = (self._beneath if self._turn is None else self._turn).start(samples)
             names = names.tolist()
             keys = self._keys(names) if self._making.transform is not None else ()
             if self._threads is None:
@@ -253,15 +252,15 @@ class NativeIter(Draws):
             coming = self._coming.pop()
             if not isinstance(coming, Exception):
                 self._stats.held(-coming.pending.nbytes)
-        if self._stretch is not None:
-            self._stretch.leave()
+        if self._turn is not None:
+            self._turn.leave()
         if self._threads is not None:
             self._threads.close()
         if self._processes is not None:
             self._workers.release(self._processes)
         if self._bar is not None:
             self._bar.close()
-        self._stretch = self._threads = self._processes = self._bar = None
+        self._turn = self._threads = self._processes = self._bar = None
 
     def __del__(self) -> None:
         if not sys.is_finalizing():

@@ -23,10 +23,11 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from solar.errors import PlanError
-from solar.torch.draws import check_drawing, copied, digest, draw, drawing, shuffle, shuffle_again
+from solar.torch.draws import check_drawing, copied, digest, draw, drawing, shuffle, shuffle_again, skip
 from solar.torch.order import UNCOUNTED, Array, Known, Order, Pass
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
 
+FEW = 65  # numbers that others may draw between two passes: a loader draws two, and two more if it shuffles
 STATIC = (list, tuple, range, SubsetRandomSampler, WeightedRandomSampler, SequentialSampler, RandomSampler)
 BATCHING = (BatchSampler, PlanBatchSampler)  # these cut the samples of a sampler into batches in the way we know
 
@@ -76,6 +77,8 @@ class Shuffled(Known):
 
     kind = "shuffled"
     _seed: int | None = None
+    _after: torch.Generator | None = None  # the global generator, right after it gave the seed
+    _between: int | None = None  # numbers that others drew from it since the pass before, where they were few
 
     def start(self) -> Iterator[Any]:
         return super().start() if self._permutes() else Order.start(self)
@@ -91,7 +94,33 @@ class Shuffled(Known):
         return torch.randperm(samples, generator=torch.Generator().manual_seed(seed)).numpy()
 
     def begin(self, last: Order | None) -> None:
-        self._seed = draw(copied(None))
+        self._after = copied(None)
+        self._seed = draw(self._after)
+        if isinstance(last, Shuffled) and last._after is not None:
+            tried = range(FEW)
+            self._between = next(
+                (few for few in tried if self._seed_after(copied(last._after), few) == self._seed), None
+            )
+
+    def _seed_after(self, generator: torch.Generator, between: int) -> int:
+        """The seed that the pass after it draws, if others draw so many numbers before it."""
+        skip(generator, between)
+        if self.generator is None and not self.draws_base_once:
+            draw(generator)
+        return draw(generator)
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        """If others draw as few numbers from now on as since the last pass. Whoever asks compares what comes."""
+        if self._after is None or self._between is None:
+            return
+        generator = copied(self._after)
+        while True:
+            yield partial(self._shuffled_by, self._seed_after(generator, self._between))
+
+    def _shuffled_by(self, seed: int) -> Pass:
+        if self._permutes():
+            return self.batched(self._permutation(seed))
+        return self.batched(np.fromiter(shuffle(self.sampler, torch.Generator().manual_seed(seed)), np.int64))
 
     def tell(self, mark: Any) -> dict[str, Any]:
         return {"kind": self.kind, "seed": self._seed, **drawing(self.sampler)}

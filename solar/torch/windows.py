@@ -1,4 +1,4 @@
-"""Windows: stretches of the future, as far as the order of samples is known, planned together."""
+"""Windows: parts of the future, as far as the order of samples is known, planned together."""
 
 from __future__ import annotations
 

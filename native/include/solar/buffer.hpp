@@ -14,8 +14,9 @@ namespace solar {
 
 class Buffer {
  public:
-  // Nothing but address space is used until pages are written to. Throws std::bad_alloc.
-  Buffer(std::size_t keys, std::size_t pages, std::size_t page_nbytes);
+  // Nothing but address space is used until pages are written to; or the memory given is, which must stay. Throws
+  // std::bad_alloc.
+  Buffer(std::size_t keys, std::size_t pages, std::size_t page_nbytes, std::byte* memory = nullptr);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
@@ -48,7 +49,7 @@ class Buffer {
   std::uint32_t free_;                // the first free page, which was given back last
   std::size_t held_ = 0, peak_ = 0;
   std::byte* memory_ = nullptr;
-  std::size_t mapped_ = 0;
+  std::size_t mapped_ = 0;  // of its own
 };
 
 template <class Run>

@@ -29,6 +29,7 @@ struct ReaderStats {
   std::uint64_t rows = 0;          // delivered
   std::uint64_t requests = 0;      // to the file system
   std::uint64_t stretches = 0;     // of storage that they read, where a plan says which: see Task
+  std::uint64_t buffer_hits = 0;   // rows of a batch that were in a buffer already: see Run
   std::uint64_t bypassed = 0;      // of these requests, made past the page cache
   std::uint64_t bytes_read = 0;    // asked of the file system, gaps included
   std::uint64_t bytes_mapped = 0;  // copied from mapped files instead
@@ -43,10 +44,11 @@ struct NamedCount {
   const char* name;
   std::uint64_t ReaderStats::*count;
 };
-inline constexpr std::array<NamedCount, 10> named_counts{{
+inline constexpr std::array<NamedCount, 11> named_counts{{
     {"rows", &ReaderStats::rows},
     {"requests", &ReaderStats::requests},
     {"stretches", &ReaderStats::stretches},
+    {"buffer_hits", &ReaderStats::buffer_hits},
     {"bypassed", &ReaderStats::bypassed},
     {"bytes_read", &ReaderStats::bytes_read},
     {"bytes_mapped", &ReaderStats::bytes_mapped},

@@ -8,6 +8,9 @@
 // A failed read is no failed plan: its rows count as not held, and are read again with the batches that use them. So an
 // error comes with the batch that has the bad row, and with no other.
 //
+// With a Node, several processes do this together, each with its rank: they append the same uses and loads, share the
+// buffers, read each a part of what is loaded, and put their own batches together. A failed load then fails all of them.
+//
 // part() is called before append(), by one thread; all else by any thread. The Reader must outlive the Run.
 #pragma once
 
@@ -19,6 +22,7 @@
 #include <vector>
 
 #include "solar/memory.hpp"
+#include "solar/node.hpp"
 #include "solar/reader.hpp"
 
 namespace solar {
@@ -49,7 +53,8 @@ class Run {
     std::uint64_t gap = 0;                   // holes below this are read over
   };
   // An epoch of a part. Step s uses rows[starts[s], starts[s + 1]), which go to these positions of its batch (none: one
-  // after another); after it, loads[ends[s], ends[s + 1]) are read. Before the first step, so are groups of `start`.
+  // after another; below 0: to that of another rank); after it, loads[ends[s], ends[s + 1]) are read. Before the first
+  // step, groups of `start` are.
   struct Epoch {
     std::span<const std::int32_t> rows;
     std::span<const std::int32_t> positions;
@@ -66,7 +71,8 @@ class Run {
   };
 
   // `scratch`: bytes that a thread of the Reader may use beside the buffers, where one request needs no more.
-  Run(Reader& reader, std::shared_ptr<MemoryPool> pool, std::size_t staged, std::uint64_t scratch);
+  Run(Reader& reader, std::shared_ptr<MemoryPool> pool, std::size_t staged, std::uint64_t scratch,
+      std::shared_ptr<Node> node = nullptr);
   ~Run();  // close(), unless that was given up before: then it leaves its thread and memory as they are
 
   std::size_t part(const Part& part);

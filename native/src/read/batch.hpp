@@ -136,6 +136,7 @@ class Batch {
   void set_fills_aside(std::size_t from);
   void cut_stretches();
   std::uint64_t parts_of(std::size_t i) const noexcept;
+  std::uint64_t call_limit_of(const Piece& piece) const noexcept;
 
   std::vector<bool> taken_;    // slots of `out`, where rows have positions
   std::size_t grid_form_ = 0;  // form of grids.back()

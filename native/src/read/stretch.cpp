@@ -83,6 +83,11 @@ std::uint64_t Batch::parts_of(std::size_t i) const noexcept {
   return own + (i > 0 && goes_on(i) ? (pieces[i].offset - pieces[i - 1].offset - pieces[i - 1].nbytes) / hole_limit + 1 : 0);
 }
 
+// What is decoded passes through scratch, of which several requests have a share.
+std::uint64_t Batch::call_limit_of(const Piece& piece) const noexcept {
+  return piece.how == How::chunk || piece.how == How::tile ? std::min(call_limit, scratch / 4) : call_limit;
+}
+
 // A unit is a request. All that is only filled comes last.
 void Batch::cut_stretches() {
   if (pieces.size() + fills_.size() > UINT32_MAX) throw std::length_error(source->name + ": too many chunks for one batch");
@@ -91,7 +96,7 @@ void Batch::cut_stretches() {
     const bool on = i > 0 && goes_on(i);
     const std::uint64_t more = parts_of(i);
     if (!on) ++stretches;
-    if (!on || pieces[i].offset + pieces[i].nbytes - begin > call_limit || parts + more > parts_limit) {
+    if (!on || pieces[i].offset + pieces[i].nbytes - begin > call_limit_of(pieces[i]) || parts + more > parts_limit) {
       unit_begin.push_back(i);
       begin = pieces[i].offset;
       parts = 0;

@@ -377,7 +377,7 @@ void Worker::arrived(Request& request, std::int32_t result) {
 
 void Worker::end(Request& request) {
   scratch_in_flight_ -= std::exchange(request.scratch_nbytes, 0);
-  request.scratch.keep(scratch_kept);
+  request.scratch.keep(std::min(scratch_kept, request.job->batch.scratch / requests_.size()));
   request.file.reset();  // or it would stay open
   flight(request).clear();
   free_.push_back(static_cast<std::uint32_t>(index(request)));

@@ -12,12 +12,13 @@ std::size_t keys_of(const Run::Part& part, const read::Lines& lines) {
 
 }  // namespace
 
-PartRun::PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch)
+PartRun::PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch, const Node* node, std::byte* memory)
     : reader_(reader),
       part_(part),
       lines_(*part.source),
-      buffer_(keys_of(part, lines_), part.pages, part.page_nbytes),
+      buffer_(keys_of(part, lines_), part.pages, part.page_nbytes, memory),
       scratch_(scratch),
+      node_(node),
       fresh_(keys_of(part, lines_)) {}
 
 Reader::Ticket PartRun::submit(Task task, MutableBytes out) {
@@ -34,8 +35,8 @@ Reader::Ticket PartRun::submit(Task task, MutableBytes out) {
   return reader_.submit(work);
 }
 
-void PartRun::load(Rows rows, std::uint64_t due, const std::shared_ptr<const Planned>& of, bool start,
-                   RunStats& stats) {
+void PartRun::load(Rows rows, std::uint64_t due, const std::shared_ptr<const Planned>& of, bool start, RunStats& stats,
+                   const std::function<bool()>& ready) {
   rows_.clear();
   for (const std::int32_t row : rows) {
     const std::size_t k = key(row);
@@ -44,7 +45,13 @@ void PartRun::load(Rows rows, std::uint64_t due, const std::shared_ptr<const Pla
     fresh_[k] = true;
     rows_.push_back(row);
   }
-  if (rows_.empty()) return;
+  if (node_ != nullptr) {  // each rank reads a part of the stretches
+    const auto share = [this](unsigned rank) {
+      return rows_.begin() + static_cast<std::ptrdiff_t>(rows_.size() * rank / node_->ranks());
+    };
+    rows_ = {share(node_->rank()), share(node_->rank() + 1)};
+  }
+  if (rows_.empty() || !ready()) return;
   stats.reads += rows_.size();
   loading_.push_back({submit(part_.stored ? Task::keep : Task::load, {}), due, rows, of, {}});
   if (rows_.size() == rows.size()) return;
@@ -63,7 +70,9 @@ bool PartRun::arrive(std::uint64_t now, const Settle& settle, RunStats& stats, R
       if (!settle(loading->ticket, own)) return false;
       stats.requests += own.stretches;
       stats.bytes += own.bytes_read;
-    } catch (const std::exception&) {  // it comes again, with the batch that the bad row is in
+    } catch (const std::exception&) {
+      if (node_ != nullptr) throw;  // others would use these pages
+      // It comes again, with the batch that the bad row is in.
       for (const std::int32_t row : loading->rows) {
         if (const std::size_t k = key(row); buffer_.holds(k)) buffer_.drop(k);
       }
@@ -80,17 +89,30 @@ bool PartRun::chosen(const Run::Epoch& epoch, std::size_t step, bool held) {
   positions_.clear();
   for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
     const auto i = static_cast<std::size_t>(use);
-    if (buffer_.holds(key(epoch.rows[i])) != held) continue;
+    const std::int64_t position = epoch.positions.empty() ? use - epoch.starts[step] : epoch.positions[i];
+    if (position < 0 || buffer_.holds(key(epoch.rows[i])) != held) continue;
     rows_.push_back(epoch.rows[i]);
-    positions_.push_back(epoch.positions.empty() ? use - epoch.starts[step] : epoch.positions[i]);
+    positions_.push_back(position);
   }
   return !rows_.empty();
+}
+
+// Of the uses of rows that are held, all but each one's first since it was loaded were read for before.
+void PartRun::count_hits(const Run::Epoch& epoch, std::size_t step, RunStats& stats) {
+  for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
+    const auto i = static_cast<std::size_t>(use);
+    const std::size_t k = key(epoch.rows[i]);
+    if (!buffer_.holds(k)) continue;
+    if (!fresh_[k] && (epoch.positions.empty() || epoch.positions[i] >= 0)) ++stats.hits;
+    fresh_[k] = false;
+  }
 }
 
 std::size_t PartRun::missing(const Run::Epoch& epoch, std::size_t step) const noexcept {
   std::size_t count = 0;
   for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
-    count += !buffer_.holds(key(epoch.rows[static_cast<std::size_t>(use)]));
+    const auto i = static_cast<std::size_t>(use);
+    count += (epoch.positions.empty() || epoch.positions[i] >= 0) && !buffer_.holds(key(epoch.rows[i]));
   }
   return count;
 }
@@ -106,12 +128,8 @@ Reader::Ticket PartRun::fetch(const Run::Epoch& epoch, std::size_t step, Mutable
 }
 
 Reader::Ticket PartRun::put_together(const Run::Epoch& epoch, std::size_t step, MutableBytes out, RunStats& stats) {
+  count_hits(epoch, step, stats);
   if (!chosen(epoch, step, true)) return 0;
-  for (const std::int64_t row : rows_) {
-    const std::size_t k = key(static_cast<std::int32_t>(row));
-    if (!fresh_[k]) ++stats.hits;
-    fresh_[k] = false;
-  }
   return submit(part_.stored ? Task::decode : Task::gather, out);
 }
 

@@ -19,22 +19,25 @@ struct Planned {
 };
 
 // Throws std::invalid_argument unless the epoch's arrays fit each other, the part, and the sizes of the batches; `alone`:
-// there is no other part of its field.
-void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes, bool alone);
+// there is no other part of its field; `shared`: there are other ranks, to whom some of it goes.
+void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes, bool alone, bool shared);
 
 class PartRun {
  public:
   // Whether a ticket has ended: false when the Run closes first. Throws the ticket's error.
   using Settle = std::function<bool(Reader::Ticket, ReaderStats&)>;
 
-  PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch);
+  // Of a Node, `memory` is what this part's buffer takes of it.
+  PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch, const Node* node, std::byte* memory);
 
   const Run::Part& part() const noexcept { return part_; }
   std::uint64_t row_nbytes() const noexcept { return part_.source->row_nbytes(); }
   std::size_t held_nbytes() const noexcept { return buffer_.held_nbytes(); }
 
   // Starts reading these rows into the buffer, for use at step `due` or later. Of a start, those held are passed over.
-  void load(Rows rows, std::uint64_t due, const std::shared_ptr<const Planned>& of, bool start, RunStats& stats);
+  // `ready` is called before anything is written to the buffer.
+  void load(Rows rows, std::uint64_t due, const std::shared_ptr<const Planned>& of, bool start, RunStats& stats,
+            const std::function<bool()>& ready);
   // Waits for all loads that are due. False when the Run closes.
   bool arrive(std::uint64_t now, const Settle& settle, RunStats& stats, ReaderStats& counts);
   // Starts reading the rows of a step that are not held straight into `out`; 0: there are none.
@@ -64,12 +67,14 @@ class PartRun {
   }
   Reader::Ticket submit(Task task, MutableBytes out);
   bool chosen(const Run::Epoch& epoch, std::size_t step, bool held);
+  void count_hits(const Run::Epoch& epoch, std::size_t step, RunStats& stats);
 
   Reader& reader_;
   Run::Part part_;
   read::Lines lines_;
   Buffer buffer_;
   std::uint64_t scratch_;
+  const Node* node_;
   std::deque<Loading> loading_;
   std::vector<bool> fresh_;  // of each key: loaded, and not used since
   std::vector<std::int64_t> rows_, positions_;  // of the ticket at hand

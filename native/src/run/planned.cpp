@@ -28,7 +28,8 @@ void check_rows(std::span<const std::int32_t> rows, std::int64_t all, const char
 
 }  // namespace
 
-void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes, bool alone) {
+void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes, bool alone,
+           bool shared) {
   const std::int64_t all = part.source->part_first.back();
   check_rows(epoch.rows, all, "rows");
   check_rows(epoch.loads, all, "loads");
@@ -44,10 +45,11 @@ void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std
   if (!epoch.positions.empty() && epoch.positions.size() != epoch.rows.size()) refuse("positions must be as long as rows");
   for (std::size_t step = 0; step < sizes.size(); ++step) {
     const std::int64_t uses = epoch.starts[step + 1] - epoch.starts[step];
-    if (alone && epoch.positions.empty() ? uses != sizes[step] : uses > sizes[step]) refuse("a batch of another size");
+    const bool fits = alone && epoch.positions.empty() ? uses == sizes[step] : shared || uses <= sizes[step];
+    if (!fits) refuse("a batch of another size");
     for (std::int64_t use = epoch.starts[step]; !epoch.positions.empty() && use < epoch.starts[step + 1]; ++use) {
       const std::int32_t position = epoch.positions[static_cast<std::size_t>(use)];
-      if (position < 0 || position >= sizes[step]) refuse("position " + std::to_string(position) + " of a batch");
+      if ((position < 0 && !shared) || position >= sizes[step]) refuse("position " + std::to_string(position) + " of a batch");
     }
   }
 }

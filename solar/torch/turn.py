@@ -1,4 +1,4 @@
-"""Stretch: the batches of one pass, taken from a loader's buffer."""
+"""Turn: the batches of one pass, which an iterator takes from its loader's buffer."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from solar.torch.buffered import Buffered
 
 
-class Making(NamedTuple):
+class Pace(NamedTuple):
     """How an iterator makes its batches of what is read."""
 
     ahead: int  # batches on their way
     threads: int  # that hold one each
 
 
-class Stretch:
+class Turn:
     """What stands between an iterator and the run. Indices are drawn here, all that can be, and looked up at once.
 
     `start` is called for each of the batches of `indices`, in order. What a run cannot take (an index that does not
@@ -47,13 +47,13 @@ class Stretch:
         batches: Iterator[Any],
         passage: Passage,
         course: Course,
-        making: Making,
+        pace: Pace,
         nbytes: int,
         epochs_left: int | None,
     ) -> None:
         self.beneath = beneath
         self._owner, self._batches, self._passage, self._course = owner, batches, passage, course
-        self._making, self._nbytes, self._epochs_left = making, nbytes, epochs_left
+        self._pace, self._nbytes, self._epochs_left = pace, nbytes, epochs_left
         self._structure = mapped(beneath.first.opened(), lambda leaf: PendingField([], leaf.field))
         self._row_nbytes = sum(leaf.rows.sample_nbytes for leaf in leaves(beneath.first.opened()))
         self._drawn: deque[Any] = deque()
@@ -62,7 +62,7 @@ class Stretch:
         self._segment: Segment | None = None  # None: it is read without the run
         self._running: Running | None = None
         self._base = self._started = 0  # batches
-        self.ahead = making.ahead
+        self.ahead = pace.ahead
         if course.batch_size:
             self._divided(course.batch_size)  # raises what is to be raised before anything is drawn
 
@@ -148,10 +148,10 @@ class Stretch:
         opened = leaves(self.beneath.first.opened())
         each = self._row_nbytes + sum(made_nbytes(leaf.field, leaf.rows) for leaf in opened)
         scratch = max(scratch_nbytes(rows.layout) for rows in self.rows())
-        ahead = max(1, self._making.ahead - self._making.threads)
-        beside = batch * each * (1 + self._making.threads)
+        ahead = max(1, self._pace.ahead - self._pace.threads)
+        beside = batch * each * (1 + self._pace.threads)
         budget = divided(self._nbytes, batch, self._row_nbytes, beside, ahead, scratch)
-        self.ahead = budget.staged + self._making.threads
+        self.ahead = budget.staged + self._pace.threads
         return budget
 
     # --- batches on their way ----

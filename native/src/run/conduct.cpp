@@ -1,0 +1,211 @@
+// The thread of a Run, which goes from step to step.
+#include <utility>
+
+#include "impl.hpp"
+
+namespace solar {
+
+namespace {
+
+constexpr std::chrono::nanoseconds glance = std::chrono::milliseconds(50);  // between looks at whether it closes
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+}  // namespace
+
+void Run::Impl::conduct() {
+  ::pthread_setname_np(::pthread_self(), "solar-run");
+  try {
+    while (const auto epoch = next()) carry_out(epoch);
+  } catch (const std::exception& error) {
+    if (node != nullptr) node->fail(error.what());
+    const std::lock_guard lock(mutex);
+    failed = std::current_exception();
+  }
+  give_up();
+  if (node != nullptr) node->leave();
+  const std::lock_guard lock(mutex);
+  ended = true;
+  changed.notify_all();
+}
+
+std::shared_ptr<const Planned> Run::Impl::next() {
+  std::unique_lock lock(mutex);
+  changed.wait(lock, [this] { return closing || !planned.empty(); });
+  return closing ? nullptr : planned.front();
+}
+
+void Run::Impl::carry_out(const std::shared_ptr<const Planned>& epoch) {
+  start(epoch);
+  std::uint64_t lead = 0;
+  for (const PartRun& part : parts) lead = std::max(lead, part.part().direct ? part.part().ahead : 0);
+  const std::size_t steps = epoch->sizes.size();
+  std::size_t prepared = 0;
+  for (std::size_t step = 0; step < steps; ++step) {
+    for (; prepared < std::min<std::uint64_t>(steps, step + lead + 1); ++prepared) {
+      making.push_back(prepare(*epoch, prepared));
+    }
+    if (!wait_for_room() || !make(*epoch, step, making.front())) return;
+    for (std::size_t p = 0; p < parts.size(); ++p) parts[p].drop(epoch->parts[p], step);
+    if (node != nullptr) node->tell(Node::Count::made, now + 1);
+    Making made = std::move(making.front());
+    making.pop_front();
+    publish(std::move(made));
+    issue(epoch, step);
+    ++now;
+  }
+  const std::lock_guard lock(mutex);
+  if (!closing) over.push_back(planned.front()), planned.pop_front();
+}
+
+// Groups that are needed first are read first.
+void Run::Impl::start(const std::shared_ptr<const Planned>& epoch) {
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    const Epoch& own = epoch->parts[p];
+    for (std::size_t g = 0; g < own.start_ends.size(); ++g) {
+      const auto begin = static_cast<std::size_t>(g == 0 ? 0 : own.start_ends[g - 1]);
+      const auto rows = own.start.subspan(begin, static_cast<std::size_t>(own.start_ends[g]) - begin);
+      const auto ready = [this] { return all_have(Node::Count::made, now); };
+      parts[p].load(rows, now + static_cast<std::uint64_t>(own.start_due[g]), epoch, true, done, ready);
+    }
+  }
+  count_held();
+}
+
+// What is read after this step.
+void Run::Impl::issue(const std::shared_ptr<const Planned>& epoch, std::size_t step) {
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    const Epoch& own = epoch->parts[p];
+    const auto begin = static_cast<std::size_t>(own.ends[step]), end = static_cast<std::size_t>(own.ends[step + 1]);
+    const auto ready = [this] { return all_have(Node::Count::made, now + 1); };
+    parts[p].load(own.loads.subspan(begin, end - begin), now + 1 + parts[p].part().ahead, epoch, false, done, ready);
+  }
+  count_held();
+}
+
+// Whether all ranks of the node have come so far; false when it closes.
+bool Run::Impl::all_have(Node::Count count, std::uint64_t value) {
+  while (node != nullptr && !node->wait(count, value, glance)) {
+    const std::lock_guard lock(mutex);
+    if (closing) return false;
+  }
+  return true;
+}
+
+void Run::Impl::count_held() {
+  done.held_bytes = 0;
+  for (const PartRun& part : parts) done.held_bytes += part.held_nbytes();
+  done.peak_bytes = std::max(done.peak_bytes, done.held_bytes);
+}
+
+bool Run::Impl::wait_for_room() {
+  std::unique_lock lock(mutex);
+  told = done;
+  waited_for.clear();
+  for (const PartRun& part : parts) {
+    if (const auto ticket = part.due_first(); ticket != 0) waited_for.push_back(ticket);
+  }
+  changed.wait(lock, [this] { return closing || ready.size() < staged; });
+  return !closing;
+}
+
+// Memory for a batch; and what is known not to be held is asked for.
+Run::Impl::Making Run::Impl::prepare(const Planned& epoch, std::size_t step) {
+  Making made;
+  made.fetched.resize(parts.size());
+  made.batch.fields.resize(fields);
+  const auto rows = static_cast<std::uint64_t>(epoch.sizes[step]);
+  for (const PartRun& part : parts) {
+    auto& field = made.batch.fields[part.part().field];
+    if (field == nullptr) field = pool->take(std::max<std::uint64_t>(1, rows * part.row_nbytes()));
+  }
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    if (!parts[p].part().direct) continue;
+    made.fetched[p] = parts[p].missing(epoch.parts[p], step);
+    const auto ticket = parts[p].fetch(epoch.parts[p], step, memory(made, parts[p]), done);
+    if (ticket != 0) made.tickets.push_back(ticket);
+  }
+  return made;
+}
+
+// Puts the batch together. False when it closes.
+bool Run::Impl::make(const Planned& epoch, std::size_t step, Making& made) {
+  const std::uint64_t begin = now_ns(), hits = done.hits;
+  const auto settled = [this](Reader::Ticket ticket, ReaderStats& of) { return settle(ticket, of); };
+  for (PartRun& part : parts) {
+    if (!part.arrive(now, settled, done, counts)) return false;
+  }
+  if (node != nullptr) node->tell(Node::Count::loaded, now + 1);
+  if (!all_have(Node::Count::loaded, now + 1)) return false;
+  done.stall_ns += now_ns() - begin;
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    const MutableBytes out = memory(made, parts[p]);
+    const auto together = parts[p].put_together(epoch.parts[p], step, out, done);
+    if (together != 0) made.tickets.push_back(together);
+    if (parts[p].missing(epoch.parts[p], step) == made.fetched[p]) continue;
+    if (made.fetched[p] > 0 && !finish(made)) return false;  // or two would write to the same rows
+    const auto again = parts[p].fetch(epoch.parts[p], step, out, done);
+    if (again != 0) made.tickets.push_back(again);
+  }
+  counts.buffer_hits += done.hits - hits;
+  return finish(made);
+}
+
+// Waits for all that is read and copied to the batch. False when it closes.
+bool Run::Impl::finish(Making& made) {
+  while (!made.tickets.empty()) {
+    ReaderStats own;
+    try {
+      if (!settle(made.tickets.back(), own)) return false;
+      done.requests += own.stretches;
+      done.bytes += own.bytes_read;
+    } catch (const std::exception&) {
+      made.error = std::current_exception();
+    }
+    for (const NamedCount& one : named_counts) counts.*one.count += own.*one.count;
+    made.tickets.pop_back();
+  }
+  return true;
+}
+
+bool Run::Impl::settle(Reader::Ticket ticket, ReaderStats& of) {
+  {
+    const std::lock_guard lock(mutex);
+    waited_for.assign(1, ticket);
+  }
+  while (!reader.wait(ticket, glance, &of)) {
+    const std::lock_guard lock(mutex);
+    if (closing) return false;
+  }
+  return true;
+}
+
+void Run::Impl::publish(Making made) {
+  ++done.steps;
+  count_held();
+  made.batch.counts = std::exchange(counts, {});
+  const std::lock_guard lock(mutex);
+  told = done;
+  ready.push_back(std::move(made));
+  changed.notify_all();
+}
+
+// Waits for all that is still written to the buffers and batches.
+void Run::Impl::give_up() noexcept {
+  std::vector<Reader::Ticket> tickets;
+  for (const PartRun& part : parts) {
+    for (const Reader::Ticket ticket : part.on_their_way()) tickets.push_back(ticket);
+  }
+  for (const Making& one : making) tickets.insert(tickets.end(), one.tickets.begin(), one.tickets.end());
+  for (const Reader::Ticket ticket : tickets) reader.abandon(ticket);
+  for (const Reader::Ticket ticket : tickets) {
+    try {
+      reader.wait(ticket, longest_wait);
+    } catch (const std::exception&) {  // it is over
+    }
+  }
+}
+
+}  // namespace solar

@@ -1,0 +1,77 @@
+// What a Run is made of: its thread's own, and what that shares with whoever takes batches.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unistd.h>
+
+#include "part.hpp"
+
+namespace solar {
+
+using run::PartRun;
+using run::Planned;
+
+inline constexpr std::chrono::nanoseconds longest_wait = std::chrono::hours(24 * 365);
+
+struct Run::Impl {
+  Impl(Reader& on, std::shared_ptr<MemoryPool> from, std::size_t most, std::uint64_t beside, std::shared_ptr<Node> among)
+      : reader(on), pool(std::move(from)), staged(most), scratch(beside), node(std::move(among)) {}
+
+  // A batch on its way: its memory, and what is read straight into it.
+  struct Making {
+    Batch batch;
+    std::vector<Reader::Ticket> tickets;
+    std::vector<std::size_t> fetched;  // rows of each part that are read straight into it
+    std::exception_ptr error;
+  };
+
+  void conduct();
+  void carry_out(const std::shared_ptr<const Planned>& planned);
+  std::shared_ptr<const Planned> next();
+  void start(const std::shared_ptr<const Planned>& planned);
+  void issue(const std::shared_ptr<const Planned>& planned, std::size_t step);
+  bool all_have(Node::Count count, std::uint64_t value);
+  void count_held();
+  bool wait_for_room();
+  Making prepare(const Planned& planned, std::size_t step);
+  bool finish(Making& making);
+  bool make(const Planned& planned, std::size_t step, Making& making);
+  bool settle(Reader::Ticket ticket, ReaderStats& counts);
+  void publish(Making making);
+  void give_up() noexcept;
+  void check_process() const;
+  MutableBytes memory(Making& making, const PartRun& part) const { return making.batch.fields[part.part().field]->bytes(); }
+
+  const pid_t process = ::getpid();
+  Reader& reader;
+  std::shared_ptr<MemoryPool> pool;
+  std::size_t staged;
+  std::uint64_t scratch;
+  std::shared_ptr<Node> node;  // null: this process alone
+  std::size_t taken = 0;       // of its memory, by parts
+  std::deque<PartRun> parts;
+  std::size_t fields = 0;
+  std::uint64_t now = 0;       // steps carried out
+  std::deque<Making> making;   // of this step and, where parts are direct, of those after it
+  ReaderStats counts;          // since the batch before
+  RunStats done;               // the thread's own
+
+  mutable std::mutex mutex;  // of what follows
+  std::condition_variable changed;
+  std::deque<std::shared_ptr<const Planned>> planned;
+  std::deque<Making> ready;
+  std::vector<std::shared_ptr<const void>> over;
+  RunStats told;
+  std::vector<Reader::Ticket> waited_for;  // by the thread, or about to be
+  std::exception_ptr failed;               // the plan itself: nothing can go on
+  bool closing = false, ended = true, given_up = false;
+  bool begun = false;  // the thread
+  std::mutex joining;  // of the thread
+  std::optional<std::jthread> thread;
+};
+
+}  // namespace solar
