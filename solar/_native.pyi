@@ -133,7 +133,7 @@ def select(order: I32, starts: I64, begin: int, end: int) -> tuple[I32, I64]:
 def assign(order: I32, starts: I64, homes: I64, ranks_per_node: int) -> I32:
     """The rank that takes each use, when all get equal shares of each step; its home where that has room."""
 
-PlanCounts = tuple[int, int, int, int, int, int, int, int, int]  # in the order of solar.planner.sweep.Counts
+PlanCounts = tuple[int, int, int, int, int, int, int]  # in the order of solar.planner.sweep.Counts
 
 class Units:
     def __init__(
@@ -191,3 +191,26 @@ class Run:
 
     def close(self, seconds: float) -> bool:
         """Gives up what is on its way; false when `seconds` passed first, for a read that does not return."""
+
+def codec_filter() -> int:
+    """The HDF5 filter's number of the bounded codec."""
+
+def codec_paths() -> tuple[str, ...]:
+    """The ways this machine can decode: "plain", "avx2", "avx512"; the fastest last."""
+
+def encode(
+    array: NDArray[Any], bound: float, coder: str = "auto", predictor: str = "auto", tables: bytes = b""
+) -> bytes:
+    """A chunk in which every value is within `bound` (0: bit for bit)."""
+
+def decode_into(stored: bytes, out: NDArray[Any], tables: bytes = b"", path: str = "") -> None:
+    """Fills `out`, of the chunk's own type, or float16 of a chunk of float32."""
+
+def decode_many(stored: list[bytes], out: NDArray[Any], tables: bytes = b"", path: str = "") -> None:
+    """The same of several chunks of one size, one after another."""
+
+def train(arrays: list[NDArray[Any]], bound: float, predictor: str = "auto") -> bytes: ...
+def client_data(tables: bytes) -> list[int]: ...
+def describe_codec(stored: bytes) -> dict[str, Any]: ...
+def compare(original: NDArray[Any], restored: NDArray[Any], bound: float) -> tuple[int, int, float]:
+    """How many values are beyond the bound, the first of them, and the largest difference; without the codec."""

@@ -246,6 +246,7 @@ def test_of_large_data_sets_fewer_ways_are_counted(monkeypatch: pytest.MonkeyPat
     terms = Terms(100_000, 3000, batch=0)
     few = len(list(costs.candidates(region, terms, storage(3000), (False,))))
     monkeypatch.setattr(costs, "LARGE", 300)
+    monkeypatch.setattr(costs, "SMALL", 300)
     assert len(list(costs.candidates(region, terms, storage(3000), (False,)))) <= 3 < few
     course = planned(shuffles(400, 4, 8), units, 100_000, 3000)
     assert course.kept == kept

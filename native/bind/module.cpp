@@ -12,6 +12,7 @@ void bind_decode(nb::module_& module);
 void bind_reader(nb::module_& module);
 void bind_convert(nb::module_& module);
 void bind_plan(nb::module_& module);
+void bind_codec(nb::module_& module);
 void bind_run(nb::module_& module);
 
 namespace {
@@ -48,5 +49,6 @@ NB_MODULE(_native, module) {
   bind_reader(module);
   bind_convert(module);
   bind_plan(module);
+  bind_codec(module);
   bind_run(module);
 }

@@ -38,7 +38,7 @@ nb::object array(std::vector<T>&& values) {
 }
 
 nb::tuple numbers(const Counts& counts) {
-  return nb::make_tuple(counts.reads, counts.visits, counts.requests, counts.bytes, counts.streams, counts.stream_bytes,
+  return nb::make_tuple(counts.reads, counts.visits, counts.requests, counts.bytes,
                         counts.decoded, counts.sweeps, counts.peak);
 }
 

@@ -6,6 +6,7 @@
 
 #include "decode/checksum.hpp"
 #include "decode/integers.hpp"
+#include "solar/codec.hpp"
 #include "solar/decode.hpp"
 
 namespace solar {
@@ -38,6 +39,7 @@ constexpr struct {
              {nbit, "nbit"},
              {scaleoffset, "scaleoffset"},
              {307, "bzip2"},
+             {codec_filter, "solar"},
              {lzf, "lzf"},
              {blosc, "blosc"},
              {lz4, "lz4"},
@@ -87,6 +89,7 @@ std::string problem(const Filter& filter) {
     case lzf:
     case lz4:
     case zstd:
+    case codec_filter:
       return {};
     default:
       return no_decoder;
@@ -129,6 +132,8 @@ std::size_t undo(const Filter& filter, Bytes in, MutableBytes out, Scratch& scra
       return decode_bitshuffle(in, out, filter, scratch);
     case zstd:
       return decode_zstd(in, out);
+    case codec_filter:
+      return decode_codec(in, out, filter, scratch);
     case blosc2:
       return decode_blosc2(in, out, scratch);
     default:

@@ -115,31 +115,34 @@ Reader::Ticket Reader::Impl::submit(const Work& work) {
   }
   try {
     job->batch.begin(work);
+    if (work.after != nullptr) {
+      job->batch.plan(static_cast<unsigned>(workers.size()));
+      *work.after = job->batch.end;
+    }
   } catch (...) {
     const std::lock_guard lock(mutex);
     spare.push_back(job);
     throw;
   }
-  job->next_unit = 0;
-  job->pieces_left = 0;
-  job->failed = false;
-  job->error = nullptr;
-  job->counts.clear();
-  job->first_row = work.rows.empty() ? 0 : work.rows.front();
-  job->forgotten = false;
-  job->state = Job::State::queued;
-  const std::lock_guard lock(mutex);
+  job->begin(work.rows.empty() ? 0 : work.rows.front(), work.after != nullptr);
+  const bool nothing_to_do = work.after != nullptr && job->batch.pieces.empty();
+  std::unique_lock lock(mutex);
   if (closing) {
     spare.push_back(job);
     throw Error(Kind::read, "the Reader is closed");
   }
-  job->ticket = ++last_ticket;
-  tickets.emplace(last_ticket, job);
+  const Ticket ticket = job->ticket = ++last_ticket;
+  tickets.emplace(ticket, job);
+  if (nothing_to_do) {
+    lock.unlock();
+    finished(*job);
+    return ticket;
+  }
   // What is in memory need not wait for what is not.
   job->batch.from_buffer() ? queue.push_front(job) : queue.push_back(job);
   urgent += job->batch.from_buffer();
-  has_work.notify_one();
-  return last_ticket;
+  job->state == Job::State::open ? has_work.notify_all() : has_work.notify_one();
+  return ticket;
 }
 
 bool Reader::Impl::wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts) {

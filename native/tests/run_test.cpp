@@ -84,6 +84,31 @@ TEST_CASE("stretches join neighbours and holes below the gap, in the order of th
   }
 }
 
+TEST_CASE("a stretch goes on with what is loaded later, and its holes are read, but not from the start on") {
+  const Folder folder;
+  const auto source = made::contiguous(folder, 100, 1000);
+  const Values all = contiguous_rows(*source);
+  for (const Backend backend : backends()) {
+    Reader reader(2, 8, 64, backend);
+    Run run(reader, MemoryPool::make(1 << 20), 1, 1 << 20);
+    run.part({source, 0, 100, 1000, false, false, 0, 3000});
+    Made made;
+    made.start = {0};
+    made.start_ends = {1};
+    made.start_due = {0};
+    made.rows = {0, 1, 3, 6, 10, 2};
+    made.last.assign(6, 1);
+    made.starts = {0, 1, 2, 3, 4, 5, 6};
+    made.sizes.assign(6, 1);
+    made.loads = {1, 3, 6, 10, 2};  // holes of 1, of 2, of 3 rows, and back again
+    made.ends = {0, 1, 2, 3, 4, 5, 5};
+    append(run, made);
+    for (const std::int32_t row : made.rows) CHECK(taken(run) == wanted_rows(all, 1000, {row}));
+    CHECK(run.stats().requests == 4);
+    CHECK(run.stats().bytes == 1000 + 6000 + 1000 + 1000);
+  }
+}
+
 TEST_CASE("a stretch longer than one request is read whole, with its holes") {
   const Folder folder;
   const auto source = made::contiguous(folder, 3000, 5000);
@@ -213,6 +238,44 @@ TEST_CASE("a row that cannot be read fails the batches that use it, and no other
     }
     CHECK(run.stats().steps == 3);
     std::filesystem::resize_file(source->files[0].path, 512 + 100'000);
+  }
+}
+
+TEST_CASE("what a failed load has lost is read again for its batch, and stays from then on if the plan has it stay") {
+  const Folder folder;
+  const auto source = made::contiguous(folder, 100, 1000);
+  const Values all = contiguous_rows(*source);
+  const std::string path = source->files[0].path;
+  for (const bool direct : {false, true}) {
+    Reader reader(2, 8, 64, Backend::automatic);
+    Run run(reader, MemoryPool::make(1 << 20), 1, 1 << 20);
+    run.part({source, 0, 100, 1000, false, direct, 0, 0});
+    const auto epoch_of = [](std::vector<std::int32_t> rows) {
+      Made made;
+      made.starts.push_back(static_cast<std::int64_t>(rows.size()));
+      made.sizes = {static_cast<std::int64_t>(rows.size())};
+      made.ends = {0, 0};
+      made.last.assign(rows.size(), 0);
+      made.rows = std::move(rows);
+      return made;
+    };
+    Made first = epoch_of({10, 20});
+    first.start = {10, 20, 95};
+    first.start_ends = {3};
+    first.start_due = {0};
+    std::filesystem::rename(path, path + ".away");
+    append(run, first);
+    Run::Batch batch;
+    CHECK_THROWS_AS(run.take(60s, batch), Error);
+    std::filesystem::rename(path + ".away", path);
+    for (int round = 0; round < 3; ++round) {
+      append(run, epoch_of({10, 95}));
+      CHECK(taken(run) == wanted_rows(all, 1000, {10, 95}));
+      append(run, epoch_of({20, 20, 95}));
+      CHECK(taken(run) == wanted_rows(all, 1000, {20, 20, 95}));
+      CHECK(run.stats().held_bytes == 3000);
+    }
+    CHECK(run.stats().hits == (direct ? 13 : 12));  // directly, both 20 were read in one go at first
   }
 }
 

@@ -25,7 +25,6 @@ class Simulated:
     way: Way  # of the first node
     overflow_fraction: float  # of the uses: taken by another rank than the one at whose home they lie
     nodes: int  # that were counted; fewer than there are: the others were taken to be alike
-    streams: float  # requests of an epoch, if those that go on where the last one ended were one
 
 
 def simulate(
@@ -61,4 +60,4 @@ def simulate(
     summed = total([summed, costs.read_alone(0 if exchange else travels * len(measured), units)])
     uses = len(measured) * int(flow.starts[-1])
     outcome = costs.outcome(len(measured), summed, uses, units, storage)
-    return Simulated(outcome, way, away / int(flow.starts[-1]), len(counted), summed.streams / len(measured))
+    return Simulated(outcome, way, away / int(flow.starts[-1]), len(counted))

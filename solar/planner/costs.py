@@ -26,6 +26,8 @@ from solar.values import Outcome, Storage
 
 EPOCHS, MEASURED = range(6), range(1, 3)  # the first follows the start, and in the last three memory runs empty
 LARGE = 300_000  # items from which on only what the formulas find best is counted
+SMALL = 4096  # items up to which it is no matter in how small pieces they are read
+EMPTY = 0.02  # of the memory that is freed at a time, at most: half of that is empty on average
 STEPS = 24  # sizes of the pinned part that the formulas try
 
 
@@ -108,7 +110,7 @@ def times(counts: Counts, factor: float) -> Counts:
 def read_alone(uses: int, units: Units) -> Counts:
     """What so many uses cost that are each read by a request of its own."""
     nbytes = uses * units.stored_nbytes
-    return Counts(uses, uses, uses, nbytes, uses, nbytes, uses * units.per_unit, 0, 0)
+    return Counts(uses, uses, uses, nbytes, uses * units.per_unit, 0, 0)
 
 
 def candidates(region: Region, terms: Terms, storage: Storage, kinds: tuple[bool, ...]) -> Iterator[Way]:
@@ -129,9 +131,9 @@ def candidates(region: Region, terms: Terms, storage: Storage, kinds: tuple[bool
         guesses += _guesses(region, most, whole, terms, storage)
     worth = [min(guesses)] if region.items > LARGE else guesses
     for _, pinned, whole in worth:
-        best = _burst(region, pinned, whole, terms)
-        factors = (1.0,) if region.items > LARGE else (0.0, 0.5, 1.0, 1.5)
-        yield from (Way(pinned, int(best * factor), whole) for factor in factors)
+        if region.items <= SMALL:
+            yield Way(pinned, 0, whole)
+        yield Way(pinned, _burst(region, pinned, whole, terms), whole)
 
 
 def _guesses(region: Region, most: int, whole: bool, terms: Terms, storage: Storage) -> list[tuple[float, int, bool]]:
@@ -148,11 +150,15 @@ def _guesses(region: Region, most: int, whole: bool, terms: Terms, storage: Stor
     return [one for place, one in enumerate(tried) if place == 0 or one[1] in {*dense, 0, most}]
 
 
-def _burst(region: Region, pinned: int, whole: bool, terms: Terms) -> float:
-    """The bytes to free at a time: with more the memory is emptier on average, with less a request is shorter."""
+def _burst(region: Region, pinned: int, whole: bool, terms: Terms) -> int:
+    """The bytes to free at a time: with more the memory is emptier on average, with less it is read in smaller pieces.
+
+    Pieces that go on where the last one ended are one request. As not every storage takes them so, they are as long as
+    they would be best if each were paid for, or as a hundredth of the memory allows.
+    """
     free = terms.room - region.held_nbytes(pinned, whole=whole) - staging_nbytes(region, terms)
     swept = region.stored_nbytes(region.items) - region.stored_nbytes(pinned)
-    return max(0.0, min(free / 2, 2 * free * math.sqrt(terms.gap / swept))) if swept else 0.0
+    return max(0, int(free * min(EMPTY, 2 * math.sqrt(terms.gap / swept)))) if swept else 0
 
 
 def estimate(region: Region, pinned: int, whole: bool, terms: Terms, storage: Storage) -> float:

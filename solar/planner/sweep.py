@@ -24,10 +24,8 @@ class Counts(NamedTuple):
 
     reads: int = 0  # loads of what is held: samples, or units where those are held whole
     visits: int = 0  # units they came from, once for each visit
-    requests: int = 0  # neighbours joined within what is issued together
+    requests: int = 0  # neighbours joined, also with what was issued last
     bytes: int = 0  # of these requests
-    streams: int = 0  # requests, if those that go on where the last one ended were one
-    stream_bytes: int = 0
     decoded: int = 0  # samples in the units that were decoded
     sweeps: int = 0  # times that the head began anew
     peak: int = 0  # bytes held, at most
@@ -155,7 +153,7 @@ def _pinning(region: Region, way: Way, rest: Counts) -> Counts:
     if not way.pinned:
         return rest
     stored = region.stored_nbytes(way.pinned)
-    pinned = Counts(way.pinned, 0, 1, stored, 1, stored, 0 if way.whole else way.pinned, 0, 0)
+    pinned = Counts(way.pinned, 0, 1, stored, 0 if way.whole else way.pinned, 0, 0)
     held = region.held_nbytes(way.pinned, whole=way.whole)
     return total([pinned, rest])._replace(peak=held + rest.peak)
 

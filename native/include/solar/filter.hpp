@@ -6,12 +6,17 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "solar/bytes.hpp"
 
 namespace solar {
+
+namespace codec {
+struct Coding;
+}
 
 // As the filter message of the file gives it. `flags` bit 0: optional.
 struct Filter {
@@ -24,6 +29,7 @@ struct Filter {
 // decoder of a container.
 struct Scratch {
   std::vector<std::byte> a, b, c;
+  std::shared_ptr<codec::Coding> coding;  // tables of the bounded codec, kept for the next chunk
 };
 
 class Pipeline {

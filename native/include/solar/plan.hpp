@@ -59,10 +59,8 @@ struct Extent {
 struct Counts {
   std::int64_t reads = 0;     // items that were loaded
   std::int64_t visits = 0;    // units they came from, once for each visit of the head
-  std::int64_t requests = 0;  // neighbours joined within what is issued together, by place; a new sweep begins another
+  std::int64_t requests = 0;  // neighbours joined, also with what was issued last
   std::int64_t bytes = 0;     // of these requests
-  std::int64_t streams = 0;   // requests, if those that go on where the last ended were one
-  std::int64_t stream_bytes = 0;
   std::int64_t decoded = 0;   // samples in the units visited
   std::int64_t sweeps = 0;    // times that the head began anew
   std::int64_t peak = 0;      // bytes held, at most
@@ -106,7 +104,7 @@ class Sweep {
   std::int64_t room_, burst_, ahead_, gap_;
   std::int64_t held_ = 0;             // bytes in memory
   std::int64_t head_;                 // items below it are yet to be passed in this sweep
-  std::int64_t stream_ = -1;          // where what was read last in this sweep begins; -1: nothing was
+  std::int64_t request_ = -1;         // where what was read last in this sweep begins; -1: nothing was
   std::vector<std::uint64_t> resident_, ripe_;  // in memory; and far enough from its use to be read
   std::vector<std::vector<Item>> locked_;       // uses of the last ahead + 1 steps, a ring
   std::size_t turn_ = 0;

@@ -74,6 +74,12 @@ enum class Task : std::uint8_t {
   decode,  // they are decoded from the line of chunks that the buffer keeps, to `out`
 };
 
+// A place in the files of a Source.
+struct Place {
+  std::size_t file = SIZE_MAX;  // none
+  std::uint64_t offset = 0;
+};
+
 struct Work {
   Task task = Task::read;
   std::shared_ptr<const Source> source;
@@ -83,6 +89,7 @@ struct Work {
   Buffer* buffer = nullptr;            // its keys are rows, of one page each; or lines, of as many as they need
   const read::Lines* lines = nullptr;  // to keep and to decode
   std::uint64_t gap = 0;
+  Place* after = nullptr;  // to load and to keep: where the last stretch ended, which goes on; then where this ends
   std::uint64_t scratch = UINT64_MAX;  // bytes that a thread may use beside, where one request needs no more
 };
 

@@ -53,7 +53,7 @@ std::int64_t weight_of(const Units& units, std::int64_t item) {
   return units.weight.empty() ? nbytes_of(units, unit) : units.weight[static_cast<std::size_t>(unit)];
 }
 
-// What is read from the highest place down, as requests or as streams.
+// What is read from the highest place down.
 struct Chain {
   std::int64_t after = -1;  // where the next one up begins; -1: there is none
 
@@ -127,11 +127,8 @@ void Sweep::unlock() {
 }
 
 void Sweep::flush(std::int64_t target, Counts& counts, Record* record) {
-  Chain request, stream{stream_};
-  const auto read = [&](const Extent& extent) {
-    request.join(extent, gap_, counts.requests, counts.bytes);
-    stream.join(extent, gap_, counts.streams, counts.stream_bytes);
-  };
+  Chain request{request_};
+  const auto read = [&](const Extent& extent) { request.join(extent, gap_, counts.requests, counts.bytes); };
   while (held_ > target) {
     std::int64_t item = highest_below(ripe_, head_);
     if (item < 0) {
@@ -139,7 +136,6 @@ void Sweep::flush(std::int64_t target, Counts& counts, Record* record) {
       if (item < 0) break;
       ++counts.sweeps;
       settle(aside_, read);
-      request.after = stream.after = -1;
     }
     const std::int64_t unit = unit_of(*units_, item), begin = begin_of(*units_, unit);
     visit(*units_, unit, aside_, read);
@@ -155,7 +151,7 @@ void Sweep::flush(std::int64_t target, Counts& counts, Record* record) {
     head_ = begin;
   }
   settle(aside_, read);
-  stream_ = stream.after;
+  request_ = request.after;
 }
 
 Counts Sweep::back(std::span<const Item> items, std::span<const std::int64_t> starts, Record* record) {
@@ -210,7 +206,6 @@ std::vector<Item> Sweep::residents(Counts& rest) const {
     rest.decoded += begin_of(*units_, unit + 1) - begin_of(*units_, unit);
   }
   settle(aside, read);
-  rest.streams = rest.requests, rest.stream_bytes = rest.bytes;
   rest.peak = held_;
   std::reverse(found.begin(), found.end());
   return found;
@@ -240,7 +235,6 @@ Counts direct(const Units& units, std::span<const Item> items, std::span<const s
     settle(aside, read);
     counts.peak = std::max(counts.peak, held);
   }
-  counts.streams = counts.requests, counts.stream_bytes = counts.bytes;
   return counts;
 }
 

@@ -52,6 +52,8 @@ void Batch::begin(const Work& work) {
   gap = work.gap;
   scratch = work.scratch;
   stretches = 0;
+  after = end = work.after == nullptr ? Place() : *work.after;
+  goes_on_from_ = false;
   source = work.source;
 }
 

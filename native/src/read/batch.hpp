@@ -94,6 +94,10 @@ class Batch {
   bool goes_on(std::size_t i) const noexcept;
   // Where the request of the pieces [from, to) ends: with them, or where the next begins if that goes on.
   std::uint64_t end_of(std::uint32_t to) const noexcept;
+  // Where the request that begins with piece i does: with it, or where the stretch goes on.
+  std::uint64_t begin_of(std::uint32_t i) const noexcept {
+    return i == 0 && goes_on_from_ ? after.offset : pieces[i].offset;
+  }
   const Form& form(const Piece& piece) const;
   const SourceFile& file(const Piece& piece) const;
   std::size_t file_index(const Piece& piece) const noexcept {
@@ -110,6 +114,7 @@ class Batch {
   std::uint64_t gap = 0;
   std::uint64_t scratch = UINT64_MAX;
   std::uint64_t stretches = 0;
+  Place after, end;  // where the stretch before these ended, and, once they are planned by load or keep, where these do
   std::uint64_t row_nbytes = 0;
   std::vector<Row> rows;  // sorted by plan()
   std::vector<Group> groups;
@@ -133,7 +138,9 @@ class Batch {
   void plan_kept(std::size_t chunk, std::uint32_t begin, std::uint32_t end);
   void sort(std::size_t from, std::size_t to);
   void plan_gathered();
+  bool near(std::uint64_t end, std::uint64_t offset) const noexcept;
   void set_fills_aside(std::size_t from);
+  void end_after();
   void cut_stretches();
   std::uint64_t parts_of(std::size_t i) const noexcept;
   std::uint64_t call_limit_of(const Piece& piece) const noexcept;
@@ -143,6 +150,7 @@ class Batch {
   std::uint64_t longest_ = 0;  // piece_limit in whole elements
   std::vector<Piece> fills_;   // that wait for the pieces that are read
   bool ordered_ = true;
+  bool goes_on_from_ = false;  // the first piece goes on with the stretch before
   std::uint32_t page_ = 0;  // of the line being planned, where its next chunk is kept
 };
 

@@ -46,6 +46,17 @@ struct Job {
   unsigned users = 0;      // threads that hold it
   bool forgotten = false;  // waited for: may be used again once no thread holds it
 
+  // Its batch is new; and planned, or it will be.
+  void begin(std::int64_t row, bool planned) {
+    next_unit = 0;
+    pieces_left = batch.pieces.size();
+    failed = false;
+    error = nullptr;
+    counts.clear();
+    first_row = row;
+    forgotten = false;
+    state = planned ? State::open : State::queued;
+  }
   void fail(std::exception_ptr why) noexcept {
     if (!failed.exchange(true)) error = std::move(why);
   }

@@ -9,7 +9,7 @@ void Request::start(Job& of, std::uint32_t from, std::uint32_t to) {
   job = &of;
   begin = from;
   end = to;
-  offset = first().offset;
+  offset = from_ = of.batch.begin_of(from);
   left = of.batch.end_of(to) - offset;
   parts.clear();
   part = 0;
@@ -101,7 +101,7 @@ void Request::deliver(Bench& bench) const {
   const std::byte* stored = scratch.data();
   for (std::uint32_t i = begin; i < end; ++i) {
     const Piece& piece = batch.pieces[i];
-    if (windowed()) stored = whole + (piece.offset - first().offset);
+    if (windowed()) stored = whole + (piece.offset - from_);
     if (piece.how == How::keep) {
       if (!windowed()) continue;
       batch.each_page(piece, [&stored](std::byte* page, std::uint64_t nbytes) {

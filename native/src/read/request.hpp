@@ -48,6 +48,8 @@ struct Request {
   void deliver(Bench& bench) const;
 
  private:
+  std::uint64_t from_ = 0;  // where its first byte comes from
+
   void append(std::byte* to, std::uint64_t nbytes);
   void skip(std::byte* scrap, std::uint64_t nbytes);
 };

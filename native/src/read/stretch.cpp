@@ -35,6 +35,13 @@ void Batch::plan_in_order() {
   }
   sort(run, pieces.size());
   cut_stretches();
+  end_after();
+}
+
+// Where the last piece that is read ends: there the next work may go on.
+void Batch::end_after() {
+  const auto last = std::find_if(pieces.rbegin(), pieces.rend(), [](const Piece& p) { return p.how != How::fill; });
+  if (last != pieces.rend()) end = {file_index(*last), last->offset + last->nbytes};
 }
 
 void Batch::set_fills_aside(std::size_t from) {
@@ -47,8 +54,9 @@ void Batch::set_fills_aside(std::size_t from) {
 void Batch::plan_kept(std::size_t chunk, std::uint32_t begin, std::uint32_t end) {
   const auto group = static_cast<std::uint32_t>(groups.size() - 1);
   const std::uint64_t nbytes = source->chunk_nbytes[chunk], to = page_ * buffer->page_nbytes();
-  for (std::uint64_t at = 0; at < nbytes; at += piece_limit) {
-    const std::uint64_t here = std::min(piece_limit, nbytes - at);
+  const std::uint64_t longest = std::min<std::uint64_t>(piece_limit, (parts_limit - 2) * buffer->page_nbytes());
+  for (std::uint64_t at = 0; at < nbytes; at += longest) {
+    const std::uint64_t here = std::min(longest, nbytes - at);
     add({source->chunk_offset[chunk] + at, here, to + at, group, begin, end - begin, 0, page_, How::keep});
   }
   page_ += pages_of(nbytes, buffer->page_nbytes());
@@ -64,12 +72,15 @@ void Batch::plan_gathered() {
   }
 }
 
+bool Batch::near(std::uint64_t end, std::uint64_t offset) const noexcept {
+  return offset == end || (offset > end && offset - end < gap);
+}
+
 bool Batch::goes_on(std::size_t i) const noexcept {
   const Piece &before = pieces[i - 1], &here = pieces[i];
   if (here.how == How::fill) return false;
   if (before.group != here.group && file_index(before) != file_index(here)) return false;
-  const std::uint64_t end = before.offset + before.nbytes;
-  return here.offset == end || (here.offset > end && here.offset - end < gap);
+  return near(before.offset + before.nbytes, here.offset);
 }
 
 std::uint64_t Batch::end_of(std::uint32_t to) const noexcept {
@@ -80,7 +91,8 @@ std::uint64_t Batch::end_of(std::uint32_t to) const noexcept {
 // The parts of memory that a piece, and the hole before it, make of a request.
 std::uint64_t Batch::parts_of(std::size_t i) const noexcept {
   const std::uint64_t own = pieces[i].how == How::keep ? pieces[i].nbytes / buffer->page_nbytes() + 2 : 1;
-  return own + (i > 0 && goes_on(i) ? (pieces[i].offset - pieces[i - 1].offset - pieces[i - 1].nbytes) / hole_limit + 1 : 0);
+  if (i == 0) return own + (pieces[0].offset - begin_of(0)) / hole_limit + 1;
+  return own + (goes_on(i) ? (pieces[i].offset - pieces[i - 1].offset - pieces[i - 1].nbytes) / hole_limit + 1 : 0);
 }
 
 // What is decoded passes through scratch, of which several requests have a share.
@@ -91,11 +103,12 @@ std::uint64_t Batch::call_limit_of(const Piece& piece) const noexcept {
 // A unit is a request. All that is only filled comes last.
 void Batch::cut_stretches() {
   if (pieces.size() + fills_.size() > UINT32_MAX) throw std::length_error(source->name + ": too many chunks for one batch");
+  if (!pieces.empty()) goes_on_from_ = file_index(pieces[0]) == after.file && near(after.offset, pieces[0].offset);
   std::uint64_t begin = 0, parts = 0;
   for (std::uint32_t i = 0; i < pieces.size(); ++i) {
     const bool on = i > 0 && goes_on(i);
     const std::uint64_t more = parts_of(i);
-    if (!on) ++stretches;
+    if (!on && (i > 0 || !goes_on_from_)) ++stretches;
     if (!on || pieces[i].offset + pieces[i].nbytes - begin > call_limit_of(pieces[i]) || parts + more > parts_limit) {
       unit_begin.push_back(i);
       begin = pieces[i].offset;

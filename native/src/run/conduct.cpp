@@ -18,7 +18,7 @@ std::uint64_t now_ns() {
 void Run::Impl::conduct() {
   ::pthread_setname_np(::pthread_self(), "solar-run");
   try {
-    while (const auto epoch = next()) carry_out(epoch);
+    while (auto epoch = next()) carry_out(std::move(epoch));
   } catch (const std::exception& error) {
     if (node != nullptr) node->fail(error.what());
     const std::lock_guard lock(mutex);
@@ -37,50 +37,54 @@ std::shared_ptr<const Planned> Run::Impl::next() {
   return closing ? nullptr : planned.front();
 }
 
-void Run::Impl::carry_out(const std::shared_ptr<const Planned>& epoch) {
-  start(epoch);
+// The epoch goes back to whoever appended it: its arrays are not this thread's to destroy.
+void Run::Impl::carry_out(std::shared_ptr<const Planned> epoch) {
+  start(*epoch);
   std::uint64_t lead = 0;
   for (const PartRun& part : parts) lead = std::max(lead, part.part().direct ? part.part().ahead : 0);
   const std::size_t steps = epoch->sizes.size();
   std::size_t prepared = 0;
   for (std::size_t step = 0; step < steps; ++step) {
+    if (!wait_for_room()) break;
     for (; prepared < std::min<std::uint64_t>(steps, step + lead + 1); ++prepared) {
       making.push_back(prepare(*epoch, prepared));
     }
-    if (!wait_for_room() || !make(*epoch, step, making.front())) return;
+    if (!make(*epoch, step, making.front())) break;
     for (std::size_t p = 0; p < parts.size(); ++p) parts[p].drop(epoch->parts[p], step);
     if (node != nullptr) node->tell(Node::Count::made, now + 1);
     Making made = std::move(making.front());
     making.pop_front();
     publish(std::move(made));
-    issue(epoch, step);
+    issue(*epoch, step);
     ++now;
   }
   const std::lock_guard lock(mutex);
-  if (!closing) over.push_back(planned.front()), planned.pop_front();
+  if (closing) return;  // it stays with the others that were planned
+  planned.pop_front();
+  over.push_back(std::move(epoch));
 }
 
 // Groups that are needed first are read first.
-void Run::Impl::start(const std::shared_ptr<const Planned>& epoch) {
+void Run::Impl::start(const Planned& epoch) {
   for (std::size_t p = 0; p < parts.size(); ++p) {
-    const Epoch& own = epoch->parts[p];
+    const Epoch& own = epoch.parts[p];
     for (std::size_t g = 0; g < own.start_ends.size(); ++g) {
       const auto begin = static_cast<std::size_t>(g == 0 ? 0 : own.start_ends[g - 1]);
       const auto rows = own.start.subspan(begin, static_cast<std::size_t>(own.start_ends[g]) - begin);
       const auto ready = [this] { return all_have(Node::Count::made, now); };
-      parts[p].load(rows, now + static_cast<std::uint64_t>(own.start_due[g]), epoch, true, done, ready);
+      parts[p].load(rows, now + static_cast<std::uint64_t>(own.start_due[g]), true, done, ready);
     }
   }
   count_held();
 }
 
 // What is read after this step.
-void Run::Impl::issue(const std::shared_ptr<const Planned>& epoch, std::size_t step) {
+void Run::Impl::issue(const Planned& epoch, std::size_t step) {
   for (std::size_t p = 0; p < parts.size(); ++p) {
-    const Epoch& own = epoch->parts[p];
+    const Epoch& own = epoch.parts[p];
     const auto begin = static_cast<std::size_t>(own.ends[step]), end = static_cast<std::size_t>(own.ends[step + 1]);
     const auto ready = [this] { return all_have(Node::Count::made, now + 1); };
-    parts[p].load(own.loads.subspan(begin, end - begin), now + 1 + parts[p].part().ahead, epoch, false, done, ready);
+    parts[p].load(own.loads.subspan(begin, end - begin), now + 1 + parts[p].part().ahead, false, done, ready);
   }
   count_held();
 }
@@ -137,6 +141,11 @@ bool Run::Impl::make(const Planned& epoch, std::size_t step, Making& made) {
   for (PartRun& part : parts) {
     if (!part.arrive(now, settled, done, counts)) return false;
   }
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    if (!parts[p].mend(epoch.parts[p], step, now, done)) continue;
+    if (!finish(made)) return false;  // or two would write to the same rows
+    if (!parts[p].arrive(now, settled, done, counts)) return false;
+  }
   if (node != nullptr) node->tell(Node::Count::loaded, now + 1);
   if (!all_have(Node::Count::loaded, now + 1)) return false;
   done.stall_ns += now_ns() - begin;
@@ -155,6 +164,9 @@ bool Run::Impl::make(const Planned& epoch, std::size_t step, Making& made) {
 
 // Waits for all that is read and copied to the batch. False when it closes.
 bool Run::Impl::finish(Making& made) {
+  const std::uint64_t begin = now_ns();
+  bool reads = false;
+  for (const std::size_t rows : made.fetched) reads |= rows > 0;
   while (!made.tickets.empty()) {
     ReaderStats own;
     try {
@@ -167,6 +179,7 @@ bool Run::Impl::finish(Making& made) {
     for (const NamedCount& one : named_counts) counts.*one.count += own.*one.count;
     made.tickets.pop_back();
   }
+  if (reads) done.stall_ns += now_ns() - begin;
   return true;
 }
 

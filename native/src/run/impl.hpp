@@ -30,10 +30,10 @@ struct Run::Impl {
   };
 
   void conduct();
-  void carry_out(const std::shared_ptr<const Planned>& planned);
+  void carry_out(std::shared_ptr<const Planned> planned);
   std::shared_ptr<const Planned> next();
-  void start(const std::shared_ptr<const Planned>& planned);
-  void issue(const std::shared_ptr<const Planned>& planned, std::size_t step);
+  void start(const Planned& planned);
+  void issue(const Planned& planned, std::size_t step);
   bool all_have(Node::Count count, std::uint64_t value);
   void count_held();
   bool wait_for_room();

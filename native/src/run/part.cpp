@@ -21,7 +21,7 @@ PartRun::PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch, c
       node_(node),
       fresh_(keys_of(part, lines_)) {}
 
-Reader::Ticket PartRun::submit(Task task, MutableBytes out) {
+Reader::Ticket PartRun::submit(Task task, MutableBytes out, Place* after) {
   Work work;
   work.task = task;
   work.source = part_.source;
@@ -31,18 +31,20 @@ Reader::Ticket PartRun::submit(Task task, MutableBytes out) {
   work.buffer = &buffer_;
   work.lines = &lines_;
   work.gap = part_.gap;
+  work.after = after;
   work.scratch = scratch_;
   return reader_.submit(work);
 }
 
-void PartRun::load(Rows rows, std::uint64_t due, const std::shared_ptr<const Planned>& of, bool start, RunStats& stats,
-                   const std::function<bool()>& ready) {
+void PartRun::load(Rows rows, std::uint64_t due, bool start, RunStats& stats, const std::function<bool()>& ready) {
   rows_.clear();
+  if (start) after_ = {};
   for (const std::int32_t row : rows) {
     const std::size_t k = key(row);
     if (start && buffer_.holds(k)) continue;
     buffer_.take(k, part_.stored ? lines_.pages(lines_.of(row), part_.page_nbytes) : 1);
     fresh_[k] = true;
+    if (!lost_.empty()) lost_.erase(k);
     rows_.push_back(row);
   }
   if (node_ != nullptr) {  // each rank reads a part of the stretches
@@ -53,10 +55,8 @@ void PartRun::load(Rows rows, std::uint64_t due, const std::shared_ptr<const Pla
   }
   if (rows_.empty() || !ready()) return;
   stats.reads += rows_.size();
-  loading_.push_back({submit(part_.stored ? Task::keep : Task::load, {}), due, rows, of, {}});
-  if (rows_.size() == rows.size()) return;
-  loading_.back().own.assign(rows_.begin(), rows_.end());
-  loading_.back().rows = loading_.back().own;
+  const Task task = part_.stored ? Task::keep : Task::load;
+  loading_.push_back({submit(task, {}, start ? nullptr : &after_), due, rows_});
 }
 
 bool PartRun::arrive(std::uint64_t now, const Settle& settle, RunStats& stats, ReaderStats& counts) {
@@ -73,8 +73,10 @@ bool PartRun::arrive(std::uint64_t now, const Settle& settle, RunStats& stats, R
     } catch (const std::exception&) {
       if (node_ != nullptr) throw;  // others would use these pages
       // It comes again, with the batch that the bad row is in.
-      for (const std::int32_t row : loading->rows) {
-        if (const std::size_t k = key(row); buffer_.holds(k)) buffer_.drop(k);
+      for (const std::int64_t row : loading->rows) {
+        const std::size_t k = key(static_cast<std::int32_t>(row));
+        if (buffer_.holds(k)) buffer_.drop(k);
+        lost_.insert(k);
       }
     }
     for (const NamedCount& one : named_counts) counts.*one.count += own.*one.count;
@@ -106,6 +108,23 @@ void PartRun::count_hits(const Run::Epoch& epoch, std::size_t step, RunStats& st
     if (!fresh_[k] && (epoch.positions.empty() || epoch.positions[i] >= 0)) ++stats.hits;
     fresh_[k] = false;
   }
+}
+
+bool PartRun::mend(const Run::Epoch& epoch, std::size_t step, std::uint64_t now, RunStats& stats) {
+  if (lost_.empty()) return false;
+  std::vector<std::int32_t> wanted;
+  for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
+    const auto i = static_cast<std::size_t>(use);
+    if (const std::size_t k = key(epoch.rows[i]); lost_.contains(k) && epoch.last[i] == 0) {
+      lost_.erase(k);
+      wanted.push_back(epoch.rows[i]);
+    }
+  }
+  if (wanted.empty()) return false;
+  stats.recovered += wanted.size();
+  stats.reads -= wanted.size();  // they were counted when they were lost
+  load(wanted, now, true, stats, [] { return true; });
+  return true;
 }
 
 std::size_t PartRun::missing(const Run::Epoch& epoch, std::size_t step) const noexcept {

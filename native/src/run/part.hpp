@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <functional>
+#include <unordered_set>
 
 #include "read/lines.hpp"
 #include "solar/run.hpp"
@@ -36,10 +37,11 @@ class PartRun {
 
   // Starts reading these rows into the buffer, for use at step `due` or later. Of a start, those held are passed over.
   // `ready` is called before anything is written to the buffer.
-  void load(Rows rows, std::uint64_t due, const std::shared_ptr<const Planned>& of, bool start, RunStats& stats,
-            const std::function<bool()>& ready);
+  void load(Rows rows, std::uint64_t due, bool start, RunStats& stats, const std::function<bool()>& ready);
   // Waits for all loads that are due. False when the Run closes.
   bool arrive(std::uint64_t now, const Settle& settle, RunStats& stats, ReaderStats& counts);
+  // Loads again what a failed load has lost and this step uses, where the plan has it stay. False when there is nothing.
+  bool mend(const Run::Epoch& epoch, std::size_t step, std::uint64_t now, RunStats& stats);
   // Starts reading the rows of a step that are not held straight into `out`; 0: there are none.
   Reader::Ticket fetch(const Run::Epoch& epoch, std::size_t step, MutableBytes out, RunStats& stats);
   // How many rows of a step are not held.
@@ -57,15 +59,13 @@ class PartRun {
   struct Loading {
     Reader::Ticket ticket;
     std::uint64_t due;
-    Rows rows;
-    std::shared_ptr<const Planned> of;  // whose array that is
-    std::vector<std::int32_t> own;      // the rows themselves, where some of those were held
+    std::vector<std::int64_t> rows;
   };
 
   std::size_t key(std::int32_t row) const noexcept {
     return part_.stored ? lines_.number(row) : static_cast<std::size_t>(row);
   }
-  Reader::Ticket submit(Task task, MutableBytes out);
+  Reader::Ticket submit(Task task, MutableBytes out, Place* after = nullptr);
   bool chosen(const Run::Epoch& epoch, std::size_t step, bool held);
   void count_hits(const Run::Epoch& epoch, std::size_t step, RunStats& stats);
 
@@ -76,6 +76,8 @@ class PartRun {
   std::uint64_t scratch_;
   const Node* node_;
   std::deque<Loading> loading_;
+  Place after_;  // where the stretch that was loaded last ends
+  std::unordered_set<std::size_t> lost_;  // keys that a failed load should have brought
   std::vector<bool> fresh_;  // of each key: loaded, and not used since
   std::vector<std::int64_t> rows_, positions_;  // of the ticket at hand
 };

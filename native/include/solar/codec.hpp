@@ -1,0 +1,82 @@
+// The bounded codec: arrays of numbers in, chunks of few bytes out, and back within a bound that holds for every value.
+//
+// io/FORMAT.md says every byte ("Bounded chunks"). A chunk is read on its own, but for tables that may lie in the
+// client data of the file's filter. All functions are pure and may be called by any number of threads; memory is the
+// caller's. Chunks are hostile: whatever the bytes say, decoding ends in bounded time and memory, right or in
+// Error(Kind::codec).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "solar/bytes.hpp"
+#include "solar/convert.hpp"
+#include "solar/filter.hpp"
+
+namespace solar {
+
+// HDF5's number of the filter, of the range for testing; solar._native.codec_filter() is the same to Python.
+inline constexpr std::uint16_t codec_filter = 333;
+
+enum class Coder : std::uint8_t { smaller, pack, dense };
+
+// How a value is foretold from those before it: Lorenzo's way along any of three axes (0 to 7: x 1, y 2, z 4), or by
+// cubic interpolation; `tried` takes for each tile what makes it small.
+enum class Predictor : std::uint8_t { none = 0, x = 1, xy = 3, xyz = 7, interpolation = 8, tried = 255 };
+
+// Which of the decoders works; all give the same bytes. `plain` is the specification.
+enum class Path : std::uint8_t { plain, avx2, avx512 };
+
+// Values in C order, of any number but boolean and float16. 0 to 32 axes.
+struct Array {
+  const void* values;
+  Number number;
+  std::vector<std::size_t> shape;
+};
+
+// The chunk of `array`, every value of it within `bound` (0: bit for bit); NaN and infinities always bit for bit.
+// `tables`: what train() gave, or empty. Throws Error(Kind::codec) when asked what cannot be kept: a bound that is
+// no number, negative or infinite, or too many values.
+std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables = {});
+
+// Tables for chunks like these, for the filter's client data.
+std::vector<std::byte> train(const std::vector<Array>& arrays, double bound, Predictor predictor);
+
+// The values of the filter with these tables, as encode and decode need them.
+std::vector<std::uint32_t> client_data(Bytes tables);
+
+// Decodes into `out`, which has the chunk's own type. Returns the bytes written: all of `out`, or it throws.
+std::size_t decode_codec(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch);
+std::size_t decode_codec(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path);
+
+// Decodes a chunk of float32 into float16 or bfloat16 (rounded to nearest, ties to even).
+enum class Half16 : std::uint8_t { float16, bfloat16 };
+std::size_t decode_codec_half(Bytes in, MutableBytes out, Half16 kind, Bytes tables, Scratch& scratch, Path path);
+
+// The ways this machine can go, the fastest last.
+std::vector<Path> codec_paths();
+
+// What a chunk says of itself; its checksum and directory are checked.
+struct Chunk {
+  Number number;
+  std::uint32_t shape[4], tile[3];
+  std::uint32_t flags;
+  double bound, step;
+  std::uint64_t tables;  // their checksum; 0: none needed
+  std::size_t tiles_raw, tiles_constant, tiles_pack, tiles_dense, tiles_interpolated, outliers;
+};
+Chunk describe_codec(Bytes in);
+
+// The type alone, as the header says it: nothing else is looked at.
+Number codec_number(Bytes in);
+
+// How far `restored` is from `original`, of the same number and length, worked out without the codec.
+struct Difference {
+  std::uint64_t beyond;  // values further off than the bound, or not the same where that is asked
+  std::uint64_t first;   // the position of the first of them
+  double largest;        // of the differences between numbers, rounded up
+};
+Difference compare(const void* original, const void* restored, Number number, std::size_t values, double bound);
+
+}  // namespace solar

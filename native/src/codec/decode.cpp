@@ -1,0 +1,253 @@
+// Decoding: each tile's residuals, then its integers, then its values in their places, then those kept bit for bit.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "codec/kernels.hpp"
+#include "codec/tile.hpp"
+
+namespace solar {
+namespace codec {
+namespace {
+
+std::size_t padded(std::size_t values) { return (values + block - 1) / block * block; }
+
+// Widths of the blocks, and how many words they take.
+std::size_t widths_of(Cursor& at, std::size_t blocks, std::uint8_t* widths) {
+  const Bytes map = at.take(16), picks = at.take((blocks + 7) / 8 * 4);
+  for (const std::byte width : map)
+    if (std::to_integer<unsigned>(width) > 32) damaged("a block's width is impossible");
+  std::size_t words = 0;
+  for (std::size_t i = 0; i < blocks; ++i) {
+    const unsigned pick = std::to_integer<unsigned>(picks[i / 2]) >> 4 * (i % 2) & 15;
+    widths[i] = std::to_integer<std::uint8_t>(map[pick]);
+    words += widths[i];
+  }
+  return words;
+}
+
+void unpack_tile(Bytes bytes, std::size_t values, const Work& work, std::int32_t* out) {
+  Cursor at(bytes, Kind::codec, "a tile of the chunk");
+  std::uint8_t widths[most_blocks];
+  const std::size_t blocks = padded(values) / block, words = widths_of(at, blocks, widths);
+  const Bytes fields = at.take(4 * words);
+  work.kernels.unpack(fields.data(), work.end, widths, blocks, out);
+}
+
+Lanes lanes_of(Bytes starts, Bytes words) {
+  Lanes lanes{};
+  for (std::size_t i = 0; i < codec::lanes; ++i) {
+    const std::uint32_t start = load_le<std::uint16_t>(starts.data() + 2 * i);
+    lanes.states[i] = start & (table_size - 1);
+    lanes.bits[i] = start >> table_bits;
+    lanes.counts[i] = 16 - table_bits;
+  }
+  lanes.at = words.data();
+  lanes.end = words.data() + words.size();
+  return lanes;
+}
+
+// The blocks' classes from their differences; returns the words of lowest bits they ask for.
+std::size_t classes_of(const std::int8_t* differences, Residuals& from, std::uint8_t* classes, std::uint32_t& tables) {
+  std::int32_t last = 0;
+  std::size_t low = 0;
+  for (std::size_t i = 0; i < from.blocks; ++i) {
+    std::int32_t difference = differences[i];
+    if (difference == escape) {
+      if (from.escape_count == 0) damaged("it lacks an escaped class");
+      difference = load_le<std::int32_t>(from.escapes);
+      from.escapes += 4;
+      --from.escape_count;
+    }
+    last = add(last, difference) & (most_classes - 1);
+    classes[i] = static_cast<std::uint8_t>(last);
+    low += static_cast<std::size_t>(low_bits_of(classes[i]));
+    tables |= 1u << table_of(classes[i]);
+  }
+  return low;
+}
+
+void dense_tile(Bytes bytes, std::size_t values, const Work& work, std::int32_t* out) {
+  Cursor at(bytes, Kind::codec, "a tile of the chunk");
+  if (!work.tabled) damaged("a tile asks for tables and the chunk names none");
+  const std::uint32_t words = at.u32(), escapes = at.u32();
+  const Bytes starts = at.take(2 * lanes),
+              stream = at.take((std::size_t{words} + 1) / 2 * 4).first(2 * std::size_t{words});
+  const Bytes tail = at.take(at.left());
+  if (tail.size() / 4 < escapes) damaged("a tile lacks escaped values");
+  const Bytes escaped = tail.last(4 * std::size_t{escapes});
+
+  std::int8_t differences[most_blocks + lanes];
+  std::uint8_t classes[most_blocks];
+  Residuals from{work.coding.places, classes, padded(values) / block, tail.data(), work.end, escaped.data(), escapes};
+  Lanes of = lanes_of(starts, stream);
+  work.coding.make(1u << class_table);
+  work.kernels.symbols(of, work.coding.places + class_table * table_size, (from.blocks + lanes - 1) / lanes,
+                       differences);
+  std::uint32_t tables = 0;
+  const std::size_t low = classes_of(differences, from, classes, tables);
+  if (4 * low != tail.size() - escaped.size()) damaged("a tile has not the bits its classes ask for");
+  work.coding.make(tables);
+  if (!work.kernels.residuals(of, from, out)) damaged("a tile lacks escaped values");
+}
+
+std::size_t word_of(std::size_t itemsize) { return std::max<std::size_t>(itemsize, 4); }
+
+// Runs of equal values kept bit for bit, in the tile's own order; returns the bytes before them.
+void put_runs(Bytes runs, std::size_t count, std::size_t itemsize, const Grid::Place& place, const Target& out) {
+  const std::size_t each = 4 + word_of(itemsize), row = place.extent.x;
+  std::size_t behind = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::byte* run = runs.data() + i * each;
+    const std::size_t first = load_le<std::uint16_t>(run), length = load_le<std::uint16_t>(run + 2);
+    if (first < behind || length > place.extent.values() || first + length > place.extent.values())
+      damaged("values kept bit for bit are not in order");
+    behind = first + length;
+    for (std::size_t v = first; v < behind; ++v)
+      std::memcpy(out.row(place, v / row) + v % row * itemsize, run + 4, itemsize);
+  }
+}
+
+void fill_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, const Target& out) {
+  if (bytes.size() < word_of(itemsize)) damaged("a constant tile has no value");
+  for (std::size_t y = 0; y < place.extent.y * std::size_t{place.extent.z}; ++y)
+    for (std::size_t x = 0; x < place.extent.x; ++x)
+      std::memcpy(out.row(place, y) + x * itemsize, bytes.data(), itemsize);
+}
+
+void copy_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, const Target& out) {
+  const std::size_t row = place.extent.x * itemsize;
+  if (bytes.size() < place.extent.values() * itemsize) damaged("a raw tile is cut short");
+  for (std::size_t y = 0; y < place.extent.y * std::size_t{place.extent.z}; ++y)
+    std::memcpy(out.row(place, y), bytes.data() + y * row, row);
+}
+
+// The origin belongs to every value: it goes where each sum begins.
+void add_origin(std::int32_t* residuals, Extent extent, unsigned axes, std::int32_t origin) {
+  for (std::size_t z = 0; z < (axes & 4 ? 1 : extent.z); ++z)
+    for (std::size_t y = 0; y < (axes & 2 ? 1 : extent.y); ++y)
+      for (std::size_t x = 0; x < (axes & 1 ? 1 : extent.x); ++x) {
+        std::int32_t& residual = residuals[(z * extent.y + y) * extent.x + x];
+        residual = add(residual, origin);
+      }
+}
+
+// REQUIRES: a coder of residuals.
+void restore_tile(Bytes bytes, const Entry& entry, const Grid::Place& place, const Work& work, const Target& out) {
+  std::int32_t *const first = work.integers, *const second = first + most_values + slack;
+  const std::size_t values = place.extent.values();
+  (entry.coder == TileCoder::pack ? unpack_tile : dense_tile)(bytes, values, work, first);
+  Restore how = work.restore;
+  const Rows rows{out.row(place, 0), out.itemsize * out.grid.shape[3],
+                  out.itemsize * out.grid.shape[3] * out.grid.shape[2]};
+  if (entry.predictor < first_interpolation) {
+    add_origin(first, place.extent, entry.predictor, entry.origin);
+    return work.kernels.lorenzo(first, place.extent, entry.predictor, second, how, rows);
+  }
+  if (entry.predictor > last_interpolation) damaged("its predictor is unknown");
+  if (how.quanta != Quanta::real) damaged("what is interpolated is no real number");
+  const std::int32_t* made = work.kernels.interpolate(first, place.extent, stride_of(entry.predictor), entry.origin,
+                                                      second, second + most_values + slack);
+  how.step /= 16;
+  for (std::size_t z = 0; z < place.extent.z; ++z)
+    for (std::size_t y = 0; y < place.extent.y; ++y, made += place.extent.x)
+      work.kernels.restore(made, place.extent.x, how, rows.at(z, y));
+}
+
+void decode_tile(const Checked& chunk, std::size_t tile, const Grid& grid, const Work& work, const Target& out) {
+  const Entry entry = chunk.entry(tile);
+  const Grid::Place place = grid.place(tile);
+  const std::size_t itemsize = itemsize_of(chunk.header.number);
+  const Bytes bytes = chunk.bytes_of(tile);
+  const std::size_t kept = std::size_t{entry.runs} * (4 + word_of(itemsize));
+  if (kept > bytes.size()) damaged("a tile lacks values kept bit for bit");
+  const Bytes coded = bytes.first(bytes.size() - kept);
+  switch (entry.coder) {
+    case TileCoder::raw:
+      copy_tile(coded, itemsize, place, out);
+      break;
+    case TileCoder::constant:
+      fill_tile(coded, itemsize, place, out);
+      break;
+    case TileCoder::pack:
+    case TileCoder::dense:
+      restore_tile(coded, entry, place, work, out);
+      break;
+    default:
+      damaged("a tile's coder is unknown");
+  }
+  put_runs(bytes.last(kept), entry.runs, itemsize, place, out);
+}
+
+// The tables the chunk asks for: its own, solar's, or those of the filter.
+void take_tables(const Checked& chunk, Bytes given, Coding& coding) {
+  if (chunk.header.tables == 0) return;
+  for (const Bytes candidate : {chunk.tables, builtin_tables(), given})
+    if (!candidate.empty() && tables_checksum(candidate) == chunk.header.tables) return coding.take(candidate);
+  throw Error(Kind::codec,
+              "the chunk's coding tables are not those of its data set's filter: it was copied from another file, or "
+              "the filter's values were changed");
+}
+
+void check_steps(const Header& header) {
+  if (header.quanta != Quanta::real) return;
+  const double most =
+      header.number == Number::float32 ? std::numeric_limits<float>::max() : std::numeric_limits<double>::max();
+  for (const std::uint64_t bits : {header.step, header.base})
+    if (!(std::fabs(std::bit_cast<double>(bits)) <= most)) damaged("its step is no number");
+}
+
+}  // namespace
+
+Restore restore_of(const Header& header) {
+  return {header.quanta,
+          itemsize_of(header.number),
+          std::bit_cast<double>(header.step),
+          std::bit_cast<double>(header.base),
+          header.step,
+          header.base};
+}
+
+std::byte* Target::row(const Grid::Place& place, std::size_t y) const {
+  const std::size_t z = y / place.extent.y;
+  return first + itemsize * (place.first + (z * grid.shape[2] + y % place.extent.y) * grid.shape[3]);
+}
+
+void decode_checked(const Checked& chunk, MutableBytes out, Bytes tables, Scratch& scratch, const Kernels& kernels) {
+  check_steps(chunk.header);
+  if (!scratch.coding) scratch.coding = std::make_shared<Coding>();
+  take_tables(chunk, tables, *scratch.coding);
+  const std::size_t integers = 3 * (most_values + slack) * sizeof(std::int32_t);
+  if (scratch.c.size() < integers + 64) scratch.c.resize(integers + 64);
+  std::byte* memory = scratch.c.data();
+  memory += 64 - reinterpret_cast<std::uintptr_t>(memory) % 64;
+  const Grid grid(chunk.header);
+  const Work work{kernels,
+                  *scratch.coding,
+                  chunk.header.tables != 0,
+                  restore_of(chunk.header),
+                  reinterpret_cast<std::int32_t*>(memory),
+                  chunk.all.data() + chunk.all.size()};
+  const Target target{out.data(), itemsize_of(chunk.header.number), grid};
+  for (std::size_t tile = 0; tile < chunk.tiles; ++tile) decode_tile(chunk, tile, grid, work, target);
+}
+
+}  // namespace codec
+
+std::size_t decode_codec(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path) {
+  const codec::Checked chunk = codec::check(in, out.size());
+  codec::decode_checked(chunk, out, tables, scratch, codec::kernels(path));
+  return out.size();
+}
+
+std::size_t decode_codec(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch) {
+  static const Path best = codec_paths().back();
+  const Bytes values = std::as_bytes(std::span(filter.values));
+  Bytes tables;
+  if (filter.values.size() >= 2 && filter.values[0] == 1 && filter.values[1] <= values.size() - 8)
+    tables = values.subspan(8, filter.values[1]);
+  return decode_codec(in, out, tables, scratch, best);
+}
+
+}  // namespace solar

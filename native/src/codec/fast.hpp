@@ -1,0 +1,266 @@
+// The loops that AVX2 and AVX-512 share; most are plain, for the compiler to turn into vectors.
+//
+// Each of the two files includes this once, inside its unnamed namespace, behind its target pragma and what it must
+// define before: fields, add_low, Wide, sum_row, interleave. So no function here is ever taken for another machine's,
+// and there is no include guard.
+
+using Unaligned32 [[gnu::aligned(1), gnu::may_alias]] = std::uint32_t;
+using UnalignedFloat [[gnu::aligned(1), gnu::may_alias]] = float;
+using UnalignedDouble [[gnu::aligned(1), gnu::may_alias]] = double;
+
+template <class Word>
+void restore_whole(const std::int32_t* values, std::size_t count, const Restore& how, std::byte* out) {
+  using Unaligned [[gnu::aligned(1), gnu::may_alias]] = Word;
+  auto* const to = reinterpret_cast<Unaligned*>(out);
+  using Whole = std::conditional_t<sizeof(Word) == 8, std::uint64_t, std::uint32_t>;  // never a signed int
+  const auto step = static_cast<Whole>(how.whole_step), base = static_cast<Whole>(how.whole_base);
+  for (std::size_t i = 0; i < count; ++i)
+    to[i] = static_cast<Word>(base + step * static_cast<Whole>(static_cast<std::int64_t>(values[i])));
+}
+
+void restore_real(const std::int32_t* values, std::size_t count, const Restore& how, std::byte* out) {
+  if (how.itemsize == 4) {
+    auto* const to = reinterpret_cast<UnalignedFloat*>(out);
+    const auto step = static_cast<float>(how.step), base = static_cast<float>(how.base);
+    for (std::size_t i = 0; i < count; ++i) to[i] = __builtin_fmaf(static_cast<float>(values[i]), step, base);
+  } else {
+    auto* const to = reinterpret_cast<UnalignedDouble*>(out);
+    for (std::size_t i = 0; i < count; ++i) to[i] = __builtin_fma(static_cast<double>(values[i]), how.step, how.base);
+  }
+}
+
+void restore(const std::int32_t* values, std::size_t count, const Restore& how, std::byte* out) {
+  if (how.quanta == Quanta::real) return restore_real(values, count, how, out);
+  if (how.quanta == Quanta::bits) {
+    auto* const to = reinterpret_cast<Unaligned32*>(out);
+    for (std::size_t i = 0; i < count; ++i)
+      to[i] = static_cast<std::uint32_t>(values[i] ^ (values[i] >> 31 & 0x7fffffff));
+    return;
+  }
+  switch (how.itemsize) {
+    case 1:
+      return restore_whole<std::uint8_t>(values, count, how, out);
+    case 2:
+      return restore_whole<std::uint16_t>(values, count, how, out);
+    case 4:
+      return restore_whole<std::uint32_t>(values, count, how, out);
+    default:
+      return restore_whole<std::uint64_t>(values, count, how, out);
+  }
+}
+
+// out[i] = between its four neighbours, + 16 times its residual; `weigh` is one of the formulas.
+template <class Weigh>
+inline void foretell(std::int32_t* __restrict out, const std::int32_t* __restrict residuals, std::size_t count,
+                     Weigh weigh) {
+  for (std::size_t i = 0; i < count; ++i)
+    out[i] =
+        static_cast<std::int32_t>(static_cast<std::uint32_t>(weigh(i)) + 16 * static_cast<std::uint32_t>(residuals[i]));
+}
+
+// Rows (or planes) halfway between rows: point p of `points` along the axis; neighbours are `pitch` apart in `known`.
+void between_rows(const std::int32_t* known, std::size_t p, std::size_t points, std::size_t pitch,
+                  const std::int32_t* residuals, std::int32_t* out) {
+  const std::int32_t* const b = known + p * pitch;
+  const bool before = p > 0;
+  const int after = (p + 1 < points) + (p + 2 < points);
+  const std::int32_t *const a = b - (before ? pitch : 0), *const c = b + (after > 0 ? pitch : 0),
+                            *const d = c + (after > 1 ? pitch : 0);
+  if (before && after == 2)
+    foretell(out, residuals, pitch, [=](std::size_t i) { return halfway(a[i], b[i], c[i], d[i], true, 2); });
+  else if (before && after == 1)
+    foretell(out, residuals, pitch, [=](std::size_t i) { return halfway(a[i], b[i], c[i], 0, true, 1); });
+  else if (before)
+    foretell(out, residuals, pitch, [=](std::size_t i) { return halfway(a[i], b[i], 0, 0, true, 0); });
+  else
+    foretell(out, residuals, pitch, [=](std::size_t i) { return halfway(0, b[i], c[i], d[i], false, after); });
+}
+
+// One row: the known ones to even places, what lies between to odd ones.
+void between_points(const std::int32_t* __restrict known, std::size_t points, std::size_t count,
+                    const std::int32_t* __restrict residuals, std::int32_t* __restrict out) {
+  const std::size_t odd = count / 2;
+  const auto at = [&](std::size_t i) {
+    const bool before = i > 0;
+    const int after = (i + 1 < points) + (i + 2 < points);
+    out[2 * i] = known[i];
+    if (i >= odd) return;
+    out[2 * i + 1] = add(halfway(before ? known[i - 1] : 0, known[i], after > 0 ? known[i + 1] : 0,
+                                 after > 1 ? known[i + 2] : 0, before, after),
+                         static_cast<std::int32_t>(16 * static_cast<std::uint32_t>(residuals[i])));
+  };
+  // In whole vectors, which run over into what is written next: the rest of this row, the next row, or the slack.
+  const std::size_t inner = points > 2 ? points - 2 : 0;
+  for (std::size_t i = 1; i < inner; i += interleaved) interleave(known + i, residuals + i, out + 2 * i);
+  at(0);
+  for (std::size_t i = inner > 1 ? inner : 1; i < points; ++i) at(i);
+}
+
+// The points known so far, packed closely: a grid that grows along one axis after another.
+struct Growing {
+  std::int32_t *grid, *other;
+  std::size_t z, y, x;
+  const std::int32_t* residuals;
+
+  void turn() {
+    std::int32_t* const held = grid;
+    grid = other;
+    other = held;
+  }
+  void grow_z(std::size_t length) {
+    const std::size_t plane = y * x;
+    for (std::size_t p = 0; p < length; ++p) {
+      if (p % 2 == 0) {
+        std::memcpy(other + p * plane, grid + p / 2 * plane, 4 * plane);
+      } else {
+        between_rows(grid, p / 2, z, plane, residuals, other + p * plane);
+        residuals += plane;
+      }
+    }
+    z = length;
+    turn();
+  }
+  void grow_y(std::size_t length) {
+    for (std::size_t plane = 0; plane < z; ++plane)
+      for (std::size_t p = 0; p < length; ++p) {
+        const std::int32_t* const from = grid + plane * y * x;
+        std::int32_t* const to = other + (plane * length + p) * x;
+        if (p % 2 == 0) {
+          std::memcpy(to, from + p / 2 * x, 4 * x);
+        } else {
+          between_rows(from, p / 2, y, x, residuals, to);
+          residuals += x;
+        }
+      }
+    y = length;
+    turn();
+  }
+  void grow_x(std::size_t length) {
+    for (std::size_t row = 0; row < z * y; ++row) {
+      between_points(grid + row * x, x, length, residuals, other + row * length);
+      residuals += length / 2;
+    }
+    x = length;
+    turn();
+  }
+};
+
+std::int32_t* interpolate(const std::int32_t* residuals, Extent extent, std::uint32_t stride, std::int32_t origin,
+                          std::int32_t* one, std::int32_t* other) {
+  const auto points = [](std::uint32_t length, std::uint32_t step) { return std::size_t{(length + step - 1) / step}; };
+  Growing all{one, other, points(extent.z, stride), points(extent.y, stride), points(extent.x, stride), residuals};
+  std::int32_t last = origin;
+  for (std::size_t i = 0; i < all.z * all.y * all.x; ++i)
+    all.grid[i] = last = add(last, static_cast<std::int32_t>(16 * static_cast<std::uint32_t>(*all.residuals++)));
+  for (std::uint32_t h = stride / 2; h > 0; h /= 2) {
+    if (points(extent.z, h) > all.z) all.grow_z(points(extent.z, h));
+    if (points(extent.y, h) > all.y) all.grow_y(points(extent.y, h));
+    if (points(extent.x, h) > all.x) all.grow_x(points(extent.x, h));
+  }
+  return all.grid;
+}
+
+// Rows too short for vectors: one after another, in place.
+void lorenzo_short(std::int32_t* values, Extent extent, unsigned axes) {
+  const std::size_t row = extent.x, plane = row * extent.y, all = plane * extent.z;
+  if (axes & 1)
+    for (std::size_t i = 0; i < all; ++i)
+      if (i % row != 0) values[i] = add(values[i], values[i - 1]);
+  if (axes & 2)
+    for (std::size_t z = 0; z < all; z += plane)
+      for (std::size_t i = row; i < plane; ++i) values[z + i] = add(values[z + i], values[z + i - row]);
+  if (axes & 4)
+    for (std::size_t i = plane; i < all; ++i) values[i] = add(values[i], values[i - plane]);
+}
+
+// Sums along x, then y (in `line`, the row before), then z (in `planes`, the plane before): a row's way in one pass.
+// Rows in `room` are as long as whole vectors, so that only residuals are read in part.
+void lorenzo(std::int32_t* residuals, Extent extent, unsigned axes, std::int32_t* room, const Restore& how,
+             const Rows& out) {
+  const std::size_t row = extent.x, pitch = (row + 15) / 16 * 16;
+  const bool brief = row < 16;
+  if (brief) lorenzo_short(residuals, extent, axes);
+  std::int32_t *const line = room, *const planes = room + pitch;
+  for (std::size_t z = 0; z < extent.z; ++z)
+    for (std::size_t y = 0; y < extent.y; ++y, residuals += row) {
+      std::int32_t* const plane = axes & 4 ? planes + y * pitch : nullptr;
+      if (!brief) sum_row(residuals, row, axes & 1, (axes & 2) && y > 0, line, plane, z > 0);
+      restore(brief ? residuals : plane != nullptr ? plane : line, row, how, out.at(z, y));
+    }
+}
+
+// Words of a block that may end too close to the chunk's end to be read in whole vectors.
+struct Near {
+  const std::byte* words(const std::byte* from, const std::byte* end, unsigned width) {
+    if (static_cast<std::size_t>(end - from) >= sizeof copy) return from;
+    std::memcpy(copy, from, 4 * width);
+    return copy;
+  }
+  std::byte copy[192] = {};
+};
+
+std::int32_t half_of(unsigned width) { return width == 0 ? 0 : static_cast<std::int32_t>(1u << (width - 1)); }
+
+void unpack(const std::byte* words, const std::byte* end, const std::uint8_t* widths, std::size_t blocks,
+            std::int32_t* out) {
+  Near near;
+  for (std::size_t b = 0; b < blocks; ++b, out += block) {
+    const unsigned width = widths[b];
+    fields(near.words(words, end, width), width, out, half_of(width));
+    words += 4 * width;
+  }
+}
+
+void symbols(Lanes& of, const std::uint32_t* places, std::size_t steps, std::int8_t* out) {
+  Wide wide(of);
+  alignas(64) std::int32_t got[lanes];
+  for (std::size_t s = 0; s < steps; ++s) {
+    wide.step(places, got);
+    for (const std::int32_t symbol : got) *out++ = static_cast<std::int8_t>(symbol);
+  }
+  wide.put(of);
+}
+
+bool residuals(Lanes& of, const Residuals& from, std::int32_t* out) {
+  Wide wide(of);
+  Near near;
+  const std::byte* low = from.low;
+  std::size_t escapes = 0;
+  for (std::size_t b = 0; b < from.blocks; ++b, out += lanes) {
+    std::uint32_t escaped = wide.step(from.places + table_of(from.classes[b]) * table_size, out);
+    if (const int bits = low_bits_of(from.classes[b]); bits > 0) {
+      const auto width = static_cast<unsigned>(bits);
+      add_low(near.words(low, from.low_end, width), width, out);
+      low += 4 * width;
+    }
+    for (; escaped != 0; escaped &= escaped - 1) {
+      if (escapes == from.escape_count) return false;
+      std::memcpy(out + __builtin_ctz(escaped), from.escapes + 4 * escapes++, 4);
+    }
+  }
+  return true;
+}
+// A value whose distance comes out below the bound is within it, for rounding keeps order; any other is looked at
+// again. Bits must be the same where the bound is 0, and where a processor may flush the result.
+template <class T, class Bits>
+bool quantise(const T* __restrict values, std::size_t count, const Asked& how, std::int32_t* __restrict out) {
+  const double inverse = 1 / how.step, base = how.base, bound = how.bound, far = 0x1p30;
+  const auto step = static_cast<T>(how.step), from = static_cast<T>(how.base);
+  const T least = sizeof(T) == 4 ? static_cast<T>(0x1p-126) : static_cast<T>(0x1p-1022);
+  std::int32_t bad = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const double value = values[i], scaled = (value - base) * inverse;
+    const double near = scaled < far ? (scaled > -far ? scaled : -far) : far;
+    const auto whole = static_cast<std::int32_t>(__builtin_rint(near));
+    const T back = sizeof(T) == 4 ? static_cast<T>(__builtin_fmaf(static_cast<float>(whole), static_cast<float>(step),
+                                                                  static_cast<float>(from)))
+                                  : static_cast<T>(__builtin_fma(static_cast<double>(whole), static_cast<double>(step),
+                                                                 static_cast<double>(from)));
+    const double distance = __builtin_fabs(static_cast<double>(back) - value);
+    const T size = back < 0 ? -back : back;
+    const bool normal = (size >= least) | (size == 0), inside = (distance < bound) & (near == scaled);
+    out[i] = whole;
+    bad |= !(normal & inside);
+  }
+  return bad == 0;
+}

@@ -1,0 +1,96 @@
+// The inner loops of decoding, one set for each Path. What they read was checked before; they throw nothing.
+//
+// plain.cpp is the specification: obvious loops. The others give the same integers and the same bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "codec/format.hpp"
+#include "codec/tables.hpp"
+#include "solar/codec.hpp"
+
+namespace solar::codec {
+
+inline constexpr std::size_t lanes = 32;
+inline constexpr std::size_t most_blocks = most_values / block;
+inline constexpr std::size_t slack = 64;  // values that a loop may write behind those asked for
+
+// The 32 coders of a tile, which share one stream of 16-bit words. A word behind the end is 0.
+struct Lanes {
+  std::uint32_t states[lanes], bits[lanes], counts[lanes];
+  const std::byte* at;
+  const std::byte* end;
+};
+
+struct Residuals {
+  const std::uint32_t* places;  // of Coding
+  const std::uint8_t* classes;  // one a block
+  std::size_t blocks;
+  const std::byte* low;  // lowest bits: low_bits_of(class) words a block
+  const std::byte* low_end;
+  const std::byte* escapes;  // 4 bytes each
+  std::size_t escape_count;
+};
+
+// Predictors 8, 9 and 10 interpolate from points 8, 16 or 32 apart.
+inline constexpr unsigned first_interpolation = 8, last_interpolation = 10;
+constexpr std::uint32_t stride_of(unsigned predictor) { return 8u << (predictor - first_interpolation); }
+
+// How the integers of a tile become values.
+struct Restore {
+  Quanta quanta;
+  std::size_t itemsize;
+  double step, base;
+  std::uint64_t whole_step, whole_base;
+};
+
+// Where a tile's rows go: rows and planes lie so many bytes apart.
+struct Rows {
+  std::byte* first;
+  std::size_t row, plane;
+  std::byte* at(std::size_t z, std::size_t y) const { return first + z * plane + y * row; }
+};
+
+// What the encoder asks for in vectors: integers for real values, each checked as a decoder would restore it.
+struct Asked {
+  double step, base, bound;
+};
+
+struct Kernels {
+  // Blocks of fields of `widths[i]` bits, less half their range. The words are there; none is read at or behind `end`.
+  void (*unpack)(const std::byte* words, const std::byte* end, const std::uint8_t* widths, std::size_t blocks,
+                 std::int32_t* out);
+  // `steps` times 32 symbols, all with one table.
+  void (*symbols)(Lanes& of, const std::uint32_t* places, std::size_t steps, std::int8_t* out);
+  // False when there are more escapes than were stored.
+  bool (*residuals)(Lanes& of, const Residuals& from, std::int32_t* out);
+  // Lorenzo's sums (`axes` as Predictor's) and their values, put into place; the residuals are lost. `room` is for
+  // twice most_values.
+  void (*lorenzo)(std::int32_t* residuals, Extent extent, unsigned axes, std::int32_t* room, const Restore& how,
+                  const Rows& out);
+  // Residuals, in the order of the passes, to values in sixteenths: in `one` or `other`, as it returns.
+  std::int32_t* (*interpolate)(const std::int32_t* residuals, Extent extent, std::uint32_t stride, std::int32_t origin,
+                               std::int32_t* one, std::int32_t* other);
+  void (*restore)(const std::int32_t* values, std::size_t count, const Restore& how, std::byte* out);
+  // False when any value needs a closer look than a vector takes; `out` then means nothing.
+  bool (*quantise32)(const float* values, std::size_t count, const Asked& how, std::int32_t* out);
+  bool (*quantise64)(const double* values, std::size_t count, const Asked& how, std::int32_t* out);
+};
+
+const Kernels& plain_kernels();
+const Kernels& avx2_kernels();    // REQUIRES: has_avx2()
+const Kernels& avx512_kernels();  // REQUIRES: has_avx512()
+bool has_avx2();
+bool has_avx512();
+const Kernels& kernels(Path path);  // throws Error(codec) where the machine cannot
+
+// A 32-bit sum as HDF5 and processors make it: modulo 2^32.
+constexpr std::int32_t add(std::int32_t a, std::int32_t b) {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b));
+}
+constexpr std::int32_t sub(std::int32_t a, std::int32_t b) {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) - static_cast<std::uint32_t>(b));
+}
+
+}  // namespace solar::codec

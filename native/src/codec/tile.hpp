@@ -1,0 +1,31 @@
+// What decoding hands from tile to tile.
+#pragma once
+
+#include "codec/kernels.hpp"
+#include "solar/filter.hpp"
+
+namespace solar::codec {
+
+// Memory and loops, the same for all tiles of a chunk.
+struct Work {
+  const Kernels& kernels;
+  Coding& coding;
+  bool tabled;  // coding has the tables this chunk asks for
+  Restore restore;
+  std::int32_t* integers;  // three tiles of them, each with slack
+  const std::byte* end;    // of the chunk
+};
+
+// Where the array goes.
+struct Target {
+  std::byte* first;
+  std::size_t itemsize;
+  const Grid& grid;
+
+  std::byte* row(const Grid::Place& place, std::size_t y) const;  // y counts over the planes
+};
+
+Restore restore_of(const Header& header);
+void decode_checked(const Checked& chunk, MutableBytes out, Bytes tables, Scratch& scratch, const Kernels& kernels);
+
+}  // namespace solar::codec
