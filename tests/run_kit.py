@@ -47,7 +47,9 @@ class Part:
     held: dict[int, bool] = field(default_factory=dict)  # key: whether it was used since it was loaded
     failed: set[int] = field(default_factory=set)
     steps: list[tuple[list[int], list[int], list[int]]] = field(default_factory=list)  # rows, positions, last
-    issues: dict[int, list[list[int]]] = field(default_factory=dict)  # before this step: groups of loads
+    # Before this step: groups of loads, and whether they go on where the last ended, as all but a start's may.
+    issues: dict[int, list[tuple[list[int], bool]]] = field(default_factory=dict)
+    end: int = -1  # where what was loaded last ends
 
     def __post_init__(self) -> None:
         samples = self.units.samples
@@ -81,10 +83,13 @@ class Part:
         first = units.chunk_first.tolist()
         return [chunks[begin:end] for begin, end in itertools.pairwise(first)]
 
-    def joined(self, rows: list[int]) -> tuple[int, int]:
-        """Requests and bytes of reading these rows in this order; ascending ones over small holes are one request."""
+    def joined(self, rows: list[int], end: int = -1) -> tuple[int, int, int]:
+        """Requests and bytes of reading these rows in this order; ascending ones over small holes are one request.
+
+        So it is with what ended at `end`. The last number is where these end.
+        """
         requests = nbytes = 0
-        before, end = -1, -1
+        before = -1
         for unit in self.unit_of[rows].tolist() if rows else []:
             chunks = [chunk for chunk in self.chunks[unit] if chunk[1]]
             if unit == before or not chunks:
@@ -100,7 +105,7 @@ class Part:
                 nbytes += size
                 end = offset + size
             before = unit
-        return requests, nbytes
+        return requests, nbytes, end
 
 
 class Run:
@@ -132,14 +137,14 @@ class Run:
             rows, positions, starts, last, loads, ends, start, start_ends, _ = told
             assert {a.dtype.name for a in (rows, loads, start)} == {"int32"}
             for group in np.split(start, start_ends[:-1]) if len(start_ends) else []:
-                part.issues.setdefault(base, []).append(group.tolist())
+                part.issues.setdefault(base, []).append((group.tolist(), False))
             for step in range(len(sizes)):
                 here = slice(int(starts[step]), int(starts[step + 1]))
                 mine = rows[here].tolist()
                 places = list(range(len(mine))) if positions is None else positions[here].tolist()
                 part.steps.append((mine, places, last[here].tolist()))
                 if issued := loads[ends[step] : ends[step + 1]].tolist():
-                    part.issues.setdefault(base + step + 1, []).append(issued)
+                    part.issues.setdefault(base + step + 1, []).append((issued, True))
         self._sizes += sizes.tolist()
 
     def take(self, seconds: float) -> tuple[list[Any], tuple[int, ...]] | None:
@@ -149,8 +154,8 @@ class Run:
         step, self._done = self._done, self._done + 1
         before = dict(self._counts)
         for part in self._parts:
-            for group in part.issues.pop(step, []):
-                self._issue(part, group)
+            for group, goes_on in part.issues.pop(step, []):
+                self._issue(part, group, goes_on)
         held = sum(part.held_pages() * part.page for part in self._parts)
         self._counts["peak_bytes"] = max(self._counts["peak_bytes"], held)
         memory = self._made(step)
@@ -166,10 +171,11 @@ class Run:
         told = {"rows": self._sizes[step], "requests": took["requests"], "bytes_read": took["bytes"]}
         return memory, tuple(told.get(name, 0) for name in COUNTS)
 
-    def _issue(self, part: Part, rows: list[int]) -> None:
+    def _issue(self, part: Part, rows: list[int], goes_on: bool) -> None:
         """Holds what is loaded from now on. What is there already is passed over: the pinned part of a new Course."""
         rows = [row for row in rows if part.key(row) not in part.held]
-        self._count(part, rows)
+        end = self._count(part, rows, part.end if goes_on else -1)
+        part.end = end if goes_on else -1
         for row in rows:
             key = part.key(row)
             assert key not in part.held, f"{row} is loaded twice"
@@ -210,10 +216,11 @@ class Run:
         self._counts["hits"] += len(alone) - len(set(alone))
         self._count(part, sorted(set(alone), key=lambda row: (int(part.unit_of[row]), row)))
 
-    def _count(self, part: Part, rows: list[int]) -> None:
-        requests, nbytes = part.joined(rows)
+    def _count(self, part: Part, rows: list[int], end: int = -1) -> int:
+        requests, nbytes, end = part.joined(rows, end)
         for name, more in (("reads", len(rows)), ("requests", requests), ("bytes", nbytes)):
             self._counts[name] += more
+        return end
 
     def _read(self, part: Part, rows: list[int]) -> Any:
         out = np.empty((len(rows), part.source.row_nbytes), np.uint8)

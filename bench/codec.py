@@ -1,0 +1,179 @@
+"""Ratio, decoding and encoding rate of the bounded codec beside others: python -m bench.codec [--quick] [SET ...]
+
+All in one process on one thread (but for the last table), on the same arrays with the same absolute bound: a share of
+each sample's range of finite values. Rates are of decoded bytes; of several passes the fastest counts. "beyond" counts
+the values further off than the bound, NaN and infinities that did not come back included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench import machine
+from bench.codec_fields import Samples, all_sets
+from bench.codec_peers import Peer, peers
+from solar import _native
+
+BOUNDS = (1e-2, 1e-3, 1e-4)
+VERY_SMOOTH = {"smooth64", "femm_f64"}  # where interpolation over a whole field cannot be beaten by tiles
+FILL = 1e19  # larger ones are marks, not values
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one codec did with one set."""
+
+    set: str
+    bound: float  # of the range; 0: lossless
+    codec: str
+    ratio: float
+    decode_gbs: float
+    encode_mbs: float
+    beyond: int
+
+
+def span(sample: NDArray[Any]) -> float:
+    values = sample[np.abs(sample) < FILL] if sample.dtype.kind == "f" else sample
+    return float(values.max()) - float(values.min())
+
+
+def fastest(work: Callable[[], Any], seconds: float) -> float:
+    """The shortest of several passes, which together take about so long."""
+    best, end = math.inf, time.perf_counter() + seconds
+    while best == math.inf or time.perf_counter() < end:
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def beyond(samples: Samples, restored: Iterable[NDArray[Any]], bounds: list[float]) -> int:
+    pairs = zip(samples, restored, bounds, strict=True)
+    return sum(_native.compare(sample, np.ascontiguousarray(back), bound)[0] for sample, back, bound in pairs)
+
+
+def of_solar(name: str, share: float, samples: Samples, coder: str, path: str, seconds: float) -> Row:
+    bounds = [share * span(sample) for sample in samples]
+    tables = _native.train(samples[:16], float(np.median(bounds))) if coder == "dense" else b""
+    start = time.perf_counter()
+    chunks = [
+        _native.encode(sample, bound, coder, "auto", tables) for sample, bound in zip(samples, bounds, strict=True)
+    ]
+    encoding = time.perf_counter() - start
+    out = np.empty((len(samples), *samples[0].shape), samples[0].dtype)
+    decoding = fastest(lambda: _native.decode_many(chunks, out, tables, path), seconds)
+    stored, nbytes = sum(map(len, chunks)) + len(tables), out.nbytes
+    off = beyond(samples, out, bounds)
+    return Row(name, share, f"{coder} {path}", nbytes / stored, nbytes / decoding / 1e9, nbytes / encoding / 1e6, off)
+
+
+def of_peer(name: str, share: float, samples: Samples, peer: Peer, seconds: float) -> Row:
+    bounds = [share * span(sample) for sample in samples]
+    start = time.perf_counter()
+    stored = [peer.encode(sample, bound) for sample, bound in zip(samples, bounds, strict=True)]
+    encoding = time.perf_counter() - start
+    decoding = fastest(lambda: [peer.decode(one, sample) for one, sample in zip(stored, samples, strict=True)], seconds)
+    off = beyond(samples, (peer.decode(one, sample) for one, sample in zip(stored, samples, strict=True)), bounds)
+    nbytes, size = sum(sample.nbytes for sample in samples), sum(map(peer.nbytes, stored))
+    return Row(name, share, peer.name, nbytes / size, nbytes / decoding / 1e9, nbytes / encoding / 1e6, off)
+
+
+def rows_of(name: str, samples: Samples, quick: bool) -> list[Row]:
+    whole = samples[0].dtype.kind in "iu"
+    seconds = 0.05 if quick else 0.4
+    rows = []
+    for share in (0.0,) if whole else BOUNDS[1:2] if quick else BOUNDS:
+        rows += [
+            of_solar(name, share, samples, coder, path, seconds)
+            for coder in ("pack", "dense")
+            for path in _native.codec_paths()[1:] or ("plain",)
+        ]
+        marked = any(not np.isfinite(sample).all() or np.abs(sample).max() >= FILL for sample in samples)
+        for peer in peers():
+            dangerous = "HDF5" in peer.name and marked  # some of them lose NaN or end the process
+            if peer.lossless == whole and not dangerous:
+                rows.append(of_peer(name, share, samples, peer, seconds))
+    return rows
+
+
+def mean(values: Iterable[float]) -> float:
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def summary(rows: list[Row]) -> list[str]:
+    """Solar's paths against the smaller of SZ3's two, by geometric means over sets and bounds."""
+    cases: dict[tuple[str, float], dict[str, Row]] = {}
+    for row in rows:
+        cases.setdefault((row.set, row.bound), {})[row.codec] = row
+    lines = []
+    for smooth in (False, True):
+        chosen = [found for (name, _), found in cases.items() if (name in VERY_SMOOTH) is smooth]
+        for codec in sorted({row.codec for row in rows if row.codec.split()[0] in {"pack", "dense"}}):
+            pairs = [(found[codec], max((found[n] for n in ("SZ3 interp", "SZ3 Lorenzo")), key=lambda row: row.ratio))
+                     for found in chosen if codec in found and "SZ3 interp" in found]  # fmt: skip
+            if pairs:
+                ratio = mean(ours.ratio / theirs.ratio for ours, theirs in pairs)
+                speed = mean(ours.decode_gbs / theirs.decode_gbs for ours, theirs in pairs)
+                where = "very smooth sets" if smooth else "other sets"
+                lines.append(f"| {codec} | {where}, {len(pairs)} cases | {ratio:.2f} | {speed:.1f} |")
+    return lines
+
+
+def two_threads(samples: Samples, coder: str) -> float:
+    """How many times faster two threads decode than one."""
+    chunks = [_native.encode(sample, 1e-3 * span(sample), coder) for sample in samples] * 4
+    outs = [np.empty((len(chunks), *samples[0].shape), samples[0].dtype) for _ in range(2)]
+
+    def both() -> None:
+        threads = [threading.Thread(target=_native.decode_many, args=(chunks, out)) for out in outs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return 2 * fastest(lambda: _native.decode_many(chunks, outs[0]), 1.0) / fastest(both, 1.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", nargs="*", help="only these")
+    parser.add_argument("--quick", action="store_true", help="one bound, short measurements")
+    parser.add_argument("--json", type=Path, help="append all rows to this file, a line each")
+    asked = parser.parse_args()
+    known = all_sets()
+    if unknown := set(asked.sets) - set(known):
+        parser.error(f"no set {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    print(f"{machine.cpu_name()}, {os.cpu_count()} cores; paths {', '.join(_native.codec_paths())}\n")
+    print("| set | bound | codec | ratio | decode GB/s | encode MB/s | beyond |\n" + "| --- " * 7 + "|")
+    rows: list[Row] = []
+    for name in asked.sets or known:
+        for row in rows_of(name, known[name](), asked.quick):
+            print(f"| {row.set} | {row.bound:g} | {row.codec} | {row.ratio:.2f} | {row.decode_gbs:.2f} "
+                  f"| {row.encode_mbs:.0f} | {row.beyond} |", flush=True)  # fmt: skip
+            rows.append(row)
+    print("\n| codec | against the better SZ3, geometric means | ratio | decoding |\n| --- | --- | --- | --- |")
+    print("\n".join(summary(rows)))
+    field = known["turb64"]()
+    print("\n| coder | two threads against one |\n| --- | --- |")
+    for coder in ("pack", "dense"):
+        print(f"| {coder} | {two_threads(field, coder):.2f} |")
+    if asked.json:
+        with asked.json.open("a") as file:
+            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+
+
+if __name__ == "__main__":
+    main()

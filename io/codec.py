@@ -1,0 +1,145 @@
+"""Codecs of the bounded format (FORMAT.md): a bound, a coder, a predictor, and what the file's filter has to say."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import CodecError
+
+FILTER = _native.codec_filter()  # HDF5's number of the filter; the one constant is in native/include/solar/codec.hpp
+
+KINDS = {
+    "abs": "no value is off by more than the bound",
+    "rel": "the same, of bound x (largest - smallest finite value) of what the caller says: the array, or the data set",
+    "lossless": "every value comes back bit for bit",
+}
+CODERS = {
+    "auto": "whichever is smaller, tile by tile",
+    "pack": "fields of fixed width: the fastest to decode",
+    "dense": "an entropy coder: the smallest",
+}
+PREDICTORS = {
+    "auto": "whatever makes a tile small",
+    "none": "the values as they are",
+    "x": "from the value before",
+    "xy": "from the neighbours in a plane",
+    "xyz": "from the neighbours in space",
+    "interpolation": "cubic, between values ever closer together",
+}
+_NUMBERS = frozenset({"f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"})
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How arrays become chunks and come back.
+
+    >>> chunk = Codec("abs", 1e-3).encode(np.linspace(0, 1, 1000, dtype=np.float32))
+    >>> len(chunk) < 4000 / 5
+    True
+    """
+
+    kind: str
+    bound: float = 0.0
+    coder: str = "auto"
+    predictor: str = "auto"
+    tables: bytes = b""  # of train(); the filter's values carry them
+
+    def __post_init__(self) -> None:
+        _check_name("kind of bound", self.kind, KINDS)
+        _check_name("coder", self.coder, CODERS)
+        _check_name("predictor", self.predictor, PREDICTORS)
+        if not (math.isfinite(self.bound) and self.bound >= 0):
+            raise ValueError(f"a bound must be a number of 0 (bit for bit) or more, not {self.bound}")
+        if self.kind == "lossless" and self.bound != 0:
+            raise ValueError(f"lossless has no bound, and {self.bound} was given: say abs={self.bound} instead")
+
+    def absolute(self, span: float) -> Codec:
+        """The same codec with its bound as a number, where values span `span`."""
+        return replace(self, kind="abs", bound=self.bound * span) if self.kind == "rel" else self
+
+    def encode(self, array: NDArray[Any], span: float | None = None) -> bytes:
+        """The array's chunk. A relative bound is of `span`, or without one of the array's own."""
+        _check_numbers(array)
+        if self.kind == "rel" and span is None:
+            span = span_of(array)
+        exact = self.absolute(span or 0.0)
+        return _native.encode(np.ascontiguousarray(array), exact.bound, self.coder, self.predictor, self.tables)
+
+    def decode(self, chunk: bytes, out: NDArray[Any]) -> None:
+        """Fills `out`, contiguous and of the chunk's type; float16 takes chunks of float32."""
+        _native.decode_into(chunk, out, self.tables)
+
+    def trained(self, arrays: list[NDArray[Any]]) -> Codec:
+        """The same codec with tables for data like these; a relative bound is of their common span."""
+        for array in arrays:
+            _check_numbers(array)
+        bound = self.absolute(max(map(span_of, arrays), default=0.0)).bound if self.kind == "rel" else self.bound
+        contiguous = [np.ascontiguousarray(array) for array in arrays]
+        return replace(self, tables=_native.train(contiguous, bound, self.predictor))
+
+    @property
+    def filter_values(self) -> tuple[int, ...]:
+        """What the HDF5 filter message of a data set with these chunks must hold."""
+        return tuple(_native.client_data(self.tables))
+
+
+def parse(text: str) -> Codec:
+    """The codec that settings such as "abs=1e-3", "rel=1e-4,coder=pack" or "lossless" ask for.
+
+    >>> parse("rel=1e-4,coder=pack")
+    Codec(kind='rel', bound=0.0001, coder='pack', predictor='auto', tables=b'')
+    """
+    settings: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        _check_name("setting", key, {**KINDS, "coder": "", "predictor": ""})
+        if bool(equals) is (key == "lossless"):
+            raise ValueError(f"{part.strip()!r} in {text!r}: write abs=NUMBER, rel=NUMBER or lossless")
+        settings[key] = value
+    kinds = [key for key in settings if key in KINDS]
+    if len(kinds) != 1 or len(settings) != len(text.split(",")):
+        raise ValueError(f"{text!r} must name one of abs=NUMBER, rel=NUMBER and lossless, and each setting once")
+    bound = _number(settings[kinds[0]], text)
+    return Codec(kinds[0], bound, settings.get("coder", "auto"), settings.get("predictor", "auto"))
+
+
+def span_of(array: NDArray[Any]) -> float:
+    """Largest less smallest finite value; 0 when there are none."""
+    finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
+    return float(finite.max()) - float(finite.min()) if finite.size else 0.0
+
+
+def _number(text: str, whole: str) -> float:
+    try:
+        return float(text) if text else 0.0
+    except ValueError:
+        raise ValueError(f"the bound {text!r} in {whole!r} is no number") from None
+
+
+def _check_name(what: str, name: str, known: dict[str, str]) -> None:
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"there is no {what} {name!r}, only {', '.join(known)}{hint}")
+
+
+def _check_numbers(array: NDArray[Any]) -> None:
+    code = array.dtype.str[1:]
+    if array.dtype.fields is not None or code not in _NUMBERS:
+        raise CodecError(
+            f"arrays of {array.dtype} cannot be encoded, only float32, float64 and integers of 8 to 64 bits; "
+            "convert them, or leave this data set as it is"
+        )
+    if not array.dtype.isnative:
+        raise CodecError(
+            f"arrays of {array.dtype.str} have the bytes of each number the other way round; "
+            f"use array.astype({array.dtype.newbyteorder('=').name!r}) and store that type"
+        )
