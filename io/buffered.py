@@ -26,6 +26,8 @@ from solar.values import Layout, Script
 log = logging.getLogger("solar")
 
 SCRATCH = 8 << 20  # bytes that each of the engine's threads may use beside the buffer, where there is as much
+HUGE = 2 << 20  # bytes of a huge page, of which large batches take whole ones
+PIECE = 5 << 20  # what a thread reads of samples that are not encoded in one go, at most, with what lies around it
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,11 @@ class Running:
         self.nbytes = sum(part.pages * part.page for part in parts) + threads() * scratch
         self.appended = 0  # batches
         self._rows = [next(r for r, p in zip(rows, parts, strict=True) if p.field == f) for f in _fields_of(parts)]
-        self.given = 0  # batches that whoever waited for them has, or has the error of
-        self._turn, self._counting = threading.Lock(), threading.Lock()
+        self.given = 0  # batches that nobody will ask for again
+        self._taking, self._counting = threading.Lock(), threading.Lock()
         self._came: deque[Any] = deque()  # from the run, and not yet told apart
         self._here: dict[int, Any] = {}
+        self._unwanted: set[int] = set()
         self._taken = 0
         self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch)
         for one, part in zip(rows, parts, strict=True):
@@ -73,28 +76,45 @@ class Running:
         self._run.append(sizes, [_columns(one) for one in told])
         self.appended += len(sizes)
 
-    def wait(self, number: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
-        """The fields of this batch, and what it took. Once. TimeoutError after `seconds`, saying what is missing."""
+    def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
+        """The fields of this batch, and what it took. TimeoutError after `seconds`, saying what is missing.
+
+        It may be asked for again until it is let go, so that Ctrl-C loses nothing.
+        """
         end = math.inf if seconds is None else time.monotonic() + seconds
         while number not in self._here:
+            if number in self._unwanted:
+                raise RuntimeError("this batch was given up")
             left = max(0.0, min(GLANCE, end - time.monotonic()))
-            if self._turn.acquire(timeout=left):
+            if self._taking.acquire(timeout=left):
                 try:
                     if number not in self._here:
                         self._take(left)
                 finally:
-                    self._turn.release()
+                    self._taking.release()
             if number not in self._here and time.monotonic() >= end:
                 missing = "" if self._run is None else self._run.waiting_for()
                 raise Late(f"no values after {seconds:g} s" + (f": still waiting for {missing}" if missing else ""))
-        came = self._here.pop(number)
-        with self._counting:
-            self.given += 1
+        came = self._here[number]
         if isinstance(came, Exception):
-            raise came
+            try:
+                raise came
+            finally:
+                del came  # or it and this frame, which its traceback keeps, would keep each other alive
         memory, counts = came
-        values = [rows.from_bytes(one) for rows, one in zip(self._rows, memory, strict=True)]
+        values = [rows.from_bytes(one, samples) for rows, one in zip(self._rows, memory, strict=True)]
         return values, dict(zip(COUNTS, counts, strict=False))
+
+    def let_go(self, number: int) -> None:
+        """Whoever waited for this batch keeps it now."""
+        if self._here.pop(number, None) is not None:
+            with self._counting:
+                self.given += 1
+
+    def forget(self, number: int) -> None:
+        """Nobody will ask for this batch: it is not kept, whether it is there or comes later."""
+        self._unwanted.add(number)
+        self.let_go(number)
 
     def _take(self, seconds: float) -> None:
         run = self._run
@@ -108,6 +128,8 @@ class Running:
         while self._came:
             if self._came[0] is not None:
                 self._here[self._taken] = self._came[0]
+                if self._taken in self._unwanted:
+                    self.let_go(self._taken)
                 self._taken += 1
             self._came.popleft()
 
@@ -140,11 +162,21 @@ def threads() -> int:
     return max(1, min(32, len(os.sched_getaffinity(0))))
 
 
+def pooled_nbytes(nbytes: int) -> int:
+    """What the memory of a batch of so many bytes takes: eight sizes to each power of two, in whole pages."""
+    step = 4 << 10
+    while step * 16 < nbytes:
+        step *= 2
+    if nbytes >= HUGE:
+        step = max(step, HUGE)
+    return max(1, -(-nbytes // step)) * step
+
+
 def scratch_nbytes(layout: Layout) -> int:
     """The least memory that a read of this Layout uses beside the buffer: a unit as it is stored, and decoded."""
     alone = [form for form in layout.forms if not form.filters and (not form.chunk or not form.chunk[0])]
     if len(alone) == len(layout.forms):
-        return layout.sample_nbytes
+        return min(layout.sample_nbytes, PIECE)
     rows = max((form.chunk[0] for form in layout.forms if form.chunk), default=1) or 1
     return 2 * rows * layout.sample_nbytes + int(layout.chunk_nbytes.max(initial=0))
 

@@ -90,12 +90,21 @@ def storage_of(rates: tuple[Rate, ...]) -> Storage:
 
 
 def stored_or_guessed(path: str | os.PathLike[str]) -> tuple[Storage, str]:
-    """The Storage that holds `path`, and where its numbers come from: the profile stored for it, else a guess."""
-    stored = default_path(path)
-    if stored.exists():
-        return load(stored), f"profile {stored}"
+    """The Storage that holds `path`, and where its numbers come from: the profile stored for it, else a guess.
+
+    Nobody has named that profile: one that cannot be read is none.
+    """
     storage, kind = guess(path)
-    return storage, f"guessed: {kind}; measure it with `solar probe`"
+    said = f"guessed: {kind}; "
+    try:
+        stored = default_path(path)
+        if stored.exists():
+            return load(stored), f"profile {stored}"
+    except PlanError as error:
+        return storage, said + str(error)
+    except (OSError, RuntimeError) as error:  # a folder that is not ours, or no home at all
+        return storage, f"{said}the folder of profiles cannot be read: {error}"
+    return storage, f"{said}measure it with `solar probe`"
 
 
 def guess(path: str | os.PathLike[str]) -> tuple[Storage, str]:

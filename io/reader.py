@@ -135,9 +135,8 @@ class Rows:
         """The bytes of a sample as the engine reads it."""
         return self._sample_nbytes
 
-    def from_bytes(self, memory: NDArray[np.uint8]) -> NDArray[Any]:
-        """The samples whose bytes, as the engine reads them, are in this memory."""
-        samples = memory.nbytes // self._sample_nbytes
+    def from_bytes(self, memory: NDArray[np.uint8], samples: int) -> NDArray[Any]:
+        """The first samples whose bytes, as the engine reads them, are in this memory."""
         values = np.ndarray((samples, *self.layout.sample_shape), self._read_dtype, memory)
         return values.astype(self.dtype.base, copy=False)
 

@@ -107,7 +107,7 @@ class Reader:
     def stats(self) -> dict[str, int]: ...
 
 def count_names() -> tuple[str, ...]:
-    """What a Reader counts: rows, requests, stretches, buffer_hits, bypassed, bytes_read, bytes_mapped, chunks_decoded, ..."""
+    """What a Reader counts: rows, requests, stretches, buffer_hits, bypassed, bytes_read, bytes_mapped, ..."""
 
 def take(nbytes: int) -> U8:
     """Batch memory from the pool; goes back to it when the array and all its views are gone."""

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from buffer_kit import BATCH, DISK, dataset_of, equal, generator, loader_of, passes
 
-from solar import DataLoader, H5Dataset, PlanError
+from solar import DataLoader, H5Dataset, PlanError, _native, inspect
 from solar.io import machine, profile
+from solar.io.buffered import PIECE, pooled_nbytes, scratch_nbytes
 from solar.io.quantities import in_words, size_of
 from solar.torch import budget
 from solar.values import Storage
@@ -94,14 +96,23 @@ def test_a_storage_may_be_a_profile_and_must_exist(make: Callable[..., str], tmp
 
 
 @pytest.mark.parametrize("ahead", [1, 4, 40])
-@pytest.mark.parametrize("nbytes", [3_400, 5_000, 20_000, 1 << 20, 1 << 30])
-def test_a_budget_never_exceeds_the_buffer(nbytes: int, ahead: int) -> None:
-    made = budget.divided(nbytes, 10, 100, 1_000, ahead, 300)
-    taken = made.parts + made.staged * 1_000 + 1_000 + made.scratch * budget.threads()
+@pytest.mark.parametrize("more", [0, 1, 2_000, 20_000, 1 << 20, 1 << 30])
+def test_a_budget_never_exceeds_the_buffer(more: int, ahead: int) -> None:
+    needs = budget.Needs(waiting=1_000, beside=3_000, scratch=300)
+    nbytes = needs.least + more
+    made = budget.divided(nbytes, 10, needs, ahead)
+    taken = made.parts + made.staged * 1_000 + 3_000 + made.scratch * budget.threads()
     assert taken == nbytes
     assert 1 <= made.staged <= ahead
     assert made.scratch >= 300
     assert made.parts >= 0
+
+
+@pytest.mark.parametrize(("nbytes", "least"), [(1 << 10, 1 << 10), (64 << 20, PIECE)])
+def test_samples_that_are_not_encoded_are_read_in_pieces(nbytes: int, least: int, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "large.h5", "w") as file:
+        file.create_dataset("x", (2, nbytes), "u1")
+    assert scratch_nbytes(inspect(tmp_path / "large.h5", "x")) == least
 
 
 # --- whether at all ----
@@ -159,6 +170,53 @@ def test_files_larger_than_the_page_cache_get_one_where_requests_are_dear(
     assert not taken
 
 
+def test_what_has_no_room_for_its_batches_gets_no_buffer(
+    make: Callable[..., str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "SECONDS", 0.0)
+    monkeypatch.setattr(machine, "free_nbytes", lambda: 4 * 100_000)
+    taken, said = chosen(chunked(make), caplog)
+    assert not taken
+    assert "no buffer: 97.7 KiB of the memory could be had, and the batches alone take" in said
+
+
+def test_batches_found_too_large_when_they_are_drawn_get_none(
+    make: Callable[..., str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "solar")
+    monkeypatch.setattr(budget, "SECONDS", 0.0)
+    dataset = chunked(make)
+    batches = [list(range(4096))] * 3
+    with DataLoader(dataset, batch_sampler=batches) as loader:
+        assert [len(batch) for batch in loader] == [4096] * 3
+        assert loader._buffered.running is None
+        assert len(list(loader)) == 3
+    assert "no buffer: buffer=" in caplog.text
+
+
+@pytest.mark.parametrize("buffer", [None, "1MiB"])
+def test_more_samples_than_plans_number_are_read_without(
+    buffer: Any, make: Callable[..., str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "solar")
+    monkeypatch.setattr(budget, "SECONDS", 0.0)
+    monkeypatch.setattr("solar.torch.buffered.MOST", 4095)
+    with DataLoader(chunked(make), 64, buffer=buffer) as loader:
+        assert len(list(loader)) == 64
+        assert loader._buffered.running is None
+    assert ("has 4,096 samples, and plans number up to 4,095" in caplog.text) == (buffer is not None)
+
+
+@pytest.mark.parametrize(
+    "nbytes", [1, 4096, 4097, 65_536, 65_537, 1_234_567, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, 40_000_001]
+)
+def test_the_memory_of_a_batch_is_counted_as_the_pool_rounds_it(nbytes: int) -> None:
+    before = _native.pool_stats()["in_use"]
+    taken = _native.take(nbytes)
+    assert _native.pool_stats()["in_use"] - before == pooled_nbytes(nbytes)
+    del taken
+
+
 def test_samplers_that_may_follow_the_training_get_one_only_if_asked_for(
     make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,11 +264,11 @@ def test_values_of_all_kinds_are_kept(field: str, zoo: str) -> None:
 def test_one_line_says_what_was_chosen_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "solar")
     dataset = dataset_of(tmp_path, "contiguous")
-    with loader_of(dataset, "by a generator", buffer=6_000, epochs=4) as loader:
+    with loader_of(dataset, "by a generator", buffer=22_000, epochs=4) as loader:
         passes(loader, 4)
     lines = [message for message in caplog.messages if message.startswith("a buffer of")]
     assert len(lines) == 1
-    assert lines[0].startswith("a buffer of 5.9 KiB with 2 batches ready: ")
+    assert lines[0].startswith("a buffer of 21.5 KiB with 1 batch ready: ")
     assert "requests for" in lines[0]
     assert lines[0].endswith("storage as given")
 
@@ -220,14 +278,49 @@ def test_without_numbers_the_storage_is_guessed_or_what_was_probed(
 ) -> None:
     caplog.set_level(logging.INFO, "solar")
     dataset = dataset_of(tmp_path, "contiguous")
-    with DataLoader(dataset, BATCH, buffer=9_000) as loader:
+    with DataLoader(dataset, BATCH, buffer=24_000) as loader:
         list(loader)
     assert "storage guessed: " in caplog.text
     rates = (profile.Rate(4096, 1, 500, 0, 1.0), profile.Rate(1 << 23, 1, 100, 0, 1.0))
     profile.save(profile.Profile("x", "now", "by hand", rates, DISK), profile.default_path(tmp_path))
-    with DataLoader(dataset, BATCH, buffer=9_000) as loader:
+    with DataLoader(dataset, BATCH, buffer=24_000) as loader:
         assert equal(list(loader), list(DataLoader(dataset, BATCH, buffer=0)))
     assert f"storage profile {profile.default_path(tmp_path)}" in caplog.text
+
+
+@pytest.mark.parametrize("broken", ["profile", "folder", "home"])
+def test_a_profile_that_cannot_be_read_and_nobody_named_is_none(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "solar")
+    dataset = dataset_of(tmp_path, "contiguous")
+    if broken == "profile":
+        stored = profile.default_path(tmp_path)
+        stored.parent.mkdir(parents=True)
+        stored.write_text("{}")
+    elif broken == "folder":
+        monkeypatch.setattr(Path, "exists", refuse)
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", homeless)
+    with DataLoader(dataset, BATCH, buffer=24_000) as loader:
+        list(loader)
+    said = {"profile": "no storage profile of version 1", "folder": "Permission", "home": "no home"}[broken]
+    assert "storage guessed: " in caplog.text
+    assert said in caplog.text
+
+
+EXISTS = Path.exists
+
+
+def refuse(path: Path) -> bool:
+    if path.suffix != ".json":
+        return EXISTS(path)
+    raise PermissionError(13, "Permission denied", str(path))
+
+
+def homeless() -> Path:
+    raise RuntimeError("there is no home")
 
 
 @pytest.mark.parametrize(

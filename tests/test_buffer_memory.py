@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-NBYTES = 24 << 20  # of the buffer: a third of the samples
+SIZES = {32: 24 << 20, 160: 27 << 20}  # of a batch in samples, and of the buffer: a third of them; and four batches
 BESIDE = 10 << 20  # Python's own: plans, index arrays, and what the allocator keeps
 
 PROGRAM = """
@@ -19,7 +19,7 @@ import torch
 from solar import DataLoader, H5Dataset
 
 torch.set_num_threads(1)
-path, nbytes = sys.argv[1], int(sys.argv[2])
+path, batch, nbytes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 def most():
     with open("/proc/self/status") as facts:
@@ -30,26 +30,26 @@ for _ in DataLoader(dataset, 32, sampler=range(96), buffer=0):  # what any loade
     pass
 before = most()
 generator = torch.Generator().manual_seed(0)
-loader = DataLoader(dataset, 32, shuffle=True, generator=generator, buffer=nbytes, epochs=2)
+loader = DataLoader(dataset, batch, shuffle=True, generator=generator, buffer=nbytes, epochs=2)
 for epoch in range(2):
-    for batch in loader:
+    for values in loader:
         pass
-assert loader.stats()["buffer_hits"] > 0
+assert batch > 32 or loader.stats()["buffer_hits"] > 0
 print(most() - before, loader.stats()["peak_bytes"])
 """
 
 
 @pytest.mark.parametrize("form", [{}, {"chunks": (1, 64, 128)}, {"chunks": (1, 64, 128), "compression": 1},
                                   {"chunks": (4, 64, 128), "compression": 1}], ids=str)  # fmt: skip
-def test_a_process_grows_by_no_more_than_its_buffer(tmp_path: Path, form: dict[str, object]) -> None:
+@pytest.mark.parametrize("batch", SIZES)
+def test_a_process_grows_by_no_more_than_its_buffer(tmp_path: Path, batch: int, form: dict[str, object]) -> None:
     path = tmp_path / "x.h5"
     values = np.random.default_rng(0).integers(0, 60, (2200, 64, 128)).astype("f4")
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=values, **form)
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path), str(NBYTES)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", PROGRAM, str(path), str(batch), str(SIZES[batch])]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     grown, counted = map(int, run.stdout.split())
-    assert counted <= NBYTES
-    assert grown <= NBYTES + BESIDE
+    assert counted <= SIZES[batch]
+    assert grown <= SIZES[batch] + BESIDE

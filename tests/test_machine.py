@@ -42,6 +42,35 @@ def test_control_groups_of_the_first_version_are_asked_too(tmp_path: Path) -> No
     assert limit_of(tmp_path, "5:cpu:/job\n") == machine.PLENTY
 
 
+FACTS = {
+    0: ("job", "memory.max", "memory.current", "active_file 1000\ninactive_file 500\nfile 9999"),
+    1: (
+        "memory/job",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_active_file 1000\ntotal_inactive_file 500",
+    ),
+}
+
+
+@pytest.mark.parametrize("version", FACTS)
+def test_what_a_group_has_left_is_free_and_what_files_take_of_it(
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, limit, usage, facts = FACTS[version]
+    group(tmp_path / "fs", path, limit, "9000")
+    group(tmp_path / "fs", path, usage, "4000")
+    (tmp_path / "cgroup").write_text("0::/job\n" if version == 0 else "4:memory:/job\n")
+    monkeypatch.setattr(machine, "MEMBERSHIP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "GROUPS", tmp_path / "fs")
+    assert machine.free_nbytes() == 5000
+    group(tmp_path / "fs", path, "memory.stat", facts)
+    assert machine.free_nbytes() == machine.page_cache_nbytes() == 6500
+    assert machine.memory_nbytes() == 9000
+    group(tmp_path / "fs", path, usage, "20000")
+    assert machine.free_nbytes() == 0
+
+
 def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
     assert machine._group_limit(tmp_path / "nothing", tmp_path) == machine.PLENTY
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from solar.errors import PlanError
 from solar.io import machine, profile
@@ -85,28 +85,38 @@ class Budget:
     batch: int  # samples, at most
 
 
-def divided(nbytes: int, batch: int, row_nbytes: int, beside: int, ahead: int, scratch: int) -> Budget:
+class Needs(NamedTuple):
+    """The bytes that batches take, beside what is kept."""
+
+    waiting: int  # each batch that waits
+    beside: int  # all others
+    scratch: int  # for each of the engine's threads
+
+    @property
+    def least(self) -> int:
+        """What it takes at least."""
+        return self.waiting + self.beside + threads() * self.scratch
+
+
+def divided(nbytes: int, batch: int, needs: Needs, ahead: int) -> Budget:
     """The budget of a buffer of so many bytes. PlanError where it is too small for one batch, saying the least.
 
-    A batch has `batch` samples of row_nbytes. `beside` bytes of batches are with the user, or being made of others. Of
-    `ahead` batches that should wait fewer do, where these would take much of the memory.
+    A batch has `batch` samples. Of `ahead` batches that should wait fewer do, where these would take much of it.
     """
-    batch_nbytes = batch * row_nbytes
-    least = batch_nbytes + beside + threads() * scratch
-    if nbytes < least:
+    if nbytes < needs.least:
         raise PlanError(
-            f"buffer={in_words(nbytes)} ({nbytes:,} bytes) is too small: the batches alone take {least:,} bytes here; "
-            f"give at least buffer={least}, or buffer=0 to read without one"
+            f"buffer={in_words(nbytes)} ({nbytes:,} bytes) is too small: the batches alone take {needs.least:,} bytes "
+            f"here; give at least buffer={needs.least}, or buffer=0 to read without one"
         )
-    room = min(nbytes // FEWER, nbytes - threads() * scratch) - beside
-    staged = max(1, min(ahead, room // max(batch_nbytes, 1)))
-    left = nbytes - beside - staged * batch_nbytes
-    each = max(scratch, min(SCRATCH, left // (16 * threads())))
+    room = min(nbytes // FEWER, nbytes - threads() * needs.scratch) - needs.beside
+    staged = max(1, min(ahead, room // max(needs.waiting, 1)))
+    left = nbytes - needs.beside - staged * needs.waiting
+    each = max(needs.scratch, min(SCRATCH, left // (16 * threads())))
     return Budget(nbytes, staged, each, left - threads() * each, batch)
 
 
-def auto(layouts: Sequence[Layout], batch: int, given: Storage | None) -> tuple[int, str]:
-    """The bytes that a buffer should have where nobody has said, or 0; and why."""
+def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, least: int) -> tuple[int, str]:
+    """The bytes that a buffer should have where nobody has said, or 0; and why. `least`: with less there is none."""
     together = any(form.filters and form.chunk and form.chunk[0] > 1 for one in layouts for form in one.forms)
     fits = sum(one.stored_nbytes for one in layouts) <= ROOM * machine.page_cache_nbytes() / ranks_here()
     if fits and not together:
@@ -115,6 +125,8 @@ def auto(layouts: Sequence[Layout], batch: int, given: Storage | None) -> tuple[
     stored = sum(one.total_nbytes for one in units)
     everything = sum(layout.nbytes + 16 * batch * layout.sample_nbytes for layout in layouts)
     memory = min(machine.free_nbytes() // FREE // ranks_here(), everything + everything // 8)
+    if memory < least:
+        return 0, f"{in_words(memory)} of the memory could be had, and the batches alone take {in_words(least)}"
     without = with_it = 0.0
     for layout, one in zip(layouts, units, strict=True):
         storage = storage_of(layout, given)[0]

@@ -9,10 +9,10 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
+from solar.errors import PlanError
 from solar.io.buffered import Running
 from solar.io.quantities import in_words as size_in_words
 from solar.planner.sweep import Counts, Way, total
@@ -20,14 +20,16 @@ from solar.torch.beneath import Beneath
 from solar.torch.budget import FITS, Budget, Profile, Size, asked, auto, checked_storage, ranks_here, storage_of
 from solar.torch.position import Course, Passage
 from solar.torch.stats import Stats
-from solar.torch.turn import Pace, Turn
+from solar.torch.turn import Pace, Turn, needs
 from solar.torch.windows import Segment, Window, fit, in_words, layouts_of, pieces_of
+from solar.torch.work import Work, apart, begun, failed, unless
 from solar.values import Layout
 
 log = logging.getLogger("solar")
 
 USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
 SEGMENTS = 32, 256  # at most
+MOST = 2**31 - 1  # samples of a data set, which plans number by 32 bits
 
 
 class Queued(NamedTuple):
@@ -56,6 +58,7 @@ class Buffered:
         self._lock = threading.RLock()
         self._chosen: int | None = None  # bytes, once it is known what is to be read
         self._ways: tuple[Any, Sequence[Way | None]] = (None, [])  # chosen last, and under which conditions
+        self._warned = False  # of what went wrong in the background
         self._forget()
 
     def _forget(self) -> None:
@@ -64,7 +67,7 @@ class Buffered:
         self.planned = Counts()  # what all that was handed to the run takes, as planned
         self._queue: deque[Queued] = deque()
         self._later: Iterator[Callable[[], Segment]] = iter(())  # what comes after the windows
-        self._work: _Work | None = None
+        self._work: Work | None = None
         self._holder: Turn | None = None
         self._budget: Budget | None = None
 
@@ -78,25 +81,22 @@ class Buffered:
             self._reset()
         with self._lock:
             if self._chosen is None:
-                self._chosen = self._choose(beneath, course.batch_size or 1, passage.order.fixed)
-            if not self._chosen:
-                return None
-            if self._holder is not None and self._holder.orphaned:
-                self._holder = None
-                self._end()
-            if self._holder is not None:
-                log.info("another iterator of this loader takes batches from its buffer: this one reads without")
+                self._chosen = self._choose(beneath, course.batch_size or 1, passage.order.fixed, pace)
+            if not self._chosen or self._held_by_another(None):
                 return None
             left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
-            self._holder = Turn(self, beneath, batches, passage, course, pace, self._chosen, left)
-        try:
-            self._holder.draw()
-        except BaseException:
-            self._holder = None
-            raise
-        return self._holder
+            return Turn(self, beneath, batches, passage, course, pace, self._chosen, left)
 
-    def _choose(self, beneath: Beneath, batch: int, fixed: bool) -> int:
+    def _held_by_another(self, turn: Turn | None) -> bool:
+        if self._holder is not None and self._holder.orphaned:
+            self._holder = None
+            self._end()
+        if self._holder is None or self._holder is turn:
+            return False
+        log.info("another iterator of this loader takes batches from its buffer: this one reads without")
+        return True
+
+    def _choose(self, beneath: Beneath, batch: int, fixed: bool, pace: Pace) -> int:
         """The bytes of the buffer, 0 for none. Says why."""
         if self._nbytes == 0:
             return 0
@@ -109,31 +109,64 @@ class Buffered:
             return max(1, self._nbytes // ranks_here())
         if not fixed:  # nobody has asked for a buffer, and it would draw from the sampler long before
             return 0
-        nbytes, why = auto(layouts, batch, self._storage)
+        nbytes, why = auto(layouts, batch, self._storage, needs(beneath, pace, batch).least)
         log.log(logging.DEBUG if why == FITS else logging.INFO, "%s: %s", "a buffer" if nbytes else "no buffer", why)
         return nbytes
 
     def enter(self, turn: Turn, segment: Segment, amid: bool) -> tuple[Running, int] | None:
         """Has the run make these batches next, and plans what comes later. Gives the number of the first of them."""
         with self._lock:
-            if self._work is not None:
-                self._work.result()
-            queued = self._queue.popleft() if self._queue else None
-            if queued is not None and not queued.segment.same(segment):
-                self._end()
-                queued = None
-            if queued is None:
-                queued = self._begin(turn, segment, amid)
-            if queued is None or self.running is None:
+            if self._held_by_another(turn):
                 return None
-            self._work = _Work(self._go_on)
-            return self.running, queued.base
+            self._holder = turn
+            appended = None if self.running is None else self.running.appended
+            try:
+                queued = self._next(turn, segment, amid)
+                if queued is None or self.running is None:
+                    return None
+                self._work = begun(self._go_on)
+                return self.running, queued.base
+            except BaseException:  # Ctrl-C, too: nobody takes what the run was told, or will be
+                if not amid or self.running is None or self.running.appended != appended:
+                    self._end()
+                    self._holder = None
+                raise
+
+    def _next(self, turn: Turn, segment: Segment, amid: bool) -> Queued | None:
+        """This segment, as the run is told of it."""
+        if self.running is not None and not self._foretold() and not amid:
+            self._end()
+        queued = self._queue.popleft() if self._queue else None
+        if queued is not None and not queued.segment.same(segment):
+            self._end()
+            queued = None
+        if queued is None:
+            try:
+                queued = self._begin(turn, segment, amid)
+            except PlanError as error:
+                if self._nbytes is not None:
+                    raise
+                log.info("no buffer: %s", error)  # which nobody has asked for
+                self._chosen = 0
+        return queued
+
+    def _foretold(self) -> bool:
+        """Waits for what is planned in the background. Gives whether the run can go on from pass to pass."""
+        work, running, self._work = self._work, self.running, None
+        assert running is not None
+        error = failed(self._go_on) if work is None else work.error()  # None: there was no thread to be had
+        if error is not None:  # it was a guess: what begins now is planned afresh
+            level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
+            log.log(level, "the passes to come could not be planned beforehand: %r", error)
+            return False
+        # Batches that nobody takes would be in the way.
+        return running.given == (self._queue[0].base if self._queue else running.appended)
 
     def leave(self, turn: Turn, whole: bool) -> None:
         """The iterator takes no more. The run goes on if it took all."""
         if self._owner != os.getpid() or self._holder is not turn:
             return
-        if isinstance(threading.current_thread(), _Work):  # the garbage collector's doing: left to the next iterator
+        if isinstance(threading.current_thread(), Work):  # the garbage collector's doing: left to the next iterator
             turn.orphaned = True
             return
         with self._lock:
@@ -160,17 +193,20 @@ class Buffered:
                 return None
             self._end()
         makers = list(islice(later, max(1, min(SEGMENTS[0], USES[0] // len(segment.rows)))))
-        window = self._planned(makers, turn.beneath, budget)
+        window = apart(lambda stopped: self._planned(makers, turn.beneath, budget, stopped))
         if self.running is not None and not self._goes_on(window):
             if amid:
                 return None
             self._end()
+            window = apart(lambda stopped: self._planned(makers, turn.beneath, budget, stopped))
         if self.running is None:
             self._start(turn, window, budget)
         self._later, self._budget = later, budget
         return self._append(window)
 
-    def _planned(self, makers: list[Callable[[], Segment]], beneath: Beneath, budget: Budget) -> Window:
+    def _planned(
+        self, makers: list[Callable[[], Segment]], beneath: Beneath, budget: Budget, stopped: threading.Event
+    ) -> Window:
         """The next window of these segments, by the ways of the last one, whose samples may have come to stay."""
         last, kind = self._window, (budget, len(makers) > 1)
         pieces = pieces_of(beneath) if last is None else last.pieces
@@ -181,8 +217,10 @@ class Buffered:
             ways = self._ways[1]
         first = 0 if last is None else last.segments.stop
         storages = [storage_of(layout, self._storage)[0] for layout in layouts_of(beneath)]
-        # In a thread of its own, for an error caught there keeps the frames of all callers alive, the iterator's too.
-        window = _apart(partial(Window, makers, first, beneath, pieces, budget.parts, budget.batch, storages, ways))
+        makers = [unless(stopped, make) for make in makers]
+        window = Window(
+            makers, first, beneath, pieces, budget.parts, budget.batch, storages, ways, holding=last is not None
+        )
         self._ways = kind, window.ways
         return window
 
@@ -198,18 +236,19 @@ class Buffered:
         self._stats.held(self.running.nbytes)
         sources = dict.fromkeys(storage_of(layout, self._storage)[1] for layout in layouts_of(turn.beneath))
         log.info(
-            "a buffer of %s with %d batches ready: %s; storage %s",
-            size_in_words(budget.nbytes), budget.staged, in_words(window), ", ".join(sources),
+            "a buffer of %s with %d batch%s ready: %s; storage %s",
+            size_in_words(budget.nbytes), budget.staged, "es" if budget.staged > 1 else "", in_words(window),
+            ", ".join(sources),
         )  # fmt: skip
 
     def _append(self, window: Window) -> Queued:
         """Hands the next segment of the window to the run."""
         running = self.running
         assert running is not None
-        number, before, self._window = window.next, self._window, window
+        number, self._window = window.next, window
         segment, base = window.segment(number), running.appended
         running.append(segment.sizes, window.told(number))
-        self.planned = total([self.planned, *window.counts(number, before)])
+        self.planned = total([self.planned, *window.counts(number)])
         window.next = number + 1
         return Queued(segment, base)
 
@@ -220,10 +259,10 @@ class Buffered:
         assert budget is not None
         if window.next == window.segments.stop:
             most = max(1, min(SEGMENTS[1], USES[1] // len(window.segment(window.next - 1).rows)))
-            makers = [_unless(stopped, make) for make in islice(self._later, most)]
+            makers = list(islice(self._later, most))
             if not makers:
                 return
-            window = self._planned(makers, window.beneath, budget)
+            window = self._planned(makers, window.beneath, budget, stopped)
             if not self._goes_on(window):
                 return  # the next pass begins another run
         self._queue.append(self._append(window))
@@ -252,64 +291,11 @@ class Buffered:
             self.close()
 
 
-class _Stopped(Exception):
-    """Nobody wants any more what a thread plans."""
-
-
-class _Work(threading.Thread):
-    """A thread that does one thing, and may be told to stop."""
-
-    def __init__(self, do: Callable[[threading.Event], None]) -> None:
-        super().__init__(name="solar-planning")
-        self._do: Callable[[threading.Event], None] | None = do
-        self._stopped = threading.Event()
-        self._error: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        assert self._do is not None
-        try:
-            self._do(self._stopped)
-        except _Stopped:
-            pass
-        except Exception as error:  # raised where the result is asked for
-            self._error = error
-        finally:
-            self._do = None
-
-    def result(self) -> None:
-        """Waits for the end. Raises what went wrong."""
-        self.join()
-        if self._error is not None:
-            raise self._error
-
-    def stop(self) -> None:
-        self._stopped.set()
-        if threading.current_thread() is not self:
-            self.join()
-
-
-def _apart(make: Callable[[], Window]) -> Window:
-    """What is made, in another thread."""
-    made: list[Window] = []
-    _Work(lambda _: made.append(make())).result()
-    if not made:
-        raise _Stopped
-    return made[0]
-
-
-def _unless(stopped: threading.Event, make: Callable[[], Segment]) -> Callable[[], Segment]:
-    def made() -> Segment:
-        if stopped.is_set():
-            raise _Stopped
-        return make()
-
-    return made
-
-
 def _not_carried(layout: Layout) -> str:
     """Why samples of this Layout cannot be kept; empty if they can."""
     where = f"{layout.paths[0]}: {layout.name}"
     if layout.reader != "direct":
         return f"{where} is read through libhdf5: {layout.reason}"
+    if layout.samples > MOST:
+        return f"{where} has {layout.samples:,} samples, and plans number up to {MOST:,}"
     return f"{where} has no bytes" if layout.nbytes == 0 else ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -37,16 +39,21 @@ def shuffle(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]
     return iter(RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, generator))
 
 
+def draws_again(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]:
+    """Draws what `shuffle` draws of the generator, when it draws it. It gives as many numbers, which mean nothing."""
+    if sampler.replacement:
+        yield from shuffle(sampler, generator)
+        return
+    samples = len(sampler.data_source)
+    for begin in range(0, sampler.num_samples + 1, samples):  # after the last whole one it draws once more in any case
+        torch.randperm(samples, generator=generator)
+        yield from repeat(0, min(samples, sampler.num_samples - begin))
+
+
 def shuffle_again(sampler: RandomSampler, generator: torch.Generator, whole: bool) -> None:
     """Draws what `shuffle` draws of the generator: to its end, or only for its first sample."""
-    samples = len(sampler.data_source)
-    if sampler.replacement:
-        for _ in shuffle(sampler, generator):
-            if not whole:
-                break
-        return
-    for _ in range(sampler.num_samples // samples + 1 if whole else 1):
-        torch.randperm(samples, generator=generator)
+    draws = draws_again(sampler, generator)
+    deque(draws, maxlen=0) if whole else next(draws)
 
 
 def drawing(sampler: RandomSampler) -> dict[str, Any]:

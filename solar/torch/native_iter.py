@@ -41,6 +41,8 @@ class NativeIter(Draws):
     def __init__(self, loader: DataLoader[Any], beneath: Beneath) -> None:
         self._coming: deque[Coming | Exception] = deque()
         self._turn: Turn | None = None  # where batches come from the loader's buffer
+        self._pace: Pace | None = None
+        self._prepared = False
         self._threads: Threads | None = None
         self._processes: Processes | None = None
         self._bar: Any = None
@@ -79,7 +81,7 @@ class NativeIter(Draws):
             raise StopIteration
         if self._closed:
             raise RuntimeError(CLOSED)
-        if not self.passage.begun:
+        if not self._prepared:
             self._prepare()
             if self._threads is not None:  # what it takes to start them is not the storage's
                 self._stats.waited("start", time.perf_counter() - asked)
@@ -135,6 +137,8 @@ class NativeIter(Draws):
         if not isinstance(coming, Exception):
             self._stats.held(-coming.pending.nbytes)
             coming.forget()
+            if self._turn is not None:
+                self._turn.forget(coming.pending)
         if type(error) is SolarError:  # a process is lost, and with it those it was one of
             self._workers.close()
 
@@ -162,7 +166,20 @@ class NativeIter(Draws):
     # --- reading ahead ----
 
     def _prepare(self) -> None:
-        """Starts what makes the batches, when the first is asked for: threads and processes are not had for nothing."""
+        """Starts what makes the batches, when the first is asked for: threads and processes are not had for nothing.
+
+        Whoever interrupts it may ask again.
+        """
+        if self._pace is None:
+            self._pace = self._started_making()
+        if self._turn is None:
+            self._turn = self._buffered.begin(self._beneath, self._indices, self.passage, self._course, self._pace)
+        if self._turn is not None:
+            self._turn.draw()
+            self._indices, self._ahead = self._turn, self._turn.ahead
+        self._prepared = True
+
+    def _started_making(self) -> Pace:
         first, workers = self._beneath.first, self._num_workers
         if self._making.in_python and leaves_a_rank_without(self._index_sampler.cutter):
             raise PlanError(
@@ -171,10 +188,7 @@ class NativeIter(Draws):
                 'tail="pad"'
             )
         threads = self._start_making(first, workers)
-        pace = Pace(self._ahead, threads)
-        self._turn = self._buffered.begin(self._beneath, self._indices, self.passage, self._course, pace)
-        if self._turn is not None:
-            self._indices, self._ahead = self._turn.indices(), self._turn.ahead
+        return Pace(self._ahead, threads)
 
     def _start_making(self, first: H5Dataset, workers: int) -> int:
         """Starts threads and processes that make the batches, as they are needed. Gives the number of threads."""

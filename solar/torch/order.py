@@ -43,6 +43,13 @@ class Order:
     def begin(self, last: Order | None) -> None:
         """Called when the first index is about to be drawn; `last` is the order of the loader's pass before."""
 
+    def ended(self) -> None:
+        """Called when there is no index batch left to draw."""
+        self.exhausted = True
+
+    def asked(self) -> None:
+        """Called when the consumer has the next batch, or is told that there is none."""
+
     def mark(self, batch: Any) -> Any:
         """What `tell` needs to know of the order right after this index batch was drawn."""
 

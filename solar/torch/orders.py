@@ -23,7 +23,8 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from solar.errors import PlanError
-from solar.torch.draws import check_drawing, copied, digest, draw, drawing, shuffle, shuffle_again, skip
+from solar.torch.by_generator import ShuffledByGenerator
+from solar.torch.draws import check_drawing, copied, draw, drawing, shuffle, skip
 from solar.torch.order import UNCOUNTED, Array, Known, Order, Pass
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
 
@@ -144,112 +145,6 @@ class Shuffled(Known):
             return self.cut(left if self.as_arrays else left.tolist())
         seeded = torch.Generator().manual_seed(self._seed)
         return self.cut(islice(shuffle(self.sampler, seeded), samples, None))
-
-
-class ShuffledByGenerator(Order):
-    """torch's shuffle by a generator of the user's, whose state is too large to tell: told is how it came to it.
-
-    That is the seed it was given and the passes made since; the same draws made again lead to the same state.
-    """
-
-    kind = "shuffled by generator"
-    _state = ""
-
-    def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
-        super().__init__(sampler, batch_sampler, generator)
-        self._passes: list[int] = []  # since the generator was seeded: so many whole, so many broken off, and so on
-
-    def begin(self, last: Order | None) -> None:
-        self._state = digest(self.sampler.generator)
-        self._passes = [] if self._newly_seeded(drawn=True) else _passes_after(last)
-
-    def foretell(self, last: Order | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
-        drawn = base_seed is not None
-        self._passes = [] if self._newly_seeded(drawn) else _passes_after(last)
-        generator = self._replayed(self.tell(None), False, check=False) if drawn else self.sampler.generator
-        self._state = digest(generator)
-        return super().foretell(last, base_seed)
-
-    def tell(self, mark: Any) -> dict[str, Any]:
-        seed = self.sampler.generator.initial_seed()
-        passes = {"passes": list(self._passes), "state": self._state}
-        return {"kind": self.kind, "seed": seed, **passes, **drawing(self.sampler)}
-
-    def prepare(self, told: dict[str, Any], drawn: bool) -> None:
-        generator = self._replayed(told, begun=False)
-        if drawn:
-            self._draw_base(generator, sum(told["passes"]))
-        self.sampler.generator.set_state(generator.get_state())
-
-    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
-        self._passes, self._state = list(told["passes"]), digest(self.sampler.generator)
-        return self.start()  # for `prepare` has put the generator in its place
-
-    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
-        check_drawing(self.sampler, told)
-        generator = self.sampler.generator
-        generator.set_state(self._replayed(told, begun=True).get_state())
-        self._passes, self._state = list(told["passes"]), told["state"]
-        return self.cut(islice(shuffle(self.sampler, generator), samples, None))
-
-    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
-        """By a copy of the generator, as long as nobody else draws from it."""
-        return self._shuffled_by(copied(self.sampler.generator)) if self.exhausted else iter(())
-
-    def _shuffled_by(self, generator: torch.Generator) -> Iterator[Callable[[], Pass]]:
-        while True:
-            self._draw_base(generator, 1)
-            yield partial(self._shuffled_from, generator.get_state())
-            shuffle_again(self.sampler, generator, whole=True)
-
-    def _shuffled_from(self, state: torch.Tensor) -> Pass:
-        generator = torch.Generator(self.sampler.generator.device)
-        generator.set_state(state)
-        return self.batched(np.fromiter(shuffle(self.sampler, generator), np.int64))
-
-    def _replayed(self, told: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
-        """The generator as it was when the told pass was about to shuffle (or, not begun, about to draw at all)."""
-        generator = torch.Generator(self.sampler.generator.device).manual_seed(int(told["seed"]))
-        number = 0
-        for turn, times in enumerate(told["passes"]):
-            for _ in range(times):
-                self._draw_base(generator, number)
-                shuffle_again(self.sampler, generator, whole=turn % 2 == 0)
-                number += 1
-        if begun:
-            self._draw_base(generator, number)
-        if check and digest(generator) != told["state"]:
-            raise PlanError(
-                "the shuffle's generator was also used for other draws before the state was saved, so its order cannot "
-                "be made again: give the loader a generator of its own, or use solar.PlanSampler, or only shuffle=True"
-            )
-        return generator
-
-    def _newly_seeded(self, drawn: bool) -> bool:
-        generator = self.sampler.generator
-        seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
-        if drawn:
-            self._draw_base(seeded, 0)
-        return digest(seeded) == digest(generator)
-
-    def _draw_base(self, generator: torch.Generator, number: int) -> None:
-        """torch's draw before pass `number`, if it is from the generator that also shuffles."""
-        if self.generator is self.sampler.generator and not (self.draws_base_once and number):
-            draw(generator)
-
-
-def _passes_after(last: Order | None) -> list[int]:
-    """The passes up to and with this one. One that was not drawn to its end has drawn less."""
-    passes = list(getattr(last, "_passes", [])) if last is not None else None
-    if passes is None:
-        return []
-    broken = not getattr(last, "exhausted", False)
-    if len(passes) % 2 != (not broken):  # the newest count is of the other kind
-        passes.append(0)
-    if len(passes) % 2 != (not broken):
-        passes.append(0)
-    passes[-1] += 1
-    return passes
 
 
 class Distributed(Order):

@@ -43,6 +43,7 @@ class Passage:
 
     def advance(self) -> None:
         """The next batch was handed out."""
+        self.order.asked()
         self.batches += 1
         if self._drawn:
             samples, self._mark = self._drawn.popleft()
@@ -93,7 +94,7 @@ class Indices:
         try:
             batch = next(self._batches)
         except StopIteration:
-            self.passage.order.exhausted = True
+            self.passage.order.ended()
             raise
         self.passage.draw(batch)
         return batch
@@ -231,6 +232,7 @@ class Course:
     def finish(self, passage: Passage) -> None:
         """The pass came to its end."""
         if not passage.finished:
+            passage.order.asked()
             passage.finished = True
             self._epoch = passage.epoch + 1
 

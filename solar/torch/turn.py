@@ -6,15 +6,15 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from solar.io.buffered import Running, scratch_nbytes
+from solar.io.buffered import Running, pooled_nbytes, scratch_nbytes
 from solar.io.field import Field
 from solar.io.reader import Rows
 from solar.torch.beneath import Beneath
-from solar.torch.budget import Budget, divided
+from solar.torch.budget import Budget, Needs, divided
 from solar.torch.order import Array, Pass
 from solar.torch.pending import PendingBatch, PendingField, leaves, mapped
 from solar.torch.position import Course, Passage
@@ -32,7 +32,7 @@ class Pace(NamedTuple):
 
 
 class Turn:
-    """What stands between an iterator and the run. Indices are drawn here, all that can be, and looked up at once.
+    """What stands between an iterator and the run: the index batches of a pass, drawn as early as can be.
 
     `start` is called for each of the batches of `indices`, in order. What a run cannot take (an index that does not
     exist, say) is read without one, so that it goes wrong as it always does.
@@ -57,6 +57,7 @@ class Turn:
         self._structure = mapped(beneath.first.opened(), lambda leaf: PendingField([], leaf.field))
         self._row_nbytes = sum(leaf.rows.sample_nbytes for leaf in leaves(beneath.first.opened()))
         self._drawn: deque[Any] = deque()
+        self._next: deque[Any] = deque()  # drawn, but not yet known to the run
         self._error: Exception | None = None
         self._exhausted = False
         self._segment: Segment | None = None  # None: it is read without the run
@@ -68,25 +69,40 @@ class Turn:
 
     # --- which batches ----
 
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        """The index batches of the pass, one after another."""
+        while not self._drawn:
+            if self._exhausted and not self._next:
+                if self._error is not None:
+                    raise self._error
+                raise StopIteration
+            self.draw()
+        return self._drawn.popleft()
+
     def draw(self) -> None:
-        """The next index batches: those of the whole pass, where that has a known end."""
+        """Draws the next index batches, those of the whole pass where that has a known end, for the run to make.
+
+        What was drawn before an interruption is kept, and the next call goes on.
+        """
         most = self._passage.order.drawn_at_once(self._course.batches)
-        try:
-            for batch in islice(self._batches, most):
-                self._drawn.append(batch)
-        except Exception as error:  # comes after the batches before it, as in torch
-            self._error = error
-        self._exhausted = self._error is not None or len(self._drawn) < most
-        self._started, self._segment = 0, self._located()
-        if self._segment is not None:
-            entered = self._owner.enter(self, self._segment, self._running is not None)
-            if entered is None:
-                self._segment = None
-            else:
-                self._running, self._base = entered
+        if not self._exhausted and len(self._next) < most:
+            try:
+                self._next.extend(islice(self._batches, most - len(self._next)))
+            except Exception as error:  # comes after the batches before it, as in torch
+                self._error = error
+            self._exhausted = self._error is not None or len(self._next) < most
+        segment = self._located()
+        entered = None if segment is None else self._owner.enter(self, segment, self._running is not None)
+        self._started, self._segment = 0, segment if entered is not None else None
+        if entered is not None:
+            self._running, self._base = entered
+        self._drawn, self._next = self._next, deque()
 
     def _located(self) -> Segment | None:
-        if not self._drawn:
+        if not self._next:
             return None
         try:
             samples, starts = self._flat()
@@ -94,16 +110,16 @@ class Turn:
         except (IndexError, TypeError, ValueError):
             return None
         if self._course.cutter is not None:  # lists of ints take five times the memory
-            self._drawn = deque(np.split(samples, starts[1:-1]))
+            self._next = deque(np.split(samples, starts[1:-1]))
         return segment
 
     def _flat(self) -> Pass:
         """The samples of all batches, and where each batch begins."""
         if self._course.cutter is None:
-            samples, lengths = np.asarray(self._drawn), np.ones(len(self._drawn), np.int64)
+            samples, lengths = np.asarray(self._next), np.ones(len(self._next), np.int64)
         else:
-            lengths = np.array([len(batch) for batch in self._drawn], np.int64)
-            arrays = [batch for batch in self._drawn if len(batch)]
+            lengths = np.array([len(batch) for batch in self._next], np.int64)
+            arrays = [batch for batch in self._next if len(batch)]
             if arrays and isinstance(arrays[0], np.ndarray):
                 samples = np.concatenate(arrays)
             else:
@@ -111,17 +127,6 @@ class Turn:
         if not samples.size or samples.ndim != 1 or samples.dtype.kind not in "iu":
             raise TypeError("indices are integers")  # nobody sees this: it is read without the run
         return samples.astype(np.int64, copy=False), np.cumsum([0, *lengths])
-
-    def indices(self) -> Iterator[Any]:
-        """The index batches of the pass, one after another."""
-        while True:
-            while self._drawn:
-                yield self._drawn.popleft()
-            if self._error is not None:
-                raise self._error
-            if self._exhausted:
-                return
-            self.draw()
 
     def later(self) -> Iterator[Callable[[], Segment]]:
         """The passes after this one, as far as they are known."""
@@ -137,20 +142,15 @@ class Turn:
 
     def rows(self) -> list[Rows]:
         """What reads each part: of each H5Dataset each field."""
-        return [leaf.rows for dataset in self.beneath.datasets for leaf in leaves(dataset.opened())]
+        return _rows_of(self.beneath)
 
     def budget(self, segment: Segment) -> Budget:
         """How the memory is divided when such batches come."""
         return self._divided(max(self._course.batch_size or 0, int(segment.sizes.max())))
 
     def _divided(self, batch: int) -> Budget:
-        """One batch is with the user, in memory of its own if a Field makes it; and each thread holds one or two."""
-        opened = leaves(self.beneath.first.opened())
-        each = self._row_nbytes + sum(made_nbytes(leaf.field, leaf.rows) for leaf in opened)
-        scratch = max(scratch_nbytes(rows.layout) for rows in self.rows())
         ahead = max(1, self._pace.ahead - self._pace.threads)
-        beside = batch * each * (1 + self._pace.threads)
-        budget = divided(self._nbytes, batch, self._row_nbytes, beside, ahead, scratch)
+        budget = divided(self._nbytes, batch, needs(self.beneath, self._pace, batch), ahead)
         self.ahead = budget.staged + self._pace.threads
         return budget
 
@@ -165,8 +165,13 @@ class Turn:
         names = self._segment.rows[here].astype(np.int64)
         if self._segment.which is not None:
             names += self.beneath.firsts[self._segment.which[here]]
-        nbytes = len(names) * self._row_nbytes
-        return RunBatch(self._structure, self._running, self._base + number, nbytes), names
+        nbytes, alone = len(names) * self._row_nbytes, self._pace.threads == 0
+        return RunBatch(self._structure, self._running, self._base + number, len(names), nbytes, alone), names
+
+    def forget(self, pending: PendingBatch) -> None:
+        """This batch failed, or did not come in time: nobody takes it."""
+        if isinstance(pending, RunBatch):
+            pending.forget()
 
     def leave(self) -> None:
         """No more is taken."""
@@ -178,6 +183,26 @@ class Turn:
         self._owner.leave(self, whole)
 
 
+def needs(beneath: Beneath, pace: Pace, batch: int) -> Needs:
+    """What batches of so many samples take while they are made and used.
+
+    The run makes one while others wait. In the loop, or in each thread, one is made of what was read. The user has one,
+    and the last is there until the loop's variable is bound to the next. Threads have made as many as wait.
+    """
+    opened = leaves(beneath.first.opened())
+    read = [pooled_nbytes(batch * leaf.rows.sample_nbytes) for leaf in opened]
+    made = [made_nbytes(leaf.field, leaf.rows) for leaf in opened]
+    made = [pooled_nbytes(batch * nbytes) if nbytes else 0 for nbytes in made]
+    given = sum(after or before for before, after in zip(read, made, strict=True))
+    busy, waiting = max(1, pace.threads), given if pace.threads else 0
+    scratch = max(scratch_nbytes(rows.layout) for rows in _rows_of(beneath))
+    return Needs(sum(read) + waiting, sum(read) + busy * (sum(read) + sum(made)) + given + waiting, scratch)
+
+
+def _rows_of(beneath: Beneath) -> list[Rows]:
+    return [leaf.rows for dataset in beneath.datasets for leaf in leaves(dataset.opened())]
+
+
 def made_nbytes(field: Field | None, rows: Rows) -> int:
     """The bytes of a sample as a Field makes it, in memory of its own; 0 where it stays as it was read."""
     if field is None:
@@ -187,11 +212,13 @@ def made_nbytes(field: Field | None, rows: Rows) -> int:
 
 
 class RunBatch(PendingBatch):
-    """A batch that a run makes."""
+    """A batch that a run makes. `alone`: it is taken by the consumer's thread, which Ctrl-C may interrupt."""
 
-    def __init__(self, structure: Any, running: Running, number: int, nbytes: int) -> None:
+    def __init__(self, structure: Any, running: Running, number: int, samples: int, nbytes: int, alone: bool) -> None:
         super().__init__(structure)
-        self._running, self._number, self._nbytes = running, number, nbytes
+        self._running, self._number, self._samples = running, number, samples
+        self._nbytes, self._alone = nbytes, alone
+        self._came: list[Any] | None = None
         self._counts: dict[str, int] = {}
 
     @property
@@ -202,5 +229,14 @@ class RunBatch(PendingBatch):
         return self._counts
 
     def arrived(self, seconds: float | None = None) -> list[Any]:
-        values, self._counts = self._running.wait(self._number, seconds)
+        """The run keeps the batch until it is kept here; and it is kept here until the user has it."""
+        values = self._came
+        if values is None:
+            values, self._counts = self._running.wait(self._number, self._samples, seconds)
+            self._came = values if self._alone else None
+        self._running.let_go(self._number)
         return values
+
+    def forget(self) -> None:
+        """It is not asked for again."""
+        self._running.forget(self._number)

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError
-from solar.io.buffered import Part, Told
+from solar.io.buffered import Part, Told, pooled_nbytes
 from solar.io.quantities import in_words as size_in_words
 from solar.planner.course import Course, plan_rows
 from solar.planner.share import shares
-from solar.planner.sweep import Counts, Way, start_counts
+from solar.planner.sweep import Counts, Way
 from solar.planner.units import Units, of_layout
 from solar.torch.beneath import Beneath
 from solar.torch.order import Pass
@@ -108,6 +108,7 @@ class Window:
         batch: int,
         storages: Sequence[Storage],
         ways: Sequence[Way | None],
+        holding: bool,
     ) -> None:
         self._makers = makers
         self._made: dict[int, Segment] = {}
@@ -117,7 +118,7 @@ class Window:
         self.batch = batch  # samples, at most
         facts = (self.segment(first).digest, len(makers))
         self.courses = [
-            _course(self, piece, share, storage, facts, way)
+            _course(self, piece, share, storage, facts, way, holding)
             for piece, share, storage, way in zip(pieces, shared(memory, pieces), storages, ways, strict=True)
         ]
 
@@ -135,12 +136,12 @@ class Window:
         """How the memory is used for each piece."""
         return [course.way for course in self.courses]
 
-    def counts(self, number: int, after: Window | None) -> list[Counts]:
-        """What a segment takes, as planned, for each piece. `after`: what stays is in memory since that window."""
+    def counts(self, number: int) -> list[Counts]:
+        """What a segment takes, as planned, for each piece."""
         place = number - self.segments.start
         found = [course.counts[place] for course in self.courses]
         if place == 0:
-            found += [course.start_counts if after is None else _start_after(course) for course in self.courses]
+            found += [course.start_counts for course in self.courses]
         return found
 
     def told(self, number: int) -> list[Told]:
@@ -152,7 +153,10 @@ class Window:
     def parts(self) -> list[Part]:
         """How each piece is held."""
         triples = zip(self.pieces, self.courses, shared(self.memory, self.pieces), strict=True)
-        return [_part(piece, course, share, self.batch) for piece, course, share in triples]
+        # Fields of one H5Dataset are those of all.
+        read = [self.batch * piece.units.sample_nbytes for piece in self.pieces if piece.dataset == 0]
+        batch = sum(map(pooled_nbytes, read))
+        return [_part(piece, course, share, batch) for piece, course, share in triples]
 
 
 def shared(memory: int, pieces: Sequence[Piece]) -> list[int]:
@@ -167,43 +171,37 @@ def shared(memory: int, pieces: Sequence[Piece]) -> list[int]:
 
 
 def _course(
-    window: Window, piece: Piece, memory: int, storage: Storage, facts: tuple[Any, ...], way: Way | None
+    window: Window, piece: Piece, memory: int, storage: Storage, facts: tuple[Any, ...], way: Way | None, holding: bool
 ) -> Course:
-    """The plan of a piece; where memory is too little for its batches, nothing of it is kept."""
+    """The plan of a piece; where memory is too little for its batches, nothing of it is kept.
+
+    With `holding` what stays by the way that is given is there already.
+    """
 
     def of(number: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         return window.segment(number).of(piece.dataset)
 
-    def planned(room: int, way: Way | None) -> Course:
+    def planned(room: int, way: Way | None, holding: bool = False) -> Course:
         return plan_rows(
-            of, piece.units, memory=room, storage=storage, epochs=window.segments, ahead=AHEAD, facts=facts, way=way
-        )
+            of, piece.units, memory=room, storage=storage, epochs=window.segments, ahead=AHEAD, facts=facts, way=way,
+            holding=holding,
+        )  # fmt: skip
 
     for wanted in (way, None):
         with suppress(PlanError):
-            made = planned(memory, wanted)
+            made = planned(memory, wanted, holding and wanted is not None)
             # Once more where some samples stay: with the way given, as windows after this one will have it.
             return planned(memory, made.way) if made.way.pinned and wanted is None else made
     return planned(0, None)
 
 
-def _start_after(course: Course) -> Counts:
-    """What the start of a Course takes when its pinned part is there already."""
-    start = course.start
-    here = np.split(start.items, start.ends[:-1]) if len(start.ends) else []
-    left = [group[group >= 0] for group in here]
-    items = np.concatenate(left) if left else start.items
-    ends = np.cumsum([len(group) for group in left], dtype=np.int64)
-    return start_counts(start._replace(items=items, ends=ends), course.region, course.way, course.terms.gap)
-
-
 def _part(piece: Piece, course: Course, memory: int, batch: int) -> Part:
-    """How a piece is held. What is read straight into batches of so many samples takes their memory `ahead` of time."""
+    """How a piece is held. What is read straight into batches of so many bytes takes their memory `ahead` of time."""
     held, ahead = course.pages * course.page, course.terms.ahead
     if course.way.pinned == piece.units.samples:
         ahead = 0  # nothing is read any more
     elif course.way.direct:
-        ahead = max(0, min(AHEAD, (memory - held) // max(1, batch * piece.units.sample_nbytes) - 1))
+        ahead = max(0, min(AHEAD, (memory - held) // max(1, batch) - 1))
     kept = course.kept == "stored"
     return Part(piece.field, course.pages, course.page, kept, course.way.direct, ahead, course.terms.gap)
 
