@@ -47,7 +47,7 @@ def test_the_memory_of_a_node_is_also_that_of_its_container(monkeypatch: pytest.
         (0.0, 0),
         ("0", 0),
         (4096, 4096),
-        ("8GiB", 8 << 30),
+        ("512MiB", 512 << 20),
         ("500MB", 500_000_000),
         ("25%", MEMORY // 4),
         (0.25, MEMORY // 4),
@@ -358,3 +358,13 @@ def test_sizes_in_words(nbytes: int, words: str) -> None:
 
 def test_the_size_in_words_means_the_size() -> None:
     assert size_of("1.5 KiB", 0) == 1536
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [("1PB", "this node has"), (1 << 60, "this node has"), (float("nan"), "a share of the memory is above 0"),
+     ("foo", "buffer='foo': 'foo' is not a size"), ("150%", "buffer='150%'")],
+)  # fmt: skip
+def test_a_buffer_that_cannot_be_is_refused_by_its_name(given_: Any, said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        budget.asked(given_)

@@ -38,15 +38,30 @@ def asked(buffer: Size) -> int | None:
     """The bytes that the ranks of a node may hold together; None: whatever is best."""
     if buffer is None or buffer == AUTO:
         return None
+    there_is = machine.memory_nbytes()
+    nbytes = _in_bytes(buffer, there_is)
+    if nbytes > there_is:
+        raise PlanError(
+            f"buffer={buffer!r}: this node has {in_words(there_is)} of memory (the limits of a container count); "
+            "give a part of that, such as '25%'"
+        )
+    return nbytes
+
+
+def _in_bytes(buffer: Size, there_is: int) -> int:
+    """What is asked for. PlanError, or TypeError, for what is no size."""
     if isinstance(buffer, str):
-        return size_of(buffer, machine.memory_nbytes())
+        try:
+            return size_of(buffer, there_is)
+        except PlanError as error:
+            raise PlanError(f"buffer={buffer!r}: {error}") from None
     if isinstance(buffer, bool) or not isinstance(buffer, (int, float)):
         raise TypeError(f"buffer={buffer!r}: give bytes, a size such as '8GiB', or a share such as '25%' or 0.25")
-    if buffer < 0 or (isinstance(buffer, float) and buffer >= 1):
+    if not buffer >= 0 or (isinstance(buffer, float) and buffer >= 1):
         raise PlanError(
             f"buffer={buffer!r}: bytes are a whole number from 0, and a share of the memory is above 0 and below 1"
         )
-    return int(buffer * machine.memory_nbytes()) if isinstance(buffer, float) else buffer
+    return int(buffer * there_is) if isinstance(buffer, float) else buffer
 
 
 def checked_storage(storage: Profile) -> Storage | None:

@@ -23,7 +23,7 @@ from solar.torch.order import Pass
 from solar.torch.pending import leaves
 from solar.values import Layout, Storage
 
-AHEAD = 16  # steps from the issue of a read to its use, where memory allows it
+AHEAD = 6  # steps from the issue of a read to its use, beside the batches that are ready; each takes a batch of memory
 
 
 class Segment(NamedTuple):
