@@ -107,6 +107,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.device_transform = device_transform
         self.progress = progress
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.buffer, self.epochs, self.storage = buffer, epochs, storage  # as given: loaders are made anew from these
         self.buffer, self.epochs, self.storage = buffer, epochs, storage
         if isinstance(sampler, PlanSampler) and batch_size is not None:
             # Only it can cut an exact tail. Past torch's __setattr__, which forbids what it has itself just done.

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import DistributedSampler
 
 from solar import DataLoader, H5Dataset, PlanSampler
+from solar.values import Storage
 
 pytest.importorskip("lightning")
 
@@ -135,6 +136,9 @@ def test_every_option_survives_being_made_anew(numbered: str, made_in_hook: bool
         "device_transform": abs,
         "progress": True,
         "snapshot_every_n_steps": 3,
+        "buffer": "10MB",
+        "epochs": 7,
+        "storage": Storage(1e-3, 1e9, 500),
         "timeout": 5,
         "collate_fn": list,
         "generator": torch.Generator(),
