@@ -173,12 +173,13 @@ def pooled_nbytes(nbytes: int) -> int:
 
 
 def scratch_nbytes(layout: Layout) -> int:
-    """The least memory that a read of this Layout uses beside the buffer: a unit as it is stored, and decoded."""
+    """The least memory that a read of this Layout uses beside the buffer: a chunk as it is stored, and decoded."""
     alone = [form for form in layout.forms if not form.filters and (not form.chunk or not form.chunk[0])]
     if len(alone) == len(layout.forms):
         return min(layout.sample_nbytes, PIECE)
-    rows = max((form.chunk[0] for form in layout.forms if form.chunk), default=1) or 1
-    return 2 * rows * layout.sample_nbytes + int(layout.chunk_nbytes.max(initial=0))
+    # A thread has one chunk at hand, however many of them a sample crosses; two filters need room between them.
+    values = max(math.prod(form.chunk) for form in layout.forms if form.chunk and form.chunk[0])
+    return 2 * values * layout.dtype.itemsize + int(layout.chunk_nbytes.max(initial=0))
 
 
 # --- the end of the process, and its forks ----
