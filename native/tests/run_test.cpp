@@ -21,6 +21,21 @@ void append(Run& run, const Made& made) {
   run.append(kept->sizes, {kept->epoch()}, kept);
 }
 
+// One step that uses these rows, all of them read before it, in this order, and dropped after it.
+Made at_once(std::vector<std::int32_t> rows) {
+  const auto count = static_cast<std::int64_t>(rows.size());
+  Made made;
+  made.start = rows;
+  made.start_ends = {count};
+  made.start_due = {0};
+  made.last.assign(rows.size(), 1);
+  made.rows = std::move(rows);
+  made.sizes = {count};
+  made.starts = {0, count};
+  made.ends = {0, 0};
+  return made;
+}
+
 }  // namespace
 
 TEST_CASE("a run gives the rows of each step, holds no more than it may, and counts what the plan says") {
@@ -64,18 +79,9 @@ TEST_CASE("stretches join neighbours and holes below the gap, in the order of th
   const std::vector<Case> cases{{{1, 2, 3}, 0, 1, 3000},       {{1, 3, 5}, 1000, 3, 3000}, {{1, 3, 5}, 1001, 1, 5000},
                                 {{7, 8, 1, 2}, 5000, 2, 4000}, {{9, 1, 3}, 1001, 2, 4000}, {{0, 99}, 1 << 20, 1, 100'000}};
   for (const Case& one : cases) {
-    Made made;
-    made.start = one.loads;
-    made.start_ends = {static_cast<std::int64_t>(one.loads.size())};
-    made.start_due = {0};
-    made.rows = one.loads;
-    made.last.assign(one.loads.size(), 1);
-    made.sizes = {static_cast<std::int64_t>(one.loads.size())};
-    made.starts.push_back(made.sizes[0]);
-    made.ends.push_back(0);
     Run run(reader, MemoryPool::make(1 << 20), 1, 1 << 20);
     run.part({source, 0, one.loads.size(), 1000, false, false, 0, one.gap});
-    append(run, made);
+    append(run, at_once(one.loads));
     Run::Batch batch;
     REQUIRE(run.take(60s, batch));
     CHECK(run.stats().requests == one.requests);
@@ -115,15 +121,9 @@ TEST_CASE("a stretch longer than one request is read whole, with its holes") {
   const Values all = contiguous_rows(*source);
   for (const Backend backend : backends()) {
     Reader reader(2, 8, 64, backend);
-    Made made;
-    for (std::int32_t row = 0; row < 3000; row += row % 7 == 6 ? 40 : 1) made.start.push_back(row);
-    made.start_ends = {static_cast<std::int64_t>(made.start.size())};
-    made.start_due = {0};
-    made.rows = made.start;
-    made.last.assign(made.rows.size(), 1);
-    made.sizes = {static_cast<std::int64_t>(made.rows.size())};
-    made.starts.push_back(made.sizes[0]);
-    made.ends.push_back(0);
+    std::vector<std::int32_t> rows;
+    for (std::int32_t row = 0; row < 3000; row += row % 7 == 6 ? 40 : 1) rows.push_back(row);
+    const Made made = at_once(rows);
     forget(*source);
     Run run(reader, MemoryPool::make(1 << 20), 1, 1 << 20);
     run.part({source, 0, made.rows.size(), 5000, false, false, 0, 1 << 20});
@@ -180,18 +180,7 @@ TEST_CASE("parts of one field fill the batch together, each at its positions") {
   Run run(reader, MemoryPool::make(1 << 20), 2, 1 << 20);
   run.part({a, 0, 10, 100, false, false, 0, 0});
   run.part({b, 0, 10, 100, false, false, 0, 0});
-  const auto made = [](std::vector<std::int32_t> rows) {
-    Made made;
-    made.rows = made.start = std::move(rows);
-    std::sort(made.start.begin(), made.start.end());
-    made.start_ends = {static_cast<std::int64_t>(made.start.size())};
-    made.start_due = {0};
-    made.starts.push_back(static_cast<std::int64_t>(made.rows.size()));
-    made.ends.push_back(0);
-    made.last.assign(made.rows.size(), 1);
-    return made;
-  };
-  const Made of_a = made({4, 2}), of_b = made({9, 0, 3});
+  const Made of_a = at_once({4, 2}), of_b = at_once({9, 0, 3});
   const std::vector<std::int32_t> at_a{3, 0}, at_b{1, 4, 2};
   Run::Epoch epoch_a = of_a.epoch(), epoch_b = of_b.epoch();
   epoch_a.positions = at_a;
