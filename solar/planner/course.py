@@ -162,19 +162,21 @@ def plan_rows(
     facts: tuple[object, ...],
     way: Way | None = None,
     holding: bool = False,
+    region: Region | None = None,
 ) -> Course:
-    """The plan of one process by itself, for any sequence of samples in each epoch, with repeats or without.
+    """The plan of one process or node by itself, for any sequence of samples in each epoch, with repeats or without.
 
     `memory` is for what is kept: batches have memory of their own. Epochs may differ in length, and in steps; `facts`
     are what the sequences follow from. Reads are issued up to `ahead` steps before their use, as far as these steps
     take no more than an eighth of the memory. Less than the largest step takes is a PlanError. With `holding` memory
-    has the pinned part of the way that is given already, as a Course of that way leaves it.
+    has the pinned part of the way that is given already, as a Course of that way leaves it. All samples lie in the
+    `region`, if one is given.
     """
     _check_epochs(epochs, None)
     if memory < 0 or ahead < 0:
         raise PlanError(f"memory={memory}, ahead={ahead}: neither can be below 0")
-    region = Region(units, 0, units.samples)
-    uses = _uses_of(of, units)
+    region = region or Region(units, 0, units.samples)
+    uses = _uses_of(of, region)
     longest = len(uses(epochs.start)[0])
     kept = lru_cache(max(1, KEPT // max(longest, units.samples)))(uses)
     if way is None:
@@ -192,8 +194,9 @@ def _check_epochs(epochs: range, there_are: int | None) -> None:
         )
 
 
-def _uses_of(of: Sequence, units: Units) -> Uses:
-    """The sequences in items, checked."""
+def _uses_of(of: Sequence, region: Region) -> Uses:
+    """The sequences in items of the region, checked."""
+    units = region.units
 
     def uses(epoch: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         rows, starts = of(epoch)
@@ -205,7 +208,13 @@ def _uses_of(of: Sequence, units: Units) -> Uses:
             raise PlanError(
                 f"epoch {epoch} takes samples {rows.min()} to {rows.max()}; the data set has 0 to {units.samples - 1}"
             )
-        return (rows if units.item is None else units.item[rows]), starts
+        items = rows if units.item is None else units.item[rows]
+        if region.items == units.samples:
+            return items, starts
+        items = items - np.int32(region.begin)
+        if len(items) and (items.min() < 0 or items.max() >= region.items):
+            raise PlanError(f"epoch {epoch} takes samples that lie outside of the region of {region.items:,} samples")
+        return items, starts
 
     return uses
 

@@ -179,6 +179,23 @@ class Region:
         )
 
 
+def whole(units: Units) -> Region:
+    """All of it."""
+    return Region(units, 0, units.samples)
+
+
+def around(units: Units, items: Items) -> Region:
+    """The smallest region of whole units that has all of these items."""
+    if not len(items):
+        return Region(units, 0, 0)
+    begin, end = int(items.min()), int(items.max()) + 1
+    if units.first is None:
+        ends = -(-end // units.per_unit) * units.per_unit
+        return Region(units, begin // units.per_unit * units.per_unit, min(ends, units.samples))
+    low = np.searchsorted(units.first, begin, side="right") - 1
+    return Region(units, int(units.first[low]), int(units.first[np.searchsorted(units.first, end)]))
+
+
 def of_nodes(units: Units, world: World) -> list[Region]:
     """The region of each node: those of its ranks, which lie side by side."""
     bounds = homes(units, world.ranks)
