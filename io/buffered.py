@@ -27,6 +27,7 @@ log = logging.getLogger("solar")
 
 SCRATCH = 8 << 20  # bytes that each of the engine's threads may use beside the buffer, where there is as much
 HUGE = 2 << 20  # bytes of a huge page, of which large batches take whole ones
+SHARED_PAGE = 4 << 10  # at which each part begins in a node's memory
 PIECE = 5 << 20  # what a thread reads of samples that are not encoded in one go, at most, with what lies around it
 
 
@@ -53,7 +54,14 @@ class Told(NamedTuple):
 class Running:
     """Batches made by a native Run, in their order. Several threads may wait, each for a batch of its own."""
 
-    def __init__(self, rows: Sequence[Rows], parts: Sequence[Part], staged: int, scratch: int) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Rows],
+        parts: Sequence[Part],
+        staged: int,
+        scratch: int,
+        node: _native.Node | None = None,  # whose processes carry out the same, in its memory: see shared_nbytes
+    ) -> None:
         self.parts = tuple(parts)
         self.nbytes = sum(part.pages * part.page for part in parts) + threads() * scratch
         self.appended = 0  # batches
@@ -64,7 +72,9 @@ class Running:
         self._here: dict[int, Any] = {}
         self._unwanted: set[int] = set()
         self._taken = 0
-        self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch)
+        self._node = node
+        shared = () if node is None else (node,)
+        self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch, *shared)
         for one, part in zip(rows, parts, strict=True):
             assert one.source is not None, "the loader asks only for what is read directly"
             self._run.part(one.source, *vars(part).values())
@@ -143,6 +153,8 @@ class Running:
         if run is not None and not run.close(LAST_WAIT):
             log.info("a read has not returned after %g s: its buffer is left to the end of the process", LAST_WAIT)
             _left.append(run)
+        if self._node is not None:
+            self._node.leave()  # also where nothing was appended; nobody gets past a step for which a read is missing
 
 
 def _fields_of(parts: Sequence[Part]) -> list[int]:
@@ -160,6 +172,11 @@ def _columns(told: Told) -> tuple[Any, ...]:
 def threads() -> int:
     """How many threads the engine has, each with scratch memory of its own."""
     return max(1, min(32, len(os.sched_getaffinity(0))))
+
+
+def shared_nbytes(parts: Sequence[Part]) -> int:
+    """What the memory of a node needs for these parts (io/node.py: join)."""
+    return sum(-(-part.pages * part.page // SHARED_PAGE) * SHARED_PAGE for part in parts)
 
 
 def pooled_nbytes(nbytes: int) -> int:

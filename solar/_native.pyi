@@ -168,10 +168,29 @@ def direct(units: Units, items: I32, starts: I64, gap: int) -> PlanCounts: ...
 # Of a part: rows, positions, starts, last, loads, ends, start, start_ends, start_due (native/include/solar/run.hpp).
 PartEpoch = tuple[I32, I32 | None, I64, U8, I32, I64, I32, I64, I64]
 
+def make_node(ranks: int, nbytes: int) -> int:
+    """The descriptor of anonymous memory that so many processes share, for the one that makes it."""
+
+class Node:
+    """Shared memory of the processes of one node, and how far each of them has come (native/include/solar/node.hpp)."""
+
+    def __init__(self, descriptor: int, rank: int, names: list[str], nbytes: int) -> None: ...
+    def joined(self, seconds: float) -> bool:
+        """Whether all have come; false when `seconds` passed first. Raises where one has failed, left or died."""
+
+    def missing(self) -> list[str]:
+        """The names of those that have not come yet."""
+
+    def fail(self, why: str) -> None:
+        """Tells all who wait for this one why they wait in vain."""
+
+    def leave(self) -> None:
+        """This one looks at the memory no more: those who wait for it get an error."""
+
 class Run:
     """Carries out plans with buffers of hard size, and puts batches together ahead of whoever takes them."""
 
-    def __init__(self, reader: Reader, staged: int, scratch: int) -> None: ...
+    def __init__(self, reader: Reader, staged: int, scratch: int, node: Node | None = None) -> None: ...
     def part(
         self, source: Source, field: int, pages: int, page: int, stored: bool, direct: bool, ahead: int, gap: int
     ) -> int:
@@ -184,7 +203,7 @@ class Run:
         """The bytes of the next batch's fields, and what was read since the one before; None after `seconds`."""
 
     def waiting_for(self) -> str:
-        """What the next batch waits for: "file: dataset, sample 17, offset 123"; empty when for nothing."""
+        """What the next batch waits for: "file: dataset, sample 17, offset 123", or ranks; empty when for nothing."""
 
     def counts(self) -> dict[str, int]:
         """What was done: steps, reads, hits, requests, bytes, held_bytes, peak_bytes, recovered, stall_ns."""

@@ -1,4 +1,4 @@
-// Run.
+// Run, and the Node that several of them share.
 
 #include "solar/run.hpp"
 
@@ -28,12 +28,44 @@ using BoundEpoch = std::tuple<Array<std::int32_t>, std::optional<Array<std::int3
                               Array<std::uint8_t>, Array<std::int32_t>, Array<std::int64_t>, Array<std::int32_t>,
                               Array<std::int64_t>, Array<std::int64_t>>;
 
+struct BoundNode {
+  BoundNode(int descriptor, unsigned rank, const std::vector<nb::str>& names, std::size_t nbytes) {
+    std::vector<std::string> all;
+    for (const nb::str& name : names) all.push_back(solar::bind::name_of(name));
+    if (rank >= all.size()) {
+      throw std::invalid_argument("rank " + std::to_string(rank) + " of " + std::to_string(all.size()) + " names");
+    }
+    nb::gil_scoped_release released;
+    native = std::make_shared<solar::Node>(descriptor, rank, std::move(all), nbytes);
+  }
+
+  bool joined(double seconds) const {
+    const std::chrono::nanoseconds limit = nanoseconds(seconds);
+    nb::gil_scoped_release released;
+    return native->wait(solar::Node::Count::joined, 1, limit);
+  }
+
+  nb::list missing() const {
+    nb::list names;
+    for (const unsigned rank : native->behind(solar::Node::Count::joined, 1)) {
+      names.append(solar::bind::text(native->name(rank)));
+    }
+    return names;
+  }
+
+  void fail(const nb::str& why) { native->fail({solar::Kind::read, solar::bind::name_of(why)}); }
+  void leave() { native->leave(); }
+
+  std::shared_ptr<solar::Node> native;
+};
+
 // Its arrays are let go under the GIL: by what is called from Python, never by the Run's thread.
 class BoundRun {
  public:
-  BoundRun(nb::object reader, std::size_t staged, std::uint64_t scratch)
+  BoundRun(nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node)
       : reader_(std::move(reader)),
-        run_(std::make_unique<solar::Run>(solar::bind::native_reader(reader_), solar::bind::batch_pool(), staged, scratch)) {}
+        run_(std::make_unique<solar::Run>(solar::bind::native_reader(reader_), solar::bind::batch_pool(), staged, scratch,
+                                          node == nullptr ? nullptr : node->native)) {}
   ~BoundRun() {
     bool closed = false;
     {
@@ -130,12 +162,20 @@ class BoundRun {
 
 void bind_run(nb::module_& module) {
   using namespace nb::literals;
+  module.def("make_node", &solar::Node::make, "ranks"_a, "nbytes"_a, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<BoundNode>(module, "Node")
+      .def(nb::init<int, unsigned, const std::vector<nb::str>&, std::size_t>(), "descriptor"_a, "rank"_a, "names"_a,
+           "nbytes"_a)
+      .def("joined", &BoundNode::joined, "seconds"_a)
+      .def("missing", &BoundNode::missing)
+      .def("fail", &BoundNode::fail, "why"_a)
+      .def("leave", &BoundNode::leave);
   nb::class_<BoundRun>(module, "Run")
       .def("__init__",
-           [](BoundRun* self, nb::object reader, std::size_t staged, std::uint64_t scratch) {
-             new (self) BoundRun(std::move(reader), staged, scratch);
+           [](BoundRun* self, nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node) {
+             new (self) BoundRun(std::move(reader), staged, scratch, node);
            },
-           "reader"_a, "staged"_a, "scratch"_a)
+           "reader"_a, "staged"_a, "scratch"_a, "node"_a = nb::none())
       .def("part", &BoundRun::part, "source"_a, "field"_a, "pages"_a, "page"_a, "stored"_a, "direct"_a, "ahead"_a,
            "gap"_a)
       .def("append", &BoundRun::append, "sizes"_a, "parts"_a)

@@ -9,7 +9,8 @@
 // error comes with the batch that has the bad row, and with no other.
 //
 // With a Node, several processes do this together, each with its rank: they append the same uses and loads, share the
-// buffers, read each a part of what is loaded, and put their own batches together. A failed load then fails all of them.
+// buffers, read each a part of what is loaded, and put their own batches together. A failed load then fails all of them,
+// and so does an epoch that is not the same for all. Of a part that keeps nothing each reads its own: it may differ.
 //
 // part() is called before append(), by one thread; all else by any thread. The Reader must outlive the Run.
 #pragma once
@@ -81,7 +82,7 @@ class Run {
   void append(std::vector<std::int64_t> sizes, std::vector<Epoch> parts, std::shared_ptr<const void> keep);
   // The next batch. False when `limit` passed first. Throws its error: then it is taken, too.
   bool take(std::chrono::nanoseconds limit, Batch& batch);
-  // What the next batch waits for: see Reader::waiting_for.
+  // What the next batch waits for: see Reader::waiting_for; or the ranks of the Node.
   std::string waiting_for() const;
   RunStats stats() const;
   // What was appended with epochs that are over, for the caller to destroy.

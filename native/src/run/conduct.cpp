@@ -1,6 +1,7 @@
 // The thread of a Run, which goes from step to step.
 #include <utility>
 
+#include "digest.hpp"
 #include "impl.hpp"
 
 namespace solar {
@@ -20,9 +21,11 @@ void Run::Impl::conduct() {
   try {
     while (auto epoch = next()) carry_out(std::move(epoch));
   } catch (const std::exception& error) {
-    if (node != nullptr) node->fail(error.what());
+    const auto* const own = dynamic_cast<const Error*>(&error);
+    if (node != nullptr) node->fail(own != nullptr ? *own : Error(Kind::read, error.what()));
     const std::lock_guard lock(mutex);
     failed = std::current_exception();
+    changed.notify_all();
   }
   give_up();
   if (node != nullptr) node->leave();
@@ -39,6 +42,7 @@ std::shared_ptr<const Planned> Run::Impl::next() {
 
 // The epoch goes back to whoever appended it: its arrays are not this thread's to destroy.
 void Run::Impl::carry_out(std::shared_ptr<const Planned> epoch) {
+  if (!begin(*epoch)) return;
   start(*epoch);
   std::uint64_t lead = 0;
   for (const PartRun& part : parts) lead = std::max(lead, part.part().direct ? part.part().ahead : 0);
@@ -62,6 +66,15 @@ void Run::Impl::carry_out(std::shared_ptr<const Planned> epoch) {
   if (closing) return;  // it stays with the others that were planned
   planned.pop_front();
   over.push_back(std::move(epoch));
+}
+
+// All ranks of the node carry out the same plans. False when it closes.
+bool Run::Impl::begin(const Planned& epoch) {
+  if (node == nullptr) return true;
+  chain = run::chained(chain, epoch.digest);
+  const bool all = wait_for_ranks(Node::Count::begun, epochs + 1, [this] { return node->begin(epochs, chain, glance); });
+  ++epochs;
+  return all;
 }
 
 // Groups that are needed first are read first.
@@ -91,9 +104,18 @@ void Run::Impl::issue(const Planned& epoch, std::size_t step) {
 
 // Whether all ranks of the node have come so far; false when it closes.
 bool Run::Impl::all_have(Node::Count count, std::uint64_t value) {
-  while (node != nullptr && !node->wait(count, value, glance)) {
+  return node == nullptr || wait_for_ranks(count, value, [&] { return node->wait(count, value, glance); });
+}
+
+bool Run::Impl::wait_for_ranks(Node::Count count, std::uint64_t value, const std::function<bool()>& there) {
+  while (!there()) {
     const std::lock_guard lock(mutex);
     if (closing) return false;
+    const std::vector<unsigned> behind = node->behind(count, value);
+    if (behind.empty()) continue;
+    waited_for.clear();
+    awaited = node->name(behind.front());
+    if (behind.size() > 1) awaited += " and " + std::to_string(behind.size() - 1) + " more";
   }
   return true;
 }
@@ -107,6 +129,7 @@ void Run::Impl::count_held() {
 bool Run::Impl::wait_for_room() {
   std::unique_lock lock(mutex);
   told = done;
+  awaited.clear();
   waited_for.clear();
   for (const PartRun& part : parts) {
     if (const auto ticket = part.due_first(); ticket != 0) waited_for.push_back(ticket);
@@ -187,6 +210,7 @@ bool Run::Impl::settle(Reader::Ticket ticket, ReaderStats& of) {
   {
     const std::lock_guard lock(mutex);
     waited_for.assign(1, ticket);
+    awaited.clear();
   }
   while (!reader.wait(ticket, glance, &of)) {
     const std::lock_guard lock(mutex);

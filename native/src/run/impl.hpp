@@ -32,9 +32,11 @@ struct Run::Impl {
   void conduct();
   void carry_out(std::shared_ptr<const Planned> planned);
   std::shared_ptr<const Planned> next();
+  bool begin(const Planned& planned);
   void start(const Planned& planned);
   void issue(const Planned& planned, std::size_t step);
   bool all_have(Node::Count count, std::uint64_t value);
+  bool wait_for_ranks(Node::Count count, std::uint64_t value, const std::function<bool()>& there);
   void count_held();
   bool wait_for_room();
   Making prepare(const Planned& planned, std::size_t step);
@@ -56,6 +58,8 @@ struct Run::Impl {
   std::deque<PartRun> parts;
   std::size_t fields = 0;
   std::uint64_t now = 0;       // steps carried out
+  std::uint64_t epochs = 0;    // begun, with a Node
+  std::uint64_t chain = 0;     // digest of their plans
   std::deque<Making> making;   // of this step and, where parts are direct, of those after it
   ReaderStats counts;          // since the batch before
   RunStats done;               // the thread's own
@@ -67,6 +71,7 @@ struct Run::Impl {
   std::vector<std::shared_ptr<const void>> over;
   RunStats told;
   std::vector<Reader::Ticket> waited_for;  // by the thread, or about to be
+  std::string awaited;                     // ranks of the node, by the thread
   std::exception_ptr failed;               // the plan itself: nothing can go on
   bool closing = false, ended = true, given_up = false;
   bool begun = false;  // the thread

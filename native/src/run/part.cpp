@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "read/grid.hpp"
+
 namespace solar::run {
 
 namespace {
@@ -19,7 +21,33 @@ PartRun::PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch, c
       buffer_(keys_of(part, lines_), part.pages, part.page_nbytes, memory),
       scratch_(scratch),
       node_(node),
-      fresh_(keys_of(part, lines_)) {}
+      fresh_(keys_of(part, lines_)) {
+  for (const Form& form : part_.source->forms) {
+    const read::Grid grid(*part_.source, form);
+    whole_.push_back(!form.pipeline.empty() || grid.tiles() != 1 || grid.chunk_row_nbytes() != row_nbytes());
+  }
+}
+
+bool PartRun::read_as_one(std::int64_t row, std::int64_t other) const {
+  if (lines_.number(row) != lines_.number(other)) return false;
+  const auto first = part_.source->part_first;
+  const auto part = std::upper_bound(first.begin(), first.end(), row) - first.begin() - 1;
+  return whole_[static_cast<std::size_t>(part_.source->part_form[static_cast<std::size_t>(part)])];
+}
+
+// Leaves of what is loaded the part that this rank reads: a stretch of it, which cuts no line of chunks in two. Who read
+// the end of one load begins the next, so that its requests go on.
+void PartRun::share() {
+  const std::size_t ranks = node_->ranks(), all = rows_.size();
+  const auto begin_of = [this, ranks, all](std::size_t turn) {
+    std::size_t begin = all * turn / ranks;
+    while (begin > 0 && begin < all && read_as_one(rows_[begin - 1], rows_[begin])) ++begin;
+    return rows_.begin() + static_cast<std::ptrdiff_t>(begin);
+  };
+  const std::size_t turn = (node_->rank() + loads_++) % ranks;
+  rows_ = {begin_of(turn), begin_of(turn + 1)};
+  if (turn > 0 || rows_.empty()) after_ = {};  // others read what lies between
+}
 
 Reader::Ticket PartRun::submit(Task task, MutableBytes out, Place* after) {
   Work work;
@@ -47,12 +75,7 @@ void PartRun::load(Rows rows, std::uint64_t due, bool start, RunStats& stats, co
     if (!lost_.empty()) lost_.erase(k);
     rows_.push_back(row);
   }
-  if (node_ != nullptr) {  // each rank reads a part of the stretches
-    const auto share = [this](unsigned rank) {
-      return rows_.begin() + static_cast<std::ptrdiff_t>(rows_.size() * rank / node_->ranks());
-    };
-    rows_ = {share(node_->rank()), share(node_->rank() + 1)};
-  }
+  if (node_ != nullptr && !rows_.empty()) share();
   if (rows_.empty() || !ready()) return;
   stats.reads += rows_.size();
   const Task task = part_.stored ? Task::keep : Task::load;

@@ -17,6 +17,7 @@ struct Planned {
   std::vector<std::int64_t> sizes;
   std::vector<Run::Epoch> parts;
   std::shared_ptr<const void> keep;
+  std::uint64_t digest = 0;  // where there is a Node
 };
 
 // Throws std::invalid_argument unless the epoch's arrays fit each other, the part, and the sizes of the batches; `alone`:
@@ -65,6 +66,8 @@ class PartRun {
   std::size_t key(std::int32_t row) const noexcept {
     return part_.stored ? lines_.number(row) : static_cast<std::size_t>(row);
   }
+  bool read_as_one(std::int64_t row, std::int64_t other) const;
+  void share();
   Reader::Ticket submit(Task task, MutableBytes out, Place* after = nullptr);
   bool chosen(const Run::Epoch& epoch, std::size_t step, bool held);
   void count_hits(const Run::Epoch& epoch, std::size_t step, RunStats& stats);
@@ -72,9 +75,11 @@ class PartRun {
   Reader& reader_;
   Run::Part part_;
   read::Lines lines_;
+  std::vector<bool> whole_;  // of each form: rows are read with the whole line of chunks that they are in
   Buffer buffer_;
   std::uint64_t scratch_;
   const Node* node_;
+  std::uint64_t loads_ = 0;  // that were shared among the ranks of the Node
   std::deque<Loading> loading_;
   Place after_;  // where the stretch that was loaded last ends
   std::unordered_set<std::size_t> lost_;  // keys that a failed load should have brought

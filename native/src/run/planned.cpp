@@ -45,7 +45,9 @@ void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std
   if (!epoch.positions.empty() && epoch.positions.size() != epoch.rows.size()) refuse("positions must be as long as rows");
   for (std::size_t step = 0; step < sizes.size(); ++step) {
     const std::int64_t uses = epoch.starts[step + 1] - epoch.starts[step];
-    const bool fits = alone && epoch.positions.empty() ? uses == sizes[step] : shared || uses <= sizes[step];
+    // Of an epoch that uses no row of its own, all comes from elsewhere.
+    const bool filled = alone && epoch.positions.empty() && !epoch.rows.empty();
+    const bool fits = filled ? uses == sizes[step] : shared || uses <= sizes[step];
     if (!fits) refuse("a batch of another size");
     for (std::int64_t use = epoch.starts[step]; !epoch.positions.empty() && use < epoch.starts[step + 1]; ++use) {
       const std::int32_t position = epoch.positions[static_cast<std::size_t>(use)];

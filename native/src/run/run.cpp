@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "digest.hpp"
 #include "impl.hpp"
 
 namespace solar {
@@ -69,7 +70,8 @@ void Run::append(std::vector<std::int64_t> sizes, std::vector<Epoch> parts, std:
     for (const PartRun& other : impl_->parts) of_field += other.part().field == part.field;
     run::check(parts[p], part, sizes, of_field == 1, impl_->node != nullptr);
   }
-  auto made = std::make_shared<const Planned>(Planned{std::move(sizes), std::move(parts), std::move(keep)});
+  const std::uint64_t digest = impl_->node == nullptr ? 0 : run::digest(sizes.size(), impl_->parts, parts);
+  auto made = std::make_shared<const Planned>(Planned{std::move(sizes), std::move(parts), std::move(keep), digest});
   const std::lock_guard lock(impl_->mutex);
   if (impl_->closing) throw Error(Kind::read, "the Run is closed");
   impl_->planned.push_back(std::move(made));
@@ -113,14 +115,16 @@ bool Run::take(std::chrono::nanoseconds limit, Batch& batch) {
 std::string Run::waiting_for() const {
   if (::getpid() != impl_->process) return "";
   std::vector<Reader::Ticket> tickets;
+  std::string ranks;
   {
     const std::lock_guard lock(impl_->mutex);
     tickets = impl_->waited_for;
+    ranks = impl_->awaited;
   }
   for (const Reader::Ticket ticket : tickets) {
     if (std::string found = impl_->reader.waiting_for(ticket); !found.empty()) return found;
   }
-  return "";
+  return ranks;
 }
 
 RunStats Run::stats() const {

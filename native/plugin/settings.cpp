@@ -1,0 +1,90 @@
+#include "plugin/settings.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "plugin/hdf5.hpp"
+
+namespace solar::plugin {
+namespace {
+
+constexpr std::array<Type, 10> known{{{1, Number::float32, 4, "H5T_IEEE_F32LE_g"},
+                                      {2, Number::float64, 8, "H5T_IEEE_F64LE_g"},
+                                      {3, Number::int8, 1, "H5T_STD_I8LE_g"},
+                                      {4, Number::uint8, 1, "H5T_STD_U8LE_g"},
+                                      {5, Number::int16, 2, "H5T_STD_I16LE_g"},
+                                      {6, Number::uint16, 2, "H5T_STD_U16LE_g"},
+                                      {7, Number::int32, 4, "H5T_STD_I32LE_g"},
+                                      {8, Number::uint32, 4, "H5T_STD_U32LE_g"},
+                                      {9, Number::int64, 8, "H5T_STD_I64LE_g"},
+                                      {10, Number::uint64, 8, "H5T_STD_U64LE_g"}}};
+constexpr std::array predictors{Predictor::none,          Predictor::x,    Predictor::xy, Predictor::xyz,
+                                Predictor::interpolation, Predictor::tried};
+constexpr std::uint32_t version = 1, asked_version = 1;
+
+[[noreturn]] void impossible(const char* what) {
+  throw Error(Kind::codec, std::string("the filter's values are damaged: ") + what);
+}
+
+const Type* type_of(std::uint32_t code) {
+  if (code == 0) return nullptr;
+  const auto* found = std::ranges::find(known, code, &Type::code);
+  if (found == known.end()) impossible("the type is unknown");
+  return found;
+}
+
+Asked parse_asked(Cursor& at) {
+  Asked asked;
+  asked.type = type_of(at.u32());
+  const std::uint32_t coder = at.u32(), predictor = at.u32();
+  if (coder > static_cast<std::uint32_t>(Coder::dense)) impossible("the coder is unknown");
+  asked.coder = static_cast<Coder>(coder);
+  const auto* found =
+      std::ranges::find_if(predictors, [&](Predictor one) { return static_cast<std::uint32_t>(one) == predictor; });
+  if (found == predictors.end()) impossible("the predictor is unknown");
+  asked.predictor = *found;
+  asked.bound = std::bit_cast<double>(at.u64());
+  const std::uint32_t axes = at.u32();
+  if (axes > most_axes || (axes == 0) != (asked.type == nullptr)) impossible("a chunk has no possible shape");
+  for (std::uint32_t i = 0; i < axes; ++i) asked.chunk.push_back(at.u32());
+  return asked;
+}
+
+}  // namespace
+
+std::span<const Type> types() { return known; }
+
+std::size_t Asked::nbytes() const {
+  std::size_t nbytes = type->nbytes;
+  for (const std::size_t length : chunk)
+    if (__builtin_mul_overflow(nbytes, length, &nbytes)) impossible("a chunk is too large");
+  return nbytes;
+}
+
+Settings parse(std::span<const unsigned> values) {
+  if (values.empty()) return {{}, Asked{}};
+  Cursor at(std::as_bytes(values), Kind::codec, "the list of the filter's values");
+  if (at.u32() != version) impossible("this solar reads version 1 of them");
+  Settings settings;
+  const std::uint32_t nbytes = at.u32();
+  settings.tables = at.take(nbytes);
+  at.skip((4 - nbytes % 4) % 4);
+  if (at.left() > 0 && at.u32() == asked_version) settings.asked = parse_asked(at);
+  return settings;
+}
+
+std::vector<unsigned> values_of(const Settings& settings) {
+  std::vector<unsigned> values = client_data(settings.tables);
+  if (!settings.asked) return values;
+  const Asked& asked = *settings.asked;
+  const auto bound = std::bit_cast<std::uint64_t>(asked.bound);
+  values.insert(values.end(),
+                {asked_version, asked.type == nullptr ? 0 : asked.type->code, static_cast<unsigned>(asked.coder),
+                 static_cast<unsigned>(asked.predictor), static_cast<unsigned>(bound),
+                 static_cast<unsigned>(bound >> 32), static_cast<unsigned>(asked.chunk.size())});
+  for (const std::size_t length : asked.chunk) values.push_back(static_cast<unsigned>(length));
+  return values;
+}
+
+}  // namespace solar::plugin

@@ -1,0 +1,41 @@
+// What the values of the HDF5 filter say (io/FORMAT.md, "The filter's values"): tables for all, and for a writer what
+// was asked and what the chunks are. The values are of a file, and hostile.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "solar/codec.hpp"
+
+namespace solar::plugin {
+
+// The chunks' numbers, and libhdf5's variable for the type. Codes are those of chunks.
+struct Type {
+  std::uint32_t code;
+  Number number;
+  std::size_t nbytes;
+  const char* symbol;
+};
+std::span<const Type> types();
+
+struct Asked {
+  double bound = 0;
+  Coder coder = Coder::smaller;
+  Predictor predictor = Predictor::tried;
+  const Type* type = nullptr;      // nullptr: the data set is not yet made
+  std::vector<std::size_t> chunk;  // its shape, empty with no type
+
+  std::size_t nbytes() const;  // of a chunk; REQUIRES: a type
+};
+
+struct Settings {
+  Bytes tables;                // inside the values
+  std::optional<Asked> asked;  // nothing: chunks come ready made
+};
+
+// Throws Error(Kind::codec) where they contradict themselves. No values at all ask for lossless chunks.
+Settings parse(std::span<const unsigned> values);
+std::vector<unsigned> values_of(const Settings& settings);
+
+}  // namespace solar::plugin
