@@ -7,11 +7,19 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, NamedTuple
 
 from solar.errors import PlanError
 from solar.values import World
 
 _NO_STEPS = 0xFFFFFFF0  # Slurm's step ids from here on are its own: batch script, interactive shell, extern
+
+
+class _Said(NamedTuple):
+    """What a launcher says of this process."""
+
+    world: World
+    of_node: bool  # also of its place on the node: otherwise that is nobody's word
 
 
 def detect(rank: int | None = None, ranks: int | None = None) -> World:
@@ -34,21 +42,56 @@ def detect(rank: int | None = None, ranks: int | None = None) -> World:
         found = _process_group() or _mpi() or _launched()[1] or World(0, 1)
         rank = found.rank if rank is None else rank
         ranks = found.ranks if ranks is None else ranks
-    return _placed(rank, ranks)
+    return World(rank, ranks, *(place_on_node(rank, ranks) or (0, 1)))
 
 
-def _process_group() -> World | None:
-    """What torch.distributed says. Looked up, not imported: only a program that uses it has a group."""
+def place_on_node(rank: int, ranks: int) -> tuple[int, int] | None:
+    """Which of how many ranks of its node this rank is, as a launcher says that names the same rank of the same ranks.
+
+    None: nobody says. One that says 0 of 1 is heard last: srun's word of mpiexec's daemons, torchrun's of its only
+    child. A launcher that makes no sense is passed over: nobody relies on it.
+    """
+    alone = None
+    for ask in _LAUNCHERS.values():
+        with suppress(PlanError):
+            said = ask()
+            if said is not None and said.of_node and (said.world.rank, said.world.ranks) == (rank, ranks):
+                if said.world.ranks_per_node > 1:
+                    return said.world.rank_of_node, said.world.ranks_per_node
+                alone = 0, 1
+    return alone
+
+
+def distributed_module() -> Any:
+    """torch.distributed where it has a process group, else None. Looked up, not imported: who uses it has it."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
-    return World(distributed.get_rank(), distributed.get_world_size())
+    return distributed
+
+
+def mpi_module() -> Any:
+    """mpi4py.MPI between MPI's begin and its end, else None. Not imported: importing it starts MPI."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
+
+
+def launched_ranks() -> tuple[str, int]:
+    """Who started this process, and as one of how many."""
+    by, world = _launched()
+    return by, 1 if world is None else world.ranks
+
+
+def _process_group() -> World | None:
+    """What torch.distributed says."""
+    distributed = distributed_module()
+    return None if distributed is None else World(distributed.get_rank(), distributed.get_world_size())
 
 
 def _mpi() -> World | None:
-    """What MPI says. Not imported: importing mpi4py.MPI starts MPI."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+    """What MPI says."""
+    mpi = mpi_module()
+    if mpi is None:
         return None
     rank, ranks = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
     by, launched = _launched()
@@ -65,39 +108,29 @@ def _mpi() -> World | None:
 def _launched() -> tuple[str, World | None]:
     """Who started this process, and what that says."""
     for name, ask in _LAUNCHERS.items():
-        world = ask()
-        if world is not None:
-            return name, world
+        said = ask()
+        if said is not None:
+            return name, said.world
     return "nobody", None
 
 
-def _placed(rank: int, ranks: int) -> World:
-    """This rank, with its place on the node. A launcher that makes no sense is passed over: nobody relies on it."""
-    for ask in _LAUNCHERS.values():
-        with suppress(PlanError):
-            world = ask()
-            if world is not None and (world.rank, world.ranks) == (rank, ranks) and world.ranks_per_node > 1:
-                return world
-    return World(rank, ranks)
-
-
-def _torchrun() -> World | None:
+def _torchrun() -> _Said | None:
     return _named("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
-def _open_mpi() -> World | None:
+def _open_mpi() -> _Said | None:
     prefix = "OMPI_COMM_WORLD_"
     return _named(prefix + "RANK", prefix + "SIZE", prefix + "LOCAL_RANK", prefix + "LOCAL_SIZE")
 
 
-def _pmi() -> World | None:
+def _pmi() -> _Said | None:
     """MPICH, Intel MPI, MVAPICH, and Cray's PALS, which has its own words for the node."""
     pals = "PMI_LOCAL_RANK" in os.environ
     node = ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE") if pals else ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     return _named("PMI_RANK", "PMI_SIZE", *node)
 
 
-def _slurm() -> World | None:
+def _slurm() -> _Said | None:
     step = _number("SLURM_STEP_ID")
     if step is None or step >= _NO_STEPS:
         return None
@@ -105,7 +138,7 @@ def _slurm() -> World | None:
     return _named("SLURM_PROCID", tasks, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", _tasks_on_this_node)
 
 
-_LAUNCHERS: dict[str, Callable[[], World | None]] = {
+_LAUNCHERS: dict[str, Callable[[], _Said | None]] = {
     "torchrun": _torchrun,
     "Open MPI": _open_mpi,
     "PMI": _pmi,
@@ -144,7 +177,7 @@ def _tasks_on_this_node(name: str) -> int | None:
 
 def _named(
     rank: str, ranks: str, rank_of_node: str, ranks_per_node: str, per_node: Callable[[str], int | None] = _number
-) -> World | None:
+) -> _Said | None:
     """What these variables say; None where neither rank nor ranks is set."""
     values = {rank: _number(rank), ranks: _number(ranks)}
     which, of = values.values()
@@ -159,8 +192,8 @@ def _named(
     node = _number(rank_of_node), per_node(ranks_per_node)
     try:
         if node[0] is None or node[1] is None:
-            return World(which, of)
-        return World(which, of, node[0], node[1])
+            return _Said(World(which, of), False)
+        return _Said(World(which, of, node[0], node[1]), True)
     except PlanError as error:
         names = [name for name in (rank, ranks, rank_of_node, ranks_per_node) if os.environ.get(name)]
         said = ", ".join(f"{name}={os.environ[name]}" for name in names)

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch.distributed
+from mpi_kit import under_gloo, under_mpi
 
 from solar import PlanError, World
-from solar.io.ranks import detect
+from solar.io.ranks import detect, place_on_node
 
 LAUNCHERS = re.compile(r"RANK$|WORLD_SIZE$|^LOCAL_|^SLURM_|^OMPI_|^PMI|^PALS|^MPI_LOCAL")
 TORCHRUN = {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}
@@ -281,6 +282,59 @@ def test_mpi_of_several_ranks_may_run_in_a_slurm_step_of_its_daemons(started_by:
     started_by(SLURM)
     mpi(30, 44)
     assert detect() == World(30, 44)
+
+
+WORLD_OF_MPI = """
+import dataclasses, json
+from mpi4py import MPI
+from solar import PlanError
+from solar.io.ranks import detect
+try:
+    print(json.dumps([MPI.COMM_WORLD.rank, dataclasses.astuple(detect())]))
+except PlanError as error:
+    print(json.dumps([MPI.COMM_WORLD.rank, str(error)]))
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_of_a_real_mpiexec_have_its_numbers_and_places(ranks: int) -> None:
+    assert dict(under_mpi(ranks, WORLD_OF_MPI)) == {rank: [rank, ranks, rank, ranks] for rank in range(ranks)}
+
+
+def test_ranks_of_a_real_mpiexec_on_several_hosts_have_their_places_there() -> None:
+    said = dict(under_mpi(4, WORLD_OF_MPI, options=["-launcher", "fork", "-hosts", "a:1,b:3"]))
+    assert said == {0: [0, 4, 0, 1], 1: [1, 4, 0, 3], 2: [2, 4, 1, 3], 3: [3, 4, 2, 3]}
+
+
+def test_a_real_mpiexec_under_variables_of_another_launcher_is_refused() -> None:
+    """As where a shell that torchrun or a user has prepared starts mpiexec: every rank would inherit RANK=0."""
+    said = dict(under_mpi(2, WORLD_OF_MPI, env={"RANK": "0", "WORLD_SIZE": "4"}))
+    for rank, text in said.items():
+        assert f"mpi4py says rank {rank} of 2, but torchrun rank 0 of 4" in text
+    assert len(said) == 2
+
+
+def test_real_mpi_worlds_of_one_are_refused() -> None:
+    """Processes of torchrun that import mpi4py: each is a world of its own."""
+    said = under_gloo(2, WORLD_OF_MPI)
+    texts = [text for _, text in said]
+    for rank, text in enumerate(texts):
+        assert f"mpi4py says rank 0 of 1, but torchrun rank {rank} of 2" in text
+    assert len(said) == 2
+
+
+def test_one_place_on_a_node_is_told_from_no_word_about_it(started_by: Any) -> None:
+    started_by(RANK=1, WORLD_SIZE=3, LOCAL_RANK=0)
+    assert place_on_node(1, 3) is None
+    started_by(LOCAL_WORLD_SIZE=1)
+    assert place_on_node(1, 3) == (0, 1)
+    assert place_on_node(2, 3) is None, "that is said of rank 1"
+
+
+def test_who_names_several_ranks_of_a_node_is_heard_before_who_names_one(started_by: Any) -> None:
+    started_by(SLURM, RANK=9, WORLD_SIZE=11, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1)  # a torchrun for each task of srun
+    assert place_on_node(9, 11) == (1, 3)
+    assert detect() == World(9, 11, 1, 3)
 
 
 def test_detecting_imports_neither_torch_nor_mpi() -> None:

@@ -1,0 +1,272 @@
+"""A meeting: all ranks come together, find what must be the same to be so, and learn who is on their node.
+
+Each sends one letter to rank 0 and gets one back: a thousand ranks are two thousand letters. Whatever is wrong is told
+to all. Waiting is asking again after a short sleep, so that Ctrl-C ends it, and never longer than allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from solar import __version__
+from solar.errors import PlanError
+from solar.io.post import Post
+
+SHOWN = 3  # differences, and ranks, that a message lists
+NUDGE = 0.1  # seconds after which rank 0 tells those who wait that it is there
+GRACE = 5.0  # seconds that a letter may travel
+PARTING = 1.0  # as long an interrupted rank 0 stays for the others to have its last letter
+
+Letter = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Met:
+    """What a rank learns at a meeting."""
+
+    node_of: tuple[int, ...]  # of each rank its node; nodes are numbered as their lowest ranks follow each other
+    mates: dict[int, dict[str, Any]]  # of each rank on this node, itself too, ascending: what it told as its own
+    least: dict[str, int]  # over all ranks
+    told: Any = None  # what rank 0 tells all
+
+
+def letter_of(
+    what: str, same: Mapping[str, Any], own: Mapping[str, Any], least: Mapping[str, int], place: Any, tell: Any
+) -> Letter:
+    """What a rank tells at a meeting; `place` is which of how many of its node it is, None: nobody says."""
+    return {
+        "what": what,
+        "same": {"version of solar": __version__, **same},
+        "own": dict(own),
+        "least": dict(least),
+        "machine": _machine(),
+        "place": place,
+        "tell": tell,
+    }
+
+
+class Meeting:
+    """One meeting, as this rank takes part in it."""
+
+    def __init__(self, post: Post, number: int, ranks: int, told: Letter, seconds: float) -> None:
+        self._post = post
+        self._number = number
+        self._ranks = ranks
+        self._told = told
+        self._seconds = seconds
+        self._pause = Pause(ranks)
+        self._begun = time.monotonic()
+        self._came: dict[int, Letter] = {0: told}
+
+    def report(self, rank: int) -> Letter:
+        """The answer of rank 0, to one of the others."""
+        self._send(0, self._told)
+        until = self._begun + self._seconds
+        try:
+            while time.monotonic() < until:
+                letter = self._next(0)
+                if letter is None:
+                    self._pause.sleep()
+                elif letter.get("wait"):  # rank 0 came later than this one: its time is what counts
+                    until = time.monotonic() + self._seconds + GRACE
+                else:
+                    if "error" in letter:
+                        self._send(0, {"taken": True})
+                    return letter
+        except BaseException:
+            with suppress(RuntimeError):  # the first error counts
+                self._send(0, {"left": "was interrupted"})
+            raise
+        self._send(0, {"left": f"waited {self._seconds:g} s and gave up"})
+        raise PlanError(late("rank 0, where all ranks meet,", self._told["what"], f"rank {rank}", self._seconds))
+
+    def lead(self) -> Letter:
+        """The answer to rank 0 itself. All get theirs, those that are late find it when they come."""
+        try:
+            answers = self._answers()
+        except BaseException as error:
+            with suppress(RuntimeError):  # the first error counts
+                self._tell_error(error)
+            raise
+        for rank in range(1, self._ranks):
+            self._post.send(rank, answers[rank])
+        own: Letter = json.loads(answers[0])
+        return own
+
+    def _tell_error(self, error: BaseException) -> None:
+        """Tells all others. If the letters may go down with this process, stays until those who wait have them."""
+        known = isinstance(error, PlanError)
+        text = str(error) if known else f"rank 0 left the meeting for {self._told['what']}: {type(error).__name__}"
+        for rank in range(1, self._ranks):
+            self._send(rank, {"error": text})
+        waiting, until = self._came.keys() - {0}, time.monotonic() + (GRACE if known else PARTING)
+        while waiting and time.monotonic() < until:
+            waiting -= {rank for rank in waiting if self._next(rank) is not None}
+            self._pause.sleep()
+
+    def _answers(self) -> list[bytes]:
+        letters = self._letters()
+        _check(letters)
+        node_of = _nodes(letters)
+        names = dict.fromkeys(name for letter in letters for name in letter["least"])
+        least = {name: min(of["least"][name] for of in letters if name in of["least"]) for name in names}
+        mates: dict[int, dict[int, Any]] = {}
+        for rank, node in enumerate(node_of):
+            mates.setdefault(node, {})[rank] = letters[rank]["own"]
+        common = {"number": self._number, "node_of": node_of, "least": least, "told": self._told["tell"]}
+        answers = {node: json.dumps({**common, "mates": of}).encode() for node, of in mates.items()}
+        return [answers[node] for node in node_of]
+
+    def _letters(self) -> list[Letter]:
+        """What each rank came for and tells, in their order."""
+        nudged = False
+        while len(self._came) < self._ranks:
+            self._collect()
+            waited = time.monotonic() - self._begun
+            missing = [rank for rank in range(self._ranks) if rank not in self._came]
+            if missing and waited > self._seconds:
+                raise PlanError(late(_listed(missing), self._told["what"], "rank 0", self._seconds))
+            if missing and waited > NUDGE and not nudged:
+                nudged = True
+                for rank in self._came.keys() - {0}:
+                    self._send(rank, {"wait": True})
+            if missing:
+                self._pause.sleep()
+        self._collect()  # once more: those that came before rank 0 may have left meanwhile
+        return [self._came[rank] for rank in range(self._ranks)]
+
+    def _collect(self) -> None:
+        """Takes the letters that are there. PlanError if one of those that came has left again."""
+        for rank in range(1, self._ranks):
+            while (letter := self._next(rank)) is not None:
+                if "left" in letter:
+                    self._came.pop(rank, None)  # it takes no answer
+                    raise PlanError(f"rank {rank} came for {self._told['what']}, and {letter['left']}")
+                self._came[rank] = letter
+
+    def _send(self, rank: int, letter: Letter) -> None:
+        self._post.send(rank, json.dumps({"number": self._number, **letter}).encode())
+
+    def _next(self, rank: int) -> Letter | None:
+        """The next letter from this rank to this meeting; what is left of others that broke off is thrown away."""
+        while (text := self._post.poll(rank)) is not None:
+            letter: Letter = json.loads(text)
+            if letter["number"] == self._number:
+                return letter
+        return None
+
+
+class Pause:
+    """Sleeps between two looks: short ones first, then as long as nobody minds, the longer the more ranks look."""
+
+    def __init__(self, ranks: int) -> None:
+        self._seconds = 0.0005
+        self._longest = min(0.02 * max(1.0, ranks / 50), 0.5)
+
+    def sleep(self) -> None:
+        time.sleep(self._seconds)
+        self._seconds = min(self._seconds * 1.5, self._longest)
+
+
+# --- where they are ----
+
+
+def _machine() -> list[Any]:
+    """What two processes have in common exactly if they can share memory and find each other's abstract sockets."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    # The name, too: virtual machines that began as copies of one snapshot have its boot id.
+    return [boot, os.uname().nodename, Path("/proc/self/ns/net").stat().st_ino, os.getuid()]
+
+
+def _nodes(letters: Sequence[Letter]) -> list[int]:
+    """Of each rank the number of its node.
+
+    A machine is as many nodes as the launcher makes of it: two ranks with the same place are not on one.
+    """
+    nodes: list[int] = []
+    count = 0
+    known: dict[str, list[tuple[int, set[int]]]] = {}  # of each machine its nodes, and the places taken there
+    for letter in letters:
+        place, places = letter["place"] or (None, None)
+        on_machine = known.setdefault(json.dumps([letter["machine"], places]), [])
+        node = next((node for node in on_machine if place is None or place not in node[1]), None)
+        if node is None:
+            node = count, set()
+            on_machine.append(node)
+            count += 1
+        if place is not None:
+            node[1].add(place)
+        nodes.append(node[0])
+    return nodes
+
+
+# --- what is wrong ----
+
+
+def _check(letters: Sequence[Letter]) -> None:
+    """PlanError unless all came for the same, with the same."""
+    ours = letters[0]["what"]
+    found = _differing([letter["what"] for letter in letters])
+    if found:
+        others = "; ".join(f"{_listed(ranks)} for {json.loads(what)}" for what, ranks in found[:SHOWN])
+        raise PlanError(
+            f"the ranks do not meet for the same: rank 0 came for {ours}, {others}{_more(found)}. All ranks must "
+            'iterate the same loaders in the same order; with exchange="off" each reads on its own'
+        )
+    names = dict.fromkeys(name for letter in letters for name in letter["same"])
+    differences = [
+        (name, value, ranks)
+        for name in names
+        for value, ranks in _differing([letter["same"].get(name) for letter in letters])
+    ]
+    if differences:
+        texts = [
+            f"{_listed(ranks)} {'has' if len(ranks) == 1 else 'have'} {name} {_short(value)}, "
+            f"rank 0 has {_short(_text(letters[0]['same'].get(name)))}"
+            for name, value, ranks in differences[:SHOWN]
+        ]
+        raise PlanError(
+            f"the ranks do not agree on {ours}: {'; '.join(texts)}{_more(differences)}. Give all of them the same; "
+            'with exchange="off" each reads on its own'
+        )
+
+
+def _differing(values: Sequence[Any]) -> list[tuple[str, list[int]]]:
+    """Each value that is not rank 0's, as text, and the ranks that have it."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks_of.setdefault(_text(value), []).append(rank)
+    return list(ranks_of.items())[1:]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:40]} ... {text[-15:]}"
+
+
+def _more(found: Sequence[Any]) -> str:
+    return f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:SHOWN]))
+    return f"ranks {shown} and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else f"ranks {shown}"
+
+
+def late(who: str, what: str, waiting: str, seconds: float) -> str:
+    return (
+        f"{who} did not come for {what}: {waiting} waited {seconds:g} s. All ranks must iterate this loader, at about "
+        'the same time; with exchange="off" each reads on its own'
+    )
