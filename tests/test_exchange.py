@@ -1,0 +1,158 @@
+"""Exchange: ranks send each other rows of their batches; over a real MPI and over gloo, with several processes each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import exchange_kit as kit
+import mpi_kit
+import numpy as np
+import pytest
+
+from solar.errors import PlanError
+from solar.io.exchange import Parcels, inbox_nbytes, mail
+
+PROGRAM = Path(__file__).with_name("exchange_program.py")
+BAD = 44  # a sample that cannot be read
+Played = Callable[..., list[Any]]
+
+WAYS = [("mpi", 2), ("torch", 2)]
+MORE = [("mpi", 2), ("mpi", 3), ("mpi", 4), ("torch", 2), ("torch", 3)]
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Played:
+    """Has all ranks play a scene of the program, with a file, and gives what each said."""
+
+    def play(by: str, ranks: int, scene: str, *facts: int, bad: int | None = None, **options: Any) -> list[Any]:
+        path = tmp_path / "scan.h5"
+        kit.write(path, bad)
+        start = mpi_kit.under_mpi if by == "mpi" else mpi_kit.under_gloo
+        return start(ranks, PROGRAM, scene, by, path, *facts, **options)
+
+    return play
+
+
+@pytest.mark.parametrize(("by", "ranks"), MORE)
+def test_every_batch_has_the_samples_of_its_plan_wherever_they_are_read(by: str, ranks: int, played: Played) -> None:
+    seeds = range(3) if by == "mpi" else [ranks]
+    for seed in seeds:
+        said = played(by, ranks, "random", seed)
+        assert [one["threads"] for one in said] == [1] * ranks
+        sent, received = sum(one["sent"] for one in said), sum(one["received"] for one in said)
+        assert sent == received > 0
+
+
+@pytest.mark.parametrize(("by", "ranks"), [("mpi", 3), ("torch", 2)])
+def test_a_sample_that_cannot_be_read_fails_the_batches_that_need_it_on_all_ranks(
+    by: str, ranks: int, played: Played
+) -> None:
+    said = played(by, ranks, "bad", BAD, bad=BAD)
+    assert sum(one["told"] for one in said) > 0  # by another rank
+    assert [one["threads"] for one in said] == [1] * ranks
+
+
+@pytest.mark.parametrize(("by", "ranks"), [("mpi", 3), ("torch", 2)])
+def test_all_may_leave_amid_a_stretch_and_begin_again(by: str, ranks: int, played: Played) -> None:
+    assert played(by, ranks, "leave", 1) == [{"threads": 1}] * ranks
+
+
+@pytest.mark.parametrize(("by", "ranks"), [("mpi", 3), ("torch", 3)])
+def test_who_closes_alone_is_named_to_those_who_still_need_it(by: str, ranks: int, played: Played) -> None:
+    first, *others = played(by, ranks, "alone", 1)
+    assert first == {"done": 5, "error": ""}
+    for one in others:
+        assert one["done"] >= 5
+        assert one["error"] == f"rank 0 of {ranks} has closed its loader, and others go on"
+
+
+@pytest.mark.parametrize("after", [0, 30])
+def test_a_killed_rank_is_named_to_all_others(after: int, played: Played) -> None:
+    said = played("torch", 3, "killed", 1, after, dying=[1])
+    assert [one["rank"] for one in said] == [0, 2]
+    assert all(one["error"].startswith("rank 1 of 3 is gone: ") for one in said)
+
+
+def test_under_mpi_nobody_outlives_a_killed_rank(played: Played) -> None:
+    said = played("mpi", 3, "killed", 1, 30, dying=range(3))
+    assert all(one["error"].startswith("rank 1 of 3 is gone: ") for one in said)
+
+
+@pytest.mark.parametrize(("by", "most"), [("mpi", 1), ("mpi", 3), ("torch", 2)])
+def test_no_more_batches_than_the_window_has_are_with_the_exchange(by: str, most: int, played: Played) -> None:
+    assert played(by, 2, "window", most) == [{"most": most}] * 2
+
+
+@pytest.mark.parametrize(("by", "ranks"), WAYS)
+def test_ranks_with_different_plans_all_end_with_an_error(by: str, ranks: int, played: Played) -> None:
+    said = played(by, ranks, "different")
+    assert {one["kind"] for one in said} <= {"PlanError", "ReadError"}
+    assert all("the ranks carry out different plans" in one["error"] for one in said)
+
+
+@pytest.mark.parametrize(("by", "ranks"), WAYS)
+def test_who_waits_too_long_is_told_for_whom_and_may_wait_again(by: str, ranks: int, played: Played) -> None:
+    first, _ = played(by, ranks, "late")
+    assert first["text"] == "no values after 0.6 s: still waiting for rank 1 of 2"
+
+
+@pytest.mark.parametrize(("by", "ranks"), WAYS)
+def test_an_exchange_that_nobody_has_any_more_ends(by: str, ranks: int, played: Played) -> None:
+    assert played(by, ranks, "garbage") == [{"threads": 1}] * ranks
+
+
+@pytest.mark.parametrize(("by", "ranks"), WAYS)
+def test_a_forked_process_has_no_exchange_and_leaves_its_parents_alone(by: str, ranks: int, played: Played) -> None:
+    assert played(by, ranks, "forked") == [{"status": 7}] * ranks
+
+
+@pytest.mark.parametrize(("by", "ranks"), [("mpi", 3), ("torch", 3)])
+def test_a_program_may_end_amid_a_stretch_without_closing(by: str, ranks: int, played: Played) -> None:
+    assert played(by, ranks, "unclosed") == [{"rank": rank} for rank in range(ranks)]
+
+
+@pytest.mark.parametrize(("by", "ranks"), WAYS)
+def test_who_closes_long_before_the_others_waits_a_little_and_still_takes_what_they_send(
+    by: str, ranks: int, played: Played
+) -> None:
+    first, second = played(by, ranks, "early")
+    assert "rank 1 of 2 has not closed" in first["said"]
+    assert second == {"said": ""}
+
+
+def test_an_mpi_for_one_thread_is_refused(tmp_path: Path) -> None:
+    program = """
+import mpi4py
+mpi4py.rc.thread_level = "single"
+from mpi4py import MPI
+import exchange_kit as kit
+from solar.errors import PlanError
+from solar.io.exchange import mail
+try:
+    mail("mpi")
+except PlanError as error:
+    kit.say(str(error))
+"""
+    said = mpi_kit.under_mpi(2, program)
+    assert len(said) == 2
+    assert all('leave mpi4py.rc.thread_level at "multiple"' in one for one in said)
+
+
+@pytest.mark.parametrize(("by", "module", "text"), [
+    ("mpi", "mpi4py.MPI", "MPI is not initialised"), ("torch", "torch.distributed", "no process group"),
+])  # fmt: skip
+def test_without_what_carries_letters_there_is_no_mail(
+    by: str, module: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(PlanError, match=text):
+        mail(by)
+
+
+def test_the_boxes_for_rows_that_come_are_those_of_the_steps_with_most() -> None:
+    come = np.array([[step, 1, place] for step, rows in enumerate([2, 0, 5, 3]) for place in range(rows)], np.int64)
+    parcels = Parcels(np.full(4, 6), np.zeros((0, 4), np.int64), come)
+    assert [inbox_nbytes(parcels, 10, window) for window in (1, 2, 9)] == [50, 80, 100]
