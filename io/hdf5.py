@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Literal, overload
 
@@ -15,7 +18,9 @@ from solar import _native
 from solar.errors import LayoutError, SolarError
 from solar.io import datatype, slow
 from solar.io.index import Folder, Table, chunk_table
+from solar.io.metadata import read_together
 from solar.io.paths import Paths, files_of
+from solar.io.peers import peers
 from solar.values import Filter, Form, Layout
 
 log = logging.getLogger("solar")
@@ -28,15 +33,21 @@ Samples = Literal["rows", "files"]
 
 @overload
 def inspect(
-    path: Paths, field: None = None, *, samples: Samples = "rows", cache: Folder = "auto"
+    path: Paths, field: None = None, *, samples: Samples = "rows", cache: Folder = "auto", together: bool = False
 ) -> dict[str, Layout]: ...
 @overload
-def inspect(path: Paths, field: str, *, samples: Samples = "rows", cache: Folder = "auto") -> Layout: ...
+def inspect(
+    path: Paths, field: str, *, samples: Samples = "rows", cache: Folder = "auto", together: bool = False
+) -> Layout: ...
 @overload
-def inspect(path: Paths, field: Any, *, samples: Samples = "rows", cache: Folder = "auto") -> Any: ...
+def inspect(
+    path: Paths, field: Any, *, samples: Samples = "rows", cache: Folder = "auto", together: bool = False
+) -> Any: ...
 
 
-def inspect(path: Paths, field: Any = None, *, samples: Samples = "rows", cache: Folder = "auto") -> Any:
+def inspect(
+    path: Paths, field: Any = None, *, samples: Samples = "rows", cache: Folder = "auto", together: bool = False
+) -> Any:
     """The Layout of a dataset, of each of several, or (field None) of every dataset, by name.
 
     `path`: a file, a list of files, a directory (its HDF5 files) or a glob pattern, the last two in the order of the
@@ -45,6 +56,8 @@ def inspect(path: Paths, field: Any = None, *, samples: Samples = "rows", cache:
     Layouts come in the same structure.
     `samples`: "rows", a sample is an index along axis 0; "files", a sample is the whole dataset of one file.
     `cache`: the folder where chunk tables of large datasets are kept; "auto" for the user's, None for none.
+    `together`: all ranks of MPI or torch.distributed call this with the same arguments; rank 0 reads the metadata, the
+    others get it sent, or the error. Each waits for all of them. A process that is alone reads as without.
 
     >>> import h5py, numpy, tempfile
     >>> path = tempfile.mkdtemp() + "/scan.h5"
@@ -56,16 +69,40 @@ def inspect(path: Paths, field: Any = None, *, samples: Samples = "rows", cache:
     """
     if samples not in ("rows", "files"):
         raise ValueError(f'samples={samples!r}: either "rows" or "files"')
-    files = files_of(path)
-    if field is None:
+    names: list[str] | None = None if field is None else []
+    if names is not None:
+        _structured(field, names.append)
+
+    def read() -> list[Layout]:
+        return _read(files_of(path), names, samples, cache)
+
+    these = peers() if together else None
+    layouts = read() if these is None else read_together(these, *_asked(path, names, samples), read)
+    if names is None:
+        return {layout.name: layout for layout in layouts}
+    waiting = iter(layouts)
+    return _structured(field, lambda _: next(waiting))
+
+
+def _asked(path: Paths, names: list[str] | None, samples: Samples) -> tuple[str, dict[str, Any]]:
+    """What is read, in words, and what must be the same on all ranks that read it together."""
+    facts = {"fields": names, "samples": samples}
+    if isinstance(path, (str, os.PathLike)):
+        return str(path), {"path": str(path), **facts}
+    paths = [str(one) for one in path]
+    named = hashlib.sha256(json.dumps(paths).encode()).hexdigest()  # there may be fifty thousand
+    return f"{len(paths)} paths", {"paths": [len(paths), named], **facts}
+
+
+def _read(files: list[str], names: list[str] | None, samples: Samples, cache: Folder) -> list[Layout]:
+    if names is None:
         found, problems = survey(files, samples=samples, cache=cache)
         for problem in problems:
             log.warning("%s: %s", files[0], problem)
-        return found
-    layouts: list[Layout] = []
-    structure = _inspect_structure(files, field, samples == "files", cache, layouts)
+        return list(found.values())
+    layouts = [_inspect_one(files, name, samples == "files", cache) for name in names]
     _check_counts(layouts)
-    return structure
+    return layouts
 
 
 def survey(
@@ -90,15 +127,14 @@ def survey(
     return layouts, first["problems"]
 
 
-def _inspect_structure(files: list[str], field: Any, per_file: bool, cache: Folder, layouts: list[Layout]) -> Any:
-    """The Layouts of `field` in its structure; each is appended to `layouts` too."""
+def _structured(field: Any, one: Callable[[str], Any]) -> Any:
+    """What `one` gives of each name in `field`, in its structure."""
     if isinstance(field, str):
-        layouts.append(_inspect_one(files, field, per_file, cache))
-        return layouts[-1]
+        return one(field)
     if isinstance(field, Mapping):
-        return {key: _inspect_structure(files, part, per_file, cache, layouts) for key, part in field.items()}
+        return {key: _structured(part, one) for key, part in field.items()}
     if isinstance(field, (tuple, list)):
-        return tuple(_inspect_structure(files, part, per_file, cache, layouts) for part in field)
+        return tuple(_structured(part, one) for part in field)
     raise TypeError(f"a field is a dataset's name, or names in a tuple, list or dict, not {type(field).__name__}")
 
 

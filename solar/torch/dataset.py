@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 
-from solar.errors import LayoutError
+from solar.errors import LayoutError, PlanError
 from solar.io.field import Field
 from solar.io.hdf5 import Samples, inspect
 from solar.io.index import Folder
+from solar.io.mpio import By, by_mpio
 from solar.io.paths import Paths
 from solar.io.reader import Rows, checked_rows
 from solar.torch.pending import PendingBatch, PendingField, leaves, mapped
@@ -35,6 +36,14 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     `page_cache` says whether the system's page cache keeps what is read; None: as much of it as there is room for.
 
+    With `together=True` all ranks make the dataset together: rank 0 reads the file's metadata, and sends it to the
+    others. That is for files of millions of chunks and hundreds of ranks, where each would scan the same index; MPI or
+    torch.distributed must be initialised, and each rank waits for all. Whatever is wrong is the same error on all.
+
+    `reader` "mpio" reads by libhdf5's parallel driver, where h5py is built with MPI, each rank for itself. With
+    "mpio-collective" all ranks of MPI's world read each batch together, from one file: all must ask for equally many
+    batches, or some wait for ever. Neither is buffered, nor was it faster where it was measured.
+
     It holds no open file, can be pickled, and may be used in forked and spawned processes.
 
     >>> import h5py, numpy, tempfile
@@ -54,15 +63,18 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         samples: Samples = "rows",
         cache: Folder = "auto",
         page_cache: bool | None = None,
+        reader: By = "auto",
         transform: Transform | None = None,
         thread_safe: bool = False,
+        together: bool = False,
     ) -> None:
         if fields is None:
             raise TypeError("fields: name the datasets a sample is made of")
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable with a sample, not {type(transform).__name__}")
         names = mapped(fields, lambda field: field.name if isinstance(field, Field) else field)
-        self.layouts = inspect(path, names, samples=samples, cache=cache)
+        found = inspect(path, names, samples=samples, cache=cache, together=together)
+        self.layouts = mapped(found, lambda layout: by_mpio(layout, reader))
         self.fields = _fields(fields, self.layouts)
         self.transform = transform
         self.thread_safe = thread_safe
@@ -141,6 +153,11 @@ def start_together(
     datasets: Sequence[H5Dataset], which: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]
 ) -> PendingBatch:
     """Starts one batch of several alike datasets: sample i of it is row `rows[i]` of dataset `which[i]`."""
+    if len(datasets) > 1 and any(layout.reader == "mpio-collective" for layout in leaves(datasets[0].layouts)):
+        raise PlanError(
+            f"{datasets[0]} is read by all ranks together, and cannot be a part of a ConcatDataset: not every rank's "
+            'batch has samples of each part. Give reader="mpio"'
+        )
     used = np.unique(which).tolist() if len(datasets) > 1 and len(which) else [0]
     if len(used) == 1:
         only: H5Dataset = datasets[used[0]]
