@@ -95,13 +95,14 @@ def test_a_storage_may_be_a_profile_and_must_exist(make: Callable[..., str], tmp
         DataLoader(dataset, storage="nowhere.json")
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("ahead", [1, 4, 40])
 @pytest.mark.parametrize("more", [0, 1, 2_000, 20_000, 1 << 20, 1 << 30])
-def test_a_budget_never_exceeds_the_buffer(more: int, ahead: int) -> None:
-    needs = budget.Needs(waiting=1_000, beside=3_000, scratch=300)
-    nbytes = needs.least + more
-    made = budget.divided(nbytes, 10, needs, ahead)
-    taken = made.parts + made.staged * 1_000 + 3_000 + made.scratch * budget.threads()
+def test_a_budget_never_exceeds_the_buffer(more: int, ahead: int, ranks: int) -> None:
+    needs = budget.Needs(waiting=1_000, beside=3_000, scratch=300, threads=3, ahead=ahead)
+    nbytes = ranks * needs.least + more
+    made = budget.divided(nbytes, 10, [needs] * ranks)
+    taken = made.parts + ranks * (made.staged * 1_000 + 3_000 + made.scratch * 3)
     assert taken == nbytes
     assert 1 <= made.staged <= ahead
     assert made.scratch >= 300

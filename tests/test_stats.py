@@ -23,7 +23,7 @@ from solar.torch.stats import CAUSES, Stats, report
 
 KEYS = {
     "epochs", "batches", "samples", "batch_bytes", "bytes", "bytes_mapped", "bytes_decoded", "requests", "bypassed",
-    "buffer_hits", "resident_bytes", "peak_bytes", "busy_seconds", "wait_seconds", "wait_share",
+    "buffer_hits", "exchanged_bytes", "resident_bytes", "peak_bytes", "busy_seconds", "wait_seconds", "wait_share",
 }  # fmt: skip
 MIB = 2**20
 
@@ -69,7 +69,7 @@ def test_counts_of_batches_add_up() -> None:
     found = {key: totals[key] for key in KEYS - {"wait_seconds", "wait_share"}}
     assert found == {
         "epochs": 1, "batches": 2, "samples": 74, "batch_bytes": 1500, "bytes": 1050, "bytes_mapped": 300,
-        "bytes_decoded": 5, "requests": 9, "bypassed": 2, "buffer_hits": 1, "resident_bytes": 0, "peak_bytes": 0,
+        "bytes_decoded": 5, "requests": 9, "bypassed": 2, "buffer_hits": 1, "exchanged_bytes": 0, "resident_bytes": 0, "peak_bytes": 0,
         "busy_seconds": 0.0,
     }  # fmt: skip
 

@@ -101,45 +101,57 @@ class Budget:
 
 
 class Needs(NamedTuple):
-    """The bytes that batches take, beside what is kept."""
+    """The bytes that the batches of a process take, beside what is kept."""
 
     waiting: int  # each batch that waits
     beside: int  # all others
-    scratch: int  # for each of the engine's threads
+    scratch: int  # for each of its engine's threads
+    threads: int
+    ahead: int  # batches that should wait
 
     @property
     def least(self) -> int:
         """What it takes at least."""
-        return self.waiting + self.beside + threads() * self.scratch
+        return self.waiting + self.beside + self.threads * self.scratch
 
 
-def divided(nbytes: int, batch: int, needs: Needs, ahead: int) -> Budget:
-    """The budget of a buffer of so many bytes. PlanError where it is too small for one batch, saying the least.
+def divided(nbytes: int, batch: int, needs: Sequence[Needs]) -> Budget:
+    """The budget of a buffer of so many bytes for these processes. PlanError where it is too small, saying the least.
 
-    A batch has `batch` samples. Of `ahead` batches that should wait fewer do, where these would take much of it.
+    A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it.
     """
-    if nbytes < needs.least:
+    scratch = max(one.scratch for one in needs)
+    least = sum(one._replace(scratch=scratch).least for one in needs)
+    if nbytes < least:
+        among = f" of the {len(needs)} processes of this node" if len(needs) > 1 else ""
         raise PlanError(
-            f"buffer={in_words(nbytes)} ({nbytes:,} bytes) is too small: the batches alone take {needs.least:,} bytes "
-            f"here; give at least buffer={needs.least}, or buffer=0 to read without one"
+            f"buffer={in_words(nbytes)} ({nbytes:,} bytes) is too small: the batches{among} alone take {least:,} bytes "
+            f"here; give at least buffer={least}, or buffer=0 to read without one"
         )
-    room = min(nbytes // FEWER, nbytes - threads() * needs.scratch) - needs.beside
-    staged = max(1, min(ahead, room // max(needs.waiting, 1)))
-    left = nbytes - needs.beside - staged * needs.waiting
-    each = max(needs.scratch, min(SCRATCH, left // (16 * threads())))
-    return Budget(nbytes, staged, each, left - threads() * each, batch)
+    threads = sum(one.threads for one in needs)
+    waiting, beside = sum(one.waiting for one in needs), sum(one.beside for one in needs)
+    room = min(nbytes // FEWER, nbytes - threads * scratch) - beside
+    staged = max(1, min(*(one.ahead for one in needs), room // max(waiting, 1)))
+    left = nbytes - beside - staged * waiting
+    each = max(scratch, min(SCRATCH, left // (16 * threads)))
+    return Budget(nbytes, staged, each, left - threads * each, batch)
 
 
-def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, least: int) -> tuple[int, str]:
-    """The bytes that a buffer should have where nobody has said, or 0; and why. `least`: with less there is none."""
+def auto(
+    layouts: Sequence[Layout], batch: int, given: Storage | None, least: int, *, ranks: int, nodes: int = 1
+) -> tuple[int, str]:
+    """The bytes that a buffer should have where nobody has said, or 0; and why. `least`: with less there is none.
+
+    So many ranks of a node have one each; or all of them one together, and so have those of other nodes.
+    """
     together = any(form.filters and form.chunk and form.chunk[0] > 1 for one in layouts for form in one.forms)
-    fits = sum(one.stored_nbytes for one in layouts) <= ROOM * machine.page_cache_nbytes() / ranks_here()
+    fits = sum(one.stored_nbytes for one in layouts) <= ROOM * machine.page_cache_nbytes() / ranks
     if fits and not together:
         return 0, FITS
     units = [of_layout(layout) for layout in layouts]
     stored = sum(one.total_nbytes for one in units)
     everything = sum(layout.nbytes + 16 * batch * layout.sample_nbytes for layout in layouts)
-    memory = min(machine.free_nbytes() // FREE // ranks_here(), everything + everything // 8)
+    memory = min(machine.free_nbytes() // FREE // ranks, everything + everything // 8)
     if memory < least:
         return 0, f"{in_words(memory)} of the memory could be had, and the batches alone take {in_words(least)}"
     without = with_it = 0.0
@@ -147,7 +159,7 @@ def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, least: in
         storage = storage_of(layout, given)[0]
         if fits:
             storage = replace(profile.MEMORY, decode=storage.decode)
-        plain, swept = modelled(one, batch, memory * one.total_nbytes // max(stored, 1), storage)
+        plain, swept = modelled(one, batch, nodes * memory * one.total_nbytes // max(stored, 1), storage)
         without, with_it = without + plain, with_it + swept
     if without < max(SECONDS, WORTH * with_it):
         return 0, f"an epoch would take about {without:.2g} s without a buffer, {with_it:.2g} s with {in_words(memory)}"

@@ -14,14 +14,18 @@ from typing import Any, NamedTuple
 
 from solar.errors import PlanError
 from solar.io.buffered import Running
+from solar.io.exchange import Exchange
 from solar.io.quantities import in_words as size_in_words
 from solar.planner.sweep import Counts, Way, total
 from solar.torch.beneath import Beneath
 from solar.torch.budget import FITS, Budget, Profile, Size, asked, auto, checked_storage, ranks_here, storage_of
+from solar.torch.order import Order
 from solar.torch.position import Course, Passage
+from solar.torch.segment import Segment
 from solar.torch.stats import Stats
+from solar.torch.together import Together, checked, those_of
 from solar.torch.turn import Pace, Turn, needs
-from solar.torch.windows import Segment, Window, fit, in_words, layouts_of, pieces_of
+from solar.torch.windows import Piece, Window, fit, in_words, layouts_of, pieces_of
 from solar.torch.work import Work, apart, begun, failed, unless
 from solar.values import Layout
 
@@ -30,6 +34,9 @@ log = logging.getLogger("solar")
 USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
 SEGMENTS = 32, 256  # at most
 MOST = 2**31 - 1  # samples of a data set, which plans number by 32 bits
+
+
+NAMES = ("_nbytes", "_epochs", "_storage", "_stats", "_exchange", "_balance")  # what a copy in another process has
 
 
 class Queued(NamedTuple):
@@ -46,25 +53,42 @@ class Buffered:
     left in its midst, the run ends and another begins.
     """
 
-    def __init__(self, buffer: Size, epochs: int | None, storage: Profile, stats: Stats) -> None:
+    def __init__(
+        self,
+        buffer: Size,
+        epochs: int | None,
+        storage: Profile,
+        stats: Stats,
+        exchange: str = "auto",
+        balance: str | None = None,
+    ) -> None:
+        checked(exchange, balance)
         if epochs is not None and operator.index(epochs) < 1:
             raise ValueError(f"epochs={epochs}: at least one, or None where nobody knows")
         self._nbytes = asked(buffer)
         self._epochs, self._storage, self._stats = epochs, checked_storage(storage), stats
+        self._exchange, self._balance = exchange, balance
+        if self._nbytes in (0, None) and balance in ("equal", "uneven"):
+            raise PlanError(
+                f"balance={balance!r} divides a data set among buffers, and buffer={buffer!r} is "
+                f"{'none' if self._nbytes == 0 else 'one only where it pays'}: give buffer= a size, such as '25%'"
+            )
         self._reset()
 
     def _reset(self) -> None:
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._chosen: int | None = None  # bytes, once it is known what is to be read
+        self._together: Together | None = None
         self._ways: tuple[Any, Sequence[Way | None]] = (None, [])  # chosen last, and under which conditions
         self._warned = False  # of what went wrong in the background
         self._forget()
 
     def _forget(self) -> None:
-        self.running: Running | None = None
+        self.running: Running | Exchange | None = None
         self._window: Window | None = None  # the one that the run is told of, segment by segment
-        self.planned = Counts()  # what all that was handed to the run takes, as planned
+        self.planned = Counts()  # what all that was handed to the run takes, as planned: of all ranks of the node
+        self.planned_alone = Counts()  # what of the homes of other nodes this process reads by itself
         self._queue: deque[Queued] = deque()
         self._later: Iterator[Callable[[], Segment]] = iter(())  # what comes after the windows
         self._work: Work | None = None
@@ -81,11 +105,11 @@ class Buffered:
             self._reset()
         with self._lock:
             if self._chosen is None:
-                self._chosen = self._choose(beneath, course.batch_size or 1, passage.order.fixed, pace)
+                self._chosen = self._choose(beneath, course, passage.order, pace)
             if not self._chosen or self._held_by_another(None):
                 return None
             left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
-            return Turn(self, beneath, batches, passage, course, pace, self._chosen, left)
+            return Turn(self, beneath, batches, passage, course, pace, self._chosen, left, self._together)
 
     def _held_by_another(self, turn: Turn | None) -> bool:
         if self._holder is not None and self._holder.orphaned:
@@ -96,8 +120,8 @@ class Buffered:
         log.info("another iterator of this loader takes batches from its buffer: this one reads without")
         return True
 
-    def _choose(self, beneath: Beneath, batch: int, fixed: bool, pace: Pace) -> int:
-        """The bytes of the buffer, 0 for none. Says why."""
+    def _choose(self, beneath: Beneath, course: Course, order: Order, pace: Pace) -> int:
+        """The bytes of the buffer, of all ranks of the node if they have one together, 0 for none. Says why."""
         if self._nbytes == 0:
             return 0
         layouts = layouts_of(beneath)
@@ -105,16 +129,50 @@ class Buffered:
             if self._nbytes is not None:
                 log.info("no buffer: %s", refused)
             return 0
+        if self._nbytes is None and not order.fixed:
+            return 0  # nobody has asked for a buffer, and it would draw from the sampler long before
+        self._together = self._met(beneath, course, order)
         if self._nbytes is not None:
-            return max(1, self._nbytes // ranks_here())
-        if not fixed:  # nobody has asked for a buffer, and it would draw from the sampler long before
-            return 0
-        nbytes, why = auto(layouts, batch, self._storage, needs(beneath, pace, batch).least)
+            return max(1, self._nbytes // (ranks_here() if self._together is None else 1))
+        nbytes, why = self._worth(layouts, course.batch_size or 1, needs(beneath, pace, course.batch_size or 1).least)
         log.log(logging.DEBUG if why == FITS else logging.INFO, "%s: %s", "a buffer" if nbytes else "no buffer", why)
         return nbytes
 
-    def enter(self, turn: Turn, segment: Segment, amid: bool) -> tuple[Running, int] | None:
-        """Has the run make these batches next, and plans what comes later. Gives the number of the first of them."""
+    def _met(self, beneath: Beneath, course: Course, order: Order) -> Together | None:
+        """Those who share the samples, if there are any, after they have found each other to be of one mind."""
+        found = those_of(self._exchange, order)
+        if found is None:
+            if self._balance in ("equal", "uneven"):
+                raise PlanError(
+                    f"balance={self._balance!r} divides samples among ranks by where they lie: it takes a PlanSampler "
+                    "or DistributedSampler over several ranks, a batch_size, and torch.distributed or MPI initialised"
+                )
+            return None
+        names = (f"{layout.name} in {layout.paths[0]}, {layout.digest[:16]}" for layout in layouts_of(beneath))
+        facts = {
+            "data": [*islice(names, 8)], "length": sum(map(len, beneath.datasets)), "batch_size": course.batch_size,
+            "drop_last": course.cutter.drop_last, "buffer": self._nbytes, "epochs": self._epochs,
+        }  # fmt: skip
+        name = " + ".join(map(str, beneath.datasets[:2])) + (" + ..." if len(beneath.datasets) > 2 else "")
+        together = Together(found, order, self._exchange, self._balance, name, facts)
+        together.settle(beneath)
+        return together
+
+    def _worth(self, layouts: Sequence[Layout], batch: int, least: int) -> tuple[int, str]:
+        """The bytes of a buffer that nobody has asked for; and why."""
+        together = self._together
+        if together is None:
+            return auto(layouts, batch, self._storage, least, ranks=ranks_here())
+        nbytes, why = auto(
+            layouts, batch * together.ranks, self._storage, least * len(together.names), ranks=1, nodes=together.nodes
+        )
+        return together.least(nbytes), why
+
+    def enter(self, turn: Turn, segment: Segment, amid: bool) -> tuple[Running | Exchange, int, int] | None:
+        """Has the run make these batches next, and plans what comes later.
+
+        Gives the run, the number of the first of them in it, and how many batches wait there.
+        """
         with self._lock:
             if self._held_by_another(turn):
                 return None
@@ -122,10 +180,10 @@ class Buffered:
             appended = None if self.running is None else self.running.appended
             try:
                 queued = self._next(turn, segment, amid)
-                if queued is None or self.running is None:
+                if queued is None or self.running is None or self._budget is None:
                     return None
                 self._work = begun(self._go_on)
-                return self.running, queued.base
+                return self.running, queued.base, self._budget.staged
             except BaseException:  # Ctrl-C, too: nobody takes what the run was told, or will be
                 if not amid or self.running is None or self.running.appended != appended:
                     self._end()
@@ -187,12 +245,14 @@ class Buffered:
 
         None amid a pass, whose run cannot be left: its batches are on their way.
         """
+        if self._together is not None and self.running is not None:
+            self._end()  # all ranks begin anew
         budget, later = turn.budget(segment), chain([lambda: segment], turn.later())
         if budget != self._budget:
             if amid:
                 return None
             self._end()
-        makers = list(islice(later, max(1, min(SEGMENTS[0], USES[0] // len(segment.rows)))))
+        makers = list(islice(later, max(1, min(SEGMENTS[0], USES[0] // max(1, len(segment.planned.rows))))))
         window = apart(lambda stopped: self._planned(makers, turn.beneath, budget, stopped))
         if self.running is not None and not self._goes_on(window):
             if amid:
@@ -209,7 +269,7 @@ class Buffered:
     ) -> Window:
         """The next window of these segments, by the ways of the last one, whose samples may have come to stay."""
         last, kind = self._window, (budget, len(makers) > 1)
-        pieces = pieces_of(beneath) if last is None else last.pieces
+        pieces = self._pieces(beneath) if last is None else last.pieces
         ways: Sequence[Way | None] = [None] * len(pieces)
         if last is not None:
             ways = last.ways
@@ -224,6 +284,9 @@ class Buffered:
         self._ways = kind, window.ways
         return window
 
+    def _pieces(self, beneath: Beneath) -> list[Piece]:
+        return pieces_of(beneath) if self._together is None else self._together.pieces()
+
     def _goes_on(self, window: Window) -> bool:
         """Whether the run there is can carry this window out after its last."""
         running, last = self.running, self._window
@@ -232,7 +295,12 @@ class Buffered:
         )
 
     def _start(self, turn: Turn, window: Window, budget: Budget) -> None:
-        self.running = Running(turn.rows(), window.parts(), budget.staged, budget.scratch)
+        parts, together = window.parts(), self._together
+        rows = turn.rows() * (len(parts) // len(window.pieces))
+        if together is None:
+            self.running = Running(rows, parts, budget.staged, budget.scratch)
+        else:
+            self.running = together.running(rows, parts, budget.staged, budget.scratch)
         self._stats.held(self.running.nbytes)
         sources = dict.fromkeys(storage_of(layout, self._storage)[1] for layout in layouts_of(turn.beneath))
         log.info(
@@ -247,8 +315,13 @@ class Buffered:
         assert running is not None
         number, self._window = window.next, window
         segment, base = window.segment(number), running.appended
-        running.append(segment.sizes, window.told(number))
+        if isinstance(running, Exchange):
+            assert segment.parcels is not None, "ranks that exchange samples know what"
+            running.append(segment.sizes, window.told(number), segment.parcels)
+        else:
+            running.append(segment.sizes, window.told(number))
         self.planned = total([self.planned, *window.counts(number)])
+        self.planned_alone = total([self.planned_alone, *window.counts_alone(number)])
         window.next = number + 1
         return Queued(segment, base)
 
@@ -258,7 +331,7 @@ class Buffered:
         assert window is not None
         assert budget is not None
         if window.next == window.segments.stop:
-            most = max(1, min(SEGMENTS[1], USES[1] // len(window.segment(window.next - 1).rows)))
+            most = max(1, min(SEGMENTS[1], USES[1] // max(1, len(window.segment(window.next - 1).planned.rows))))
             makers = list(islice(self._later, most))
             if not makers:
                 return
@@ -280,7 +353,7 @@ class Buffered:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process has a run of its own."""
-        return {name: self.__dict__[name] for name in ("_nbytes", "_epochs", "_storage", "_stats")}
+        return {name: self.__dict__[name] for name in NAMES}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -12,6 +12,7 @@ import torch.utils.data
 from torch.utils.data import Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from solar.errors import PlanError
 from solar.torch.beneath import Beneath, h5_beneath
 from solar.torch.budget import Profile, Size
 from solar.torch.buffered import Buffered
@@ -22,6 +23,7 @@ from solar.torch.native_iter import NativeIter
 from solar.torch.position import Course
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
 from solar.torch.stats import Stats
+from solar.torch.together import Balance, Exchanges
 from solar.torch.torch_iter import SingleProcessIter, WorkersIter
 from solar.torch.workers import Workers
 
@@ -44,6 +46,12 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     text such as "8GiB", or a share of the node's memory ("25%", 0.25); 0 is none, None what is best. The ranks of a
     node share it. `epochs` is how many there will be, if you know. `storage` is what reading costs: a Storage, or the
     path of a profile; None takes the one that `solar probe` stored, or a guess.
+
+    With a DistributedSampler or PlanSampler over several ranks, those of a node have one buffer, and each sample is
+    read once for all of them. On several nodes each reads its home region; `balance` says who takes what of a step:
+    "torch" what the sampler gives each rank (the default on one node), "equal" equal shares, at home as far as they go
+    (the default on several), "uneven" all at home, with `batch.weight`. `exchange` is how samples get to ranks of other
+    nodes: "mpi", "torch" (gloo), "read" by who needs them; "off" has each rank by itself.
 
     >>> from solar import DataLoader, H5Dataset
     >>> loader = DataLoader(H5Dataset("scan.h5", {"x": "/x", "y": "/y"}), batch_size=64, shuffle=True)  # doctest: +SKIP
@@ -78,6 +86,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         buffer: Size = None,
         epochs: int | None = None,
         storage: Profile = None,
+        exchange: Exchanges = "auto",
+        balance: Balance | None = None,
     ) -> None:
         if operator.index(ahead) < 1:
             raise ValueError(f"ahead={ahead}: at least one batch must be read at a time")
@@ -108,13 +118,13 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.progress = progress
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.buffer, self.epochs, self.storage = buffer, epochs, storage  # as given: loaders are made anew from these
-        self.buffer, self.epochs, self.storage = buffer, epochs, storage
+        self.exchange, self.balance = exchange, balance
         if isinstance(sampler, PlanSampler) and batch_size is not None:
             # Only it can cut an exact tail. Past torch's __setattr__, which forbids what it has itself just done.
             self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
         self._course = Course(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
         self._stats = Stats()
-        self._buffered = Buffered(buffer, epochs, storage, self._stats)
+        self._buffered = Buffered(buffer, epochs, storage, self._stats, exchange, balance)
         self._workers = Workers()
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine_told = False
@@ -125,6 +135,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         found = h5_beneath(self.dataset)
         if not self._engine_told:
             self._tell_engine(found)
+        if isinstance(found, str) and self.balance in ("equal", "uneven"):
+            raise PlanError(f"balance={self.balance!r} divides samples by where they lie in files, and {found}")
         self._course.as_arrays = not isinstance(found, str)
         iterator = super().__iter__() if isinstance(found, str) else NativeIter(self, found)
         self._live.add(iterator)

@@ -27,6 +27,7 @@ FAMILIES = (
     ("requests", "solar_requests_total", "counter", "Read requests to the file system."),
     ("bypassed", "solar_bypassed_requests_total", "counter", "Of these, requests made past the page cache."),
     ("buffer_hits", "solar_buffer_hits_total", "counter", "Samples found in the buffer."),
+    ("exchanged_bytes", "solar_exchanged_bytes_total", "counter", "Bytes of samples had from ranks of other nodes."),
     ("resident_bytes", "solar_resident_bytes", "gauge", "Memory that batches take now."),
     ("peak_bytes", "solar_peak_bytes", "gauge", "The most memory that batches took."),
     ("busy_seconds", "solar_busy_seconds_total", "counter", "Time between a batch and the call for the next."),

@@ -23,6 +23,7 @@ from solar.torch.position import Draws, Passage
 from solar.torch.samplers import leaves_a_rank_without
 from solar.torch.transform import Key
 from solar.torch.turn import Pace, Turn
+from solar.torch.uneven import weighted
 from solar.torch.workers import Wanted
 
 if TYPE_CHECKING:
@@ -93,10 +94,13 @@ class NativeIter(Draws):
             if not self._sampler_failed:
                 self._finish()
             raise StopIteration
+        weight = None if isinstance(self._coming[0], Exception) else self._coming[0].pending.weight
         data = self._taken(asked)
         if self._bar is not None:
             self._bar.update()
         data = self._on_device(data)
+        if weight is not None:
+            data = weighted(data, weight)
         self._handed_out = time.perf_counter()
         return data
 

@@ -87,6 +87,14 @@ class Order:
         """
         return iter(())
 
+    def of_all(self, begun_at: int) -> Pass | None:
+        """The pass of all ranks together that began after so many samples; None where they have none together."""
+        return None
+
+    def later_of_all(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        """`later` for the passes of all ranks together."""
+        return iter(())
+
     def batched(self, samples: Array) -> Pass:
         """All samples of a pass, with where its batches begin, as `cut` cuts them."""
         length, cutter = len(samples), self.batch_sampler

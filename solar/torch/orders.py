@@ -190,6 +190,17 @@ class Distributed(Order):
             return self.batched(samples)
         return samples, np.cumsum([0, *map(len, batches)])
 
+    def of_all(self, begun_at: int) -> Pass | None:
+        return self._of_all(self.sampler.epoch, begun_at) if self.batch_sampler is not None else None
+
+    def later_of_all(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        return (partial(self._of_all, epoch, 0) for epoch in count(self.sampler.epoch + stride, stride))
+
+    def _of_all(self, epoch: int, begun_at: int) -> Pass:
+        plan = copy.copy(self._plan())
+        plan.set_epoch(epoch)
+        return PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last).of_all(begun_at)
+
     def _cut_plan(self, plan: PlanSampler) -> Iterator[Any]:
         cutter = PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last)
         return cutter.arrays() if self.as_arrays else iter(cutter)

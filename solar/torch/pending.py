@@ -36,6 +36,8 @@ class PendingField:
 class PendingBatch:
     """A batch on its way: arrays in the structure of the fields."""
 
+    weight: float | None = None  # in the step of all ranks, where they have different numbers of samples
+
     def __init__(self, structure: Any) -> None:
         self._structure = structure
         self._fields: list[PendingField] = leaves(structure)

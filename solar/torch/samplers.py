@@ -213,6 +213,18 @@ class PlanBatchSampler(BatchSampler):
             yield sampler._share(order, begin, end)
         drawn.samples = len(order)
 
+    def of_all(self, start: int) -> tuple[Indices, Indices]:
+        """The samples of all ranks over a PlanSampler, after the first `start`; and where in them each step begins.
+
+        Of a step, rank r of W takes every W-th sample, the first being the r-th.
+        """
+        sampler = self.sampler
+        assert _is_planned(sampler)
+        order, edges = sampler.order(), self._edges(start)
+        begin, end = int(edges[0]), int(edges[-1])
+        samples = order[begin:end] if end <= len(order) else order.take(np.arange(begin, end), mode="wrap")
+        return samples, edges - begin
+
     def __len__(self) -> int:
         return self._steps(*self._shared(0)) if _is_planned(self.sampler) else super().__len__()
 

@@ -10,7 +10,9 @@ from typing import Any
 CAUSES = ("storage", "decode", "transform", "exchange", "device copy", "collate", "dataset", "start")
 HARDLY = 0.02  # share of the time below which waiting is not worth a word of advice
 IDLE = 0.05  # share of the time below which nothing was computed between the batches
-NATIVE = ("requests", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits")  # summed over batches
+NATIVE = (  # summed over batches
+    "requests", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits", "exchanged_bytes",
+)  # fmt: skip
 
 # One for all Stats: it is held for less than a microsecond. Reentrant, for `held` is called when memory is let go, and
 # the garbage collector may do that in the midst of anything. Taken around fork, so that no child inherits it locked.
@@ -79,10 +81,13 @@ class Stats:
             self._waits[cause] += seconds
 
     def split(self, seconds: float, counts: Mapping[str, int]) -> None:
-        """The training waited for a read: for storage and decoding, in the proportion its threads spent on them."""
+        """The training waited for a batch: for other ranks, storage, and decoding (by what threads spent)."""
         reading, decoding = counts.get("read_ns", 0), counts.get("decode_ns", 0)
         share = decoding / (reading + decoding) if decoding else 0.0
+        exchanging = min(seconds, counts.get("exchange_wait_ns", 0) / 1e9)
+        seconds -= exchanging
         with _LOCK:
+            self._waits["exchange"] += exchanging
             self._waits["storage"] += seconds * (1 - share)
             self._waits["decode"] += seconds * share
 
@@ -140,6 +145,7 @@ def _amounts(totals: Mapping[str, Any]) -> str:
         (totals["bytes_mapped"], f"{_size(totals['bytes_mapped'])} copied from the page cache"),
         (totals["buffer_hits"], f"{_count(totals['buffer_hits'], 'sample')} found in the buffer"),
         (totals["bytes_decoded"], f"{_size(totals['bytes_decoded'])} decoded"),
+        (totals["exchanged_bytes"], f"{_size(totals['exchanged_bytes'])} had from ranks of other nodes"),
     )
     if sources := ", ".join(said for amount, said in parts if amount):
         text += f"\nFor this: {sources}."

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from solar.io.buffered import Running, pooled_nbytes, scratch_nbytes
+from solar.io.buffered import Running, pooled_nbytes, scratch_nbytes, threads
+from solar.io.exchange import Exchange
 from solar.io.field import Field
 from solar.io.reader import Rows
 from solar.torch.beneath import Beneath
@@ -18,7 +19,9 @@ from solar.torch.budget import Budget, Needs, divided
 from solar.torch.order import Array, Pass
 from solar.torch.pending import PendingBatch, PendingField, leaves, mapped
 from solar.torch.position import Course, Passage
-from solar.torch.windows import Segment, located
+from solar.torch.segment import Segment, alone, located
+from solar.torch.together import Together
+from solar.torch.windows import FETCHED
 
 if TYPE_CHECKING:
     from solar.torch.buffered import Buffered
@@ -50,8 +53,9 @@ class Turn:
         pace: Pace,
         nbytes: int,
         epochs_left: int | None,
+        together: Together | None,
     ) -> None:
-        self.beneath = beneath
+        self.beneath, self.together = beneath, together
         self._owner, self._batches, self._passage, self._course = owner, batches, passage, course
         self._pace, self._nbytes, self._epochs_left = pace, nbytes, epochs_left
         self._structure = mapped(beneath.first.opened(), lambda leaf: PendingField([], leaf.field))
@@ -61,11 +65,12 @@ class Turn:
         self._error: Exception | None = None
         self._exhausted = False
         self._segment: Segment | None = None  # None: it is read without the run
-        self._running: Running | None = None
+        self._facts: dict[str, Any] = {}  # of the pass of all ranks
+        self._running: Running | Exchange | None = None
         self._base = self._started = 0  # batches
         self.ahead = pace.ahead
-        if course.batch_size:
-            self._divided(course.batch_size)  # raises what is to be raised before anything is drawn
+        if course.batch_size:  # what is to be raised is raised before anything is drawn
+            divided(nbytes, course.batch_size, [needs(beneath, pace, course.batch_size)])
 
     # --- which batches ----
 
@@ -98,20 +103,32 @@ class Turn:
         entered = None if segment is None else self._owner.enter(self, segment, self._running is not None)
         self._started, self._segment = 0, segment if entered is not None else None
         if entered is not None:
-            self._running, self._base = entered
+            self._running, self._base, staged = entered
+            self.ahead = staged + self._pace.threads
         self._drawn, self._next = self._next, deque()
 
     def _located(self) -> Segment | None:
         if not self._next:
             return None
+        if self.together is not None:
+            return self._divided(self.together)
         try:
             samples, starts = self._flat()
-            segment = located(self.beneath, (samples, starts))
+            segment = alone(located(self.beneath, (samples, starts)))
         except (IndexError, TypeError, ValueError):
             return None
         if self._course.cutter is not None:  # lists of ints take five times the memory
             self._next = deque(np.split(samples, starts[1:-1]))
         return segment
+
+    def _divided(self, together: Together) -> Segment:
+        """This rank's part of the pass of all ranks."""
+        made = self._passage.order.of_all(self._passage.before[1])
+        assert made is not None, "only samplers that divide one order among all ranks are taken together"
+        found = together.divided(self.beneath, made)
+        self._facts = together.facts(made)
+        self._next = deque(found.batches)
+        return found.segment
 
     def _flat(self) -> Pass:
         """The samples of all batches, and where each batch begins."""
@@ -132,11 +149,13 @@ class Turn:
         """The passes after this one, as far as they are known."""
         if not self._exhausted or self._error is not None:
             return iter(())
-        passes = self._passage.order.later(self._course.stride)
-        return (self._maker(make) for make in islice(passes, self._epochs_left))
+        order, stride = self._passage.order, self._course.stride
+        if self.together is not None:
+            return self.together.segments(self.beneath, islice(order.later_of_all(stride), self._epochs_left))
+        return (self._maker(make) for make in islice(order.later(stride), self._epochs_left))
 
     def _maker(self, make: Callable[[], Pass]) -> Callable[[], Segment]:
-        return lambda: located(self.beneath, make())
+        return lambda: alone(located(self.beneath, make()))
 
     # --- what they take ----
 
@@ -145,14 +164,17 @@ class Turn:
         return _rows_of(self.beneath)
 
     def budget(self, segment: Segment) -> Budget:
-        """How the memory is divided when such batches come."""
-        return self._divided(max(self._course.batch_size or 0, int(segment.sizes.max())))
-
-    def _divided(self, batch: int) -> Budget:
-        ahead = max(1, self._pace.ahead - self._pace.threads)
-        budget = divided(self._nbytes, batch, needs(self.beneath, self._pace, batch), ahead)
-        self.ahead = budget.staged + self._pace.threads
-        return budget
+        """How the memory is divided when such batches come. All ranks ask together, if they are."""
+        size = self._course.batch_size or 0
+        batch = max(size, int(segment.sizes.max(initial=0)))
+        if self.together is None:
+            mine = [needs(self.beneath, self._pace, batch)]
+        else:
+            if self.together.balance == "uneven":
+                batch = max(batch, size + 6 * math.isqrt(size))  # that any later step has more is most unlikely
+            own = needs(self.beneath, self._pace, batch, self.together.exchange)
+            mine, batch = self.together.needs({**self._facts, "buffer": self._nbytes}, own), size
+        return divided(self._nbytes, batch, mine)
 
     # --- batches on their way ----
 
@@ -161,12 +183,16 @@ class Turn:
         if self._segment is None or self._running is None:
             return self.beneath.start(samples)
         number, self._started = self._started, self._started + 1
-        here = slice(int(self._segment.starts[number]), int(self._segment.starts[number + 1]))
-        names = self._segment.rows[here].astype(np.int64)
-        if self._segment.which is not None:
-            names += self.beneath.firsts[self._segment.which[here]]
-        nbytes, alone = len(names) * self._row_nbytes, self._pace.threads == 0
-        return RunBatch(self._structure, self._running, self._base + number, len(names), nbytes, alone), names
+        uses = self._segment.batches
+        here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
+        names = uses.rows[here].astype(np.int64)
+        if uses.which is not None:
+            names += self.beneath.firsts[uses.which[here]]
+        nbytes, own = len(names) * self._row_nbytes, self._pace.threads == 0
+        made = RunBatch(self._structure, self._running, self._base + number, len(names), nbytes, own)
+        if self._segment.weights is not None:
+            made.weight = float(self._segment.weights[number])
+        return made, names
 
     def forget(self, pending: PendingBatch) -> None:
         """This batch failed, or did not come in time: nobody takes it."""
@@ -178,16 +204,17 @@ class Turn:
         whole = self._running is None or (
             self._segment is not None
             and self._exhausted
-            and self._running.given == self._base + len(self._segment.starts) - 1
+            and self._running.given == self._base + len(self._segment.sizes)
         )
         self._owner.leave(self, whole)
 
 
-def needs(beneath: Beneath, pace: Pace, batch: int) -> Needs:
+def needs(beneath: Beneath, pace: Pace, batch: int, exchange: str = "") -> Needs:
     """What batches of so many samples take while they are made and used.
 
     The run makes one while others wait. In the loop, or in each thread, one is made of what was read. The user has one,
-    and the last is there until the loop's variable is bound to the next. Threads have made as many as wait.
+    and the last is there until the loop's variable is bound to the next. Threads have made as many as wait. What comes
+    from other nodes is received beside each batch that waits, or read for batches to come.
     """
     opened = leaves(beneath.first.opened())
     read = [pooled_nbytes(batch * leaf.rows.sample_nbytes) for leaf in opened]
@@ -196,7 +223,12 @@ def needs(beneath: Beneath, pace: Pace, batch: int) -> Needs:
     given = sum(after or before for before, after in zip(read, made, strict=True))
     busy, waiting = max(1, pace.threads), given if pace.threads else 0
     scratch = max(scratch_nbytes(rows.layout) for rows in _rows_of(beneath))
-    return Needs(sum(read) + waiting, sum(read) + busy * (sum(read) + sum(made)) + given + waiting, scratch)
+    beside = sum(read) + busy * (sum(read) + sum(made)) + given + waiting
+    if exchange:
+        beside += sum(read) * (FETCHED if exchange == "read" else 1)
+        waiting += sum(read) if exchange != "read" else 0
+    ahead = max(1, pace.ahead - pace.threads)
+    return Needs(sum(read) + waiting, beside, scratch, threads(), ahead)
 
 
 def _rows_of(beneath: Beneath) -> list[Rows]:
@@ -214,7 +246,9 @@ def made_nbytes(field: Field | None, rows: Rows) -> int:
 class RunBatch(PendingBatch):
     """A batch that a run makes. `alone`: it is taken by the consumer's thread, which Ctrl-C may interrupt."""
 
-    def __init__(self, structure: Any, running: Running, number: int, samples: int, nbytes: int, alone: bool) -> None:
+    def __init__(
+        self, structure: Any, running: Running | Exchange, number: int, samples: int, nbytes: int, alone: bool
+    ) -> None:
         super().__init__(structure)
         self._running, self._number, self._samples = running, number, samples
         self._nbytes, self._alone = nbytes, alone

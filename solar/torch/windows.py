@@ -2,85 +2,43 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from solar import _native
 from solar.errors import PlanError
 from solar.io.buffered import Part, Told, pooled_nbytes
 from solar.io.quantities import in_words as size_in_words
 from solar.planner.course import Course, plan_rows
+from solar.planner.regions import Region, whole
 from solar.planner.share import shares
 from solar.planner.sweep import Counts, Way
 from solar.planner.units import Units, of_layout
 from solar.torch.beneath import Beneath
-from solar.torch.order import Pass
 from solar.torch.pending import leaves
-from solar.values import Layout, Storage
+from solar.torch.segment import Segment, Uses
+from solar.values import Layout, Script, Storage
 
 AHEAD = 6  # steps from the issue of a read to its use, beside the batches that are ready; each takes a batch of memory
-
-
-class Segment(NamedTuple):
-    """Batches one after another, mostly of an epoch: for each use the number of its H5Dataset, and its row there."""
-
-    which: NDArray[np.int64] | None  # None: there is one H5Dataset
-    rows: NDArray[np.int32]
-    starts: NDArray[np.int64]  # where each batch begins among the uses, and the last one ends
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        return np.diff(self.starts)
-
-    def same(self, other: Segment) -> bool:
-        """Whether the same samples come in the same batches."""
-        pairs = zip(self, other, strict=True)
-        return all(
-            np.array_equal(one, two) if one is not None and two is not None else one is two for one, two in pairs
-        )
-
-    def of(self, dataset: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """What the batches use of one H5Dataset: its rows, and where each batch begins among them."""
-        if self.which is None:
-            return self.rows, self.starts
-        where = np.flatnonzero(self.which == dataset)
-        return self.rows[where], np.searchsorted(where, self.starts)
-
-    def positions(self, dataset: int) -> NDArray[np.int32] | None:
-        """The place in its batch of each use of this H5Dataset; None where all are of it, in order."""
-        if self.which is None:
-            return None
-        where = np.flatnonzero(self.which == dataset)
-        batch = np.searchsorted(self.starts, where, side="right") - 1
-        return (where - self.starts[batch]).astype(np.int32)
-
-    @property
-    def digest(self) -> str:
-        sha = hashlib.sha256()
-        for column in self:
-            sha.update(b"-" if column is None else np.ascontiguousarray(column).data)
-        return sha.hexdigest()
-
-
-def located(beneath: Beneath, made: Pass) -> Segment:
-    """The samples of a pass, where they lie. Raises what the datasets raise for indices that they do not have."""
-    samples, starts = made
-    which, rows = beneath.locate(samples)
-    return Segment(None if len(beneath.datasets) == 1 else which, rows.astype(np.int32), starts.astype(np.int64))
+FETCHED = 2  # steps by which a sample is read beforehand that is read straight into the batch, at another node's home
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One field of one H5Dataset: what is planned for itself."""
+    """One field of one H5Dataset, or of the part of it that is read on this node: what is planned for itself."""
 
     dataset: int
     field: int
-    units: Units
+    region: Region
+
+    @property
+    def units(self) -> Units:
+        return self.region.units
 
 
 def layouts_of(beneath: Beneath) -> list[Layout]:
@@ -92,7 +50,7 @@ def pieces_of(beneath: Beneath) -> list[Piece]:
     """What is planned for itself: of each H5Dataset each field."""
     fields = len(leaves(beneath.first.layouts))
     layouts = layouts_of(beneath)
-    return [Piece(at // fields, at % fields, of_layout(layout)) for at, layout in enumerate(layouts)]
+    return [Piece(at // fields, at % fields, whole(of_layout(layout))) for at, layout in enumerate(layouts)]
 
 
 class Window:
@@ -116,7 +74,7 @@ class Window:
         self.segments = range(first, first + len(makers))
         self.next = first  # segment to be carried out
         self.batch = batch  # samples, at most
-        facts = (self.segment(first).digest, len(makers))
+        facts = (self.segment(first).planned.digest, len(makers))
         self.courses = [
             _course(self, piece, share, storage, facts, way, holding)
             for piece, share, storage, way in zip(pieces, shared(memory, pieces), storages, ways, strict=True)
@@ -144,11 +102,27 @@ class Window:
             found += [course.start_counts for course in self.courses]
         return found
 
+    def counts_alone(self, number: int) -> list[Counts]:
+        """What this process reads of it by itself, at the homes of other nodes, for each piece."""
+        uses = self.segment(number).elsewhere
+        if uses is None:
+            return []
+        found = []
+        for piece, course in zip(self.pieces, self.courses, strict=True):
+            rows, starts = uses.of(piece.dataset)
+            items = rows if piece.units.item is None else piece.units.item[rows]
+            native = whole(piece.units).native(0, whole=False)
+            found.append(Counts(*_native.direct(native, items, starts, course.terms.gap)))
+        return found
+
     def told(self, number: int) -> list[Told]:
         """What a segment is for each of the parts."""
         segment = self.segment(number)
         pairs = zip(self.pieces, self.courses, strict=True)
-        return [Told(course.script(number), segment.positions(piece.dataset)) for piece, course in pairs]
+        told = [Told(course.script(number), segment.planned.positions(piece.dataset)) for piece, course in pairs]
+        if segment.elsewhere is not None:
+            told += [_read_alone(segment.elsewhere, piece.dataset) for piece in self.pieces]
+        return told
 
     def parts(self) -> list[Part]:
         """How each piece is held."""
@@ -156,14 +130,17 @@ class Window:
         # Fields of one H5Dataset are those of all.
         read = [self.batch * piece.units.sample_nbytes for piece in self.pieces if piece.dataset == 0]
         batch = sum(map(pooled_nbytes, read))
-        return [_part(piece, course, share, batch) for piece, course, share in triples]
+        parts = [_part(piece, course, share, batch) for piece, course, share in triples]
+        if self.segment(self.segments.start).elsewhere is not None:
+            parts += [replace(part, pages=0, stored=False, direct=True, ahead=FETCHED) for part in parts]
+        return parts
 
 
 def shared(memory: int, pieces: Sequence[Piece]) -> list[int]:
     """How much of the memory each piece may hold. What is left when all are held as stored goes to decoded samples."""
-    given = shares(memory, [piece.units for piece in pieces])
+    given = shares(memory, [piece.region for piece in pieces])
     left = memory - sum(given)
-    rows = [piece.units.samples * piece.units.sample_nbytes for piece in pieces]
+    rows = [piece.region.items * piece.units.sample_nbytes for piece in pieces]
     for place in sorted(range(len(pieces)), key=lambda place: rows[place] - given[place]):
         more = min(left, max(0, rows[place] - given[place]))
         given[place], left = given[place] + more, left - more
@@ -179,12 +156,12 @@ def _course(
     """
 
     def of(number: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        return window.segment(number).of(piece.dataset)
+        return window.segment(number).planned.of(piece.dataset)
 
     def planned(room: int, way: Way | None, holding: bool = False) -> Course:
         return plan_rows(
             of, piece.units, memory=room, storage=storage, epochs=window.segments, ahead=AHEAD, facts=facts, way=way,
-            holding=holding,
+            holding=holding, region=piece.region,
         )  # fmt: skip
 
     for wanted in (way, None):
@@ -198,12 +175,20 @@ def _course(
 def _part(piece: Piece, course: Course, memory: int, batch: int) -> Part:
     """How a piece is held. What is read straight into batches of so many bytes takes their memory `ahead` of time."""
     held, ahead = course.pages * course.page, course.terms.ahead
-    if course.way.pinned == piece.units.samples:
+    if course.way.pinned == piece.region.items:
         ahead = 0  # nothing is read any more
     elif course.way.direct:
         ahead = max(0, min(AHEAD, (memory - held) // max(1, batch) - 1))
     kept = course.kept == "stored"
     return Part(piece.field, course.pages, course.page, kept, course.way.direct, ahead, course.terms.gap)
+
+
+def _read_alone(uses: Uses, dataset: int) -> Told:
+    """The plan of what is read straight into the batches."""
+    rows, starts = uses.of(dataset)
+    none, nowhere = np.empty(0, np.int32), np.empty(0, np.int64)
+    last, ends = np.zeros(len(rows), np.uint8), np.zeros(len(starts), np.int64)
+    return Told(Script(rows, starts, last, none, ends, none, nowhere, nowhere), uses.positions(dataset))
 
 
 def fit(parts: Sequence[Part], others: Sequence[Part]) -> bool:
@@ -224,15 +209,15 @@ def in_words(window: Window) -> str:
     ways = " and ".join(dict.fromkeys(said))
     typical = [course.counts[len(course.counts) // 2] for course in window.courses]
     requests, nbytes = sum(one.requests for one in typical), sum(one.bytes for one in typical)
-    uses = len(window.segment(window.segments.start).rows) * len({piece.field for piece in window.pieces})
+    uses = len(window.segment(window.segments.start).planned.rows) * len({piece.field for piece in window.pieces})
     return f"{ways}; an epoch takes {requests:,} requests for {size_in_words(nbytes)} and has {uses:,} uses"
 
 
 def _way_in_words(course: Course, piece: Piece) -> str:
     way = course.way
-    kept = f", {100 * way.pinned / piece.units.samples:.0f} % of the samples stay"
+    kept = f", {100 * way.pinned / piece.region.items:.0f} % of the samples stay"
     stored = ", kept as stored" if course.kept == "stored" else ""
-    if way.pinned >= piece.units.samples:
+    if way.pinned >= piece.region.items:
         return f"all samples stay{stored}"
     if way.direct:
         return "every batch is read in one sorted go" + (kept + stored if way.pinned else "")

@@ -1,0 +1,93 @@
+"""One rank of several that read together: carries out the cases it is given, and prints what it got and counted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, DistributedSampler
+
+from solar import DataLoader, H5Dataset, PlanSampler
+from solar.io.ranks import detect
+from solar.values import Storage
+
+
+def dataset_of(case: dict[str, Any]) -> Any:
+    parts = [H5Dataset(path, case["fields"]) for path in case["paths"]]
+    return parts[0] if len(parts) == 1 else ConcatDataset(parts)
+
+
+def sampler_of(case: dict[str, Any], dataset: Any, rank: int, ranks: int) -> Any:
+    own = {"num_replicas": ranks, "rank": rank, "seed": case["seed"], "shuffle": case["shuffle"]}
+    if case["tail"] == "exact":
+        return PlanSampler(dataset, **own, tail="exact")
+    return DistributedSampler(dataset, **own, drop_last=case["tail"] == "drop")
+
+
+def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
+    dataset = dataset_of(case)
+    loader: Any = DataLoader(
+        dataset, case["batch"], sampler=sampler_of(case, dataset, rank, ranks), buffer=case["buffer"],
+        exchange=case["exchange"], balance=case["balance"], epochs=case["known"], drop_last=case["drop_last"],
+        storage=Storage(latency=1e-3, bandwidth=1e8, iops=500),
+    )  # fmt: skip
+    known = {field: np.concatenate([one.read_batch(np.arange(len(one)))[field] for one in parts(dataset)])
+             for field in ("x", "y")}  # fmt: skip
+    if case["state"]:
+        loader.load_state_dict(case["state"])
+    epochs: list[Any] = []
+    weights: list[Any] = []
+    for epoch in range(case["begin"], case["end"]):
+        loader.set_epoch(epoch)
+        steps = []
+        for step, batch in enumerate(loader):
+            ids = batch["y"][:, 0].numpy()
+            assert np.array_equal(batch["x"].numpy(), known["x"][ids]), (epoch, step)
+            assert np.array_equal(batch["y"].numpy(), known["y"][ids])
+            steps.append(ids.tolist())
+            weights += [batch.weight] if case["balance"] == "uneven" else []
+            if case["break"] == [epoch, step]:
+                break
+        epochs.append(steps)
+    buffered, together = loader._buffered, loader._buffered._together
+    assert together is not None
+    found = {
+        "rank": rank,
+        "epochs": epochs,
+        "counts": {} if buffered.running is None else buffered.running.counts(),
+        "planned": list(buffered.planned),
+        "alone": list(buffered.planned_alone),
+        "state": loader.state_dict(),
+        "node": together.mates,
+        "exchange": together.exchange,
+        "weights": weights,
+    }
+    loader.close()
+    return found
+
+
+def parts(dataset: Any) -> list[H5Dataset]:
+    return dataset.datasets if isinstance(dataset, ConcatDataset) else [dataset]
+
+
+def main() -> None:
+    by, cases = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+    if by == "mpi":
+        import mpi4py.MPI  # noqa: F401 - which starts MPI
+    else:
+        torch.distributed.init_process_group("gloo")
+    torch.set_num_threads(1)
+    world = detect()
+    for number, case in enumerate(cases):
+        print(json.dumps({"case": number, **carried_out(case, world.rank, world.ranks)}), flush=True)
+    if by == "torch":
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
