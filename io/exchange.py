@@ -62,6 +62,7 @@ class Exchange:
         self._running = running
         self._underway = Underway(window)
         self._waited = 0.0  # seconds, for what comes from others alone
+        self._travelled = 0.0  # of them when it was on its way
         self._traffic: Traffic | None = Traffic(running, mail, self._underway)  # None: another process's
         _live.add(self)
 
@@ -89,7 +90,8 @@ class Exchange:
         """The fields of this batch, and what it took. TimeoutError after `seconds`, saying what is missing.
 
         It may be asked for again until it is let go, so that Ctrl-C loses nothing. Beside what a Running counts:
-        exchanged_bytes, which came from other ranks; exchange_wait_ns, that this call stood still for them alone.
+        exchanged_bytes, which came from other ranks; exchange_wait_ns, that this call stood still for them alone, and
+        travel_wait_ns of it for what was on its way.
         """
         begin = time.monotonic()
         end = math.inf if seconds is None else begin + seconds
@@ -109,9 +111,14 @@ class Exchange:
             finally:
                 del batch  # or its error and this frame, which its traceback keeps, would keep each other alive
         stood = max(0.0, batch.here - max(begin, batch.read))
+        on_way = max(0.0, batch.here - max(begin, batch.read, batch.said))
         with self._underway.changed:
             self._waited += stood
-        took = {"exchanged_bytes": batch.exchanged, "exchange_wait_ns": int(stood * 1e9)}
+            self._travelled += on_way
+        took = {
+            "exchanged_bytes": batch.exchanged, "exchange_wait_ns": int(stood * 1e9),
+            "travel_wait_ns": int(on_way * 1e9),
+        }  # fmt: skip
         return [one[:samples] for one in batch.values], {**batch.counts, **took}
 
     def let_go(self, number: int) -> None:
@@ -128,7 +135,8 @@ class Exchange:
         """What the run has read, held and found since it began; and what was sent, received, and waited for."""
         if self._traffic is None:
             return {}
-        return {**self._running.counts(), **self._traffic.counts(), "exchange_wait_ns": int(self._waited * 1e9)}
+        waits = {"exchange_wait_ns": int(self._waited * 1e9), "travel_wait_ns": int(self._travelled * 1e9)}
+        return {**self._running.counts(), **self._traffic.counts(), **waits}
 
     def close(self) -> None:
         """Ends the exchange and the run. Waits a little for the other ranks, for whom what is sent is still taken."""

@@ -232,6 +232,7 @@ class Traffic:
                     return
                 if due and self._fits(peer, kind, number, length, *due[0]):
                     batch, places = due.popleft()
+                    batch.said = time.monotonic()
                     yield from self._take(peer, kind, length, batch, places)
                 else:
                     yield from self._take(peer, kind, length, None, None)

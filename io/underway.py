@@ -31,6 +31,7 @@ class Batch:
 
     number: int
     read: float = 0.0  # when the run had made it
+    said: float = 0.0  # when all peers had said that it comes
     here: float = 0.0  # when all had come that was to come
     values: list[NDArray[Any]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)

@@ -73,6 +73,13 @@ class Segment(NamedTuple):
         """The samples that the memory of each batch has."""
         return self.batches.sizes if self.sizes_ is None else self.sizes_
 
+    @property
+    def inbox(self) -> int:
+        """How many samples come from other nodes to a batch, at most, with room for a later segment's."""
+        if self.parcels is None or not len(self.parcels.come):
+            return 0
+        return int(1.5 * np.bincount(self.parcels.come[:, 0]).max())
+
     def same(self, other: Segment) -> bool:
         """Whether the same samples come in the same batches."""
         return self.planned.same(other.planned) and self.batches.same(other.batches)

@@ -172,7 +172,7 @@ class Turn:
         else:
             if self.together.balance == "uneven":
                 batch = max(batch, size + 6 * math.isqrt(size))  # that any later step has more is most unlikely
-            own = needs(self.beneath, self._pace, batch, self.together.exchange)
+            own = needs(self.beneath, self._pace, batch, self.together.exchange, segment.inbox)
             mine, batch = self.together.needs({**self._facts, "buffer": self._nbytes}, own), size
         return divided(self._nbytes, batch, mine)
 
@@ -209,12 +209,12 @@ class Turn:
         self._owner.leave(self, whole)
 
 
-def needs(beneath: Beneath, pace: Pace, batch: int, exchange: str = "") -> Needs:
+def needs(beneath: Beneath, pace: Pace, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
     """What batches of so many samples take while they are made and used.
 
     The run makes one while others wait. In the loop, or in each thread, one is made of what was read. The user has one,
     and the last is there until the loop's variable is bound to the next. Threads have made as many as wait. What comes
-    from other nodes is received beside each batch that waits, or read for batches to come.
+    from other nodes is received beside each batch that waits, up to `inbox` samples of it, or read for batches to come.
     """
     opened = leaves(beneath.first.opened())
     read = [pooled_nbytes(batch * leaf.rows.sample_nbytes) for leaf in opened]
@@ -226,7 +226,7 @@ def needs(beneath: Beneath, pace: Pace, batch: int, exchange: str = "") -> Needs
     beside = sum(read) + busy * (sum(read) + sum(made)) + given + waiting
     if exchange:
         beside += sum(read) * (FETCHED if exchange == "read" else 1)
-        waiting += sum(read) if exchange != "read" else 0
+        waiting += sum(pooled_nbytes(inbox * leaf.rows.sample_nbytes) for leaf in opened)
     ahead = max(1, pace.ahead - pace.threads)
     return Needs(sum(read) + waiting, beside, scratch, threads(), ahead)
 
