@@ -15,16 +15,19 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from solar import _native
 from solar.errors import LayoutError, ReadError
 from solar.io import slow_child
 
 PATIENCE = 60.0  # seconds without a byte of answer before the process is given up
 PIECE = 64 << 20  # bytes asked for at a time
+PLUGINS = str(Path(_native.__file__).parent / "plugins")  # our filter's: a virtual dataset may be of bounded chunks
 
 
 def read_into(
@@ -106,7 +109,7 @@ class _Child:
             self._socket, theirs = socket.socketpair()
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", slow_child.__file__],
+                    [sys.executable, "-P", slow_child.__file__, PLUGINS],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

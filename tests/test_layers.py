@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "values": {"errors"},
     "planner": {"errors", "values", "_native", "planner"},
     "io": {"errors", "values", "_native", "io"},
+    "filters": {"errors", "values", "io", "filters"},
     "torch": {"errors", "values", "planner", "io", "torch", "_native"},
     "integrations": {"errors", "values", "planner", "io", "torch", "integrations"},
     "cli": {"errors", "values", "planner", "io", "torch", "cli", "_native"},
