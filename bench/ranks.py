@@ -75,10 +75,14 @@ def launched(scene: Scene, job: dict[str, Any]) -> list[dict[str, Any]]:
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": scene.ranks, "MASTER_ADDR": "h1" if scene.link else "127.0.0.1", "MASTER_PORT": port}
     shared |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1} | ({} if scene.link else {"GLOO_SOCKET_IFNAME": "lo"})
-    each = [["env", *(f"{k}={v}" for k, v in (shared | {"RANK": rank}).items())] for rank in range(scene.ranks)]
-    if scene.link:
-        each = [[sys.executable, str(HOSTS / "on_host.py"), hosts[rank], *one] for rank, one in enumerate(each)]
-    script = " & ".join(" ".join(map(quoted, [*one, *program])) for one in each) + " & wait"
+    each = [
+        ["env", *(f"{k}={v}" for k, v in (shared | {"RANK": rank}).items()), *program] for rank in range(scene.ranks)
+    ]
+    texts = [" ".join(map(quoted, one)) for one in each]
+    if scene.link:  # which hands a text to a shell there, as ssh does
+        there = f"{quoted(sys.executable)} {quoted(str(HOSTS / 'on_host.py'))}"
+        texts = [f"{there} {host} {quoted(text)}" for host, text in zip(hosts, texts, strict=True)]
+    script = " & ".join(texts) + " & wait"
     command = ["bash", "-c", script]
     if scene.link:
         command = [sys.executable, str(HOSTS / "hosts.py"), "--rate", scene.link, "--", *command]
@@ -155,7 +159,8 @@ def main() -> None:
                     continue
                 print(
                     f"{title:16}{record['median']:9.2f}{record['samples'] / record['median']:11,.0f}"
-                    f"{record['bytes'] / 1e6:9,.0f}{record['storage']:16.1%}{record['exchange']:10.1%}{record['travel']:8.1%}"
+                    f"{record['bytes'] / 1e6:9,.0f}{record['storage']:16.1%}{record['exchange']:10.1%}"
+                    f"{record['travel']:8.1%}"
                     f"{record['exchanged_bytes'] / record['samples'] / buffer_data.NBYTES:11.1%}"
                     f"{record['memory'] / 2**20:7,.0f} M",
                     flush=True,
