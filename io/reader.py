@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError, ReadError
-from solar.io import machine, slow
+from solar.io import machine, mpio, slow
 from solar.io.engine import Ticket, source_of, source_of_part
 from solar.io.engine import bypassed_share as bypassed_share
 from solar.io.hdf5 import inspect
@@ -63,7 +63,7 @@ class Pending:
     def __init__(
         self,
         values: NDArray[Any],
-        work: Ticket | SlowRead | _NoWork,
+        work: Ticket | SlowRead | mpio.CollectiveRead | _NoWork,
         nbytes: int,
         finish: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
     ) -> None:
@@ -177,10 +177,15 @@ class Rows:
 
     def _begin(
         self, rows: NDArray[np.int64], out: NDArray[Any], positions: NDArray[np.int64] | None = None
-    ) -> Ticket | SlowRead | _NoWork:
+    ) -> Ticket | SlowRead | mpio.CollectiveRead | _NoWork:
+        reader = self.layout.reader
+        if reader == "mpio-collective" and self._sample_nbytes:  # also for no rows: the other ranks wait for this one
+            return mpio.CollectiveRead(self.layout, rows, out)
         if len(rows) == 0 or out.nbytes == 0:
             return _NoWork(len(rows))
-        return SlowRead(self.layout, rows, out) if self._source is None else Ticket(self._source, rows, out, positions)
+        if self._source is None:
+            return SlowRead(self.layout, rows, out, mpio.read_into if reader == "mpio" else slow.read_into)
+        return Ticket(self._source, rows, out, positions)
 
     def _check_out(self, out: NDArray[Any], length: int) -> None:
         """Whether rows can be read to `out`, in the byte order of the file or in that of `dtype`."""

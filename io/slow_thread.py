@@ -1,4 +1,4 @@
-"""Rows of a Layout through libhdf5's process: one thread asks it, and never holds up the end of the program."""
+"""Rows of a Layout through libhdf5: one thread asks its process, or MPI, and never holds up the program's end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import atexit
 import math
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -19,9 +20,16 @@ from solar.values import Layout
 
 
 class SlowRead:
-    """Rows on their way from libhdf5's process to `out`."""
+    """Rows on their way to `out` from libhdf5's process, or by another function that does what slow.read_into does."""
 
-    def __init__(self, layout: Layout, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        rows: NDArray[np.int64],
+        out: NDArray[Any],
+        read_into: Callable[..., None] = slow.read_into,
+    ) -> None:
+        self._read_into = read_into
         self._layout, self._rows, self._out = layout, rows, out
         self._part = int(_parts(layout, rows[:1])[0])  # the one being read
         self._done = threading.Event()
@@ -39,7 +47,8 @@ class SlowRead:
     def waiting_for(self) -> str:
         """The file and dataset it has come to."""
         layout = self._layout
-        return f"{layout.paths[int(layout.part_file[self._part])]}: {layout.name}, through libhdf5's process"
+        way = "through libhdf5's process" if layout.reader == "h5py" else "over MPI"
+        return f"{layout.paths[int(layout.part_file[self._part])]}: {layout.name}, {way}"
 
     def counts(self) -> dict[str, int]:
         """What is known of it, once it has come: nobody counts what libhdf5 reads."""
@@ -62,11 +71,11 @@ class SlowRead:
             path = unchanged(layout, self._part)
             if layout.per_file:
                 for position in here:
-                    slow.read_into(path, layout.name, None, out[position, ...])
+                    self._read_into(path, layout.name, None, out[position, ...])
                 continue
             values = out if len(here) == len(rows) else np.empty((len(here), *out.shape[1:]), out.dtype)
             of_part = rows[here] - layout.part_first[part]
-            slow.read_into(path, layout.name, of_part, values, chunk_nbytes(layout, self._part))
+            self._read_into(path, layout.name, of_part, values, chunk_nbytes(layout, self._part))
             if values is not out:
                 out[here] = values
 

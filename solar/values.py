@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from solar.errors import LayoutError, PlanError
 
-READERS = ("direct", "h5py", "none")
+READERS = ("direct", "h5py", "mpio", "mpio-collective", "none")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Layout:
     dtype: np.dtype[Any]  # as h5py gives it; void of no bytes where it is not known
     storage: str  # "compact" "contiguous" "chunked" "external" "virtual", or "mixed" over parts
     index: str  # chunk index type, "" when not chunked
-    reader: str  # "direct", "h5py", or "none": cannot be read
+    reader: str  # "direct", "h5py", "mpio" or "mpio-collective" where asked for, or "none": cannot be read
     reason: str  # why not "direct"
     per_file: bool = False  # a sample is a whole dataset of one file
     forms: tuple[Form, ...] = ()

@@ -249,3 +249,12 @@ except PlanError as error:
     assert all("rank 2" in text and "batch_size" in text for text in said[::3])
     assert all("rank 1" in text and "drop_last" in text for text in said[1::3])
     assert all("order" in text for text in said[2::3])
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(3, 1), (2, 2)])
+def test_an_epoch_may_be_shorter_than_a_step(ranks: int, nodes: int, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.h5", 25, LAYOUTS[2])
+    cases = [case([path], samples=25, batch=32, tail=tail, buffer=2 << 20) for tail in ("exact", "pad", "drop")]
+    for one, found in zip(cases, run("mpi", ranks, tmp_path, cases, nodes), strict=True):
+        check(one, found, torchs=nodes == 1)
+        check_counts(found)

@@ -42,7 +42,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     `reader` "mpio" reads by libhdf5's parallel driver, where h5py is built with MPI, each rank for itself. With
     "mpio-collective" all ranks of MPI's world read each batch together, from one file: all must ask for equally many
-    batches, or some wait for ever. Neither is buffered, nor was it faster where it was measured.
+    batches, or some wait for ever. Neither is buffered; where it was measured, neither was
+    clearly faster (docs/decisions/0013-mpio.md).
 
     It holds no open file, can be pickled, and may be used in forked and spawned processes.
 
