@@ -14,9 +14,12 @@ from solar.errors import SolarError
 
 # Each is a module of this package with HELP, DETAILS, add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS = {
+    "compress": "writes a file again, its samples in few bytes, each value within a bound",
     "inspect": "what a file holds, and what reading it in random order will cost",
     "plan": "what an epoch will cost on your storage, by our policy and by others'",
     "probe": "measures a storage: latency, bandwidth, requests a second",
+    "rehearse": "reads whole epochs as a training on these ranks would, and says whether it would be fed",
+    "verify": "whether a compressed file holds what its original does, or whether a file is damaged",
 }
 
 

@@ -1,0 +1,382 @@
+"""Whether a compressed file holds what its original holds, and whether every chunk of a file can be decoded.
+
+The original is read by h5py. Chunks of the compressed file are decoded one by one by our decoder, and read by libhdf5,
+too, where it has the plug-in. Differences are worked out without the codec.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import CodecError, LayoutError, SolarError
+from solar.io.codec import FILTER
+from solar.io.grid import Grid
+from solar.io.hdf5 import inspect
+from solar.io.likeness import differences
+from solar.io.pieces import marks_of
+from solar.io.preparation import Progress, Told, in_order
+from solar.io.reader import Rows
+from solar.io.selection import datasets_of, is_ours
+from solar.io.skeleton import H5_ERRORS, slabs, stored_values
+from solar.io.store import BOUND, opened
+from solar.values import Layout
+
+VERIFIED = "solar_verified"  # the attribute with what was found
+AHEAD = 2  # tasks for each thread
+AT_ONCE = 16 << 20  # bytes read at a time
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How well a compressed dataset keeps its original."""
+
+    name: str
+    kind: str  # "abs", "rel" or "lossless"
+    bound: float  # as a number; 0: bit for bit
+    values: int
+    beyond: int  # values further off than the bound
+    first: tuple[int, ...]  # where the first of them is; empty if there are none
+    largest: float  # difference
+    psnr: float  # of the range, in dB; infinite where nothing differs
+
+    @property
+    def holds(self) -> bool:
+        """Whether every value is within the bound."""
+        return self.beyond == 0
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What comparing two files found."""
+
+    fields: tuple[Kept, ...]
+    differences: tuple[str, ...]  # in anything else
+    by: tuple[str, ...]  # who read the compressed file
+
+    @property
+    def holds(self) -> bool:
+        """Whether every bound holds, and nothing else differs."""
+        return not self.differences and all(field.holds for field in self.fields)
+
+
+@dataclass(frozen=True)
+class BadChunk:
+    """A chunk that cannot be decoded, or a dataset that cannot be read at all (chunk -1)."""
+
+    name: str
+    chunk: int
+    offset: int
+    nbytes: int
+    sample: int  # the first it holds
+    why: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What reading every chunk of a file found."""
+
+    chunks: int
+    nbytes: int  # as stored
+    bad: tuple[BadChunk, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether all could be decoded."""
+        return not self.bad
+
+
+def verify(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    *,
+    threads: int | None = None,
+    told: Told | None = None,
+) -> Verified | Checked:
+    """Whether `target` holds what `source` does, each value within its bound; or, of one file, whether all decodes.
+
+    >>> import h5py, numpy, tempfile, solar.io.store
+    >>> folder = tempfile.mkdtemp()
+    >>> with h5py.File(folder + "/a.h5", "w") as file:
+    ...     file["x"] = numpy.linspace(0, 1, 64 * 1024, dtype="f4").reshape(64, 32, 32)
+    >>> _ = solar.io.store.compress(folder + "/a.h5", folder + "/b.h5", "abs=1e-3")
+    >>> verify(folder + "/a.h5", folder + "/b.h5").holds
+    True
+    """
+    threads = threads or len(os.sched_getaffinity(0))
+    told = told or (lambda progress: None)
+    with ThreadPoolExecutor(threads, "solar-verify") as pool:
+        try:
+            if target is None:
+                return _check(str(source), pool, threads, told)
+            with opened(Path(source)) as here, opened(Path(target)) as there:
+                return _compare(here, there, pool, threads, told)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+# --- two files ----
+
+
+def _compare(here: Any, there: Any, pool: Executor, threads: int, told: Told) -> Verified:
+    compressed = {name: dataset for name, dataset in datasets_of(there).items() if _is_compressed(dataset)}
+    found = list(differences(here, there, set(compressed)))
+    originals, fields = datasets_of(here), []
+    plug_in = bool(h5py.h5z.filter_avail(FILTER))
+    everything = sum(one.size * one.dtype.itemsize for one in compressed.values())
+    done = 0
+    for name, restored in compressed.items():
+        original = originals.get(name)
+        if original is None or original.shape != restored.shape:
+            found.append(f"{name}: the original has no such dataset, or one of another shape")
+            continue
+        parts = []
+        for part in _compare_dataset(original, restored, plug_in, pool, threads):
+            parts.append(part)
+            done += part.values * restored.dtype.itemsize
+            told(Progress("verify", name, done, everything))
+        fields.append(_together(name, restored, parts))
+        if any(part.other for part in parts):
+            found.append(f"{name}: libhdf5 reads other values than our decoder")
+    return Verified(tuple(fields), tuple(found), ("solar", "libhdf5") if plug_in and fields else ("solar",))
+
+
+def _is_compressed(dataset: Any) -> bool:
+    try:
+        return BOUND in dataset.attrs
+    except H5_ERRORS:  # attributes that nobody can read
+        return False
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What comparing a few chunks found."""
+
+    values: int
+    beyond: int
+    first: tuple[int, ...]  # of them; empty if there are none
+    largest: float
+    squares: float  # of the differences, summed
+    least: float
+    most: float
+    other: bool  # libhdf5 reads something else than our decoder
+
+
+def _compare_dataset(original: Any, restored: Any, plug_in: bool, pool: Executor, threads: int) -> Iterator[_Piece]:
+    grid = Grid(restored.shape, restored.chunks, restored.dtype.itemsize)
+    rows = original.chunks[0] if original.chunks else 1
+    bound, tables = float(_said(restored)["bound"]), _tables_of(restored)
+    values_of, marks = _values_of(original), marks_of(original)
+
+    def one(first: int, count: int) -> _Piece:
+        box = grid.box(first, count)
+        wanted = np.ascontiguousarray(values_of(box), restored.dtype)
+        got = _decoded(restored, grid, tables, first, count)
+        other = plug_in and restored[box].tobytes() != got.tobytes()
+        beyond, at, largest = _native.compare(wanted, got, bound)
+        place = np.unravel_index(at, wanted.shape) if beyond else ()
+        where = tuple(int(side.start + i) for side, i in zip(box, place, strict=bool(place)))
+        return _Piece(wanted.size, beyond, where, largest, *_spread(wanted, got, marks), other)
+
+    def begun() -> Iterator[tuple[None, Future[_Piece]]]:
+        for task in grid.tasks(rows):
+            yield None, pool.submit(one, *task)
+
+    for _, piece in in_order(begun(), AHEAD * threads):
+        yield piece
+
+
+def _values_of(original: Any) -> Callable[[Any], NDArray[Any]]:
+    """Reads a box by h5py; by the Reader where the original is in our own format, and libhdf5 has no plug-in."""
+    if not is_ours(original) or h5py.h5z.filter_avail(FILTER):
+        return lambda box: np.asarray(original[box])
+    rows = Rows(inspect(original.file.filename, original.name, cache=None), native_order=True)
+    return lambda box: rows.start(np.arange(box[0].start, box[0].stop)).wait()[(slice(None), *box[1:])]
+
+
+def _tables_of(dataset: Any) -> bytes:
+    """The coding tables that the filter's values carry."""
+    file = dataset.file.filename
+    filters = _native.read_metadata(file, dataset.name)["datasets"][0]["filters"]
+    if [number for number, _, _ in filters] != [FILTER]:
+        raise LayoutError(f"{file}: {dataset.name} says that solar compressed it, and has other filters")
+    values = filters[0][2]
+    return np.array(values[2:], np.uint32).tobytes()[: values[1]] if len(values) > 1 else b""
+
+
+def _decoded(dataset: Any, grid: Grid, tables: bytes, first: int, count: int) -> NDArray[Any]:
+    """The values of some chunks, decoded one by one."""
+    box = grid.box(first, count)
+    out = np.empty([side.stop - side.start for side in box], dataset.dtype)
+    whole = np.empty(grid.chunk, dataset.dtype)
+    for i in range(count):
+        begin = grid.begin(first + i)
+        mask, stored = dataset.id.read_direct_chunk(begin)
+        try:
+            if mask:
+                whole = np.frombuffer(stored, dataset.dtype).reshape(grid.chunk).copy()
+            else:
+                _native.decode_into(stored, whole, tables)
+        except CodecError as error:
+            where = f"{dataset.file.filename}: {dataset.name}, from sample {begin[0]}"
+            raise CodecError(f"{where}: {error}; `solar verify FILE` alone names all such chunks") from None
+        at = i * grid.chunk[0]
+        rows = out[at : at + grid.chunk[0]]
+        rows[...] = whole[tuple(slice(0, length) for length in rows.shape)]
+    return out
+
+
+def _spread(wanted: NDArray[Any], got: NDArray[Any], marks: list[float]) -> tuple[float, float, float]:
+    """The sum of the squares of the differences, the least and the largest value; of finite ones that are no marks."""
+    exact = wanted.ravel().astype(np.float64)
+    real = np.isfinite(exact) & ~np.isin(wanted.ravel(), np.array(marks).astype(wanted.dtype))
+    exact, off = exact[real], got.ravel()[real].astype(np.float64)
+    if not exact.size:
+        return 0.0, math.inf, -math.inf
+    return float(np.square(exact - off).sum()), float(exact.min()), float(exact.max())
+
+
+def _together(name: str, dataset: Any, pieces: list[_Piece]) -> Kept:
+    said = _said(dataset)
+    values, squares = sum(one.values for one in pieces), sum(one.squares for one in pieces)
+    span = max((one.most for one in pieces), default=0.0) - min((one.least for one in pieces), default=0.0)
+    psnr = 20 * math.log10(span / math.sqrt(squares / values)) if squares > 0 and 0 < span < math.inf else math.inf
+    return Kept(
+        name=name,
+        kind=said["kind"],
+        bound=float(said["bound"]),
+        values=values,
+        beyond=sum(one.beyond for one in pieces),
+        first=next((one.first for one in pieces if one.first), ()),
+        largest=max((one.largest for one in pieces), default=0.0),
+        psnr=psnr,
+    )
+
+
+def _said(dataset: Any) -> dict[str, Any]:
+    """What a compressed dataset says of its bound."""
+    try:
+        said: dict[str, Any] = json.loads(dataset.attrs[BOUND])
+        float(said["bound"])
+        str(said["kind"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise LayoutError(f"{dataset.file.filename}: {dataset.name}: its attribute {BOUND} makes no sense") from error
+    return said
+
+
+def store_result(target: str | os.PathLike[str], found: Verified, when: str) -> None:
+    """Writes into the compressed file what was found: attributes of the root and of each compressed dataset."""
+    with h5py.File(target, "r+") as file:
+        said: dict[str, Any] = {"when": when, "holds": found.holds, "differences": len(found.differences)}
+        _set(file, said | {"read_by": found.by})
+        for field in found.fields:
+            facts = {"bound": field.bound, "largest_error": field.largest, "beyond": field.beyond}
+            _set(file[field.name], {"when": when, "holds": field.holds, **facts})
+
+
+def _set(thing: Any, said: dict[str, Any]) -> None:
+    thing.attrs[VERIFIED] = np.bytes_(json.dumps(said))
+
+
+# --- one file ----
+
+
+def _check(path: str, pool: Executor, threads: int, told: Told) -> Checked:
+    with opened(Path(path)) as file:
+        names = list(datasets_of(file))
+        bad: list[BadChunk] = []
+        layouts = []
+        for name in names:
+            try:
+                layouts.append(inspect(path, name, cache=None))
+            except SolarError as error:  # a null dataspace, say, or a type that only libhdf5 knows
+                bad += [replace(one, why=str(error)) for one in _read_through(file, name)]
+        everything = sum(layout.stored_nbytes for layout in layouts)
+        chunks = done = 0
+        with Path(path).open("rb") as raw:
+            for layout in layouts:
+                work = _begun(layout, raw.fileno(), file, pool)
+                for (count, nbytes), found in in_order(work, AHEAD * threads):
+                    chunks, done = chunks + count, done + nbytes
+                    bad += found
+                    told(Progress("check", layout.name, done, everything))
+    return Checked(chunks, everything, tuple(bad))
+
+
+def _begun(
+    layout: Layout, descriptor: int, file: Any, pool: Executor
+) -> Iterator[tuple[tuple[int, int], Future[list[BadChunk]]]]:
+    if layout.reader == "none" or not layout.shape or layout.storage != "chunked":
+        yield (0, layout.stored_nbytes), pool.submit(_read_through, file, layout.name)
+        return
+    each = 256
+    for begin in range(0, len(layout.chunk_offset), each):
+        some = range(begin, min(begin + each, len(layout.chunk_offset)))
+        work = _decode_some if layout.reader == "direct" else _read_some
+        nbytes = int(layout.chunk_nbytes[some.start : some.stop].sum())
+        yield (len(some), nbytes), pool.submit(work, layout, descriptor, file, some)
+
+
+def _read_through(file: Any, name: str) -> list[BadChunk]:
+    """Of what has no chunks that we know all is read, by libhdf5."""
+    try:
+        dataset = file[name]
+        if dataset.shape is not None and dataset.id.get_storage_size():
+            for begin, count in slabs(dataset.shape, dataset.id.get_type().get_size(), AT_ONCE):
+                stored_values(dataset.id, begin, count)
+    except H5_ERRORS as error:
+        return [BadChunk(name, -1, 0, 0, 0, str(error))]
+    return []
+
+
+def _decode_some(layout: Layout, descriptor: int, file: Any, some: range) -> list[BadChunk]:
+    form = layout.forms[0]
+    filters = [(one.id, one.flags, list(one.values)) for one in form.filters]
+    nbytes = math.prod(form.chunk) * layout.dtype.itemsize
+    bad = []
+    for i in some:
+        offset, length = int(layout.chunk_offset[i]), int(layout.chunk_nbytes[i])
+        try:
+            stored = os.pread(descriptor, length, offset)
+            if len(stored) != length:
+                raise LayoutError(f"the file ends {length - len(stored):,} bytes before the chunk does")
+            _native.decode(filters, layout.dtype.itemsize, nbytes, int(layout.chunk_mask[i]), stored)
+        except SolarError as error:
+            bad.append(_bad(layout, i, str(error)))
+    return bad
+
+
+def _read_some(layout: Layout, descriptor: int, file: Any, some: range) -> list[BadChunk]:
+    dataset, bad = file[layout.name], []
+    for i in some:
+        begin = _grid(layout).begin(_number(layout, i))
+        try:
+            dataset[tuple(slice(b, b + c) for b, c in zip(begin, layout.forms[0].chunk, strict=True))]
+        except H5_ERRORS as error:
+            bad.append(_bad(layout, i, str(error)))
+    return bad
+
+
+def _bad(layout: Layout, i: int, why: str) -> BadChunk:
+    number = _number(layout, i)
+    sample = _grid(layout).begin(number)[0]
+    return BadChunk(layout.name, number, int(layout.chunk_offset[i]), int(layout.chunk_nbytes[i]), sample, why)
+
+
+def _grid(layout: Layout) -> Grid:
+    return Grid(layout.shape, layout.forms[0].chunk, layout.dtype.itemsize)
+
+
+def _number(layout: Layout, i: int) -> int:
+    return int(layout.chunk_index[i]) if len(layout.chunk_index) else i

@@ -1,0 +1,188 @@
+"""Which datasets of a file are compressed, how, and why the others are not."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+
+from solar import _native
+from solar.errors import LayoutError
+from solar.io.codec import FILTER, Codec
+from solar.io.grid import Grid, chunk_of
+from solar.io.skeleton import H5_ERRORS, links_of
+
+SMALL = 64 << 10  # bytes of a dataset that is not worth it
+LONG = 16 << 20  # bytes of one with a single axis that is: shorter ones are labels, times, positions
+SPARSE = 4  # times as much as was written, if all values were
+REST = None  # in a Mapping of codecs: that of datasets it does not name
+
+Codecs = Mapping[str | None, Codec | None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A dataset to be compressed, or compressed already."""
+
+    name: str  # its path, from the root
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]  # as it will be stored: little-endian
+    chunk: tuple[int, ...]
+    codec: Codec  # as asked, until its bound is absolute and its tables trained
+    asked: Codec
+    stored_rows: int  # of a chunk of the original
+    stored_nbytes: int  # of the original
+    span: float = 0.0  # of its finite values, where a relative bound asked
+
+    @property
+    def grid(self) -> Grid:
+        """Its chunks."""
+        return Grid(self.shape, self.chunk, self.dtype.itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def filter_values(self) -> tuple[int, ...]:
+        """What its filter message holds."""
+        return self.codec.filter_values
+
+
+@dataclass(frozen=True)
+class Left:
+    """A dataset that is copied as it is, and why."""
+
+    name: str
+    reason: str
+    nbytes: int  # as it is stored
+
+
+def select(file: Any, codecs: Codecs, chunk_samples: int | None = None) -> tuple[list[Part], list[Left]]:
+    """What of an open file is compressed, and what is left as it is, both in the order of the file's links.
+
+    `codecs` has the codec of each dataset named (None: leave it), and under REST that of all others with samples.
+    """
+    found = datasets_of(file)
+    named = {_known(name, found): codec for name, codec in codecs.items() if name is not REST}
+    parts, left = [], []
+    for name, dataset in found.items():
+        codec = named.get(name, codecs.get(REST))
+        must = name in named and codec is not None
+        try:
+            reason = _refused(dataset) or ("" if must else _not_samples(dataset))
+        except H5_ERRORS as error:
+            reason = f"it cannot be read: {error}"
+        if must and reason:
+            raise LayoutError(f"{file.filename}: {name} cannot be compressed: {reason}; leave it out of the fields")
+        if codec is None:
+            reason = "you said so" if name in named else "not among the fields named"
+        if codec is None or reason:
+            left.append(Left(name, reason, dataset.id.get_storage_size()))
+        else:
+            parts.append(_part(name, dataset, codec, chunk_samples))
+    return parts, left
+
+
+def datasets_of(file: Any) -> dict[str, Any]:
+    """Every dataset that hard links lead to from the root, by the first path to it."""
+    found: dict[str, Any] = {}
+    seen = {h5py.h5o.get_info(file["/"].id).addr}
+    pending = [(b"", iter(links_of(file["/"].id)))]
+    while pending:
+        path, links = pending[-1]
+        for name, info in links:
+            child = path + b"/" + name
+            if info.type != h5py.h5l.TYPE_HARD:
+                continue
+            made = h5py.h5o.open(file.id, child)
+            address = h5py.h5o.get_info(made).addr
+            if address in seen:
+                continue
+            seen.add(address)
+            if isinstance(made, h5py.h5d.DatasetID):
+                found[child.decode("utf-8", "surrogateescape")] = h5py.Dataset(made)
+            elif isinstance(made, h5py.h5g.GroupID):
+                pending.append((child, iter(links_of(made))))
+                break
+        else:
+            pending.pop()
+    return found
+
+
+def _known(name: str | None, found: Mapping[str, Any]) -> str:
+    path = "/" + (name or "").strip("/")
+    if path in found:
+        return path
+    near = difflib.get_close_matches(path, found, 1)
+    hint = f"did you mean {near[0]}?" if near else "`solar inspect` lists what there is"
+    raise LayoutError(f"there is no dataset {path} to be compressed; {hint}")
+
+
+def _refused(dataset: Any) -> str:
+    """Why a dataset cannot be compressed; empty if it can."""
+    kind = dataset.id.get_type()
+    if kind.get_class() not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT):
+        return "its values are no numbers"
+    try:
+        dtype = dataset.dtype
+    except (KeyError, TypeError, ValueError) as error:
+        return f"its type is none that h5py knows: {error}"
+    if dtype.kind not in "iuf" or dtype.str[1:] == "f2" or dtype.itemsize > 8 or h5py.check_dtype(enum=dtype):
+        return f"its values are of type {dtype}: the codec takes float32, float64 and integers of 8 to 64 bits"
+    if not kind.equal(h5py.h5t.py_create(dtype)):
+        return "its numbers are of an unusual form"
+    if dataset.shape == ():
+        return "it is a single value"
+    if dataset.shape is None or 0 in dataset.shape:
+        return "it has no values"
+    return ""
+
+
+def _not_samples(dataset: Any) -> str:
+    """Why a dataset that nobody named is left as it is; empty if it holds samples."""
+    plan = dataset.id.get_create_plist()
+    layout = plan.get_layout()
+    if is_ours(dataset):
+        return "solar compressed it already"
+    if layout == h5py.h5d.VIRTUAL or plan.get_external_count():
+        return "its values lie in other files"
+    if dataset.is_scale or dataset.attrs.get("CLASS") in (b"DIMENSION_SCALE", "DIMENSION_SCALE"):
+        return "it is the scale of an axis"
+    nbytes = dataset.size * dataset.dtype.itemsize
+    if nbytes < SMALL:
+        return "it is small"
+    if dataset.ndim == 1 and nbytes < LONG:
+        return "it has a single axis"
+    stored = dataset.id.get_storage_size()
+    if stored == 0:
+        return "nothing was written to it"
+    if layout == h5py.h5d.CHUNKED:
+        written = dataset.id.get_num_chunks() * math.prod(dataset.chunks) * dataset.dtype.itemsize
+        if nbytes > SPARSE * written:
+            return "most of it was never written"
+    return ""
+
+
+def is_ours(dataset: Any) -> bool:
+    """Whether its chunks are in our own format."""
+    plan = dataset.id.get_create_plist()
+    try:
+        return any(plan.get_filter(i)[0] == FILTER for i in range(plan.get_nfilters()))
+    except AssertionError:  # h5py, of a filter with more than 256 values
+        found = _native.read_metadata(dataset.file.filename, dataset.name)["datasets"]
+        return any(number == FILTER for number, _, _ in found[0]["filters"])
+
+
+def _part(name: str, dataset: Any, codec: Codec, chunk_samples: int | None) -> Part:
+    dtype = dataset.dtype.newbyteorder("<")
+    chunk = chunk_of(dataset.shape, dtype.itemsize, chunk_samples)
+    rows = dataset.chunks[0] if dataset.chunks else 1
+    stored = dataset.id.get_storage_size()
+    return Part(name, dataset.shape, np.dtype(dtype), chunk, codec, codec, rows, stored)

@@ -1,0 +1,187 @@
+"""`solar compress --advise`: what bounds and coders would bring, tried on chunks from all over the file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from solar.cli import quantities, words
+from solar.cli.plan import ASSUMED
+from solar.errors import LayoutError
+from solar.io import profile
+from solar.io.codec import Codec
+from solar.io.hdf5 import inspect
+from solar.io.selection import REST, Part
+from solar.io.store import opened
+from solar.io.trials import Trial, candidates, settings, tried
+from solar.planner import order, simulate
+from solar.planner.units import Units, of_layout, uniform
+from solar.values import Outcome, Storage, World
+
+EPOCHS = 3
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What the planner makes of a dataset that takes so many bytes."""
+
+    share: float  # of it that the memory has room for
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What was tried on one dataset."""
+
+    part: Part
+    trials: list[tuple[Trial, Gain | None]]
+    now: Gain | None  # as it is stored
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("before it is done")
+    group.add_argument("--advise", action="store_true", help="tries bounds and coders on some chunks; writes nothing")
+    group.add_argument("--memory", metavar="SIZE", type=quantities.size, help="for samples: what an epoch would cost")
+    group.add_argument("--batch-size", metavar="B", type=quantities.count, default=64, help="samples a step (64)")
+
+
+def run(arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]) -> int:
+    path = arguments.source
+    storage, source = _storage(path)
+    with opened(Path(path)) as file:
+        named = [name for name, codec in codecs.items() if name is not REST and codec is not None]
+        found = []
+        for name in candidates(file, named):
+            asked = list(settings(codecs.get(name, codecs.get(REST))))
+            part, trials = tried(path, file, name, asked, arguments.chunk_samples)
+            found.append(_advice(path, part, trials, arguments, storage))
+    if not found:
+        raise LayoutError(f"{path}: it has no samples to be compressed; `solar inspect {path}` shows what it has")
+    if arguments.json:
+        print(json.dumps(as_json(path, found, arguments, storage), indent=1))
+    else:
+        for line in as_text(found, arguments, storage, source):
+            print(line)
+    return 0
+
+
+def _storage(path: str) -> tuple[Storage, str]:
+    stored = profile.default_path(path)
+    if stored.exists():
+        return profile.load(stored), f"profile {stored}"
+    return ASSUMED, "assumed: measure yours with `solar probe`"
+
+
+def _advice(path: str, part: Part, trials: list[Trial], arguments: argparse.Namespace, storage: Storage) -> Advice:
+    memory = arguments.memory
+    if memory is None:
+        return Advice(part, [(trial, None) for trial in trials], None)
+    rows, samples = part.chunk[0], part.shape[0]
+    sample = part.nbytes // samples
+    gains: list[tuple[Trial, Gain | None]] = []
+    for trial in trials:
+        units = uniform(samples, sample, per_unit=rows, stored=max(1, math.ceil(sample * rows / trial.ratio)))
+        gains.append((trial, _gain(units, memory, arguments.batch_size, storage)))
+    now = of_layout(inspect(path, part.name, cache=None))
+    return Advice(part, gains, _gain(now, memory, arguments.batch_size, storage))
+
+
+def _gain(units: Units, memory: int, batch: int, storage: Storage) -> Gain:
+    shuffled = order.distributed(units.samples, seed=0, ranks=1)
+    found = simulate(shuffled, units, World(0, 1), batch=batch, memory=memory, storage=storage)
+    return Gain(min(1.0, memory / max(1, units.total_nbytes)), found.outcome)
+
+
+# --- what is said ----
+
+
+def as_json(path: str, found: list[Advice], arguments: argparse.Namespace, storage: Storage) -> dict[str, Any]:
+    """The answer of --json; its keys are listed in DETAILS of compress."""
+    numbers = {"latency": storage.latency, "bandwidth": storage.bandwidth, "iops": storage.iops}
+    return {
+        "version": 1,
+        "file": path,
+        "memory": arguments.memory,
+        "batch": arguments.batch_size,
+        "storage": numbers,
+        "datasets": [
+            {
+                "name": one.part.name,
+                "samples": one.part.shape[0],
+                "sample_nbytes": one.part.nbytes // one.part.shape[0],
+                "stored_nbytes": one.part.stored_nbytes,
+                "now": _gain_as_json(one.now),
+                "trials": [_trial_as_json(trial) | _gain_as_json(gain) for trial, gain in one.trials],
+            }
+            for one in found
+        ],
+    }
+
+
+def _trial_as_json(trial: Trial) -> dict[str, Any]:
+    psnr = None if math.isinf(trial.psnr) else trial.psnr
+    said = {"setting": _setting(trial.codec), "coder": trial.codec.coder, "bound": trial.bound, "ratio": trial.ratio}
+    return said | {"encode": trial.encode, "decode": trial.decode, "largest_error": trial.largest, "psnr": psnr}
+
+
+def _gain_as_json(gain: Gain | None) -> dict[str, Any]:
+    if gain is None:
+        return {}
+    return {"memory_share": gain.share, "scans": gain.outcome.scans, "seconds": gain.outcome.seconds}
+
+
+def _setting(codec: Codec) -> str:
+    return codec.kind if codec.kind == "lossless" else f"{codec.kind}={codec.bound:g}"
+
+
+def as_text(found: list[Advice], arguments: argparse.Namespace, storage: Storage, source: str) -> Iterator[str]:
+    """The lines for people."""
+    for one in found:
+        part = one.part
+        yield (
+            f"{words.printable(part.name)}  {words.times(part.shape)} {part.dtype.name}, {words.size(part.nbytes)}, "
+            f"stored in {words.size(part.stored_nbytes)}"
+        )
+        yield from _table(one)
+        yield ""
+    yield "Bounds of rel= are of the range of the chunks tried. Rates are of one thread, in bytes of values."
+    if arguments.memory is not None:
+        rates = f"{storage.bandwidth / 1e9:.3g} GB/s and {storage.iops:,.0f} requests/s"
+        memory = f"batches of {arguments.batch_size} and {words.size(arguments.memory)} of memory"
+        yield f"An epoch with {memory}, from storage of {rates} ({words.printable(source)})."
+    else:
+        yield "--memory SIZE shows what an epoch would cost with so much memory for samples."
+
+
+def _table(one: Advice) -> Iterator[str]:
+    head = ["", "coder", "bound", "ratio", "encode", "decode", "off by", "PSNR"]
+    rows = [head + (["in memory", "scans", "epoch"] if one.now else [])]
+    if one.now:
+        rows.append(["as it is", *[""] * 7, *_gain_in_words(one.now)])
+    for trial, gain in one.trials:
+        rows.append(
+            [
+                _setting(trial.codec),
+                trial.codec.coder,
+                f"{trial.bound:.3g}" if trial.bound else "",
+                f"{trial.ratio:.1f}",
+                f"{trial.encode / 1e9:.2f} GB/s",
+                f"{trial.decode / 1e9:.1f} GB/s",
+                f"{trial.largest:.3g}" if trial.largest else "nothing",
+                "" if math.isinf(trial.psnr) else f"{trial.psnr:.1f} dB",
+                *(_gain_in_words(gain) if gain else []),
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, coder, *facts in rows:
+        columns = (fact.rjust(width) for fact, width in zip(facts, widths[2:], strict=True))
+        yield "  ".join(["  " + first.ljust(widths[0]), coder.ljust(widths[1]), *columns])
+
+
+def _gain_in_words(gain: Gain) -> list[str]:
+    return [f"{gain.share:.0%}", f"{gain.outcome.scans:.2g}", quantities.duration(gain.outcome.seconds)]

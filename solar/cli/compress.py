@@ -1,0 +1,235 @@
+"""Writes an HDF5 file again, its samples in few bytes, each value within a bound; all else is kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from solar.cli import advise, quantities, words
+from solar.cli.gather import Ranks, together
+from solar.cli.progress import Shown, ended_in_order
+from solar.errors import PlanError, SolarError
+from solar.io.codec import CODERS, PREDICTORS, Codec, parse
+from solar.io.selection import REST, SMALL
+from solar.io.shares import compress_together
+from solar.io.store import Stored, compress
+from solar.io.unfinished import leftovers
+
+DETAILS = """\
+The bounds: --abs E, no value is off by more than E; --rel E, by more than E x (largest - smallest) of the data set,
+fill values and what is missing left aside; --lossless, every bit comes back. --field sets single data sets:
+
+  solar compress in.h5 out.h5 --rel 1e-4 --field counts:lossless,phase:abs=1e-3,coder=pack,labels:keep
+
+Data sets of numbers with samples of their own are compressed (two axes or more, or a long one); small ones, scales of
+axes, text and what would not be smaller are copied as they are. --field names what else is to be compressed.
+A run that was ended goes on when the same command is given again. `solar verify IN OUT` checks the result.
+Under mpiexec, srun or torchrun all ranks encode, and rank 0 writes: mpiexec -n 8 solar compress in.h5 out.h5 --rel 1e-4
+
+keys of --json: version (1), file, nbytes, seconds, again (bytes of values that an earlier run had encoded), datasets
+  ([{name, kind, asked, bound, coder, samples, chunk, nbytes, original_nbytes, stored_nbytes, ratio}]), left ([{name,
+  reason, nbytes}]), lost ([text]); with --advise: version, file, memory, batch, storage, datasets ([{name, samples,
+  sample_nbytes, stored_nbytes, now ({memory_share, scans, seconds} as it is), trials ([{setting, coder, bound, ratio,
+  encode, decode, largest_error, psnr, memory_share, scans, seconds}])}]); the last three only with --memory
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("source", metavar="IN", help="an HDF5 file")
+    add("target", metavar="OUT", nargs="?", help="the file to be written")
+    bounds = parser.add_argument_group("how exact").add_mutually_exclusive_group()
+    bounds.add_argument("--abs", metavar="E", type=_bound, help="no value is off by more than E")
+    bounds.add_argument(
+        "--rel", metavar="E", type=_bound, help="no value is off by more than E times the data set's range"
+    )
+    bounds.add_argument("--lossless", action="store_true", help="every bit comes back")
+    add("--field", metavar="NAME:HOW,...", action="append", default=[], help="of single data sets: x:abs=1e-3,y:keep")
+    add("--coder", choices=CODERS, default="auto", help="pack decodes fastest, dense is smallest (auto: smallest)")
+    add("--predictor", choices=PREDICTORS, default="auto", help="what values are foretold from (auto: tried)")
+    add("--chunk-samples", metavar="K", type=quantities.count, help="samples in a chunk (1, or several small ones)")
+    add("--threads", metavar="N", type=quantities.count, help="that encode (as many as there are processors)")
+    add("--force", action="store_true", help="overwrites OUT, and forgets what an earlier run left")
+    add("--quiet", action="store_true", help="shows no progress")
+    add("--json", action="store_true", help="for programs: one JSON object")
+    advise.add_arguments(parser)
+
+
+def _bound(text: str) -> float:
+    try:
+        value = Codec("abs", float(text)).bound
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: a bound is a number above 0, such as 1e-3 ({error})") from None
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: a bound of 0 would keep every bit: say --lossless")
+    return value
+
+
+def run(arguments: argparse.Namespace) -> int:
+    codecs = _codecs(arguments)
+    if arguments.advise:
+        return advise.run(arguments, codecs)
+    if arguments.target is None:
+        raise PlanError("where to? Give IN and OUT; --advise alone needs no OUT")
+    if not any(codecs.values()):
+        raise PlanError(
+            "how exact? Give --abs E, --rel E, --lossless, or --field NAME:HOW; `solar compress --advise IN` tries some"
+        )
+    with together() as ranks:
+        try:
+            stored = _compressed(arguments, codecs, ranks)
+        except SolarError as error:
+            print(f"solar: {ranks.name}{words.printable(str(error))}", file=sys.stderr)
+            ranks.give_up()
+            return 1
+    if stored is None:  # rank 0 has it, and prints
+        return 0
+    if arguments.json:
+        print(json.dumps(as_json(arguments.target, stored), indent=1))
+    else:
+        for line in as_text(arguments.target, stored):
+            print(line)
+    return 0
+
+
+def _compressed(arguments: argparse.Namespace, codecs: dict[str | None, Codec | None], ranks: Ranks) -> Stored | None:
+    shown = Shown(arguments.quiet or arguments.json or ranks.rank > 0)
+    how: dict[str, Any] = {"chunk_samples": arguments.chunk_samples, "threads": arguments.threads, "told": shown}
+    paths = arguments.source, arguments.target
+    try:
+        with ended_in_order():
+            if ranks.ranks > 1:
+                return compress_together(ranks, *paths, codecs, force=arguments.force, **how)
+            return compress(*paths, codecs, force=arguments.force, **how)
+    except (KeyboardInterrupt, SystemExit):
+        shown.close()
+        if ranks.rank == 0:
+            print(_stopped(Path(arguments.target)), file=sys.stderr)
+        raise
+    finally:
+        shown.close()
+
+
+def _stopped(target: Path) -> str:
+    left = leftovers(target)
+    chunks = max((one.first + one.chunks for one in left), default=0)
+    for one in left:
+        one.close()
+    if not left:
+        return "stopped: nothing is left of it"
+    return (
+        f"stopped: {words.count(chunks, 'chunk')} are kept in {left[-1].path}; "
+        "the same command goes on from there, --force begins anew"
+    )
+
+
+# --- what is asked ----
+
+
+def _codecs(arguments: argparse.Namespace) -> dict[str | None, Codec | None]:
+    settings = {"coder": arguments.coder, "predictor": arguments.predictor}
+    codecs: dict[str | None, Codec | None] = {}
+    if arguments.lossless:
+        codecs[REST] = Codec("lossless", **settings)
+    elif arguments.abs is not None or arguments.rel is not None:
+        kind, bound = ("abs", arguments.abs) if arguments.abs is not None else ("rel", arguments.rel)
+        codecs[REST] = Codec(kind, bound, **settings)
+    for text in arguments.field:
+        for name, how in _fields(text):
+            if name in codecs:
+                raise PlanError(f"--field {text}: {name} is there twice")
+            codecs[name] = None if how == "keep" else _parsed(name, how, settings)
+    return codecs
+
+
+def _fields(text: str) -> Iterator[tuple[str, str]]:
+    """The names and settings of x:abs=1e-3,coder=pack,y:lossless; a name may have colons, but no commas."""
+    found: list[list[str]] = []
+    for piece in text.split(","):
+        name, colon, how = piece.rpartition(":")
+        if colon and name.strip("/ "):
+            found.append(["/" + name.strip("/ "), how])
+        elif found:
+            found[-1][1] += "," + piece
+        else:
+            raise PlanError(f"--field {text}: write NAME:abs=E, NAME:rel=E, NAME:lossless or NAME:keep")
+    yield from ((name, how.strip()) for name, how in found)
+
+
+def _parsed(name: str, how: str, settings: dict[str, str]) -> Codec:
+    said = ",".join([how, *(f"{key}={value}" for key, value in settings.items() if f"{key}=" not in how)])
+    try:
+        codec = parse(said)
+    except ValueError as error:
+        raise PlanError(f"--field {name}:{how}: {error}, or NAME:keep") from None
+    if codec.kind != "lossless" and codec.bound == 0:
+        raise PlanError(f"--field {name}:{how}: a bound of 0 would keep every bit: say {name}:lossless")
+    return codec
+
+
+# --- what is said ----
+
+
+def as_json(target: str, stored: Stored) -> dict[str, Any]:
+    """The answer of --json; its keys are listed in DETAILS."""
+    return {
+        "version": 1,
+        "file": target,
+        "nbytes": stored.nbytes,
+        "seconds": stored.seconds,
+        "again": stored.again,
+        "datasets": [
+            {
+                "name": part.name,
+                "kind": part.asked.kind,
+                "asked": part.asked.bound,
+                "bound": part.codec.bound,
+                "coder": part.asked.coder,
+                "samples": part.shape[0],
+                "chunk": part.chunk,
+                "nbytes": part.nbytes,
+                "original_nbytes": part.stored_nbytes,
+                "stored_nbytes": nbytes,
+                "ratio": part.nbytes / max(nbytes, 1),
+            }
+            for part, nbytes in stored.parts
+        ],
+        "left": [{"name": one.name, "reason": one.reason, "nbytes": one.nbytes} for one in stored.left],
+        "lost": list(stored.lost),
+    }
+
+
+def as_text(target: str, stored: Stored) -> Iterator[str]:
+    """The lines for people."""
+    for part, nbytes in stored.parts:
+        what = f"{words.printable(part.name)}  {words.times(part.shape)} {part.dtype.name}"
+        small = f"{words.size(part.nbytes)} in {words.size(nbytes)}, {part.nbytes / max(nbytes, 1):.3g}:1"
+        yield f"{what}  {bound_in_words(part.asked, part.codec)}: {small}"
+    large = [one for one in stored.left if one.nbytes >= SMALL][:SHOWN]
+    for one in large:
+        yield f"{words.printable(one.name)}  copied, {words.size(one.nbytes)}: {words.printable(one.reason)}"
+    if others := len(stored.left) - len(large):
+        yield f"{words.count(others, 'other dataset')} copied as stored (--json says why)"
+    for text in stored.lost:
+        yield f"not kept: {words.printable(text)}"
+    values = sum(part.nbytes for part, _ in stored.parts) - stored.again
+    again = f", {words.size(stored.again)} of values were encoded before" if stored.again else ""
+    yield (
+        f"{words.printable(target)}: {words.size(stored.nbytes)} in {quantities.duration(stored.seconds)}, "
+        f"{values / max(stored.seconds, 1e-9) / 1e6:,.0f} MB/s{again}"
+    )
+
+
+SHOWN = 8  # large datasets that are copied as they are, one line each
+
+
+def bound_in_words(asked: Codec, codec: Codec) -> str:
+    """What a bound is: lossless; within 0.001; within 0.0173 (rel 0.0001)."""
+    if asked.kind == "lossless":
+        return "lossless"
+    relative = f" (rel {asked.bound:g})" if asked.kind == "rel" else ""
+    return f"within {codec.bound:.4g}{relative}"

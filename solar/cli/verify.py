@@ -1,0 +1,111 @@
+"""Whether a compressed file holds what its original holds; or, of one file, whether every chunk can be decoded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import import_module
+from typing import Any
+
+from solar.cli import quantities, words
+from solar.cli.progress import Shown, ended_in_order
+from solar.io.audit import Checked, Verified, store_result, verify
+
+DETAILS = """\
+The original is read by h5py, the compressed file by solar's decoder, chunk by chunk, and by libhdf5, too, where it has
+the plug-in. Every value is compared, and links, types, attributes, fill values and what was copied as it is. The result
+goes into OUT as attributes `solar_verified` of the root and of each compressed data set, unless --no-store is given.
+The exit code is 0 where everything holds, and 1 where anything does not.
+
+keys of --json, of two files: version (1), holds, fields ([{name, kind, bound, values, beyond, first, largest, psnr}]),
+  differences ([text]), by (who read OUT); of one: version, holds, chunks, nbytes, bad ([{name, chunk, offset, nbytes,
+  sample, why}])
+"""
+SHOWN = 20  # bad chunks that have a line
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("source", metavar="IN", help="the original; or, alone, the file to be checked")
+    add("target", metavar="OUT", nargs="?", help="the compressed file")
+    add("--no-store", action="store_true", help="leaves OUT as it is")
+    add("--threads", metavar="N", type=quantities.count, help="that decode (as many as there are processors)")
+    add("--quiet", action="store_true", help="shows no progress")
+    add("--json", action="store_true", help="for programs: one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with suppress(ImportError):
+        import_module("solar.filters")  # lets libhdf5 find the plug-in
+    shown = Shown(arguments.quiet or arguments.json)
+    try:
+        with ended_in_order():
+            found = verify(arguments.source, arguments.target, threads=arguments.threads, told=shown)
+    finally:
+        shown.close()
+    if isinstance(found, Verified) and not arguments.no_store:
+        _store(arguments.target, found)
+    if arguments.json:
+        print(json.dumps(as_json(found), indent=1))
+    else:
+        for line in as_text(found, arguments):
+            print(line)
+    return 0 if found.holds else 1
+
+
+def _store(target: str, found: Verified) -> None:
+    try:
+        store_result(target, found, datetime.now(UTC).isoformat(timespec="seconds"))
+    except OSError as error:
+        text = f"solar: the result is not stored in {target}: {error}; --no-store is for files that are not yours"
+        print(words.printable(text), file=sys.stderr)
+
+
+def as_json(found: Verified | Checked) -> dict[str, Any]:
+    """The answer of --json; its keys are listed in DETAILS."""
+    said = asdict(found)
+    for field in said.get("fields", ()):
+        field["psnr"] = None if math.isinf(field["psnr"]) else field["psnr"]
+    return {"version": 1, "holds": found.holds} | said
+
+
+def as_text(found: Verified | Checked, arguments: argparse.Namespace) -> Iterator[str]:
+    """The lines for people."""
+    if isinstance(found, Checked):
+        yield from _chunks(found, arguments.source)
+        return
+    for field in found.fields:
+        name = words.printable(field.name)
+        if not field.holds:
+            yield (
+                f"{name}  {field.beyond:,} of {field.values:,} values are off by more than {field.bound:.6g}: "
+                f"by up to {field.largest:.6g}, the first at {list(field.first)}"
+            )
+        elif field.bound == 0:
+            yield f"{name}  all of {field.values:,} values are the same, bit for bit"
+        else:
+            quality = "" if math.isinf(field.psnr) else f", PSNR {field.psnr:.1f} dB"
+            yield f"{name}  off by {field.largest:.6g} at most, {field.bound:.6g} was allowed{quality}"
+    for text in found.differences[:SHOWN]:
+        yield words.printable(text)
+    if len(found.differences) > SHOWN:
+        yield f"and {len(found.differences) - SHOWN:,} more differences (--json lists them)"
+    verdict = "holds" if found.holds else "does not hold"
+    source, target = words.printable(arguments.source), words.printable(arguments.target)
+    yield f"{target} {verdict} what {source} does, as read by {' and '.join(found.by)}"
+
+
+def _chunks(found: Checked, path: str) -> Iterator[str]:
+    for one in found.bad[:SHOWN]:
+        where = f"chunk {one.chunk:,} (from sample {one.sample:,}), {one.nbytes:,} bytes at {one.offset:,}"
+        yield f"{words.printable(one.name)}  {where if one.chunk >= 0 else 'all of it'}: {words.printable(one.why)}"
+    if len(found.bad) > SHOWN:
+        yield f"and {len(found.bad) - SHOWN:,} more bad chunks (--json lists them)"
+    verdict = "all can be decoded" if found.holds else f"{len(found.bad):,} cannot be read"
+    yield f"{words.printable(path)}: {words.count(found.chunks, 'chunk')}, {words.size(found.nbytes)}: {verdict}"

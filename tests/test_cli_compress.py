@@ -1,0 +1,217 @@
+"""`solar compress`: what it asks, prints and advises."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from kit import settle
+from store_kit import smooth
+
+from solar import read
+from solar.cli import main
+
+Make = Callable[..., str]
+
+
+@pytest.fixture
+def scan(make: Make) -> str:
+    counts = np.random.default_rng(0).poisson(2, (40, 40, 40)).astype("u2")
+    path = make("a.h5", field=smooth(40, 40, 40), counts=counts, label=np.arange(40))
+    settle(path)
+    return path
+
+
+def test_people_are_told_what_became_of_each_dataset(
+    scan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compress", scan, str(tmp_path / "b.h5"), "--rel", "1e-3", "--field", "counts:lossless"]) == 0
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert any(line.startswith("/field  40 × 40 × 40 float32  within ") and "(rel 0.001)" in line for line in lines)
+    assert any(line.startswith("/counts  40 × 40 × 40 uint16  lossless: 125 KiB in ") for line in lines)
+    assert "1 other dataset copied as stored (--json says why)" in lines
+    assert lines[-1].startswith(f"{tmp_path / 'b.h5'}: ")
+    assert shown.err == ""  # done before the first line of progress is due
+
+
+def test_the_keys_of_the_answer_are_fixed(scan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "b.h5")
+    line = ["compress", scan, out, "--abs", "1e-2", "--coder", "pack", "--chunk-samples", "5", "--json"]
+    assert main([*line, "--field", "field:rel=1e-3,coder=dense,label:keep"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [*answer] == ["version", "file", "nbytes", "seconds", "again", "datasets", "left", "lost"]
+    assert answer["nbytes"] == Path(out).stat().st_size
+    counts, field = answer["datasets"]
+    assert [*counts] == [
+        *("name", "kind", "asked", "bound", "coder", "samples", "chunk", "nbytes", "original_nbytes", "stored_nbytes"),
+        "ratio",
+    ]
+    assert (counts["name"], counts["kind"], counts["bound"], counts["coder"]) == ("/counts", "abs", 0.01, "pack")
+    assert (field["kind"], field["asked"], field["coder"], field["chunk"]) == ("rel", 1e-3, "dense", [5, 40, 40])
+    values = read(scan, "field").astype("f8")
+    assert field["bound"] == 1e-3 * (values.max() - values.min())
+    assert answer["left"] == [{"name": "/label", "reason": "you said so", "nbytes": 320}]
+    with h5py.File(out) as file:
+        said = json.loads(file["field"].attrs["solar_bound"])
+        assert said["bound"] == field["bound"]
+
+
+def test_only_what_is_named_is_compressed_without_a_bound_for_all(
+    scan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [
+        "compress",
+        scan,
+        str(tmp_path / "b.h5"),
+        "--field",
+        "label:lossless",
+        "--field",
+        "/counts/:abs=2",
+        "--json",
+    ]
+    assert main(line) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in answer["datasets"]] == ["/counts", "/label"]
+    assert answer["left"][0]["reason"] == "not among the fields named"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--abs", "0"], "a bound of 0 would keep every bit: say --lossless"),
+        (["--abs", "-0.0"], "say --lossless"),
+        (["--rel", "nan"], "'nan': a bound is a number above 0"),
+        (["--abs", "1e999"], "a bound is a number above 0"),
+        (["--abs", "-1"], "a bound is a number above 0"),
+        (["--abs", "tiny"], "a bound is a number above 0"),
+        (["--abs", "1", "--lossless"], "not allowed with"),
+        (["--lossless", "--coder", "sz3"], "invalid choice: 'sz3'"),
+        (["--lossless", "--threads", "0"], "argument --threads: '0'"),
+        (["--lossless", "--chunk-samples", "-3"], "argument --chunk-samples"),
+    ],
+)
+def test_what_makes_no_sense_names_the_option(
+    arguments: list[str], why: str, scan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["compress", scan, str(tmp_path / "b.h5"), *arguments])
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "how exact? Give --abs E"),
+        (["--field", "field"], "write NAME:abs=E"),
+        (["--field", "field:"], "there is no setting ''"),
+        (["--field", "field:abs=0"], "a bound of 0 would keep every bit: say /field:lossless"),
+        (["--field", "field:abs=1,rel=2"], "must name one of"),
+        (["--field", "field:lossy"], "or NAME:keep"),
+        (["--field", "field:abs=1", "--field", "field:keep"], "/field is there twice"),
+        (["--field", "feld:abs=1"], "there is no dataset /feld to be compressed; did you mean /field?"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    arguments: list[str], why: str, scan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compress", scan, str(tmp_path / "b.h5"), *arguments]) == 1
+    said = capsys.readouterr().err
+    assert why in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "b.h5").exists()
+
+
+def test_an_existing_file_is_overwritten_by_force_only(
+    scan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "b.h5").write_text("precious")
+    line = ["compress", scan, str(tmp_path / "b.h5"), "--lossless"]
+    assert main(line) == 1
+    assert "--force to overwrite it" in capsys.readouterr().err
+    assert main([*line, "--force"]) == 0
+    assert np.array_equal(read(tmp_path / "b.h5", "counts"), read(scan, "counts"))
+
+
+def test_names_that_would_command_a_terminal_are_printed_harmlessly(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make("a.h5", **{"evil\x1b[2J": smooth(20, 40, 40), "\x1b]0;x": np.arange(3)})
+    assert main(["compress", path, str(tmp_path / "b.h5"), "--abs", "1e-2"]) == 0
+    assert main(["verify", path, str(tmp_path / "b.h5")]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_line_now_and_then_or_a_bar_on_a_terminal(
+    scan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("solar.cli.progress.EVERY", 0.0)
+    line = ["compress", scan, str(tmp_path / "b.h5"), "--rel", "1e-3", "--force"]
+    assert main(line) == 0
+    said = capsys.readouterr().err
+    assert re.search(r"^looking for the range 100% · [\d,]+ MB/s", said, re.MULTILINE)
+    assert re.search(r"^compressing 100% · [\d,]+ MB/s · \d[\d.]*:1 · .* left$", said, re.MULTILINE)
+    assert main([*line, "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    for there in (True, False):
+        screen = Terminal()
+        monkeypatch.setattr("sys.stderr", screen)
+        monkeypatch.setattr("solar.cli.progress.find_spec", lambda _, there=there: object() if there else None)
+        assert main(line) == 0
+        assert main(["verify", scan, str(tmp_path / "b.h5")]) == 0
+        shown = screen.getvalue()
+        assert "compressing" in shown
+        assert "comparing" in shown
+
+
+# --- advice ----
+
+
+def test_advice_has_bounds_and_coders_with_their_costs(scan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path(scan).stat()
+    assert main(["compress", "--advise", scan, "--memory", "100k", "--batch-size", "4", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [*answer] == ["version", "file", "memory", "batch", "storage", "datasets"]
+    assert [one["name"] for one in answer["datasets"]] == ["/counts", "/field"]
+    field = answer["datasets"][1]
+    settings = [(one["setting"], one["coder"]) for one in field["trials"]]
+    assert settings == [
+        (how, coder)
+        for how in ("lossless", "rel=1e-05", "rel=0.0001", "rel=0.001", "rel=0.01")
+        for coder in ("pack", "dense")
+    ]
+    for one in field["trials"]:
+        assert one["largest_error"] <= one["bound"]
+        assert one["encode"] > 0 < one["decode"]
+        assert 0 < one["memory_share"] <= 1
+    ratios = [one["ratio"] for one in field["trials"] if one["coder"] == "dense"]
+    assert ratios == sorted(ratios)
+    seconds = [one["seconds"] for one in field["trials"] if one["coder"] == "dense"]
+    assert seconds[-1] < seconds[0] <= field["now"]["seconds"]
+    assert all(one["scans"] >= 0 for one in field["trials"])
+    assert Path(scan).stat() == before or Path(scan).stat().st_mtime == before.st_mtime
+
+
+def test_advice_is_of_the_bound_and_the_field_asked_for(scan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compress", "--advise", scan, "--field", "field:abs=0.5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("/field  40 × 40 × 40 float32, 250 KiB, stored in 250 KiB")
+    assert [line.split()[:2] for line in lines[2:4]] == [["abs=0.5", "pack"], ["abs=0.5", "dense"]]
+    assert lines[-1].startswith("--memory SIZE")
+    assert not any("/counts" in line for line in lines)
+
+
+def test_advice_for_what_has_no_samples_is_an_error(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compress", "--advise", make("a.h5", x=np.arange(4))]) == 1
+    assert "it has no samples to be compressed" in capsys.readouterr().err
