@@ -240,3 +240,14 @@ def test_files_lie_far_from_each_other(tmp_path: Path) -> None:
     units = of_layout(solar.inspect(paths, "x"))
     assert units.samples == 15
     assert np.count_nonzero(np.diff(units.offset) > 1 << 39) == 2
+
+
+@pytest.mark.parametrize(("ranks", "per_node"), [(1, 1), (4, 4), (16, 4)])
+def test_where_bytes_decide_no_more_is_read_than_nopfs_publishes(ranks: int, per_node: int) -> None:
+    # With memory for half of the samples no policy reads fewer than half an epoch; NoPFS reports 1.03 times that.
+    samples, nodes = 40_000, ranks // per_node
+    made = simulate(
+        order.distributed(samples, ranks=ranks), uniform(samples, 65536), World(0, ranks, 0, per_node), batch=16,
+        memory=samples * 65536 // 2 // nodes, storage=Storage(latency=1e-7, bandwidth=1e9, iops=1e9),
+    )  # fmt: skip
+    assert samples / 2 <= made.outcome.reads <= 1.03 * samples / 2
