@@ -196,6 +196,29 @@ def test_the_keys_of_the_answer_are_fixed(capsys: pytest.CaptureFixture[str]) ->
     assert all(key in described for key in answer)
 
 
+def test_several_nodes_are_told_what_travels_between_them_and_what_they_ask_of_the_storage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nodes = ["--ranks", "8", "--ranks-per-node", "2"]
+    answer = asked(*SMALL, *nodes, "--compute", "1s", capsys=capsys)
+    travel, load, ours = answer["travel"], answer["load"], answer["policies"]["solar"]
+    assert travel["steps"] == 2000 / 80
+    assert 0 < travel["samples"] <= answer["overflow_fraction"] * 2000
+    assert travel["nbytes"] == travel["samples"] * 1024
+    assert travel["nbytes"] / travel["steps"] / 4 <= travel["most_nbytes"] <= 20 * 1024
+    assert load["seconds"] == max(25, ours["seconds"])
+    assert load["requests"] * load["seconds"] == pytest.approx(ours["requests"])
+    assert load["bytes"] * load["seconds"] == pytest.approx(ours["bytes"])
+    assert main([*SMALL, *nodes]) == 0
+    shown = capsys.readouterr().out
+    assert f"Between nodes {travel['samples'] / 2000:.1%} of the samples travel: " in shown
+    assert "as fast as it reads. All nodes together ask the storage for " in shown
+    one = asked(*SMALL, "--ranks", "8", capsys=capsys)
+    assert (one["travel"]["samples"], one["travel"]["most_nbytes"], one["compute_seconds"]) == (0, 0, 0)
+    assert main([*SMALL, "--ranks", "8"]) == 0
+    assert "Between nodes" not in capsys.readouterr().out
+
+
 def test_uses_are_reads_and_hits_for_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
     answer = asked(*SMALL, "--ranks", "4", "--ranks-per-node", "2", capsys=capsys)
     for name, outcome in answer["policies"].items():

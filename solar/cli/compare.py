@@ -24,9 +24,6 @@ NAMES = {
     "solar": "solar",
 }
 MOST_LRU = 3_000_000  # uses that are followed one by one; more are followed on a smaller copy of the data set
-
-
-MOST_LRU = 3_000_000  # uses that are followed one by one; more are followed on a smaller copy of the data set
 KEPT = 4  # epochs whose order is kept
 
 
@@ -62,6 +59,16 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Travel:
+    """What goes from node to node in one epoch, where ranks exchange what they have no room for at home."""
+
+    steps: int
+    samples: int  # of all nodes, in the whole epoch
+    nbytes: int
+    most_nbytes: int  # that one node receives in one step
+
+
+@dataclass(frozen=True)
 class Answer:
     """What each policy costs; `estimated` are those that were followed on a smaller copy."""
 
@@ -70,6 +77,7 @@ class Answer:
     estimated: tuple[str, ...]
     plan_seconds: float
     overflow_fraction: float
+    travel: Travel = Travel(0, 0, 0, 0)
     way: Way | None = None  # of our plan, of its first node
 
 
@@ -88,7 +96,16 @@ def answer(case: Case) -> Answer:
     ours = simulate(*of, **cached)
     outcomes["solar"] = ours.outcome
     first, estimated = _first_batch(case, outcomes), ("lru",) if scale != 1 else ()
-    return Answer(outcomes, first, estimated, _plan_seconds(case, ours.way), ours.overflow_fraction, ours.way)
+    seconds, travel = _plan_seconds(case, ours.way), _travel(case)
+    return Answer(outcomes, first, estimated, seconds, ours.overflow_fraction, travel, ours.way)
+
+
+def _travel(case: Case) -> Travel:
+    """What travels in the second epoch, which stands for all."""
+    flow = Flow(case.order, case.units, case.world, case.batch)
+    _, samples, most = flow.overflow(1) if flow.nodes > 1 else (0, 0, 0)
+    each = case.units.sample_nbytes
+    return Travel(len(flow.starts) - 1, samples, samples * each, most * each)
 
 
 def _plan_seconds(case: Case, way: Way) -> float:
@@ -164,4 +181,7 @@ def together(answers: list[Answer], cases: list[Case]) -> Answer:
     estimated = sorted({name for one in answers for name in one.estimated})
     seconds = sum(one.plan_seconds for one in answers)
     overflow = max(one.overflow_fraction for one in answers)
-    return Answer(outcomes, first, tuple(estimated), seconds, overflow, answers[0].way)
+    travels = [one.travel for one in answers]
+    nbytes, most = sum(one.nbytes for one in travels), sum(one.most_nbytes for one in travels)
+    travel = replace(max(travels, key=lambda one: one.samples), nbytes=nbytes, most_nbytes=most)
+    return Answer(outcomes, first, tuple(estimated), seconds, overflow, travel, answers[0].way)

@@ -26,7 +26,9 @@ keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memo
   bandwidth, iops, depth, gap, from}), datasets, policies ({torch, lru, pinned, solar_paper, solar}, each {reads,
   requests, bytes, scans, seconds, hits, peak_bytes}, per epoch, once it is under way), first_batch_seconds (of each),
   estimated (policies that were followed on a smaller copy), plan_seconds (of one epoch on the first node),
-  overflow_fraction (samples that another rank takes than the one that reads them)
+  overflow_fraction (samples that another rank takes than the one that reads them), travel ({steps, samples, nbytes,
+  most_nbytes}: what goes from node to node in an epoch, and what one node receives in a step at most), compute_seconds,
+  load ({seconds, requests, bytes}: of our epoch with its computing, and of the storage per second of it)
 """
 
 ASSUMED = Storage(latency=2e-3, bandwidth=1e9, iops=500)  # a parallel file system on disks
@@ -46,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--batch-size", metavar="B", type=quantities.count, default=64, help="samples per rank (64)")
     run.add_argument("--memory", metavar="SIZE", type=quantities.size, required=True, help="for samples, on each node")
     run.add_argument("--epochs", metavar="E", type=quantities.count, default=3, help="how many there will be (3)")
+    run.add_argument(
+        "--compute", metavar="TIME", type=quantities.seconds, default=0.0, help="of a step, beside reading (0)"
+    )
     run.add_argument("--seed", metavar="SEED", type=int, default=0, help="of the shuffles (0)")
     on = parser.add_argument_group("the storage")
     on.add_argument("--profile", metavar="FILE", help="as `solar probe` stored it; what is given beside it goes first")
@@ -69,9 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         plot.draw(arguments.plot, cases[0], answered)
     if arguments.json:
-        print(json.dumps(as_json(cases, answered, source), indent=1))
+        print(json.dumps(as_json(cases, answered, source, arguments.compute), indent=1))
     else:
-        for line in as_text(cases, answered, source):
+        for line in as_text(cases, answered, source, arguments.compute):
             print(line)
         if arguments.plot:
             print(f"\n{arguments.plot} has the picture")
@@ -117,6 +122,11 @@ def _made(arguments: argparse.Namespace) -> dict[str, Units]:
 
 
 def _of_file(path: str, names: list[str]) -> dict[str, Units]:
+    return {name: of_layout(layout) for name, layout in layouts_of(path, names).items()}
+
+
+def layouts_of(path: str, names: list[str]) -> dict[str, Layout]:
+    """The fields of a sample: those named, or all that have as many samples as the largest dataset."""
     files = files_of(path)
     if names:
         layouts = {name: inspect(files, name) for name in names}
@@ -129,7 +139,7 @@ def _of_file(path: str, names: list[str]) -> dict[str, Units]:
     unread = next((layout for layout in layouts.values() if layout.reader == "none"), None)
     if unread is not None:
         raise PlanError(f"{path}: {unread.name} cannot be read: {unread.reason}")
-    return {name: of_layout(layout) for name, layout in layouts.items()}
+    return layouts
 
 
 def _fields(path: str, layouts: Mapping[str, Layout]) -> dict[str, Layout]:
@@ -144,7 +154,7 @@ def _fields(path: str, layouts: Mapping[str, Layout]) -> dict[str, Layout]:
 # --- what is said ----
 
 
-def as_json(cases: list[Case], answered: Answer, source: str) -> dict[str, Any]:
+def as_json(cases: list[Case], answered: Answer, source: str, compute: float = 0.0) -> dict[str, Any]:
     """The answer of --json; its keys are listed in DETAILS."""
     one, storage = cases[0], cases[0].storage
     numbers = {"latency": storage.latency, "bandwidth": storage.bandwidth, "iops": storage.iops}
@@ -165,10 +175,21 @@ def as_json(cases: list[Case], answered: Answer, source: str) -> dict[str, Any]:
         "estimated": answered.estimated,
         "plan_seconds": answered.plan_seconds,
         "overflow_fraction": answered.overflow_fraction,
+        "travel": asdict(answered.travel),
+        "compute_seconds": compute,
+        "load": _load(answered, compute),
     }
 
 
-def as_text(cases: list[Case], answered: Answer, source: str) -> Iterator[str]:
+def _load(answered: Answer, compute: float) -> dict[str, float]:
+    """What our epoch asks of the storage per second, if the steps compute so long and reading goes on meanwhile."""
+    ours = answered.outcomes["solar"]
+    seconds = max(ours.seconds, compute * answered.travel.steps)
+    per_second = 1 / seconds if seconds else 0.0
+    return {"seconds": seconds, "requests": ours.requests * per_second, "bytes": ours.bytes * per_second}
+
+
+def as_text(cases: list[Case], answered: Answer, source: str, compute: float = 0.0) -> Iterator[str]:
     """The lines for people."""
     yield from _asked(cases, source)
     yield ""
@@ -179,11 +200,31 @@ def as_text(cases: list[Case], answered: Answer, source: str) -> Iterator[str]:
         columns = (fact.rjust(width) for fact, width in zip(facts, widths[1:], strict=True))
         yield "  ".join([label.ljust(widths[0]), *columns])
     yield ""
+    yield from _ranks(cases[0], answered, compute)
     yield "A scan is the time of reading all of it once, in order."
     if faster := _in_short(answered):
         yield faster
     if answered.estimated:
         yield "~ was followed use by use on a smaller copy of the data set."
+
+
+def _ranks(one: Case, answered: Answer, compute: float) -> Iterator[str]:
+    """What our epoch asks of the network and of the storage."""
+    travel, load = answered.travel, _load(answered, compute)
+    nodes = -(-one.world.ranks // one.world.ranks_per_node)
+    if nodes > 1:
+        share = travel.samples / max(one.order.uses, 1)
+        step = travel.nbytes / max(travel.steps, 1)
+        yield (
+            f"Between nodes {share:.1%} of the samples travel: {words.size(step)} a step in all, "
+            f"{words.size(step / nodes)} into each node, {words.size(travel.most_nbytes)} at most."
+        )
+    if nodes > 1 or compute:
+        why = f", computing {quantities.duration(compute * travel.steps)} of it" if compute else ", as fast as it reads"
+        yield (
+            f"An epoch of solar's takes {quantities.duration(load['seconds'])}{why}. All nodes together ask the "
+            f"storage for {quantities.short(load['requests'])} requests and {words.size(load['bytes'])} a second."
+        )
 
 
 def _asked(cases: list[Case], source: str) -> Iterator[str]:

@@ -1,0 +1,255 @@
+"""examples/jobs: a training that is warned, saves itself, and goes on with other ranks; its scripts, under Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mpi_kit import mpiexec, under_gloo, under_mpi
+
+ROOT = Path(__file__).parent.parent
+SAMPLES, BATCH, EPOCHS = 480, 16, 2
+STEPS = SAMPLES // BATCH
+OPTIONS = f"--samples {SAMPLES} --global-batch {BATCH} --epochs {EPOCHS} --every 7".split()
+# A rank that warns itself, as Slurm would, when so many lines are recorded; it alone, or none if it is not there.
+PROGRAM = f"""
+import json, os, signal, sys, threading, time
+from pathlib import Path
+sys.path.append({str(ROOT)!r})
+from examples.jobs import train
+rank = next(os.environ[name] for name in ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "RANK") if name in os.environ)
+which, lines, record = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+def warn():
+    while not record.exists() or record.read_text().count("\\n") < lines:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGUSR1)
+if which == rank:
+    threading.Thread(target=warn, daemon=True).start()
+train.print = lambda *_, **__: None
+print(json.dumps(train.main([*sys.argv[4:], "--record", str(record)])))
+"""
+
+
+def trained(start: Callable[..., list[Any]], ranks: int, folder: Path, *, warned: tuple[int, int] = (-1, 0)) -> int:
+    """The exit status, the same on all ranks, of a run there; `warned` are a rank, and after how many steps."""
+    folder.mkdir(exist_ok=True)
+    data, checkpoint = folder.parent / "data.h5", folder / "checkpoint.pt"
+    arguments = [data, *OPTIONS, "--checkpoint", checkpoint, "--compute", 0.02 if warned[0] >= 0 else 0]
+    ended = start(ranks, PROGRAM, *warned, folder / "record", *arguments, seconds=300)
+    assert len(ended) == ranks
+    assert len(set(ended)) == 1
+    return int(ended[0])
+
+
+def steps_of(folder: Path) -> list[dict[str, Any]]:
+    """What was recorded of each step."""
+    return [json.loads(line) for line in (folder / "record").read_text().splitlines()]
+
+
+def seen_in(epoch: int, steps: list[dict[str, Any]]) -> list[int]:
+    """All samples of an epoch, ascending."""
+    return sorted(sample for step in steps if step["epoch"] == epoch for sample in step["samples"])
+
+
+def check_whole(folder: Path) -> list[list[int]]:
+    """That each epoch saw each sample once, and every step came once; the samples of the steps."""
+    steps = steps_of(folder)
+    assert [step["step"] for step in steps] == [*range(1, EPOCHS * STEPS + 1)]
+    for epoch in range(EPOCHS):
+        assert seen_in(epoch, steps) == [*range(SAMPLES)]
+    return [step["samples"] for step in steps]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one rank that nobody stopped."""
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert trained(under_gloo, 1, folder) == 0
+    return folder
+
+
+@pytest.mark.parametrize(("start", "ranks"), [(under_mpi, (4, 2, 1)), (under_gloo, (2, 4))])
+def test_a_run_that_is_warned_goes_on_with_other_ranks_as_if_nothing_had_been(
+    start: Callable[..., list[Any]], ranks: tuple[int, ...], uninterrupted: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "stopped"
+    again = folder / "checkpoint.pt.again"
+    for epoch, several in enumerate(ranks[:-1]):
+        warned = epoch * STEPS + 7
+        assert trained(start, several, folder, warned=(several - 1, warned)) == 85  # only one rank hears of it
+        assert warned <= len(steps_of(folder)) < (epoch + 1) * STEPS
+        assert again.exists()
+    assert trained(start, ranks[-1], folder) == 0
+    assert not again.exists()
+    assert check_whole(folder) == check_whole(uninterrupted)
+    losses, expected = ([step["loss"] for step in steps_of(one)] for one in (folder, uninterrupted))
+    assert losses == pytest.approx(expected, rel=1e-4)
+    assert losses[-1] < losses[0]
+
+
+def test_a_run_that_is_killed_goes_on_from_the_last_whole_checkpoint(uninterrupted: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    program = PROGRAM.replace("os.kill(os.getpid(), signal.SIGUSR1)", "os.kill(os.getpid(), signal.SIGKILL)")
+    arguments = [*OPTIONS, "--checkpoint", folder / "checkpoint.pt", "--compute", 0.02]
+    folder.mkdir()
+    ended = under_gloo(1, program, 0, 17, folder / "record", tmp_path / "data.h5", *arguments, dying=[0], seconds=300)
+    assert ended == []
+    steps = steps_of(folder)
+    assert 17 <= len(steps) < EPOCHS * STEPS
+    kept = len(steps) // 7 * 7  # with a checkpoint behind them, but for one that was being written
+    torn = folder / "checkpoint.pt.part"
+    torn.write_bytes(b"half of it")
+    assert trained(under_gloo, 2, folder) == 0
+    more = steps_of(folder)[len(steps) :]
+    assert more[0]["step"] in (kept + 1, kept - 6)
+    lines = steps[: more[0]["step"] - 1] + more
+    (folder / "record").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert check_whole(folder) == check_whole(uninterrupted)
+    assert not torn.exists()
+
+
+def test_ranks_that_do_not_divide_the_global_batch_are_refused(tmp_path: Path) -> None:
+    arguments = [tmp_path / "data.h5", *OPTIONS, "--checkpoint", tmp_path / "checkpoint.pt"]
+    assert under_gloo(3, PROGRAM, -1, 0, tmp_path / "record", *arguments, dying=range(3), seconds=300) == []
+    assert not (tmp_path / "record").exists()
+
+
+# --- the scripts ----
+
+SCRIPTS = sorted((ROOT / "examples" / "jobs").glob("*.s*"))
+HOSTS = Path(__file__).parent / "hosts" / "hosts.py"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A folder with the project's examples in it, for solar is to be the installed one."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_a_script_has_nothing_that_shellcheck_minds(script: Path) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed")
+    subprocess.run(["shellcheck", str(script)], check=True)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """With this Python and its launchers first on the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"} | more
+
+
+def test_mpiexec_hands_the_warning_on_and_the_exit_status_back(place: Path) -> None:
+    path = f"{Path(mpiexec()).parent}{os.pathsep}{environment()['PATH']}"
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    root |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+    script = ["examples/jobs/mpiexec.sh", "2", "1000", "data.h5", *OPTIONS, "--record", "record", "--compute", "0.05"]
+    with subprocess.Popen(script, cwd=place, env=environment(PATH=path, **root), start_new_session=True) as running:
+        try:
+            while running.poll() is None and not (place / "record").exists():
+                with_patience(running)
+            running.send_signal(signal.SIGUSR1)  # to `timeout`, which hands it on as it would its own
+            assert running.wait(300) == 85
+        finally:
+            if running.poll() is None:
+                os.killpg(running.pid, signal.SIGKILL)  # mpiexec too; its ranks end when it is gone
+    assert (place / "checkpoint.pt.again").exists()
+    assert 0 < len(steps_of(place)) < EPOCHS * STEPS
+
+
+def with_patience(running: subprocess.Popen[bytes]) -> None:
+    """A tenth of a second, or less if it ends."""
+    try:
+        running.wait(0.1)
+    except subprocess.TimeoutExpired:
+        return
+
+
+# --- several hosts ----
+
+
+def on_hosts(place: Path, *command: str, slurm: bool = False, **more: str) -> str:
+    """What a command says within two hosts; skipped where these cannot be had."""
+    needed = ["ip", "tc", "unshare", "nsenter", *(["slurmctld", "slurmd", "srun", "munged"] if slurm else [])]
+    if missing := [name for name in needed if shutil.which(name) is None]:
+        pytest.skip(f"needs {', '.join(missing)}")
+    if os.geteuid() != 0:
+        pytest.skip("needs root, for network namespaces")
+    if subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], capture_output=True).returncode:
+        pytest.skip("needs leave to make namespaces")
+    line = [sys.executable, str(HOSTS), "--hosts", "2", "--rate", "1gbit", *(["--slurm"] if slurm else []), "--"]
+    env = environment(**more)
+    ended = subprocess.run([*line, *command], cwd=place, env=env, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def rehearsal(place: Path) -> list[str]:
+    """The command of a short one, in that folder."""
+    from examples.jobs.train import make_data  # on the path by now
+
+    make_data(place / "data.h5", SAMPLES, 0)
+    solar = [sys.executable, "-c", "import sys; from solar.cli import main; sys.exit(main())"]
+    return [*solar, "rehearse", str(place / "data.h5"), "--batch-size", "8", "--buffer", "8MiB", "--json"]
+
+
+def check_rehearsed(said: str, by: str) -> None:
+    """That four ranks on two nodes had their shares, some of them from each other."""
+    answer = json.loads(said[said.index("{") :])
+    assert (answer["ranks"], answer["nodes"], answer["by"]) == (4, 2, by)
+    assert [one["node"] for one in answer["per_rank"]] == ["h1", "h1", "h2", "h2"]
+    assert [epoch["samples"] for epoch in answer["epochs"]] == [SAMPLES, SAMPLES]
+    assert sum(epoch["exchanged_bytes"] for epoch in answer["epochs"]) > 0  # each node has half of the file
+
+
+def test_ranks_on_two_hosts_rehearse_by_mpi_over_the_network(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+    ssh = ["-launcher", "ssh", "-launcher-exec", str(HOSTS.with_name("on_host.py")), "-hosts", "h1,h2", "-ppn", "2"]
+    if "HYDRA" not in subprocess.run([mpiexec(), "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("needs MPICH's mpiexec")
+    # Or MPICH would find that both are one machine, and go around the network.
+    network = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "MPIR_CVAR_NOLOCAL": "1"}
+    said = on_hosts(place, mpiexec(), *ssh, "-n", "4", *rehearsal(place), **network)
+    check_rehearsed(said, "MPI")
+
+
+def test_ranks_on_two_hosts_rehearse_by_gloo_over_the_network(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--no-python"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "10.78.0.1:21000"]
+    there = str(HOSTS.with_name("on_host.py"))
+    line = shlex.join([*torchrun, *rehearsal(place)])  # which a shell reads there, as with ssh
+    both = " & ".join(shlex.join([there, host, line]) for host in ("h1", "h2"))
+    check_rehearsed(on_hosts(place, "sh", "-c", f"{both} & wait"), "torch.distributed")
+
+
+def test_tasks_that_srun_starts_rehearse(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+    srun = ["srun", "--nodes", "2", "--ntasks", "4"]
+    said = on_hosts(place, *srun, *rehearsal(place), slurm=True, MASTER_ADDR="h1", MASTER_PORT="21000")
+    check_rehearsed(said, "torch.distributed")
+
+
+@pytest.mark.parametrize(("script", "how"), [("slurm.sbatch", "limit"), ("slurm-torchrun.sbatch", "scancel")])
+def test_a_job_warned_by_slurm_goes_on_with_fewer_nodes(script: str, how: str, place: Path) -> None:
+    options = f"data.h5 --samples {SAMPLES} --global-batch {BATCH} --epochs 8 --compute 0.12".split()
+    command = [sys.executable, str(HOSTS.with_name("warned_job.py")), f"examples/jobs/{script}", how, *options]
+    said = on_hosts(place, *command, slurm=True, RANKS_PER_NODE="2")
+    assert said.split() == ["COMPLETED", "1"]
+    output = (place / "slurm-1.out").read_text()
+    assert "begun on 2 nodes: h[1-2]; restarts: 0" in output
+    assert "begun on 1 nodes: h1; restarts: 1" in output
+    steps = steps_of(place)
+    assert [step["step"] for step in steps] == [*range(1, 8 * STEPS + 1)]
+    for epoch in range(8):
+        assert seen_in(epoch, steps) == [*range(SAMPLES)]
