@@ -5,13 +5,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
-.PHONY: demo test integrations lint types core asan tsan asan-python bench bench-full clean
+.PHONY: demo test integrations hosts lint types core asan tsan asan-python bench bench-full clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m bench.demo
 
 test: $(VENV)/.dev
 	$(BIN)/pytest
+
+# Jobs on hosts that are network namespaces of this machine, and a real Slurm (root; iproute2, slurmctld, slurmd, munge).
+hosts: $(VENV)/.dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[mpi]'
+	$(BIN)/pytest --hosts tests/test_jobs.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -12,6 +12,10 @@ import pytest
 from kit import SHARED, settle
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--hosts", action="store_true", help="also tests on hosts made up of namespaces, and Slurm (root)")
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees or fills the user's cache folder."""

@@ -178,6 +178,13 @@ def with_patience(running: subprocess.Popen[bytes]) -> None:
 # --- several hosts ----
 
 
+@pytest.fixture
+def hosts(request: pytest.FixtureRequest) -> None:
+    """What starts several hosts takes minutes, and root: it is asked for."""
+    if not request.config.getoption("--hosts"):
+        pytest.skip("not asked for with --hosts")
+
+
 def on_hosts(place: Path, *command: str, slurm: bool = False, **more: str) -> str:
     """What a command says within two hosts; skipped where these cannot be had."""
     needed = ["ip", "tc", "unshare", "nsenter", *(["slurmctld", "slurmd", "srun", "munged"] if slurm else [])]
@@ -212,6 +219,7 @@ def check_rehearsed(said: str, by: str) -> None:
     assert sum(epoch["exchanged_bytes"] for epoch in answer["epochs"]) > 0  # each node has half of the file
 
 
+@pytest.mark.usefixtures("hosts")
 def test_ranks_on_two_hosts_rehearse_by_mpi_over_the_network(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
     ssh = ["-launcher", "ssh", "-launcher-exec", str(HOSTS.with_name("on_host.py")), "-hosts", "h1,h2", "-ppn", "2"]
@@ -223,6 +231,7 @@ def test_ranks_on_two_hosts_rehearse_by_mpi_over_the_network(place: Path, monkey
     check_rehearsed(said, "MPI")
 
 
+@pytest.mark.usefixtures("hosts")
 def test_ranks_on_two_hosts_rehearse_by_gloo_over_the_network(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--no-python"]
@@ -233,6 +242,7 @@ def test_ranks_on_two_hosts_rehearse_by_gloo_over_the_network(place: Path, monke
     check_rehearsed(on_hosts(place, "sh", "-c", f"{both} & wait"), "torch.distributed")
 
 
+@pytest.mark.usefixtures("hosts")
 def test_tasks_that_srun_starts_rehearse(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
     srun = ["srun", "--nodes", "2", "--ntasks", "4"]
@@ -241,6 +251,7 @@ def test_tasks_that_srun_starts_rehearse(place: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("script", "how"), [("slurm.sbatch", "limit"), ("slurm-torchrun.sbatch", "scancel")])
+@pytest.mark.usefixtures("hosts")
 def test_a_job_warned_by_slurm_goes_on_with_fewer_nodes(script: str, how: str, place: Path) -> None:
     options = f"data.h5 --samples {SAMPLES} --global-batch {BATCH} --epochs 8 --compute 0.12".split()
     command = [sys.executable, str(HOSTS.with_name("warned_job.py")), f"examples/jobs/{script}", how, *options]
