@@ -127,14 +127,16 @@ class Together:
 
     def running(self, rows: Sequence[Rows], parts: Sequence[Part], staged: int, scratch: int) -> Running | Exchange:
         """What carries out a plan of this node, right after `needs`."""
-        memory = None
+        made, memory = max(1, staged // 2) if self.exchange in SENDING else staged, None
         if len(self.names) > 1:
             door = next(iter(self._met.mates.values()))["door"]
             memory = node.join(door, self.place, self.names, shared_nbytes(parts))
+        running = Running(rows, parts, made, scratch, memory)
+        shared = sum(part.pages * part.page for part in parts)
+        running.nbytes -= shared - shared // len(self.names)  # each rank counts its part
         if self.exchange not in SENDING:
-            return Running(rows, parts, staged, scratch, memory)
-        made = max(1, staged // 2)
-        return Exchange(Running(rows, parts, made, scratch, memory), mail(self.exchange), max(1, staged - made))
+            return running
+        return Exchange(running, mail(self.exchange), max(1, staged - made))
 
     # --- who takes what ----
 
