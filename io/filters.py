@@ -6,6 +6,7 @@ import difflib
 import os
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ FOLDER = str(Path(_native.__file__).resolve().parent / "plugins")
 SEARCHED = "HDF5_PLUGIN_PATH"
 MOST_VALUES = 256  # of a filter: with more, h5py and netCDF4 fail to open the data set (H5Pget_filter refuses)
 
+_ASKED = 7  # values that a writer needs, beside the lengths of a chunk
 _NUMBERS = {"f4": 1, "f8": 2, "i1": 3, "u1": 4, "i2": 5, "u2": 6, "i4": 7, "u4": 8, "i8": 9, "u8": 10}
 _CODERS = {"auto": 0, "pack": 1, "dense": 2}
 _PREDICTORS = {"auto": 255, "none": 0, "x": 1, "xy": 3, "xyz": 7, "interpolation": 8}
@@ -38,6 +40,18 @@ def register() -> str:
     if FOLDER not in others.split(os.pathsep):
         os.environ[SEARCHED] = os.pathsep.join([FOLDER, others] if others else [FOLDER])
     return FOLDER
+
+
+def registered() -> bool:
+    """Whether libhdf5 finds our plug-in, now that it was told where to look."""
+    with suppress(ImportError):  # solar was built without it
+        register()
+    return bool(h5py.h5z.filter_avail(FILTER))
+
+
+def has_room(codec: Codec, axes: int) -> bool:
+    """Whether a codec's tables, and type and shape of chunks with so many axes, fit into a filter's values."""
+    return len(codec.filter_values) + _ASKED + axes <= MOST_VALUES
 
 
 def filter_values(codec: Codec, dtype: np.dtype[Any] | None = None, chunk: tuple[int, ...] = ()) -> tuple[int, ...]:

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from solar.errors import LayoutError, SolarError
 from solar.io.codec import Codec
+from solar.io.filters import has_room
 from solar.io.pieces import Pieces, marks_of
 from solar.io.selection import Codecs, Left, Part, select
 
 WINDOW = 1 << 30  # bytes of values that threads work on, at most, unless two tasks are more
 PER_CHUNK = 64  # bytes of libhdf5's index for each
-MOST_VALUES = 256  # of a filter, or h5py cannot say how a dataset is compressed
 REST_OF_FILE = 1 << 20  # bytes of groups and attributes, about
 
 
@@ -145,11 +145,11 @@ def _with_tables(part: Part, pieces: Pieces, pool: Executor) -> tuple[Part, int]
 
 
 def trained(codec: Codec, arrays: list[NDArray[Any]]) -> Codec:
-    """The codec with tables for values like these, of as many as give tables that h5py can bear."""
+    """The codec with tables for values like these, of as many as give tables that the filter's values have room for."""
     step = 1
     while codec.coder != "pack" and step <= len(arrays):
         found = codec.trained(arrays[::step])
-        if len(found.filter_values) <= MOST_VALUES:
+        if has_room(found, arrays[0].ndim):
             return found
         step *= 4
     return codec

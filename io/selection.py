@@ -14,6 +14,7 @@ import numpy as np
 from solar import _native
 from solar.errors import LayoutError
 from solar.io.codec import FILTER, Codec
+from solar.io.filters import filter_values
 from solar.io.grid import Grid, chunk_of
 from solar.io.skeleton import H5_ERRORS, links_of
 
@@ -52,7 +53,7 @@ class Part:
     @property
     def filter_values(self) -> tuple[int, ...]:
         """What its filter message holds."""
-        return self.codec.filter_values
+        return filter_values(self.codec, self.dtype, self.chunk)
 
 
 @dataclass(frozen=True)

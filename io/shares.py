@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 from solar.errors import ReadError, SolarError
 from solar.io.codec import Codec
+from solar.io.opening import opened
 from solar.io.pieces import Pieces
 from solar.io.preparation import Prepared, Told, in_order, window
 from solar.io.selection import Part
-from solar.io.store import Stored, encoded, facts_of, opened, written
+from solar.io.store import Stored, encoded, facts_of, written
 from solar.io.unfinished import Unfinished
 
 

@@ -26,6 +26,8 @@ import numpy as np
 
 from solar.errors import LayoutError, PlanError, ReadError, SolarError
 from solar.io.codec import Codec, parse
+from solar.io.filters import registered
+from solar.io.opening import look, opened
 from solar.io.pieces import Pieces
 from solar.io.preparation import Prepared, Progress, Told, codec_as_json, in_order, prepare, window
 from solar.io.selection import REST, Codecs, Left, Part
@@ -107,6 +109,8 @@ def written(
     if chunk_samples is not None and chunk_samples < 1:
         raise ValueError(f"chunk_samples={chunk_samples}: at least one sample makes a chunk")
     threads = threads or len(os.sched_getaffinity(0))
+    registered()  # so that the filter has its name in the file, whoever imported the plug-in before
+    look(path)
     with ExitStack() as after:
         file = after.enter_context(opened(path))
         pool = ThreadPoolExecutor(threads, "solar-compress")
@@ -151,14 +155,6 @@ def _check_paths(path: Path, out: Path, force: bool) -> None:
         raise PlanError(f"{out} is no plain file: give the name of the file to be written")
     if not force:
         raise PlanError(f"{out} is there already: give another name, or --force to overwrite it")
-
-
-def opened(path: Path) -> Any:
-    """The h5py.File, to be read."""
-    try:
-        return h5py.File(path, "r", locking=False)
-    except (OSError, RuntimeError) as error:
-        raise LayoutError(f"{path}: libhdf5 cannot open it: {error}") from error
 
 
 def facts_of(path: Path) -> dict[str, Any]:

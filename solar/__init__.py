@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from solar.errors import CodecError, LayoutError, PlanError, ReadError, SolarError
 
 if TYPE_CHECKING:
+    from solar.io.audit import verify as verify
     from solar.io.field import Field as Field
     from solar.io.hdf5 import inspect as inspect
     from solar.io.reader import read as read
+    from solar.io.store import compress as compress
     from solar.torch import DataLoader as DataLoader
     from solar.torch import H5Dataset as H5Dataset
     from solar.torch.samplers import PlanBatchSampler as PlanBatchSampler
@@ -31,8 +33,10 @@ _LAZY = {
     "PlanBatchSampler": "solar.torch.samplers",
     "PlanSampler": "solar.torch.samplers",
     "World": "solar.values",
+    "compress": "solar.io.store",
     "inspect": "solar.io.hdf5",
     "read": "solar.io.reader",
+    "verify": "solar.io.audit",
 }
 
 __all__ = [
@@ -49,8 +53,10 @@ __all__ = [
     "SolarError",
     "World",
     "__version__",
+    "compress",
     "inspect",
     "read",
+    "verify",
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import solar
@@ -28,6 +29,12 @@ def test_importing_solar_or_reading_its_help_imports_no_torch() -> None:
         "assert 'torch' not in sys.modules and 'h5py' not in sys.modules, 'too much is imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_command_and_its_function_share_their_name() -> None:
+    for name in ("compress", "inspect", "verify"):
+        assert callable(getattr(solar, name))
+        assert callable(import_module(f"solar.cli.{name}").run)
 
 
 def test_errors_are_one_tree_and_also_what_python_programmers_catch() -> None:

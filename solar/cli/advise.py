@@ -16,8 +16,8 @@ from solar.errors import LayoutError
 from solar.io import profile
 from solar.io.codec import Codec
 from solar.io.hdf5 import inspect
+from solar.io.opening import look, opened
 from solar.io.selection import REST, Part
-from solar.io.store import opened
 from solar.io.trials import Trial, candidates, settings, tried
 from solar.planner import order, simulate
 from solar.planner.units import Units, of_layout, uniform
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]) -> int:
     path = arguments.source
     storage, source = _storage(path)
+    look(Path(path))
     with opened(Path(path)) as file:
         named = [name for name, codec in codecs.items() if name is not REST and codec is not None]
         found = []

@@ -7,10 +7,8 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib import import_module
 from typing import Any
 
 from solar.cli import quantities, words
@@ -18,10 +16,10 @@ from solar.cli.progress import Shown, ended_in_order
 from solar.io.audit import Checked, Verified, store_result, verify
 
 DETAILS = """\
-The original is read by h5py, the compressed file by solar's decoder, chunk by chunk, and by libhdf5, too, where it has
-the plug-in. Every value is compared, and links, types, attributes, fill values and what was copied as it is. The result
-goes into OUT as attributes `solar_verified` of the root and of each compressed data set, unless --no-store is given.
-The exit code is 0 where everything holds, and 1 where anything does not.
+The original is read by h5py, the compressed file by solar's decoder, chunk by chunk, and by libhdf5, too, where
+the plug-in is there. Every value is compared, and links, types, attributes, fill values and what was copied as it is.
+The result goes into OUT as attributes `solar_verified` of the root and of each compressed data set, unless --no-store
+is given. The exit code is 0 where everything holds, and 1 where anything does not.
 
 keys of --json, of two files: version (1), holds, fields ([{name, kind, bound, values, beyond, first, largest, psnr}]),
   differences ([text]), by (who read OUT); of one: version, holds, chunks, nbytes, bad ([{name, chunk, offset, nbytes,
@@ -41,8 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with suppress(ImportError):
-        import_module("solar.filters")  # lets libhdf5 find the plug-in
     shown = Shown(arguments.quiet or arguments.json)
     try:
         with ended_in_order():

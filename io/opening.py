@@ -1,0 +1,74 @@
+"""Opens an HDF5 file with h5py in this process, after another one has looked at all of it and lived.
+
+libhdf5 crashes on some damaged files, and takes the process with it. What it crashes on are links, headers, types,
+attributes and chunk indexes; those are what the other process reads. It does not read values.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from solar.errors import LayoutError
+from solar.io import opening_child
+
+PATIENCE = 60.0  # seconds without a sign of life
+
+
+def opened(path: Path) -> Any:
+    """The h5py.File, to be read. `look` at it first, unless that was done elsewhere."""
+    try:
+        return h5py.File(path, "r", locking=False)
+    except (OSError, RuntimeError) as error:
+        raise LayoutError(f"{path}: libhdf5 cannot open it: {error}") from error
+
+
+def look(path: Path) -> None:
+    """LayoutError if libhdf5 crashes on a file, hangs, or asks for far more memory than the file has bytes.
+
+    Of a file that has not changed since, the answer is kept.
+    """
+    try:
+        facts = path.stat()
+    except OSError:
+        return  # opening it says why
+    if not stat.S_ISREG(facts.st_mode):
+        raise LayoutError(f"{path} is no plain file: give the name of an HDF5 file")
+    _look(str(path), facts.st_ino, facts.st_size, facts.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _look(path: str, *facts: int) -> None:
+    line = [sys.executable, "-P", opening_child.__file__, path]
+    with subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
+        try:
+            assert child.stdout is not None
+            what = ""
+            while not what:
+                if not select.select([child.stdout], [], [], PATIENCE)[0]:
+                    what = f"gives no sign of life for {PATIENCE:g} s"
+                elif not os.read(child.stdout.fileno(), 4096):
+                    what = _ending(child.wait()) or "nothing"
+        finally:
+            child.kill()
+    if what != "nothing":
+        raise LayoutError(
+            f"{path}: libhdf5 {what} when it goes through this file, which must be damaged: `solar inspect` shows what "
+            "can be read of it"
+        )
+
+
+def _ending(code: int) -> str:
+    """How the process ended, in words; empty if it did so by itself."""
+    if code < 0:
+        return f"crashes ({signal.Signals(-code).name})"
+    return "needs more memory than its size justifies" if code == opening_child.TOO_MUCH else ""

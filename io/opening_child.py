@@ -1,0 +1,132 @@
+"""The process in which libhdf5 goes through a file for the first time. Started by io/opening.py, imports no solar.
+
+It may crash. What is wrong without a crash is no matter here: whoever opens the file next meets it, and says so. A dot
+on stdout now and then is a sign of life.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+TOO_MUCH = 3  # the exit code where memory was short
+SPARE = 1 << 30  # address space for libhdf5 and its caches
+LARGEST = 64 << 20  # bytes of an attribute that is read
+
+ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError)
+
+
+def objects(file: Any) -> Iterator[Any]:
+    """Every object that hard links lead to from the root; looks at all other links on the way."""
+    import h5py
+
+    seen: set[int] = set()
+    pending = [b"/"]  # paths: a million open objects would take a gigabyte
+    while pending:
+        path = pending.pop()
+        with suppress(*ERRORS):
+            one = h5py.h5o.open(file.id, path)
+            address = h5py.h5o.get_info(one).addr
+            if address in seen:
+                continue
+            seen.add(address)
+            yield one
+            if isinstance(one, h5py.h5g.GroupID):
+                pending += [path.rstrip(b"/") + b"/" + name for name in hard_links(one)]
+
+
+def hard_links(group: Any) -> list[bytes]:
+    """The names of a group's hard links; looks at what the others lead to."""
+    import h5py
+
+    names: list[bytes] = []
+    with suppress(*ERRORS):
+        group.links.iterate(names.append)
+    found = []
+    for name in names:
+        with suppress(*ERRORS):
+            if group.links.get_info(name).type == h5py.h5l.TYPE_HARD:
+                found.append(name)
+            else:
+                group.links.get_val(name)
+    return found
+
+
+def look_at(one: Any) -> None:
+    """Reads what an object says of itself."""
+    import h5py
+
+    for i in range(h5py.h5a.get_num_attrs(one)):
+        with suppress(*ERRORS):
+            look_at_attribute(h5py.h5a.open(one, index=i))
+    if isinstance(one, h5py.h5g.GroupID):
+        one.get_create_plist().get_link_creation_order()
+    if isinstance(one, h5py.h5d.DatasetID):
+        with suppress(*ERRORS):
+            look_at_type(one)
+        plan = one.get_create_plist()
+        for i in range(plan.get_nfilters()):
+            with suppress(*ERRORS):
+                plan.get_filter(i)
+        one.get_storage_size()
+        if plan.get_layout() == h5py.h5d.CHUNKED:
+            one.chunk_iter(lambda info: None)
+        if plan.get_layout() == h5py.h5d.VIRTUAL:
+            for i in range(plan.get_virtual_count()):
+                plan.get_virtual_filename(i)
+
+
+def look_at_type(one: Any) -> None:
+    """Reads the type of a dataset, its shape and what it is filled with."""
+    import h5py
+
+    dataset = h5py.Dataset(one)
+    if dataset.shape is not None and dataset.dtype is not None:
+        _ = dataset.fillvalue
+
+
+def look_at_attribute(one: Any) -> None:
+    """Reads an attribute."""
+    import numpy as np
+
+    shape, dtype = one.shape, one.dtype
+    if one.get_storage_size() <= LARGEST and 0 not in shape:
+        one.read(np.empty(shape, dtype))
+
+
+def allow(nbytes: int) -> None:
+    """Lets the process grow by `nbytes` and no more."""
+    with Path("/proc/self/statm").open() as facts:
+        pages = int(facts.read().split()[0])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = pages * resource.getpagesize() + nbytes
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def main() -> int:
+    import h5py
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    allow(Path(sys.argv[1]).stat().st_size + SPARE)
+    said = time.monotonic()
+    try:
+        with suppress(*ERRORS), h5py.File(sys.argv[1], "r", locking=False) as file:
+            for one in objects(file):
+                with suppress(*ERRORS):
+                    look_at(one)
+                if time.monotonic() > said + 1:
+                    said = time.monotonic()
+                    os.write(1, b".")
+    except MemoryError:
+        return TOO_MUCH
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Files that libhdf5 crashes on are refused in words, in every command that would go through them with h5py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kit import SHARED
+from store_kit import all_of_hdf5, smooth
+
+from solar.errors import LayoutError
+from solar.io import opening, opening_child
+from solar.io.audit import verify
+from solar.io.store import compress
+
+Make = Callable[..., str]
+CRASHES = SHARED / "hdf5-corrupt" / "cve" / "cvefiles" / "cve-2024-32609.h5"
+
+
+def test_all_that_hdf5_has_is_gone_through(tmp_path: Path) -> None:
+    all_of_hdf5(tmp_path / "a.h5")
+    opening.look(tmp_path / "a.h5")
+
+
+def test_what_is_no_file_is_for_others_to_say(tmp_path: Path) -> None:
+    (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(300))
+    opening.look(tmp_path / "a.h5")
+    opening.look(tmp_path / "none.h5")
+
+
+def test_what_would_be_waited_for_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.h5")
+    for path in (tmp_path, tmp_path / "pipe.h5"):
+        with pytest.raises(LayoutError, match="is no plain file"):
+            compress(path, tmp_path / "b.h5", "lossless")
+
+
+CHILDREN = {
+    "crashes (SIGSEGV)": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    "gives no sign of life for 0.5 s": "import time; time.sleep(60)",
+    "needs more memory than its size justifies": "raise SystemExit(3)",
+}
+
+
+@pytest.mark.parametrize("what", CHILDREN)
+def test_what_libhdf5_does_not_survive_is_refused_in_words(
+    what: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make("a.h5", x=smooth(20, 40, 40))
+    (tmp_path / "child.py").write_text(CHILDREN[what])
+    monkeypatch.setattr(opening_child, "__file__", str(tmp_path / "child.py"))
+    monkeypatch.setattr(opening, "PATIENCE", 0.5)
+    for refused in (
+        lambda: compress(path, tmp_path / "b.h5", "lossless"),
+        lambda: verify(path),
+        lambda: verify(path, path),
+    ):
+        with pytest.raises(LayoutError) as raised:
+            refused()
+        assert f"{path}: libhdf5 {what} when it goes through this file" in str(raised.value)
+    assert not (tmp_path / "b.h5").exists()
+
+
+def test_a_file_is_gone_through_once_until_it_changes(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(make("a.h5", x=smooth(20, 40, 40)))
+    opening.look(path)
+    (tmp_path / "child.py").write_text(CHILDREN["crashes (SIGSEGV)"])
+    monkeypatch.setattr(opening_child, "__file__", str(tmp_path / "child.py"))
+    opening.look(path)
+    os.utime(path, ns=(time.time_ns(), time.time_ns() + 10**9))
+    with pytest.raises(LayoutError, match="SIGSEGV"):
+        opening.look(path)
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which may crash."""
+    code = "import sys; from solar.cli import main; sys.exit(main(sys.argv[1:]))"
+    line = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared files are not here")
+@pytest.mark.parametrize("command", [["compress", "--lossless"], ["compress", "--advise"], ["verify"]], ids=str)
+def test_a_file_that_libhdf5_crashes_on_is_one_line(command: list[str], tmp_path: Path) -> None:
+    targets = [] if command[-1] == "--advise" or command == ["verify"] else [tmp_path / "b.h5"]
+    done = run(*command, CRASHES, *targets)
+    assert done.returncode == 1, done
+    assert f"{CRASHES}: libhdf5 crashes (SIGSEGV)" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared files are not here")
+def test_damaged_files_end_in_words_or_in_a_file(tmp_path: Path) -> None:
+    folder = SHARED / "hdf5-corrupt"
+    for line in (folder / "expected.jsonl").read_text().splitlines()[::6]:
+        path = folder / json.loads(line)["file"]
+        done = run("compress", path, tmp_path / "b.h5", "--lossless", "--quiet", "--force")
+        assert done.returncode in (0, 1), (path, done)
+        assert "Traceback" not in done.stderr, (path, done.stderr)
+        assert done.returncode == 0 or done.stderr.startswith("solar: "), (path, done.stderr)
