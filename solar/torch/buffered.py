@@ -150,8 +150,8 @@ class Buffered:
             return None
         names = (f"{layout.name} in {layout.paths[0]}, {layout.digest[:16]}" for layout in layouts_of(beneath))
         facts = {
-            "data": [*islice(names, 8)], "length": sum(map(len, beneath.datasets)), "batch_size": course.cutter.batch_size,
-            "drop_last": course.cutter.drop_last, "buffer": self._nbytes, "epochs": self._epochs,
+            "data": [*islice(names, 8)], "length": sum(map(len, beneath.datasets)),
+            "batch_size": course.cutter.batch_size, "drop_last": course.cutter.drop_last, "buffer": self._nbytes, "epochs": self._epochs,
         }  # fmt: skip
         name = " + ".join(map(str, beneath.datasets[:2])) + (" + ..." if len(beneath.datasets) > 2 else "")
         together = Together(found, order, self._exchange, self._balance, name, facts)
