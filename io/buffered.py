@@ -66,6 +66,7 @@ class Running:
         self.nbytes = sum(part.pages * part.page for part in parts) + threads() * scratch
         self.appended = 0  # batches
         self._rows = [next(r for r, p in zip(rows, parts, strict=True) if p.field == f) for f in _fields_of(parts)]
+        self.row_nbytes = [one.sample_nbytes for one in self._rows]  # of each field
         self.given = 0  # batches that nobody will ask for again
         self._taking, self._counting = threading.Lock(), threading.Lock()
         self._came: deque[Any] = deque()  # from the run, and not yet told apart

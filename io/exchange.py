@@ -149,19 +149,24 @@ class Exchange:
             _left.append(traffic)
 
     def __del__(self) -> None:
-        if getattr(self, "_traffic", None) is not None and not sys.is_finalizing():
-            self.close()
+        traffic = getattr(self, "_traffic", None)
+        if traffic is not None and traffic not in _left and not sys.is_finalizing():
+            _dropped.add(traffic)
+            traffic.drop()  # wherever the garbage collector comes from, nobody waits there for other ranks
 
 
 # --- the end of the process, and its forks ----
 
 _live: weakref.WeakSet[Exchange] = weakref.WeakSet()
+_dropped: weakref.WeakSet[Traffic] = weakref.WeakSet()  # which their own threads close
 _left: list[Traffic] = []  # never destroyed: others still send to them, or they are another process's
 
 
 def _close_all() -> None:
     for exchange in list(_live):
         exchange.close()
+    for traffic in list(_dropped):
+        traffic.close(LAST_WORDS)
 
 
 def _forget_all() -> None:
@@ -169,7 +174,9 @@ def _forget_all() -> None:
         if exchange._traffic is not None:
             _left.append(exchange._traffic)
             exchange._traffic = None
+    _left.extend(_dropped)
     _live.clear()
+    _dropped.clear()
 
 
 os.register_at_fork(after_in_child=_forget_all)

@@ -10,20 +10,24 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextlib import suppress
 from datetime import timedelta
+from queue import Empty, Queue
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.errors import PlanError
+from solar.errors import PlanError, ReadError
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Errand: TypeAlias = Generator[list[Any] | None, None, None]
 
 SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between two looks at what MPI has done
-FOR_EVER = timedelta(days=365)  # gloo's own limit: a time-out would break all its connections
+FOR_EVER = timedelta(days=365)  # for a letter: were gloo's own limit to pass, all connections would break
+TOGETHER = timedelta(seconds=60)  # that ranks which have just met may need to connect
+GLANCE = 0.2  # seconds between looks at whether somebody is gone
 NAME = "solar exchange"  # of the threads
 TAG = 0  # one for all: what one rank sends another comes in the order in which it was sent
 
@@ -57,19 +61,22 @@ class Mail(Protocol):
         """Gives back what carries the letters. Nothing may be on its way."""
 
 
-def mail(by: str) -> Mail:
-    """New Mail among all ranks, by "mpi" or "torch". All ranks make it together."""
+def mail(by: str, check: Callable[[], None] = lambda: None) -> Mail:
+    """New Mail among all ranks, by "mpi" or "torch". All ranks make it together.
+
+    `check` is called now and then while they come, and raises what is wrong: somebody is gone, say.
+    """
     if by == "mpi":
         mpi = sys.modules.get("mpi4py.MPI")
         if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
             raise PlanError('samples were to be exchanged over MPI, and MPI is not initialised: import "mpi4py.MPI"')
-        return MpiMail(mpi)
+        return MpiMail(mpi, check)
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         raise PlanError(
             "samples were to be exchanged over torch.distributed, and it has no process group: call init_process_group"
         )
-    return TorchMail(distributed)
+    return TorchMail(distributed, check)
 
 
 def go_on(errand: Errand, error: Gone | None) -> tuple[bool, list[Any] | None]:
@@ -83,7 +90,7 @@ def go_on(errand: Errand, error: Gone | None) -> tuple[bool, list[Any] | None]:
 class MpiMail:
     """Letters by a communicator of their own."""
 
-    def __init__(self, mpi: Any) -> None:
+    def __init__(self, mpi: Any, check: Callable[[], None]) -> None:
         if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
             raise PlanError(
                 "MPI was initialised for one thread at a time, and samples are exchanged beside the training: leave "
@@ -92,6 +99,7 @@ class MpiMail:
         self._mpi = mpi
         self._communicator, request = mpi.COMM_WORLD.Idup()
         while not request.Test():  # not Wait: Ctrl-C works
+            check()
             time.sleep(LONGEST)
         self.rank, self.ranks = self._communicator.Get_rank(), self._communicator.Get_size()
         self._bell, self._lock = threading.Event(), threading.Lock()
@@ -186,11 +194,11 @@ class _Walk:
 class TorchMail:
     """Letters by a gloo group of their own."""
 
-    def __init__(self, distributed: Any) -> None:
+    def __init__(self, distributed: Any, check: Callable[[], None]) -> None:
         self._distributed = distributed
         self._tensor = sys.modules["torch"].from_numpy
         self._threads: list[threading.Thread] = []
-        self._group = distributed.new_group(backend="gloo", timeout=FOR_EVER)
+        self._group = _group(distributed, check)
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
 
     def send(self, peer: int, letter: Bytes) -> Any:
@@ -224,6 +232,28 @@ class TorchMail:
             self._distributed.destroy_process_group(self._group)
 
 
+def _group(distributed: Any, check: Callable[[], None]) -> Any:
+    """A new group of all ranks. It is made in a thread, for it waits for all of them and hears no Ctrl-C."""
+    made: Queue[Any] = Queue(1)
+
+    def make() -> None:
+        try:
+            made.put(distributed.new_group(backend="gloo", timeout=TOGETHER))
+        except Exception as error:
+            made.put(error)
+
+    threading.Thread(target=make, name=NAME, daemon=True).start()
+    while True:
+        with suppress(Empty):
+            group = made.get(timeout=GLANCE)
+            break
+        check()
+    if isinstance(group, Exception):
+        check()
+        raise ReadError(f"the ranks cannot exchange samples over torch.distributed ({group})") from group
+    return group
+
+
 def _walk(errand: Errand, bell: threading.Event) -> None:
     goes_on, error = True, None
     while goes_on:
@@ -234,6 +264,6 @@ def _walk(errand: Errand, bell: threading.Event) -> None:
             bell.wait()
         for letter in letters or ():
             try:
-                letter.wait()
+                letter.wait(FOR_EVER)
             except RuntimeError as broken:
                 error = Gone(str(broken))

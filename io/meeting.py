@@ -1,28 +1,29 @@
 """A meeting: all ranks come together, find what must be the same to be so, and learn who is on their node.
 
 Each sends one letter to rank 0 and gets one back: a thousand ranks are two thousand letters. Whatever is wrong is told
-to all. Waiting is asking again after a short sleep, so that Ctrl-C ends it, and never longer than allowed.
+to all. Waiting is asking again after a short sleep, so that Ctrl-C ends it, and never longer than allowed. Who waits
+looks whether the others of its machine live, as far as it has met them before.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from solar import __version__
-from solar.errors import PlanError
+from solar.errors import PlanError, SolarError
+from solar.io.alive import Process, Watch, gone, machine
 from solar.io.post import Post
 
 SHOWN = 3  # differences, and ranks, that a message lists
 NUDGE = 0.1  # seconds after which rank 0 tells those who wait that it is there
 GRACE = 5.0  # seconds that a letter may travel
 PARTING = 1.0  # as long an interrupted rank 0 stays for the others to have its last letter
+LAST_WORD = 1.0  # as long who has told rank 0 of a death waits for what it says: it may have given up before
 
 Letter = dict[str, Any]
 
@@ -38,7 +39,13 @@ class Met:
 
 
 def letter_of(
-    what: str, same: Mapping[str, Any], own: Mapping[str, Any], least: Mapping[str, int], place: Any, tell: Any
+    what: str,
+    same: Mapping[str, Any],
+    own: Mapping[str, Any],
+    least: Mapping[str, int],
+    place: Any,
+    process: Process | None,
+    tell: Any,
 ) -> Letter:
     """What a rank tells at a meeting; `place` is which of how many of its node it is, None: nobody says."""
     return {
@@ -46,8 +53,9 @@ def letter_of(
         "same": {"version of solar": __version__, **same},
         "own": dict(own),
         "least": dict(least),
-        "machine": _machine(),
+        "machine": machine(),
         "place": place,
+        "process": process,
         "tell": tell,
     }
 
@@ -55,14 +63,16 @@ def letter_of(
 class Meeting:
     """One meeting, as this rank takes part in it."""
 
-    def __init__(self, post: Post, number: int, ranks: int, told: Letter, seconds: float) -> None:
+    def __init__(self, post: Post, watch: Watch, number: int, ranks: int, told: Letter, seconds: float) -> None:
         self._post = post
+        self._watch = watch
         self._number = number
         self._ranks = ranks
         self._told = told
         self._seconds = seconds
         self._pause = Pause(ranks)
         self._begun = time.monotonic()
+        self._gone: list[int] = []  # ranks of this machine, as rank 0 was told
         self._came: dict[int, Letter] = {0: told}
 
     def report(self, rank: int) -> Letter:
@@ -71,8 +81,12 @@ class Meeting:
         until = self._begun + self._seconds
         try:
             while time.monotonic() < until:
+                ended = self._watch.ended()  # before the last letter of the dead is looked for
                 letter = self._next(0)
                 if letter is None:
+                    if ended and not self._gone:  # rank 0 may be on another machine
+                        until = min(until, time.monotonic() + LAST_WORD)
+                        self._tell_gone(ended)
                     self._pause.sleep()
                 elif letter.get("wait"):  # rank 0 came later than this one: its time is what counts
                     until = time.monotonic() + self._seconds + GRACE
@@ -84,8 +98,17 @@ class Meeting:
             with suppress(RuntimeError):  # the first error counts
                 self._send(0, {"left": "was interrupted"})
             raise
+        if self._gone:
+            raise gone(self._gone, self._ranks)
         self._send(0, {"left": f"waited {self._seconds:g} s and gave up"})
         raise PlanError(late("rank 0, where all ranks meet,", self._told["what"], f"rank {rank}", self._seconds))
+
+    def _tell_gone(self, ended: list[int]) -> None:
+        """Tells rank 0 who of this machine is gone. ReadError if it is rank 0 itself."""
+        self._gone = ended
+        if 0 in ended:
+            raise gone(ended, self._ranks)
+        self._send(0, {"gone": ended})
 
     def lead(self) -> Letter:
         """The answer to rank 0 itself. All get theirs, those that are late find it when they come."""
@@ -102,13 +125,13 @@ class Meeting:
 
     def _tell_error(self, error: BaseException) -> None:
         """Tells all others. If the letters may go down with this process, stays until those who wait have them."""
-        known = isinstance(error, PlanError)
+        known = isinstance(error, SolarError)
         text = str(error) if known else f"rank 0 left the meeting for {self._told['what']}: {type(error).__name__}"
         for rank in range(1, self._ranks):
-            self._send(rank, {"error": text})
+            self._send(rank, {"error": text, "kind": type(error).__name__})
         waiting, until = self._came.keys() - {0}, time.monotonic() + (GRACE if known else PARTING)
         while waiting and time.monotonic() < until:
-            waiting -= {rank for rank in waiting if self._next(rank) is not None}
+            waiting -= {*self._watch.ended(), *(rank for rank in waiting if self._next(rank) is not None)}
             self._pause.sleep()
 
     def _answers(self) -> list[bytes]:
@@ -121,14 +144,21 @@ class Meeting:
         for rank, node in enumerate(node_of):
             mates.setdefault(node, {})[rank] = letters[rank]["own"]
         common = {"number": self._number, "node_of": node_of, "least": least, "told": self._told["tell"]}
-        answers = {node: json.dumps({**common, "mates": of}).encode() for node, of in mates.items()}
+        processes = [letter["process"] for letter in letters]
+        answers = {
+            node: json.dumps({**common, "mates": of, "processes": _beside(of, processes)}).encode()
+            for node, of in mates.items()
+        }
         return [answers[node] for node in node_of]
 
     def _letters(self) -> list[Letter]:
         """What each rank came for and tells, in their order."""
         nudged = False
         while len(self._came) < self._ranks:
+            ended = self._watch.ended()
             self._collect()
+            if ended:
+                raise gone(ended, self._ranks)
             waited = time.monotonic() - self._begun
             missing = [rank for rank in range(self._ranks) if rank not in self._came]
             if missing and waited > self._seconds:
@@ -143,13 +173,16 @@ class Meeting:
         return [self._came[rank] for rank in range(self._ranks)]
 
     def _collect(self) -> None:
-        """Takes the letters that are there. PlanError if one of those that came has left again."""
+        """Takes the letters that are there. An error if one of those that came has left again, or one is gone."""
         for rank in range(1, self._ranks):
             while (letter := self._next(rank)) is not None:
                 if "left" in letter:
                     self._came.pop(rank, None)  # it takes no answer
                     raise PlanError(f"rank {rank} came for {self._told['what']}, and {letter['left']}")
+                if "gone" in letter:
+                    raise gone(letter["gone"], self._ranks)
                 self._came[rank] = letter
+                self._watch.meet({rank: letter["process"]})
 
     def _send(self, rank: int, letter: Letter) -> None:
         self._post.send(rank, json.dumps({"number": self._number, **letter}).encode())
@@ -178,11 +211,10 @@ class Pause:
 # --- where they are ----
 
 
-def _machine() -> list[Any]:
-    """What two processes have in common exactly if they can share memory and find each other's abstract sockets."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    # The name, too: virtual machines that began as copies of one snapshot have its boot id.
-    return [boot, os.uname().nodename, Path("/proc/self/ns/net").stat().st_ino, os.getuid()]
+def _beside(node: Iterable[int], processes: Sequence[Process | None]) -> dict[int, Process]:
+    """Of the processes of all ranks those that the ranks of a node can look after, also if they are of another node."""
+    places = {process[0] for process in (processes[rank] for rank in node) if process is not None}
+    return {rank: process for rank, process in enumerate(processes) if process is not None and process[0] in places}
 
 
 def _nodes(letters: Sequence[Letter]) -> list[int]:

@@ -79,7 +79,7 @@ def _received(these: Peers, what: str, letter: dict[str, Any]) -> list[Section]:
 
 
 def _cast(these: Peers, what: str, sections: list[Section]) -> None:
-    carried_by = mail(these.by)
+    carried_by = mail(these.by, these.check)
     cast(carried_by, sections, f"the metadata of {what}")
     carried_by.free()
 

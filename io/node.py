@@ -8,8 +8,9 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from solar import _native
 from solar.errors import PlanError, ReadError
@@ -23,22 +24,30 @@ PEER = struct.Struct("iII")  # pid, uid, gid
 ANSWER = 4 << 10  # bytes of an answer, at most: what is wrong, unless it brings the descriptor
 
 
-def join(door: str, place: int, names: Sequence[str], nbytes: int, seconds: float = 60) -> _native.Node:
+def join(
+    door: str,
+    place: int,
+    names: Sequence[str],
+    nbytes: int,
+    seconds: float = 60,
+    check: Callable[[], None] = lambda: None,
+) -> _native.Node:
     """The node that all processes of `names` share, once they are all there. `place` is this one's among them.
 
     Place 0 makes the memory and hands it on at an abstract socket that is named after `door`: a random token which
-    only they know. Raises ReadError for those that have not come within `seconds`, PlanError for different memory.
+    only they know. Raises ReadError for those that have not come within `seconds`, PlanError for different memory, and
+    what `check` raises: it is called now and then, and looks whether the others live.
     """
     end = time.monotonic() + seconds
-    descriptor = _native.make_node(len(names), nbytes) if place == 0 else _come(door, place, names, nbytes, seconds)
+    hall = _Hall(door, list(names), nbytes, seconds, end, check)
+    descriptor = _native.make_node(len(names), nbytes) if place == 0 else _come(hall, place)
     try:
         node = _native.Node(descriptor, place, list(names), nbytes)
         try:
             if place == 0 and len(names) > 1:
-                _hand_on(descriptor, door, names, nbytes, seconds)
+                _hand_on(hall, descriptor)
             while not node.joined(_left(end)):
-                if time.monotonic() >= end:
-                    raise _late(node.missing(), names, seconds)
+                hall.look(node.missing)
         except BaseException as error:  # Ctrl-C, too: nobody waits for this one then
             node.fail(str(error) or type(error).__name__)
             node.leave()
@@ -48,12 +57,27 @@ def join(door: str, place: int, names: Sequence[str], nbytes: int, seconds: floa
     return node
 
 
-def _late(missing: Sequence[str], names: Sequence[str], seconds: float) -> ReadError:
-    others = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-    return ReadError(
-        f"{len(names)} ranks of a node share a buffer, and {others} did not come within {seconds:g} s: look for their "
-        f"errors; all must begin at the same time, in one network namespace"
-    )
+class _Hall(NamedTuple):
+    """What all who want to join have in common, and how long they wait for each other."""
+
+    door: str
+    names: list[str]
+    nbytes: int
+    seconds: float
+    end: float
+    check: Callable[[], None]
+
+    def look(self, missing: Callable[[], Sequence[str]]) -> None:
+        """ReadError for those that are missing if it is too late, or if they never will come."""
+        self.check()
+        if time.monotonic() < self.end:
+            return
+        late = missing()
+        others = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
+        raise ReadError(
+            f"{len(self.names)} ranks of a node share a buffer, and {others} did not come within {self.seconds:g} s: "
+            f"look for their errors; all must begin at the same time, in one network namespace"
+        )
 
 
 # --- the door ----
@@ -85,43 +109,44 @@ def _left(end: float) -> float:
 # --- the leader ----
 
 
-def _hand_on(descriptor: int, door: str, names: Sequence[str], nbytes: int, seconds: float) -> None:
+def _hand_on(hall: _Hall, descriptor: int) -> None:
     """Gives the descriptor to each of the others."""
-    end = time.monotonic() + seconds
-    missing = set(range(1, len(names)))
+    missing = set(range(1, len(hall.names)))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         try:
-            listener.bind(_address(door))
+            listener.bind(_address(hall.door))
         except OSError as error:
-            raise ReadError(f"{names[0]} cannot let others join its node: {error.strerror}") from error
-        listener.listen(len(names))
+            raise ReadError(f"{hall.names[0]} cannot let others join its node: {error.strerror}") from error
+        listener.listen(len(hall.names))
         while missing:
-            if time.monotonic() >= end:
-                raise _late([names[place] for place in sorted(missing)], names, seconds)
-            listener.settimeout(_left(end))
+            hall.look(lambda: [hall.names[place] for place in sorted(missing)])
+            listener.settimeout(_left(hall.end))
             with suppress(TimeoutError):
                 peer, _ = listener.accept()
                 with peer:
-                    missing.discard(_serve(peer, descriptor, door, names, nbytes))
+                    missing.discard(_serve(hall, peer, descriptor))
 
 
-def _serve(peer: socket.socket, descriptor: int, door: str, names: Sequence[str], nbytes: int) -> int:
+def _serve(hall: _Hall, peer: socket.socket, descriptor: int) -> int:
     """The place of whoever has connected and got the descriptor; 0: a stranger, or one that went away."""
     if not _is_own(peer):
         return 0
     peer.settimeout(PATIENCE)
+    names = hall.names
     try:
         hello = peer.recv(HELLO.size + 1)
         if len(hello) != HELLO.size:
             return 0
         proof, place, wanted, named = HELLO.unpack(hello)
-        if not hmac.compare_digest(proof, _proof(door)):
+        if not hmac.compare_digest(proof, _proof(hall.door)):
             return 0
         wrong = ""
         if named != _digest(names) or not 0 < place < len(names):
             wrong = f"place {place} of the node is in another list of ranks than that of {names[0]}"
-        elif wanted != nbytes:
-            wrong = f"{names[place]} shares {wanted} bytes of memory and {names[0]} {nbytes}: give all the same buffer"
+        elif wanted != hall.nbytes:
+            wrong = (
+                f"{names[place]} shares {wanted} bytes of memory and {names[0]} {hall.nbytes}: give all the same buffer"
+            )
         if wrong:
             peer.send(wrong.encode()[:ANSWER])
             raise PlanError(wrong)
@@ -134,34 +159,31 @@ def _serve(peer: socket.socket, descriptor: int, door: str, names: Sequence[str]
 # --- the others ----
 
 
-def _come(door: str, place: int, names: Sequence[str], nbytes: int, seconds: float) -> int:
+def _come(hall: _Hall, place: int) -> int:
     """The descriptor, from the leader."""
-    end = time.monotonic() + seconds
-    hello = HELLO.pack(_proof(door), place, nbytes, _digest(names))
+    hello = HELLO.pack(_proof(hall.door), place, hall.nbytes, _digest(hall.names))
     while True:
         gone = suppress(ConnectionError, BlockingIOError, TimeoutError)
         with gone, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as leader:
-            leader.settimeout(_left(end))
-            leader.connect(_address(door))
+            leader.settimeout(_left(hall.end))
+            leader.connect(_address(hall.door))
             if not _is_own(leader):
-                raise ReadError(f"another user's process stands in for {names[0]} at the door of the node")
+                raise ReadError(f"another user's process stands in for {hall.names[0]} at the door of the node")
             leader.send(hello)
-            return _received(leader, end)
-        if time.monotonic() >= end:
-            raise _late(names[:1], names, seconds)
+            return _received(hall, leader)
+        hall.look(lambda: hall.names[:1])
         time.sleep(RETRY)
 
 
-def _received(leader: socket.socket, end: float) -> int:
+def _received(hall: _Hall, leader: socket.socket) -> int:
     """What the leader answers with. ConnectionError where it has gone away."""
     while True:
-        leader.settimeout(_left(end))
+        leader.settimeout(_left(hall.end))
         try:
             answer, descriptors, _, _ = socket.recv_fds(leader, ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
             break
         except TimeoutError:
-            if time.monotonic() >= end:
-                raise
+            hall.look(lambda: hall.names[:1])
     if descriptors:
         return descriptors[0]
     if not answer:

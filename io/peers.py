@@ -10,13 +10,16 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from solar.errors import PlanError
+from solar.errors import PlanError, ReadError
+from solar.io.alive import Watch, gone
 from solar.io.meeting import Meeting, Met, Pause, late, letter_of
 from solar.io.post import Post, default_store, posted
 from solar.io.ranks import detect, distributed_module, launched_ranks, mpi_module, place_on_node
 from solar.values import World
 
 log = logging.getLogger("solar")
+
+BURIAL = 1.0  # seconds between the end of a process's connections and its own, at most
 
 EXCHANGES = ("auto", "mpi", "torch", "read", "off")
 
@@ -32,6 +35,7 @@ class Peers:
         self.pid = os.getpid()
         self._one = threading.Lock()  # one meeting at a time
         self._post: Post | None = None
+        self._watch = Watch(rank)
         self._number = 0  # of the meetings so far: the same letter must not be taken for the next one's
 
     def __repr__(self) -> str:
@@ -49,23 +53,40 @@ class Peers:
         """What all ranks have in common, when all have come for `what`, which names it in messages.
 
         Values are what JSON has. PlanError on every rank if `same` differs anywhere, if one comes for something else,
-        or one does not come within `seconds` of the others. `tell` counts at rank 0: what all are told.
+        or one does not come within `seconds` of the others; ReadError if one is gone that was met before, or has come.
+        `tell` counts at rank 0: what all are told.
         """
         if os.getpid() != self.pid:
             raise PlanError(self.forked())
-        told = letter_of(what, same, own, least, place_on_node(self.rank, self.ranks), tell if self.rank == 0 else None)
+        place, process = place_on_node(self.rank, self.ranks), self._watch.own
+        told = letter_of(what, same, own, least, place, process, tell if self.rank == 0 else None)
         with self._one:
             try:
                 answer = self._met(told, seconds)
             except RuntimeError as error:
-                raise PlanError(
-                    f"rank {self.rank} of {self.ranks} cannot reach the others for {what}, by {self.by} ({error}): "
-                    "a rank, or what started them all, has ended"
-                ) from error
+                raise self._cut_off(what, error) from error
         if "error" in answer:
-            raise PlanError(answer["error"])
+            raise (ReadError if answer["kind"] == "ReadError" else PlanError)(answer["error"])
+        self._watch.meet({int(rank): process for rank, process in answer["processes"].items()})
         mates = {int(rank): own for rank, own in answer["mates"].items()}
         return Met(tuple(answer["node_of"]), mates, answer["least"], answer["told"])
+
+    def check(self) -> None:
+        """ReadError if a process is gone that this one has met, as far as it can be seen from here: on this machine."""
+        ended = self._watch.ended()
+        if ended:
+            raise gone(ended, self.ranks)
+
+    def _cut_off(self, what: str, error: RuntimeError) -> PlanError:
+        """What is wrong where no letter can be sent."""
+        head = f"rank {self.rank} of {self.ranks} cannot reach the others for {what}, by {self.by} ({error})"
+        end = time.monotonic() + BURIAL
+        while not (ended := self._watch.ended(now=True)):
+            if time.monotonic() > end:
+                where = "rank 0" if self.by == "torch" else "a rank"
+                return PlanError(f"{head}: {where} of {self.ranks}, or what started them all, has ended")
+            time.sleep(0.02)
+        return PlanError(f"{head}: {gone(ended, self.ranks)}")
 
     def forked(self) -> str:
         """What is wrong in a process that has these Peers from its parent."""
@@ -81,7 +102,7 @@ class Peers:
                 raise PlanError(late(f"some of the {self.ranks} ranks", told["what"], f"rank {self.rank}", seconds))
             pause.sleep()
         self._number += 1
-        meeting = Meeting(post, self._number, self.ranks, told, seconds)
+        meeting = Meeting(post, self._watch, self._number, self.ranks, told, seconds)
         return meeting.lead() if self.rank == 0 else meeting.report(self.rank)
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import PlanError, ReadError, SolarError
 from solar.io.buffered import Running
+from solar.io.engine import LAST_WAIT
 from solar.io.late import Late
 from solar.io.mail import NAME, Bytes, Errand, Gone, Mail
 from solar.io.reader import GLANCE
@@ -32,14 +33,14 @@ class Traffic:
     def __init__(self, running: Running, mail: Mail, underway: Underway) -> None:
         self._running, self._mail, self._underway = running, mail, underway
         self._changed = underway.changed
-        self._row_nbytes = [rows.sample_nbytes for rows in running._rows]
         self._due: dict[int, deque[tuple[Batch, NDArray[np.int64]]]] = defaultdict(deque)  # by peer
         self._outgoing: deque[Batch] = deque()
         self._bells: dict[int, threading.Event] = {}  # of who listens to each peer; our own rank's: of who sends
         self._reasons: dict[int, str] = {}  # peers of whom nothing comes any more, and why
         self._broken = ""  # what all others are told with the END
         self._late = ""
-        self._over = self._freed = False
+        self._over = self._freed = self._dropped = False
+        self._posting = True
         self._open = 1  # threads and errands: the poster
         self._counted = dict.fromkeys(
             ("sent_rows", "sent_bytes", "received_rows", "received_bytes", "inbox_bytes", "inbox_peak_bytes"), 0
@@ -64,16 +65,32 @@ class Traffic:
         self._running.close()  # the poster may wait for it
         if threading.current_thread().name == NAME:
             return True  # the garbage collector's doing: no thread can wait for itself
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._open == 0, seconds):
-                self._mail.slow_down()
-                return False
-            free, self._freed = not self._freed and not self._broken, True
+        if not self._all_over(seconds):
+            self._mail.slow_down()
+            return False
         self._poster.join(seconds)
+        self._free(seconds)
+        return True
+
+    def drop(self) -> None:
+        """Ends it, and waits for nobody: the poster does, and frees what there was."""
+        with self._changed:
+            self._dropped, posting = True, self._posting
+        self._underway.close()
+        if not posting:
+            self._running.close()
+
+    def _all_over(self, seconds: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._open == 0, seconds)
+
+    def _free(self, seconds: float) -> None:
+        """Ends the threads of the mail, once all is over; gives back what carried it, once."""
+        with self._changed:
+            free, self._freed = not self._freed and not self._broken, True
         self._mail.join(seconds)
         if free:
             self._mail.free()
-        return True
 
     def open_peers(self) -> str:
         """The ranks that have not closed, in words."""
@@ -98,6 +115,12 @@ class Traffic:
             self._underway.fail(error)
         self._say_end()
         self._closed()
+        with self._changed:
+            self._posting = self._dropped
+        if self._posting:
+            self._running.close()
+            self._all_over(None)
+            self._free(LAST_WAIT)
 
     def _read(self, number: int, stretch: Stretch) -> Batch | None:
         """The next batch, when the run has made it; None at the end."""
@@ -258,7 +281,7 @@ class Traffic:
         else:
             values = [] if batch is None or batch.error is not None else batch.values
             yield from self._take_rows(peer, length, values, places)
-            nbytes = length * sum(self._row_nbytes)
+            nbytes = length * sum(self._running.row_nbytes)
             if batch is not None:
                 self._count(received_rows=length, received_bytes=nbytes)
         if batch is not None:
@@ -279,7 +302,7 @@ class Traffic:
         if straight:  # most often it is one row
             boxes = [_bytes(one[first : first + length]) for one in values]
         else:
-            boxes = [_native.take(length * nbytes) if nbytes else np.empty(0, np.uint8) for nbytes in self._row_nbytes]
+            boxes = [_native.take(length * of) if of else np.empty(0, np.uint8) for of in self._running.row_nbytes]
         held = 0 if straight else sum(box.nbytes for box in boxes)
         self._count(inbox_bytes=held)
         try:

@@ -207,6 +207,21 @@ def garbage(by: str, path: str) -> dict[str, Any]:
     return {"threads": settled()}
 
 
+def dropped(by: str, path: str) -> dict[str, Any]:
+    """Rank 0 has it no more while the other goes on: it does not stand still for that."""
+    this: Any = kit.rank_of(path, by)
+    kit.append(this.exchange, kit.plans(1, this.ranks, STEPS)[this.rank])
+    gone = Path(path).with_name("gone")
+    if this.rank == 0:
+        module.LAST_WORDS = 1e6
+        this = None
+        gone.touch()
+    while not gone.exists():
+        time.sleep(0.01)
+    this = None
+    return {"threads": settled()}
+
+
 def forked(by: str, path: str) -> dict[str, Any]:
     """A forked process has no exchange; its parent's goes on."""
     this = kit.rank_of(path, by)

@@ -105,6 +105,13 @@ def test_an_exchange_that_nobody_has_any_more_ends(by: str, ranks: int, played: 
 
 
 @pytest.mark.parametrize(("by", "ranks"), WAYS)
+def test_whoever_drops_an_exchange_does_not_stand_still_until_others_close_theirs(
+    by: str, ranks: int, played: Played
+) -> None:
+    assert played(by, ranks, "dropped") == [{"threads": 1}] * ranks
+
+
+@pytest.mark.parametrize(("by", "ranks"), WAYS)
 def test_a_forked_process_has_no_exchange_and_leaves_its_parents_alone(by: str, ranks: int, played: Played) -> None:
     assert played(by, ranks, "forked") == [{"status": 7}] * ranks
 

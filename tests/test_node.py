@@ -104,8 +104,21 @@ def rank_of(spec: dict[str, Any], place: int, ranks: int, say: Callable[[Any], N
                 check_fork(node, running)
             time.sleep(spec.get("sleep", 0))
         return running.counts()
+    except ReadError as error:
+        check_again(running, number, str(error))
+        raise
     finally:
         running.close()
+
+
+def check_again(running: Running, number: int, text: str) -> None:
+    """Once a batch cannot come because of another rank, each later one has the same error."""
+    for later in (number, number + 1, number + 4):
+        try:
+            running.wait(later, 1, 10.0)
+            raise AssertionError(f"batch {later} came after an error")
+        except ReadError as again:
+            assert str(again) == text
 
 
 def check_fork(node: Any, running: Running) -> None:

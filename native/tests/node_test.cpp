@@ -85,6 +85,23 @@ TEST_CASE("a rank whose process is killed ends the waiting of the others") {
   ::close(descriptor);
 }
 
+TEST_CASE("a rank that is killed while others are still to come ends the waiting for those") {
+  const int descriptor = Node::make(3, 64);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    Node leader(descriptor, 0, named(3), 64);
+    for (;;) ::pause();
+  }
+  const Node own(descriptor, 1, named(3), 64);
+  while (own.behind(Node::Count::joined, 1).size() > 1) std::this_thread::sleep_for(1ms);
+  CHECK_FALSE(own.wait(Node::Count::joined, 1, 1ms));
+  ::kill(child, SIGKILL);
+  CHECK(failure(own, Node::Count::joined, 1).find("rank 4 of 8 is gone: its process has ended") == 0);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ::close(descriptor);
+}
+
 TEST_CASE("two processes cannot have the same rank") {
   const int descriptor = Node::make(2, 64);
   const Node own(descriptor, 0, named(2), 64);

@@ -361,6 +361,8 @@ class Buffered:
 
     def __del__(self) -> None:
         if getattr(self, "running", None) is not None and not sys.is_finalizing():
+            if isinstance(self.running, Exchange):  # which waits for other ranks if it is closed, not if it is dropped
+                self.running = None
             self.close()
 
 

@@ -130,13 +130,13 @@ class Together:
         made, memory = max(1, staged // 2) if self.exchange in SENDING else staged, None
         if len(self.names) > 1:
             door = next(iter(self._met.mates.values()))["door"]
-            memory = node.join(door, self.place, self.names, shared_nbytes(parts))
+            memory = node.join(door, self.place, self.names, shared_nbytes(parts), check=self.peers.check)
         running = Running(rows, parts, made, scratch, memory)
         shared = sum(part.pages * part.page for part in parts)
         running.nbytes -= shared - shared // len(self.names)  # each rank counts its part
         if self.exchange not in SENDING:
             return running
-        return Exchange(running, mail(self.exchange), max(1, staged - made))
+        return Exchange(running, mail(self.exchange, self.peers.check), max(1, staged - made))
 
     # --- who takes what ----
 

@@ -176,7 +176,7 @@ bool Node::wait(Count count, std::uint64_t value, std::chrono::nanoseconds limit
 }
 
 // Only who is behind is looked at: what has befallen the others may come after what is waited for. But in the beginning
-// nobody is before the others.
+// nobody is before the others: who is gone by then was to let them in, or will be missed.
 bool Node::Impl::all_have(Count count, std::uint64_t value) const {
   bool all = true;
   for (unsigned of = 0; of < ranks(); ++of) {
@@ -184,6 +184,9 @@ bool Node::Impl::all_have(Count count, std::uint64_t value) const {
     all = all && !behind;
     if (of != rank && (behind || count == Count::joined)) check_failed(of);
     if (of != rank && behind) check_there(of);
+  }
+  for (unsigned of = 0; of < ranks() && !all && count == Count::joined; ++of) {
+    if (of != rank) check_there(of);
   }
   return all;
 }
