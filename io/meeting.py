@@ -8,6 +8,7 @@ looks whether the others of its machine live, as far as it has met them before.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,10 @@ from solar.errors import PlanError, SolarError
 from solar.io.alive import Process, Watch, gone, machine
 from solar.io.post import Post
 
+log = logging.getLogger("solar")
+
 SHOWN = 3  # differences, and ranks, that a message lists
+PATIENCE = 10.0  # seconds after which who waits says so
 NUDGE = 0.1  # seconds after which rank 0 tells those who wait that it is there
 GRACE = 5.0  # seconds that a letter may travel
 PARTING = 1.0  # as long an interrupted rank 0 stays for the others to have its last letter
@@ -78,9 +82,10 @@ class Meeting:
     def report(self, rank: int) -> Letter:
         """The answer of rank 0, to one of the others."""
         self._send(0, self._told)
-        until = self._begun + self._seconds
+        until, said = self._begun + self._seconds, False
         try:
             while time.monotonic() < until:
+                said = said or self._say_waiting(f"rank {rank}", "rank 0 to say that all have come")
                 ended = self._watch.ended()  # before the last letter of the dead is looked for
                 letter = self._next(0)
                 if letter is None:
@@ -153,7 +158,7 @@ class Meeting:
 
     def _letters(self) -> list[Letter]:
         """What each rank came for and tells, in their order."""
-        nudged = False
+        nudged = said = False
         while len(self._came) < self._ranks:
             ended = self._watch.ended()
             self._collect()
@@ -161,6 +166,7 @@ class Meeting:
                 raise gone(ended, self._ranks)
             waited = time.monotonic() - self._begun
             missing = [rank for rank in range(self._ranks) if rank not in self._came]
+            said = said or not missing or self._say_waiting("rank 0", f"{_listed(missing)} to come")
             if missing and waited > self._seconds:
                 raise PlanError(late(_listed(missing), self._told["what"], "rank 0", self._seconds))
             if missing and waited > NUDGE and not nudged:
@@ -183,6 +189,16 @@ class Meeting:
                     raise gone(letter["gone"], self._ranks)
                 self._came[rank] = letter
                 self._watch.meet({rank: letter["process"]})
+
+    def _say_waiting(self, who: str, whom: str) -> bool:
+        """Says it once it has lasted; gives whether it has."""
+        if time.monotonic() - self._begun < PATIENCE:
+            return False
+        log.warning(
+            "%s waits for %s for %s: all ranks must iterate this loader, in the same epoch; it gives up after %g s",
+            who, whom, self._told["what"], self._seconds,
+        )  # fmt: skip
+        return True
 
     def _send(self, rank: int, letter: Letter) -> None:
         self._post.send(rank, json.dumps({"number": self._number, **letter}).encode())

@@ -47,9 +47,9 @@ def _check_mpi(asked: str, reader: By) -> None:
 
     if not h5py.get_config().mpi:
         raise PlanError(
-            f"{asked}: h5py {h5py.__version__} is built without MPI. Leave it out: what solar reads itself came as fast "
-            "or faster wherever that was measured (docs/decisions/0013-mpio.md). Or build h5py over an HDF5 built with "
-            "MPI: HDF5_MPI=ON CC=mpicc pip install --no-build-isolation --no-binary=h5py h5py"
+            f"{asked}: h5py {h5py.__version__} is built without MPI. Leave it out: what solar reads itself came as "
+            "fast or faster wherever that was measured (docs/decisions/0013-mpio.md). Or build h5py over an HDF5 built "
+            "with MPI: HDF5_MPI=ON CC=mpicc pip install --no-build-isolation --no-binary=h5py h5py"
         )
     from mpi4py import MPI  # h5py has imported it
 

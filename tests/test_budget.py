@@ -201,7 +201,7 @@ def test_more_samples_than_plans_number_are_read_without(
 ) -> None:
     caplog.set_level(logging.INFO, "solar")
     monkeypatch.setattr(budget, "SECONDS", 0.0)
-    monkeypatch.setattr("solar.torch.buffered.MOST", 4095)
+    monkeypatch.setattr("solar.torch.budget.MOST", 4095)
     with DataLoader(chunked(make), 64, buffer=buffer) as loader:
         assert len(list(loader)) == 64
         assert loader._buffered.running is None

@@ -258,3 +258,73 @@ def test_an_epoch_may_be_shorter_than_a_step(ranks: int, nodes: int, tmp_path: P
     for one, found in zip(cases, run("mpi", ranks, tmp_path, cases, nodes), strict=True):
         check(one, found, torchs=nodes == 1)
         check_counts(found)
+
+
+def said_by(ranks: int, program: str, *args: object, options: Sequence[str] = ()) -> list[Any]:
+    """What ranks say of a program that sees `data`, `rank`, `ranks`, and `attempt`, which gives an error's text."""
+    head = """
+import json, sys
+import mpi4py.MPI
+from torch.utils.data import DistributedSampler, Subset
+from solar import DataLoader, H5Dataset, PlanError, PlanSampler
+from solar.io.ranks import detect
+data = H5Dataset(sys.argv[1], {"x": "x", "y": "y"}, transform=lambda sample: sample, thread_safe=True)
+rank, ranks = detect().rank, detect().ranks
+
+def attempt(**given):
+    given = {"dataset": data, "batch_size": 4} | given
+    try:
+        loader = DataLoader(sampler=PlanSampler(given["dataset"], ranks, rank), **given)
+        return [sum(1 for _ in loader) for _ in range(2)]
+    except PlanError as error:
+        return str(error)
+
+"""
+    return mpi_kit.under_mpi(ranks, head + program, *args, options=options)
+
+
+def test_a_buffer_too_small_for_one_node_is_an_error_on_all(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.h5", 60, {})
+    apart = ["-launcher", "fork", "-hosts", "n0:2,n1:1"]
+    program = """
+import re
+enough = int(re.search("at least buffer=([0-9]+)", attempt(buffer=1))[1])  # for one rank
+print(json.dumps(attempt(buffer=enough * 8 // 5)))
+"""
+    texts = said_by(3, program, path, options=apart)
+    assert ["kept it from planning" in text for text in texts] == [False, False, True]
+    assert all("too small" in text for text in texts[:2])
+
+
+def test_ranks_with_other_subsets_are_told(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.h5", 60, {})
+    program = "print(json.dumps(attempt(dataset=Subset(data, list(range(rank, 50 + rank))), buffer='1MB')))"
+    for apart in ([], ["-launcher", "fork", "-hosts", "n0,n1"]):
+        assert all("Subset" in text for text in said_by(2, program, path, options=apart))
+
+
+def test_without_a_buffer_asked_for_a_rank_may_look_at_a_batch_alone(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.h5", 60, {})
+    program = "print(json.dumps(attempt() if rank == 0 else 'nothing'))"
+    assert said_by(2, program, path) == [[8, 8], "nothing"]
+
+
+@pytest.mark.parametrize("apart", [[], ["-launcher", "fork", "-hosts", "n0,n1"]], ids=["node", "nodes"])
+def test_all_may_leave_shortly_before_the_end_whatever_threads_have_taken_ahead(
+    apart: list[str], tmp_path: Path
+) -> None:
+    path = written(tmp_path / "a.h5", 96, {})
+    program = """
+import time
+loader = DataLoader(data, 4, sampler=PlanSampler(data, ranks, rank), buffer="1MB", num_workers=2)
+counts = []
+for epoch in range(4):
+    loader.set_epoch(epoch)
+    for number, _ in enumerate(loader):
+        time.sleep(0.02 * rank)
+        if number == 12 - 2 - epoch % 2:
+            break
+    counts.append(number)
+print(json.dumps(counts))
+"""
+    assert said_by(2, program, path, options=apart) == [[10, 9, 10, 9]] * 2

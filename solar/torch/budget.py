@@ -26,6 +26,7 @@ FITS = "the files fit into the page cache"  # as most do: there is nothing to sa
 FREE = 4  # one part of so many of the free memory is taken where nobody says how much
 WORTH = 1.5  # times cheaper than without, or it is not taken
 SECONDS = 1.0  # that an epoch takes at least without, or nothing needs to be gained
+MOST = 2**31 - 1  # samples of a data set, which plans number by 32 bits
 MODEL = 20_000  # samples of the small copy of the data set that is modelled
 FEWER = 4  # batches take one part of so many of the buffer, or fewer of them wait
 
@@ -79,13 +80,13 @@ def ranks_here() -> int:
         return 1
 
 
-def storage_of(layout: Layout, given: Storage | None) -> tuple[Storage, str]:
-    """What reading and decoding this Layout costs, and where that is known from."""
+def storage_of(layout: Layout, given: Storage | None, cores: int | None = None) -> tuple[Storage, str]:
+    """What reading it and decoding it, on so many cores (None: this process's), costs; and where that is known from."""
     storage, source = (given, "as given") if given is not None else profile.stored_or_guessed(layout.paths[0])
     filters = [one.id for form in layout.forms for one in form.filters]
     if filters and storage.decode == float("inf"):
         rate = min(DECODES.get(number, DECODES_ELSE) for number in filters)
-        storage = replace(storage, decode=rate * threads())
+        storage = replace(storage, decode=rate * (cores or threads()))
     return storage, source
 
 
@@ -137,12 +138,10 @@ def divided(nbytes: int, batch: int, needs: Sequence[Needs]) -> Budget:
     return Budget(nbytes, staged, each, left - threads * each, batch)
 
 
-def auto(
-    layouts: Sequence[Layout], batch: int, given: Storage | None, least: int, *, ranks: int, nodes: int = 1
-) -> tuple[int, str]:
+def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, least: int, *, ranks: int) -> tuple[int, str]:
     """The bytes that a buffer should have where nobody has said, or 0; and why. `least`: with less there is none.
 
-    So many ranks of a node have one each; or all of them one together, and so have those of other nodes.
+    So many ranks of this node have one each.
     """
     together = any(form.filters and form.chunk and form.chunk[0] > 1 for one in layouts for form in one.forms)
     fits = sum(one.stored_nbytes for one in layouts) <= ROOM * machine.page_cache_nbytes() / ranks
@@ -159,7 +158,7 @@ def auto(
         storage = storage_of(layout, given)[0]
         if fits:
             storage = replace(profile.MEMORY, decode=storage.decode)
-        plain, swept = modelled(one, batch, nodes * memory * one.total_nbytes // max(stored, 1), storage)
+        plain, swept = modelled(one, batch, memory * one.total_nbytes // max(stored, 1), storage)
         without, with_it = without + plain, with_it + swept
     if without < max(SECONDS, WORTH * with_it):
         return 0, f"an epoch would take about {without:.2g} s without a buffer, {with_it:.2g} s with {in_words(memory)}"
@@ -182,3 +181,13 @@ def modelled(units: Units, batch: int, memory: int, storage: Storage) -> tuple[f
         except PlanError:  # not even a batch fits
             found.append(found[0])
     return found[0], found[1]
+
+
+def not_carried(layout: Layout) -> str:
+    """Why samples of this Layout cannot be kept; empty if they can."""
+    where = f"{layout.paths[0]}: {layout.name}"
+    if layout.reader != "direct":
+        return f"{where} is read through libhdf5: {layout.reason}"
+    if layout.samples > MOST:
+        return f"{where} has {layout.samples:,} samples, and plans number up to {MOST:,}"
+    return f"{where} has no bytes" if layout.nbytes == 0 else ""

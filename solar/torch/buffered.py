@@ -9,16 +9,30 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from solar.errors import PlanError
 from solar.io.buffered import Running
 from solar.io.exchange import Exchange
+from solar.io.peers import Peers
 from solar.io.quantities import in_words as size_in_words
 from solar.planner.sweep import Counts, Way, total
 from solar.torch.beneath import Beneath
-from solar.torch.budget import FITS, Budget, Profile, Size, asked, auto, checked_storage, ranks_here, storage_of
+from solar.torch.budget import (
+    FITS,
+    Budget,
+    Needs,
+    Profile,
+    Size,
+    asked,
+    auto,
+    checked_storage,
+    not_carried,
+    ranks_here,
+    storage_of,
+)
 from solar.torch.order import Order
 from solar.torch.position import Course, Passage
 from solar.torch.segment import Segment
@@ -27,16 +41,22 @@ from solar.torch.together import Together, checked, those_of
 from solar.torch.turn import Pace, Turn, needs
 from solar.torch.windows import Piece, Window, fit, in_words, layouts_of, pieces_of
 from solar.torch.work import Work, apart, begun, failed, unless
-from solar.values import Layout
 
 log = logging.getLogger("solar")
 
 USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
 SEGMENTS = 32, 256  # at most
-MOST = 2**31 - 1  # samples of a data set, which plans number by 32 bits
 
 
-NAMES = ("_nbytes", "_epochs", "_storage", "_stats", "_exchange", "_balance")  # what a copy in another process has
+NAMES = (
+    "_nbytes",
+    "_asked",
+    "_epochs",
+    "_storage",
+    "_stats",
+    "_exchange",
+    "_balance",
+)  # what a copy in another process has
 
 
 class Queued(NamedTuple):
@@ -65,7 +85,7 @@ class Buffered:
         checked(exchange, balance)
         if epochs is not None and operator.index(epochs) < 1:
             raise ValueError(f"epochs={epochs}: at least one, or None where nobody knows")
-        self._nbytes = asked(buffer)
+        self._nbytes, self._asked = asked(buffer), str(buffer)
         self._epochs, self._storage, self._stats = epochs, checked_storage(storage), stats
         self._exchange, self._balance = exchange, balance
         if self._nbytes in (0, None) and balance in ("equal", "uneven"):
@@ -80,6 +100,7 @@ class Buffered:
         self._lock = threading.RLock()
         self._chosen: int | None = None  # bytes, once it is known what is to be read
         self._together: Together | None = None
+        self._threads: int | None = None  # that decode, of all ranks of the node, where they read together
         self._ways: tuple[Any, Sequence[Way | None]] = (None, [])  # chosen last, and under which conditions
         self._warned = False  # of what went wrong in the background
         self._forget()
@@ -117,7 +138,10 @@ class Buffered:
             self._end()
         if self._holder is None or self._holder is turn:
             return False
-        log.info("another iterator of this loader takes batches from its buffer: this one reads without")
+        said = "another iterator of this loader takes batches from its buffer"
+        if self._together is not None and self._together.balance == "uneven":
+            raise PlanError(f'{said}, and with balance="uneven" there is no reading without: end that one first')
+        log.info("%s: this one reads without", said)
         return True
 
     def _choose(self, beneath: Beneath, course: Course, order: Order, pace: Pace) -> int:
@@ -125,22 +149,32 @@ class Buffered:
         if self._nbytes == 0:
             return 0
         layouts = layouts_of(beneath)
-        if refused := next((said for layout in layouts if (said := _not_carried(layout))), ""):
+        if refused := next((said for layout in layouts if (said := not_carried(layout))), ""):
             if self._nbytes is not None:
                 log.info("no buffer: %s", refused)
             return 0
         if self._nbytes is None and not order.fixed:
             return 0  # nobody has asked for a buffer, and it would draw from the sampler long before
-        self._together = self._met(beneath, course, order)
-        if self._nbytes is not None:
-            return max(1, self._nbytes // (ranks_here() if self._together is None else 1))
-        nbytes, why = self._worth(layouts, course.batch_size or 1, needs(beneath, pace, course.batch_size or 1).least)
-        log.log(logging.DEBUG if why == FITS else logging.INFO, "%s: %s", "a buffer" if nbytes else "no buffer", why)
-        return nbytes
-
-    def _met(self, beneath: Beneath, course: Course, order: Order) -> Together | None:
-        """Those who share the samples, if there are any, after they have found each other to be of one mind."""
         found = those_of(self._exchange, order)
+        ranks = ranks_here() if found is None else 1  # that have a buffer each
+        if self._nbytes is not None:
+            nbytes = max(1, self._nbytes // ranks)
+        else:
+            batch = course.batch_size or 1
+            all_, least = 1 if found is None else found.ranks, needs(beneath, pace, batch).least
+            nbytes, why = auto(layouts, batch * all_, self._storage, least, ranks=ranks)
+            log.log(logging.DEBUG if why == FITS else logging.INFO, "%s buffer: %s", "a" if nbytes else "no", why)
+        try:
+            self._together = self._met(found, beneath, course, order, nbytes) if nbytes else None
+        except PlanError as error:
+            if self._nbytes is not None or self._exchange != "auto":
+                raise
+            log.warning("no buffer, which nobody has asked for: %s", error)
+            return 0
+        return nbytes if self._together is None else self._together.nbytes
+
+    def _met(self, found: Peers | None, beneath: Beneath, course: Course, order: Order, nbytes: int) -> Together | None:
+        """Those who share the samples, if there are any, after they have found each other to be of one mind."""
         if found is None:
             if self._balance in ("equal", "uneven"):
                 raise PlanError(
@@ -148,25 +182,10 @@ class Buffered:
                     "or DistributedSampler over several ranks, a batch_size, and torch.distributed or MPI initialised"
                 )
             return None
-        names = (f"{layout.name} in {layout.paths[0]}, {layout.digest[:16]}" for layout in layouts_of(beneath))
-        facts = {
-            "data": [*islice(names, 8)], "length": sum(map(len, beneath.datasets)),
-            "batch_size": course.cutter.batch_size, "drop_last": course.cutter.drop_last, "buffer": self._nbytes, "epochs": self._epochs,
-        }  # fmt: skip
-        name = " + ".join(map(str, beneath.datasets[:2])) + (" + ..." if len(beneath.datasets) > 2 else "")
-        together = Together(found, order, self._exchange, self._balance, name, facts)
-        together.settle(beneath)
-        return together
-
-    def _worth(self, layouts: Sequence[Layout], batch: int, least: int) -> tuple[int, str]:
-        """The bytes of a buffer that nobody has asked for; and why."""
-        together = self._together
-        if together is None:
-            return auto(layouts, batch, self._storage, least, ranks=ranks_here())
-        nbytes, why = auto(
-            layouts, batch * together.ranks, self._storage, least * len(together.names), ranks=1, nodes=together.nodes
-        )
-        return together.least(nbytes), why
+        facts = {name: getattr(course.cutter, name) for name in ("batch_size", "drop_last")}
+        facts |= {"buffer": self._asked, "epochs": self._epochs}
+        wanted = self._nbytes is not None or self._exchange != "auto"
+        return Together(found, beneath, order, self._exchange, self._balance, facts, nbytes, wanted)
 
     def enter(self, turn: Turn, segment: Segment, amid: bool) -> tuple[Running | Exchange, int, int] | None:
         """Has the run make these batches next, and plans what comes later.
@@ -247,7 +266,24 @@ class Buffered:
         """
         if self._together is not None and self.running is not None:
             self._end()  # all ranks begin anew
-        budget, later = turn.budget(segment), chain([lambda: segment], turn.later())
+        needs = turn.needs(segment)
+        with nullcontext() if self._together is None else self._together.agreeing():
+            found = self._begun(turn, segment, amid, needs)
+        if found is None:
+            return None
+        window, budget, later = found
+        if self.running is None:
+            self._start(turn, window, budget)
+        self._later, self._budget = later, budget
+        return self._append(window)
+
+    def _begun(
+        self, turn: Turn, segment: Segment, amid: bool, needs: list[Needs]
+    ) -> tuple[Window, Budget, Iterator[Callable[[], Segment]]] | None:
+        """The window that begins here, how memory is divided, and what comes after it. Ends a run that cannot go on."""
+        budget, later = turn.budget(segment, needs), chain([lambda: segment], turn.later())
+        if self._together is not None:
+            self._threads = sum(one.threads for one in needs)
         if budget != self._budget:
             if amid:
                 return None
@@ -259,10 +295,7 @@ class Buffered:
                 return None
             self._end()
             window = apart(lambda stopped: self._planned(makers, turn.beneath, budget, stopped))
-        if self.running is None:
-            self._start(turn, window, budget)
-        self._later, self._budget = later, budget
-        return self._append(window)
+        return window, budget, later
 
     def _planned(
         self, makers: list[Callable[[], Segment]], beneath: Beneath, budget: Budget, stopped: threading.Event
@@ -276,7 +309,7 @@ class Buffered:
         elif self._ways[0] == kind:
             ways = self._ways[1]
         first = 0 if last is None else last.segments.stop
-        storages = [storage_of(layout, self._storage)[0] for layout in layouts_of(beneath)]
+        storages = [storage_of(layout, self._storage, self._threads)[0] for layout in layouts_of(beneath)]
         makers = [unless(stopped, make) for make in makers]
         window = Window(
             makers, first, beneath, pieces, budget.parts, budget.batch, storages, ways, holding=last is not None
@@ -364,13 +397,3 @@ class Buffered:
             if isinstance(self.running, Exchange):  # which waits for other ranks if it is closed, not if it is dropped
                 self.running = None
             self.close()
-
-
-def _not_carried(layout: Layout) -> str:
-    """Why samples of this Layout cannot be kept; empty if they can."""
-    where = f"{layout.paths[0]}: {layout.name}"
-    if layout.reader != "direct":
-        return f"{where} is read through libhdf5: {layout.reason}"
-    if layout.samples > MOST:
-        return f"{where} has {layout.samples:,} samples, and plans number up to {MOST:,}"
-    return f"{where} has no bytes" if layout.nbytes == 0 else ""

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from solar.torch.loader import DataLoader
 
 
+EMPTY = (
+    "this rank has no sample in this step, and of an empty batch a transform or a collate_fn can make nothing: give a "
+    'larger batch_size, or another balance than "uneven"'
+)
 CLOSED = "this iterator was closed with its loader"
 
 
@@ -230,6 +234,8 @@ class NativeIter(Draws):
             return
         try:
             samples = indices if self._auto_collation else [indices]
+            if not len(samples) and self._making.in_python and self._turn is not None and self._turn.together:
+                raise PlanError(EMPTY)
             pending, names = (self._beneath if self._turn is None else self._turn).start(samples)
             names = names.tolist()
             keys = self._keys(names) if self._making.transform is not None else ()

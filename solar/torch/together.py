@@ -6,6 +6,7 @@ import logging
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
@@ -13,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from solar.errors import PlanError
 from solar.io import node
 from solar.io.buffered import Part, Running, shared_nbytes
 from solar.io.exchange import Exchange, Parcels, mail
@@ -24,11 +26,12 @@ from solar.torch.beneath import Beneath
 from solar.torch.budget import Needs
 from solar.torch.order import Array, Order, Pass
 from solar.torch.segment import Segment, Uses, located
-from solar.torch.windows import Piece, pieces_of
+from solar.torch.windows import Piece, layouts_of, pieces_of
 
 log = logging.getLogger("solar")
 
 SENDING = ("mpi", "torch")
+PATIENCE, PATIENCE_UNASKED = 1800.0, 60.0  # seconds that ranks wait for each other; where nobody asked for a buffer
 Exchanges = Literal["auto", "mpi", "torch", "read", "off"]
 Balance = Literal["torch", "equal", "uneven"]
 
@@ -38,6 +41,7 @@ class Divided(NamedTuple):
 
     segment: Segment
     batches: list[Array]  # the samples of its batches, as the dataset calls them
+    facts: dict[str, Any]  # what must be the same on all ranks
 
 
 def checked(exchange: str, balance: str | None) -> None:
@@ -74,16 +78,28 @@ class Together:
     """
 
     def __init__(
-        self, with_: Peers, order: Order, exchange: str, balance: str | None, name: str, facts: Mapping[str, Any]
+        self,
+        with_: Peers,
+        beneath: Beneath,
+        order: Order,
+        exchange: str,
+        balance: str | None,
+        facts: Mapping[str, Any],
+        nbytes: int,
+        wanted: bool,
     ) -> None:
-        self.peers, self._name = with_, name
+        datasets = beneath.datasets
+        self._name = " + ".join(map(str, datasets[:2])) + (" + ..." if len(datasets) > 2 else "")
+        self.peers, self._seconds = with_, PATIENCE if wanted else PATIENCE_UNASKED
         self.rank: int = order.sampler.rank  # which part of the samples is its own
         self.ranks: int = order.sampler.num_replicas
         own = {"part": self.rank}
         alone = int(self.rank == with_.rank and self.ranks == with_.ranks)  # in having this part
-        self._met = with_.meet(
-            f"the first batch of {name}", {**facts, "exchange": exchange, "balance": balance}, own, {"alone": alone}
-        )
+        data = [f"{layout.name} in {layout.paths[0]}, {layout.digest[:16]}" for layout in layouts_of(beneath)[:8]]
+        same = {"data": data, "length": sum(map(len, datasets)), **facts, "exchange": exchange, "balance": balance}
+        least = {"alone": alone, "nbytes": nbytes}
+        self._met = with_.meet(f"the first batch of {self._name}", same, own, least, self._seconds)
+        self.nbytes = self._met.least["nbytes"]  # of a node's buffer: nodes may differ a little in what 25% is
         self.nodes = max(self._met.node_of) + 1
         self.mates = sorted({mate["part"] for mate in self._met.mates.values()})
         at_home_ = balance if balance is not None else "torch" if self.nodes == 1 else "equal"
@@ -96,6 +112,9 @@ class Together:
             at_home_ = "torch"
         self.balance = at_home_
         self.exchange = self._carried_by(exchange)
+        self._pieces = pieces_of(beneath)
+        if self.balance != "torch":
+            self._homes = [_Homes(self._pieces, number, self._node_of) for number in range(len(datasets))]
 
     def _carried_by(self, exchange: str) -> str:
         """How samples get to other nodes: "mpi", "torch", "read" (by whoever takes them), or "" where none have to."""
@@ -115,15 +134,23 @@ class Together:
 
     # --- meetings ----
 
-    def least(self, value: int) -> int:
-        """The least of what all ranks give for the size of a buffer."""
-        return self.peers.meet(f"the size of the buffer for {self._name}", {}, {}, {"value": value}).least["value"]
-
     def needs(self, facts: Mapping[str, Any], own: Needs) -> list[Needs]:
         """A run begins, on all ranks: what the batches of each process of this node take."""
         mine = {"needs": list(own), "door": secrets.token_hex(16)}
-        self._met = self.peers.meet(f"a new run of the buffer for {self._name}", facts, mine, {})
+        self._met = self.peers.meet(f"a new run of the buffer for {self._name}", facts, mine, {}, self._seconds)
         return [Needs(*mate["needs"]) for mate in self._met.mates.values()]
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """What each rank does by itself before a run begins: where it goes wrong for one, it does for all."""
+        what = f"the plan of a new run for {self._name}"
+        try:
+            yield
+        except Exception as error:
+            with suppress(PlanError):  # this rank's own error says more
+                self.peers.meet(what, {"what kept it from planning": str(error)}, {}, {}, self._seconds)
+            raise
+        self.peers.meet(what, {"what kept it from planning": None}, {}, {}, self._seconds)
 
     def running(self, rows: Sequence[Rows], parts: Sequence[Part], staged: int, scratch: int) -> Running | Exchange:
         """What carries out a plan of this node, right after `needs`."""
@@ -140,14 +167,15 @@ class Together:
 
     # --- who takes what ----
 
-    def facts(self, made: Pass) -> dict[str, Any]:
+    def _facts(self, uses: Uses) -> dict[str, Any]:
         """What of a pass must be the same on all ranks."""
-        samples, starts = made
+        checksum = 0
+        for column in (uses.which, uses.rows, uses.starts):
+            checksum = zlib.crc32(b"-" if column is None else np.ascontiguousarray(column).data, checksum)
         return {
-            "steps": len(starts) - 1,
-            "samples": len(samples),
-            "order": zlib.crc32(np.ascontiguousarray(samples).data),
-        }
+            "steps": len(uses.starts) - 1, "samples": len(uses.rows),
+            "checksum of the order (epoch, seed, shuffle, Subset)": checksum,
+        }  # fmt: skip
 
     def divided(self, beneath: Beneath, made: Pass) -> Divided:
         """This rank's part of a pass of all ranks."""
@@ -161,16 +189,17 @@ class Together:
             taken = at_home(provided, starts, self._node_of, even=self.balance == "equal")
         sends = self.exchange in SENDING
         found = divided(starts, taken, provided, self.rank, self.mates, sends=sends)
-        batches = _some(uses, found.batch)
+        own = _some(uses, found.batch)
         segment = Segment(
             _some(uses, found.here, places=True),
-            batches,
+            own,
             _some(uses, found.elsewhere, places=True) if self.exchange == "read" else None,
             found.sizes,
-            Parcels(batches.sizes, found.sent, found.come) if sends else None,
-            batches.sizes * self.ranks / np.diff(starts) if self.balance == "uneven" else None,
+            Parcels(own.sizes, found.sent, found.come) if sends else None,
+            own.sizes * self.ranks / np.diff(starts) if self.balance == "uneven" else None,
         )
-        return Divided(segment, np.split(samples[found.batch.uses], found.batch.starts[1:-1]))
+        batches = np.split(samples[found.batch.uses], found.batch.starts[1:-1])
+        return Divided(segment, batches, self._facts(uses))
 
     def segments(self, beneath: Beneath, passes: Iterator[Callable[[], Pass]]) -> Iterator[Callable[[], Segment]]:
         """This rank's parts of passes to come."""
@@ -185,12 +214,6 @@ class Together:
         return np.array(self._met.node_of, np.int32)
 
     # --- homes ----
-
-    def settle(self, beneath: Beneath) -> None:
-        """Divides the H5Datasets into homes, if that is how it goes. Before anything is divided."""
-        self._pieces = pieces_of(beneath)
-        if self.balance != "torch":
-            self._homes = [_Homes(self._pieces, number, self._node_of) for number in range(len(beneath.datasets))]
 
     def pieces(self) -> list[Piece]:
         """What this node plans: its region of each field of each H5Dataset."""

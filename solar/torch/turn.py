@@ -126,7 +126,7 @@ class Turn:
         made = self._passage.order.of_all(self._passage.before[1])
         assert made is not None, "only samplers that divide one order among all ranks are taken together"
         found = together.divided(self.beneath, made)
-        self._facts = together.facts(made)
+        self._facts = found.facts
         self._next = deque(found.batches)
         return found.segment
 
@@ -163,18 +163,24 @@ class Turn:
         """What reads each part: of each H5Dataset each field."""
         return _rows_of(self.beneath)
 
-    def budget(self, segment: Segment) -> Budget:
-        """How the memory is divided when such batches come. All ranks ask together, if they are."""
-        size = self._course.batch_size or 0
-        batch = max(size, int(segment.sizes.max(initial=0)))
+    def needs(self, segment: Segment) -> list[Needs]:
+        """What such batches take, for each process of this node. All ranks ask together, if they are."""
+        batch = self._batch(segment)
         if self.together is None:
-            mine = [needs(self.beneath, self._pace, batch)]
-        else:
-            if self.together.balance == "uneven":
-                batch = max(batch, size + 6 * math.isqrt(size))  # that any later step has more is most unlikely
-            own = needs(self.beneath, self._pace, batch, self.together.exchange, segment.inbox)
-            mine, batch = self.together.needs({**self._facts, "buffer": self._nbytes}, own), size
-        return divided(self._nbytes, batch, mine)
+            return [needs(self.beneath, self._pace, batch)]
+        if self.together.balance == "uneven":
+            size = self._course.cutter.batch_size
+            batch = max(batch, size + 6 * math.isqrt(size))  # that any later step has more is most unlikely
+        own = needs(self.beneath, self._pace, batch, self.together.exchange, segment.inbox)
+        return self.together.needs({**self._facts, "buffer": self._nbytes}, own)
+
+    def budget(self, segment: Segment, of_all: list[Needs]) -> Budget:
+        """How the memory is divided when such batches come."""
+        batch = self._batch(segment) if self.together is None else self._course.cutter.batch_size
+        return divided(self._nbytes, batch, of_all)
+
+    def _batch(self, segment: Segment) -> int:
+        return max(self._course.batch_size or 0, int(segment.sizes.max(initial=0)))
 
     # --- batches on their way ----
 
@@ -201,12 +207,14 @@ class Turn:
 
     def leave(self) -> None:
         """No more is taken."""
-        whole = self._running is None or (
-            self._segment is not None
-            and self._exhausted
-            and self._running.given == self._base + len(self._segment.sizes)
-        )
-        self._owner.leave(self, whole)
+        self._owner.leave(self, self._running is None or self._all_taken(self._running))
+
+    def _all_taken(self, running: Running | Exchange) -> bool:
+        if self._segment is None or not self._exhausted:
+            return False
+        if self.together is not None:  # what threads have taken ahead differs from rank to rank
+            return self._passage.batches == len(self._segment.sizes)
+        return running.given == self._base + len(self._segment.sizes)
 
 
 def needs(beneath: Beneath, pace: Pace, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
