@@ -13,6 +13,7 @@ from solar.errors import PlanError
 from solar.io.mail import Bytes, Errand, Gone, Mail
 
 PIECE = 4 << 20  # bytes that are handed on together
+PARTING = 5.0  # seconds for the thread to end, which has nothing left to do
 LOOK = 0.1  # seconds between two looks, so that Ctrl-C works
 
 
@@ -27,6 +28,7 @@ def cast(mail: Mail, arrays: Sequence[NDArray[Any]], what: str) -> None:
     mail.run(_errand(mail, pieces, ended, broken))
     while not ended.wait(LOOK):
         pass
+    mail.join(PARTING)
     if broken:
         raise PlanError(f"rank {mail.rank} of {mail.ranks} lost the others while {what} was sent to it: {broken[0]}")
 

@@ -7,6 +7,7 @@ core; gloo can only be waited for, which burns nothing, so there each errand has
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import time
@@ -202,7 +203,7 @@ class TorchMail:
         self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
 
     def send(self, peer: int, letter: Bytes) -> Any:
-        return self._started(self._distributed.isend, letter, peer)
+        return self._started(self._distributed.isend, _writable(letter), peer)
 
     def receive(self, peer: int, letter: Bytes) -> Any:
         return self._started(self._distributed.irecv, letter, peer)
@@ -252,6 +253,14 @@ def _group(distributed: Any, check: Callable[[], None]) -> Any:
         check()
         raise ReadError(f"the ranks cannot exchange samples over torch.distributed ({group})") from group
     return group
+
+
+def _writable(letter: Bytes) -> Bytes:
+    """The same bytes: torch has no tensors that may only be read, and warns."""
+    if letter.flags.writeable or not len(letter):
+        return letter
+    address = letter.__array_interface__["data"][0]
+    return np.frombuffer((ctypes.c_uint8 * len(letter)).from_address(address), np.uint8)
 
 
 def _walk(errand: Errand, bell: threading.Event) -> None:

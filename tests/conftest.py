@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees or fills the user's cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _no_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test is a rank of an MPI that some package has begun in this process."""
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
 
 
 @pytest.fixture

@@ -156,6 +156,9 @@ def _run(folder: Path, program: str) -> None:
             os.dup2(file.fileno(), number)
     sys.argv = [program, *sys.argv[3:]]
     runpy.run_path(program, run_name="__main__")
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():  # without this torch itself aborts at times
+        distributed.destroy_process_group()
     sys.stdout.flush()
     (folder / f"{rank}.ended").touch()
 

@@ -366,10 +366,10 @@ except PlanError as error:
 
 def test_a_process_group_that_is_made_anew_meets_anew() -> None:
     body = """
-import socket, tempfile
+import os
 first = meet(same={"seed": rank})
 dist.destroy_process_group()
-dist.init_process_group("gloo")
+dist.init_process_group("gloo", f"file://{os.path.abspath('second')}", rank=rank, world_size=ranks)
 again = peers("auto")
 say([isinstance(first, str), again is not these, again.meet("once more", {}, {}, {"one": 1}).least])
 """
