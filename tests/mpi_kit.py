@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+TORN = "terminate called without an active exception\n"
 SECONDS = 120.0  # after which all is killed, and the test has failed
 _RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "RANK")  # who started it knows
 _LAUNCHERS = ("PMI_", "PMIX_", "MPI_", "MPIR_", "OMPI_", "HYDRA_", "SLURM_", "LOCAL_", "GROUP_", "TORCHELASTIC_")
@@ -120,13 +121,19 @@ def _printed(
     texts = {kind: [_text(folder / f"{rank}.{kind}") for rank in range(ranks)] for kind in ("out", "err")}
     lived = [rank for rank in range(ranks) if rank not in dying]
     wrong = [
-        rank for rank in lived if not (folder / f"{rank}.ended").exists() or started[rank % len(started)].returncode
+        rank for rank in lived if not _went_well(started[rank % len(started)], folder / f"{rank}.ended", texts, rank)
     ]
     if late or wrong:
         errors = "".join(f"\n--- rank {rank}:\n{text}" for rank, text in enumerate(texts["err"]) if text)
         what = f"not over after {seconds:g} s" if late else f"ranks {wrong} failed"
         raise AssertionError(f"{what}{errors}\n--- launcher:\n{b''.join(said).decode(errors='replace')}")
     return [json.loads(line) for text in texts["out"] for line in text.splitlines()]
+
+
+def _went_well(one: subprocess.Popen[bytes], ended: Path, texts: Mapping[str, list[str]], rank: int) -> bool:
+    """Torch's own threads at times abort a gloo process that has done all (2 of 18 runs of plain torch did)."""
+    torn = one.returncode == -signal.SIGABRT and texts["err"][rank].endswith(TORN)
+    return ended.exists() and (not one.returncode or torn)
 
 
 def _text(path: Path) -> str:

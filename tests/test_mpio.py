@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from kit import settle
 from mpi_kit import under_mpi
-from mpio_program import FIELDS
 
 from solar import H5Dataset, inspect
 from solar.errors import PlanError
 
 PROGRAM = Path(__file__).with_name("mpio_program.py")
+FIELDS = ("contiguous", "chunked", "gzip", "big_endian", "compact", "text", "rows")
 SAMPLES = 29
 with_mpi = pytest.mark.skipif(not h5py.get_config().mpi, reason="h5py is built without MPI")
 
@@ -75,7 +75,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def told(files: tuple[Path, Path]) -> list[dict[str, Any]]:
-    ranks = under_mpi(2, PROGRAM, "compare", *files)
+    ranks = under_mpi(2, PROGRAM, "compare", *files, *FIELDS)
     assert [rank["ranks"] for rank in ranks] == [2, 2], "this mpiexec is not of the MPI that h5py is built with"
     return ranks
 

@@ -14,11 +14,14 @@ from solar.errors import SolarError
 
 # Each is a module of this package with HELP, DETAILS, add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS = {
+    "bench": "how fast your file is read, beside PyTorch with h5py, and which training would wait for it",
     "compress": "writes a file again, its samples in few bytes, each value within a bound",
+    "demo": "tries solar out on a file of its own, beside PyTorch with h5py; a few seconds",
     "inspect": "what a file holds, and what reading it in random order will cost",
     "plan": "what an epoch will cost on your storage, by our policy and by others'",
     "probe": "measures a storage: latency, bandwidth, requests a second",
     "rehearse": "reads whole epochs as a training on these ranks would, and says whether it would be fed",
+    "tune": "how far inputs may be off before a model's gradients notice: which bound to choose",
     "verify": "whether a compressed file holds what its original does, or whether a file is damaged",
 }
 
