@@ -27,8 +27,10 @@ constexpr std::array<std::pair<std::string_view, solar::Predictor>, 6> predictor
      {"xy", solar::Predictor::xy},
      {"xyz", solar::Predictor::xyz},
      {"interpolation", solar::Predictor::interpolation}}};
-constexpr std::array<std::pair<std::string_view, solar::Path>, 3> paths{
-    {{"plain", solar::Path::plain}, {"avx2", solar::Path::avx2}, {"avx512", solar::Path::avx512}}};
+constexpr std::array<std::pair<std::string_view, solar::Path>, 4> paths{{{"plain", solar::Path::plain},
+                                                                         {"avx2", solar::Path::avx2},
+                                                                         {"avx512", solar::Path::avx512},
+                                                                         {"neon", solar::Path::neon}}};
 
 template <class Table>
 auto named(const Table& table, std::string_view name, const char* what) {
@@ -156,6 +158,38 @@ nb::dict describe(const nb::bytes& stored) {
   return said;
 }
 
+using Rows = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Lengths = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+nb::ndarray<nb::numpy, T, nb::ndim<1>> owned(std::vector<T>&& values) {
+  auto* const kept = new std::vector<T>(std::move(values));
+  nb::capsule owner(kept, [](void* memory) noexcept { delete static_cast<std::vector<T>*>(memory); });
+  return {kept->data(), {kept->size()}, owner};
+}
+
+auto check_chunks(const Rows& rows, const Lengths& lengths, const Read& like, std::size_t nbytes,
+                  const nb::bytes& tables) {
+  const Number number = number_of(like);
+  const std::size_t stride = rows.shape(1);
+  if (lengths.shape(0) != rows.shape(0)) throw nb::value_error("each row must have a length");
+  std::vector<std::uint8_t> found(rows.shape(0));
+  {
+    nb::gil_scoped_release released;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      const std::int64_t length = lengths.data()[i];
+      if (length < 0 || static_cast<std::size_t>(length) > stride)
+        throw solar::Error(solar::Kind::codec, "a chunk is longer than its row");
+      const auto* const row = reinterpret_cast<const std::byte*>(rows.data()) + i * stride;
+      const solar::Bytes chunk{row, static_cast<std::size_t>(length)};
+      found[i] = static_cast<std::uint8_t>(solar::check_codec(chunk, number, nbytes, view(tables)));
+    }
+  }
+  return owned(std::move(found));
+}
+
+auto codec_places(const nb::bytes& tables) { return owned(solar::codec_places(view(tables))); }
+
 nb::tuple compare(const Read& original, const Read& restored, double bound) {
   if (number_of(original) != number_of(restored) || original.nbytes() != restored.nbytes())
     throw nb::value_error("the two arrays must have the same type and size");
@@ -188,6 +222,9 @@ void bind_codec(nb::module_& module) {
              "path"_a = "");
   module.def("train", &train, "arrays"_a, "bound"_a, "predictor"_a = "auto");
   module.def("describe_codec", &describe, "stored"_a);
+  module.def("check_chunks", &check_chunks, "rows"_a.noconvert(), "lengths"_a.noconvert(), "like"_a.noconvert(),
+             "nbytes"_a, "tables"_a = nb::bytes("", 0));
+  module.def("codec_places", &codec_places, "tables"_a = nb::bytes("", 0));
   module.def("compare", &compare, "original"_a.noconvert(), "restored"_a.noconvert(), "bound"_a);
   module.def(
       "client_data", [](const nb::bytes& tables) { return solar::client_data(view(tables)); }, "tables"_a);

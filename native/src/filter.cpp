@@ -51,7 +51,8 @@ constexpr struct {
              {32019, "jpeg"},
              {32024, "sz3"},
              {blosc2, "blosc2"},
-             {32028, "sperr"}};
+             {32028, "sperr"},
+             {kept_filter, "solar, as stored"}};
 
 std::string title(const Filter& filter) {
   std::string text = "filter " + std::to_string(filter.id);
@@ -134,6 +135,8 @@ std::size_t undo(const Filter& filter, Bytes in, MutableBytes out, Scratch& scra
       return decode_zstd(in, out);
     case codec_filter:
       return decode_codec(in, out, filter, scratch);
+    case kept_filter:
+      return keep_codec(in, out, filter);
     case blosc2:
       return decode_blosc2(in, out, scratch);
     default:
@@ -160,6 +163,7 @@ MutableBytes at_least(std::vector<std::byte>& memory, std::size_t nbytes) {
 
 Pipeline::Pipeline(std::vector<Filter> filters, std::size_t itemsize, std::size_t nbytes)
     : filters_(std::move(filters)), itemsize_(itemsize), nbytes_(nbytes) {
+  if (filters_.size() == 1 && filters_.front().id == kept_filter) return;  // which no file may ask for
   if (const auto reason = unsupported(filters_, itemsize_); !reason.empty()) throw Error(Kind::codec, reason);
 }
 

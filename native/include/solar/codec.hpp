@@ -21,12 +21,17 @@ inline constexpr std::uint16_t codec_filter = 333;
 
 enum class Coder : std::uint8_t { smaller, pack, dense };
 
+// Ours alone, and never in a file: chunks of codec_filter as they are stored, for whoever decodes them elsewhere. Its
+// values: the code of their numbers' type (io/FORMAT.md), the bytes of a chunk's values, the low 32 bits first, and a
+// number to be put behind each chunk.
+inline constexpr std::uint16_t kept_filter = 65535;
+
 // How a value is foretold from those before it: Lorenzo's way along any of three axes (0 to 7: x 1, y 2, z 4), or by
 // cubic interpolation; `tried` takes for each tile what makes it small.
 enum class Predictor : std::uint8_t { none = 0, x = 1, xy = 3, xyz = 7, interpolation = 8, tried = 255 };
 
 // Which of the decoders works; all give the same bytes. `plain` is the specification.
-enum class Path : std::uint8_t { plain, avx2, avx512 };
+enum class Path : std::uint8_t { plain, avx2, avx512, neon };
 
 // Values in C order, of any number but boolean and float16. 0 to 32 axes.
 struct Array {
@@ -50,6 +55,10 @@ std::vector<std::uint32_t> client_data(Bytes tables);
 std::size_t decode_codec(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch);
 std::size_t decode_codec(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path);
 
+// Checks a chunk as far as can be without decoding it (dense tiles' streams are not followed), and copies it to `out`
+// with zeros behind, and the filter's number in the last 4 bytes. Returns the bytes written: all of `out`; or throws.
+std::size_t keep_codec(Bytes in, MutableBytes out, const Filter& filter);
+
 // Decodes a chunk of float32 into float16 or bfloat16 (rounded to nearest, ties to even).
 enum class Half16 : std::uint8_t { float16, bfloat16 };
 std::size_t decode_codec_half(Bytes in, MutableBytes out, Half16 kind, Bytes tables, Scratch& scratch, Path path);
@@ -67,6 +76,14 @@ struct Chunk {
   std::size_t tiles_raw, tiles_constant, tiles_pack, tiles_dense, tiles_interpolated, outliers;
 };
 Chunk describe_codec(Bytes in);
+
+// For a decoder elsewhere: checks all of a chunk that can be checked without decoding it, and says where its tables
+// are. How dense tiles' streams end is not looked at: such a decoder must itself stay within the chunk and the array.
+enum class TablesAt : std::uint8_t { nowhere, inside, builtin, given };
+TablesAt check_codec(Bytes in, Number number, std::size_t nbytes, Bytes given);
+
+// 17 tables of 1024 places, {symbol: 8 bits, width: 8, base: 16} each; of the built-in ones when `tables` is empty.
+std::vector<std::uint32_t> codec_places(Bytes tables);
 
 // The type alone, as the header says it: nothing else is looked at.
 Number codec_number(Bytes in);

@@ -1,4 +1,5 @@
 // AVX2 with FMA: 8 integers at a time.
+#include "codec/encoding.hpp"
 #include "codec/interpolation.hpp"
 
 #if defined(__x86_64__)
@@ -153,6 +154,7 @@ inline void interleave(const std::int32_t* known, const std::int32_t* residuals,
 }
 
 #include "codec/fast.hpp"
+#include "codec/fast_encoding.hpp"
 
 }  // namespace
 
@@ -173,6 +175,8 @@ const Kernels& avx2_kernels() {
   return set;
 }
 
+const EncodingKernels& avx2_encoding() { return encoding_set; }
+
 }  // namespace solar::codec
 #pragma GCC pop_options
 
@@ -181,6 +185,7 @@ const Kernels& avx2_kernels() {
 namespace solar::codec {
 bool has_avx2() { return false; }
 const Kernels& avx2_kernels() { return plain_kernels(); }
+const EncodingKernels& avx2_encoding() { return plain_encoding(); }
 }  // namespace solar::codec
 
 #endif

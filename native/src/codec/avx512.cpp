@@ -1,4 +1,5 @@
 // AVX-512 with VBMI2 (Ice Lake, Zen 4 and later): 16 integers at a time.
+#include "codec/encoding.hpp"
 #include "codec/interpolation.hpp"
 
 #if defined(__x86_64__)
@@ -145,6 +146,7 @@ inline void interleave(const std::int32_t* known, const std::int32_t* residuals,
 }
 
 #include "codec/fast.hpp"
+#include "codec/fast_encoding.hpp"
 
 }  // namespace
 
@@ -166,6 +168,8 @@ const Kernels& avx512_kernels() {
   return set;
 }
 
+const EncodingKernels& avx512_encoding() { return encoding_set; }
+
 }  // namespace solar::codec
 #pragma GCC pop_options
 
@@ -174,6 +178,7 @@ const Kernels& avx512_kernels() {
 namespace solar::codec {
 bool has_avx512() { return false; }
 const Kernels& avx512_kernels() { return plain_kernels(); }
+const EncodingKernels& avx512_encoding() { return plain_encoding(); }
 }  // namespace solar::codec
 
 #endif

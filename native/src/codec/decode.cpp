@@ -104,16 +104,21 @@ void put_runs(Bytes runs, std::size_t count, std::size_t itemsize, const Grid::P
     if (first < behind || length > place.extent.values() || first + length > place.extent.values())
       damaged("values kept bit for bit are not in order");
     behind = first + length;
-    for (std::size_t v = first; v < behind; ++v)
-      std::memcpy(out.row(place, v / row) + v % row * itemsize, run + 4, itemsize);
+    for (std::size_t v = first; v < behind;) {
+      std::byte* to = out.row(place, v / row) + v % row * itemsize;
+      for (const std::size_t end = std::min(behind, v - v % row + row); v < end; ++v, to += itemsize)
+        std::memcpy(to, run + 4, itemsize);
+    }
   }
 }
 
 void fill_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, const Target& out) {
   if (bytes.size() < word_of(itemsize)) damaged("a constant tile has no value");
-  for (std::size_t y = 0; y < place.extent.y * std::size_t{place.extent.z}; ++y)
-    for (std::size_t x = 0; x < place.extent.x; ++x)
-      std::memcpy(out.row(place, y) + x * itemsize, bytes.data(), itemsize);
+  std::byte* const first = out.row(place, 0);
+  const std::size_t row = place.extent.x * itemsize;
+  for (std::size_t x = 0; x < row; x += itemsize) std::memcpy(first + x, bytes.data(), itemsize);
+  for (std::size_t y = 1; y < place.extent.y * std::size_t{place.extent.z}; ++y)
+    std::memcpy(out.row(place, y), first, row);
 }
 
 void copy_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, const Target& out) {

@@ -4,48 +4,66 @@
 #include <memory>
 
 #include "codec/draft.hpp"
+#include "codec/encoding.hpp"
 
 namespace solar::codec {
 
 namespace {
 
-std::int32_t symbol_of(std::int32_t residual, std::size_t k) {
-  const std::int32_t high = residual >> low_bits_of(k);
-  return high < -127 || high > 127 ? escape : high;
-}
-
-// About the class whose mean is that of the block.
-int nearest_class(const std::int32_t* residuals) {
-  std::uint64_t sum = 0;
-  for (std::size_t i = 0; i < block; ++i)
-    sum += residuals[i] < 0 ? 0u - static_cast<std::uint32_t>(residuals[i]) : static_cast<std::uint32_t>(residuals[i]);
+// About the class whose mean is that of the block: half octaves, from the bits of the sum's square.
+int nearest_class(std::uint64_t sum) {
   if (sum == 0) return 0;
-  // Half octaves of the mean, from the bits of the sum's square.
   const auto mean = static_cast<float>(sum) / block;
   const auto square = std::bit_cast<std::uint32_t>(mean * mean * 1.41421356f);
   return std::clamp(static_cast<int>(square >> 23) - 127 + 10, 0, static_cast<int>(most_classes) - 1);
 }
 
-// The cost of a block in one class; `symbols` are the residuals themselves where each fits a symbol.
-std::uint32_t block_cost(const std::int32_t* residuals, const std::uint8_t* symbols, std::size_t k,
-                         const Encoding& encoding) {
-  const std::uint32_t* const costs = encoding.cost[table_of(k)].data();
-  std::uint32_t bits = static_cast<std::uint32_t>(low_bits_of(k)) * block * 256;
-  if (symbols != nullptr && k < 16)
-    for (std::size_t i = 0; i < block; ++i) bits += costs[symbols[i]];
-  else
-    for (std::size_t i = 0; i < block; ++i) bits += costs[static_cast<std::uint8_t>(symbol_of(residuals[i], k))];
-  return bits;
+// The block's symbols where `low_bits` of each residual are stored as they are.
+void symbols_of(const std::int32_t* residuals, int low_bits, std::uint8_t* symbols) {
+  for (std::size_t i = 0; i < block; ++i) {
+    const std::int32_t high = residuals[i] >> low_bits;
+    symbols[i] = static_cast<std::uint8_t>(static_cast<std::uint32_t>(high) + 127 > 254 ? escape : high);
+  }
 }
 
-// The block's residuals as symbols, if all of them are.
-bool as_symbols(const std::int32_t* residuals, std::uint8_t* symbols) {
-  std::uint32_t far = 0;
-  for (std::size_t i = 0; i < block; ++i) {
-    far |= static_cast<std::uint32_t>(residuals[i]) + 127 > 254;
-    symbols[i] = static_cast<std::uint8_t>(residuals[i]);
+// Classes from first to end - 1.
+struct Window {
+  int first, end;
+};
+
+// How the cheapest way to each class of a block's window came: from which of the window before.
+struct Ways {
+  Window window;
+  std::uint8_t from[most_ways];
+};
+
+std::vector<std::uint8_t> way_back(const std::vector<Ways>& ways, const std::uint32_t* ends) {
+  std::vector<std::uint8_t> chosen(ways.size());
+  if (ways.empty()) return chosen;
+  const Window window = ways.back().window;
+  auto k = static_cast<std::size_t>(std::min_element(ends, ends + (window.end - window.first)) - ends);
+  for (std::size_t b = ways.size(); b-- > 0; k = ways[b].from[k])
+    chosen[b] = static_cast<std::uint8_t>(static_cast<std::size_t>(ways[b].window.first) + k);
+  return chosen;
+}
+
+// The costs of a block in the classes worth a try.
+Window block_costs(const std::int32_t* residuals, int near, const Encoding& encoding, std::uint32_t* costs) {
+  std::uint8_t symbols[block];
+  std::uint32_t sums[16];
+  const int first = std::max(0, (near - 16) / 2), last = std::clamp((near - 12) / 2, 0, 24);
+  for (int low = first; low <= last; ++low) {
+    symbols_of(residuals, low, symbols);
+    encoding_kernels().costs(symbols, encoding.costs.data()->data(), sums);
+    if (low == 0) {
+      std::copy_n(sums, 16, costs);
+      continue;
+    }
+    const std::uint32_t beside = static_cast<std::uint32_t>(low) * block * 256;
+    costs[14 + 2 * low] = sums[14] + beside;
+    costs[15 + 2 * low] = sums[15] + beside;
   }
-  return far == 0;
+  return {first == 0 ? 0 : 14 + 2 * first, 16 + 2 * last};
 }
 
 // All symbols of a tile in the order of decoding, 32 a step, with their tables and what goes beside them.
@@ -63,7 +81,7 @@ void write_classes(const std::vector<std::uint8_t>& classes, const Encoding& enc
   std::int32_t last = 0;
   for (std::size_t i = 0; i < script.class_steps * block; ++i) {
     const std::int32_t wanted = i < classes.size() ? classes[i] - last : 0;
-    const bool known = encoding.known[class_table][static_cast<std::uint8_t>(wanted)] && wanted != escape;
+    const bool known = encoding.known[class_table][static_cast<std::uint8_t>(wanted)];
     script.tables[i / block] = class_table;
     // Behind the last class a symbol is for nothing: any that the table knows will do.
     script.symbols[i] = static_cast<std::uint8_t>(known ? wanted : escape);
@@ -78,20 +96,25 @@ void write_residuals(const std::vector<std::int32_t>& residuals, const std::vect
   for (std::size_t b = 0; b < classes.size(); ++b) {
     const std::size_t k = classes[b], table = table_of(k);
     const auto width = static_cast<unsigned>(low_bits_of(k));
-    const std::uint32_t mask = (1u << width) - 1;
+    const std::int32_t* const from = residuals.data() + b * block;
     std::uint8_t* const symbols = script.symbols.data() + (script.class_steps + b) * block;
-    std::uint32_t fields[block];
+    const auto& known = encoding.known[table];
     script.tables[script.class_steps + b] = static_cast<std::uint8_t>(table);
-    for (std::size_t i = 0; i < block; ++i) {
-      const std::int32_t residual = residuals[b * block + i], symbol = symbol_of(residual, k);
-      const bool known = encoding.known[table][static_cast<std::uint8_t>(symbol)] && symbol != escape;
-      symbols[i] = static_cast<std::uint8_t>(known ? symbol : escape);
-      fields[i] = known ? static_cast<std::uint32_t>(residual) & mask : 0;
-      if (!known) script.escapes.push_back(residual);
+    symbols_of(from, low_bits_of(k), symbols);
+    std::uint32_t unknown = 0;
+    for (std::size_t i = 0; i < block; ++i) unknown |= std::uint32_t{!known[symbols[i]]} << i;
+    std::uint32_t fields[block] = {};
+    for (std::size_t i = 0; i < block && width > 0; ++i)
+      fields[i] = static_cast<std::uint32_t>(from[i]) & ((1u << width) - 1);
+    for (; unknown != 0; unknown &= unknown - 1) {
+      const auto i = static_cast<std::size_t>(std::countr_zero(unknown));
+      symbols[i] = static_cast<std::uint8_t>(escape);
+      fields[i] = 0;
+      script.escapes.push_back(from[i]);
     }
     if (width == 0) continue;
     script.low.resize(script.low.size() + 4 * width);
-    put_fields(fields, width, script.low.data() + script.low.size() - 4 * width);
+    put_fields(fields, width, 0, script.low.data() + script.low.size() - 4 * width);
   }
 }
 
@@ -101,74 +124,82 @@ struct Stream {
   std::vector<std::uint16_t> words;
 };
 
-// The bits each coder gives out at each step, last step first, and the states it ends in: those a decoder begins with.
-void run_backwards(const Script& script, const Encoding& encoding, std::uint16_t* bits, std::uint8_t* widths,
-                   std::uint32_t* states) {
-  std::fill_n(states, block, table_size);
-  for (std::size_t s = script.steps; s-- > 0;) {
-    const auto& table = encoding.steps[script.tables[s]];
-    const auto& next = encoding.states[script.tables[s]];
-    for (std::size_t i = 0; i < block; ++i) {
-      const Encoding::Step step = table[script.symbols[s * block + i]];
-      const std::uint32_t width = (states[i] + step.widths) >> 16;
-      widths[s * block + i] = static_cast<std::uint8_t>(width);
-      bits[s * block + i] = static_cast<std::uint16_t>(states[i] & ((1u << width) - 1));
-      states[i] = next[static_cast<std::size_t>(static_cast<std::int32_t>(states[i] >> width) + step.places)];
-    }
-  }
-}
+// Of each coder at each step: the bits it gives out, how many, and how many its decoder then has at hand.
+struct Given {
+  explicit Given(std::size_t steps) : bits(steps * block), widths(steps * block), counts(steps * block), asks(steps) {}
 
-// One coder as its decoder will see it: the words it has asked for and not yet filled.
-struct Filling {
-  std::uint32_t held = 0, bits = 0, room = 16 - table_bits;  // of the word being filled
-  std::uint32_t count = 16 - table_bits;                     // bits the decoder has at hand
-  std::uint16_t* word;                                       // being filled; the next is filled after it
-  std::uint16_t* next = nullptr;
-
-  void ask(std::uint16_t* given) {
-    (word == nullptr ? word : next) = given;
-    count += 16;
-  }
-  void put(std::uint32_t more, std::uint32_t width) {
-    held |= more << bits;
-    bits += width;
-    count -= width;
-    if (bits < room) return;
-    flush();
-    held >>= room;
-    bits -= room;
-    room = 16;
-    word = next;
-    next = nullptr;
-  }
-  void flush() const {
-    if (word != nullptr) *word = static_cast<std::uint16_t>(held & ((1u << room) - 1));
-  }
+  std::vector<std::uint16_t> bits;
+  std::vector<std::uint8_t> widths, counts;
+  std::vector<std::uint32_t> asks;  // the coders that take a word, as bits
+  std::uint32_t states[block];      // those a decoder begins with
 };
 
-// The coders' bits in the order in which the decoder asks for words.
-Stream deal(const Script& script, const Encoding& encoding) {
-  std::vector<std::uint16_t> bits(script.steps * block);
-  std::vector<std::uint8_t> widths(script.steps * block);
+// Last step first: a coder's state is what its decoder will have.
+void run_backwards(const Script& script, const Encoding& encoding, Given& given) {
   std::uint32_t states[block];
-  run_backwards(script, encoding, bits.data(), widths.data(), states);
-  Stream out{{}, std::vector<std::uint16_t>(script.steps * block)};
-  Filling lanes[block];
-  std::uint16_t firsts[block] = {};
-  for (std::size_t i = 0; i < block; ++i) lanes[i].word = firsts + i;
-  std::size_t words = 0;
-  for (std::size_t s = 0; s < script.steps; ++s)
+  std::fill_n(states, block, table_size);
+  for (std::size_t s = script.steps; s-- > 0;) {
+    const Encoding::Step* const table = encoding.steps[script.tables[s]].data();
+    const std::uint16_t* const next = encoding.states[script.tables[s]].data();
+    const std::uint8_t* const symbols = script.symbols.data() + s * block;
+    std::uint16_t* const bits = given.bits.data() + s * block;
+    std::uint8_t* const widths = given.widths.data() + s * block;
     for (std::size_t i = 0; i < block; ++i) {
-      if (lanes[i].count < table_bits) lanes[i].ask(&out.words[words++]);
-      lanes[i].put(bits[s * block + i], widths[s * block + i]);
+      const Encoding::Step step = table[symbols[i]];
+      const std::uint32_t state = states[i], width = (state + step.widths) >> 16;
+      widths[i] = static_cast<std::uint8_t>(width);
+      bits[i] = static_cast<std::uint16_t>(state & ((1u << width) - 1));
+      states[i] = next[static_cast<std::int32_t>(state >> width) + step.places];
     }
-  for (std::size_t i = 0; i < block; ++i) {
-    lanes[i].flush();
-    out.starts[i] =
-        static_cast<std::uint16_t>((states[i] - table_size) | static_cast<std::uint32_t>(firsts[i]) << table_bits);
   }
-  while (words > 0 && out.words[words - 1] == 0) --words;
-  out.words.resize(words);
+  std::copy_n(states, block, given.states);
+}
+
+// Which coders take a word at which step; returns how many words they take.
+std::size_t ask(std::size_t steps, Given& given) {
+  std::uint8_t counts[block];
+  std::fill_n(counts, block, std::uint8_t{16 - table_bits});
+  std::size_t words = 0;
+  for (std::size_t s = 0; s < steps; ++s) {
+    const std::uint8_t* const widths = given.widths.data() + s * block;
+    std::uint8_t few[block];
+    std::copy_n(counts, block, given.counts.data() + s * block);
+    for (std::size_t i = 0; i < block; ++i) {
+      few[i] = counts[i] < table_bits;
+      counts[i] = static_cast<std::uint8_t>(counts[i] + 16 * few[i] - widths[i]);
+    }
+    std::uint32_t asks = 0;
+    for (std::size_t i = 0; i < block; i += 8) {  // eight bytes of 0 or 1 to eight bits
+      const auto eight = load_le<std::uint64_t>(reinterpret_cast<const std::byte*>(few + i));
+      asks |= static_cast<std::uint32_t>(eight * 0x0102040810204080 >> 56) << i;
+    }
+    given.asks[s] = asks;
+    words += static_cast<std::size_t>(std::popcount(asks));
+  }
+  return words;
+}
+
+// The coders' bits in the order in which the decoder asks for words. Last step first, each coder's bits are one string,
+// the next to be read lowest: what it asks for lies behind what it has.
+Stream deal(const Script& script, const Encoding& encoding) {
+  Given given(script.steps);
+  run_backwards(script, encoding, given);
+  std::size_t words = ask(script.steps, given);
+  Stream out{{}, std::vector<std::uint16_t>(words)};
+  const auto prepend = encoding_kernels().prepend;
+  std::uint32_t strings[block] = {};
+  for (std::size_t s = script.steps; s-- > 0;) {
+    std::uint16_t asked[block];
+    const std::size_t at = s * block;
+    prepend(given.bits.data() + at, given.widths.data() + at, given.counts.data() + at, strings, asked);
+    std::uint32_t asks = given.asks[s];
+    words -= static_cast<std::size_t>(std::popcount(asks));
+    for (std::uint16_t* to = out.words.data() + words; asks != 0; asks &= asks - 1)
+      *to++ = asked[std::countr_zero(asks)];
+  }
+  for (std::size_t i = 0; i < block; ++i)
+    out.starts[i] = static_cast<std::uint16_t>((given.states[i] - table_size) | strings[i] << table_bits);
+  while (!out.words.empty() && out.words.back() == 0) out.words.pop_back();
   return out;
 }
 
@@ -181,30 +212,39 @@ void append(std::vector<std::byte>& out, const T* from, std::size_t count) {
 
 }  // namespace
 
-std::vector<std::uint8_t> classes(const std::vector<std::int32_t>& residuals, const Encoding& encoding,
+// The cheapest way through the classes of successive blocks, their differences included.
+std::vector<std::uint8_t> classes(const std::vector<std::int32_t>& residuals, const Encoding& encoding, int reach,
                                   std::uint64_t* bits) {
-  std::vector<std::uint8_t> chosen(residuals.size() / block);
-  int last = 0;
-  for (std::size_t b = 0; b < chosen.size(); ++b) {
-    const std::int32_t* const at = residuals.data() + b * block;
-    const int near = nearest_class(at);
-    std::uint8_t symbols[block];
-    const std::uint8_t* const small = as_symbols(at, symbols) ? symbols : nullptr;
-    std::uint64_t least = ~std::uint64_t{0};
-    for (int k = std::max(0, near - 2); k <= std::min(near + 2, static_cast<int>(most_classes) - 1); ++k) {
-      const std::uint64_t cost = block_cost(at, small, static_cast<std::size_t>(k), encoding) +
-                                 encoding.cost[class_table][static_cast<std::uint8_t>(k - last)];
-      if (cost < least) least = cost, chosen[b] = static_cast<std::uint8_t>(k);
-    }
-    last = chosen[b];
-    if (bits != nullptr) *bits += least;
+  const std::size_t blocks = residuals.size() / block;
+  std::vector<Size> sizes(blocks);
+  encoding_kernels().sizes(residuals.data(), blocks, sizes.data());
+  std::uint32_t differences[2 * most_classes + most_ways];  // their costs, from -64
+  for (std::size_t i = 0; i < std::size(differences); ++i)
+    differences[i] = encoding.cost[class_table][static_cast<std::uint8_t>(i - most_classes)];
+  std::vector<Ways> ways(blocks);
+  std::uint32_t so_far[most_ways] = {};
+  std::uint64_t all = 0;
+  Window last{0, 1};
+  for (std::size_t b = 0; b < blocks; ++b) {
+    std::uint32_t costs[most_classes], best[most_ways];
+    const int near = nearest_class(sizes[b].sum);
+    const Window all_now = block_costs(residuals.data() + b * block, near, encoding, costs);
+    const Window now{std::max(all_now.first, near - reach), std::min(all_now.end, near + reach + 1)};
+    encoding_kernels().extend(so_far, last.end - last.first, differences + most_classes + now.first - last.first, best,
+                              ways[b].from);
+    std::uint32_t least = ~std::uint32_t{0};
+    for (int k = 0; k < now.end - now.first; ++k) least = std::min(least, so_far[k] = best[k] + costs[now.first + k]);
+    for (int k = 0; k < now.end - now.first; ++k) so_far[k] -= least;
+    all += least;
+    ways[b].window = last = now;
   }
-  return chosen;
+  if (bits != nullptr) *bits += all;
+  return way_back(ways, so_far);
 }
 
 std::vector<std::byte> dense_tile(const std::vector<std::int32_t>& residuals, const Encoding& encoding) {
   Script script(residuals.size() / block);
-  const std::vector<std::uint8_t> chosen = classes(residuals, encoding);
+  const std::vector<std::uint8_t> chosen = classes(residuals, encoding, any_class);
   write_classes(chosen, encoding, script);
   write_residuals(residuals, chosen, encoding, script);
   const Stream stream = deal(script, encoding);
@@ -222,22 +262,24 @@ std::vector<std::byte> dense_tile(const std::vector<std::int32_t>& residuals, co
 
 std::uint64_t cost(const std::vector<const Draft*>& drafts, const Encoding& encoding) {
   std::uint64_t bits = 0;
-  for (const Draft* draft : drafts) classes(draft->residuals, encoding, &bits);
+  for (const Draft* draft : drafts) classes(draft->residuals, encoding, any_class, &bits);
   return bits;
 }
 
-AllFrequencies trained(const std::vector<const Draft*>& drafts) {
+AllFrequencies trained(const std::vector<const Draft*>& drafts, int rounds) {
   const AllFrequencies builtin = parse_tables(builtin_tables());
   AllFrequencies tables = builtin;
-  for (int round = 0; round < 3; ++round) {
+  for (int round = 0; round < rounds; ++round) {
+    const int reach = round < 2 ? 2 : any_class;  // at first each class stays what it was meant for
     const auto encoding = std::make_unique<Encoding>(tables);
     std::vector<Histogram> seen(table_count, Histogram{});
     for (const Draft* draft : drafts) {
-      const std::vector<std::uint8_t> chosen = classes(draft->residuals, *encoding);
+      const std::vector<std::uint8_t> chosen = classes(draft->residuals, *encoding, reach);
       for (std::size_t b = 0; b < chosen.size(); ++b) {
         ++seen[class_table][static_cast<std::uint8_t>(chosen[b] - (b == 0 ? 0 : chosen[b - 1]))];
-        for (std::size_t i = 0; i < block; ++i)
-          ++seen[table_of(chosen[b])][static_cast<std::uint8_t>(symbol_of(draft->residuals[b * block + i], chosen[b]))];
+        std::uint8_t symbols[block];
+        symbols_of(draft->residuals.data() + b * block, low_bits_of(chosen[b]), symbols);
+        for (const std::uint8_t symbol : symbols) ++seen[table_of(chosen[b])][symbol];
       }
     }
     // What was not seen among few values may yet come: a little of the built-in table is mixed in.

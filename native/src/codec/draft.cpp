@@ -3,38 +3,23 @@
 
 #include <algorithm>
 
-#include "codec/interpolation.hpp"
+#include "codec/encoding.hpp"
 #include "codec/number.hpp"
 
 namespace solar::codec {
 namespace {
 
 constexpr std::uint32_t interpolated = 1u << 8;
-
-std::vector<std::int32_t> blocks_of(std::size_t values) {
-  return std::vector<std::int32_t>((values + block - 1) / block * block);
-}
-
-template <class T>
-std::uint64_t bits_of(T value) {
-  std::uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof value);
-  return bits;
-}
-
-// Appends a value to the runs.
-template <class T>
-void keep(std::vector<Run>& runs, std::size_t at, T value) {
-  const std::uint64_t bits = bits_of(value);
-  if (!runs.empty() && runs.back().bits == bits && runs.back().first + runs.back().length == static_cast<int>(at))
-    ++runs.back().length;
-  else
-    runs.push_back({static_cast<std::uint16_t>(at), 1, bits});
-}
+constexpr std::size_t piece = 512;  // values quantised together, or one by one
+                                    // where any needs a closer look
 
 // One value that may stand for all of them.
 template <class T>
 bool constant(const T* values, std::size_t count, double bound, std::uint64_t& bits) {
+  for (std::size_t i = 0; i < count; i += count / 64 + 1)  // what is not constant shows it here
+    if (static_cast<double>(values[i]) - static_cast<double>(values[0]) > 2 * bound ||
+        static_cast<double>(values[0]) - static_cast<double>(values[i]) > 2 * bound)
+      return false;
   if (std::all_of(values, values + count, [&](T v) { return same_bits(v, values[0]); })) {
     bits = bits_of(values[0]);
     return true;
@@ -54,80 +39,77 @@ bool constant(const T* values, std::size_t count, double bound, std::uint64_t& b
   return may_stand(low, middle, bound) && may_stand(high, middle, bound);
 }
 
+// Whole numbers in the order of int64.
+template <class T>
+std::int64_t ordered(T value) {
+  if constexpr (std::is_same_v<T, std::uint64_t>)
+    return static_cast<std::int64_t>(value ^ std::uint64_t{1} << 63);
+  else
+    return static_cast<std::int64_t>(value);
+}
+
 // Where no value needs a closer look.
 template <class T>
 bool quantise_quickly(const T* values, std::size_t count, const Quantiser& how, std::int32_t* out) {
-  const Kernels& fast = kernels(codec_paths().back());
-  const Asked asked{how.step, how.base, how.bound};
-  if constexpr (std::is_same_v<T, float>) {
-    if (how.quanta == Quanta::real && how.bound > 0) return fast.quantise32(values, count, asked, out);
-  } else if constexpr (std::is_same_v<T, double>) {
-    if (how.quanta == Quanta::real && how.bound > 0) return fast.quantise64(values, count, asked, out);
-  } else if constexpr (sizeof(T) <= 4) {
-    if (how.whole_step != 1 || how.whole_base != 0) return false;
-    for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<std::int32_t>(values[i]);
-    return true;
-  }
-  return false;
-}
-
-// Integers for all values; those that none stands for are kept.
-template <class T>
-void quantise_all(const T* values, std::size_t count, const Quantiser& how, std::int32_t* out, std::vector<Run>& runs) {
-  if (quantise_quickly(values, count, how, out)) return;
-  std::int32_t last = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    std::int32_t v;
-    const bool found = quantise(values[i], how, v);
-    if (!found || (how.quanta != Quanta::bits && !may_stand(values[i], restored<T>(v, how), how.bound))) {
-      keep(runs, i, values[i]);
-      v = last;
+  const EncodingKernels& fast = encoding_kernels();
+  if constexpr (std::is_floating_point_v<T>) {
+    const Aim aim{how.step, how.base, how.bound, how.bound == 0};
+    if (how.quanta != Quanta::real) return false;
+    if constexpr (sizeof(T) == 4)
+      return fast.quantise32(values, count, aim, out);
+    else
+      return fast.quantise64(values, count, aim, out);
+  } else {
+    if (sizeof(T) <= 4 && how.whole_step == 1 && how.whole_base == 0) {
+      for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<std::int32_t>(values[i]);
+      return true;
     }
-    out[i] = last = v;
+    std::int64_t whole[piece];
+    for (std::size_t i = 0; i < count; ++i) whole[i] = ordered(values[i]);
+    const auto base =
+        std::is_same_v<T, std::uint64_t> ? ordered(static_cast<std::uint64_t>(how.whole_base)) : how.whole_base;
+    return fast.quantise_whole(whole, count,
+                               {how.whole_step, base, static_cast<std::int64_t>(std::min(how.bound, 0x1p61)),
+                                ordered(std::numeric_limits<T>::min()), ordered(std::numeric_limits<T>::max())},
+                               out);
   }
 }
 
-// Values to residuals along one axis, in place: each less the one before, `back` away.
-void difference(std::int32_t* values, Extent extent, unsigned axis) {
-  const std::size_t row = extent.x, plane = row * extent.y;
-  const std::size_t back = axis == 1 ? 1 : axis == 2 ? row : plane;
-  for (std::size_t z = extent.z; z-- > 0;)
-    for (std::size_t y = extent.y; y-- > 0;) {
-      if ((axis == 4 && z == 0) || (axis == 2 && y == 0)) continue;
-      std::int32_t* const line = values + z * plane + y * row;
-      for (std::size_t x = row; x-- > (axis == 1 ? 1u : 0u);)
-        line[x] = sub(line[x], line[x - static_cast<std::ptrdiff_t>(back)]);
+// Integers for all values from first to end - 1; those that none stands for are kept. Where a value needs a closer
+// look, it is in small parts, and in those one by one.
+template <class T>
+void quantise_all(const T* values, std::size_t first, std::size_t end, std::size_t part, const Quantiser& how,
+                  std::int32_t* out, std::vector<Run>& runs) {
+  for (; first < end; first += part) {
+    const std::size_t last = std::min(end, first + part);
+    if (quantise_quickly(values + first, last - first, how, out + first)) continue;
+    if (part > block) {
+      quantise_all(values, first, last, block, how, out, runs);
+      continue;
     }
+    for (std::size_t i = first; i < last; ++i) {
+      std::int32_t v;
+      const bool found = quantise(values[i], how, v);
+      if (!found || (how.quanta != Quanta::bits && !may_stand(values[i], restored<T>(v, how), how.bound))) {
+        keep(runs, i, values[i]);
+        v = i == 0 ? 0 : out[i - 1];
+      }
+      out[i] = v;
+    }
+  }
 }
 
-// The residuals of the interpolation, each foretold from what the decoder will have.
-template <class T>
-Draft interpolate(const T* values, Extent extent, const Quantiser& how, unsigned predictor) {
-  Draft draft;
-  draft.predictor = static_cast<std::uint8_t>(predictor);
-  draft.residuals = blocks_of(extent.values());
-  std::vector<std::int32_t> made(extent.values());
-  Quantiser fine = how;
-  fine.step = how.step / 16;
-  const double scale = 1 / fine.step;
-  std::size_t next = 0;
-  const auto valid = [&](double v) { return std::fabs(v) < 0x1p26; };
-  const double start = (static_cast<double>(values[0]) - how.base) * scale;
-  draft.origin = valid(start) ? static_cast<std::int32_t>(std::nearbyint(start)) : 0;
-  std::vector<std::uint16_t> kept;
-  interpolate_all(extent, stride_of(predictor), draft.origin, made.data(), [&](std::size_t at, std::int32_t foretold) {
-    const double aim = (static_cast<double>(values[at]) - how.base) * scale;
-    const double away = std::nearbyint((aim - foretold) / 16);
-    const bool near = valid(aim) && std::fabs(away) < 0x1p26;
-    const std::int32_t residual = near ? static_cast<std::int32_t>(away) : 0;
-    draft.residuals[next++] = residual;
-    made[at] = add(foretold, 16 * residual);
-    if (!near || !may_stand(values[at], restored<T>(made[at], fine), how.bound))
-      kept.push_back(static_cast<std::uint16_t>(at));
-  });
-  std::ranges::sort(kept);
-  for (const std::uint16_t at : kept) keep(draft.runs, at, values[at]);
-  return draft;
+// Each value less the one before it along an axis.
+void difference(const std::int32_t* values, Extent extent, unsigned axis, std::int32_t* out) {
+  const std::size_t row = extent.x, plane = row * extent.y, count = extent.values();
+  const auto less = encoding_kernels().less;
+  if (axis == 4) return less(values, plane, count, out);
+  if (axis == 2) {
+    for (std::size_t z = 0; z < count; z += plane) less(values + z, row, plane, out + z);
+    return;
+  }
+  less(values, 1, count, out);
+  for (std::size_t i = 0; i < count; i += row) out[i] = values[i];
 }
 
 template <class T>
@@ -154,6 +136,29 @@ Draft smoothest(const T* values, Extent extent, const Quantiser& how, Coder code
   return best;
 }
 
+// The best of the Lorenzo ways that may be tried.
+void choose_axes(const std::vector<std::int32_t>& integers, Extent extent, std::uint32_t tried, Coder coder,
+                 Draft& best) {
+  const std::size_t count = extent.values();
+  std::vector<std::int32_t> trial = integers, next(trial.size());
+  double least = -1;
+  unsigned done = 0;
+  for (const unsigned axes : {0u, 1u, 3u, 7u}) {
+    if ((tried >> axes & 1) == 0) continue;
+    if (axes != 0 && done == 0)  // zeros are many where nothing is foretold: they stay zeros
+      for (std::size_t i = 0; i < count; ++i) trial[i] = sub(trial[i], integers[0]);
+    for (const unsigned axis : {1u, 2u, 4u})
+      if (axes & ~done & axis) difference(trial.data(), extent, axis, next.data()), std::swap(trial, next);
+    done |= axes;
+    const double bits = estimate(trial, coder);
+    if (least >= 0 && bits >= least) continue;
+    least = bits;
+    best.residuals = trial;
+    best.origin = axes == 0 ? 0 : integers[0];
+    best.predictor = static_cast<std::uint8_t>(axes);
+  }
+}
+
 template <class T>
 Draft draft_typed(const T* values, Extent extent, const Quantiser& how, std::uint32_t tried, Coder coder) {
   const std::size_t count = extent.values();
@@ -161,55 +166,34 @@ Draft draft_typed(const T* values, Extent extent, const Quantiser& how, std::uin
   best.constant = constant(values, count, how.bound, best.bits);
   best.raw = !how.coded;
   if (best.constant || best.raw) return best;
-  best.residuals = blocks_of(count);
-  quantise_all(values, count, how, best.residuals.data(), best.runs);
-  std::vector<std::int32_t> trial = best.residuals;
   const bool smooth = std::is_floating_point_v<T> && how.quanta == Quanta::real && !how.lattice;
   if (tried == interpolated && !smooth) tried = 1u << (extent.z > 1 ? 7 : extent.y > 1 ? 3 : 1);
-  double least = -1;
-  unsigned done = 0;
-  std::int32_t origin = 0;
-  const auto take = [&](unsigned axes) {
-    if ((tried >> axes & 1) == 0) return;
-    if (axes != 0 && done == 0) {  // zeros are many where nothing is foretold: they stay zeros
-      origin = trial[0];
-      for (std::size_t i = 0; i < count; ++i) trial[i] = sub(trial[i], origin);
-    }
-    for (const unsigned axis : {1u, 2u, 4u})
-      if (axes & ~done & axis) difference(trial.data(), extent, axis);
-    done |= axes;
-    const double bits = estimate(trial, coder);
-    if (least >= 0 && bits >= least) return;
-    least = bits;
-    best.residuals = trial;
-    best.origin = axes == 0 ? 0 : origin;
-    best.predictor = static_cast<std::uint8_t>(axes);
-  };
-  for (const unsigned axes : {0u, 1u, 3u, 7u}) take(axes);
+  if (tried != interpolated) {
+    std::vector<std::int32_t> integers = blocks_of(count);
+    quantise_all(values, 0, count, piece, how, integers.data(), best.runs);
+    choose_axes(integers, extent, tried, coder, best);
+  }
   if constexpr (std::is_floating_point_v<T>)
-    if ((tried & interpolated) && smooth) return smoothest(values, extent, how, coder, least < 0 ? nullptr : &best);
+    if ((tried & interpolated) && smooth)
+      return smoothest(values, extent, how, coder, best.residuals.empty() ? nullptr : &best);
   return best;
 }
 
 }  // namespace
 
 double estimate(const std::vector<std::int32_t>& residuals, Coder coder) {
+  const std::size_t blocks = residuals.size() / block;
   double bits = 0;
-  for (std::size_t b = 0; b < residuals.size(); b += block) {
-    if (coder == Coder::pack) {
-      bits += block * width_of(residuals.data() + b);
-      continue;
-    }
-    std::uint64_t sum = 0;
-    std::int32_t sign = 0;
-    for (std::size_t i = 0; i < block; ++i) {
-      const std::int32_t r = residuals[b + i];
-      sign |= r;
-      sum += static_cast<std::uint32_t>(r < 0 ? 0u - static_cast<std::uint32_t>(r) : static_cast<std::uint32_t>(r));
-    }
-    // The entropies of geometric sizes, with signs and without, nearly.
-    bits += block * std::log2(1 + static_cast<float>(sum) * ((sign < 0 ? 5.44f : 3.2f) / block));
+  if (coder == Coder::pack) {
+    std::uint8_t widths[most_blocks];
+    encoding_kernels().widths(residuals.data(), blocks, widths);
+    for (std::size_t b = 0; b < blocks; ++b) bits += block * widths[b];
+    return bits;
   }
+  Size sizes[most_blocks];
+  encoding_kernels().sizes(residuals.data(), blocks, sizes);
+  for (std::size_t b = 0; b < blocks; ++b)  // the entropies of geometric sizes, with signs and without, nearly
+    bits += block * std::log2(1 + static_cast<float>(sizes[b].sum) * ((sizes[b].negative ? 5.44f : 3.2f) / block));
   return bits;
 }
 

@@ -17,6 +17,28 @@ struct Run {
   std::uint64_t bits;
 };
 
+template <class T>
+std::uint64_t bits_of(T value) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  return bits;
+}
+
+// Appends a value to the runs.
+template <class T>
+void keep(std::vector<Run>& runs, std::size_t at, T value) {
+  const std::uint64_t bits = bits_of(value);
+  if (!runs.empty() && runs.back().bits == bits && runs.back().first + runs.back().length == static_cast<int>(at))
+    ++runs.back().length;
+  else
+    runs.push_back({static_cast<std::uint16_t>(at), 1, bits});
+}
+
+// Zeros for so many residuals, in whole blocks.
+inline std::vector<std::int32_t> blocks_of(std::size_t values) {
+  return std::vector<std::int32_t>((values + block - 1) / block * block);
+}
+
 struct Draft {
   bool constant = false, raw = false;
   std::uint64_t bits = 0;  // of the constant
@@ -30,6 +52,10 @@ struct Draft {
 Draft draft_tile(const void* values, Number number, Extent extent, const Quantiser& how, std::uint32_t tried,
                  Coder coder);
 
+// The draft of an interpolation: predictor 8, 9 or 10. float and double.
+template <class T>
+Draft interpolate(const T* values, Extent extent, const Quantiser& how, unsigned predictor);
+
 // About how many bits the coder needs for these residuals.
 double estimate(const std::vector<std::int32_t>& residuals, Coder coder);
 
@@ -41,20 +67,19 @@ struct Drafts {
 Drafts draft(const Array& array, double bound, Predictor predictor, Coder coder);
 void gather(const Array& array, const Grid& grid, std::size_t tile, std::byte* out);
 
-// The bits a value of a block takes in `pack`.
-unsigned width_of(const std::int32_t* residuals);
 // The bytes of a tile's residuals, nothing where the coder cannot take them.
 std::vector<std::byte> pack_tile(const std::vector<std::int32_t>& residuals);
 std::vector<std::byte> dense_tile(const std::vector<std::int32_t>& residuals, const Encoding& encoding);
 
-// 32 fields of `width` bits, the lowest first, into `width` words.
-void put_fields(const std::uint32_t* fields, unsigned width, std::byte* out);
+// 32 values plus `more`, each a field of `width` bits, the lowest first, into `width` words.
+void put_fields(const std::uint32_t* values, unsigned width, std::uint32_t more, std::byte* out);
 
-// Tables for these residuals, and how many bits they would take with given ones.
-AllFrequencies trained(const std::vector<const Draft*>& drafts);
+// Tables for these residuals, the better the more rounds; and how many bits they would take with given ones.
+AllFrequencies trained(const std::vector<const Draft*>& drafts, int rounds);
 std::uint64_t cost(const std::vector<const Draft*>& drafts, const Encoding& encoding);
-// The class for each block.
-std::vector<std::uint8_t> classes(const std::vector<std::int32_t>& residuals, const Encoding& encoding,
+// The class for each block, at most `reach` from the one its mean asks for.
+inline constexpr int any_class = most_classes;
+std::vector<std::uint8_t> classes(const std::vector<std::int32_t>& residuals, const Encoding& encoding, int reach,
                                   std::uint64_t* bits = nullptr);
 
 }  // namespace solar::codec

@@ -1,8 +1,8 @@
-// The loops that AVX2 and AVX-512 share; most are plain, for the compiler to turn into vectors.
+// The loops that AVX2, AVX-512 and NEON share; most are plain, for the compiler to turn into vectors.
 //
-// Each of the two files includes this once, inside its unnamed namespace, behind its target pragma and what it must
-// define before: fields, add_low, Wide, sum_row, interleave. So no function here is ever taken for another machine's,
-// and there is no include guard.
+// Each of the three files includes this once, inside its unnamed namespace, behind its target pragma if it has one, and
+// what it must define before: fields, add_low, Wide, sum_row, interleave, interleaved. So no function here is
+// ever taken for another machine's, and there is no include guard.
 
 using Unaligned32 [[gnu::aligned(1), gnu::may_alias]] = std::uint32_t;
 using UnalignedFloat [[gnu::aligned(1), gnu::may_alias]] = float;

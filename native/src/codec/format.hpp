@@ -95,6 +95,9 @@ struct Grid {
   Extent tile;
 };
 
+// What the tiles' entries and widths promise is there (keep.cpp); how dense tiles' streams end is not looked at.
+void check_tiles(const Checked& chunk);
+
 [[noreturn]] void damaged(const char* what);
 
 }  // namespace solar::codec

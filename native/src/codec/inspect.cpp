@@ -41,6 +41,7 @@ Difference compare_typed(const T* original, const T* restored, std::size_t value
 const Kernels& kernels(Path path) {
   if (path == Path::avx512 && has_avx512()) return avx512_kernels();
   if (path == Path::avx2 && has_avx2()) return avx2_kernels();
+  if (path == Path::neon && has_neon()) return neon_kernels();
   if (path == Path::plain) return plain_kernels();
   throw Error(Kind::codec, "this machine has not the instructions asked for");
 }
@@ -51,6 +52,7 @@ std::vector<Path> codec_paths() {
   std::vector<Path> paths{Path::plain};
   if (codec::has_avx2()) paths.push_back(Path::avx2);
   if (codec::has_avx512()) paths.push_back(Path::avx512);
+  if (codec::has_neon()) paths.push_back(Path::neon);
   return paths;
 }
 

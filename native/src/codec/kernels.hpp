@@ -81,8 +81,10 @@ struct Kernels {
 const Kernels& plain_kernels();
 const Kernels& avx2_kernels();    // REQUIRES: has_avx2()
 const Kernels& avx512_kernels();  // REQUIRES: has_avx512()
+const Kernels& neon_kernels();    // REQUIRES: has_neon()
 bool has_avx2();
 bool has_avx512();
+bool has_neon();
 const Kernels& kernels(Path path);  // throws Error(codec) where the machine cannot
 
 // A 32-bit sum as HDF5 and processors make it: modulo 2^32.

@@ -1,9 +1,11 @@
 // Writes what unpack reads: for each block of 32 residuals as many bits each as the largest of them needs.
 #include <algorithm>
 #include <array>
-#include <bit>
+#include <type_traits>
+#include <utility>
 
 #include "codec/draft.hpp"
+#include "codec/encoding.hpp"
 
 namespace solar::codec {
 namespace {
@@ -31,45 +33,47 @@ std::array<std::uint8_t, 33> widths_used(const std::vector<std::uint8_t>& widths
   return becomes;
 }
 
-}  // namespace
-
-unsigned width_of(const std::int32_t* residuals) {
-  std::uint32_t any = 0, size = 0;
-  for (std::size_t i = 0; i < block; ++i) {
-    any |= static_cast<std::uint32_t>(residuals[i]);
-    size |= static_cast<std::uint32_t>(residuals[i] ^ residuals[i] >> 31);
-  }
-  return any == 0 ? 0 : 1 + static_cast<unsigned>(std::bit_width(size));
+// 32 fields of so many bits: every shift is known to the compiler.
+template <unsigned width>
+void put_block(const std::uint32_t* values, std::uint32_t more, std::byte* out) {
+  std::uint64_t held = 0;
+  const auto put = [&]<std::size_t i>(std::integral_constant<std::size_t, i>) {
+    constexpr unsigned bits = i * width % 32;
+    held |= static_cast<std::uint64_t>(values[i] + more) << bits;
+    if constexpr (bits + width >= 32) {
+      const auto word = static_cast<std::uint32_t>(held);
+      std::memcpy(out + i * width / 32 * 4, &word, 4);
+      held >>= 32;
+    }
+  };
+  [&]<std::size_t... i>(std::index_sequence<i...>) { (put(std::integral_constant<std::size_t, i>{}), ...); }
+  (std::make_index_sequence<block>{});
 }
 
-void put_fields(const std::uint32_t* fields, unsigned width, std::byte* out) {
-  std::uint64_t held = 0;
-  unsigned bits = 0;
-  for (std::size_t i = 0; i < block; ++i) {
-    held |= static_cast<std::uint64_t>(fields[i]) << bits;
-    bits += width;
-    if (bits >= 32) {
-      const auto word = static_cast<std::uint32_t>(held);
-      std::memcpy(out, &word, 4);
-      out += 4;
-      held >>= 32;
-      bits -= 32;
-    }
-  }
+using Put = void (*)(const std::uint32_t*, std::uint32_t, std::byte*);
+constexpr auto puts = []<std::size_t... width>(std::index_sequence<width...>) {
+  return std::array<Put, sizeof...(width)>{put_block<width>...};
+}
+(std::make_index_sequence<33>{});
+
+}  // namespace
+
+void put_fields(const std::uint32_t* values, unsigned width, std::uint32_t more, std::byte* out) {
+  puts[width](values, more, out);
 }
 
 std::vector<std::byte> pack_tile(const std::vector<std::int32_t>& residuals) {
   const std::size_t blocks = residuals.size() / block;
   std::vector<std::uint8_t> widths(blocks);
-  for (std::size_t b = 0; b < blocks; ++b)
-    widths[b] = static_cast<std::uint8_t>(width_of(residuals.data() + b * block));
+  encoding_kernels().widths(residuals.data(), blocks, widths.data());
   const auto becomes = widths_used(widths);
   std::array<std::uint8_t, 33> pick{};
   std::vector<std::byte> out(16 + (blocks + 7) / 8 * 4);
   std::size_t picks = 0, words = 0;
-  for (std::uint8_t& width : widths) width = becomes[width];
+  std::array<bool, 33> used{};
+  for (std::uint8_t& width : widths) used[width = becomes[width]] = true;
   for (unsigned w = 0; w <= 32; ++w)
-    if (std::ranges::find(widths, w) != widths.end()) {
+    if (used[w]) {
       pick[w] = static_cast<std::uint8_t>(picks);
       out[picks++] = static_cast<std::byte>(w);
     }
@@ -79,13 +83,11 @@ std::vector<std::byte> pack_tile(const std::vector<std::int32_t>& residuals) {
   }
   std::size_t at = out.size();
   out.resize(at + 4 * words);
+  const auto* const fields = reinterpret_cast<const std::uint32_t*>(residuals.data());
   for (std::size_t b = 0; b < blocks; ++b) {
     const unsigned width = widths[b];
     if (width == 0) continue;
-    std::uint32_t fields[block];
-    for (std::size_t i = 0; i < block; ++i)
-      fields[i] = static_cast<std::uint32_t>(residuals[b * block + i]) + (1u << (width - 1));
-    put_fields(fields, width, out.data() + at);
+    put_fields(fields + b * block, width, 1u << (width - 1), out.data() + at);
     at += 4 * width;
   }
   return out;

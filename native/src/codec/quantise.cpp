@@ -5,6 +5,7 @@
 #include <span>
 #include <utility>
 
+#include "codec/encoding.hpp"
 #include "codec/number.hpp"
 
 namespace solar::codec {
@@ -16,7 +17,8 @@ template <>
 struct Traits<float> {
   using Bits = std::uint32_t;
   static constexpr int mantissa = 23, exponents = 255, bias = 127;
-  static constexpr double reach = 0x1p22;    // largest value, in bounds, of which a step is still half its rounding
+  static constexpr double reach = 0x1p22;    // largest value, in bounds, of which
+                                             // a step is still half its rounding
   static constexpr double margin = 0x1p-22;  // for the rounding of the quotient
   static constexpr double least = 0x1p-110;  // step, so that a sixteenth of it is normal
 };
@@ -27,32 +29,22 @@ struct Traits<double> {
   static constexpr double reach = 0x1p29, margin = 0x1p-48, least = 0x1p-1000;
 };
 
-// What a pass over the values shows.
-struct Seen {
-  std::size_t finite = 0, near = 0;  // near: small enough for the bound
-  double largest = 0, largest_near = 0;
-};
-
-// In whole numbers, whose order is that of the values' sizes.
 template <class T>
 Seen look(std::span<const T> values, double bound) {
-  using Bits = typename Traits<T>::Bits;
-  using Order = std::make_signed_t<Bits>;
-  constexpr auto sizes = static_cast<Order>(~Bits{0} >> 1);
-  constexpr auto infinite = std::bit_cast<Order>(std::numeric_limits<T>::infinity());
   const double most = bound * Traits<T>::reach, top = std::numeric_limits<T>::max();
-  const auto reach = std::bit_cast<Order>(static_cast<T>(std::min(most, top)));
-  Order finite = 0, near = 0, largest = 0, largest_near = 0;
-  for (const T value : values) {
-    const Order size = std::bit_cast<Order>(value) & sizes;
-    const Order is_finite = size < infinite, is_near = size <= reach;
-    finite += is_finite;
-    near += is_near;
-    largest = std::max<Order>(largest, size & -is_finite);
-    largest_near = std::max<Order>(largest_near, size & -is_near);
-  }
-  return {static_cast<std::size_t>(finite), static_cast<std::size_t>(near), std::bit_cast<T>(largest),
-          std::bit_cast<T>(largest_near)};
+  const auto reach = static_cast<T>(std::min(most, top));
+  if constexpr (sizeof(T) == 4)
+    return encoding_kernels().look32(values.data(), values.size(), reach);
+  else
+    return encoding_kernels().look64(values.data(), values.size(), reach);
+}
+
+template <class T>
+bool all_multiples(std::span<const T> values, double step) {
+  if constexpr (sizeof(T) == 4)
+    return encoding_kernels().multiples32(values.data(), values.size(), step);
+  else
+    return encoding_kernels().multiples64(values.data(), values.size(), step);
 }
 
 template <class T>
@@ -70,30 +62,38 @@ constexpr int only_zeros = 5000, no_grain = -5000;
 // The largest e for which all finite values are multiples of 2^e and below 2^(e + 30). Most fields show soon that there
 // is none.
 template <class T>
-int common_grain(std::span<const T> values, double largest) {
+int common_grain(std::span<const T> values, std::size_t stride, double largest) {
   int grain = only_zeros;
   const int top = largest > 0 ? std::ilogb(largest) : 0;
-  for (const T value : values) {
-    if (!std::isfinite(value) || value == 0) continue;
-    grain = std::min(grain, grain_of(value));
+  for (std::size_t i = 0; i < values.size(); i += stride) {
+    if (!std::isfinite(values[i]) || values[i] == 0) continue;
+    grain = std::min(grain, grain_of(values[i]));
     if (top - grain > 29) return no_grain;
   }
   return grain;
 }
 
-// The greatest g of which every finite value is a multiple, when the multiples are below 2^30; else 0.
+// The greatest g of which every `stride`-th finite value is a multiple, when the multiples are below 2^30; else 0.
 template <class T>
-double common_step(std::span<const T> values, const Seen& seen) {
-  const int grain = common_grain(values, seen.largest);
+double common_step(std::span<const T> values, std::size_t stride, const Seen& seen) {
+  const int grain = common_grain(values, stride, seen.largest);
   if (grain == no_grain) return 0;
   if (grain == only_zeros) return 1;
   const double unit = std::ldexp(1.0, grain);
   std::uint64_t common = 0;
-  for (const T value : values)
-    if (std::isfinite(value) && common != 1)
-      common = std::gcd(common, static_cast<std::uint64_t>(std::fabs(static_cast<double>(value)) / unit));
+  for (std::size_t i = 0; i < values.size() && common != 1; i += stride)
+    if (std::isfinite(values[i]))
+      common = std::gcd(common, static_cast<std::uint64_t>(std::fabs(static_cast<double>(values[i])) / unit));
   const double step = unit * static_cast<double>(common);
   return static_cast<double>(static_cast<T>(step)) == step ? step : unit;
+}
+
+// Of all values: some of them tell, and the others agree, or are asked one by one.
+template <class T>
+double common_step(std::span<const T> values, const Seen& seen) {
+  const std::size_t stride = values.size() / 200 + 1;
+  const double step = common_step(values, stride, seen);
+  return step == 0 || stride == 1 || all_multiples(values, step) ? step : common_step(values, 1, seen);
 }
 
 // The step on the lattice of multiples of g; 0 when plain steps do better.
@@ -149,17 +149,41 @@ Quantiser real_quantiser(std::span<const T> values, double bound) {
   return how;
 }
 
+// The greatest g of which all differences are multiples; 0 when there are none.
+template <class T>
+std::uint64_t common_difference(std::span<const T> values) {
+  std::uint64_t common = 0;
+  for (const T value : values) {
+    const auto a = static_cast<std::uint64_t>(value), b = static_cast<std::uint64_t>(values[0]);
+    common = std::gcd(common, value < values[0] ? b - a : a - b);
+    if (common == 1) break;
+  }
+  return common;
+}
+
 template <class T>
 Quantiser whole_quantiser(std::span<const T> values, double bound) {
   Quantiser how{.quanta = Quanta::integer, .bound = bound};
-  how.whole_step = 2 * static_cast<std::int64_t>(std::min(bound, 0x1p61)) + 1;
-  if (values.empty() || (sizeof(T) <= 4 && how.whole_step == 1)) return how;
+  const auto whole_bound = static_cast<std::int64_t>(std::min(bound, 0x1p61));
+  how.whole_step = 2 * whole_bound + 1;
+  if (values.empty()) return how;
+  const auto g = static_cast<__int128>(common_difference(values));
+  const __int128 on_lattice = g <= 1 ? 0 : g * (2 * (whole_bound / g) + 1);
+  if (on_lattice < 0x1p62 && on_lattice > 0 && (whole_bound < g || on_lattice > how.whole_step)) {
+    how.whole_step = static_cast<std::int64_t>(on_lattice);
+    how.lattice = true;
+  }
+  if (sizeof(T) <= 4 && how.whole_step == 1) return how;
+  const __int128 apart = how.lattice ? g : 1, first = values[0];
+  const __int128 nearest = (first % apart + apart) % apart;  // to 0, of the lattice
   const auto [low, high] = std::ranges::minmax(values);
   const __int128 reach = static_cast<__int128>(how.whole_step) << 30;
-  if (low > -reach && high < reach) return how;
-  const __int128 middle = (static_cast<__int128>(low) + static_cast<__int128>(high)) / 2;
-  how.whole_base = static_cast<std::int64_t>(static_cast<std::uint64_t>(middle));
-  if (middle > std::numeric_limits<std::int64_t>::max()) how.coded = false;
+  __int128 base = nearest;
+  if (low - base <= -reach || high - base >= reach) {
+    const __int128 middle = (static_cast<__int128>(low) + static_cast<__int128>(high)) / 2;
+    base = first + (middle - first) / apart * apart;
+  }
+  how.whole_base = static_cast<std::int64_t>(static_cast<std::uint64_t>(base));
   return how;
 }
 

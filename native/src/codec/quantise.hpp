@@ -75,7 +75,10 @@ bool quantise(T value, const Quantiser& how, std::int32_t& out) {
       out = static_cast<std::int32_t>(value);
       return true;
     }
-    const __int128 above = static_cast<__int128>(value) - how.whole_base + how.whole_step / 2;
+    const __int128 base = std::is_same_v<T, std::uint64_t>
+                              ? static_cast<__int128>(static_cast<std::uint64_t>(how.whole_base))
+                              : static_cast<__int128>(how.whole_base);
+    const __int128 above = static_cast<__int128>(value) - base + how.whole_step / 2;
     const __int128 whole = above / how.whole_step - (above % how.whole_step < 0);
     if (whole < std::numeric_limits<std::int32_t>::min() || whole > std::numeric_limits<std::int32_t>::max())
       return false;

@@ -23,6 +23,17 @@ std::uint32_t get(Cursor& at) {
   return low < 128 ? low : (low & 127) | std::uint32_t{at.u8()} << 7;
 }
 
+// In 1/256 bits, of each frequency but 0.
+const std::array<std::uint32_t, table_size + 1>& cost_of() {
+  static const auto costs = [] {
+    std::array<std::uint32_t, table_size + 1> made{};
+    for (std::uint32_t f = 1; f <= table_size; ++f)
+      made[f] = static_cast<std::uint32_t>(256 * (table_bits - std::log2(f)) + 0.5);
+    return made;
+  }();
+  return costs;
+}
+
 int width_of(std::uint32_t state) { return table_bits + 1 - static_cast<int>(std::bit_width(state)); }
 
 }  // namespace
@@ -113,16 +124,19 @@ Encoding::Encoding(const AllFrequencies& all) {
       if (f == 0) continue;
       const auto most = static_cast<std::uint32_t>(table_bits - (std::bit_width(f - 1) - (f > 1)));
       steps[k][at] = {(most << 16) - (f << most), static_cast<std::int32_t>(before) - static_cast<std::int32_t>(f)};
-      cost[k][at] = static_cast<std::uint32_t>(256 * (table_bits - std::log2(f)) + 0.5);
+      cost[k][at] = cost_of()[f];
       before += f;
     }
     const auto symbols = spread(table);
     for (std::uint32_t place = 0; place < table_size; ++place)
       states[k][begin[low_byte(symbols[place])]++] = static_cast<std::uint16_t>(table_size + place);
     const std::uint32_t escaped = (known[k][low_byte(escape)] ? cost[k][low_byte(escape)] : 1u << 20) + 32 * 256;
+    known[k][low_byte(escape)] = false;
     for (int symbol = -128; symbol < 128; ++symbol)
-      if (!known[k][low_byte(symbol)] || symbol == escape) cost[k][low_byte(symbol)] = escaped;
+      if (!known[k][low_byte(symbol)]) cost[k][low_byte(symbol)] = escaped;
   }
+  for (std::size_t symbol = 0; symbol < 256; ++symbol)
+    for (std::size_t k = 0; k < 16; ++k) costs[symbol][k] = cost[k][symbol];
 }
 
 // Every symbol that was seen keeps a place, and the escape always; what is over or missing is taken where it costs

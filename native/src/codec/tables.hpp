@@ -57,7 +57,8 @@ struct Encoding {
   std::array<std::array<Step, 256>, table_count> steps;
   std::array<std::array<std::uint16_t, table_size>, table_count> states;
   std::array<std::array<std::uint32_t, 256>, table_count> cost;  // in 1/256 bits, escaped values included
-  std::array<std::array<bool, 256>, table_count> known;
+  std::array<std::array<std::uint32_t, 16>, 256> costs;          // the same of tables 0 to 15, by symbol
+  std::array<std::array<bool, 256>, table_count> known;          // but the escape
 };
 
 using Histogram = std::array<std::uint64_t, 256>;
