@@ -215,7 +215,7 @@ def codec_filter() -> int:
     """The HDF5 filter's number of the bounded codec."""
 
 def codec_paths() -> tuple[str, ...]:
-    """The ways this machine can decode: "plain", "avx2", "avx512"; the fastest last."""
+    """The ways this machine can decode: "plain", "avx2", "avx512", "neon"; the fastest last."""
 
 def encode(
     array: NDArray[Any], bound: float, coder: str = "auto", predictor: str = "auto", tables: bytes = b""
@@ -231,5 +231,14 @@ def decode_many(stored: list[bytes], out: NDArray[Any], tables: bytes = b"", pat
 def train(arrays: list[NDArray[Any]], bound: float, predictor: str = "auto") -> bytes: ...
 def client_data(tables: bytes) -> list[int]: ...
 def describe_codec(stored: bytes) -> dict[str, Any]: ...
+def check_chunks(rows: U8, lengths: I64, like: NDArray[Any], nbytes: int, tables: bytes = b"") -> U8:
+    """Checks a chunk a row without decoding it; where each one's tables are: 0 none, 1 inside, 2 built in, 3 `tables`.
+
+    Each must hold `nbytes` bytes of numbers of the type of `like`.
+    """
+
+def codec_places(tables: bytes = b"") -> U32:
+    """17 x 1024 places of the tables, or of the built-in ones: symbol 8 bits, width 8, base 16."""
+
 def compare(original: NDArray[Any], restored: NDArray[Any], bound: float) -> tuple[int, int, float]:
     """How many values are beyond the bound, the first of them, and the largest difference; without the codec."""

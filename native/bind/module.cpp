@@ -14,6 +14,7 @@ void bind_convert(nb::module_& module);
 void bind_plan(nb::module_& module);
 void bind_codec(nb::module_& module);
 void bind_run(nb::module_& module);
+void bind_faults(nb::module_& module);
 
 namespace {
 
@@ -51,4 +52,5 @@ NB_MODULE(_native, module) {
   bind_plan(module);
   bind_codec(module);
   bind_run(module);
+  bind_faults(module);
 }

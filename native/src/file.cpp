@@ -8,15 +8,22 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "patience.hpp"
+#include "solar/faults.hpp"
+
 namespace solar {
 
 namespace {
 
-[[noreturn]] void fail(const std::string& path, const std::string& what, int code) {
-  throw Error(Kind::read, path + ": " + what + ": " + std::strerror(code), code);
+[[noreturn]] void fail(const std::string& path, const std::string& what, int code, const Patience& patience = {}) {
+  throw Error(Kind::read, path + ": " + what + ": " + std::strerror(code) + patience.said(), code);
 }
 
 int open_file(const std::string& path, int flags) noexcept {
+  if (faults::any()) {
+    errno = faults::meet(faults::Call::open, path, 0, UINT64_MAX).code;
+    if (errno != 0) return -1;
+  }
   int descriptor = -1;
   do {
     descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | flags);
@@ -46,13 +53,20 @@ std::size_t direct_alignment([[maybe_unused]] int descriptor) noexcept {
 }  // namespace
 
 File::File(const std::string& path, bool direct) : path_(path) {
-  if (direct && direct_flag != 0) {
-    descriptor_ = open_file(path, direct_flag);
-    if (descriptor_ >= 0) alignment_ = direct_alignment(descriptor_);
-    if (descriptor_ >= 0 && alignment_ == 0) ::fcntl(descriptor_, F_SETFL, 0);
+  int flags = direct ? direct_flag : 0;
+  for (Patience patience; descriptor_ < 0;) {
+    descriptor_ = open_file(path, flags);
+    if (descriptor_ >= 0) break;
+    const int code = errno;
+    if (code == EINVAL && flags != 0) {  // the file system knows no direct reads
+      flags = 0;
+      continue;
+    }
+    if (code == EMFILE || code == ENFILE || !patience.again(code)) fail(path_, "cannot be opened", code, patience);
+    ++retries_;
   }
-  if (descriptor_ < 0) descriptor_ = open_file(path, 0);
-  if (descriptor_ < 0) fail(path_, "cannot be opened", errno);
+  if (flags != 0) alignment_ = direct_alignment(descriptor_);
+  if (flags != 0 && alignment_ == 0) ::fcntl(descriptor_, F_SETFL, 0);
   struct stat status {};
   if (::fstat(descriptor_, &status) != 0 || S_ISDIR(status.st_mode)) {
     const int code = S_ISDIR(status.st_mode) ? EISDIR : errno;
@@ -84,12 +98,53 @@ bool File::cached(std::uint64_t offset, std::uint64_t nbytes) const noexcept {
   return pages.held >= (offset + nbytes - 1) / page - offset / page + 1;
 }
 
+bool File::unchanged() const noexcept {
+#ifdef AT_STATX_DONT_SYNC
+  struct statx status {};
+  const unsigned wanted = STATX_SIZE | STATX_MTIME;
+  if (::statx(descriptor_, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, wanted, &status) != 0) return true;  // reading tells
+  const std::int64_t mtime_ns = std::int64_t{status.stx_mtime.tv_sec} * 1'000'000'000 + status.stx_mtime.tv_nsec;
+  return status.stx_size == nbytes_ && mtime_ns == mtime_ns_;
+#else
+  return true;
+#endif
+}
+
+ssize_t File::read_some(const iovec* parts, std::size_t count, std::uint64_t offset, int flags) const noexcept {
+  iovec fewer{};
+  if (faults::any()) {
+    std::uint64_t end = offset;
+    for (std::size_t i = 0; i < count; ++i) end += parts[i].iov_len;
+    if ((flags & RWF_NOWAIT) != 0 && faults::waits(faults::Call::read, path_, offset, end)) {
+      errno = EAGAIN;  // as if it were not in the page cache: what meets the fault is what waits for the storage
+      return -1;
+    }
+    const faults::Effect effect = faults::meet(faults::Call::read, path_, offset, end);
+    errno = effect.code;
+    if (errno != 0) return -1;
+    if (effect.most < end - offset) {
+      fewer = {parts[0].iov_base, std::min<std::size_t>(parts[0].iov_len, effect.most)};
+      parts = &fewer;
+      count = 1;
+    }
+  }
+  const auto at = static_cast<off_t>(offset);
+  if (flags != 0) return ::preadv2(descriptor_, parts, static_cast<int>(count), at, flags);
+  if (count == 1) return ::pread(descriptor_, parts[0].iov_base, parts[0].iov_len, at);
+  return ::preadv(descriptor_, parts, static_cast<int>(count), at);
+}
+
 void File::read(std::uint64_t offset, MutableBytes out) const {
+  Patience patience;
   while (!out.empty()) {
-    const ssize_t got = ::pread(descriptor_, out.data(), out.size(), static_cast<off_t>(offset));
+    const iovec to{out.data(), out.size()};
+    const ssize_t got = read_some(&to, 1, offset);
     if (got < 0) {
-      if (errno == EINTR) continue;
-      fail(path_, "reading " + std::to_string(out.size()) + " bytes at offset " + std::to_string(offset), errno);
+      if (const int code = errno; !patience.again(code)) {
+        fail(path_, "reading " + std::to_string(out.size()) + " bytes at offset " + std::to_string(offset), code,
+             patience);
+      }
+      continue;
     }
     if (got == 0) {
       throw Error(Kind::read, path_ + ": the file ends at byte " + std::to_string(offset) + ", " +

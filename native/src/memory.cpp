@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include "solar/faults.hpp"
+
 namespace solar {
 
 namespace {
@@ -34,6 +36,7 @@ std::size_t size_class(std::size_t nbytes) {
 }
 
 std::byte* allocate(std::size_t nbytes) {
+  if (faults::any()) faults::allocate(nbytes);
   if (nbytes < huge_page) {
     void* small = std::aligned_alloc(small_page, nbytes);
     if (small == nullptr) throw std::bad_alloc();

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <string>
+#include <sys/types.h>
+#include <sys/uio.h>
 
 #include "solar/bytes.hpp"
 
@@ -13,6 +15,7 @@ namespace solar {
 class File {
  public:
   // O_RDONLY | O_CLOEXEC; Error(read, errno) names the path. `direct`: past the page cache, where the file system can.
+  // What may pass is tried again, but not where descriptors are wanting: the caller may have some to give back.
   explicit File(const std::string& path, bool direct = false);
   ~File();
   File(const File&) = delete;
@@ -22,6 +25,7 @@ class File {
   int descriptor() const noexcept { return descriptor_; }
   std::uint64_t nbytes() const noexcept { return nbytes_; }        // at the time of opening
   std::int64_t mtime_ns() const noexcept { return mtime_ns_; }
+  unsigned retries() const noexcept { return retries_; }           // that opening took
 
   // 0: reads go through the page cache. Else they pass it by, and offset, size and address of each must be multiples of
   // this: such a File is read by its descriptor only.
@@ -31,8 +35,12 @@ class File {
   void expect(std::uint64_t offset, std::uint64_t nbytes) const noexcept;
   // True when the page cache holds all these bytes; false when it does not, or the kernel does not say.
   bool cached(std::uint64_t offset, std::uint64_t nbytes) const noexcept;
-  // Fills `out` from `offset`: continues short reads, repeats EINTR; the end of the file is an Error.
+  // False when it was written to since it was opened, as far as the system knows without asking a server.
+  bool unchanged() const noexcept;
+  // Fills `out` from `offset`: continues short reads, tries again what may pass; the end of the file is an Error.
   void read(std::uint64_t offset, MutableBytes out) const;
+  // preadv2: as many bytes as come, or -1 and errno.
+  ssize_t read_some(const iovec* parts, std::size_t count, std::uint64_t offset, int flags = 0) const noexcept;
 
  private:
   std::string path_;
@@ -40,6 +48,7 @@ class File {
   std::size_t alignment_ = 0;
   std::uint64_t nbytes_ = 0;
   std::int64_t mtime_ns_ = 0;
+  unsigned retries_ = 0;
 };
 
 }  // namespace solar

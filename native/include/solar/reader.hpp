@@ -33,6 +33,7 @@ struct ReaderStats {
   std::uint64_t bypassed = 0;      // of these requests, made past the page cache
   std::uint64_t bytes_read = 0;    // asked of the file system, gaps included
   std::uint64_t bytes_mapped = 0;  // copied from mapped files instead
+  std::uint64_t retries = 0;       // calls of the system made again, for what failed may pass
   std::uint64_t chunks_decoded = 0;
   std::uint64_t bytes_decoded = 0;
   std::uint64_t read_ns = 0;       // summed over threads
@@ -44,7 +45,7 @@ struct NamedCount {
   const char* name;
   std::uint64_t ReaderStats::*count;
 };
-inline constexpr std::array<NamedCount, 11> named_counts{{
+inline constexpr std::array<NamedCount, 12> named_counts{{
     {"rows", &ReaderStats::rows},
     {"requests", &ReaderStats::requests},
     {"stretches", &ReaderStats::stretches},
@@ -52,6 +53,7 @@ inline constexpr std::array<NamedCount, 11> named_counts{{
     {"bypassed", &ReaderStats::bypassed},
     {"bytes_read", &ReaderStats::bytes_read},
     {"bytes_mapped", &ReaderStats::bytes_mapped},
+    {"retries", &ReaderStats::retries},
     {"chunks_decoded", &ReaderStats::chunks_decoded},
     {"bytes_decoded", &ReaderStats::bytes_decoded},
     {"read_ns", &ReaderStats::read_ns},

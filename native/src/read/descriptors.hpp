@@ -18,11 +18,23 @@ class Descriptors {
   // `direct`: open past the page cache, where the file system can.
   Descriptors(std::size_t limit, bool direct) : limit_(limit), direct_(direct) {}
 
-  // The file, open and still the one that was inspected; else Error(read).
-  std::shared_ptr<const File> open(const SourceFile& wanted);
+  // The file, open and still the one that was inspected; else Error(read). Of one that is open that is asked from time
+  // to time: `now_ns`.
+  std::shared_ptr<const File> open(const SourceFile& wanted, std::uint64_t now_ns);
+  // It is opened anew when it is wanted next.
+  void forget(const std::string& path);
+
+  std::uint64_t retries = 0;  // that opening took, for the owner to count
 
  private:
-  using Files = std::list<std::shared_ptr<const File>>;
+  struct Open {
+    std::shared_ptr<const File> file;
+    std::uint64_t looked_ns;  // when it was last known to be unchanged
+  };
+  using Files = std::list<Open>;
+
+  bool still(Open& open, const SourceFile& wanted, std::uint64_t now_ns) const;
+  void drop(Files::iterator at);
 
   std::size_t limit_;
   bool direct_;

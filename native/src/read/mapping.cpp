@@ -7,6 +7,8 @@
 
 #include <chrono>
 
+#include "solar/faults.hpp"
+
 namespace solar::read {
 
 namespace {
@@ -63,6 +65,7 @@ std::int64_t now_ns() {
 
 std::unique_ptr<Mapping> Mapping::of(const File& file) {
   if (file.nbytes() == 0 || file.nbytes() > SIZE_MAX || !install_handler()) return nullptr;
+  if (faults::any() && faults::meet(faults::Call::map, file.path(), 0, file.nbytes()).code != 0) return nullptr;
   const auto nbytes = static_cast<std::size_t>(file.nbytes());
   void* const begin = ::mmap(nullptr, nbytes, PROT_READ, MAP_SHARED, file.descriptor(), 0);
   if (begin == MAP_FAILED) return nullptr;
@@ -94,7 +97,7 @@ bool Mapping::look(const File& file) const noexcept {
     seed = seed * 6364136223846793005U + 1442695040888963407U;
     std::byte byte{};
     const iovec to{&byte, 1};
-    if (::preadv2(file.descriptor(), &to, 1, static_cast<off_t>((seed >> 16) % nbytes_), RWF_NOWAIT) != 1) return false;
+    if (file.read_some(&to, 1, (seed >> 16) % nbytes_, RWF_NOWAIT) != 1) return false;
   }
   return true;
 }
@@ -122,6 +125,7 @@ __attribute__((noinline)) bool Mapping::guard(void (*call)(void*), void* work) c
 
 const Mapping* Mappings::warm(std::size_t index, const File& file) {
   if (index >= slots_.size()) return nullptr;
+  if (faults::any() && faults::waits(faults::Call::read, file.path(), 0, file.nbytes())) return nullptr;  // which reads
   Slot& slot = slots_[index];
   std::call_once(slot.once, [&] { slot.mapping = Mapping::of(file); });
   return slot.mapping && slot.mapping->warm(file) ? slot.mapping.get() : nullptr;

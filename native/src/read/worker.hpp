@@ -16,6 +16,7 @@
 #include "descriptors.hpp"
 #include "job.hpp"
 #include "mapping.hpp"
+#include "patience.hpp"
 #include "request.hpp"
 #include "ring.hpp"
 #include "solar/reader.hpp"
@@ -80,13 +81,18 @@ class Worker {
   bool read_through(Request& request);
   bool read_at_once(Request& request);
   void read_trusting(Request& request);
-  void read_blocking(Request& request);
+  void read_blocking(Request& request, int failed = 0);
+  void try_again(Request& request, int failed, Patience& patience);
   void queue(Request& request, const iovec* parts, std::size_t count);
   void submit();
   void land(Request& request, std::int64_t result);
   void arrived(Request& request, std::int32_t result);
   void end(Request& request);
   [[noreturn]] void fail(const Request& request, const std::string& what, int code) const;
+  static std::exception_ptr caught(const Batch& batch, const Piece& piece);
+  static std::uint64_t now_ns() noexcept;
+
+  static constexpr unsigned trusted = 256;  // reads held by the page cache, after which the next will be
 
   Descriptors files_, direct_files_;
   std::uint64_t gap_;

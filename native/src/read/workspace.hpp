@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 #include "solar/bytes.hpp"
+#include "solar/faults.hpp"
 
 namespace solar::read {
 
@@ -42,6 +43,7 @@ class Workspace {
   };
 
   static std::byte* allocate(std::size_t nbytes) {
+    if (faults::any()) faults::allocate(nbytes);
     const std::size_t page = nbytes > large_nbytes ? huge_page_nbytes : page_nbytes;
     if (nbytes > SIZE_MAX - page) throw std::bad_alloc();
     const std::size_t whole = (nbytes + page - 1) / page * page;

@@ -1,0 +1,74 @@
+#include "solar/faults.hpp"
+
+#include <algorithm>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <utility>
+
+namespace solar::faults {
+
+std::atomic<bool> injected{false};
+
+namespace {
+
+std::mutex mutex;
+std::vector<Fault> all;
+std::uint64_t met_ = 0;
+
+bool concerns(const Fault& fault, Call call, const std::string& path, std::uint64_t begin, std::uint64_t end) noexcept {
+  return fault.call == call && fault.times > 0 && begin < fault.end && end > fault.begin && path.ends_with(fault.path);
+}
+
+}  // namespace
+
+void inject(std::vector<Fault> faults) {
+  const std::lock_guard lock(mutex);
+  all = std::move(faults);
+  met_ = 0;
+  injected = !all.empty();
+}
+
+std::uint64_t met() {
+  const std::lock_guard lock(mutex);
+  return met_;
+}
+
+bool waits(Call call, const std::string& path, std::uint64_t begin, std::uint64_t end) noexcept {
+  const std::lock_guard lock(mutex);
+  return std::any_of(all.begin(), all.end(), [&](const Fault& one) { return concerns(one, call, path, begin, end); });
+}
+
+Effect meet(Call call, const std::string& path, std::uint64_t begin, std::uint64_t end) noexcept {
+  Effect effect;
+  std::chrono::nanoseconds delay{0};
+  {
+    const std::lock_guard lock(mutex);
+    for (Fault& one : all) {
+      if (!concerns(one, call, path, begin, end)) continue;
+      if (one.after > 0) {
+        --one.after;
+        continue;
+      }
+      if (one.times != UINT64_MAX) --one.times;
+      ++met_;
+      effect = {one.code, one.most};
+      delay = one.delay;
+      break;
+    }
+  }
+  if (delay.count() > 0) std::this_thread::sleep_for(delay);
+  return effect;
+}
+
+std::int32_t result(const std::string& path, std::uint64_t begin, std::uint64_t end, std::int32_t was) noexcept {
+  const Effect effect = meet(Call::ring, path, begin, end);
+  if (effect.code != 0) return -effect.code;
+  return was < 0 || effect.most >= static_cast<std::uint64_t>(was) ? was : static_cast<std::int32_t>(effect.most);
+}
+
+void allocate(std::uint64_t nbytes) {
+  if (meet(Call::memory, "", nbytes, nbytes + 1).code != 0) throw std::bad_alloc();
+}
+
+}  // namespace solar::faults

@@ -1,0 +1,158 @@
+"""on_error="skip": batches without the samples that cannot be read, in every way that batches are made."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from kit import settle
+from torch.utils.data import ConcatDataset, Subset
+
+from solar import CodecError, DataLoader, H5Dataset, PlanError, PlanSampler, ReadError
+
+SAMPLES, BATCH = 24, 4
+BAD = (5, 8, 9, 10, 11, 17)  # 8 to 11 are a batch
+LEFT = [row for row in range(SAMPLES) if row not in BAD]
+
+
+def spoil(path: Path, dataset: str, rows: tuple[int, ...]) -> None:
+    """Turns a bit of each of these samples' chunks, whose checksums then are wrong."""
+    with h5py.File(path) as file:
+        offsets = [file[dataset].id.get_chunk_info(row).byte_offset for row in rows]
+    with path.open("r+b") as opened:
+        for offset in offsets:
+            opened.seek(offset)
+            byte = opened.read(1)[0]
+            opened.seek(offset)
+            opened.write(bytes([byte ^ 1]))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    path = tmp_path / "spoilt.h5"
+    with h5py.File(path, "w") as file:
+        values = np.repeat(np.arange(SAMPLES, dtype="f4")[:, None], 3, axis=1)
+        file.create_dataset("x", data=values, chunks=(1, 3), fletcher32=True)
+        file.create_dataset("y", data=np.arange(SAMPLES))
+    spoil(path, "x", BAD)
+    settle(path)
+    return str(path)
+
+
+def add_one(sample: Any) -> Any:
+    return {"x": sample["x"] + 1, "y": sample["y"]}
+
+
+def rows_of(batches: Any) -> list[list[int]]:
+    return [batch["y"].tolist() for batch in batches]
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "as read": {},
+    "from the buffer": {"buffer": "1MiB"},
+    "transformed here": {"transform": add_one},
+    "transformed in threads": {"transform": add_one, "thread_safe": True},
+    "transformed in processes": {"transform": add_one, "num_workers": 1, "multiprocessing_context": "fork"},
+}
+
+
+@pytest.fixture(params=WAYS)
+def loader(request: pytest.FixtureRequest, path: str) -> Iterator[Any]:
+    options = {"buffer": 0} | WAYS[request.param]
+    of_data = {name: options.pop(name) for name in ("transform", "thread_safe") if name in options}
+    data = H5Dataset(path, {"x": "x", "y": "y"}, **of_data)
+    with DataLoader(data, BATCH, on_error="skip", **options) as made:
+        yield made
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_batches_come_without_the_samples_that_cannot_be_read(loader: Any, caplog: pytest.LogCaptureFixture) -> None:
+    added = loader.dataset.transform is not None
+    with caplog.at_level(logging.WARNING, "solar"):
+        resident = set()
+        for epoch in (1, 2):
+            batches = list(loader)
+            resident.add(loader.stats()["resident_bytes"])
+            assert rows_of(batches) == [[0, 1, 2, 3], [4, 6, 7], [12, 13, 14, 15], [16, 18, 19], [20, 21, 22, 23]]
+            assert all(torch.equal(batch["x"][:, 0], batch["y"] + added) for batch in batches)
+            assert (loader.stats()["skipped"], loader.stats()["samples"]) == (epoch * len(BAD), epoch * len(LEFT))
+    assert len(resident) == 1  # the buffer's, or nothing
+    said = [one.getMessage() for one in caplog.records]
+    assert [text.split(" is left out: ")[0].split()[-1] for text in said] == [*map(str, BAD)] * 2
+    assert all("spoilt.h5: /x, sample " in text and "checksum" in text for text in said)
+
+
+def test_without_it_the_batch_is_an_error_and_those_after_it_come(path: str) -> None:
+    iterator = iter(DataLoader(H5Dataset(path, {"x": "x", "y": "y"}), BATCH, buffer=0))
+    next(iterator)
+    for _ in range(2):
+        with pytest.raises(CodecError, match="checksum"):
+            next(iterator)
+    assert next(iterator)["y"].tolist() == [12, 13, 14, 15]
+
+
+def test_a_sample_is_called_by_its_index_in_whatever_dataset_is_given(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = H5Dataset(path, {"x": "x", "y": "y"})
+    parts = ConcatDataset([data, Subset(data, [0, 17, 2])])
+    found = rows_of(DataLoader(parts, 9, on_error="skip", buffer=0))
+    assert [row for batch in found for row in batch] == [*LEFT, 0, 2]
+    assert "sample 25 is left out" in caplog.text
+
+
+def test_without_batches_a_sample_that_cannot_be_read_is_left_out(path: str) -> None:
+    loader = DataLoader(H5Dataset(path, {"x": "x", "y": "y"}), batch_size=None, on_error="skip", buffer=0)
+    assert [int(sample["y"]) for sample in loader] == LEFT
+
+
+def test_a_state_counts_batches_that_were_left_out(path: str) -> None:
+    data = H5Dataset(path, {"x": "x", "y": "y"})
+    options: dict[str, Any] = {"on_error": "skip", "buffer": 0}
+    loader = DataLoader(data, BATCH, sampler=PlanSampler(data, shuffle=False), **options)
+    iterator = iter(loader)
+    for _ in range(3):  # the third is left out, and the fourth comes in its place
+        last = next(iterator)
+    other = DataLoader(data, BATCH, sampler=PlanSampler(data, shuffle=False), **options)
+    other.load_state_dict(loader.state_dict())
+    assert last["y"].tolist() == [12, 13, 14, 15]
+    assert rows_of(other) == rows_of(iterator) == [[16, 18, 19], [20, 21, 22, 23]]
+
+
+def test_an_epoch_of_which_nothing_can_be_read_is_an_error(path: str) -> None:
+    loader = DataLoader(H5Dataset(path, "x"), 2, sampler=[*BAD], on_error="skip", buffer=0)
+    with pytest.raises(ReadError, match=r"not one sample could be read: .*spoilt\.h5"):
+        list(loader)
+
+
+def test_where_ranks_count_on_each_other_no_batch_is_left_out(path: str) -> None:
+    data = H5Dataset(path, {"x": "x", "y": "y"})
+    sampler = PlanSampler(data, 2, 0, shuffle=False)  # 0, 2, 4, ...
+    with pytest.raises(PlanError, match="exchange='off'"):
+        next(iter(DataLoader(data, 2, sampler=sampler, on_error="skip")))
+    iterator = iter(DataLoader(data, 2, sampler=sampler, on_error="skip", exchange="off"))
+    assert rows_of(next(iterator) for _ in range(2)) == [[0, 2], [4, 6]]
+    with pytest.raises(ReadError, match="the other ranks would wait for ever"):
+        next(iterator)
+    assert rows_of(iterator) == [[12, 14], [16, 18], [20, 22]]
+
+
+def test_what_is_wrong_with_a_transform_is_raised(path: str) -> None:
+    def broken(sample: Any) -> Any:
+        raise ReadError("its own")
+
+    with pytest.raises(ReadError, match="its own"):
+        next(iter(DataLoader(H5Dataset(path, "x", transform=broken), BATCH, on_error="skip", buffer=0)))
+
+
+def test_a_word_that_it_cannot_be_and_a_dataset_that_torch_reads_are_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="on_error='ignore': it is 'raise' or 'skip'"):
+        DataLoader(H5Dataset(path, "x"), on_error="ignore")  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="is not an H5Dataset"):
+        iter(DataLoader(range(5), on_error="skip"))  # type: ignore[arg-type]
