@@ -1,7 +1,8 @@
 """Whether a compressed file holds what its original holds, and whether every chunk of a file can be decoded.
 
-The original is read by h5py. Chunks of the compressed file are decoded one by one by our decoder, and read by libhdf5,
-too, where the plug-in is there. Differences are worked out without the codec.
+The original is read by h5py, in a process of its own where it has filters, which may crash. Chunks of the compressed
+file are decoded one by one by our decoders, and read by libhdf5, too, where the plug-in is there. Differences are
+worked out without the codec.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.errors import CodecError, LayoutError, SolarError
-from solar.io.codec import FILTER
-from solar.io.filters import registered
+from solar.errors import LayoutError, SolarError
+from solar.io.codec import OURS
+from solar.io.filters import readable, registered
 from solar.io.grid import Grid
 from solar.io.hdf5 import inspect
 from solar.io.likeness import differences
 from solar.io.opening import look, opened
-from solar.io.pieces import marks_of
+from solar.io.pieces import Restored, by_libhdf5, marks_of
 from solar.io.preparation import Progress, Told, in_order
 from solar.io.reader import Rows
 from solar.io.selection import datasets_of, is_ours
@@ -137,7 +138,7 @@ def _compare(here: Any, there: Any, pool: Executor, threads: int, told: Told) ->
     compressed = {name: dataset for name, dataset in datasets_of(there).items() if _is_compressed(dataset)}
     found = list(differences(here, there, set(compressed)))
     originals, fields = datasets_of(here), []
-    plug_in = registered()
+    by: set[str] = set()
     everything = sum(one.size * one.dtype.itemsize for one in compressed.values())
     done = 0
     for name, restored in compressed.items():
@@ -145,15 +146,19 @@ def _compare(here: Any, there: Any, pool: Executor, threads: int, told: Told) ->
         if original is None or original.shape != restored.shape:
             found.append(f"{name}: the original has no such dataset, or one of another shape")
             continue
-        parts = []
-        for part in _compare_dataset(original, restored, plug_in, pool, threads):
+        parts, ours = [], _said(restored).get("filter", OURS) == OURS
+        reader = Restored(restored, ours)
+        plug_in = readable(reader.filters)
+        by |= {"solar"} if reader.direct else {"libhdf5"}
+        by |= {"libhdf5"} if plug_in else set()
+        for part in _compare_dataset(original, reader, plug_in, pool, threads):
             parts.append(part)
             done += part.values * restored.dtype.itemsize
             told(Progress("verify", name, done, everything))
         fields.append(_together(name, restored, parts))
         if other := next((part.other for part in parts if part.other), ""):
             found.append(f"{name}: {other}")
-    return Verified(tuple(fields), tuple(found), ("solar", "libhdf5") if plug_in and fields else ("solar",))
+    return Verified(tuple(fields), tuple(found), tuple(sorted(by, reverse=True)) or ("solar",))
 
 
 def _is_compressed(dataset: Any) -> bool:
@@ -177,24 +182,23 @@ class _Piece:
     other: str  # what libhdf5 makes of them, if that is not what our decoder does
 
 
-def _compare_dataset(original: Any, restored: Any, plug_in: bool, pool: Executor, threads: int) -> Iterator[_Piece]:
-    grid = Grid(restored.shape, restored.chunks, restored.dtype.itemsize)
-    rows = original.chunks[0] if original.chunks else 1
-    bound, tables = float(_said(restored)["bound"]), _tables_of(restored)
+def _compare_dataset(original: Any, reader: Restored, plug_in: bool, pool: Executor, threads: int) -> Iterator[_Piece]:
+    restored = reader.dataset
+    rows, bound = original.chunks[0] if original.chunks else 1, float(_said(restored)["bound"])
     values_of, marks = _values_of(original), marks_of(original)
 
     def one(first: int, count: int) -> _Piece:
-        box = grid.box(first, count)
+        box = reader.grid.box(first, count)
         wanted = np.ascontiguousarray(values_of(box), restored.dtype)
-        got = _decoded(restored, grid, tables, first, count)
-        other = _read_otherwise(restored, box, got) if plug_in else ""
+        got = reader.values(first, count)
+        other = _read_otherwise(restored, box, got) if plug_in and reader.direct else ""
         beyond, at, largest = _native.compare(wanted, got, bound)
         place = np.unravel_index(at, wanted.shape) if beyond else ()
         where = tuple(int(side.start + i) for side, i in zip(box, place, strict=bool(place)))
         return _Piece(wanted.size, beyond, where, largest, *_spread(wanted, got, marks), other)
 
     def begun() -> Iterator[tuple[None, Future[_Piece]]]:
-        for task in grid.tasks(rows):
+        for task in reader.grid.tasks(rows):
             yield None, pool.submit(one, *task)
 
     for _, piece in in_order(begun(), AHEAD * threads):
@@ -204,55 +208,24 @@ def _compare_dataset(original: Any, restored: Any, plug_in: bool, pool: Executor
 def _read_otherwise(restored: Any, box: Any, got: NDArray[Any]) -> str:
     """How libhdf5 reads a box, if not as our decoder did; else empty."""
     try:
-        alike = restored[box].tobytes() == got.tobytes()
-    except (OSError, RuntimeError) as error:
+        alike = by_libhdf5(restored, box).tobytes() == got.tobytes()
+    except SolarError as error:
         return f"our decoder reads it, and libhdf5 does not: {error}"
     return "" if alike else "libhdf5 reads other values than our decoder"
 
 
 def _values_of(original: Any) -> Callable[[Any], NDArray[Any]]:
-    """Reads a box by h5py; by the Reader where the original is in our own format, and libhdf5 has no plug-in."""
+    """Reads a box by libhdf5; by the Reader where the original is in our own format, and libhdf5 has no plug-in."""
     if not is_ours(original) or registered():
-        return lambda box: np.asarray(original[box])
+        return lambda box: by_libhdf5(original, box)
     rows = Rows(inspect(original.file.filename, original.name, cache=None), native_order=True)
     return lambda box: rows.start(np.arange(box[0].start, box[0].stop)).wait()[(slice(None), *box[1:])]
 
 
-def _tables_of(dataset: Any) -> bytes:
-    """The coding tables that the filter's values carry."""
-    file = dataset.file.filename
-    filters = _native.read_metadata(file, dataset.name)["datasets"][0]["filters"]
-    if [number for number, _, _ in filters] != [FILTER]:
-        raise LayoutError(f"{file}: {dataset.name} says that solar compressed it, and has other filters")
-    values = filters[0][2]
-    return np.array(values[2:], np.uint32).tobytes()[: values[1]] if len(values) > 1 else b""
-
-
-def _decoded(dataset: Any, grid: Grid, tables: bytes, first: int, count: int) -> NDArray[Any]:
-    """The values of some chunks, decoded one by one."""
-    box = grid.box(first, count)
-    out = np.empty([side.stop - side.start for side in box], dataset.dtype)
-    whole = np.empty(grid.chunk, dataset.dtype)
-    for i in range(count):
-        begin = grid.begin(first + i)
-        mask, stored = dataset.id.read_direct_chunk(begin)
-        try:
-            if mask:
-                whole = np.frombuffer(stored, dataset.dtype).reshape(grid.chunk).copy()
-            else:
-                _native.decode_into(stored, whole, tables)
-        except CodecError as error:
-            where = f"{dataset.file.filename}: {dataset.name}, from sample {begin[0]}"
-            raise CodecError(f"{where}: {error}; `solar verify FILE` alone names all such chunks") from None
-        at = i * grid.chunk[0]
-        rows = out[at : at + grid.chunk[0]]
-        rows[...] = whole[tuple(slice(0, length) for length in rows.shape)]
-    return out
-
-
 def _spread(wanted: NDArray[Any], got: NDArray[Any], marks: list[float]) -> tuple[float, float, float]:
     """The sum of the squares of the differences, the least and the largest value; of finite ones that are no marks."""
-    exact = wanted.ravel().astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        exact = wanted.ravel().astype(np.float64)
     real = np.isfinite(exact) & ~np.isin(wanted.ravel(), np.array(marks).astype(wanted.dtype))
     exact, off = exact[real], got.ravel()[real].astype(np.float64)
     if not exact.size:
@@ -374,10 +347,9 @@ def _decode_some(layout: Layout, descriptor: int, file: Any, some: range) -> lis
 def _read_some(layout: Layout, descriptor: int, file: Any, some: range) -> list[BadChunk]:
     dataset, bad = file[layout.name], []
     for i in some:
-        begin = _grid(layout).begin(_number(layout, i))
         try:
-            dataset[tuple(slice(b, b + c) for b, c in zip(begin, layout.forms[0].chunk, strict=True))]
-        except H5_ERRORS as error:
+            by_libhdf5(dataset, _grid(layout).box(_number(layout, i)))
+        except SolarError as error:
             bad.append(_bad(layout, i, str(error)))
     return bad
 

@@ -33,6 +33,15 @@ PREDICTORS = {
     "xyz": "from the neighbours in space",
     "interpolation": "cubic, between values ever closer together",
 }
+OURS = "solar"
+FILTERS = {
+    OURS: "the bounded codec",
+    "blosc2": "every bit, by zstd after bitshuffle",
+    "bitshuffle-lz4": "every bit, in every facility's software",
+    "bitshuffle-zstd": "every bit",
+    "zstd": "every bit, after shuffle",
+    "zfp": "abs and rel of finite floats; each chunk is looked at again",
+}
 _NUMBERS = frozenset({"f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"})
 
 
@@ -50,6 +59,7 @@ class Codec:
     coder: str = "auto"
     predictor: str = "auto"
     tables: bytes = b""  # of train(); the filter's values carry them
+    filter: str = OURS  # or one of hdf5plugin's: libhdf5 makes the chunks, and only the bound is the codec's
 
     def __post_init__(self) -> None:
         _check_name("kind of bound", self.kind, KINDS)
@@ -59,6 +69,19 @@ class Codec:
             raise ValueError(f"a bound must be a number of 0 (bit for bit) or more, not {self.bound}")
         if self.kind == "lossless" and self.bound != 0:
             raise ValueError(f"lossless has no bound, and {self.bound} was given: say abs={self.bound} instead")
+        _check_name("filter", self.filter, FILTERS)
+        if self.filter != OURS:
+            self._check_foreign()
+
+    def _check_foreign(self) -> None:
+        if (self.coder, self.predictor) != ("auto", "auto"):
+            raise ValueError(
+                f"coder= and predictor= are those of {OURS}'s own filter: leave them out with {self.filter}"
+            )
+        if self.filter == "zfp" and (self.kind == "lossless" or self.bound == 0):
+            raise ValueError("zfp needs a bound above 0: say abs=NUMBER or rel=NUMBER, or take another filter")
+        if self.filter != "zfp" and self.kind != "lossless":
+            raise ValueError(f"{self.filter} keeps every bit: say lossless, or take zfp or {OURS} for a bound")
 
     def absolute(self, span: float) -> Codec:
         """The same codec with its bound as a number, where values span `span`."""
@@ -67,6 +90,8 @@ class Codec:
     def encode(self, array: NDArray[Any], span: float | None = None) -> bytes:
         """The array's chunk. A relative bound is of `span`, or without one of the array's own."""
         _check_numbers(array)
+        if self.filter != OURS:
+            raise TypeError(f"chunks of {self.filter} are made by libhdf5: solar.filters.named, or solar.compress")
         if self.kind == "rel" and span is None:
             span = span_of(array)
         exact = self.absolute(span or 0.0)
@@ -91,15 +116,15 @@ class Codec:
 
 
 def parse(text: str) -> Codec:
-    """The codec that settings such as "abs=1e-3", "rel=1e-4,coder=pack" or "lossless" ask for.
+    """The codec that settings such as "abs=1e-3", "rel=1e-4,coder=pack" or "lossless,filter=zstd" ask for.
 
     >>> parse("rel=1e-4,coder=pack")
-    Codec(kind='rel', bound=0.0001, coder='pack', predictor='auto', tables=b'')
+    Codec(kind='rel', bound=0.0001, coder='pack', predictor='auto', tables=b'', filter='solar')
     """
     settings: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        _check_name("setting", key, {**KINDS, "coder": "", "predictor": ""})
+        _check_name("setting", key, {**KINDS, "coder": "", "predictor": "", "filter": ""})
         if bool(equals) is (key == "lossless"):
             raise ValueError(f"{part.strip()!r} in {text!r}: write abs=NUMBER, rel=NUMBER or lossless")
         settings[key] = value
@@ -107,7 +132,8 @@ def parse(text: str) -> Codec:
     if len(kinds) != 1 or len(settings) != len(text.split(",")):
         raise ValueError(f"{text!r} must name one of abs=NUMBER, rel=NUMBER and lossless, and each setting once")
     bound = _number(settings[kinds[0]], text)
-    return Codec(kinds[0], bound, settings.get("coder", "auto"), settings.get("predictor", "auto"))
+    coder, predictor = (settings.get(key, "auto") for key in ("coder", "predictor"))
+    return Codec(kinds[0], bound, coder, predictor, filter=settings.get("filter", OURS))
 
 
 def span_of(array: NDArray[Any]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.errors import CodecError
-from solar.io.codec import FILTER, Codec, span_of
+from solar.errors import CodecError, PlanError
+from solar.io.codec import FILTER, FILTERS, OURS, Codec, span_of
 
 FOLDER = str(Path(_native.__file__).resolve().parent / "plugins")
 SEARCHED = "HDF5_PLUGIN_PATH"
@@ -47,6 +47,14 @@ def registered() -> bool:
     with suppress(ImportError):  # solar was built without it
         register()
     return bool(h5py.h5z.filter_avail(FILTER))
+
+
+def readable(filters: Iterable[int]) -> bool:
+    """Whether libhdf5 has all of these filters, now that it was told where to look."""
+    registered()
+    with suppress(ImportError):
+        import hdf5plugin  # noqa: F401  (its import makes the filters known to libhdf5)
+    return all(h5py.h5z.filter_avail(number) for number in filters)
 
 
 def has_room(codec: Codec, axes: int) -> bool:
@@ -117,7 +125,7 @@ class Bounded(h5py.filters.FilterRefBase):  # type: ignore[misc]  # h5py has no 
 # --- hdf5plugin's ----
 
 _LEVELS = {"blosc2": (5, 0, 9), "bitshuffle-lz4": (0, 0, 0), "bitshuffle-zstd": (3, 1, 22), "zstd": (3, 1, 22)}
-NAMED = (*_LEVELS, "zfp")
+NAMED = tuple(name for name in FILTERS if name != OURS)
 
 
 def named(
@@ -177,3 +185,65 @@ def _hdf5plugin(name: str) -> Any:
     except ImportError:
         raise ImportError(f"{name} is written by hdf5plugin, which is not here: pip install 'solar[filters]'") from None
     return hdf5plugin
+
+
+# --- chunks for `solar compress` ----
+
+
+def check_here(codecs: Iterable[Codec | None]) -> str:
+    """The version of hdf5plugin, empty if none of these needs it; PlanError if one does and it is not here."""
+    needed = sorted({codec.filter for codec in codecs if codec is not None} - {OURS})
+    try:
+        return str(_hdf5plugin(" and ".join(needed)).version) if needed else ""
+    except ImportError as error:
+        raise PlanError(str(error)) from None
+
+
+def pipeline(codec: Codec, dtype: np.dtype[Any], chunk: tuple[int, ...]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The filters of a data set with chunks of this codec: number and values of each."""
+    if codec.filter == OURS:
+        return ((FILTER, filter_values(codec, dtype, chunk)),)
+    said = named(codec.filter, abs=codec.bound, dtype=dtype) if codec.filter == "zfp" else named(codec.filter)
+    before = ((h5py.h5z.FILTER_SHUFFLE, ()),) if said.get("shuffle") else ()
+    return (*before, (said["compression"], tuple(said["compression_opts"])))
+
+
+def encoded(codec: Codec, values: NDArray[Any]) -> bytes:
+    """The chunk of these values. What other filters than ours do not make smaller comes as it is."""
+    if codec.filter == OURS:
+        return codec.encode(values)
+    if codec.filter == "zfp" and values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise CodecError(
+            "zfp takes no NaN and no infinity: lossless, or solar's own filter, which keeps them as they are"
+        )
+    mask, chunk, back = _by_libhdf5(pipeline(codec, values.dtype, values.shape), values)
+    if mask or len(chunk) >= values.nbytes:
+        return values.tobytes()
+    if codec.filter == "zfp":
+        beyond, _, largest = _native.compare(values, back, codec.bound)
+        if beyond:
+            raise CodecError(
+                f"zfp does not keep {codec.bound:g} for {beyond:,} of {values.size:,} values, which are off by up to "
+                f"{largest:g}: it is too small beside the largest of them; take solar's own filter, or a larger bound"
+            )
+    return chunk
+
+
+def _by_libhdf5(
+    filters: tuple[tuple[int, tuple[int, ...]], ...], values: NDArray[Any]
+) -> tuple[int, bytes, NDArray[Any]]:
+    """The mask and the bytes of a chunk, and what libhdf5 makes of them, by way of a file in memory."""
+    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plan.set_chunk(values.shape)
+    for number, said in filters:
+        plan.set_filter(number, h5py.h5z.FLAG_OPTIONAL, said)
+    # No cache of chunks: what is written goes through the filters, and so does what is read.
+    name = f"chunk {id(values)}"  # libhdf5 takes two of the same name, in two threads, for one file
+    with h5py.File(name, "w", driver="core", backing_store=False, rdcc_nbytes=0) as file:
+        kind, space = h5py.h5t.py_create(values.dtype), h5py.h5s.create_simple(values.shape)
+        dataset = h5py.h5d.create(file.id, b"x", kind, space, plan)
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(values))
+        mask, chunk = dataset.read_direct_chunk((0,) * values.ndim)
+        back = np.empty_like(values, order="C")
+        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, back)
+    return mask, chunk, back

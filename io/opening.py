@@ -1,7 +1,8 @@
 """Opens an HDF5 file with h5py in this process, after another one has looked at all of it and lived.
 
 libhdf5 crashes on some damaged files, and takes the process with it. What it crashes on are links, headers, types,
-attributes and chunk indexes; those are what the other process reads. It does not read values.
+attributes and chunk indexes; those are what the other process reads, and of values those that libhdf5 decodes to copy
+them. All other values are read through io/slow.py where they went through filters.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import h5py
 from solar.errors import LayoutError
 from solar.io import opening_child
 
+LONGEST = 1 << 16  # bytes of what the process says that are kept: a name, and signs of life
 PATIENCE = 60.0  # seconds without a sign of life
 
 
@@ -52,19 +54,27 @@ def _look(path: str, *facts: int) -> None:
     with subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
         try:
             assert child.stdout is not None
-            what = ""
+            what, said = "", b""
             while not what:
                 if not select.select([child.stdout], [], [], PATIENCE)[0]:
                     what = f"gives no sign of life for {PATIENCE:g} s"
-                elif not os.read(child.stdout.fileno(), 4096):
+                elif some := os.read(child.stdout.fileno(), 4096):
+                    said = (said + some)[-LONGEST:]
+                else:
                     what = _ending(child.wait()) or "nothing"
         finally:
             child.kill()
     if what != "nothing":
         raise LayoutError(
-            f"{path}: libhdf5 {what} when it goes through this file, which must be damaged: `solar inspect` shows what "
-            "can be read of it"
+            f"{path}: libhdf5 {what} when it goes through {_where(said)}, which must be damaged: `solar inspect` shows "
+            "what can be read of it"
         )
+
+
+def _where(said: bytes) -> str:
+    """What the process had begun to read last."""
+    *_, name, _ = [b"", *said.split(b"\0")]
+    return f"the values of {name.decode('utf-8', 'replace')} in this file" if name.strip(b".") else "this file"
 
 
 def _ending(code: int) -> str:

@@ -1,7 +1,8 @@
 """The process in which libhdf5 goes through a file for the first time. Started by io/opening.py, imports no solar.
 
 It may crash. What is wrong without a crash is no matter here: whoever opens the file next meets it, and says so. A dot
-on stdout now and then is a sign of life.
+on stdout now and then is a sign of life. Before and behind the values of a dataset comes a zero byte, and its name
+between them: what was begun last, and has no end, is where it crashed.
 """
 
 from __future__ import annotations
@@ -80,6 +81,32 @@ def look_at(one: Any) -> None:
         if plan.get_layout() == h5py.h5d.VIRTUAL:
             for i in range(plan.get_virtual_count()):
                 plan.get_virtual_filename(i)
+        look_at_values(one)
+
+
+def look_at_values(one: Any) -> None:
+    """Reads values that libhdf5 decodes when the dataset is copied: references and lists behind filters."""
+    import h5py
+    import numpy as np
+
+    kind, plan = one.get_type(), one.get_create_plist()
+    lists = (
+        kind.detect_class(h5py.h5t.REFERENCE) or kind.detect_class(h5py.h5t.VLEN) or kind.detect_class(h5py.h5t.STRING)
+    )
+    if not lists or plan.get_layout() != h5py.h5d.CHUNKED or not plan.get_nfilters():
+        return
+    os.write(1, b"\0" + (h5py.h5i.get_name(one) or b"") + b"\0")
+    space = one.get_space()
+    for i in range(one.get_num_chunks()):
+        begin = one.get_chunk_info(i).chunk_offset
+        count = tuple(min(c, n - b) for b, c, n in zip(begin, plan.get_chunk(), one.shape, strict=True))
+        space.select_hyperslab(begin, count)
+        # In its own type: h5py makes nothing of it that might fail.
+        values = np.empty(count, np.dtype((np.void, kind.get_size())))
+        with suppress(*ERRORS):
+            one.read(h5py.h5s.create_simple(count), space, values, kind)
+        os.write(1, b".")
+    os.write(1, b"\0\0")
 
 
 def look_at_type(one: Any) -> None:

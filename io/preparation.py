@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.errors import LayoutError, SolarError
-from solar.io.codec import Codec
+from solar.errors import CodecError, LayoutError, SolarError
+from solar.io.codec import OURS, Codec
 from solar.io.filters import has_room
 from solar.io.pieces import Pieces, marks_of
 from solar.io.selection import Codecs, Left, Part, select
@@ -52,6 +52,7 @@ class Prepared:
             "parts": [_part_as_json(part) for part in self.parts],
             "left": [asdict(one) for one in self.left],
             "expected": self.expected,
+            "placed": any(part.codec.filter != OURS for part in self.parts),
         }
 
     @classmethod
@@ -63,7 +64,8 @@ class Prepared:
 
 def codec_as_json(codec: Codec) -> dict[str, Any]:
     """For a journal, or an attribute."""
-    return asdict(codec) | {"tables": codec.tables.hex()}
+    said = asdict(codec) | {"tables": codec.tables.hex()}
+    return {key: value for key, value in said.items() if (key, value) != ("filter", OURS)}
 
 
 def _codec_of_json(said: dict[str, Any]) -> Codec:
@@ -100,8 +102,9 @@ def prepare(
             part, nbytes = _ready(part, path, file[part.name], pool, threads, told)
         except SolarError as error:
             if codecs.get(part.name) is not None:
-                raise
-            left.append(Left(part.name, f"it cannot be read: {error}", part.stored_nbytes))
+                raise error if path in str(error) else type(error)(f"{path}: {part.name}: {error}") from None
+            why = str(error) if isinstance(error, CodecError) else f"it cannot be read: {error}"
+            left.append(Left(part.name, why, part.stored_nbytes))
             continue
         if nbytes >= part.stored_nbytes and codecs.get(part.name) is None:
             left.append(Left(part.name, "it would not be smaller", part.stored_nbytes))
@@ -132,6 +135,8 @@ def _with_range(part: Part, pieces: Pieces, marks: list[float], pool: Executor, 
         raise LayoutError(
             f"{part.name}: its values, {least:g} to {largest:g}, are too far apart for rel=: give abs=NUMBER"
         )
+    if part.codec.filter != OURS and part.codec.bound * span == 0:
+        raise CodecError(f"{part.codec.filter} needs a bound above 0, and its values are all the same: give abs=NUMBER")
     return replace(part, codec=part.codec.absolute(span), span=span)
 
 
@@ -139,7 +144,7 @@ def _with_tables(part: Part, pieces: Pieces, pool: Executor) -> tuple[Part, int]
     """The part with tables for its values, and about how many bytes it will take."""
     arrays = pieces.sampled()
     part = replace(part, codec=trained(part.codec, arrays))
-    sizes = [len(chunk) for chunk in pool.map(part.codec.encode, arrays)]
+    sizes = [len(chunk) for chunk in pool.map(part.encoded, arrays)]
     chunks = part.grid.chunks
     return part, math.ceil(sum(sizes) / len(sizes) * chunks) + PER_CHUNK * chunks
 
@@ -147,7 +152,7 @@ def _with_tables(part: Part, pieces: Pieces, pool: Executor) -> tuple[Part, int]
 def trained(codec: Codec, arrays: list[NDArray[Any]]) -> Codec:
     """The codec with tables for values like these, of as many as give tables that the filter's values have room for."""
     step = 1
-    while codec.coder != "pack" and step <= len(arrays):
+    while codec.filter == OURS and codec.coder != "pack" and step <= len(arrays):
         found = codec.trained(arrays[::step])
         if has_room(found, arrays[0].ndim):
             return found

@@ -10,11 +10,12 @@ from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError
-from solar.io.codec import FILTER, Codec
-from solar.io.filters import filter_values
+from solar.io.codec import FILTER, OURS, Codec
+from solar.io.filters import encoded, pipeline
 from solar.io.grid import Grid, chunk_of
 from solar.io.skeleton import H5_ERRORS, links_of
 
@@ -51,9 +52,18 @@ class Part:
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
-    def filter_values(self) -> tuple[int, ...]:
-        """What its filter message holds."""
-        return filter_values(self.codec, self.dtype, self.chunk)
+    def filters(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """What its filter message holds: number and values of each."""
+        return pipeline(self.codec, self.dtype, self.chunk)
+
+    def encoded(self, values: NDArray[Any]) -> bytes:
+        """The chunk of these values."""
+        return encoded(self.codec, values)
+
+    def mask_of(self, chunk: bytes) -> int:
+        """Which of its filters such a chunk has not been through, in bits: none, or all where it is as it was."""
+        as_it_was = self.codec.filter != OURS and len(chunk) == self.grid.chunk_nbytes
+        return (1 << len(self.filters)) - 1 if as_it_was else 0
 
 
 @dataclass(frozen=True)

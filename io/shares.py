@@ -20,7 +20,7 @@ from solar.io.opening import opened
 from solar.io.pieces import Pieces
 from solar.io.preparation import Prepared, Told, in_order, window
 from solar.io.selection import Part
-from solar.io.store import Stored, encoded, facts_of, written
+from solar.io.store import Stored, facts_of, written
 from solar.io.unfinished import Unfinished
 
 
@@ -142,13 +142,12 @@ def _begun(
         part, _, first, count = task
         if pieces is None or pieces[0] != part.name:
             pieces = part.name, Pieces(str(path), file[part.name], part)
-        yield task, pool.submit(encoded, part, pieces[1], first, count)
+        yield task, pool.submit(pieces[1].encoded, first, count)
 
 
 def _append(writing: Unfinished, chunks: list[bytes]) -> None:
     with writing.path.open("ab") as file:
         for chunk in chunks:
+            writing.record(chunk, file.tell())
             file.write(chunk)
-    for chunk in chunks:
-        writing.record(chunk)
     writing.save()

@@ -20,8 +20,6 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.io.codec import FILTER
-
 H5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises for damage, and for all else
 LARGE = 32 << 20  # bytes copied at a time, about
 OURS = ("solar_bound", "solar_verified")  # attributes that say what was done to a dataset: not copied to another one
@@ -39,7 +37,7 @@ class Chosen(Protocol):
     @property
     def chunk(self) -> tuple[int, ...]: ...
     @property
-    def filter_values(self) -> tuple[int, ...]: ...
+    def filters(self) -> tuple[tuple[int, tuple[int, ...]], ...]: ...
 
 
 @dataclass
@@ -174,8 +172,9 @@ def _make_chosen(copy: _Copy, made: Any, there: Any, name: bytes, how: Any, chos
     new.set_chunk(chosen.chunk)
     if defined:
         new.set_fill_value(fill)
-    # Optional: libhdf5 makes such a dataset without the plug-in, and still reads none of it without.
-    new.set_filter(FILTER, h5py.h5z.FLAG_OPTIONAL, chosen.filter_values)
+    # Optional: libhdf5 makes such a dataset without our plug-in, and still reads none of it without.
+    for number, values in chosen.filters:
+        new.set_filter(number, h5py.h5z.FLAG_OPTIONAL, values)
     kind = made.get_type()
     native = h5py.h5t.py_create(chosen.dtype)
     h5py.h5d.create(there, name, _type_there(copy, kind) if kind.equal(native) else native, made.get_space(), new, how)

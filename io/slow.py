@@ -55,6 +55,12 @@ def read_into(
             part[...] = values[inverse]
 
 
+def read_box(path: str, dataset: str, box: tuple[slice, ...], out: NDArray[Any], chunk_nbytes: int = 0) -> None:
+    """Fills `out` with a box of a dataset: what lies between begin and end along each axis."""
+    ends = np.array([(side.start, side.stop) for side in box], np.int64)
+    _child.ask(path, dataset, slow_child.BOX, ends.tobytes(), 3 * (chunk_nbytes + out.nbytes), out)
+
+
 def shape_of(path: str, dataset: str) -> tuple[int, ...]:
     """The shape of a dataset as libhdf5 sees it now: that of a virtual one depends on the files it is made of."""
     header = _child.ask(path, dataset, slow_child.ONLY_SHAPE, b"", 0)

@@ -5,7 +5,8 @@ libhdf5 crashes on some damaged files. Here it may: the caller's process sees th
 The conversation, over the socket that is stdin: both sides send frames, a JSON header of one line, then `nbytes` bytes.
 
     request  {"path", "dataset", "rows": count, "nbytes", "memory"}   rows as int64, ascending and different
-                                                                      count -1: all of them; -2: only the shape
+                                                                      count -1: all of them; -2: only the shape;
+                                                                      -3: a box, begin and end of each axis
     answer   {"array": DESCRIPTION, "nbytes"}                         the values
              {"shape", "nbytes": 0}
              {"error": TEXT, "kind": "layout" | "read", "nbytes": 0}
@@ -32,7 +33,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 LENGTH = struct.Struct("<Q")
-ALL_ROWS, ONLY_SHAPE = -1, -2
+ALL_ROWS, ONLY_SHAPE, BOX = -1, -2, -3
 SPARE = 1 << 30  # address space for the library itself, its caches, and what variable-length values need
 
 
@@ -167,12 +168,15 @@ class OpenDataset:
 
 
 def read(dataset: Any, rows: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
-    """All of a dataset, or the rows asked for, as h5py gives them."""
+    """All of a dataset, or the rows or (where these are pairs) the box asked for, as h5py gives them."""
     if dataset.shape is None:
         raise Unreadable("its dataspace is null: it has no values")
     if rows is None:
         whole: np.ndarray[Any, Any] = dataset[...]
         return whole
+    if rows.ndim == 2:
+        box: np.ndarray[Any, Any] = dataset[tuple(slice(int(begin), int(end)) for begin, end in rows)]
+        return box
     value = np.empty((len(rows), *dataset.shape[1:]), dataset.dtype)
     starts = np.flatnonzero(np.diff(rows, prepend=rows[:1] - 2) != 1)
     for first, last in zip(starts, np.append(starts[1:], len(rows)), strict=True):
@@ -229,6 +233,8 @@ def answer(request: dict[str, Any], payload: bytes, kept: OpenDataset) -> tuple[
         if request["rows"] == ONLY_SHAPE:
             return {"shape": dataset.shape}, []
         rows = np.frombuffer(payload, np.int64) if request["rows"] != ALL_ROWS else None
+        if rows is not None and request["rows"] == BOX:
+            rows = rows.reshape(-1, 2)
         array = read(dataset, rows)
         put(array, values)
         return {"array": {"shape": array.shape, "dtype": describe(array.dtype)}}, values

@@ -25,8 +25,8 @@ import h5py
 import numpy as np
 
 from solar.errors import LayoutError, PlanError, ReadError, SolarError
-from solar.io.codec import Codec, parse
-from solar.io.filters import registered
+from solar.io.codec import OURS, Codec, parse
+from solar.io.filters import check_here, registered
 from solar.io.opening import look, opened
 from solar.io.pieces import Pieces
 from solar.io.preparation import Prepared, Progress, Told, codec_as_json, in_order, prepare, window
@@ -35,7 +35,7 @@ from solar.io.skeleton import H5_ERRORS, copy_structure
 from solar.io.unfinished import Leftover, Unfinished, leftover, leftovers
 
 BOUND = "solar_bound"  # the attribute of a compressed dataset that says its bound
-ENCODER = 1  # of which a journal speaks: another one may give other chunks for the same values
+ENCODER = 2  # of which a journal speaks: another one may give other chunks for the same values
 SPARE = 1.05  # of the bytes foreseen, so that nobody else's write fails for ours
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -165,7 +165,9 @@ def facts_of(path: Path) -> dict[str, Any]:
 
 def _settings(codecs: Codecs, chunk_samples: int | None) -> dict[str, Any]:
     said = {name or "": None if codec is None else codec_as_json(codec) for name, codec in codecs.items()}
-    return {"encoder": ENCODER, "codecs": said, "chunk_samples": chunk_samples}
+    settings = {"encoder": ENCODER, "codecs": said, "chunk_samples": chunk_samples}
+    plugin = check_here(codecs.values())  # of which chunks depend, too
+    return settings | ({"hdf5plugin": plugin} if plugin else {})
 
 
 def _before(out: Path, head: dict[str, Any], force: bool) -> list[Leftover]:
@@ -298,8 +300,10 @@ class _Run:
         self._stored[part.name] = 0
         for (first, _, again), chunks in in_order(self._begun(part), window(part, self.threads)):
             for i, chunk in enumerate(chunks):
-                dataset.write_direct_chunk(grid.begin(first + i), chunk)
-                unfinished.record(chunk)
+                begin = grid.begin(first + i)
+                dataset.write_direct_chunk(begin, chunk, part.mask_of(chunk))
+                place = dataset.get_chunk_info_by_coord(begin).byte_offset if unfinished.placed else 0
+                unfinished.record(chunk, place)
             unfinished.save()
             self._written += len(chunks)
             if self._theirs is None and all(one.first + one.chunks <= self._written for one in self.before):
@@ -317,7 +321,7 @@ class _Run:
         for first, count in part.grid.tasks(part.stored_rows):
             ready = self._ready(count)
             if ready is None:
-                yield (first, count, False), self.pool.submit(encoded, part, pieces, first, count)
+                yield (first, count, False), self.pool.submit(pieces.encoded, first, count)
             else:
                 done: Future[Any] = Future()
                 done.set_result(ready)
@@ -351,11 +355,6 @@ class _Run:
                 there.write(here.read(size))
 
 
-def encoded(part: Part, pieces: Pieces, first: int, count: int) -> list[bytes]:
-    """The chunks of some values."""
-    return [part.codec.encode(values) for values in pieces.chunks(first, count)]
-
-
 def _nbytes_of(part: Part, first: int, count: int) -> int:
     """The bytes of the values in some chunks, without what lies outside the dataset."""
     box = part.grid.box(first, count)
@@ -367,7 +366,8 @@ def _nbytes_of(part: Part, first: int, count: int) -> int:
 
 def _bound_as_json(part: Part) -> dict[str, Any]:
     asked = part.asked
-    said: dict[str, Any] = {"version": 1, "kind": asked.kind, "bound": part.codec.bound, "coder": asked.coder}
+    how = ("coder", asked.coder) if asked.filter == OURS else ("filter", asked.filter)
+    said: dict[str, Any] = dict([("version", 1), ("kind", asked.kind), ("bound", part.codec.bound), how])
     return said | ({"asked": asked.bound, "range": part.span} if asked.kind == "rel" else {})
 
 

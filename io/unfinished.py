@@ -5,12 +5,16 @@ JSON: what is made, of what. Then, for every chunk that is in the file, in their
 checksum, both hexadecimal. It does not say where the chunk lies: chunks lie one behind the other with little between,
 begin with their magic number and say their length, so they are found again, and each is checked as a whole. Whatever
 libhdf5 had not written yet is of no matter, and neither is a torn last line.
+
+Chunks of other filters than ours do not tell what they are. Where there are any (`placed` in the head), each line has a
+hash and a place instead, the last 16 digits.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import secrets
@@ -29,6 +33,7 @@ from solar.errors import CodecError, PlanError, ReadError
 
 VERSION = 1
 LINE = 26  # bytes: eight digits, a blank, sixteen digits, the end of the line
+PLACED = 43  # the same, with a blank and sixteen digits more
 MAGIC = b"SLC1"
 NBYTES_AT = 72  # where a chunk says how long it is
 BLOCK = 4 << 20  # read at a time when a chunk is looked for
@@ -41,6 +46,7 @@ class Unfinished:
     """What is being written now."""
 
     path: Path
+    placed: bool  # the journal says where chunks are
     _journal: BinaryIO
     _lines: list[bytes] = field(default_factory=list)
     _records: int = 0
@@ -58,17 +64,21 @@ class Unfinished:
             _created(path, 0o666).close()
         except OSError as error:
             raise ReadError(error.errno, f"nothing can be written here: {error.strerror}", str(path)) from error
-        return cls(path, journal)
+        return cls(path, bool(head.get("placed")), journal)
 
     @property
     def journal(self) -> Path:
         """Where its journal is."""
         return Path(self._journal.name)
 
-    def record(self, chunk: bytes) -> None:
-        """Counts a chunk that is in the file; the journal has it after `save`."""
+    def record(self, chunk: bytes, place: int) -> None:
+        """Counts a chunk that is in the file, at `place`; the journal has it after `save`."""
         self._records += 1
-        self._lines.append(b"%08x %s\n" % (len(chunk), chunk[-8:].hex().encode()))
+        if self.placed:
+            line = b"%08x %s %016x\n" % (len(chunk), _hash_of(chunk).hex().encode(), place)
+        else:
+            line = b"%08x %s\n" % (len(chunk), chunk[-8:].hex().encode())
+        self._lines.append(line)
 
     def save(self) -> None:
         """Writes down what was recorded."""
@@ -109,6 +119,10 @@ class Unfinished:
 
 def _beside(target: Path, token: str, suffix: str) -> Path:
     return target.with_name(f".{target.name[:180]}.solar-{token}{suffix}")
+
+
+def _hash_of(chunk: bytes) -> bytes:
+    return hashlib.blake2b(chunk, digest_size=8).digest()
 
 
 def _created(path: Path, mode: int) -> BinaryIO:
@@ -155,6 +169,7 @@ class Leftover:
     path: Path
     nbytes: NDArray[np.uint32]
     checks: NDArray[np.uint64]
+    places: NDArray[np.int64] | None
     _journal: BinaryIO
     _file: BinaryIO | None = None
     _at: int = 0
@@ -177,15 +192,21 @@ class Leftover:
             return None
         nbytes, check = int(self.nbytes[at]), self.checks[at].tobytes()
         try:
-            found = self._find(nbytes, check)
+            if self._file is None:
+                self._file = _opened(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            place = int(self.places[at]) if self.places is not None else None
+            found = self._find(nbytes, check) if place is None else self._placed(nbytes, check, place)
         except OSError:
             found = None
         self._lost = found is None
         return found
 
+    def _placed(self, nbytes: int, check: bytes, place: int) -> bytes | None:
+        assert self._file is not None
+        chunk = os.pread(self._file.fileno(), nbytes, place)
+        return chunk if _hash_of(chunk) == check else None
+
     def _find(self, nbytes: int, check: bytes) -> bytes | None:
-        if self._file is None:
-            self._file = _opened(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         if found := self._chunk_at(self._at, nbytes, check):
             return found
         begin = max(0, self._at - BACK)
@@ -277,8 +298,7 @@ def leftover(target: Path, path: Path) -> Leftover | None:
     if not fits or name.name != said["file"] or name.stem != path.stem:
         journal.close()
         return None
-    nbytes, checks = _parsed(lines)
-    return Leftover(said, path.with_name(name.name), nbytes, checks, journal)
+    return Leftover(said, path.with_name(name.name), *_parsed(lines, bool(said.get("placed"))), journal)
 
 
 def _lock(journal: BinaryIO, target: Path) -> None:
@@ -291,12 +311,18 @@ def _lock(journal: BinaryIO, target: Path) -> None:
         raise PlanError(f"another run is writing {target}: wait for its end, or end it") from None
 
 
-def _parsed(lines: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
-    """The bytes and checksums of the chunks, up to the first line that is none."""
-    whole = np.frombuffer(lines[: len(lines) // LINE * LINE], np.uint8).reshape(-1, LINE)
-    good = (whole[:, 8] == ord(" ")) & (whole[:, -1] == ord("\n"))
-    digits = np.delete(whole, [8, LINE - 1], axis=1)
+def _parsed(lines: bytes, placed: bool) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.int64] | None]:
+    """The bytes, checksums and places of the chunks, up to the first line that is none."""
+    line, blanks = (PLACED, [8, 25]) if placed else (LINE, [8])
+    whole = np.frombuffer(lines[: len(lines) // line * line], np.uint8).reshape(-1, line)
+    good = (whole[:, blanks] == ord(" ")).all(axis=1) & (whole[:, -1] == ord("\n"))
+    digits = np.delete(whole, [*blanks, line - 1], axis=1)
     good &= (((digits >= ord("0")) & (digits <= ord("9"))) | ((digits >= ord("a")) & (digits <= ord("f")))).all(axis=1)
     count = int(np.argmin(good)) if not good.all() else len(good)
-    values = np.frombuffer(bytes.fromhex(digits[:count].tobytes().decode()), np.uint8).reshape(-1, 12)
-    return values[:, :4].copy().view(">u4").ravel().astype(np.uint32), values[:, 4:].copy().view(np.uint64).ravel()
+    values = np.frombuffer(bytes.fromhex(digits[:count].tobytes().decode()), np.uint8).reshape(count, -1)
+    places = values[:, 12:].copy().view(">i8").ravel().astype(np.int64) & np.int64((1 << 62) - 1) if placed else None
+    return values[:, :4].copy().view(">u4").ravel().astype(np.uint32), _words(values[:, 4:12]), places
+
+
+def _words(values: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    return values.copy().view(np.uint64).ravel()

@@ -50,8 +50,8 @@ def test_the_keys_of_the_answer_are_fixed(scan: str, tmp_path: Path, capsys: pyt
     assert answer["nbytes"] == Path(out).stat().st_size
     counts, field = answer["datasets"]
     assert [*counts] == [
-        *("name", "kind", "asked", "bound", "coder", "samples", "chunk", "nbytes", "original_nbytes", "stored_nbytes"),
-        "ratio",
+        *("name", "kind", "asked", "bound", "coder", "filter", "samples", "chunk", "nbytes", "original_nbytes"),
+        *("stored_nbytes", "ratio"),
     ]
     assert (counts["name"], counts["kind"], counts["bound"], counts["coder"]) == ("/counts", "abs", 0.01, "pack")
     assert (field["kind"], field["asked"], field["coder"], field["chunk"]) == ("rel", 1e-3, "dense", [5, 40, 40])

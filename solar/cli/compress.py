@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from solar.cli import advise, quantities, words
 from solar.cli.gather import Ranks, together
 from solar.cli.progress import Shown, ended_in_order
 from solar.errors import PlanError, SolarError
-from solar.io.codec import CODERS, PREDICTORS, Codec, parse
+from solar.io.codec import CODERS, FILTERS, OURS, PREDICTORS, Codec, parse
 from solar.io.selection import REST, SMALL
 from solar.io.shares import compress_together
 from solar.io.store import Stored, compress
@@ -27,14 +28,17 @@ fill values and what is missing left aside; --lossless, every bit comes back. --
 
 Data sets of numbers with samples of their own are compressed (two axes or more, or a long one); small ones, scales of
 axes, text and what would not be smaller are copied as they are. --field names what else is to be compressed.
+--filter writes chunks of a filter of hdf5plugin's instead (pip install 'solar[filters]'), for people without solar:
+zfp takes --abs and --rel, the others --lossless; in --field it is x:lossless,filter=zstd. libhdf5 makes these in one
+thread. zfp takes no NaN and no infinity, and what it makes of each chunk is compared with the bound.
 A run that was ended goes on when the same command is given again. `solar verify IN OUT` checks the result.
 Under mpiexec, srun or torchrun all ranks encode, and rank 0 writes: mpiexec -n 8 solar compress in.h5 out.h5 --rel 1e-4
 
 keys of --json: version (1), file, nbytes, seconds, again (bytes of values that an earlier run had encoded), datasets
-  ([{name, kind, asked, bound, coder, samples, chunk, nbytes, original_nbytes, stored_nbytes, ratio}]), left ([{name,
-  reason, nbytes}]), lost ([text]); with --advise: version, file, memory, batch, storage, datasets ([{name, samples,
-  sample_nbytes, stored_nbytes, now ({memory_share, scans, seconds} as it is), trials ([{setting, coder, bound, ratio,
-  encode, decode, largest_error, psnr, memory_share, scans, seconds}])}]); the last three only with --memory
+  ([{name, kind, asked, bound, coder, filter, samples, chunk, nbytes, original_nbytes, stored_nbytes, ratio}]), left
+  ([{name, reason, nbytes}]), lost ([text]); with --advise: version, file, memory, batch, storage, datasets ([{name,
+  samples, sample_nbytes, stored_nbytes, now ({memory_share, scans, seconds} as it is), trials ([{setting, coder, bound,
+  ratio, encode, decode, largest_error, psnr, memory_share, scans, seconds}])}]); the last three only with --memory
 """
 
 
@@ -51,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--field", metavar="NAME:HOW,...", action="append", default=[], help="of single data sets: x:abs=1e-3,y:keep")
     add("--coder", choices=CODERS, default="auto", help="pack decodes fastest, dense is smallest (auto: smallest)")
     add("--predictor", choices=PREDICTORS, default="auto", help="what values are foretold from (auto: tried)")
+    add("--filter", choices=FILTERS, default=OURS, help=f"who makes the chunks: {OURS}, or one of hdf5plugin's")
     add("--chunk-samples", metavar="K", type=quantities.count, help="samples in a chunk (1, or several small ones)")
     add("--threads", metavar="N", type=quantities.count, help="that encode (as many as there are processors)")
     add("--force", action="store_true", help="overwrites OUT, and forgets what an earlier run left")
@@ -72,6 +77,8 @@ def _bound(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     codecs = _codecs(arguments)
     if arguments.advise:
+        if any(codec is not None and codec.filter != OURS for codec in codecs.values()):
+            raise PlanError("--advise tries solar's own coders: leave filters out, or write the file and see")
         return advise.run(arguments, codecs)
     if arguments.target is None:
         raise PlanError("where to? Give IN and OUT; --advise alone needs no OUT")
@@ -131,19 +138,26 @@ def _stopped(target: Path) -> str:
 
 
 def _codecs(arguments: argparse.Namespace) -> dict[str | None, Codec | None]:
-    settings = {"coder": arguments.coder, "predictor": arguments.predictor}
+    settings = {name: getattr(arguments, name) for name in ("coder", "predictor", "filter")}
     codecs: dict[str | None, Codec | None] = {}
     if arguments.lossless:
-        codecs[REST] = Codec("lossless", **settings)
+        codecs[REST] = _made("--lossless", lambda: Codec("lossless", **settings))
     elif arguments.abs is not None or arguments.rel is not None:
         kind, bound = ("abs", arguments.abs) if arguments.abs is not None else ("rel", arguments.rel)
-        codecs[REST] = Codec(kind, bound, **settings)
+        codecs[REST] = _made(f"--{kind} {bound:g}", lambda: Codec(kind, bound, **settings))
     for text in arguments.field:
         for name, how in _fields(text):
             if name in codecs:
                 raise PlanError(f"--field {text}: {name} is there twice")
             codecs[name] = None if how == "keep" else _parsed(name, how, settings)
     return codecs
+
+
+def _made(asked: str, make: Callable[[], Codec]) -> Codec:
+    try:
+        return make()
+    except ValueError as error:
+        raise PlanError(f"{asked}: {error}") from None
 
 
 def _fields(text: str) -> Iterator[tuple[str, str]]:
@@ -161,6 +175,8 @@ def _fields(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _parsed(name: str, how: str, settings: dict[str, str]) -> Codec:
+    if re.search(rf"filter=(?!{OURS}\b)", how):
+        settings = {}  # coder and predictor are those of ours
     said = ",".join([how, *(f"{key}={value}" for key, value in settings.items() if f"{key}=" not in how)])
     try:
         codec = parse(said)
@@ -189,6 +205,7 @@ def as_json(target: str, stored: Stored) -> dict[str, Any]:
                 "asked": part.asked.bound,
                 "bound": part.codec.bound,
                 "coder": part.asked.coder,
+                "filter": part.asked.filter,
                 "samples": part.shape[0],
                 "chunk": part.chunk,
                 "nbytes": part.nbytes,

@@ -89,8 +89,8 @@ class ByMpi(Ranks):
         self._comm.Free()
 
     def _largest(self, number: int) -> int:
-        most = np.empty(1, np.int64)
-        _wait(self._comm.Iallreduce(np.array([number], np.int64), most, self._mpi.MAX).Test)
+        mine, most = np.array([number], np.int64), np.empty(1, np.int64)
+        _wait(self._comm.Iallreduce(mine, most, self._mpi.MAX).Test)
         return int(most[0])
 
     def _collect(self, row: Bytes) -> Bytes:
