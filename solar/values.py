@@ -18,7 +18,14 @@ READERS = ("direct", "h5py", "mpio", "mpio-collective", "none")
 
 @dataclass(frozen=True)
 class World:
-    """Which rank of how many this process is, and which of the ranks on its own node."""
+    """Which rank of how many this process is, and which of the ranks on its own node.
+
+    >>> World(rank=5, ranks=8, rank_of_node=1, ranks_per_node=4)
+    World(rank=5, ranks=8, rank_of_node=1, ranks_per_node=4)
+    >>> World(rank=8, ranks=8)
+    Traceback (most recent call last):
+    solar.errors.PlanError: rank=8 of ranks=8: ranks count from 0 to ranks - 1
+    """
 
     rank: int
     ranks: int
@@ -62,6 +69,14 @@ class Layout:
 
     A part is the dataset of one file; a sample is a row of a part (or, with one sample per file, the whole part).
     The chunk arrays hold what is known of the chunks; with reader "direct" that is all of them.
+
+    >>> import h5py, numpy, tempfile, solar
+    >>> path = tempfile.mkdtemp() + "/scan.h5"
+    >>> with h5py.File(path, "w") as file:
+    ...     _ = file.create_dataset("x", data=numpy.zeros((100, 8, 8), "f4"), chunks=(1, 8, 8))
+    >>> layout = solar.inspect(path, "x")
+    >>> layout.samples, layout.sample_shape, layout.sample_nbytes, len(layout.chunk_offset), layout.reader
+    (100, (8, 8), 256, 100, 'direct')
     """
 
     name: str

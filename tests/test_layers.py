@@ -18,13 +18,15 @@ MAY_IMPORT = {
     "planner": {"errors", "values", "_native", "planner"},
     "io": {"errors", "values", "_native", "io"},
     "filters": {"errors", "values", "io", "filters"},
-    "torch": {"errors", "values", "planner", "io", "torch", "_native"},
+    "device": {"errors", "values", "io", "device", "_native"},
+    "torch": {"errors", "values", "planner", "io", "device", "torch", "_native"},
     "integrations": {"errors", "values", "planner", "io", "torch", "integrations"},
     "cli": {"errors", "values", "planner", "io", "torch", "cli", "_native"},
 }
 # outside package: the layers that may import it
 FRAMEWORKS = ("accelerate", "dlio_benchmark", "ignite", "lightning", "physicsnemo", "torchdata", "transformers")
-GUARDED = {"torch": {"torch", "integrations"}, "h5py": {"io"}, "hdf5plugin": {"io"}, "mpi4py": {"io"}}
+GUARDED = {"torch": {"device", "torch", "integrations"}, "triton": {"device"}, "h5py": {"io"}}
+GUARDED |= {"hdf5plugin": {"io"}, "mpi4py": {"io"}}
 GUARDED |= {framework: {"integrations"} for framework in FRAMEWORKS}
 
 

@@ -23,7 +23,9 @@ from solar.torch.stats import CAUSES, Stats, report
 
 KEYS = {
     "epochs", "batches", "samples", "batch_bytes", "bytes", "bytes_mapped", "bytes_decoded", "requests", "bypassed",
-    "buffer_hits", "exchanged_bytes", "resident_bytes", "peak_bytes", "busy_seconds", "wait_seconds", "wait_share",
+    "retries", "skipped", "buffer_hits", "exchanged_bytes", "resident_bytes", "peak_bytes", "busy_seconds",
+    "wait_seconds", "wait_share",
+    "device_bytes", "device_peak_bytes", "device_copy_seconds", "device_decode_seconds",
 }  # fmt: skip
 MIB = 2**20
 
@@ -70,7 +72,8 @@ def test_counts_of_batches_add_up() -> None:
     assert found == {
         "epochs": 1, "batches": 2, "samples": 74, "batch_bytes": 1500, "bytes": 1050, "bytes_mapped": 300,
         "bytes_decoded": 5, "requests": 9, "bypassed": 2, "buffer_hits": 1, "exchanged_bytes": 0,
-        "resident_bytes": 0, "peak_bytes": 0, "busy_seconds": 0.0,
+        "retries": 0, "skipped": 0, "resident_bytes": 0, "peak_bytes": 0, "busy_seconds": 0.0,
+        "device_bytes": 0, "device_peak_bytes": 0, "device_copy_seconds": 0.0, "device_decode_seconds": 0.0,
     }  # fmt: skip
 
 
@@ -289,7 +292,7 @@ ADVISED = {
     "too much decoded": ({"decode": 2.0}, {"bytes_decoded": 12 * MIB}, "3.0 bytes were decoded, for chunks come whole"),
     "transform": ({"transform": 2.0}, {}, "thread_safe=True.*num_workers"),
     "exchange": ({"exchange": 2.0}, {}, "for samples from other ranks.\n.*the rank that reads slowest"),
-    "device copy": ({"device copy": 2.0}, {}, "for the copy to the device.\n.*pin_memory=True"),
+    "device copy": ({"device copy": 2.0}, {}, "for the copy to the device.\n.*give the loader device="),
     "collate": ({"collate": 2.0}, {}, "leave collate_fn to the default"),
 }  # fmt: skip
 

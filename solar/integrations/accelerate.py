@@ -252,6 +252,8 @@ def _refuse(accelerator: Any, loader: Any) -> None:
         raise ValueError(f"dispatch_batches=True has process 0 read for all, solar reads on every process: {ours}")
     if accelerator.distributed_type == DistributedType.XLA:
         raise ValueError(f"solar does not feed XLA devices: {ours}")
+    if loader.static:
+        raise ValueError("static=True overwrites a batch with the next one, and Accelerate reads one ahead: leave it out")
 
 
 def _place(accelerator: Any) -> tuple[int, int]:

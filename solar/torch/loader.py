@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
 
+import torch
 import torch.utils.data
 from torch.utils.data import Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -20,8 +21,10 @@ from solar.torch.dataset import H5Dataset
 from solar.torch.making import cores
 from solar.torch.metrics import progress as progress_bar
 from solar.torch.native_iter import NativeIter
+from solar.torch.on_device import Device, OnDevice, Where
 from solar.torch.position import Course
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
+from solar.torch.skipping import OnError, checked
 from solar.torch.stats import Stats
 from solar.torch.together import Balance, Exchanges
 from solar.torch.torch_iter import SingleProcessIter, WorkersIter
@@ -52,6 +55,13 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     "torch" what the sampler gives each rank (the default on one node), "equal" equal shares, at home as far as they go
     (the default on several), "uneven" all at home, with `batch.weight`. `exchange` is how samples get to ranks of other
     nodes: "mpi", "torch" (gloo), "read" by who needs them; "off" has each rank by itself.
+
+    `device` is where batches come, copied while it computes (docs/gpu.md): "cuda", "cuda:1", "cpu", ...; None leaves
+    them where they are made. There floating-point tensors become `dtype`, images and volumes `channels_last`; with
+    `static=True` each batch has the addresses of the one before, and overwrites it. `decode="device"` has compressed
+    bytes copied, and decoded there.
+    With on_error="skip" samples that cannot be read are left out, counted in `stats` and logged one by one; their batch
+    is smaller, and there is none where no sample of it is left.
 
     >>> from solar import DataLoader, H5Dataset
     >>> loader = DataLoader(H5Dataset("scan.h5", {"x": "/x", "y": "/y"}), batch_size=64, shuffle=True)  # doctest: +SKIP
@@ -88,6 +98,12 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         storage: Profile = None,
         exchange: Exchanges = "auto",
         balance: Balance | None = None,
+        device: Device = None,
+        dtype: torch.dtype | str | None = None,
+        channels_last: bool = False,
+        static: bool = False,
+        decode: Where = "host",
+        on_error: OnError = "raise",
     ) -> None:
         if operator.index(ahead) < 1:
             raise ValueError(f"ahead={ahead}: at least one batch must be read at a time")
@@ -119,6 +135,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.buffer, self.epochs, self.storage = buffer, epochs, storage  # as given: loaders are made anew from these
         self.exchange, self.balance = exchange, balance
+        self.device, self.dtype, self.channels_last = device, dtype, channels_last
+        self.static, self.decode = static, decode
+        self._on_device = OnDevice(device, dtype, channels_last, static, decode)
+        self.on_error = checked(on_error)
         if isinstance(sampler, PlanSampler) and batch_size is not None:
             # Only it can cut an exact tail. Past torch's __setattr__, which forbids what it has itself just done.
             self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
@@ -137,6 +157,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             self._tell_engine(found)
         if isinstance(found, str) and self.balance in ("equal", "uneven"):
             raise PlanError(f"balance={self.balance!r} divides samples by where they lie in files, and {found}")
+        if isinstance(found, str) and self.on_error == "skip":
+            raise PlanError(f"on_error='skip' is of the native engine, and torch's own reads here: {found}")
         self._course.as_arrays = not isinstance(found, str)
         iterator = super().__iter__() if isinstance(found, str) else NativeIter(self, found)
         self._live.add(iterator)

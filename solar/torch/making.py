@@ -114,7 +114,7 @@ class Threads:
         self._processes = processes
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(threads, "solar-making")
-        _running.add(self)
+        ended_first(self)
 
     def start(self, pending: PendingBatch, samples: int, keys: Sequence[Key], of_batch: tuple[int, ...]) -> InThread:
         """Starts making a batch; `of_batch` seeds what its collation draws in another process."""
@@ -209,7 +209,12 @@ def _answer(task: Task, stopped: threading.Event) -> Any:
 
 
 # The interpreter joins a pool's threads at its end, before anything else: they must not wait for a read that stalls.
-_running: weakref.WeakSet[Threads] = weakref.WeakSet()
+_running: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def ended_first(pool: Any) -> None:
+    """Has a pool's `close` called when the program ends, before its threads are waited for."""
+    _running.add(pool)
 
 
 def _stop_all() -> None:

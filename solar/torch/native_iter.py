@@ -17,10 +17,12 @@ from solar.io.processes import Processes
 from solar.io.ranks import detect
 from solar.torch.beneath import Beneath
 from solar.torch.dataset import H5Dataset
+from solar.torch.landing import InLanding, Landing
 from solar.torch.making import Coming, Inline, Making, Threads, cores, profiling, span
 from solar.torch.pending import leaves
 from solar.torch.position import Draws, Passage
 from solar.torch.samplers import leaves_a_rank_without
+from solar.torch.skipping import UNREADABLE, LeftOut, skipping
 from solar.torch.transform import Key
 from solar.torch.turn import Pace, Turn
 from solar.torch.uneven import weighted
@@ -48,6 +50,8 @@ class NativeIter(Draws):
         self._turn: Turn | None = None  # where batches come from the loader's buffer
         self._pace: Pace | None = None
         self._prepared = False
+        self._landing: Landing | None = None
+        self._lands_ahead = False  # in a thread of its own
         self._threads: Threads | None = None
         self._processes: Processes | None = None
         self._bar: Any = None
@@ -56,10 +60,11 @@ class NativeIter(Draws):
         self.passage: Passage = self._sampler_iter.passage
         self.passage.base_seed = self._base_seed
         self._course, self._stats, self._buffered = loader._course, loader._stats, loader._buffered
-        self._beneath = beneath
         self._indices: Iterator[Any] = self._sampler_iter
         first = beneath.first
         self._making = Making(first.transform, first.thread_safe, self._collate_fn, self._auto_collation)
+        self._landing, self._beneath = loader._on_device.native_landing(loader, beneath, self._making)
+        self._skipping = skipping(loader, self._beneath)
         self._device_transform = loader.device_transform
         self._workers, self._prefetch_factor = loader._workers, loader.prefetch_factor
         context, init = loader.multiprocessing_context, loader.worker_init_fn
@@ -81,6 +86,13 @@ class NativeIter(Draws):
         return data
 
     def _next_data(self) -> Any:
+        while True:
+            try:
+                return self._next_batch()
+            except LeftOut:
+                self._handed_out = 0.0  # the time since then was not the training's
+
+    def _next_batch(self) -> Any:
         asked = time.perf_counter()
         if self.passage.finished:
             raise StopIteration
@@ -97,6 +109,8 @@ class NativeIter(Draws):
         if not self._coming:
             if not self._sampler_failed:
                 self._finish()
+                if self._skipping is not None:
+                    self._skipping.finish()
             raise StopIteration
         weight = None if isinstance(self._coming[0], Exception) else self._coming[0].pending.weight
         data = self._taken(asked)
@@ -118,9 +132,15 @@ class NativeIter(Draws):
             del coming  # or it and the error, whose traceback comes by here, would keep each other alive
             self._failed(error)
             raise
-        self._drop()
+        coming = self._drop()
         assert not isinstance(coming, Exception)
+        if self._skipping is not None:
+            self._skipping.handed_out()
         waited, pending = time.perf_counter() - asked, coming.pending
+        if isinstance(coming, InLanding):
+            copying = min(waited, coming.landing_seconds)
+            self._stats.waited("device copy", copying)
+            waited -= copying
         self._stats.handed_out(
             coming.samples, pending.nbytes, pending.counts(), waited, coming.transform_seconds, coming.collate_seconds
         )
@@ -128,9 +148,13 @@ class NativeIter(Draws):
 
     def _waited_for(self, coming: Coming | Exception) -> Any:
         try:
-            if isinstance(coming, Exception):
-                raise coming
-            return coming.wait(self._timeout or None)
+            try:
+                return self._made(coming)
+            except UNREADABLE as error:
+                if self._skipping is None:
+                    raise
+                samples = self._skipping.readable(error, self._timeout or None)
+            return self._made(self._made_anew(samples))
         except SolarError as error:
             raise _placed(error) from error.__cause__
         except Late as error:
@@ -140,13 +164,33 @@ class NativeIter(Draws):
         finally:
             del coming
 
+    def _made(self, coming: Coming | Exception) -> Any:
+        try:
+            if isinstance(coming, Exception):
+                raise coming
+            return coming.wait(self._timeout or None)
+        finally:
+            del coming
+
+    def _made_anew(self, samples: list[Any]) -> Coming:
+        """The oldest batch, which failed, of these samples of it alone. They are read beside the buffer."""
+        number = self.passage.before[0] + self.passage.batches + 1
+        anew = self._begun(self._beneath, samples, number)
+        self._forget(self._coming[0])
+        self._coming[0] = anew
+        self._stats.held(anew.pending.nbytes)
+        return anew
+
+    def _forget(self, coming: Coming | Exception) -> None:
+        if isinstance(coming, Exception):
+            return
+        self._stats.held(-coming.pending.nbytes)
+        coming.forget()
+        if self._turn is not None:
+            self._turn.forget(coming.pending)
+
     def _failed(self, error: Exception) -> None:
-        coming = self._drop()
-        if not isinstance(coming, Exception):
-            self._stats.held(-coming.pending.nbytes)
-            coming.forget()
-            if self._turn is not None:
-                self._turn.forget(coming.pending)
+        self._forget(self._drop())
         if type(error) is SolarError:  # a process is lost, and with it those it was one of
             self._workers.close()
 
@@ -155,16 +199,22 @@ class NativeIter(Draws):
         if not self._coming:
             raise RuntimeError(CLOSED)  # by another thread, meanwhile
         coming = self._coming.popleft()
+        if self._skipping is not None:
+            self._skipping.dropped()
         if self._coming or not self._sampler_failed:  # its error comes last, and is no batch
             self.passage.advance()
         return coming
 
     def _on_device(self, data: Any) -> Any:
-        if not self._pin_memory and self._device_transform is None:
+        landing = None if self._lands_ahead else self._landing
+        pins = self._pin_memory and self._landing is None  # landing has pinned memory of its own
+        if landing is None and not pins and self._device_transform is None:
             return data
         begin = time.perf_counter()
         with span("solar: to the device"):
-            if self._pin_memory:
+            if landing is not None:
+                data = landing.handed_out(landing.land(data))
+            if pins:
                 data = pin(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
             if self._device_transform is not None:
                 data = self._device_transform(data)
@@ -196,6 +246,11 @@ class NativeIter(Draws):
                 'tail="pad"'
             )
         threads = self._start_making(first, workers)
+        if self._landing is not None and self._landing.goes_by_itself:
+            # Not where Python of the user's runs in the loop's thread: it is called there, when the batch is asked for.
+            by_others = self._processes is not None or (self._threads is not None and self._making.collates_itself)
+            # Nor where a batch may be made anew: it would stand behind those that wait for it to be taken.
+            self._lands_ahead = (by_others or not self._making.in_python) and self._skipping is None
         return Pace(self._ahead, threads)
 
     def _start_making(self, first: H5Dataset, workers: int) -> int:
@@ -231,25 +286,33 @@ class NativeIter(Draws):
         except Exception as error:
             self._drained = self._sampler_failed = True
             self._coming.append(error)
+            if self._skipping is not None:
+                self._skipping.started(())
             return
         try:
             samples = indices if self._auto_collation else [indices]
+            if self._skipping is not None:
+                self._skipping.started(samples)
             if not len(samples) and self._making.in_python and self._turn is not None and self._turn.together:
                 raise PlanError(EMPTY)
-            pending, names = (self._beneath if self._turn is None else self._turn).start(samples)
-            names = names.tolist()
-            keys = self._keys(names) if self._making.transform is not None else ()
-            if self._threads is None:
-                coming: Coming = Inline(pending, len(samples), self._making, keys)
-            else:
-                number = self.passage.before[0] + self._started
-                [of_batch] = self._keys([number])
-                coming = self._threads.start(pending, len(samples), keys, (*of_batch, *names[:1]))
+            source = self._beneath if self._turn is None else self._turn
+            coming = self._begun(source, samples, self.passage.before[0] + self._started)
+            if self._lands_ahead and self._landing is not None:
+                coming = self._landing.start(coming)
         except Exception as error:
             self._coming.append(error)
             return
-        self._stats.held(pending.nbytes)
+        self._stats.held(coming.pending.nbytes)
         self._coming.append(coming)
+
+    def _begun(self, source: Beneath | Turn, samples: Any, number: int) -> Coming:
+        pending, called = source.start(samples)
+        names = called.tolist()
+        keys = self._keys(names) if self._making.transform is not None else ()
+        if self._threads is None:
+            return Inline(pending, len(samples), self._making, keys)
+        [of_batch] = self._keys([number])
+        return self._threads.start(pending, len(samples), keys, (*of_batch, *names[:1]))
 
     def _keys(self, names: list[int]) -> list[Key]:
         """What seeds the samples' random numbers: nothing that depends on ranks, threads or resuming."""
@@ -276,6 +339,10 @@ class NativeIter(Draws):
             coming = self._coming.pop()
             if not isinstance(coming, Exception):
                 self._stats.held(-coming.pending.nbytes)
+                if isinstance(coming, InLanding):
+                    coming.forget()
+        if self._landing is not None:
+            self._landing.close()
         if self._turn is not None:
             self._turn.leave()
         if self._threads is not None:

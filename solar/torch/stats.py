@@ -11,7 +11,7 @@ CAUSES = ("storage", "decode", "transform", "exchange", "device copy", "collate"
 HARDLY = 0.02  # share of the time below which waiting is not worth a word of advice
 IDLE = 0.05  # share of the time below which nothing was computed between the batches
 NATIVE = (  # summed over batches
-    "requests", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits", "exchanged_bytes",
+    "requests", "retries", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits", "exchanged_bytes",
 )  # fmt: skip
 
 # One for all Stats: it is held for less than a microsecond. Reentrant, for `held` is called when memory is let go, and
@@ -34,15 +34,17 @@ class Stats:
     """
 
     def __init__(self) -> None:
-        self._resident = 0
+        self._resident = self._landed = 0
         self.reset()
 
     def reset(self) -> None:
         """Counts from zero again; memory still held stays counted."""
         with _LOCK:
-            self._epochs = self._batches = self._samples = self._batch_nbytes = 0
+            self._epochs = self._batches = self._samples = self._batch_nbytes = self._skipped = 0
             self._busy = 0.0
             self._peak = self._resident
+            self._landed_nbytes, self._landed_peak = 0, self._landed
+            self._copying = self._finishing = 0.0
             self._native = dict.fromkeys(NATIVE, 0)
             self._waits = dict.fromkeys(CAUSES, 0.0)
 
@@ -50,6 +52,11 @@ class Stats:
         """An epoch came to its end."""
         with _LOCK:
             self._epochs += 1
+
+    def skip(self, samples: int) -> None:
+        """So many samples could not be read, and were left out."""
+        with _LOCK:
+            self._skipped += samples
 
     def batch(self, samples: int, nbytes: int, counts: Mapping[str, int]) -> None:
         """A batch was handed out: what it holds, and the engine's counts of reading it (empty: libhdf5 read it)."""
@@ -102,14 +109,30 @@ class Stats:
             self._resident += delta_bytes
             self._peak = max(self._peak, self._resident)
 
+    def landed(self, copied_bytes: int, delta_bytes: int) -> None:
+        """Bytes were sent to the device, and more (or, negative, fewer) of a batch's wait there for the loop."""
+        with _LOCK:
+            self._landed_nbytes += copied_bytes
+            self._landed += delta_bytes
+            self._landed_peak = max(self._landed_peak, self._landed)
+
+    def device_took(self, copying: float, finishing: float) -> None:
+        """What a batch took on the device, by its own clock: to be copied there, and to be decoded, cast and so on."""
+        with _LOCK:
+            self._copying += copying
+            self._finishing += finishing
+
     def as_dict(self) -> dict[str, Any]:
         """All counters, consistent with one another, and the share of the time that the training waited."""
         with _LOCK:
             waits, native = dict(self._waits), dict(self._native)
             counted = {
                 "epochs": self._epochs, "batches": self._batches, "samples": int(self._samples),
+                "skipped": self._skipped,
                 "batch_bytes": int(self._batch_nbytes), "bytes": native.pop("bytes_read") + native["bytes_mapped"],
                 **native, "resident_bytes": self._resident, "peak_bytes": self._peak, "busy_seconds": self._busy,
+                "device_bytes": self._landed_nbytes, "device_peak_bytes": self._landed_peak,
+                "device_copy_seconds": self._copying, "device_decode_seconds": self._finishing,
             }  # fmt: skip
         waited = sum(waits.values())
         passed = waited + counted["busy_seconds"]
@@ -149,6 +172,10 @@ def _amounts(totals: Mapping[str, Any]) -> str:
     )
     if sources := ", ".join(said for amount, said in parts if amount):
         text += f"\nFor this: {sources}."
+    if totals["retries"]:
+        text += f"\nThe storage failed {_count(totals['retries'], 'time')}, and was asked again with success."
+    if totals["skipped"]:
+        text += f"\nLeft out, for it could not be read: {_count(totals['skipped'], 'sample')}."
     if totals["peak_bytes"]:
         text += f"\nMemory for batches: {_size(totals['resident_bytes'])} now, {_size(totals['peak_bytes'])} at most."
     return text
@@ -156,7 +183,7 @@ def _amounts(totals: Mapping[str, Any]) -> str:
 
 def _times(totals: Mapping[str, Any], waited: float) -> list[str]:
     passed = waited + totals["busy_seconds"]
-    if not passed:
+    if passed < 1e-9:  # no clock says so little
         return []
     times = f"({_time(waited)} of {_time(passed)})"
     if totals["wait_share"] < HARDLY:
@@ -254,7 +281,7 @@ ADVICE: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "exchange": lambda _: "the rank that reads slowest, or the network, sets the pace; compare the ranks' reports.",
     "device copy": lambda _: (
-        "hand over fewer bytes (Field's select and dtype), and set pin_memory=True if the device is a GPU."
+        "hand over fewer bytes (Field's select and dtype), and give the loader device= if it is a GPU."
     ),
     "collate": lambda _: "leave collate_fn to the default where you can: then batches are read into their place.",
     "dataset": lambda _: (

@@ -34,6 +34,7 @@ class _Counted(_BaseDataLoaderIter):
         self._told_parts = _told_parts(loaded or {}, loader.num_workers)
         self._stats = loader._stats
         self._device_transform = loader.device_transform
+        self._landing = loader._on_device.landing(loader)
         self._bar = loader._progress_bar()
         super().__init__(loader)
         self.passage.base_seed = int(self._base_seed)
@@ -60,7 +61,11 @@ class _Counted(_BaseDataLoaderIter):
         self._stats.batch(passage.samples - before, 0, {})
         if self._bar is not None:
             self._bar.update()
-        self._stats.waited("dataset", time.perf_counter() - asked)
+        came = time.perf_counter()
+        self._stats.waited("dataset", came - asked)
+        if self._landing is not None:
+            data = self._landing.handed_out(self._landing.land(data))
+            self._stats.waited("device copy", time.perf_counter() - came)
         if self._device_transform is not None:
             data = self._device_transform(data)
         self._handed_out = time.perf_counter()

@@ -28,11 +28,11 @@ class _Weighted:
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """The batch and its weight, each part that can be moved as torch.Tensor.to moves it."""
-        return _rebuilt(self, lambda part: _moved(part, "to", *args, **kwargs))
+        return rebuilt(self, lambda part: _moved(part, "to", *args, **kwargs))
 
     def pin_memory(self) -> Any:
         """The batch and its weight, each tensor in pinned memory."""
-        return _rebuilt(self, lambda part: _moved(part, "pin_memory"))
+        return rebuilt(self, lambda part: _moved(part, "pin_memory"))
 
     def __getattr__(self, name: str) -> Any:  # called for what is not there
         raise AttributeError(LOST if name == "weight" else f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -159,10 +159,10 @@ def _moved(part: Any, method: str, *args: Any, **kwargs: Any) -> Any:
     """What `to` or `pin_memory` gives of a part of a batch; the part itself where it has neither that nor parts."""
     if hasattr(part, method):
         return getattr(part, method)(*args, **kwargs)
-    return _rebuilt(part, lambda inner: _moved(inner, method, *args, **kwargs))
+    return rebuilt(part, lambda inner: _moved(inner, method, *args, **kwargs))
 
 
-def _rebuilt(batch: Any, act: Callable[[Any], Any]) -> Any:
+def rebuilt(batch: Any, act: Callable[[Any], Any]) -> Any:
     """A new one of the same kind and weight, with `act` of each part; what has no parts itself."""
     if isinstance(batch, MutableMapping):
         made = copy(batch)

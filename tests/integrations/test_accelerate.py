@@ -238,6 +238,8 @@ def test_what_solar_cannot_shard_is_refused_with_what_to_do(numbered: str) -> No
         prepare(standin(1, 2), DataLoader(dataset, None))
     with pytest.raises(ValueError, match=r"batch size \(4\) must be a multiple of the 3 processes"):
         prepare(standin(0, 3, split_batches=True), DataLoader(dataset, 4))
+    with pytest.raises(ValueError, match="static=True overwrites a batch"):
+        prepare(standin(), DataLoader(dataset, 4, device="cpu", static=True))
 
 
 def test_a_prepared_loader_is_not_pickled(numbered: str) -> None:

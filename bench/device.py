@@ -1,0 +1,174 @@
+"""Batches on a GPU: how fast they come, beside the copy alone and torch's loader, and how long a step waits for them.
+
+    python bench/device.py [--device cuda] [--samples N] [--seconds S] [--folder DIR]
+
+Of a file that the page cache holds: one JSON line for the copy of one pinned batch over and over; one for each loader
+with nothing done between the batches; one for each with a step of matrix products that takes as long as five copies.
+Ratios come from one run: peers take turns, three rounds each, and the median is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from solar import DataLoader, H5Dataset, compress
+
+SIDE, BATCH, ROUNDS = 256, 64, 3
+Make = Callable[[], Iterator[torch.Tensor]]
+
+
+class Rows(Dataset[Any]):
+    """A sample is one read by h5py, with a file of its own in each process."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.file = path, None
+
+    def __len__(self) -> int:
+        with h5py.File(self.path) as file:
+            return len(file["x"])
+
+    def __getitem__(self, index: int) -> Any:
+        self.file = self.file or h5py.File(self.path)["x"]
+        return self.file[index]
+
+
+def write(folder: Path, samples: int) -> tuple[str, str]:
+    """A file of float32 images that compress a little, and the same encoded by our codec."""
+    plain, encoded = folder / "plain.h5", folder / "encoded.h5"
+    rng = np.random.default_rng(1)
+    with h5py.File(plain, "w") as file:
+        made = file.create_dataset("x", (samples, SIDE, SIDE), "f4")
+        for first in range(0, samples, BATCH):
+            count = min(BATCH, samples - first)
+            made[first : first + count] = rng.normal(size=(count, SIDE, SIDE)).cumsum(-1).astype("f4")
+    compress(plain, encoded, "abs=1e-2,coder=pack", chunk_samples=1)
+    return str(plain), str(encoded)
+
+
+def by_solar(path: str, device: str, **options: Any) -> Iterator[torch.Tensor]:
+    with DataLoader(H5Dataset(path, "x"), BATCH, True, drop_last=True, device=device, ahead=8, **options) as loader:
+        while True:
+            yield from loader
+
+
+def by_torch(path: str, device: str, workers: int) -> Iterator[torch.Tensor]:
+    loader = torch.utils.data.DataLoader(
+        Rows(path), BATCH, True, drop_last=True, num_workers=workers, pin_memory=device != "cpu",
+        persistent_workers=workers > 0, multiprocessing_context="forkserver" if workers else None,
+    )  # fmt: skip
+    while True:
+        for batch in loader:
+            yield batch.to(device, non_blocking=True)
+
+
+def wait(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def copy_rate(device: str, seconds: float) -> float:
+    """Bytes a second of one pinned batch, copied over and over."""
+    host = torch.ones((BATCH, SIDE, SIDE), pin_memory=device != "cpu")
+    there = torch.empty_like(host, device=device)
+    wait(device)
+    copies, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        for _ in range(8):
+            there.copy_(host, non_blocking=True)
+        wait(device)
+        copies += 8
+    return copies * host.nbytes / (time.perf_counter() - begin)
+
+
+def paced(batches: Iterator[torch.Tensor], device: str, seconds: float, products: int) -> float:
+    """Seconds a batch, with so many matrix products in each step."""
+    weight = torch.ones((2048, 2048), device=device)
+    steps = 0
+    wait(device)
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        batch = next(batches)
+        for _ in range(products):
+            weight @ weight
+        batch.sum()
+        wait(device)
+        steps += 1
+    return (time.perf_counter() - begin) / steps
+
+
+def alone(device: str, seconds: float) -> tuple[int, float]:
+    """As many products as take about as long as five copies of a batch, and how long a step of them takes."""
+    given = iter(lambda: torch.ones(1, device=device), None)
+    each = (paced(given, device, seconds, 16) - paced(given, device, seconds, 0)) / 16
+    copy = BATCH * SIDE * SIDE * 4 / copy_rate(device, seconds)
+    products = max(1, round(5 * copy / max(each, 1e-9)))
+    return products, paced(given, device, seconds, products)
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--samples", type=int, default=8192)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--workers", type=int, nargs="*", default=[2, 4, 8, 16])
+    parser.add_argument("--folder")
+    asked = parser.parse_args()
+    if asked.device != "cpu" and not torch.cuda.is_available():
+        sys.exit("skipped: torch finds no CUDA device here (--device cpu only shows that it runs)")
+    with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        plain, encoded = write(Path(folder), asked.samples)
+        measure(plain, encoded, asked.device, asked.seconds, asked.workers)
+
+
+def measure(plain: str, encoded: str, device: str, seconds: float, workers: list[int]) -> None:
+    """One JSON line for each peer."""
+    peers: dict[str, Make] = {
+        "solar": functools.partial(by_solar, plain, device),
+        "solar, bfloat16": functools.partial(by_solar, plain, device, dtype="bfloat16"),
+        "solar, decoded on the host": functools.partial(by_solar, encoded, device),
+        "solar, decoded on the device": functools.partial(by_solar, encoded, device, decode="device"),
+    }
+    peers |= {f"torch, {n} workers": functools.partial(by_torch, plain, device, n) for n in workers}
+    nbytes = BATCH * SIDE * SIDE * 4
+    copied = copy_rate(device, seconds)
+    products, without = alone(device, seconds)
+    tell(what="pinned copy", gigabytes_a_second=copied / 1e9, step_seconds_without_loader=without)
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in peers}
+    running = {name: make() for name, make in peers.items()}
+    for batches in running.values():
+        paced(batches, device, seconds / 3, 0)  # files come into the page cache, processes start
+    for _ in range(ROUNDS):
+        for name, batches in running.items():
+            rounds[name].append((paced(batches, device, seconds, 0), paced(batches, device, seconds, products)))
+    for name, found in rounds.items():
+        free, step = (statistics.median(column) for column in zip(*found, strict=True))
+        rate = nbytes / free
+        tell(
+            what=name, gigabytes_a_second=rate / 1e9, of_the_copy=rate / copied,
+            step_seconds=step, waited=max(0.0, 1 - without / step),
+        )  # fmt: skip
+
+
+def tell(**facts: Any) -> None:
+    """One line, with where it was measured."""
+    place = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    print(json.dumps({**facts, "device": place, "torch": torch.__version__}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

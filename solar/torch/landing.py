@@ -1,0 +1,368 @@
+"""Landing: brings batches to a device, through a ring of pinned memory and a stream of their own, while it computes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+
+from solar.io.late import Late
+from solar.torch.finish import Finish
+from solar.torch.making import GLANCE, UNWANTED, Coming, ended_first, span
+from solar.torch.stats import Stats
+from solar.torch.streams import Mark, Streams
+from solar.torch.uneven import rebuilt
+
+Tensor = torch.Tensor
+log = logging.getLogger("solar")
+
+SLOTS = 2  # of pinned memory: one is filled while the other is copied from
+AHEAD = 2  # batches on the device that nobody has asked for yet, at most
+ALIGNED = 64  # bytes, at a multiple of which each tensor begins in a slot
+
+_told = threading.Event()  # that there is no pinned memory: said once
+
+
+@dataclass
+class Form:
+    """How the tensors of a batch come: where, as which floating type, in which order of memory, at which addresses."""
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+    channels_last: bool = False
+    static: Static | None = None
+
+    def given(self, tensor: Tensor) -> Tensor:
+        """The tensor in this type and order of memory."""
+        if self.dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(self.dtype)
+        if self.channels_last and tensor.ndim in (4, 5):
+            order = torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
+            tensor = tensor.contiguous(memory_format=order)
+        return tensor
+
+
+class Static:
+    """The same addresses for every batch of a loader: each is copied over the one before, in the consumer's stream."""
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+
+    def place(self, number: int, tensor: Tensor) -> Tensor:
+        """The tensor's values at the address of the one of this number in the batch before, if it has room."""
+        if number == len(self._kept):
+            self._kept.append(torch.empty_like(tensor))
+        kept = self._kept[number]
+        if tensor.ndim and len(tensor) < len(kept) and tensor.shape[1:] == kept.shape[1:]:
+            kept = kept[: len(tensor)]
+        if kept.shape != tensor.shape or kept.dtype != tensor.dtype or kept.stride() != tensor.stride():
+            kept = self._kept[number] = torch.empty_like(tensor)
+        return kept.copy_(tensor)
+
+    def __reduce__(self) -> tuple[type[Static], tuple[()]]:
+        return type(self), ()  # a loader in another process has its own
+
+
+@dataclass
+class Landed:
+    """A batch on the device, or on its way there."""
+
+    batch: Any
+    tensors: list[Tensor] = field(default_factory=list)  # those that landed beside the consumer
+    mark: Mark | None = None  # when they are there; None: they are
+    all_landed: bool = True  # False: there are parts that only their own `to` can move
+    seconds: float = 0.0  # that the host took to begin it
+    release: Callable[[], Any] = lambda: None  # it waits no more; to be called once or several times
+
+
+@dataclass
+class _Slot:
+    memory: Tensor
+    copied: Mark | None = None  # what is in it has been read
+
+
+class Landing:
+    """Copies an iterator's batches to a device. What is pinned, and how much waits there, is bounded: SLOTS, AHEAD.
+
+    `start` has a thread wait for a batch and land it ahead of the loop; `land` does it in the caller's thread, for
+    batches that the user's Python makes there. In both cases the host waits for the device only where the ring is full.
+    """
+
+    def __init__(
+        self, form: Form, streams: Streams | None, stats: Stats, finishes: Any = None, ahead: int = AHEAD
+    ) -> None:
+        self._form, self._streams, self._stats, self._finishes = form, streams, stats, finishes
+        self._slots: deque[_Slot] = deque()
+        self._timed: deque[tuple[Mark, Mark, Mark]] = deque()
+        self._timing = threading.Lock()
+        self._places = threading.Semaphore(min(ahead, AHEAD))
+        self._stopped = threading.Event()
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def goes_by_itself(self) -> bool:
+        """Whether the device copies while the consumer does something else."""
+        return self._streams is not None
+
+    # --- on the way ----
+
+    def start(self, coming: Coming) -> InLanding:
+        """Has a thread land the batch as soon as it is made, and there is a place."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "solar-landing")  # one: batches land in their order
+            ended_first(self)
+        landing = InLanding(coming, self)
+        landing.future = self._pool.submit(landing.landed, self._places, self._stopped)
+        return landing
+
+    def land(self, batch: Any) -> Landed:
+        """Begins to copy the batch to the device, and what is to be made of it there."""
+        streams = self._streams
+        if streams is None:
+            return Landed(walked(batch, self._finishes, self._moved), all_landed=False)
+        begun = time.perf_counter()
+        found = _plain_parts(batch)
+        with torch.no_grad():
+            slot, hosts = self._staged(found, streams)
+            with streams.beside():
+                begin = streams.mark()
+                there = [streams.there(host) for host in hosts]
+                copied = streams.mark()
+                pairs = iter(zip(there, found, strict=True))
+                landed = Landed(batch, all_landed=True)
+                landed.batch = walked(batch, self._finishes, lambda part, how: self._finished(part, how, pairs, landed))
+                landed.mark = streams.mark()
+        if slot is not None:
+            slot.copied = copied
+        nbytes = sum(tensor.nbytes for tensor in landed.tensors)
+        landed.release = _once(lambda: self._stats.landed(0, -nbytes))
+        with self._timing:
+            self._timed.append((begin, copied, landed.mark))
+        self._time()
+        self._stats.landed(sum(host.nbytes for host in hosts), nbytes)
+        landed.seconds = time.perf_counter() - begun
+        return landed
+
+    def handed_out(self, landed: Landed) -> Any:
+        """The batch, for what the consumer begins from now on in its stream."""
+        streams, form, batch = self._streams, self._form, landed.batch
+        if streams is not None and landed.mark is not None:
+            streams.follow(landed.mark)
+            for tensor in landed.tensors:
+                streams.keep(tensor)
+        if not landed.all_landed:
+            batch = walked(batch, None, lambda part, _: _to(part, form))
+        if form.static is not None:
+            if streams is not None:
+                streams.continued()  # what still reads the batch before comes first
+            batch = _in_place(batch, form.static)
+        landed.release()
+        return batch
+
+    def _moved(self, part: Any, how: Finish | None) -> Any:
+        if how is None or not _is_plain(part):
+            return part
+        return how(part.to(self._form.device), part)
+
+    def _finished(self, part: Any, how: Finish | None, pairs: Iterator[tuple[Tensor, Tensor]], landed: Landed) -> Any:
+        if not _is_plain(part):
+            landed.all_landed = False
+            return part
+        tensor, host = next(pairs)
+        if how is not None:
+            tensor = how(tensor, host)
+        landed.tensors.append(self._form.given(tensor))
+        return landed.tensors[-1]
+
+    # --- the ring ----
+
+    def _staged(self, tensors: list[Tensor], streams: Streams) -> tuple[_Slot | None, list[Tensor]]:
+        """The tensors in pinned memory, and the slot that they are in; themselves where nothing can be pinned."""
+        strides = [torch.empty_like(one, device="meta").stride() for one in tensors]  # dense, as `to` would have them
+        ends = [0]
+        for one in tensors:
+            ends.append(-(-(ends[-1] + one.nbytes) // ALIGNED) * ALIGNED)
+        slot = self._slot(ends[-1], streams) if ends[-1] else None
+        if slot is None:
+            return None, tensors
+        hosts = []
+        for one, stride, at in zip(tensors, strides, ends, strict=False):
+            flat = slot.memory[at : at + one.nbytes].view(one.dtype)
+            hosts.append(flat.as_strided(one.shape, stride, flat.storage_offset()).copy_(one))
+        return slot, hosts
+
+    def _slot(self, nbytes: int, streams: Streams) -> _Slot | None:
+        """The slot used longest ago, once nothing is copied from it any more."""
+        slot = self._slots.popleft() if len(self._slots) == SLOTS else None
+        if slot is not None and slot.copied is not None:
+            slot.copied.synchronize()
+        if slot is None or slot.memory.nbytes < nbytes:
+            del slot  # before its successor is taken
+            try:
+                slot = _Slot(streams.pinned(nbytes))
+            except RuntimeError as error:
+                _tell(nbytes, error)
+                return None
+        self._slots.append(slot)
+        return slot
+
+    def _time(self) -> None:
+        """Counts what took the device how long, of the batches that are there."""
+        with self._timing:
+            while self._timed and self._timed[0][-1].query():
+                begin, copied, finished = self._timed.popleft()
+                self._stats.device_took(begin.elapsed_time(copied) / 1e3, copied.elapsed_time(finished) / 1e3)
+
+    # --- the end ----
+
+    def close(self) -> None:
+        """Lands no more. What is on its way ends by itself, and its memory is let go then."""
+        self._stopped.set()
+        self._time()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class InLanding:
+    """A batch that a thread lands."""
+
+    future: Future[Landed]
+
+    def __init__(self, coming: Coming, landing: Landing) -> None:
+        self.pending, self.samples = coming.pending, coming.samples
+        self.transform_seconds = self.collate_seconds = self.landing_seconds = 0.0
+        self._coming, self._landing = coming, landing
+        self._missing, self._process = "it has not begun", os.getpid()
+        self._given_up = threading.Event()
+
+    def landed(self, places: threading.Semaphore, stopped: threading.Event) -> Landed:
+        """Waits for the batch and for a place, and lands it. Called by the thread."""
+        data = self._when(stopped, lambda: (self._coming.wait(GLANCE),))
+        self._missing = "there is no place for it on the device"
+        self._when(stopped, lambda: places.acquire(timeout=GLANCE))
+        try:
+            landed = self._landing.land(data[0])
+        except BaseException:
+            places.release()
+            raise
+        counted_off = landed.release
+
+        def released() -> None:
+            counted_off()
+            places.release()
+
+        landed.release = _once(released)
+        return landed
+
+    def _when(self, stopped: threading.Event, look: Callable[[], Any]) -> Any:
+        while True:
+            if stopped.is_set() or self._given_up.is_set():
+                raise RuntimeError(UNWANTED)
+            try:
+                if found := look():
+                    return found
+            except Late as error:
+                self._missing = str(error)
+
+    def wait(self, seconds: float | None) -> Any:
+        if self._process != os.getpid():
+            raise RuntimeError("this iterator's thread is in the process that it was forked from: make a new iterator")
+        try:
+            with span("solar: wait for a batch to land"):
+                landed = self.future.result(seconds)
+        except TimeoutError:
+            if self.future.done():  # another's own
+                raise
+            raise Late(self._missing) from None
+        finally:
+            of = self._coming
+            self.transform_seconds, self.collate_seconds = of.transform_seconds, of.collate_seconds
+        self.landing_seconds = landed.seconds
+        return self._landing.handed_out(landed)
+
+    def forget(self) -> None:
+        """Nobody will ask for it. Its place is free once it is there, and its error is kept by none."""
+        self._given_up.set()
+        self._coming.forget()
+        future: Future[Landed] | None = self.__dict__.pop("future", None)
+        if future is not None:
+            future.add_done_callback(_let_go)
+
+
+def _let_go(future: Future[Landed]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().release()
+
+
+def _once(act: Callable[[], Any]) -> Callable[[], Any]:
+    acts = [act]
+    return lambda: acts.pop()() if acts else None
+
+
+# --- the parts of a batch ----
+
+
+def walked(batch: Any, finishes: Any, act: Callable[[Any, Finish | None], Any]) -> Any:
+    """The batch with `act` of each part that can be moved, and of what is said of it in the same structure."""
+    if hasattr(batch, "to"):
+        return act(batch, finishes if isinstance(finishes, Finish) else None)
+    of_parts = finishes.values() if isinstance(finishes, dict) else finishes
+    parts = iter(of_parts if isinstance(finishes, (dict, tuple)) else ())
+    return rebuilt(batch, lambda part: walked(part, next(parts, None), act))
+
+
+def _plain_parts(batch: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def seen(part: Any, _: Finish | None) -> Any:
+        if _is_plain(part):
+            found.append(part)
+        return part
+
+    walked(batch, None, seen)
+    return found
+
+
+def _is_plain(part: Any) -> bool:
+    """Whether it is host memory that can be copied byte by byte; any other is moved by its own `to`."""
+    if type(part) is not Tensor or part.layout is not torch.strided or part.device.type != "cpu":
+        return False
+    return not (part.requires_grad or part.is_quantized or part.is_nested or part.is_conj() or part.is_neg())
+
+
+def _to(part: Any, form: Form) -> Any:
+    moved = part.to(form.device)
+    return form.given(moved) if isinstance(moved, Tensor) else moved
+
+
+def _in_place(batch: Any, static: Static) -> Any:
+    numbers = count()
+    with torch.no_grad():
+        return walked(
+            batch, None, lambda part, _: static.place(next(numbers), part) if isinstance(part, Tensor) else part
+        )
+
+
+def _tell(nbytes: int, error: RuntimeError) -> None:
+    if _told.is_set():
+        return
+    _told.set()
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,} bytes"
+    log.warning(
+        "no pinned memory of %s bytes for batches on their way to the device (%s), so copies are slower and keep the "
+        "host busy. The limit of locked memory (RLIMIT_MEMLOCK, `ulimit -l`) is %s: raise it, or give smaller batches",
+        f"{nbytes:,}",
+        str(error).splitlines()[0],
+        limit,
+    )

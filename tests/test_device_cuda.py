@@ -1,0 +1,152 @@
+"""DataLoader(device="cuda") on a CUDA device: what tests/test_device.py pretends, and what only a device can show."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+from device_kit import same, write
+
+from solar import DataLoader, Field, H5Dataset
+from solar.torch import landing
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+FIELDS = {
+    "x": "x",
+    "normalised": Field("counts", mean=2, std=0.3),
+    "deep": ("y", {"half": Field("counts", dtype="float16", axes=(2, 0, 1)), "turned": Field("x", axes=(1, 0))}),
+    "text": "text",
+}
+SLOW = 20_000_000  # cycles: some ten milliseconds of a kernel that does nothing
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write(tmp_path_factory.mktemp("cuda"))
+
+
+def both(path: str, fields: Any, batch: int = 6, **options: Any) -> Iterator[tuple[Any, Any]]:
+    made = [torch.Generator().manual_seed(3) for _ in range(2)]
+    host = DataLoader(H5Dataset(path, fields), batch, True, generator=made[0])
+    there = DataLoader(H5Dataset(path, fields), batch, True, generator=made[1], device="cuda", **options)
+    return zip(host, there, strict=True)
+
+
+def moved(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: moved(part) for key, part in batch.items()}
+    if isinstance(batch, list):
+        return [moved(part) for part in batch]
+    return batch.to("cuda") if isinstance(batch, torch.Tensor) else batch
+
+
+@pytest.mark.parametrize("options", [{}, {"static": True}, {"num_workers": 2}, {"buffer": "1MiB"}], ids=str)
+def test_batches_on_a_gpu_are_those_of_to_bit_for_bit(options: dict[str, Any], path: str) -> None:
+    for one, two in both(path, FIELDS, **options):
+        assert same(moved(one), two)
+
+
+def test_batches_decoded_on_a_gpu_are_those_of_the_host_bit_for_bit(path: str) -> None:
+    pytest.importorskip("triton")
+    for one, two in both(path, FIELDS, decode="device"):
+        assert same(moved(one), two)
+    for one, two in both(path, "x", decode="device", dtype="bfloat16"):
+        assert torch.equal(one.to(torch.bfloat16).cuda(), two)
+
+
+def test_memory_of_a_batch_is_not_used_again_while_a_kernel_may_read_it(path: str) -> None:
+    """Each batch is dropped at once, with a kernel that reads it waiting behind a slow one."""
+    sums, want = [], []
+    for one, two in both(path, "x", batch=1):
+        torch.cuda._sleep(SLOW)
+        sums.append(two.double().sum())
+        want.append(one.double().sum())
+        del two
+    assert torch.allclose(torch.stack(sums).cpu(), torch.stack(want))
+
+
+def test_what_waits_on_a_gpu_is_bounded_and_let_go(path: str) -> None:
+    before = torch.cuda.memory_allocated()
+    loader = DataLoader(H5Dataset(path, "x"), 4, device="cuda", ahead=9)
+    nbytes = 4 * 24 * 40 * 4
+    for _batch in loader:
+        torch.cuda.synchronize()
+    stats = loader.stats()
+    assert stats["device_peak_bytes"] <= landing.AHEAD * nbytes
+    assert stats["device_copy_seconds"] > 0 and stats["device_bytes"] == 41 * 24 * 40 * 4
+    loader.close()
+    del _batch, loader
+    gc.collect(), torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_a_graph_captured_over_static_batches_can_be_replayed(path: str) -> None:
+    loader = DataLoader(H5Dataset(path, "x"), 8, drop_last=True, device="cuda", static=True)
+    total = torch.zeros((), device="cuda")
+    batch = next(iter(loader))
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        total += batch.sum()
+    torch.cuda.current_stream().wait_stream(side)
+    total.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        total += batch.sum()
+    total.zero_()
+    for one in loader:
+        assert one.data_ptr() == batch.data_ptr()
+        graph.replay()
+    want = sum(one.sum() for one in DataLoader(H5Dataset(path, "x"), 8, drop_last=True))
+    assert torch.allclose(total.cpu(), torch.as_tensor(want))
+
+
+def test_a_consumer_in_another_stream_than_before_gets_whole_batches(path: str) -> None:
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    made = both(path, "x", static=True)
+    for number in range(4):
+        with torch.cuda.stream(streams[number % 2]):
+            one, two = next(made)
+            torch.cuda._sleep(SLOW)
+            assert torch.equal(one.cuda(), two)
+
+
+def test_compiled_models_train_on_what_lands(path: str) -> None:
+    model = torch.compile(torch.nn.Linear(40, 3).cuda())
+    for one, two in both(path, "x"):
+        assert torch.allclose(model(one.cuda()), model(two))
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_parallel_models_train_on_what_lands(kind: str, path: str, group: None) -> None:
+    model: Any = torch.nn.Sequential(torch.nn.Conv2d(5, 4, 3), torch.nn.Flatten(), torch.nn.LazyLinear(2)).cuda()
+    fields = Field("counts", axes=(2, 0, 1), dtype="float32")
+    model(torch.zeros(1, 5, 6, 8, device="cuda"))
+    if kind == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        fsdp = pytest.importorskip("torch.distributed.fsdp")
+        if not hasattr(fsdp, "fully_shard"):
+            pytest.skip("this torch has no FSDP2")
+        fsdp.fully_shard(model)
+    optimiser = torch.optim.SGD(model.parameters(), 1e-3)
+    losses = []
+    for batch in DataLoader(H5Dataset(path, fields), 8, device="cuda", channels_last=True):
+        optimiser.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert len(losses) == 6 and losses[-1] < losses[0]
