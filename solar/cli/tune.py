@@ -1,0 +1,341 @@
+"""Finds how far inputs may be off: the bound at which a model's gradients change by a small share of their noise."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from solar.cli import quantities, words
+from solar.cli.progress import Shown
+from solar.errors import PlanError
+from solar.io.codec import Codec
+from solar.io.opening import look, opened
+
+if TYPE_CHECKING:  # torch takes its time: run() imports it
+    from solar.torch.tune import Rung, Task, Tuned
+
+DETAILS = """\
+  solar tune scan.h5 --model mymodel:build --loss mse --input counts --target phase
+  solar tune scan.h5 --model mymodel:build --loss mymodel:loss --input entry/data/counts --target phase
+
+--model names a function without arguments that makes a torch.nn.Module, in a module of this folder or an installed one.
+--loss is one of mse, mae, smooth_l1, huber, cross_entropy, bce, poisson_nll, between what model(input, ...) gives and
+the one target; inputs are then converted to the model's type. Or it names a function of yours, loss(model, batch), that
+gives the mean loss of a batch, {NAME: tensor}, as it comes out of a DataLoader. A NAME is the last part of a data set's
+path; KEY=PATH gives another one.
+
+Random batches are compared with themselves: the same samples, weights and draws of dropout, once as they are and once
+as `solar compress` would give them back. The noise is how far gradients of such batches are from their mean. A change
+of a tenth of it (--fraction) adds half a percent to it, as batches smaller by one percent would. More: docs/lossy.md.
+
+keys of --json: version (1), file, model, loss, batch, seed, steps, fraction, fields ([{name, samples, dtype, batches,
+  span (of rel), whole (numbers), sigma (Poisson's, of counts, or null), anew (the change if they were counted again),
+  states ([{name, noise, error (of noise, a share), mean_gradient}]), rungs ([{setting, bound, ratio, decode, rms_error,
+  changes, shared}]; these two and anew of each state, as shares of its noise), ignored, recommended}]), command
+"""
+LADDER = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+HARDLY = 1.25  # times smaller than lossless: not worth being off
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("file", metavar="FILE", help="an HDF5 file, not compressed yet")
+    model = parser.add_argument_group("the training")
+    model.add_argument("--model", metavar="MODULE:BUILD", required=True, help="what makes the model")
+    model.add_argument("--loss", metavar="LOSS", required=True, help="mse, mae, ..., or MODULE:LOSS")
+    model.add_argument("--input", metavar="NAME", nargs="+", required=True, help="the fields to be compressed")
+    model.add_argument("--target", metavar="NAME", nargs="+", default=[], help="fields that stay as they are")
+    model.add_argument("--weights", metavar="FILE", help="a state_dict to begin with, as torch.save wrote it")
+    model.add_argument("--steps", metavar="K", type=_steps, default=300, help="also after K steps of Adam (300; 0: no)")
+    model.add_argument("--rate", metavar="R", type=_above_zero, default=1e-3, help="the learning rate of those (1e-3)")
+    model.add_argument("--batch-size", metavar="B", type=quantities.count, default=32, help="samples of a batch (32)")
+    model.add_argument("--device", default="cpu", help="where the model runs (cpu)")
+    how = parser.add_argument_group("the measurement")
+    how.add_argument("--batches", metavar="N", type=quantities.count, help="that are compared (16, or what there is)")
+    how.add_argument(
+        "--fraction", metavar="F", type=_above_zero, default=0.1, help="of the noise that may change (0.1)"
+    )
+    ladder = how.add_mutually_exclusive_group()
+    ladder.add_argument("--rel", metavar="E,...", type=_ladder, help="the bounds, as shares of the range (1e-5 to 0.1)")
+    ladder.add_argument("--abs", metavar="E,...", type=_ladder, help="the bounds, as they are")
+    how.add_argument("--seed", metavar="SEED", type=int, default=0, help="of weights, batches and dropout (0)")
+    add("--quiet", action="store_true", help="shows no progress")
+    add("--json", action="store_true", help="for programs: one JSON object")
+
+
+def _steps(text: str) -> int:
+    return 0 if text == "0" else quantities.count(text)
+
+
+def _above_zero(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (0 < value < math.inf):
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
+    return value
+
+
+def _ladder(text: str) -> list[float]:
+    return sorted({_above_zero(part.strip()) for part in text.split(",")})
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from solar.torch import tune  # here: torch takes a second to import, which --help should not
+
+    with _this_folder_importable():
+        fields = _fields([*arguments.input, *arguments.target])
+        keys = [*fields]
+        inputs, targets = keys[: len(arguments.input)], keys[len(arguments.input) :]
+        model = tune.made(_found("--model", arguments.model), arguments.model, arguments.weights, arguments.seed)
+        if arguments.loss in tune.LOSSES:
+            loss = tune.compared(arguments.loss, inputs, targets)
+        elif ":" in arguments.loss:
+            loss = _found("--loss", arguments.loss)
+        else:
+            raise PlanError(f"there is no --loss {arguments.loss!r}, only {', '.join(tune.LOSSES)}, or MODULE:LOSS")
+        task = tune.Task(
+            arguments.file, fields, model, loss, arguments.batch_size, seed=arguments.seed, device=arguments.device
+        )
+        found = list(_tuned(task, inputs, arguments))
+    command = _command(arguments, found)
+    if arguments.json:
+        print(json.dumps(as_json(arguments, found, command), indent=1))
+    else:
+        for line in as_text(arguments, found, command):
+            print(line)
+    return 0
+
+
+def _tuned(task: Task, inputs: list[str], arguments: argparse.Namespace) -> Iterator[Tuned]:
+    from solar.torch import tune  # as above
+    from solar.torch.as_stored import AsStored
+
+    kind = "abs" if arguments.abs else "rel"
+    asked = [Codec("lossless"), *(Codec(kind, bound) for bound in arguments.abs or arguments.rel or LADDER)]
+    threads = len(os.sched_getaffinity(0))
+    tune.check(task, arguments.batches)
+    look(Path(task.path))
+    with opened(Path(task.path)) as file, ThreadPoolExecutor(threads, "solar-tune") as pool:
+        _doing(arguments, f"training {arguments.steps} steps")
+        states = tune.states_of(task, arguments.steps, arguments.rate, "as given" if arguments.weights else "at first")
+        for name in inputs:
+            shown = Shown(arguments.quiet or arguments.json)
+            try:
+                source = AsStored(task.path, file, task.fields[name], asked, pool=pool, threads=threads, told=shown)
+            finally:
+                shown.close()
+            _doing(arguments, f"taking gradients for {len(asked)} bounds on {name}")
+            found = tune.measure(task, states, name, source, asked, arguments.batches)
+            _doing(arguments, "")
+            yield found
+
+
+def _doing(arguments: argparse.Namespace, what: str) -> None:
+    """A line for who looks on, written over by the next one."""
+    if sys.stderr.isatty() and not arguments.quiet and not arguments.json:
+        print("\r" + words.printable(what), end="\033[K", file=sys.stderr, flush=True)
+
+
+# --- what is asked ----
+
+
+def _fields(names: list[str]) -> dict[str, str]:
+    """Each field's key in a batch, and its path."""
+    fields: dict[str, str] = {}
+    for name in names:
+        key, equals, path = name.partition("=")
+        if not equals:
+            key, path = name.strip("/").rpartition("/")[2], name
+        if key in fields:
+            raise PlanError(f"two fields are {key}: give one another name, such as {key}2={path}")
+        fields[key] = path
+    return fields
+
+
+@contextmanager
+def _this_folder_importable() -> Iterator[None]:
+    """Modules of the current folder can be imported, as with `python -m`; afterwards all is as it was."""
+    before = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _found(option: str, text: str) -> Any:
+    module, colon, name = text.partition(":")
+    if not (module and colon and name):
+        raise PlanError(
+            f"{option} {text}: write MODULE:NAME, such as mymodel:build for the function build in mymodel.py"
+        )
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # what the module itself imports
+        raise PlanError(f"{option} {text}: there is no module {error.name}, in {Path.cwd()} or installed") from None
+    except AttributeError as error:
+        if getattr(error, "name", None) != name:
+            raise
+        known = [one for one in vars(import_module(module)) if not one.startswith("_")]
+        raise PlanError(f"{option} {text}: {module} has no {name}, only {', '.join(known[:12])}") from None
+
+
+# --- what is said ----
+
+
+def _recommended(tuned: Tuned, fraction: float) -> Rung:
+    """What is chosen; of whole numbers lossless where a bound is hardly smaller."""
+    found, exact = tuned.chosen(fraction), tuned.rungs[0]
+    return exact if tuned.whole and found.effort.ratio < HARDLY * exact.effort.ratio else found
+
+
+def _setting(codec: Codec) -> str:
+    return codec.kind if codec.kind == "lossless" else f"{codec.kind}={codec.bound:g}"
+
+
+def _command(arguments: argparse.Namespace, found: list[Tuned]) -> str:
+    path = Path(arguments.file)
+    said = ",".join(f"{one.part.name[1:]}:{_setting(_recommended(one, arguments.fraction).asked)}" for one in found)
+    target = path.with_name(f"{path.stem}-small{path.suffix}")
+    return shlex.join(["solar", "compress", str(path), str(target), "--field", said])
+
+
+def as_json(arguments: argparse.Namespace, found: list[Tuned], command: str) -> dict[str, Any]:
+    """The answer of --json; its keys are listed in DETAILS."""
+    asked = {name: getattr(arguments, name) for name in ("file", "model", "loss", "seed", "steps", "fraction")}
+    fields = [_field_as_json(one, arguments.fraction) for one in found]
+    return {"version": 1, **asked, "batch": arguments.batch_size, "fields": fields, "command": command}
+
+
+def _field_as_json(tuned: Tuned, fraction: float) -> dict[str, Any]:
+    return {
+        "name": tuned.part.name,
+        "samples": tuned.samples,
+        "dtype": tuned.part.dtype.name,
+        "batches": tuned.batches,
+        "span": tuned.part.span,
+        "whole": tuned.whole,
+        "sigma": tuned.sigma,
+        "anew": [_finite(share) for share in tuned.shares(tuned.anew)] if tuned.anew else None,
+        "states": [
+            {"name": name, "noise": noise.size, "error": noise.error, "mean_gradient": noise.mean}
+            for name, noise in zip(tuned.states, tuned.noises, strict=True)
+        ],
+        "rungs": [
+            {
+                "setting": _setting(rung.asked),
+                "bound": rung.bound,
+                "ratio": rung.effort.ratio,
+                "decode": rung.effort.decode,
+                "rms_error": rung.effort.off,
+                "changes": [_finite(share) for share in tuned.shares(rung.changes)],
+                "shared": [_finite(share) for share in tuned.shared(rung)],
+            }
+            for rung in tuned.rungs
+        ],
+        "ignored": tuned.ignored,
+        "recommended": _setting(_recommended(tuned, fraction).asked),
+    }
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def as_text(arguments: argparse.Namespace, found: list[Tuned], command: str) -> Iterator[str]:
+    """The lines for people."""
+    for one in found:
+        batches = f"{one.batches} batches of {arguments.batch_size}, seed {arguments.seed}"
+        yield f"{words.printable(one.part.name)}  {words.times(one.part.shape)} {one.part.dtype.name}; {batches}"
+        yield from _table(one)
+        yield from _remarks(one, arguments)
+        yield ""
+    if len(found) > 1:
+        yield "Each field was changed alone: with all of them compressed, their changes add up."
+    yield words.printable(command)
+
+
+def _table(tuned: Tuned) -> Iterator[str]:
+    head = ["", "bound", "ratio", "decode", "off by"]
+    rows = [head + (["of sigma"] if tuned.sigma else []) + tuned.states]
+    for rung in tuned.rungs:
+        off, sigma = rung.effort.off, tuned.sigma
+        rows.append(
+            [
+                _setting(rung.asked),
+                f"{rung.bound:.3g}" if rung.bound else "",
+                f"{rung.effort.ratio:.1f}",
+                f"{rung.effort.decode / 1e9:.1f} GB/s",
+                f"{off:.3g}" if off else "nothing",
+                *([_percent(off / sigma)] if sigma else []),
+                *map(_percent, tuned.shares(rung.changes)),
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *facts in rows:
+        columns = (fact.rjust(width) for fact, width in zip(facts, widths[1:], strict=True))
+        yield "  ".join(["  " + first.ljust(widths[0]), *columns]).rstrip()
+
+
+def _percent(share: float) -> str:
+    if math.isinf(share):
+        return "no end"
+    return "0" if share == 0 else f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:,.0f} %"
+
+
+def _remarks(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]:
+    for name, noise in zip(tuned.states, tuned.noises, strict=True):
+        yield (
+            f"  {name}: the gradient of a batch is {noise.size:.3g} (± {_percent(noise.error)}) from their mean, "
+            f"which is {noise.mean:.3g} long"
+        )
+    yield "  the last columns: by how much compressed inputs change it, as a share of that; off by: root mean square"
+    if tuned.sigma:
+        said = " and ".join(_percent(share) for share in tuned.shares(tuned.anew or []))
+        yield f"  counts: by Poisson's law uncertain by sigma, {tuned.sigma:.3g} as a root mean square"
+        yield f"  counted once more, they would change it by {said}"
+    yield from _verdict(tuned, arguments.fraction)
+    yield from _shared(tuned, arguments)
+
+
+def _verdict(tuned: Tuned, fraction: float) -> Iterator[str]:
+    passed, said = tuned.chosen(fraction), _recommended(tuned, fraction)
+    if tuned.ignored:
+        yield "  the model ignores this input: no bound changes its gradients, so that any is fine, and none is tested"
+    if said is not passed:
+        yield (
+            f"  recommended: lossless. These are whole numbers, exact at {said.effort.ratio:.1f}:1; "
+            f"{_setting(passed.asked)} would be {passed.effort.ratio:.1f}:1"
+        )
+    elif passed is tuned.rungs[0]:
+        yield f"  recommended: lossless. Every bound changes them by more than {_percent(fraction)}: try smaller ones"
+    else:
+        more = "; larger ones may do, too" if passed is tuned.rungs[-1] and not tuned.ignored else ""
+        yield f"  recommended: {_setting(passed.asked)}, the last to change them by at most {_percent(fraction)}{more}"
+        if tuned.whole:
+            yield f"  these are whole numbers: lossless is {tuned.rungs[0].effort.ratio:.1f}:1 already"
+
+
+def _shared(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]:
+    """Whether what does not average out is more than what so many samples leave open anyway."""
+    shared = max(tuned.shared(_recommended(tuned, arguments.fraction)))
+    left_open = math.sqrt(arguments.batch_size / tuned.samples)
+    if shared > left_open:
+        yield (
+            f"  beware: {_percent(shared)} is the same in all batches and does not average out; "
+            f"{tuned.samples:,} samples leave {_percent(left_open)} open"
+        )
