@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
-.PHONY: demo test integrations hosts lint types core asan tsan asan-python bench bench-full clean
+.PHONY: demo test integrations hosts lint types core asan tsan aarch64 asan-python bench bench-full clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m bench.demo
@@ -41,7 +41,7 @@ integrations: $(VENV)/.dev
 	$(BIN)/pytest tests/integrations
 
 # C++ tests: plain, under Address+UndefinedBehaviorSanitizer, under ThreadSanitizer. They need doctest's header.
-core asan tsan:
+core asan tsan aarch64:
 	cd native && cmake --preset $@ -Wno-dev >/dev/null && cmake --build --preset $@ --parallel && ctest --preset $@
 
 # The Python tests of native code with the extension under ASan+UBSan (CONTRIBUTING.md says why each flag is there).
@@ -49,10 +49,10 @@ asan-python: $(VENV)/.dev
 	tools/asan-python $(PYTHON)
 
 bench: $(VENV)/.bench
-	$(BIN)/python -m bench --quick
+	$(BIN)/python -m bench.matrix
 
 bench-full: $(VENV)/.bench
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench.matrix --full
 
 $(VENV)/.bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'

@@ -1,10 +1,11 @@
 """All peers on all scenes, in turns, on one machine: JSON lines and a table.
 
-    python -m bench [--quick] [--scenes NAME ...] [--peers NAME ...] [--out FILE] [--folder DIR]
+    python -m bench [--quick] [--scenes NAME ...] [--peers NAME ...] [--out FILE] [--folder DIR] [--record]
 
 For each scene: the data are made, each peer gets ready in its own fresh process (one after another), then the rounds go
 around all of them, so that ratios come from the same minutes; the data are deleted. Whoever is not in turn is stopped.
---quick takes fewer scenes and shorter rounds.
+--quick takes fewer scenes and shorter rounds. --record adds the lines to bench/results/matrix.jsonl; given again within
+hours, it goes on where it was ended. `python -m bench.matrix` runs this and all other scenes.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench import peers, report
+from bench import peers, records, report
 from bench.scene import Scene, make
 from bench.scenes import all_scenes
 
 ROOT = Path(__file__).parent.parent
+RECORDED = ROOT / "bench" / "results" / "matrix.jsonl"
 READY_SECONDS, ROUND_SECONDS = 600, 240
 BUSY = 0.5  # load average above which the machine is not ours alone
 Record = dict[str, Any]
@@ -135,23 +137,30 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "bench", help="for the data, on the disk to measure"
     )
+    parser.add_argument("--record", action="store_true", help=f"adds to {RECORDED.relative_to(ROOT)} instead")
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that peers are ended and data deleted
     seconds = asked.seconds or (0.4 if asked.quick else 1.0)
     asked.folder.mkdir(parents=True, exist_ok=True)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     chosen = asked.scenes or [name for name, scene in scenes.items() if scene.quick or not asked.quick]
-    records: list[Record] = []
+    out = RECORDED if asked.record else asked.out
+    if not asked.record:
+        out.unlink(missing_ok=True)
     load = os.getloadavg()[0]
     if load > BUSY:
         note(f"load average {load:.1f}: others are at work here, and the figures will show it")
-    with asked.out.open("w") as out:
-        for name in chosen:
-            wanted = [peer for peer in peers.names(scenes[name].peers) if not asked.peers or peer in asked.peers]
-            for record in run_scene(scenes[name], wanted, asked.folder, seconds, asked.rounds):
-                records.append(record | {"load_before": load})
-                print(json.dumps(records[-1]), file=out, flush=True)
-    print(report.markdown(records))
+    shown: list[Record] = []
+    for name in chosen:
+        wanted = [peer for peer in peers.names(scenes[name].peers) if not asked.peers or peer in asked.peers]
+        # The peers of a scene take turns: they are measured together, or not at all.
+        there = [records.found(out, scene=name, peer=peer, seconds_per_round=seconds) for peer in wanted]
+        ran = [one for one in there if one]
+        for record in [] if ran else run_scene(scenes[name], wanted, asked.folder, seconds, asked.rounds):
+            ran.append({"bench": "rates", **record, "load_before": load})
+            records.append(out, ran[-1])
+        shown += ran
+    print(report.markdown(shown))
 
 
 if __name__ == "__main__":

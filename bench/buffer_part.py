@@ -3,6 +3,7 @@
 torch     the best of a few settings; each round is a stated part of an epoch
 solar     DataLoader(buffer=...): whole epochs, of which the first and the last are not timed, but compared byte by byte
 pinned    the policy of a cache that never changes (which NoPFS reaches at best), carried out by solar's own reader
+paper     the policy that SOLAR published (an epoch begins with what the last one ended with), carried out likewise
 """
 
 from __future__ import annotations
@@ -28,13 +29,20 @@ SEED = 11
 LOCAL = {"latency": 1e-4, "bandwidth": 1.5e9, "iops": 20e3, "decode": 1.5e9}  # a local disk, as a plan needs it
 
 
+def rank() -> int:
+    """Of this process among those that read together."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def order_of(job: Job, epoch: int) -> NDArray[np.int64]:
-    """Whole batches of the epoch's shuffle, as torch's DistributedSampler draws it: [batch, place]."""
+    """Whole batches of this rank's part of an epoch, as torch's DistributedSampler draws it: [batch, place]."""
     import torch
 
     generator = torch.Generator().manual_seed(SEED + epoch)
     order = torch.randperm(job["samples"], generator=generator).numpy()
-    return order[: job["samples"] // job["batch"] * job["batch"]].reshape(-1, job["batch"])
+    ranks = job.get("ranks", 1)
+    order = order[: len(order) // ranks * ranks][rank() :: ranks]
+    return order[: len(order) // job["batch"] * job["batch"]].reshape(-1, job["batch"])
 
 
 class Meter:
@@ -57,7 +65,7 @@ class Meter:
 
 def timed_part(job: Job, batches: Iterable[Any], order: NDArray[np.int64], run_up: int, part: int) -> Measures:
     """So many batches after the run-up, with more to come. Those of the run-up are compared byte by byte."""
-    check = Check(Path(job["folder"]))
+    check = Check(Path(job["folder"]), job["shape"])
     meter = Meter(job)
     for place, (batch, samples) in enumerate(zip(batches, order, strict=False)):
         check.numbers(batch, samples)
@@ -74,6 +82,8 @@ def timed_part(job: Job, batches: Iterable[Any], order: NDArray[np.int64], run_u
 
 
 def torch_part(job: Job) -> Measures:
+    if job["bounded"]:
+        import solar.filters  # noqa: F401 - tells libhdf5, and that of the workers, of our filter
     tried: list[tuple[dict[str, Any], float]] = []
 
     def run(setting: dict[str, Any], batches: int, epoch: int) -> Measures:
@@ -99,9 +109,9 @@ def solar_part(job: Job) -> Measures:
     from solar import DataLoader, H5Dataset, PlanSampler
     from solar.values import Storage
 
-    check = Check(Path(job["folder"]))
+    check = Check(Path(job["folder"]), job["shape"])
     dataset = H5Dataset(job["path"], FIELD)
-    sampler = PlanSampler(dataset, 1, 0, seed=SEED, drop_last=True)
+    sampler = PlanSampler(dataset, job["ranks"], rank(), seed=SEED, drop_last=True)
     storage = Storage(**job["storage"]) if job["storage"] else None
     epochs = job["rounds"] + 2
     rounds = []
@@ -119,7 +129,7 @@ def solar_part(job: Job) -> Measures:
             took, now = meter.lap(), loader.stats()
             if not unmeasured:
                 counted = {name: now[name] - before[name] for name in ("requests", "bytes", "buffer_hits")}
-                rounds.append(took | counted | {"samples": job["samples"] // job["batch"] * job["batch"]})
+                rounds.append(took | counted | {"samples": order_of(job, epoch).size})
             before = now
         waits = loader.stats()["wait_seconds"]
     return {
@@ -133,23 +143,34 @@ def solar_part(job: Job) -> Measures:
 
 def course_part(job: Job) -> Measures:
     """What the loader would do, by itself: whole epochs, of which the first and the last are not timed."""
-    found = _carried(job, [order_of(job, epoch) for epoch in range(job["rounds"] + 2)], pinned=False)
+    found = _carried(job, [order_of(job, epoch) for epoch in range(job["rounds"] + 2)], "course")
     return found | {"label": "solar, the plan without the loader", "rounds": found["rounds"][1:-1]}
 
 
 def pinned_part(job: Job) -> Measures:
     """The pinned part is read before the first of the epochs, which are cut short, and which is not timed."""
-    found = _carried(job, [order_of(job, epoch)[: job["part"]] for epoch in range(job["rounds"] + 1)], pinned=True)
+    found = _carried(job, [order_of(job, epoch)[: job["part"]] for epoch in range(job["rounds"] + 1)], "pinned")
     return found | {"label": "a pinned cache", "rounds": found["rounds"][1:]}
 
 
-def _carried(job: Job, orders: list[NDArray[np.int64]], pinned: bool) -> Measures:
+def paper_part(job: Job) -> Measures:
+    """Whole epochs, of which the first is not timed: memory is empty before it."""
+    orders = [order_of(job, epoch) for epoch in range(min(job["rounds"], 2) + 1)]
+    found = _carried(job, orders, "paper")
+    return found | {"label": "SOLAR's published policy, by solar's reader", "rounds": found["rounds"][1:]}
+
+
+def _carried(job: Job, orders: list[NDArray[np.int64]], policy: str) -> Measures:
     from bench import buffer_policy
     from solar.values import Storage
 
-    check, storage = Check(Path(job["folder"])), Storage(**job["storage"] or LOCAL)
-    way = buffer_policy.pinned_way(job["memory"]) if pinned else None
-    carried = buffer_policy.carried_out(Path(job["path"]), orders, job["memory"], storage, way)
+    check, storage = Check(Path(job["folder"]), job["shape"]), Storage(**job["storage"] or LOCAL)
+    path, memory = Path(job["path"]), job["memory"]
+    if policy == "paper":
+        carried = buffer_policy.edge_reuse(path, orders, memory, storage)
+    else:
+        way = buffer_policy.pinned_way(memory) if policy == "pinned" else None
+        carried = buffer_policy.carried_out(path, orders, memory, storage, way)
     rounds = []
     meter = Meter(job)
     for epoch, order in enumerate(orders):
@@ -158,10 +179,13 @@ def _carried(job: Job, orders: list[NDArray[np.int64]], pinned: bool) -> Measure
             check.numbers(batch, samples)
             if epoch == 0:
                 check.bytes(batch, samples)
-        planned = carried.course.counts[epoch]
-        seconds = storage.seconds(planned.requests, planned.bytes, planned.decoded * NBYTES)
-        rounds.append(meter.lap() | {"samples": order.size, "planned_seconds": seconds})
-    chosen = {name: value for name, value in asdict(carried.course.way).items() if value and name != "direct"}
+        rounds.append(meter.lap() | {"samples": order.size})
+        if carried.course:
+            planned = carried.course.counts[epoch]
+            seconds = storage.seconds(planned.requests, planned.bytes, planned.decoded * NBYTES)
+            rounds[-1]["planned_seconds"] = seconds
+    ways = asdict(carried.course.way) if carried.course else {}
+    chosen = {name: value for name, value in ways.items() if value and name != "direct"}
     return {"setting": chosen, "rounds": rounds, "compared": check.digested, "run": carried.counts()}
 
 
@@ -169,12 +193,17 @@ PARTS: dict[str, Callable[[Job], Measures]] = {
     "torch": torch_part,
     "solar": solar_part,
     "pinned": pinned_part,
+    "paper": paper_part,
     "course": course_part,
 }
 
 
 def main() -> None:
     job = json.loads(sys.argv[1])
+    if job["ranks"] > 1:
+        import torch
+
+        torch.distributed.init_process_group("gloo")
     found: Measures = {}
     peak = machine.peak_rss(lambda: found.update(PARTS[job["peer"]](job)))
     print(json.dumps(found | {"peak_rss": peak}), flush=True)

@@ -59,12 +59,20 @@ def _scene(scene: str, by: dict[tuple[str, float, str], Record]) -> str:
             f"{min(one['samples_per_second']):,.1f}–{max(one['samples_per_second']):,.1f}",
             f"{one['epoch_seconds']:,.2f}",
             f"{one['planned_seconds']:,.2f}" if "planned_seconds" in one else "",
-            *(_times(one, by.get((scene, one["fraction"], other))) for other in OTHERS),
+            *(_times(one, _beside(by, one, other)) for other in OTHERS),
             f"{one['peak_rss'] / 2**20:,.0f}",
             setting(one),
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return f"{head}\n\n" + "\n".join(rows)
+
+
+def _beside(by: dict[tuple[str, float, str], Record], one: Record, other: str) -> Record | None:
+    """The other reader's record with as much memory; of torch any of the scene, if memory makes no difference to it."""
+    scene = one["scene"]
+    same = by.get((scene, one["fraction"], other))
+    alike = [found for (name, _, peer), found in by.items() if (name, peer) == (scene, "torch")]
+    return same or (alike[0] if other == "torch" and alike else None)
 
 
 def _times(one: Record, other: Record | None) -> str:

@@ -29,7 +29,9 @@ class Scene:
     dtype: str
     batch: int = 64
     chunk: int | Literal["auto"] | None = None  # samples per chunk; None: contiguous
-    filters: dict[str, Any] = field(default_factory=dict)  # of create_dataset, or plugin= and options= of hdf5plugin
+    filters: dict[str, Any] = field(
+        default_factory=dict
+    )  # of create_dataset; or plugin=, of hdf5plugin or ours, and its options=
     files: int = 1
     cache: Literal["warm", "cold"] = "warm"
     peers: Literal["hdf5", "all"] = "hdf5"  # "hdf5": only those that read this file as it is
@@ -81,6 +83,10 @@ def make_many(scene: Scene, folder: Path, patterns: NDArray[Any]) -> None:
 def hdf5_filters(scene: Scene) -> dict[str, Any]:
     if "plugin" not in scene.filters:
         return scene.filters
+    if scene.filters["plugin"] == "solar":
+        from solar import filters  # only where a scene needs it: it tells libhdf5 of our filter
+
+        return dict(filters.Bounded(**scene.filters["options"]))
     import hdf5plugin  # only where a scene needs it: it registers its filters on import
 
     return dict(getattr(hdf5plugin, scene.filters["plugin"])(**scene.filters.get("options", {})))

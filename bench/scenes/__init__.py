@@ -5,6 +5,7 @@ one_sample_chunks     one sample per chunk, unfiltered and with each filter that
 many_sample_chunks    16 and 64 samples per chunk
 auto_chunks           the chunks that h5py chooses by itself: each sample lies in 256 of them
 many_files            one sample per file
+codec                 our own codec, one sample per chunk
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import importlib
 
 from bench.scene import Scene
 
-FILES = ("contiguous", "one_sample_chunks", "many_sample_chunks", "auto_chunks", "many_files")
+FILES = ("contiguous", "one_sample_chunks", "many_sample_chunks", "auto_chunks", "many_files", "codec")
 
 
 def all_scenes() -> dict[str, Scene]:

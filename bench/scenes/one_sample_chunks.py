@@ -15,6 +15,7 @@ def chunked(name: str, title: str, quick: bool = False, **filters: Any) -> Scene
 
 SCENES = (
     chunked("plain", "one-sample chunks"),
+    Scene("chunk1_3m", "3 MB, one-sample chunks", 384, (3, 512, 512), "f4", chunk=1, quick=False),
     chunked("deflate", "one-sample chunks, shuffle + deflate", True, compression="gzip", shuffle=True),
     chunked("lzf", "one-sample chunks, lzf", compression="lzf"),
     chunked("zstd", "one-sample chunks, zstd", True, plugin="Zstd"),

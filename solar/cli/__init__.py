@@ -17,6 +17,7 @@ COMMANDS = {
     "bench": "how fast your file is read, beside PyTorch with h5py, and which training would wait for it",
     "compress": "writes a file again, its samples in few bytes, each value within a bound",
     "demo": "tries solar out on a file of its own, beside PyTorch with h5py; a few seconds",
+    "digest": "one number for all batches of an epoch: what is in them, and in which order",
     "inspect": "what a file holds, and what reading it in random order will cost",
     "plan": "what an epoch will cost on your storage, by our policy and by others'",
     "probe": "measures a storage: latency, bandwidth, requests a second",

@@ -1,0 +1,246 @@
+"""How fast your file is read by solar and by PyTorch with h5py, and which training would wait for it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from solar.cli import quantities, words
+from solar.cli.contest import Failed, Reader
+from solar.cli.contestant import WORKERS
+from solar.cli.plan import layouts_of
+from solar.cli.progress import ended_in_order
+from solar.errors import PlanError, ReadError
+from solar.io import machine
+from solar.io.resident import read_once
+from solar.values import Layout
+
+DETAILS = """\
+Both readers give the same shuffle in batches of B, each from a process of its own, in turns; whoever is not in turn is
+stopped. PyTorch opens the file with h5py in each worker and is taken at its best: sample by sample or a sorted batch at
+a time (`__getitems__`), with 0, 1, 2 or 4 workers. The first batches of both are compared, value by value.
+A file that fits into half of the free memory is read once before: then both find it in the page cache. To know what
+your storage gives, take a file larger than memory, or `solar probe` and `solar plan`. Nothing is computed in between;
+`solar rehearse --compute` does.
+
+keys of --json: version (1), file, datasets, samples, nbytes (of a sample), batch, seconds (of a round), buffer, cached
+  (read once before), compared (batches), readers ([{reader (solar or torch), setting, tried, samples_per_second (of
+  each round), median, least, most, peak_bytes (of all its processes, file pages left aside)} or {reader, failed}]),
+  ratio (of the medians, or null), step_seconds (a training with longer steps does not wait), verdict, cores, versions
+"""
+
+ROUNDS = 5
+LARGEST = 16 << 30  # bytes that are read once before, at most
+COMPARED_SECONDS = 2.0  # of reading, about
+KINDS = {"items": "sample by sample", "sorted": "sorted batches"}
+LABELS = {"solar": "solar", "torch": "PyTorch + h5py"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("file", metavar="FILE", help="an HDF5 file, a directory of them, or a quoted glob pattern")
+    add("dataset", metavar="DATASET", nargs="*", help="the fields of a sample; else those as long as the largest one")
+    add("--batch-size", metavar="B", type=quantities.count, default=64, help="samples of a batch (64)")
+    add("--seconds", metavar="S", type=_span, default=2.0, help=f"of each of {ROUNDS} rounds, about (2)")
+    add("--buffer", metavar="SIZE", help="memory for samples that wait for their turn, as DataLoader's buffer: 8GiB, 0")
+    add("--workers", metavar="N", type=int, nargs="+", default=WORKERS, help="what PyTorch tries (0 1 2 4)")
+    add("--json", action="store_true", help="for programs: one JSON object")
+
+
+def _span(text: str) -> float:
+    """Seconds, with their unit or without."""
+    seconds = quantities.seconds(text if text.strip()[-1:].isalpha() else text + "s")
+    if not 0 < seconds <= 600:
+        raise argparse.ArgumentTypeError(f"{text!r} must be above 0 and ten minutes at most")
+    return seconds
+
+
+def run(arguments: argparse.Namespace) -> int:
+    layouts = _numbers(arguments)
+    paths = [*next(iter(layouts.values())).paths]
+    cached = sum(Path(path).stat().st_size for path in paths) <= min(LARGEST, machine.free_nbytes() // 2)
+    if cached:
+        read_once(paths)
+    with ended_in_order():
+        compared, readers = _contest(arguments, paths, [*layouts])
+    answer = as_json(arguments, layouts, cached, compared, readers)
+    for line in [json.dumps(answer, indent=1)] if arguments.json else as_text(answer):
+        print(line)
+    return 0
+
+
+# --- what is asked ----
+
+
+def _numbers(arguments: argparse.Namespace) -> dict[str, Layout]:
+    """The fields that torch has a tensor for; those that were named must be."""
+    layouts = layouts_of(arguments.file, arguments.dataset)
+    others = [name for name, one in layouts.items() if one.dtype.kind not in "biufc" or not one.shape]
+    if others and arguments.dataset:
+        raise PlanError(f"{arguments.file}: {others[0]} holds {words.kind(layouts[others[0]].dtype)}, and not numbers")
+    layouts = {name: one for name, one in layouts.items() if name not in others}
+    if not layouts:
+        raise PlanError(f"{arguments.file}: none of the fields of its samples holds numbers; name a DATASET")
+    samples = next(iter(layouts.values())).samples
+    if samples < 2 * arguments.batch_size:
+        raise PlanError(
+            f"{arguments.file} has {words.count(samples, 'sample')}: two batches of {arguments.batch_size} are needed "
+            "at least; give a smaller --batch-size"
+        )
+    if min(arguments.workers) < 0:
+        raise PlanError(f"--workers {min(arguments.workers)}: a number of processes cannot be below 0")
+    return layouts
+
+
+# --- the contest ----
+
+
+def _contest(arguments: argparse.Namespace, paths: list[str], names: list[str]) -> tuple[int, list[dict[str, Any]]]:
+    """How many batches were compared, and what was found of each reader."""
+    job = {"paths": paths, "names": names, "batch": arguments.batch_size, "buffer": arguments.buffer, "seed": 0}
+    job |= {"seconds": arguments.seconds, "workers": [*arguments.workers]}
+    found: dict[str, dict[str, Any]] = {}
+    readers: list[Reader] = []
+    try:
+        for name in LABELS:
+            _tell(f"{LABELS[name]} gets ready" + (", and tries its settings" if name == "torch" else ""))
+            found[name] = {"reader": name}
+            reader = Reader({"reader": name, **job})
+            readers.append(reader)
+            try:
+                found[name] |= reader.answer()
+                reader.rest()
+            except Failed as error:
+                readers.remove(reader)
+                reader.close()
+                if name == "solar":
+                    raise ReadError(f"{arguments.file}: solar cannot read it: {error}") from None
+                found[name]["failed"] = str(error)
+        compared = _compared(arguments, readers, found)
+        _rounds(arguments.seconds, readers, found)
+    except Failed as error:
+        raise ReadError(f"{arguments.file}: a reader ended in the midst of it: {error}") from None
+    finally:
+        for reader in readers:
+            reader.close()
+    return compared, [*found.values()]
+
+
+def _compared(arguments: argparse.Namespace, readers: list[Reader], found: dict[str, dict[str, Any]]) -> int:
+    """How many batches were seen to be the same. What each reader takes in memory meanwhile goes to `found`."""
+    rates = [one.get("samples_per_second", 0.0) for one in found.get("torch", {}).get("tried", ())]
+    batches = round(COMPARED_SECONDS * max(rates, default=0.0) / arguments.batch_size)
+    batches, digests = max(2, min(batches, 64)), []
+    for reader in readers:
+        with reader.watched() as peak:
+            digests.append(reader.ask(check=batches)["digests"])
+        reader.rest()
+        found[reader.name]["peak_bytes"] = peak[0]
+    differing = [place for place, ones in enumerate(zip(*digests, strict=True)) if len(set(ones)) > 1]
+    if differing:
+        raise ReadError(
+            f"{arguments.file}: batch {differing[0]} of solar is not that of h5py: `solar inspect` shows how the file "
+            "is read; if it did not change meanwhile, this is a fault of solar's, please report it"
+        )
+    return len(digests[0]) if len(digests) > 1 else 0
+
+
+def _rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, Any]]) -> None:
+    for turn in range(ROUNDS):
+        _tell(f"round {turn + 1} of {ROUNDS}")
+        for reader in readers[:: 1 if turn % 2 else -1]:
+            came = reader.ask(seconds=seconds)
+            reader.rest()
+            found[reader.name].setdefault("samples_per_second", []).append(came["samples"] / came["seconds"])
+    for reader in readers:
+        rates = found[reader.name]["samples_per_second"]
+        found[reader.name] |= {"median": statistics.median(rates), "least": min(rates), "most": max(rates)}
+
+
+def _tell(text: str) -> None:
+    """Where somebody looks on."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
+
+
+# --- what is said ----
+
+
+def as_json(
+    arguments: argparse.Namespace,
+    layouts: Mapping[str, Layout],
+    cached: bool,
+    compared: int,
+    readers: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """The answer of --json; its keys are listed in DETAILS."""
+    solar, torch = readers
+    answer: dict[str, Any] = {
+        "version": 1,
+        "file": arguments.file,
+        "datasets": [*layouts],
+        "samples": next(iter(layouts.values())).samples,
+        "nbytes": sum(one.sample_nbytes for one in layouts.values()),
+        "batch": arguments.batch_size,
+        "seconds": arguments.seconds,
+        "buffer": arguments.buffer,
+        "cached": cached,
+        "compared": compared,
+        "readers": readers,
+        "ratio": solar["median"] / torch["median"] if "median" in torch else None,
+        "step_seconds": arguments.batch_size / solar["median"],
+    }
+    return answer | {
+        "verdict": " ".join(_verdict(answer)),
+        "cores": len(os.sched_getaffinity(0)),
+        "versions": {name: version(name) for name in ("solar", "torch", "h5py", "numpy")},
+    }
+
+
+def as_text(answer: dict[str, Any]) -> Iterator[str]:
+    """The lines for people."""
+    size, rounds = words.size(answer["nbytes"]), f"{ROUNDS} rounds of {quantities.duration(answer['seconds'])}"
+    samples = f"{answer['samples']:,} samples of {size}, random batches of {answer['batch']}, {rounds}"
+    yield f"{words.printable(answer['file'])}: {samples}"
+    yield ""
+    yield f"{'':16}{'samples/s':>11}{'min–max':>19}{'MB/s':>9}{'memory':>11}"
+    for one in answer["readers"]:
+        if "failed" in one:
+            yield f"{LABELS[one['reader']]:16}cannot read it: {words.printable(one['failed'])}"
+            continue
+        span = f"{_rate(one['least'])}–{_rate(one['most'])}"
+        megabytes = one["median"] * answer["nbytes"] / 1e6
+        row = f"{LABELS[one['reader']]:16}{_rate(one['median']):>11}{span:>19}{_rate(megabytes):>9}"
+        yield f"{row}{words.size(one['peak_bytes']):>11}{_set(one['setting'])}"
+    yield ""
+    yield from _verdict(answer)
+
+
+def _verdict(answer: dict[str, Any]) -> Iterator[str]:
+    """What it means for a training."""
+    solar, torch = answer["readers"]
+    where = "from the page cache" if answer["cached"] else "from its storage"
+    megabytes = solar["median"] * answer["nbytes"] / 1e6
+    yield f"The file reads at {_rate(solar['median'])} samples/s ({_rate(megabytes)} MB/s) {where}:"
+    step = quantities.duration(answer["step_seconds"])
+    yield f"training that takes more than {step} a step of {answer['batch']} samples will not wait for it."
+    if answer["ratio"] is not None:
+        step = quantities.duration(answer["batch"] / torch["median"])
+        times = _rate(answer["ratio"])
+        yield f"With PyTorch + h5py it waits if a step takes less than {step}; solar is {times} times as fast."
+        yield f"The first {answer['compared']} batches of both were compared, and are the same."
+
+
+def _rate(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _set(setting: Mapping[str, Any]) -> str:
+    return f"   {KINDS[setting['kind']]}, {words.count(setting['workers'], 'worker')}" if setting else ""

@@ -1,0 +1,135 @@
+"""One reader of `solar bench`, in a process of its own: a job as JSON in, then one answer for each line that asks.
+
+Its first answer tells what it is and what it tried. {"check": N} is answered with digests of the first N batches,
+{"seconds": S} with how many batches came in about S seconds, and in how many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from solar.errors import SolarError
+
+Batch = dict[str, Any]
+WORKERS = (0, 1, 2, 4)
+KINDS = ("items", "sorted")
+TRIED = 1_000_000  # the epoch that settings are tried with, so that the rounds read others
+AHEAD = 4  # batches that solar's loader has on their way
+
+
+class Contestant:
+    """Batches without an end, of which those that were there before the clock began are not counted."""
+
+    def __init__(self, begin: Callable[[Iterator[int]], Iterator[Batch]], ready: int, epoch: int) -> None:
+        self._begin, self._ready, self._epoch = begin, ready, epoch
+        self._stream: Iterator[Batch] | None = None
+
+    def digests(self, batches: int) -> list[str]:
+        """What names the content of the first batches of epoch 0, which all contestants read."""
+        return [digest(batch) for batch in itertools.islice(self._begin(iter([0])), batches)]
+
+    def timed(self, seconds: float) -> tuple[int, float]:
+        """Batches and the time they took, once as many have come as can have been ready, or half the time is over."""
+        if self._stream is None:
+            self._stream = self._begin(itertools.count(self._epoch, 2))
+        begin = time.perf_counter()
+        for came, _ in enumerate(self._stream, 1):
+            if came > self._ready or (came > 1 and time.perf_counter() - begin > seconds / 2):
+                break
+        start, least = time.perf_counter(), max(2, self._ready // 2)
+        for came, _ in enumerate(self._stream, 1):
+            passed = time.perf_counter() - start
+            if came >= least and passed >= seconds:
+                break
+        return came, passed
+
+
+def digest(batch: Batch) -> str:
+    """A name for the values of a batch, their types and shapes, the same for the same."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, values in batch.items():
+        array = values.numpy()
+        found.update(f"{name} {array.dtype} {array.shape};".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def solar_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
+    from solar.torch import DataLoader, H5Dataset, PlanSampler  # in this process alone: torch takes seconds to import
+
+    data = H5Dataset(job["paths"], {name: name for name in job["names"]})
+    sampler = PlanSampler(data, 1, 0, seed=job["seed"], drop_last=True)
+    loader = DataLoader(data, job["batch"], sampler=sampler, drop_last=True, buffer=job["buffer"], ahead=AHEAD)
+
+    def begin(epochs: Iterator[int]) -> Iterator[Batch]:
+        for epoch in epochs:
+            loader.set_epoch(epoch)
+            yield from loader
+
+    return Contestant(begin, AHEAD, 1), {"setting": {}, "tried": []}
+
+
+def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
+    from solar.io.plain import Plain  # in this process alone, as above
+    from solar.torch.plain import batches_from, plain_loader
+
+    plain = Plain(job["paths"], job["names"])
+    tried: list[dict[str, Any]] = []
+
+    def contestant(kind: Any, workers: int, epoch: int = 2) -> Contestant:
+        def begin(epochs: Iterator[int]) -> Iterator[Batch]:
+            return batches_from(plain_loader(plain, job["batch"], job["seed"], kind, workers), epochs)
+
+        return Contestant(begin, 2 * workers, epoch)  # torch has two batches of each worker on their way
+
+    for kind, workers in itertools.product(KINDS, job["workers"]):
+        setting: dict[str, Any] = {"kind": kind, "workers": workers}
+        try:
+            batches, seconds = contestant(kind, workers, TRIED).timed(job["seconds"] / 2)
+            setting["samples_per_second"] = batches * job["batch"] / seconds
+        except (OSError, RuntimeError, TypeError, ValueError) as error:
+            setting["failed"] = str(error).strip().splitlines()[-1][:300]
+        tried.append(setting)
+    worked = [one for one in tried if "failed" not in one]
+    if not worked:
+        raise RuntimeError(tried[0]["failed"])
+    best = max(worked, key=lambda one: one["samples_per_second"])
+    best = {name: best[name] for name in ("kind", "workers")}
+    return contestant(**best), {"setting": best, "tried": tried}
+
+
+SIDES = {"solar": solar_side, "torch": torch_side}
+
+
+def main() -> None:
+    """Answers until nothing more is asked; what a reader prints by itself goes to the error output."""
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    job = json.loads(sys.argv[1])
+    try:
+        contestant, facts = SIDES[job["reader"]](job)
+    except SolarError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
+    channel.write(json.dumps(facts) + "\n")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "check" in asked:
+            answer: dict[str, Any] = {"digests": contestant.digests(asked["check"])}
+        else:
+            batches, seconds = contestant.timed(asked["seconds"])
+            answer = {"samples": batches * job["batch"], "seconds": seconds}
+        channel.write(json.dumps(answer) + "\n")
+    channel.flush()
+    os._exit(0)  # the workers of an iterator in its middle would be waited for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Prints one number for all batches of an epoch: what is in them, to the last bit, and in which order they come."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from solar.cli import quantities
+
+DETAILS = """\
+Two epochs have the same digest where each step of one has the bytes of its turn in the other: whatever the threads, the
+buffer, the storage and the codec that it was read with, and whether or not it was broken off and gone on with. Ranks
+that make a step together have the digest of one process that makes it alone: --ranks 4 --batch-size 16 gives what
+--batch-size 64 does where that divides the samples evenly. All ranks are played by this one process.
+An epoch is what DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(seed=SEED)) gives on these ranks.
+It reads all samples, and stops at the first that cannot be read.
+
+keys of --json: version (1), file, datasets, ranks, batch, seed, epochs ([{epoch, steps, samples, bytes, digest}])
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("file", metavar="FILE", help="an HDF5 file, a directory of them, or a quoted glob pattern")
+    add("dataset", metavar="DATASET", nargs="*", help="the fields of a sample; else those as long as the largest one")
+    add("--batch-size", metavar="B", type=quantities.count, required=True, help="samples of a batch on each rank")
+    add("--epochs", metavar="E", type=quantities.count, default=1, help="how many are read (1)")
+    add("--ranks", metavar="W", type=quantities.count, default=1, help="processes among which they are divided (1)")
+    add("--seed", metavar="SEED", type=int, default=0, help="of the shuffles (0)")
+    add("--drop-last", action="store_true", help="leaves out what does not fill a batch of each rank")
+    add("--buffer", metavar="SIZE", help="memory, 8GiB or 25%%; 0: none (what is best); of each rank")
+    add("--json", action="store_true", help="for programs: one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from solar.cli.plan import layouts_of  # only here, as torch: `solar --help` is quick
+
+    names = list(layouts_of(arguments.file, arguments.dataset))
+    found = list(_epochs(arguments, names))
+    if arguments.json:
+        facts = {"version": 1, "file": arguments.file, "datasets": names, "ranks": arguments.ranks}
+        print(json.dumps(facts | {"batch": arguments.batch_size, "seed": arguments.seed, "epochs": found}, indent=1))
+    else:
+        for one in found:
+            told = f"{one['steps']:,} steps, {one['samples']:,} samples, {one['bytes']:,} bytes"
+            print(f"{one['digest']}  epoch {one['epoch']}: {told}")
+    return 0
+
+
+def _epochs(arguments: argparse.Namespace, names: list[str]) -> Iterator[dict[str, Any]]:
+    from solar.torch import DataLoader, H5Dataset, PlanSampler
+
+    data = H5Dataset(arguments.file, {name: name for name in names})
+    options = {"buffer": arguments.buffer, "epochs": arguments.epochs, "exchange": "off"}
+    loaders = []
+    for rank in range(arguments.ranks):
+        sampler = PlanSampler(data, arguments.ranks, rank, seed=arguments.seed, drop_last=arguments.drop_last)
+        size = arguments.batch_size
+        loaders.append(DataLoader(data, size, sampler=sampler, drop_last=arguments.drop_last, **options))
+    try:
+        for epoch in range(arguments.epochs):
+            for loader in loaders:
+                loader.set_epoch(epoch)
+            digest = Digest()
+            for batches in zip(*loaders, strict=True):
+                digest.add(batches)
+            yield {"epoch": epoch, **digest.found()}
+    finally:
+        for loader in loaders:
+            loader.close()
+
+
+class Digest:
+    """SHA-256 of the steps of an epoch: of each the fields in order, with their names, types and shapes."""
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+        self._steps = self._samples = self._nbytes = 0
+
+    def add(self, batches: Sequence[Mapping[str, Any]]) -> None:
+        """The next step: the batch of each rank, which has tensors, or lists of text, under the names of the fields."""
+        self._steps += 1
+        for name in batches[0]:
+            values = _dealt_back([batch[name] for batch in batches])
+            text = isinstance(values, list)
+            facts = [name, "text", len(values)] if text else [name, str(values.dtype), *values.shape]
+            content = repr(values).encode() if text else values.contiguous().numpy().tobytes()
+            self._sha.update(json.dumps(facts).encode())
+            self._sha.update(content)
+            self._nbytes += len(content)
+        self._samples += len(values)
+
+    def found(self) -> dict[str, Any]:
+        """Counts, and the digest as hexadecimal digits."""
+        counts = {"steps": self._steps, "samples": self._samples, "bytes": self._nbytes}
+        return counts | {"digest": self._sha.hexdigest()}
+
+
+def _dealt_back(parts: list[Any]) -> Any:
+    """The samples of a step in the order from which they were dealt to the ranks, one to each in turn."""
+    whole = parts[0]
+    if len(parts) > 1:
+        count = sum(map(len, parts))
+        whole = [None] * count if isinstance(whole, list) else whole.new_empty((count, *whole.shape[1:]))
+        for rank, part in enumerate(parts):
+            whole[rank :: len(parts)] = part
+    return whole

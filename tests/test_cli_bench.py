@@ -1,0 +1,180 @@
+"""`solar bench`: that both readers give the same, what it prints, and what it says where one cannot read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from kit import settle
+
+import solar.cli.bench
+from solar.cli import main
+from solar.cli.contest import Failed
+from solar.io.plain import Plain
+
+SAMPLES = 96
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two files: numbers in both byte orders, a number for each sample, and text, which is not compared."""
+    folder = tmp_path_factory.mktemp("bench")
+    rng = np.random.default_rng(2)
+    for name in ("a", "b"):
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            file["x"] = rng.normal(size=(SAMPLES, 5, 4)).astype(">f4")
+            file["i"] = rng.integers(0, 99, SAMPLES, "u2")
+            file["words"] = ["text"] * SAMPLES
+        settle(folder / f"{name}.h5")
+    return folder
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def test_both_readers_give_the_same_and_are_told_with_fixed_keys(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = children()
+    command = ["bench", str(files), "--batch-size", "8", "--seconds", "20ms", "--buffer", "0", "--workers", "0", "1"]
+    assert main([*command, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [*answer] == [
+        *("version", "file", "datasets", "samples", "nbytes", "batch", "seconds", "buffer", "cached", "compared"),
+        *("readers", "ratio", "step_seconds", "verdict", "cores", "versions"),
+    ]
+    assert (answer["samples"], answer["nbytes"], sorted(answer["datasets"])) == (2 * SAMPLES, 82, ["/i", "/x"])
+    assert answer["cached"] is True
+    assert answer["compared"] >= 2
+    ours, theirs = answer["readers"]
+    for one in (ours, theirs):
+        assert len(one["samples_per_second"]) == 5
+        assert one["least"] <= one["median"] <= one["most"]
+        assert one["peak_bytes"] > 1 << 20
+    assert [(one["kind"], one["workers"]) for one in theirs["tried"]] == [
+        *(("items", 0), ("items", 1), ("sorted", 0), ("sorted", 1))
+    ]
+    best = max(theirs["tried"], key=lambda one: one["samples_per_second"])
+    assert theirs["setting"] == {name: best[name] for name in ("kind", "workers")}
+    assert answer["ratio"] == ours["median"] / theirs["median"]
+    assert answer["step_seconds"] == 8 / ours["median"]
+    assert children() == before
+
+
+def test_rows_of_many_files_are_those_of_h5py(files: Path) -> None:
+    plain = Plain([str(files / "a.h5"), str(files / "b.h5")], ["x", "i"])
+    whole: dict[str, Any] = {"x": [], "i": []}
+    for one in "ab":
+        with h5py.File(files / f"{one}.h5", locking=False) as file:
+            for name, rows in whole.items():
+                rows.extend(file[name][()])
+    order = np.random.default_rng(1).permutation(len(plain))[:40].tolist()
+    batch = plain.batch(order)
+    for name, values in whole.items():
+        assert batch[name].dtype.isnative
+        np.testing.assert_array_equal(batch[name], np.array(values)[order])
+        np.testing.assert_array_equal([plain.sample(index)[name] for index in order], np.array(values)[order])
+
+
+class Pretended:
+    """A reader that gives what the test says."""
+
+    digests: dict[str, list[str]]
+    rates: dict[str, float]
+    reason = ""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self.name = job["reader"]
+
+    def answer(self) -> dict[str, Any]:
+        if self.name == "torch" and self.reason:
+            raise Failed(self.reason)
+        tried = [{"kind": "items", "workers": 1, "samples_per_second": 100.0}]
+        return {"setting": {"kind": "items", "workers": 1}, "tried": tried} if self.name == "torch" else {"setting": {}}
+
+    def ask(self, **question: Any) -> dict[str, Any]:
+        if "check" in question:
+            return {"digests": self.digests[self.name]}
+        return {"samples": self.rates[self.name] * question["seconds"], "seconds": question["seconds"]}
+
+    @contextmanager
+    def watched(self) -> Iterator[list[int]]:
+        yield [3 << 20]
+
+    def rest(self) -> None:
+        pass
+
+    close = rest
+
+
+def told(
+    files: Path, monkeypatch: pytest.MonkeyPatch, digests: list[str], rates: tuple[float, float], reason: str = ""
+) -> int:
+    pretended = type("Told", (Pretended,), {})
+    pretended.digests = {"solar": ["p", "q"], "torch": digests}  # type: ignore[attr-defined]
+    pretended.rates = dict(zip(("solar", "torch"), rates, strict=True))  # type: ignore[attr-defined]
+    pretended.reason = reason  # type: ignore[attr-defined]
+    monkeypatch.setattr(solar.cli.bench, "Reader", pretended)
+    return main(["bench", str(files / "a.h5"), "x", "--batch-size", "32"])
+
+
+def test_the_conclusion_is_plain(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(files, monkeypatch, ["p", "q"], (3200.0, 1600.0)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "The file reads at 3,200 samples/s (0.256 MB/s) from the page cache" in shown
+    assert "training that takes more than 10 ms a step of 32 samples will not wait for it" in shown
+    assert "With PyTorch + h5py it waits if a step takes less than 20 ms; solar is 2 times as fast." in shown
+    assert "The first 2 batches of both were compared, and are the same." in shown
+    assert "sample by sample, 1 worker" in shown
+
+
+def test_batches_that_differ_are_an_error_and_no_figures(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(files, monkeypatch, ["p", "z"], (1.0, 1.0)) == 1
+    found = capsys.readouterr()
+    assert "batch 1 of solar is not that of h5py" in found.err
+    assert found.out == ""
+
+
+def test_a_file_that_h5py_cannot_read_is_measured_alone(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(files, monkeypatch, [], (3200.0, 0.0), "OSError: no such filter") == 0
+    shown = capsys.readouterr().out
+    assert "PyTorch + h5py  cannot read it: OSError: no such filter" in shown
+    assert "3,200" in shown
+    assert "compared" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["words"], "words holds text, and not numbers"),
+        (["x", "--batch-size", "64"], "has 96 samples: two batches of 64 are needed at least"),
+        (["x", "--batch-size", "8", "--workers", "-1"], "--workers -1: a number of processes cannot be below 0"),
+        (["nothing"], "nothing"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    arguments: list[str], why: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", str(files / "a.h5"), *arguments]) == 1
+    said = capsys.readouterr().err
+    assert why in said
+    assert said.count("\n") == 1
+
+
+def test_a_reader_that_fails_is_told_with_its_last_words(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(files / "a.h5"), "x", "--buffer", "much", "--batch-size", "8"]) == 1
+    assert "solar cannot read it: buffer='much': 'much' is not a size" in capsys.readouterr().err
