@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
-.PHONY: demo test integrations hosts lint types core asan tsan aarch64 asan-python bench bench-full clean
+.PHONY: demo test integrations kernels hosts lint types docs report core asan tsan aarch64 asan-python bench bench-full clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m bench.demo
@@ -39,6 +39,23 @@ $(VENV)/.dev: $(VENV)/.installed
 integrations: $(VENV)/.dev
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[integrations]'
 	$(BIN)/pytest tests/integrations
+
+# The kernels for devices, in Triton's interpreter and compiled. Triton is large, so `make test` skips these by name.
+kernels: $(VENV)/.dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gpu]'
+	$(BIN)/pytest tests/test_device_decode.py
+
+# The pages as a site in build/site; a link that leads nowhere fails it. And the records as one page, build/report.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+report: $(VENV)/.bench
+	$(BIN)/python -m bench.timeline
+	$(BIN)/python -m bench.page
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
 
 # C++ tests: plain, under Address+UndefinedBehaviorSanitizer, under ThreadSanitizer. They need doctest's header.
 core asan tsan aarch64:

@@ -157,13 +157,13 @@ def plot(records: list[Record], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-def put_into(document: Path, text: str) -> None:
+def put_into(document: Path, text: str, marks: tuple[str, str] = MARKS) -> None:
     """Replaces what stands between the two marks."""
-    before, _, rest = document.read_text().partition(MARKS[0])
-    _, mark, after = rest.partition(MARKS[1])
+    before, _, rest = document.read_text().partition(marks[0])
+    _, mark, after = rest.partition(marks[1])
     if not mark:
-        raise ValueError(f"{document} has no {MARKS[0]} and {MARKS[1]}")
-    document.write_text(f"{before}{MARKS[0]}\n\n{text}\n\n{MARKS[1]}{after}")
+        raise ValueError(f"{document} has no {marks[0]} and {marks[1]}")
+    document.write_text(f"{before}{marks[0]}\n\n{text}\n\n{marks[1]}{after}")
 
 
 def main() -> None:

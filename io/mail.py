@@ -260,7 +260,7 @@ def _writable(letter: Bytes) -> Bytes:
     if letter.flags.writeable or not len(letter):
         return letter
     address = letter.__array_interface__["data"][0]
-    return np.frombuffer((ctypes.c_uint8 * len(letter)).from_address(address), np.uint8)
+    return np.frombuffer(memoryview((ctypes.c_uint8 * len(letter)).from_address(address)), np.uint8)
 
 
 def _walk(errand: Errand, bell: threading.Event) -> None:

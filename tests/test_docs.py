@@ -141,7 +141,9 @@ def files(tmp_path: Path) -> Path:
 BEFORE = "def train_step(x, y):\n    assert len(x) == len(y)\n"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/migrating.md", "docs/faq.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/guide.md", "docs/migrating.md", "docs/faq.md", "docs/quickstart.md", "docs/tuning.md"]
+)
 def test_what_is_marked_in_a_page_runs(page: str, files: Path) -> None:
     script = [BEFORE]
     for mark, code in blocks(ROOT / page):

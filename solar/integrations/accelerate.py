@@ -253,7 +253,9 @@ def _refuse(accelerator: Any, loader: Any) -> None:
     if accelerator.distributed_type == DistributedType.XLA:
         raise ValueError(f"solar does not feed XLA devices: {ours}")
     if loader.static:
-        raise ValueError("static=True overwrites a batch with the next one, and Accelerate reads one ahead: leave it out")
+        raise ValueError(
+            "static=True overwrites a batch with the next one, and Accelerate reads one ahead: leave it out"
+        )
 
 
 def _place(accelerator: Any) -> tuple[int, int]:

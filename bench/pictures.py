@@ -1,0 +1,203 @@
+"""Pictures of plans, by the planner itself: what docs/ shows, and the report.
+
+    python -m bench.pictures [FOLDER]        # docs/pictures
+
+SVG by ourselves, so that the committed files are small, and the same wherever they are made.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.cli.compare import NAMES
+from solar.planner import plan, policies, simulate
+from solar.planner.order import Order, distributed
+from solar.planner.units import Units, uniform
+from solar.values import Storage, World
+
+ROOT = Path(__file__).parent.parent
+DISK = Storage(latency=1e-3, bandwidth=1e9, iops=500)  # a parallel file system on disks
+ALONE = World(0, 1)
+SAMPLE = 64 * 1024
+COLOURS = {"torch": "#6b7480", "pinned": "#b4591f", "solar_paper": "#7a5fb0", "solar": "#1668a8"}
+SHARES = (0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9, 1.02)
+LEAST = 0.4  # scans; nothing at all is read where the data fit
+LABELS = {  # of a curve: beside which of its points, and where
+    "torch": (0.8, 0, -8, "middle"),
+    "pinned": (0.65, -8, 16, "end"),
+    "solar_paper": (0.8, 8, -2, "start"),
+    "solar": (0.18, 8, -6, "start"),
+}
+# On a light ground of its own: a picture in a page does not know whether the page is dark.
+STYLE = (
+    "<style>text{font:12px system-ui,sans-serif;fill:#333}.t{font-size:14px;font-weight:600}"
+    ".a{stroke:#888;fill:none}.g{stroke:#e2e2e2}</style>"
+)
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Stay:
+    """Samples of which each is in memory from one step to another; used in the last. All arrays are of one length."""
+
+    sample: Ints
+    read: Ints
+    used: Ints
+
+
+def stays(samples: int, batch: int, share: float, epochs: int, seed: int = 0) -> Stay:
+    """When a planned run reads each sample, and when it uses it."""
+    of = distributed(samples, seed=seed)
+    memory, steps = int(share * samples * SAMPLE), -(-samples // batch)
+    made = plan(of, uniform(samples, SAMPLE), ALONE, batch=batch, memory=memory, storage=DISK, epochs=range(epochs))
+    uses = np.argsort(np.stack([of.of(epoch) for epoch in range(epochs)]), axis=1) // batch
+    found: list[tuple[int, int]] = []
+    for epoch in range(epochs):
+        script = made.script(epoch)
+        found += [(sample, 0) for sample in script.start.tolist()]
+        issued = np.repeat(np.arange(1, len(script.ends)), np.diff(script.ends)) + epoch * steps
+        found += zip(script.loads.tolist(), issued.tolist(), strict=True)
+    at = uses + steps * np.arange(epochs)[:, None]
+    rows = [(sample, read, least) for sample, read in found if (least := _next(at[:, sample], read)) is not None]
+    return Stay(*np.array(rows, np.int64).T)
+
+
+def _next(uses: Ints, since: int) -> int | None:
+    later = uses[uses >= since]
+    return int(later[0]) if len(later) else None
+
+
+def scans(samples: int = 16384, batch: int = 64) -> dict[str, list[float]]:
+    """For each policy how many times the duration of one sequential read an epoch takes, by share in memory."""
+    of, units = distributed(samples), uniform(samples, SAMPLE)
+    once = DISK.seconds(1, units.total_nbytes)
+    found: dict[str, list[float]] = {name: [] for name in COLOURS}
+    for share in SHARES:
+        for name, seconds in _seconds(of, units, batch, int(share * units.total_nbytes)).items():
+            found[name].append(seconds / once)
+    return found
+
+
+def _seconds(of: Order, units: Units, batch: int, memory: int) -> dict[str, float]:
+    known = (of, units, ALONE)
+    return {
+        "torch": policies.torch(*known, batch=batch, storage=DISK).seconds,
+        "pinned": policies.pinned(*known, batch=batch, storage=DISK, memory=memory).seconds,
+        "solar_paper": policies.solar_paper(*known, batch=batch, storage=DISK, memory=memory).seconds,
+        "solar": simulate(*known, batch=batch, storage=DISK, memory=memory).outcome.seconds,
+    }
+
+
+# --- drawings ----
+
+
+def reads(samples: int = 512, batch: int = 8) -> str:
+    """Two epochs, sample by sample and in sweeps: where in the file is read, step by step."""
+    epochs, steps = 2, samples // batch
+    order = np.concatenate([distributed(samples).of(epoch) for epoch in range(epochs)])
+    swept = stays(samples, batch, 0.25, epochs)
+
+    def panel(left: int, title: str, x: Ints, y: Ints, colour: str, waiting: Iterable[str] = ()) -> Iterator[str]:
+        yield f'<g transform="translate({left},0)"><text class="t" x="54" y="22">{title}</text>'
+        yield f'<path d="{"".join(waiting)}" stroke="{colour}" stroke-opacity=".16" fill="none"/>'
+        marks = "".join(f"M{54 + 3 * a} {254 - b * 210 // samples}h2" for a, b in zip(x, y, strict=True))
+        yield f'<path d="{marks}" stroke="{colour}" stroke-width="2" fill="none"/>'
+        yield from _axes(54, 44, 384, 210, "place in the file", "steps of two epochs")
+        yield f'<path class="a" stroke-dasharray="3 3" d="M{54 + 3 * steps} 44V254"/></g>'
+
+    each = np.arange(len(order)) // batch
+    lines = (
+        f"M{54 + 3 * a} {254 - b * 210 // samples}H{54 + 3 * c}"
+        for a, b, c in zip(swept.read, swept.sample, swept.used, strict=True)
+        if c > a
+    )
+    left = panel(0, "PyTorch: each sample when its turn comes", each, order, COLOURS["torch"])
+    right = panel(460, "solar: in sweeps, a quarter in memory", swept.read, swept.sample, COLOURS["solar"], lines)
+    return _svg(920, 300, "Where in the file two epochs read", [*left, *right])
+
+
+def lives(samples: int = 32, batch: int = 2) -> str:
+    """One epoch of few samples: when each is read, how long it waits, when it is used."""
+    found, steps = stays(samples, batch, 0.34, 1), samples // batch
+    wide, high = 38, 11
+    parts = [*_axes(70, 44, wide * steps, high * samples, "samples, as they lie in the file", "steps of the epoch")]
+    title = f"{samples} samples, batches of {batch}, memory for about a third"
+    for sample, read, used in sorted(zip(found.sample, found.read, found.used, strict=True)):
+        y, a, b = 44 + high * (samples - 1 - sample) + high // 2, 70 + wide * read, 70 + wide * used + wide // 2
+        parts.append(f'<path d="M{a} {y}H{b}" stroke="{COLOURS["solar"]}" stroke-opacity=".35" stroke-width="4"/>')
+        parts.append(f'<path d="M{a} {y - 4}v8" stroke="{COLOURS["solar"]}" stroke-width="3"/>')
+        parts.append(f'<circle cx="{b}" cy="{y}" r="4" fill="{COLOURS["pinned"]}"/>')
+    key = 44 + high * samples + 52
+    parts.append(f'<path d="M70 {key - 8}v8" stroke="{COLOURS["solar"]}" stroke-width="3"/>')
+    parts.append(f'<path d="M170 {key - 4}h28" stroke="{COLOURS["solar"]}" stroke-opacity=".35" stroke-width="4"/>')
+    parts.append(f'<circle cx="360" cy="{key - 4}" r="4" fill="{COLOURS["pinned"]}"/>')
+    for x, text in ((78, "is read"), (204, "waits in memory"), (370, "is in a batch")):
+        parts.append(f'<text x="{x}" y="{key}">{text}</text>')
+    parts.append(f'<text class="t" x="70" y="24">{title}</text>')
+    return _svg(70 + wide * steps + 24, key + 16, "When each sample is read and used", parts)
+
+
+def memory() -> str:
+    """Scans per epoch against the share of the data in memory, for each policy."""
+    found = scans()
+    wide, high, left, top, most = 560, 250, 64, 44, 40.0
+
+    def at(share: float, value: float) -> str:
+        up = math.log(value / LEAST) / math.log(most / LEAST)
+        return f"{left + wide * min(share, 1):.1f},{top + high * (1 - up):.1f}"
+
+    parts = [*_axes(left, top, wide, high, "", "share of the data that fits into memory")]
+    for value in (0.5, 1, 2, 5, 10, 20):
+        y = at(0, value).partition(",")[2]
+        parts.append(f'<path class="g" d="M{left} {y}h{wide}"/><text x="{left - 8}" y="{y}" dy="4"')
+        parts[-1] += f' text-anchor="end">{value}</text>'
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        x = left + wide * share
+        parts.append(f'<text x="{x}" y="{top + high + 16}" text-anchor="middle">{share:.0%}</text>')
+    for name, values in found.items():
+        shown = [at(share, max(value, LEAST)) for share, value in zip(SHARES, values, strict=True)]
+        parts.append(f'<polyline points="{" ".join(shown)}" fill="none" stroke="{COLOURS[name]}" stroke-width="2.5"/>')
+        share, right, down, anchor = LABELS[name]
+        x, y = (float(part) for part in shown[SHARES.index(share)].split(","))
+        place = f'x="{x + right:.0f}" y="{y + down:.0f}" text-anchor="{anchor}"'
+        style = f"fill:{COLOURS[name]};font-weight:600"
+        parts.append(f'<text {place} style="{style}">{NAMES[name]}</text>')
+    title = "Time of an epoch, in sequential reads of the whole file"
+    parts.append(f'<text class="t" x="{left}" y="24">{title}</text>')
+    return _svg(left + wide + 48, top + high + 50, title, parts)
+
+
+def _axes(left: int, top: int, wide: int, high: int, upward: str, along: str) -> Iterator[str]:
+    yield f'<path class="a" d="M{left} {top}V{top + high}H{left + wide}"/>'
+    yield f'<text x="{left + wide}" y="{top + high + 34}" text-anchor="end">{along} →</text>'
+    yield f'<text transform="translate({left - 14},{top + high}) rotate(-90)">{upward}{" →" if upward else ""}</text>'
+
+
+def _svg(wide: int, high: int, title: str, parts: Iterable[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" role="img">'
+    ground = f'<rect width="{wide}" height="{high}" rx="6" fill="#fff"/>'
+    return "\n".join((head, f"<title>{html.escape(title)}</title>", STYLE + ground, *parts, "</svg>\n"))
+
+
+PICTURES = {"reads": reads, "lives": lives, "memory": memory}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, draw in PICTURES.items():
+        (folder / f"{name}.svg").write_text(draw())
+        print(folder / f"{name}.svg")
+
+
+if __name__ == "__main__":
+    main()

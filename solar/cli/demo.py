@@ -1,0 +1,101 @@
+"""Makes a small file, reads it shuffled, compares every batch with PyTorch's to the bit, and says how fast both were.
+
+It takes some seconds, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from solar.cli import quantities
+from solar.cli.words import size
+
+DETAILS = """\
+The exit code is 0 if all batches are the same, 1 if not: it serves as a health check of an installation.
+keys of --json: version (1), samples, sample_nbytes, batch, storages ([{storage, batches, same, torch, solar}], the last
+  two in samples a second)
+"""
+
+ROUNDS = 3
+SECONDS = 0.3  # of a round
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--samples", metavar="N", type=quantities.count, default=1024, help="in the file (1024)")
+    parser.add_argument("--batch-size", metavar="B", type=quantities.count, default=64, help="samples (64)")
+    parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="solar-demo-") as folder:
+        answer = compared(Path(folder) / "demo.h5", arguments.samples, min(arguments.batch_size, arguments.samples))
+    if arguments.json:
+        print(json.dumps(answer, indent=1))
+    else:
+        print(as_text(answer))
+    return 0 if all(one["same"] for one in answer["storages"]) else 1
+
+
+def compared(path: Path, samples: int, batch: int) -> dict[str, Any]:
+    """What was read of a file that is made for it, by both loaders."""
+    from solar.io import specimen  # h5py, and torch below: seconds that `solar --help` need not take
+    from solar.io.plain import Plain
+    from solar.torch import DataLoader, H5Dataset, PlanSampler
+    from solar.torch.plain import plain_loader
+
+    specimen.write(path, samples)
+    storages = []
+    for storage, name in specimen.STORED.items():
+        data = H5Dataset(str(path), {name: name})
+        # Without workers: for so little it is PyTorch's best, and nothing is left running.
+        theirs = plain_loader(Plain([str(path)], [name]), batch, 0, "items", 0)
+        ours = DataLoader(data, batch, sampler=PlanSampler(data, 1, 0, seed=0, drop_last=True), drop_last=True)
+        batches, same = _same(ours, theirs)
+        rates = [[_rate(loader, batch) for loader in (theirs, ours)] for _ in range(ROUNDS)]
+        torch, solar = (statistics.median(found) for found in zip(*rates, strict=True))
+        storages.append({"storage": storage, "batches": batches, "same": same, "torch": torch, "solar": solar})
+        ours.close()
+    nbytes = 4 * specimen.SIZE**2
+    return {"version": 1, "samples": samples, "sample_nbytes": nbytes, "batch": batch, "storages": storages}
+
+
+def _same(ours: Any, theirs: Any) -> tuple[int, bool]:
+    """How many batches there are, and whether all are the same to the bit."""
+    batches = 0
+    for got, expected in zip(ours, theirs, strict=True):
+        for name, tensor in expected.items():
+            if got[name].dtype != tensor.dtype or not got[name].equal(tensor):
+                return batches, False
+        batches += 1
+    return batches, True
+
+
+def _rate(loader: Any, batch: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Samples a second of as many epochs as begin within SECONDS."""
+    begin, batches = clock(), 0
+    while True:
+        for _ in loader:
+            batches += 1
+        if (passed := clock() - begin) >= SECONDS:
+            return batches * batch / passed
+
+
+def as_text(answer: dict[str, Any]) -> str:
+    """The answer for people."""
+    lines = [
+        f"{answer['samples']:,} samples of {size(answer['sample_nbytes'])}, shuffled batches of {answer['batch']}, "
+        "file in the page cache; samples a second:",
+        f"  {'storage':26}{'PyTorch + h5py':>16}{'solar':>12}{'ratio':>9}   batches",
+    ]
+    for one in answer["storages"]:
+        found = f"{one['batches']} identical" if one["same"] else f"DIFFERENT after {one['batches']}"
+        ratio = one["solar"] / one["torch"] if one["torch"] else 0.0
+        lines.append(f"  {one['storage']:26}{one['torch']:16,.0f}{one['solar']:12,.0f}{ratio:8.1f}x   {found}")
+    return "\n".join(lines)
