@@ -260,7 +260,9 @@ def _writable(letter: Bytes) -> Bytes:
     if letter.flags.writeable or not len(letter):
         return letter
     address = letter.__array_interface__["data"][0]
-    return np.frombuffer(memoryview((ctypes.c_uint8 * len(letter)).from_address(address)), np.uint8)
+    alias: Any = (ctypes.c_uint8 * len(letter)).from_address(address)
+    alias.letter = letter  # which must not go while this is sent
+    return np.frombuffer(memoryview(alias), np.uint8)
 
 
 def _walk(errand: Errand, bell: threading.Event) -> None:

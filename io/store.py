@@ -325,7 +325,8 @@ class _Run:
             else:
                 done: Future[Any] = Future()
                 done.set_result(ready)
-                yield (first, count, True), done
+                earlier = self.others is None or self._theirs is not None  # and not what other ranks made just now
+                yield (first, count, earlier), done
 
     def _ready(self, count: int) -> list[bytes] | None:
         """The next chunks as an earlier run left them; None unless all of them are there."""

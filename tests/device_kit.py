@@ -148,7 +148,8 @@ def all_same(ours: Any, others: Any) -> bool:
 
 def loaders(dataset: Any, *given: Any, seed: int = 5, **options: Any) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """Two loaders that draw alike: one without a device, one with all the options."""
-    ours = {key: options.pop(key) for key in list(options) if key in ("dtype", "channels_last", "static", "decode")}
+    of_device = ("dtype", "channels_last", "static", "decode", "resident")
+    ours = {key: options.pop(key) for key in list(options) if key in of_device}
     made = [torch.Generator().manual_seed(seed) for _ in range(2)]
     return (
         DataLoader(dataset, *given, generator=made[0], **options),

@@ -90,6 +90,7 @@ class Pretended:
     digests: dict[str, list[str]]
     rates: dict[str, float]
     reason = ""
+    hits = 0
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.name = job["reader"]
@@ -103,7 +104,8 @@ class Pretended:
     def ask(self, **question: Any) -> dict[str, Any]:
         if "check" in question:
             return {"digests": self.digests[self.name]}
-        return {"samples": self.rates[self.name] * question["seconds"], "seconds": question["seconds"]}
+        came = {"samples": self.rates[self.name] * question["seconds"], "seconds": question["seconds"]}
+        return {**came, "hits": self.hits}
 
     @contextmanager
     def watched(self) -> Iterator[list[int]]:
@@ -136,6 +138,14 @@ def test_the_conclusion_is_plain(
     assert "With PyTorch + h5py it waits if a step takes less than 20 ms; solar is 2 times as fast." in shown
     assert "The first 2 batches of both were compared, and are the same." in shown
     assert "sample by sample, 1 worker" in shown
+
+
+def test_what_comes_from_the_buffer_is_not_said_to_be_read(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Pretended, "hits", 32)
+    assert told(files, monkeypatch, ["p", "q"], (3200.0, 1600.0)) == 0
+    assert "from solar's buffer, once its first epoch is over" in " ".join(capsys.readouterr().out.split())
 
 
 def test_batches_that_differ_are_an_error_and_no_figures(

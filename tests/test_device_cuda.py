@@ -52,6 +52,24 @@ def test_batches_on_a_gpu_are_those_of_to_bit_for_bit(options: dict[str, Any], p
         assert same(moved(one), two)
 
 
+@pytest.mark.parametrize("decode", ["host", "device"])
+@pytest.mark.parametrize("resident", ["60kB", "50%"])
+def test_batches_of_samples_that_stay_on_a_gpu_are_the_same(decode: Any, resident: str, path: str) -> None:
+    if decode == "device":
+        pytest.importorskip("triton")
+    made = [torch.Generator().manual_seed(3) for _ in range(2)]
+    host = DataLoader(H5Dataset(path, FIELDS), 6, True, generator=made[0])
+    device: dict[str, Any] = {"device": "cuda", "decode": decode, "resident": resident}
+    there = DataLoader(H5Dataset(path, FIELDS), 6, True, generator=made[1], **device)
+    for _epoch in range(3):
+        for one, two in zip(host, there, strict=True):
+            assert same(moved(one), two)
+    stats = there.stats()
+    assert stats["device_hits"] == 2 * stats["device_resident_samples"] > 0
+    if resident == "60kB":
+        assert stats["device_resident_bytes"] <= 60_000
+
+
 def test_batches_decoded_on_a_gpu_are_those_of_the_host_bit_for_bit(path: str) -> None:
     pytest.importorskip("triton")
     for one, two in both(path, FIELDS, decode="device"):

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "device": {"errors", "values", "io", "device", "_native"},
     "torch": {"errors", "values", "planner", "io", "device", "torch", "_native"},
     "integrations": {"errors", "values", "planner", "io", "torch", "integrations"},
-    "cli": {"errors", "values", "planner", "io", "torch", "cli", "_native"},
+    "cli": {"errors", "values", "planner", "io", "filters", "torch", "cli", "_native"},
 }
 # outside package: the layers that may import it
 FRAMEWORKS = ("accelerate", "dlio_benchmark", "ignite", "lightning", "physicsnemo", "torchdata", "transformers")

@@ -99,7 +99,8 @@ def test_every_counter_is_in_the_text_with_its_type() -> None:
         "solar_requests_total": 16, "solar_bypassed_requests_total": 0, "solar_buffer_hits_total": 0,
         "solar_exchanged_bytes_total": 0, "solar_retries_total": 0, "solar_skipped_samples_total": 0,
         "solar_device_bytes_total": 0, "solar_device_copy_seconds_total": 0, "solar_device_decode_seconds_total": 0,
-        "solar_device_peak_bytes": 0,
+        "solar_device_peak_bytes": 0, "solar_device_hits_total": 0, "solar_device_resident_samples": 0,
+        "solar_device_resident_bytes": 0,
         "solar_resident_bytes": 4000, "solar_peak_bytes": 5000, "solar_busy_seconds_total": 0.75,
     }  # fmt: skip
     waits = {dict(labels)["cause"]: value for (name, labels), value in series.items() if labels != none}

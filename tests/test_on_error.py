@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ import torch
 from kit import settle
 from torch.utils.data import ConcatDataset, Subset
 
-from solar import CodecError, DataLoader, H5Dataset, PlanError, PlanSampler, ReadError
+from solar import CodecError, DataLoader, H5Dataset, PlanError, PlanSampler, ReadError, _native
 
 SAMPLES, BATCH = 24, 4
+FOR_EVER = 2**64 - 1
 BAD = (5, 8, 9, 10, 11, 17)  # 8 to 11 are a batch
 LEFT = [row for row in range(SAMPLES) if row not in BAD]
 
@@ -156,3 +158,85 @@ def test_a_word_that_it_cannot_be_and_a_dataset_that_torch_reads_are_refused(pat
         DataLoader(H5Dataset(path, "x"), on_error="ignore")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="is not an H5Dataset"):
         iter(DataLoader(range(5), on_error="skip"))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def hole(path: str) -> Iterator[Any]:
+    """hole(code): reads of the bytes of sample 10 of y, which lie between others, fail so."""
+    with h5py.File(path, "r+") as file:
+        file.create_dataset("z", data=np.arange(64 * 1024, dtype="f4").reshape(64, 1024), chunks=(1, 1024))
+        chunk = file["z"].id.get_chunk_info(10)
+    settle(Path(path))
+    begin, end = chunk.byte_offset, chunk.byte_offset + chunk.size
+    yield lambda code: _native._inject_faults(  # type: ignore[attr-defined]
+        [(call, Path(path).name, begin, end, 0, FOR_EVER, code, FOR_EVER, 0.0) for call in ("read", "ring")]
+    )
+    _native._inject_faults([])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_bytes_that_nobody_asked_for_may_be_unreadable(path: str, hole: Any, on_error: Any) -> None:
+    others = [row for row in range(16) if row != 10]
+    data = H5Dataset(path, "z")
+    hole(errno.ENXIO)
+    batches = list(DataLoader(data, 8, sampler=others, on_error=on_error))
+    assert [batch[:, 0].tolist() for batch in batches] == [
+        [1024.0 * row for row in rows] for rows in (others[:8], others[8:])
+    ]
+
+
+def test_a_batch_is_made_again_around_what_cannot_be_read(path: str, hole: Any) -> None:
+    data = H5Dataset(path, "z")
+    hole(errno.ENXIO)
+    assert [len(batch) for batch in DataLoader(data, 8, sampler=range(16), on_error="skip")] == [8, 7]
+
+
+class Failing:
+    """A sampler that cannot go on after some samples."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (0, 1, 2, 3)
+        raise ReadError("the list of samples is gone")
+
+    def __len__(self) -> int:
+        return 8
+
+
+def test_an_error_of_the_sampler_is_raised(path: str) -> None:
+    batches = iter(DataLoader(H5Dataset(path, "y"), BATCH, sampler=Failing(), on_error="skip"))
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    with pytest.raises(ReadError, match="the list of samples is gone"):
+        next(batches)
+
+
+def test_a_file_that_is_gone_amid_an_epoch_is_no_broken_sample(tmp_path: Path) -> None:
+    path = tmp_path / "gone.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros((400, 256), "f4")
+    settle(path)
+    batches = iter(DataLoader(H5Dataset(str(path), "x"), 20, on_error="skip"))
+    next(batches)
+    path.write_bytes(b"")
+    with pytest.raises(ReadError, match=r"100 samples one after the other could not be read: .*gone\.h5"):
+        list(batches)
+
+
+def test_many_samples_may_be_unreadable_if_they_are_far_apart(tmp_path: Path) -> None:
+    path = tmp_path / "holes.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(400, dtype="f4").reshape(400, 1), chunks=(1, 1))
+        offsets = [file["x"].id.get_chunk_info(row).byte_offset for row in range(1, 400, 2)]
+    settle(path)
+    _native._inject_faults(  # type: ignore[attr-defined]
+        [
+            (call, path.name, at, at + 4, 0, FOR_EVER, errno.ENXIO, FOR_EVER, 0.0)
+            for call in ("read", "ring")
+            for at in offsets
+        ]
+    )
+    try:
+        loader = DataLoader(H5Dataset(str(path), "x"), 1, on_error="skip")
+        assert [batch.item() for batch in loader] == list(range(0, 400, 2))
+        assert loader.stats()["skipped"] == 200
+    finally:
+        _native._inject_faults([])  # type: ignore[attr-defined]

@@ -26,6 +26,7 @@ KEYS = {
     "retries", "skipped", "buffer_hits", "exchanged_bytes", "resident_bytes", "peak_bytes", "busy_seconds",
     "wait_seconds", "wait_share",
     "device_bytes", "device_peak_bytes", "device_copy_seconds", "device_decode_seconds",
+    "device_hits", "device_resident_samples", "device_resident_bytes",
 }  # fmt: skip
 MIB = 2**20
 
@@ -74,6 +75,7 @@ def test_counts_of_batches_add_up() -> None:
         "bytes_decoded": 5, "requests": 9, "bypassed": 2, "buffer_hits": 1, "exchanged_bytes": 0,
         "retries": 0, "skipped": 0, "resident_bytes": 0, "peak_bytes": 0, "busy_seconds": 0.0,
         "device_bytes": 0, "device_peak_bytes": 0, "device_copy_seconds": 0.0, "device_decode_seconds": 0.0,
+        "device_hits": 0, "device_resident_samples": 0, "device_resident_bytes": 0,
     }  # fmt: skip
 
 
@@ -277,7 +279,7 @@ def test_the_first_epoch_is_told_from_later_ones() -> None:
 
 def test_causes_below_a_hundredth_of_the_waiting_are_left_out() -> None:
     text = used(waits={"transform": 5.0, "storage": 0.04}).report()
-    assert "(5.0 s of 11 s): 5.0 s for your transform." in text
+    assert "(5.0 s of 11 s): 5.0 s for transforms, casts and normalising." in text
 
 
 ADVISED = {

@@ -32,7 +32,8 @@ your storage gives, take a file larger than memory, or `solar probe` and `solar 
 
 keys of --json: version (1), file, datasets, samples, nbytes (of a sample), batch, seconds (of a round), buffer, cached
   (read once before), compared (batches), readers ([{reader (solar or torch), setting, tried, samples_per_second (of
-  each round), median, least, most, peak_bytes (of all its processes, file pages left aside)} or {reader, failed}]),
+  each round), hits (samples found in solar's buffer), median, least, most, peak_bytes (of all its processes, file
+  pages left aside)} or {reader, failed}]),
   ratio (of the medians, or null), step_seconds (a training with longer steps does not wait), verdict, cores, versions
 """
 
@@ -159,6 +160,7 @@ def _rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, An
             came = reader.ask(seconds=seconds)
             reader.rest()
             found[reader.name].setdefault("samples_per_second", []).append(came["samples"] / came["seconds"])
+            found[reader.name]["hits"] = came["hits"]
     for reader in readers:
         rates = found[reader.name]["samples_per_second"]
         found[reader.name] |= {"median": statistics.median(rates), "least": min(rates), "most": max(rates)}
@@ -227,6 +229,8 @@ def _verdict(answer: dict[str, Any]) -> Iterator[str]:
     """What it means for a training."""
     solar, torch = answer["readers"]
     where = "from the page cache" if answer["cached"] else "from its storage"
+    if solar["hits"]:
+        where = "from solar's buffer, once its first epoch is over"
     megabytes = solar["median"] * answer["nbytes"] / 1e6
     yield f"The file reads at {_rate(solar['median'])} samples/s ({_rate(megabytes)} MB/s) {where}:"
     step = quantities.duration(answer["step_seconds"])

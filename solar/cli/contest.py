@@ -18,7 +18,7 @@ from typing import Any
 from solar.errors import ReadError
 from solar.io.resident import resident_nbytes
 
-PATIENCE = 600.0  # seconds without an answer
+PATIENCE = 1800.0  # seconds without an answer
 LOOK = 0.05  # seconds between two looks at the memory
 
 

@@ -21,14 +21,22 @@ Batch = dict[str, Any]
 WORKERS = (0, 1, 2, 4)
 KINDS = ("items", "sorted")
 TRIED = 1_000_000  # the epoch that settings are tried with, so that the rounds read others
+TRIAL = 5.0  # seconds at most for each setting
 AHEAD = 4  # batches that solar's loader has on their way
 
 
 class Contestant:
     """Batches without an end, of which those that were there before the clock began are not counted."""
 
-    def __init__(self, begin: Callable[[Iterator[int]], Iterator[Batch]], ready: int, epoch: int) -> None:
-        self._begin, self._ready, self._epoch = begin, ready, epoch
+    def __init__(
+        self,
+        begin: Callable[[Iterator[int]], Iterator[Batch]],
+        ready: int,
+        epoch: int,
+        hits: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`hits`: how many samples so far were found in a buffer of the reader's own."""
+        self._begin, self._ready, self._epoch, self.hits = begin, ready, epoch, hits
         self._stream: Iterator[Batch] | None = None
 
     def digests(self, batches: int) -> list[str]:
@@ -73,10 +81,11 @@ def solar_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
             loader.set_epoch(epoch)
             yield from loader
 
-    return Contestant(begin, AHEAD, 1), {"setting": {}, "tried": []}
+    return Contestant(begin, AHEAD, 1, lambda: int(loader.stats()["buffer_hits"])), {"setting": {}, "tried": []}
 
 
 def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
+    import solar.filters  # noqa: F401 - h5py reads what `solar compress` wrote by our plug-in
     from solar.io.plain import Plain  # in this process alone, as above
     from solar.torch.plain import batches_from, plain_loader
 
@@ -92,7 +101,7 @@ def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
     for kind, workers in itertools.product(KINDS, job["workers"]):
         setting: dict[str, Any] = {"kind": kind, "workers": workers}
         try:
-            batches, seconds = contestant(kind, workers, TRIED).timed(job["seconds"] / 2)
+            batches, seconds = contestant(kind, workers, TRIED).timed(min(job["seconds"] / 2, TRIAL))
             setting["samples_per_second"] = batches * job["batch"] / seconds
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             setting["failed"] = str(error).strip().splitlines()[-1][:300]
@@ -125,7 +134,7 @@ def main() -> None:
             answer: dict[str, Any] = {"digests": contestant.digests(asked["check"])}
         else:
             batches, seconds = contestant.timed(asked["seconds"])
-            answer = {"samples": batches * job["batch"], "seconds": seconds}
+            answer = {"samples": batches * job["batch"], "seconds": seconds, "hits": contestant.hits()}
         channel.write(json.dumps(answer) + "\n")
     channel.flush()
     os._exit(0)  # the workers of an iterator in its middle would be waited for

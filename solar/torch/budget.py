@@ -40,7 +40,7 @@ def asked(buffer: Size) -> int | None:
     if buffer is None or buffer == AUTO:
         return None
     there_is = machine.memory_nbytes()
-    nbytes = _in_bytes(buffer, there_is)
+    nbytes = in_bytes(buffer, there_is)
     if nbytes > there_is:
         raise PlanError(
             f"buffer={buffer!r}: this node has {in_words(there_is)} of memory (the limits of a container count); "
@@ -49,20 +49,20 @@ def asked(buffer: Size) -> int | None:
     return nbytes
 
 
-def _in_bytes(buffer: Size, there_is: int) -> int:
-    """What is asked for. PlanError, or TypeError, for what is no size."""
-    if isinstance(buffer, str):
+def in_bytes(given: int | float | str, there_is: int, name: str = "buffer") -> int:
+    """What is asked for, of so much memory. PlanError, or TypeError, for what is no size; `name` is the argument's."""
+    if isinstance(given, str):
         try:
-            return size_of(buffer, there_is)
+            return size_of(given, there_is)
         except PlanError as error:
-            raise PlanError(f"buffer={buffer!r}: {error}") from None
-    if isinstance(buffer, bool) or not isinstance(buffer, (int, float)):
-        raise TypeError(f"buffer={buffer!r}: give bytes, a size such as '8GiB', or a share such as '25%' or 0.25")
-    if not buffer >= 0 or (isinstance(buffer, float) and buffer >= 1):
+            raise PlanError(f"{name}={given!r}: {error}") from None
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise TypeError(f"{name}={given!r}: give bytes, a size such as '8GiB', or a share such as '25%' or 0.25")
+    if not given >= 0 or (isinstance(given, float) and given >= 1):
         raise PlanError(
-            f"buffer={buffer!r}: bytes are a whole number from 0, and a share of the memory is above 0 and below 1"
+            f"{name}={given!r}: bytes are a whole number from 0, and a share of the memory is above 0 and below 1"
         )
-    return int(buffer * there_is) if isinstance(buffer, float) else buffer
+    return int(given * there_is) if isinstance(given, float) else given
 
 
 def checked_storage(storage: Profile) -> Storage | None:

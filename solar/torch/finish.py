@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from solar.io.field import Field
 from solar.values import Layout
 
 Tensor = torch.Tensor
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-Decode = Callable[[Tensor, Tensor], Tensor]  # of the rows on the device, and of the same on the host
+Told = NDArray[Any]  # what the host knows of rows, an element of each
+
+
+class Decode(Protocol):
+    """Makes samples of rows of bytes on the device."""
+
+    def told(self, host: Tensor) -> Told:
+        """What the host must know of the rows."""
+
+    def __call__(self, rows: Tensor, told: Told) -> Tensor: ...
 
 
 class Finish:
@@ -40,13 +49,19 @@ class Finish:
             self._dtype = _torch_dtype(target)
             self._mean, self._std = (_term(term, target, device) for term in (field.mean, field.std))
 
-    def __call__(self, tensor: Tensor, host: Tensor) -> Tensor:
-        """What is made of the tensor on the device, of which `host` is the same on the host."""
-        return self._of_batch(tensor[None], host[None])[0] if self._single else self._of_batch(tensor, host)
+    def told(self, host: Tensor) -> Told | None:
+        """What is to be known of a tensor before it is finished on the device, where there is anything."""
+        if self._decode is None:
+            return None
+        return self._decode.told(host[None] if self._single else host)
 
-    def _of_batch(self, tensor: Tensor, host: Tensor) -> Tensor:
-        if self._decode is not None:
-            tensor = self._decode(tensor, host)
+    def __call__(self, tensor: Tensor, told: Told | None) -> Tensor:
+        """What is made of the tensor on the device, of which `told` is known."""
+        return self._of_batch(tensor[None], told)[0] if self._single else self._of_batch(tensor, told)
+
+    def _of_batch(self, tensor: Tensor, told: Told | None) -> Tensor:
+        if self._decode is not None and told is not None:
+            tensor = self._decode(tensor, told)
         if self._field is None or self._dtype is None:
             return tensor
         stored, tensor = tensor.dtype, as_signed(tensor)

@@ -10,18 +10,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
 import torch
 
 from solar.io.late import Late
+from solar.torch.beneath import Array
 from solar.torch.finish import Finish
 from solar.torch.making import GLANCE, UNWANTED, Coming, ended_first, span
+from solar.torch.parts import is_plain, plain_parts, walked
+from solar.torch.spared import Partial, Partly
 from solar.torch.stats import Stats
 from solar.torch.streams import Mark, Streams
-from solar.torch.uneven import rebuilt
+from solar.torch.tier import Joining, Tier
 
 Tensor = torch.Tensor
 log = logging.getLogger("solar")
@@ -99,9 +104,15 @@ class Landing:
     """
 
     def __init__(
-        self, form: Form, streams: Streams | None, stats: Stats, finishes: Any = None, ahead: int = AHEAD
+        self,
+        form: Form,
+        streams: Streams | None,
+        stats: Stats,
+        finishes: Any = None,
+        ahead: int = AHEAD,
+        tier: Tier | None = None,
     ) -> None:
-        self._form, self._streams, self._stats, self._finishes = form, streams, stats, finishes
+        self._form, self._streams, self._stats, self._finishes, self._tier = form, streams, stats, finishes, tier
         self._slots: deque[_Slot] = deque()
         self._timed: deque[tuple[Mark, Mark, Mark]] = deque()
         self._timing = threading.Lock()
@@ -125,33 +136,56 @@ class Landing:
         landing.future = self._pool.submit(landing.landed, self._places, self._stopped)
         return landing
 
+    def expected(self, coming: Coming, names: Array) -> Coming:
+        """The batch as `start` and `land` take it: where rows stay on the device, without those."""
+        return coming if self._tier is None else Partly(coming, names, self._tier, self._finishes)
+
     def land(self, batch: Any) -> Landed:
         """Begins to copy the batch to the device, and what is to be made of it there."""
+        if self._tier is None or not isinstance(batch, Partial):
+            return self._landed(batch, None)
+        hosts = [host for host, how in plain_parts(batch.batch, self._finishes) if how is not None]
+        with self._beside(), self._tier.joining(batch.names, batch.slots, hosts) as joining:
+            return self._landed(batch.batch, joining)
+
+    def _landed(self, batch: Any, joining: Joining | None) -> Landed:
         streams = self._streams
         if streams is None:
-            return Landed(walked(batch, self._finishes, self._moved), all_landed=False)
+            if joining is not None:
+                joining.use(joining.indices.to(self._form.device))
+            act = partial(self._moved, joining=joining)
+            return Landed(walked(batch, self._finishes, act), all_landed=False)
         begun = time.perf_counter()
-        found = _plain_parts(batch)
+        found = [part for part, _ in plain_parts(batch)] + ([] if joining is None else [joining.indices])
         with torch.no_grad():
             slot, hosts = self._staged(found, streams)
-            with streams.beside():
+            with self._beside():
                 begin = streams.mark()
                 there = [streams.there(host) for host in hosts]
                 copied = streams.mark()
-                pairs = iter(zip(there, found, strict=True))
+                if joining is not None:
+                    joining.use(there[-1])
                 landed = Landed(batch, all_landed=True)
-                landed.batch = walked(batch, self._finishes, lambda part, how: self._finished(part, how, pairs, landed))
+                pairs = iter(zip(there, found, strict=True))
+                act = partial(self._finished, pairs=pairs, landed=landed, joining=joining)
+                landed.batch = walked(batch, self._finishes, act)
                 landed.mark = streams.mark()
         if slot is not None:
             slot.copied = copied
+        self._count(landed, hosts, (begin, copied, landed.mark))
+        landed.seconds = time.perf_counter() - begun
+        return landed
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._streams is None else self._streams.beside()
+
+    def _count(self, landed: Landed, hosts: list[Tensor], marks: tuple[Mark, Mark, Mark]) -> None:
         nbytes = sum(tensor.nbytes for tensor in landed.tensors)
         landed.release = _once(lambda: self._stats.landed(0, -nbytes))
         with self._timing:
-            self._timed.append((begin, copied, landed.mark))
+            self._timed.append(marks)
         self._time()
         self._stats.landed(sum(host.nbytes for host in hosts), nbytes)
-        landed.seconds = time.perf_counter() - begun
-        return landed
 
     def handed_out(self, landed: Landed) -> Any:
         """The batch, for what the consumer begins from now on in its stream."""
@@ -169,18 +203,23 @@ class Landing:
         landed.release()
         return batch
 
-    def _moved(self, part: Any, how: Finish | None) -> Any:
-        if how is None or not _is_plain(part):
-            return part
-        return how(part.to(self._form.device), part)
+    def _moved(self, part: Any, how: Finish | None, joining: Joining | None) -> Any:
+        return part if how is None or not is_plain(part) else _made(part.to(self._form.device), part, how, joining)
 
-    def _finished(self, part: Any, how: Finish | None, pairs: Iterator[tuple[Tensor, Tensor]], landed: Landed) -> Any:
-        if not _is_plain(part):
+    def _finished(
+        self,
+        part: Any,
+        how: Finish | None,
+        pairs: Iterator[tuple[Tensor, Tensor]],
+        landed: Landed,
+        joining: Joining | None,
+    ) -> Any:
+        if not is_plain(part):
             landed.all_landed = False
             return part
         tensor, host = next(pairs)
         if how is not None:
-            tensor = how(tensor, host)
+            tensor = _made(tensor, host, how, joining)
         landed.tensors.append(self._form.given(tensor))
         return landed.tensors[-1]
 
@@ -309,35 +348,12 @@ def _once(act: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: acts.pop()() if acts else None
 
 
-# --- the parts of a batch ----
-
-
-def walked(batch: Any, finishes: Any, act: Callable[[Any, Finish | None], Any]) -> Any:
-    """The batch with `act` of each part that can be moved, and of what is said of it in the same structure."""
-    if hasattr(batch, "to"):
-        return act(batch, finishes if isinstance(finishes, Finish) else None)
-    of_parts = finishes.values() if isinstance(finishes, dict) else finishes
-    parts = iter(of_parts if isinstance(finishes, (dict, tuple)) else ())
-    return rebuilt(batch, lambda part: walked(part, next(parts, None), act))
-
-
-def _plain_parts(batch: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-
-    def seen(part: Any, _: Finish | None) -> Any:
-        if _is_plain(part):
-            found.append(part)
-        return part
-
-    walked(batch, None, seen)
-    return found
-
-
-def _is_plain(part: Any) -> bool:
-    """Whether it is host memory that can be copied byte by byte; any other is moved by its own `to`."""
-    if type(part) is not Tensor or part.layout is not torch.strided or part.device.type != "cpu":
-        return False
-    return not (part.requires_grad or part.is_quantized or part.is_nested or part.is_conj() or part.is_neg())
+def _made(there: Tensor, host: Tensor, how: Finish, joining: Joining | None) -> Tensor:
+    """What is made on the device of rows that came there, and of those that stayed."""
+    told = how.told(host)
+    if joining is not None:
+        there, told = joining.joined(there, told)
+    return how(there, told)
 
 
 def _to(part: Any, form: Form) -> Any:

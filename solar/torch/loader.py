@@ -59,7 +59,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     `device` is where batches come, copied while it computes (docs/gpu.md): "cuda", "cuda:1", "cpu", ...; None leaves
     them where they are made. There floating-point tensors become `dtype`, images and volumes `channels_last`; with
     `static=True` each batch has the addresses of the one before, and overwrites it. `decode="device"` has compressed
-    bytes copied, and decoded there.
+    bytes copied, and decoded there. `resident` is memory of the device (bytes, "4GiB", "25%" of what is free) in which
+    samples stay from epoch to epoch, which are then neither read nor copied again.
     With on_error="skip" samples that cannot be read are left out, counted in `stats` and logged one by one; their batch
     is smaller, and there is none where no sample of it is left.
 
@@ -103,6 +104,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         channels_last: bool = False,
         static: bool = False,
         decode: Where = "host",
+        resident: Size = None,
         on_error: OnError = "raise",
     ) -> None:
         if operator.index(ahead) < 1:
@@ -136,14 +138,16 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.buffer, self.epochs, self.storage = buffer, epochs, storage  # as given: loaders are made anew from these
         self.exchange, self.balance = exchange, balance
         self.device, self.dtype, self.channels_last = device, dtype, channels_last
-        self.static, self.decode = static, decode
-        self._on_device = OnDevice(device, dtype, channels_last, static, decode)
+        self.static, self.decode, self.resident = static, decode, resident
+        self._on_device = OnDevice(device, dtype, channels_last, static, decode, resident)
         self.on_error = checked(on_error)
         if isinstance(sampler, PlanSampler) and batch_size is not None:
             # Only it can cut an exact tail. Past torch's __setattr__, which forbids what it has itself just done.
             self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
         self._course = Course(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
         self._stats = Stats()
+        if self._on_device.keeps and buffer is None:
+            buffer = 0  # what comes through one is read whether it stays or not, and nobody asked for it
         self._buffered = Buffered(buffer, epochs, storage, self._stats, exchange, balance)
         self._workers = Workers()
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -242,6 +246,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._iterator = None
         self._buffered.close()
         self._workers.close()
+        self._on_device.close()
 
     def __enter__(self) -> Self:
         return self

@@ -151,7 +151,8 @@ class NativeIter(Draws):
             try:
                 return self._made(coming)
             except UNREADABLE as error:
-                if self._skipping is None:
+                samplers = self._sampler_failed and len(self._coming) == 1  # no sample is to blame
+                if self._skipping is None or samplers:
                     raise
                 samples = self._skipping.readable(error, self._timeout or None)
             return self._made(self._made_anew(samples))
@@ -309,10 +310,13 @@ class NativeIter(Draws):
         pending, called = source.start(samples)
         names = called.tolist()
         keys = self._keys(names) if self._making.transform is not None else ()
+        coming: Coming
         if self._threads is None:
-            return Inline(pending, len(samples), self._making, keys)
-        [of_batch] = self._keys([number])
-        return self._threads.start(pending, len(samples), keys, (*of_batch, *names[:1]))
+            coming = Inline(pending, len(samples), self._making, keys)
+        else:
+            [of_batch] = self._keys([number])
+            coming = self._threads.start(pending, len(samples), keys, (*of_batch, *names[:1]))
+        return coming if self._landing is None else self._landing.expected(coming, called)
 
     def _keys(self, names: list[int]) -> list[Key]:
         """What seeds the samples' random numbers: nothing that depends on ranks, threads or resuming."""

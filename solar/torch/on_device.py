@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,16 +12,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from solar.errors import PlanError
+from solar.io import machine
 from solar.io.encoded import Encoded, encoded
 from solar.io.field import Field
 from solar.torch.beneath import Beneath, h5_beneath
+from solar.torch.budget import Size, in_bytes
 from solar.torch.dataset import H5Dataset
-from solar.torch.decoding import decoder
+from solar.torch.decoding import Decoding
 from solar.torch.finish import Finish, by_device, exact
 from solar.torch.landing import Form, Landing, Static
 from solar.torch.making import Making
 from solar.torch.pending import leaves, mapped
+from solar.torch.spared import Parts, Spared, parted, stays
+from solar.torch.stats import Stats
 from solar.torch.streams import Streams, device_of, named, streams_of
+from solar.torch.tier import Tier, asked
 from solar.values import Layout
 
 if TYPE_CHECKING:
@@ -38,22 +44,36 @@ class OnDevice:
     """
 
     def __init__(
-        self, device: Device, dtype: torch.dtype | str | None, channels_last: bool, static: bool, decode: Where
+        self,
+        device: Device,
+        dtype: torch.dtype | str | None,
+        channels_last: bool,
+        static: bool,
+        decode: Where,
+        resident: Size = None,
     ) -> None:
-        on_device = decode == "device"
-        asked = {"dtype": dtype is not None, "channels_last": channels_last, "static": static, "decode": on_device}
+        wanted = {"dtype": dtype is not None, "channels_last": channels_last, "static": static}
+        wanted |= {"decode": decode == "device", "resident": resident is not None}
         if decode not in ("host", "device"):
             raise ValueError(f"decode={decode!r}: our codec is decoded on the 'host' or on the 'device'")
-        if device is None and any(asked.values()):
-            first = next(name for name, given in asked.items() if given)
+        if device is None and any(wanted.values()):
+            first = next(name for name, given in wanted.items() if given)
             raise ValueError(f"{first}= is for batches on a device: give device=, which may be 'cpu'")
         if device is not None:
             named(device)  # which of several it is, and whether it is there, is asked when it is used
         self._device, self._channels_last, self._decode = device, channels_last, decode
+        # Of how much memory it is a share is asked when it is taken.
+        self._resident = resident if resident is not None and in_bytes(resident, machine.PLENTY, "resident") else None
         self._dtype = _floating(dtype)
         self._static = Static() if static else None
         self._streams: tuple[torch.device, Streams | None] | None = None
         self._views: dict[Any, tuple[list[H5Dataset], list[H5Dataset], Any]] = {}
+        self._tier: tuple[list[H5Dataset], Tier, Parts] | None = None  # of which views it keeps samples
+
+    @property
+    def keeps(self) -> bool:
+        """Whether samples are to stay on the device."""
+        return self._resident is not None
 
     def landing(self, loader: DataLoader[Any]) -> Landing | None:
         """The landing of an iterator of torch's; None without a device."""
@@ -62,6 +82,10 @@ class OnDevice:
         if self._decode == "device":
             raise PlanError(
                 f"decode='device' is for an H5Dataset, and {h5_beneath(loader.dataset)}: give decode='host'"
+            )
+        if self._resident is not None:
+            raise PlanError(
+                f"resident={self._resident!r} is for an H5Dataset, and {h5_beneath(loader.dataset)}: leave it out"
             )
         form = self._form(self._device)
         return Landing(form, self._streams_of(form.device), loader._stats)
@@ -74,6 +98,8 @@ class OnDevice:
             return None, beneath
         form = self._form(self._device)
         streams = self._streams_of(form.device)
+        if self._resident is not None:
+            self._check_staying(making)
         if making.in_python:
             if self._decode == "device":
                 raise PlanError(
@@ -82,7 +108,35 @@ class OnDevice:
                 )
             return Landing(form, streams, loader._stats, None, loader.ahead), beneath
         datasets, finishes = self._viewed(beneath.datasets, form.device, making.auto_collation)
-        return Landing(form, streams, loader._stats, finishes, loader.ahead), Beneath(datasets, beneath.locate)
+        made = Beneath(datasets, beneath.locate)
+        if self._resident is None:
+            return Landing(form, streams, loader._stats, finishes, loader.ahead), made
+        tier, parts = self._tier_of(datasets, form.device, loader._stats)
+        spared = Spared(datasets, beneath.locate, parts, tier)
+        return Landing(form, streams, loader._stats, finishes, loader.ahead, tier), spared
+
+    def _check_staying(self, making: Making) -> None:
+        if making.in_python:
+            raise PlanError(
+                f"resident={self._resident!r}, but your transform or collate_fn is to get the samples on the host: "
+                "leave resident out, or do that in device_transform"
+            )
+        if not making.auto_collation:
+            raise PlanError(f"resident={self._resident!r} is for batches, and batch_size=None has none")
+
+    def _tier_of(self, datasets: list[H5Dataset], device: torch.device, stats: Stats) -> tuple[Tier, Parts]:
+        """The tier of these views, which keeps what iterators before have put there."""
+        if self._tier is None or self._tier[0] is not datasets or self._tier[1].process != os.getpid():
+            self._tier = None  # before its successor is made
+            tier = Tier(sum(map(len, datasets)), asked(self._resident, device), device, stats)
+            self._tier = (datasets, tier, parted(datasets))
+        return self._tier[1:]
+
+    def close(self) -> None:
+        """Lets go of what stays on the device."""
+        if self._tier is not None and self._tier[1].process == os.getpid():
+            self._tier[1].close()
+        self._tier = None
 
     def _form(self, device: str | int | torch.device) -> Form:
         return Form(device_of(device), self._dtype, self._channels_last, self._static)
@@ -112,7 +166,7 @@ class OnDevice:
             views = "" if self._decode == "host" else _encoded(field, ours)
             finish = None
             if not isinstance(views, str):
-                decode = decoder(views[0], device, self._straight(field, views[0]))
+                decode = Decoding(views[0], device, self._straight(field, views[0]))
                 finish = Finish(field, ours[0], device, decode, single=not batched)
             elif self._streams_of(device) is not None and by_device(field, ours[0]):
                 finish = Finish(field, ours[0], device, single=not batched)
@@ -123,6 +177,11 @@ class OnDevice:
             raise PlanError(f"decode='device', and none of the fields can be: {refused[0]}. Give decode='host'")
         log.log(logging.INFO if any(refused) else logging.DEBUG, "decoded on the host: %s", "; ".join(refused))
         left = [field if finish is None else None for field, finish in zip(fields, finishes, strict=True)]
+        if self._resident is not None:  # what is finished is what stays
+            finishes = [
+                Finish(None, ours[0], device) if finish is None and stays(ours[0]) else finish
+                for finish, ours in zip(finishes, layouts, strict=True)
+            ]
         made = [_view(one, [each[k] for each in layouts], left) for k, one in enumerate(datasets)]
         waiting = iter(finishes)
         return made, mapped(datasets[0].layouts, lambda _: next(waiting))
@@ -134,7 +193,7 @@ class OnDevice:
         return self._dtype if plain and view.dtype == "f4" and self._dtype in halves else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__, _views={}, _streams=None)
+        return dict(self.__dict__, _views={}, _streams=None, _tier=None)
 
 
 def _encoded(field: Field | None, layouts: Sequence[Layout]) -> list[Encoded] | str:

@@ -40,21 +40,21 @@ class PendingBatch:
 
     def __init__(self, structure: Any) -> None:
         self._structure = structure
-        self._fields: list[PendingField] = leaves(structure)
+        self.fields: list[PendingField] = leaves(structure)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it fills."""
-        return sum(field.nbytes for field in self._fields)
+        return sum(field.nbytes for field in self.fields)
 
     @property
     def converts(self) -> bool:
         """Whether any field is made otherwise than it is stored."""
-        return any(field.field is not None for field in self._fields)
+        return any(field.field is not None for field in self.fields)
 
     def counts(self) -> dict[str, int]:
         """What reading it took, once it has arrived."""
-        parts = [part for field in self._fields for part in field.parts]
+        parts = [part for field in self.fields for part in field.parts]
         if len(parts) == 1:
             return parts[0].counts
         counts: dict[str, int] = {}
@@ -70,13 +70,13 @@ class PendingBatch:
     def arrived(self, seconds: float | None = None) -> list[Array]:
         """Waits for the bytes alone: the values of the fields as they are stored."""
         end = None if seconds is None else time.monotonic() + seconds
-        return [field.wait(end) for field in self._fields]
+        return [field.wait(end) for field in self.fields]
 
     def converted(self, arrived: list[Array]) -> Any:
         """What `arrived` gave, made as the fields ask, in their structure."""
         made = (
             _as_batch(values if field.field is None else field.field.convert(values))
-            for field, values in zip(self._fields, arrived, strict=True)
+            for field, values in zip(self.fields, arrived, strict=True)
         )
         return mapped(self._structure, lambda _: next(made))
 

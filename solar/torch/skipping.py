@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from solar.torch.loader import DataLoader
 
 OnError = Literal["raise", "skip"]
+MANY = 100  # samples one after the other that cannot be read: no sample is to blame, but the file or its storage
 UNREADABLE = (ReadError, CodecError)  # what a sample's own bytes can be guilty of
 NOT_ALONE = (
     "on_error='skip': not one of the {samples} samples of a batch of this rank can be read, and were the batch left "
@@ -45,6 +46,7 @@ class Skipping:
         self._samples: deque[Any] = deque()  # of the batches on their way
         self._handed_out = False
         self._last: Exception | None = None  # of a batch left out
+        self._row = 0  # samples one after the other that could not be read
 
     def started(self, samples: Any) -> None:
         """A batch of these samples is on its way."""
@@ -57,6 +59,7 @@ class Skipping:
     def handed_out(self) -> None:
         """A batch reached the user."""
         self._handed_out = True
+        self._row = 0
 
     def readable(self, error: Exception, seconds: float | None) -> list[Any]:
         """The samples of the oldest batch that can be read, each of which gets so many seconds. LeftOut: none can."""
@@ -66,6 +69,12 @@ class Skipping:
         bad = [(sample, why) for sample, why in zip(samples, found, strict=True) if why is not None]
         for sample, why in bad:
             log.warning("on_error='skip': sample %s is left out: %s", sample, why)
+        for one in found:
+            self._row = self._row + 1 if isinstance(one, ReadError) else 0
+            if self._row == MANY:
+                raise ReadError(
+                    f"on_error='skip': {MANY} samples one after the other could not be read: {one}"
+                ) from one
         if samples and len(bad) == len(samples):
             if not self._alone:
                 raise ReadError(NOT_ALONE.format(samples=len(bad), error=error)) from error

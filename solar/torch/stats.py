@@ -34,7 +34,7 @@ class Stats:
     """
 
     def __init__(self) -> None:
-        self._resident = self._landed = 0
+        self._resident = self._landed = self._kept_samples = self._kept_nbytes = 0
         self.reset()
 
     def reset(self) -> None:
@@ -43,7 +43,7 @@ class Stats:
             self._epochs = self._batches = self._samples = self._batch_nbytes = self._skipped = 0
             self._busy = 0.0
             self._peak = self._resident
-            self._landed_nbytes, self._landed_peak = 0, self._landed
+            self._landed_nbytes, self._landed_peak, self._kept_hits = 0, self._landed, 0
             self._copying = self._finishing = 0.0
             self._native = dict.fromkeys(NATIVE, 0)
             self._waits = dict.fromkeys(CAUSES, 0.0)
@@ -116,6 +116,13 @@ class Stats:
             self._landed += delta_bytes
             self._landed_peak = max(self._landed_peak, self._landed)
 
+    def kept(self, delta_samples: int, delta_bytes: int, hits: int) -> None:
+        """More (or, negative, fewer) samples stay on the device, in more memory; and so many that did were used."""
+        with _LOCK:
+            self._kept_samples += delta_samples
+            self._kept_nbytes += delta_bytes
+            self._kept_hits += hits
+
     def device_took(self, copying: float, finishing: float) -> None:
         """What a batch took on the device, by its own clock: to be copied there, and to be decoded, cast and so on."""
         with _LOCK:
@@ -132,6 +139,8 @@ class Stats:
                 "batch_bytes": int(self._batch_nbytes), "bytes": native.pop("bytes_read") + native["bytes_mapped"],
                 **native, "resident_bytes": self._resident, "peak_bytes": self._peak, "busy_seconds": self._busy,
                 "device_bytes": self._landed_nbytes, "device_peak_bytes": self._landed_peak,
+                "device_hits": self._kept_hits, "device_resident_samples": self._kept_samples,
+                "device_resident_bytes": self._kept_nbytes,
                 "device_copy_seconds": self._copying, "device_decode_seconds": self._finishing,
             }  # fmt: skip
         waited = sum(waits.values())
@@ -265,7 +274,7 @@ def _amplified(totals: Mapping[str, Any], key: str, done: str) -> str:
 FOR = {
     "storage": "for storage",
     "decode": "for decoding",
-    "transform": "for your transform",
+    "transform": "for transforms, casts and normalising",
     "exchange": "for samples from other ranks",
     "device copy": "for the copy to the device",
     "collate": "for collating",

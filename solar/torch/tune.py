@@ -237,6 +237,12 @@ def measure(
 
 def check(task: Task, batches: int | None) -> None:
     """PlanError or LayoutError where a measurement of these fields could only fail later."""
+    if not any(one.requires_grad for one in task.model.parameters()):
+        raise PlanError("the model has no parameters that are trained, so that no gradient can be taken")
+    if any(isinstance(one, torch.nn.UninitializedParameter) for one in task.model.parameters()):
+        raise PlanError(
+            "the model has parameters without a shape yet (a lazy module): call it once before you return it"
+        )
     try:
         torch.zeros(1, device=task.device)
     except (RuntimeError, AssertionError) as error:

@@ -17,6 +17,7 @@ import pytest
 from kit import settle
 
 SAMPLES = 53
+TORN = "exitcode: -6"  # torch's own threads at times abort a process of gloo that ends: 2 of 18 of plain torch did
 
 
 @pytest.fixture(scope="session")
@@ -46,26 +47,36 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str,
         seconds: float = 180,
         **environment: str,
     ) -> dict[str, Any]:
-        folder = tmp_path_factory.mktemp(file.stem)
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        # One thread each, over the loopback: a machine may have two cores, and no name that resolves.
-        ours = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "XDG_CACHE_HOME": str(folder / "cache")}
-        process = subprocess.Popen(
-            [*by, sys.executable, *(torchrun if processes else []), str(file), *map(str, words)],
-            cwd=folder,
-            env={**os.environ, **ours, "TOLD": str(folder), **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            pytest.fail(f"{file.name} was not done after {seconds} s:\n{output[-4000:]}")
-        assert process.returncode == 0, output[-4000:]
+        command = [*by, sys.executable, *(torchrun if processes else []), str(file), *map(str, words)]
+        for tries_left in (1, 0):
+            folder = tmp_path_factory.mktemp(file.stem)
+            code, output = ended(command, folder, environment, seconds)
+            if not (code and processes and tries_left and TORN in output):
+                break
+        assert code == 0, output[-4000:]
         return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
     return run
+
+
+def ended(command: list[str], folder: Path, environment: dict[str, str], seconds: float) -> tuple[int, str]:
+    """The exit status of a command and what it printed. It has the folder for itself."""
+    # One thread each, over the loopback: a machine may have two cores, and no name that resolves.
+    ours = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "XDG_CACHE_HOME": str(folder / "cache")}
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **ours, "TOLD": str(folder), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        pytest.fail(f"{command[-2:]} was not done after {seconds} s:\n{output[-4000:]}")
+    return process.returncode, output

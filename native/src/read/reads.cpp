@@ -123,13 +123,27 @@ void Worker::read_trusting(Request& request) {
   if (now_ns() - begin_ns > most_ns) held_ = 0;
 }
 
-// `failed`: errno of a read of it before, or 0.
+// `failed`: errno of a read of it before, or 0. What cannot be read at once is read part by part: what nobody asked for
+// (a hole) may be what fails.
 void Worker::read_blocking(Request& request, int failed) {
   Patience patience;
+  bool apart = false, tried = false;  // here: the ring may refuse what a plain read gives
   while (request.left > 0) {
-    if (failed != 0) try_again(request, failed, patience);
-    const ssize_t got =
-        request.file->read_some(&request.parts[request.part], request.parts.size() - request.part, request.offset);
+    const std::size_t parts = request.parts.size() - request.part;
+    if (failed != 0 && !try_again(request, failed, patience)) {
+      const iovec& here = request.parts[request.part];
+      const bool alone = tried && (apart || parts == 1);
+      const bool hole = here.iov_base >= scrap_.data() && here.iov_base < scrap_.data() + hole_limit;
+      if (alone && !hole) {
+        fail(request, std::string("cannot be read: ") + std::strerror(failed) + patience.said(), failed);
+      }
+      if (alone) request.advance(here.iov_len);
+      apart = tried;
+      failed = 0;
+      continue;
+    }
+    tried = true;
+    const ssize_t got = request.file->read_some(&request.parts[request.part], apart ? 1 : parts, request.offset);
     failed = got < 0 ? errno : 0;
     if (got > 0) {
       request.advance(static_cast<std::uint64_t>(got));
@@ -140,16 +154,16 @@ void Worker::read_blocking(Request& request, int failed) {
   }
 }
 
-// Waits until the read may be made again; an Error where it may not. A handle that the server forgot is had anew.
-void Worker::try_again(Request& request, int failed, Patience& patience) {
-  if (request.job->failed.load(std::memory_order_relaxed) || !patience.again(failed)) {
-    fail(request, std::string("cannot be read: ") + std::strerror(failed) + patience.said(), failed);
-  }
+// Waits until the read may be made again; false where it may not. A handle that the server forgot is had anew.
+bool Worker::try_again(Request& request, int failed, Patience& patience) {
+  if (request.job->failed.load(std::memory_order_relaxed)) fail(request, "given up", failed);
+  if (!patience.again(failed)) return false;
   ++done_.retries;
-  if (failed != ESTALE) return;
+  if (failed != ESTALE) return true;
   files_.forget(request.file->path());
   direct_files_.forget(request.file->path());
   request.file = open(request, files_);
+  return true;
 }
 
 // Takes in a result: bytes read, or minus errno. What failed or brought too little is read again, blocking and through

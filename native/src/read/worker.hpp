@@ -82,7 +82,7 @@ class Worker {
   bool read_at_once(Request& request);
   void read_trusting(Request& request);
   void read_blocking(Request& request, int failed = 0);
-  void try_again(Request& request, int failed, Patience& patience);
+  bool try_again(Request& request, int failed, Patience& patience);
   void queue(Request& request, const iovec* parts, std::size_t count);
   void submit();
   void land(Request& request, std::int64_t result);

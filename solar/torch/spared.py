@@ -1,0 +1,122 @@
+"""Spared: batches read without the rows that are on the device already."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from solar.torch.beneath import Array, Beneath
+from solar.torch.dataset import H5Dataset, start_together
+from solar.torch.finish import as_signed
+from solar.torch.making import Coming
+from solar.torch.parts import walked
+from solar.torch.pending import TENSOR_KINDS, PendingBatch, PendingField, leaves, mapped
+from solar.torch.tier import Slots, Tier
+from solar.values import Layout
+
+
+class SparedBatch(PendingBatch):
+    """A batch on its way, whose fields of numbers have only the samples that are not on the device."""
+
+    def __init__(self, structure: Any, slots: Slots) -> None:
+        super().__init__(structure)
+        self.slots = slots  # of all its samples
+
+
+class Parts(NamedTuple):
+    """Of each H5Dataset the fields of numbers, which can stay on a device, and the others."""
+
+    numbers: list[H5Dataset]
+    others: list[H5Dataset]
+
+
+@dataclass(frozen=True)
+class Spared(Beneath):
+    """What lies beneath a dataset, of which is not read again what a tier has."""
+
+    parts: Parts
+    tier: Tier
+
+    def start(self, indices: Sequence[Any]) -> tuple[PendingBatch, Array]:
+        which, rows = self.locate(indices)
+        names = rows + self.firsts[which]
+        slots = self.tier.slots(names)
+        few = np.flatnonzero(slots < 0)
+        numbers = _fields(self.parts.numbers, which[few], rows[few])
+        others = _fields(self.parts.others, which, rows)
+        made = mapped(self.first.layouts, lambda layout: next(numbers if stays(layout) else others))
+        return SparedBatch(made, slots), names
+
+
+def parted(datasets: Sequence[H5Dataset]) -> Parts:
+    """The parts of these datasets."""
+    return Parts([_only(one, True) for one in datasets], [_only(one, False) for one in datasets])
+
+
+def _only(dataset: H5Dataset, numbers: bool) -> H5Dataset:
+    made = copy.copy(dataset)  # which has opened nothing yet
+    pairs = zip(leaves(dataset.layouts), leaves(dataset.fields), strict=True)
+    found = [(layout, field) for layout, field in pairs if stays(layout) == numbers]
+    made.layouts, made.fields = (tuple(one) for one in (zip(*found, strict=True) if found else ((), ())))
+    return made
+
+
+def _fields(datasets: list[H5Dataset], which: Array, rows: Array) -> Iterator[PendingField]:
+    if not leaves(datasets[0].layouts):
+        return iter(())
+    return iter(start_together(datasets, which, rows).fields)
+
+
+def stays(layout: Layout) -> bool:
+    """Whether the samples are numbers, which can stay on a device."""
+    return layout.dtype.base.kind in TENSOR_KINDS
+
+
+# --- on the way ----
+
+
+@dataclass
+class Partial:
+    """A batch of which has come what is not on the device."""
+
+    batch: Any
+    names: Array  # of all its samples
+    slots: Slots
+
+
+class Partly:
+    """A batch that will come without what is on the device by then; from a buffer it comes whole, and that is left out.
+
+    It is made as any other, of fewer samples.
+    """
+
+    def __init__(self, coming: Coming, names: Array, tier: Tier, finishes: Any) -> None:
+        self.pending, self.samples = coming.pending, coming.samples
+        self.transform_seconds = self.collate_seconds = 0.0
+        self._coming, self._names, self._tier, self._finishes = coming, names, tier, finishes
+
+    def wait(self, seconds: float | None) -> Partial:
+        of = self._coming
+        try:
+            batch = of.wait(seconds)
+        finally:
+            self.transform_seconds, self.collate_seconds = of.transform_seconds, of.collate_seconds
+        if isinstance(self.pending, SparedBatch):
+            return Partial(batch, self._names, self.pending.slots)
+        slots = self._tier.slots(self._names)
+        if (slots >= 0).any():
+            came = torch.from_numpy(np.flatnonzero(slots < 0))
+            batch = walked(batch, self._finishes, lambda part, how: part if how is None else _chosen(part, came))
+        return Partial(batch, self._names, slots)
+
+    def forget(self) -> None:
+        self._coming.forget()
+
+
+def _chosen(part: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    return as_signed(part).index_select(0, which).view(part.dtype)
