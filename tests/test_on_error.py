@@ -227,6 +227,7 @@ def test_many_samples_may_be_unreadable_if_they_are_far_apart(tmp_path: Path) ->
         file.create_dataset("x", data=np.arange(400, dtype="f4").reshape(400, 1), chunks=(1, 1))
         offsets = [file["x"].id.get_chunk_info(row).byte_offset for row in range(1, 400, 2)]
     settle(path)
+    data = H5Dataset(str(path), "x")
     _native._inject_faults(  # type: ignore[attr-defined]
         [
             (call, path.name, at, at + 4, 0, FOR_EVER, errno.ENXIO, FOR_EVER, 0.0)
@@ -235,7 +236,7 @@ def test_many_samples_may_be_unreadable_if_they_are_far_apart(tmp_path: Path) ->
         ]
     )
     try:
-        loader = DataLoader(H5Dataset(str(path), "x"), 1, on_error="skip")
+        loader = DataLoader(data, 1, on_error="skip")
         assert [batch.item() for batch in loader] == list(range(0, 400, 2))
         assert loader.stats()["skipped"] == 200
     finally:
