@@ -225,6 +225,7 @@ class _Run:
     def __post_init__(self) -> None:
         self.facts = facts_of(self.path)
         self.before: list[Leftover] = []
+        self._resumed = False  # there was an earlier run
         self._start = time.monotonic()
         self._theirs: int | None = None  # the first chunk that others encode
         self._stored: dict[str, int] = {}
@@ -239,6 +240,7 @@ class _Run:
 
     def write(self, prepared: Prepared, head: dict[str, Any], force: bool) -> Stored:
         """Writes the file and gives it its name."""
+        self._resumed = bool(self.before)
         if self.others is not None:
             there = [(one.first, one.first + one.chunks) for one in self.before]
             self._theirs = self.others.begin(head, there, prepared)
@@ -325,8 +327,7 @@ class _Run:
             else:
                 done: Future[Any] = Future()
                 done.set_result(ready)
-                earlier = self.others is None or self._theirs is not None  # and not what other ranks made just now
-                yield (first, count, earlier), done
+                yield (first, count, self._resumed), done  # else other ranks made them just now
 
     def _ready(self, count: int) -> list[bytes] | None:
         """The next chunks as an earlier run left them; None unless all of them are there."""

@@ -42,6 +42,7 @@ def large(tmp_path: Path) -> Path:
 def test_ranks_write_the_same_bytes_as_one_process(ranks: int, large: Path) -> None:
     said = under_mpi(ranks, PROGRAM, large, large.with_name("b.h5"), "", 0)
     assert [one["code"] for one in said] == [0] * ranks
+    assert said[0]["said"]["again"] == 0
     assert said[0]["said"]["nbytes"] == large.with_name("whole.h5").stat().st_size
     assert [one["said"] for one in said[1:]] == [{}] * (ranks - 1)
     assert large.with_name("b.h5").read_bytes() == large.with_name("whole.h5").read_bytes()
