@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +35,7 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LIST = re.compile(r"^(?!\s|[-*] |[|>#]|\d+\. )(.+)\n(?=(?:- |\d+\. ))", re.MULTILINE)
 
 
+@event_priority(100)  # before the reference looks where its modules are
 def on_config(config: Any) -> Any:
     """The decisions' pages, as many as there are, take the place of their folder in the navigation.
 
