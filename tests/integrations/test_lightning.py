@@ -23,13 +23,14 @@ from integrations.lightning_program import FIELDS, Indices, Recorder, Validated,
 
 SAMPLES = 53
 
-# What Lightning asks of a newer torch, and what it thinks of these tests' folders; every other warning is an error.
+# What Lightning asks of a newer torch, and what it thinks of these tests' folders and machine; every other warning is an error.
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{text}")
     for text in (
         ".*LeafSpec.*is deprecated:FutureWarning",
         "Checkpoint directory:UserWarning",
         "The dirpath:UserWarning",
+        "The `srun` command is available:UserWarning",
     )
 ]
 
@@ -139,6 +140,15 @@ def test_every_option_survives_being_made_anew(numbered: str, made_in_hook: bool
         "buffer": "10MB",
         "epochs": 7,
         "storage": Storage(1e-3, 1e9, 500),
+        "exchange": "read",
+        "balance": "torch",
+        "device": "cpu",
+        "dtype": "float16",
+        "channels_last": True,
+        "static": True,
+        "decode": "device",
+        "resident": "1MB",
+        "on_error": "skip",
         "timeout": 5,
         "collate_fn": list,
         "generator": torch.Generator(),
