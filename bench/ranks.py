@@ -94,7 +94,12 @@ def quoted(word: str) -> str:
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    found, decoder = [], json.JSONDecoder()
+    at = done.stdout.find("{")
+    while at >= 0:  # a launcher may put two ranks' lines into one
+        one, end = decoder.raw_decode(done.stdout, at)
+        found.append(one)
+        at = done.stdout.find("{", end)
     if done.returncode or not found:
         raise RuntimeError((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])
     return found
