@@ -23,7 +23,7 @@ from integrations.lightning_program import FIELDS, Indices, Recorder, Validated,
 
 SAMPLES = 53
 
-# What Lightning asks of a newer torch, and what it thinks of these tests' folders and machine; every other warning is an error.
+# What Lightning asks of a newer torch, and what it thinks of these tests' folders and machine; all else is an error.
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{text}")
     for text in (
