@@ -156,7 +156,11 @@ def main() -> None:
                     "storage": {"latency": mount.latency, "bandwidth": mount.bandwidth, "iops": mount.iops},
                     "compute": asked.compute, "exchange": scene.exchange,
                 }  # fmt: skip
-                record = {"bench": "ranks", "scene": title, **scene._asdict(), "job": job, "load": os.getloadavg()[0]}
+                asked_of = {
+                    name: value for name, value in job.items() if name != "path"
+                }  # which says nothing elsewhere
+                record = {"bench": "ranks", "scene": title, **scene._asdict(), "job": asked_of}
+                record["load"] = os.getloadavg()[0]
                 try:
                     record |= summed(scene, launched(scene, job))
                 except (RuntimeError, subprocess.TimeoutExpired) as error:

@@ -63,6 +63,18 @@ def change_of(changes: Gradients) -> Change:
     return Change(math.sqrt(squares / batches), math.sqrt(shared))
 
 
+def parameters_of(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of which gradients are taken. PlanError where there are none, or not yet."""
+    found = [one for one in model.parameters() if one.requires_grad]
+    if any(isinstance(one, nn.UninitializedParameter) for one in found):
+        raise PlanError(
+            "the model has parameters without a shape yet (a lazy module): call it once before you return it"
+        )
+    if not any(one.numel() for one in found):
+        raise PlanError("the model has no parameters that are trained, so that no gradient can be taken")
+    return found
+
+
 class Taker:
     """Takes gradients of a model, all in the same way: with the same draws of dropout, from the same buffers.
 
@@ -72,11 +84,9 @@ class Taker:
 
     def __init__(self, model: nn.Module, loss: Loss, seed: int) -> None:
         self._model, self._loss, self._seed = model, loss, seed
-        self._parameters = [one for one in model.parameters() if one.requires_grad]
+        self._parameters = parameters_of(model)
         self._buffers = [(one, one.detach().clone()) for one in model.buffers()]
         count = sum(one.numel() * (2 if one.is_complex() else 1) for one in self._parameters)
-        if not count:
-            raise PlanError("the model has no parameters that are trained, so that no gradient can be taken")
         self._kept = min(count, KEPT)
         self._places: tuple[torch.Tensor, torch.Tensor] | None = None
         if count > KEPT:

@@ -27,7 +27,18 @@ from solar.io.reader import Rows
 from solar.io.selection import Part
 from solar.torch.as_stored import AsStored, Effort
 from solar.torch.collate import Collation
-from solar.torch.gradients import FEWEST, Batch, Change, Loss, Noise, Taker, change_of, loss_value, noise_of
+from solar.torch.gradients import (
+    FEWEST,
+    Batch,
+    Change,
+    Loss,
+    Noise,
+    Taker,
+    change_of,
+    loss_value,
+    noise_of,
+    parameters_of,
+)
 
 LARGEST_COUNT = 1 << 53  # of events: what is above is a mark, or no count
 
@@ -183,7 +194,7 @@ def states_of(task: Task, steps: int, rate: float, named: str = "at the start") 
     states = [State(named, task.model)]
     if steps:
         model = copy.deepcopy(task.model).to(task.device)
-        optimiser = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], rate)
+        optimiser = torch.optim.Adam(parameters_of(model), rate)
         read, rng = _Fields(task), np.random.default_rng([task.seed, 1])
         model.train()
         with _drawn(task):
@@ -237,12 +248,7 @@ def measure(
 
 def check(task: Task, batches: int | None) -> None:
     """PlanError or LayoutError where a measurement of these fields could only fail later."""
-    if not any(one.requires_grad for one in task.model.parameters()):
-        raise PlanError("the model has no parameters that are trained, so that no gradient can be taken")
-    if any(isinstance(one, torch.nn.UninitializedParameter) for one in task.model.parameters()):
-        raise PlanError(
-            "the model has parameters without a shape yet (a lazy module): call it once before you return it"
-        )
+    parameters_of(task.model)
     try:
         torch.zeros(1, device=task.device)
     except (RuntimeError, AssertionError) as error:
