@@ -22,13 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import machine
-from bench.codec_fields import Samples, all_sets
+from bench.codec_fields import BOUNDS, FILL, Samples, all_sets, mean, span
 from bench.codec_peers import Peer, peers
 from solar import _native
 
-BOUNDS = (1e-2, 1e-3, 1e-4)
 VERY_SMOOTH = {"smooth64", "femm_f64"}  # where interpolation over a whole field cannot be beaten by tiles
-FILL = 1e19  # larger ones are marks, not values
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,6 @@ class Row:
     decode_gbs: float
     encode_mbs: float
     beyond: int
-
-
-def span(sample: NDArray[Any]) -> float:
-    values = sample[np.abs(sample) < FILL] if sample.dtype.kind == "f" else sample
-    return float(values.max()) - float(values.min())
 
 
 def fastest(work: Callable[[], Any], seconds: float) -> float:
@@ -106,11 +99,6 @@ def rows_of(name: str, samples: Samples, quick: bool) -> list[Row]:
             if peer.lossless == whole and not dangerous:
                 rows.append(of_peer(name, share, samples, peer, seconds))
     return rows
-
-
-def mean(values: Iterable[float]) -> float:
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
 def summary(rows: list[Row]) -> list[str]:

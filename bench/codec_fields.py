@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -12,6 +14,8 @@ from numpy.typing import NDArray
 
 Samples = list[NDArray[np.generic]]  # of one set: alike in type and shape, one HDF5 chunk each
 SHARED = Path(os.environ.get("SOLAR_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data"
+BOUNDS = (1e-2, 1e-3, 1e-4)  # of each sample's range
+FILL = 1e19  # larger ones are marks, not values
 
 
 def gaussian_field(shape: tuple[int, ...], slope: float, cut: float, seed: int) -> NDArray[np.float32]:
@@ -98,3 +102,15 @@ def measured() -> Iterator[tuple[str, Callable[[], Samples]]]:
 
 def all_sets() -> dict[str, Callable[[], Samples]]:
     return dict([*measured(), *generated()])
+
+
+def span(sample: NDArray[Any]) -> float:
+    """The range of its values."""
+    values = sample[np.abs(sample) < FILL] if sample.dtype.kind == "f" else sample
+    return float(values.max()) - float(values.min())
+
+
+def mean(values: Iterable[float]) -> float:
+    """The geometric mean."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan

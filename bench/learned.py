@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.codec import BOUNDS, mean, span
-from bench.codec_fields import Samples, all_sets
+from bench.codec_fields import BOUNDS, Samples, all_sets, mean, span
 from bench.learned_parts import HEAD, Basis, Coded, Scale, Tile, bases, coded, foretold, in_patches, patches, tiles_of
 from solar import _native
 

@@ -119,12 +119,12 @@ def look_at_type(one: Any) -> None:
 
 
 def look_at_attribute(one: Any) -> None:
-    """Reads an attribute."""
+    """Reads an attribute, in its own type: h5py makes lists of region references of memory that nobody set."""
     import numpy as np
 
-    shape, dtype = one.shape, one.dtype
+    shape, kind = one.shape, one.get_type()
     if one.get_storage_size() <= LARGEST and 0 not in shape:
-        one.read(np.empty(shape, dtype))
+        one.read(np.empty(shape, np.dtype((np.void, kind.get_size()))), kind)
 
 
 def allow(nbytes: int) -> None:
