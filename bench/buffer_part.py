@@ -26,6 +26,7 @@ from bench.buffer_data import FIELD, NBYTES, Check
 Job = dict[str, Any]
 Measures = dict[str, Any]
 SEED = 11
+COMPARED = 8  # batches of torch that are compared byte by byte
 LOCAL = {"latency": 1e-4, "bandwidth": 1.5e9, "iops": 20e3, "decode": 1.5e9}  # a local disk, as a plan needs it
 
 
@@ -64,17 +65,15 @@ class Meter:
 
 
 def timed_part(job: Job, batches: Iterable[Any], order: NDArray[np.int64], run_up: int, part: int) -> Measures:
-    """So many batches after the run-up, with more to come. Those of the run-up are compared byte by byte."""
+    """So many batches after the run-up, with more to come."""
     check = Check(Path(job["folder"]), job["shape"])
     meter = Meter(job)
     for place, (batch, samples) in enumerate(zip(batches, order, strict=False)):
-        check.numbers(batch, samples)
-        if place < run_up:
-            check.bytes(batch, samples)
+        check.numbers(batch, samples)  # no more here: while all bytes are compared, workers would get ahead
         if place == run_up - 1:
             meter.lap()
         if place == run_up + part - 1:
-            return meter.lap() | {"samples": part * job["batch"], "compared": check.digested}
+            return meter.lap() | {"samples": part * job["batch"]}
     raise RuntimeError(f"{check.numbered} samples came, of {order.size}")
 
 
@@ -97,8 +96,14 @@ def torch_part(job: Job) -> Measures:
         took = run(setting, job["search"], 0)
         tried.append((setting, took["samples"] / took["seconds"]))
     best = max(tried, key=lambda pair: pair[1])[0]
+    check = Check(Path(job["folder"]), job["shape"])
+    some = order_of(job, 0)[:COMPARED]
+    for batch, samples in zip(buffer_torch.batches(Path(job["path"]), job["memory"], some, **best), some, strict=True):
+        check.bytes(batch, samples)
     rounds = [run(best, job["part"], 1 + number) for number in range(job["rounds"])]
-    return {"label": "PyTorch + h5py", "setting": best, "tried": tried, "rounds": rounds}
+    return {
+        "label": "PyTorch + h5py", "setting": best, "tried": tried, "rounds": rounds, "compared": check.digested,
+    }  # fmt: skip
 
 
 # --- solar ----

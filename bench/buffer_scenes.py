@@ -61,7 +61,7 @@ def scenes(quick: bool) -> dict[str, Scene]:
     slowed = Scene("slowed", "64 KB, contiguous, slowed", most, FRACTIONS, True, PEERS, SOME if quick else ALL, part,
                    search, paper=(0.5,) if quick else (0.5, 0.25))  # fmt: skip
     small = replace(slowed, fractions=(0.25,), peers=TWO, settings=SOME, paper=())
-    large = replace(small, part=4 if quick else 16, search=2 if quick else 8)
+    large = replace(small, part=12 if quick else 16, search=8)
     auto_gzip = Scene(
         "auto_gzip", "64 KB, h5py's automatic chunks, gzip", most, (0.25,), False, TWO,
         ways(("items", 0), ("items", 2), ("sorted", 0), ("sorted", 2)), part=2 if quick else 6,

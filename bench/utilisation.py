@@ -7,7 +7,8 @@ unet3d      0.323 s for each batch of 7 samples of 147 MB: 3.2 GB/s; here all th
 
 Computing is emulated by sleeping, as the benchmark does; the first step of each epoch is left out, as it is there. Data
 lie in one contiguous file, in the page cache (warm), or on a mount that answers as a disk-based parallel file system
-(slowed: bench/slowfs), where solar has memory for a part of them. `most` is what the storage's bandwidth allows.
+(slowed: bench/slowfs), where solar has memory for a part of them. `most` is what the storage's bandwidth allows,
+"none" what sleeping alone reaches.
 Each loader runs in its own process, and must return the reference's samples. JSON lines, and a table. --record adds
 the lines to bench/results/utilisation.jsonl; given again within hours, it goes on where it was ended.
 """
@@ -36,7 +37,7 @@ from bench.scene import digest
 
 ROOT = Path(__file__).parent.parent
 RECORDED = ROOT / "bench" / "results" / "utilisation.jsonl"
-PEERS = ("torch", "solar")
+PEERS = ("none", "torch", "solar")
 LIMIT = 400  # seconds for a loader
 Record = dict[str, Any]
 

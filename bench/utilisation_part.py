@@ -96,8 +96,24 @@ def solar_side(job: Job) -> tuple[Epoch, dict[str, Any], list[Any]]:
     return epoch, {} if job["buffer"] is None else {"buffer": f"buffer {job['buffer'] / 2**20:,.0f} MiB"}, []
 
 
+def none_side(job: Job) -> tuple[Epoch, dict[str, Any], list[Any]]:
+    """A batch that is there already: what sleeping overshoots alone."""
+    batch = np.zeros((job["batch"], 1), np.float32)
+
+    def epoch(number: int) -> Iterator[Any]:
+        for samples in order_of(job, number):
+            batch[:, 0] = samples
+            yield batch
+
+    return epoch, {}, []
+
+
 SEED_OF = 11  # as order_of has it
-SIDES = {"torch": (torch_side, "PyTorch + h5py"), "solar": (solar_side, "solar")}
+SIDES = {
+    "none": (none_side, "no loader, one batch in memory"),
+    "torch": (torch_side, "PyTorch + h5py"),
+    "solar": (solar_side, "solar"),
+}
 
 
 def main() -> None:
@@ -105,9 +121,10 @@ def main() -> None:
     make, label = SIDES[job["peer"]]
     epoch, setting, tried = make(job)
     seen: list[int] = []
+    first = (lambda: 0) if job["peer"] == "none" else (lambda: compared(job, epoch, seconds))
     # A buffer is planned for whole epochs; PyTorch's are alike in every part.
     seconds = math.inf if job["peer"] == "solar" else job["seconds"]
-    peak = machine.peak_rss(lambda: seen.append(compared(job, epoch, seconds)))
+    peak = machine.peak_rss(lambda: seen.append(first()))
     # The first epoch after that fills the memory, and is not counted.
     reached = [utilisation(job, epoch, 1 + number, seconds) for number in range(job["epochs"])][1:]
     found = {"label": label, "setting": setting, "tried": tried, "utilisation": reached, "compared": seen[0]}

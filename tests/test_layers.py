@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "torch": {"errors", "values", "planner", "io", "device", "torch", "_native"},
     "integrations": {"errors", "values", "planner", "io", "torch", "integrations"},
     "cli": {"errors", "values", "planner", "io", "filters", "torch", "cli", "_native"},
+    "__main__": {"cli"},
 }
 # outside package: the layers that may import it
 FRAMEWORKS = ("accelerate", "dlio_benchmark", "ignite", "lightning", "physicsnemo", "torchdata", "transformers")
