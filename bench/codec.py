@@ -1,14 +1,14 @@
 """Ratio, decoding and encoding rate of the bounded codec beside others: python -m bench.codec [--quick] [SET ...]
 
-All in one process on one thread (but for the last table), on the same arrays with the same absolute bound: a share of
-each sample's range of finite values. Rates are of decoded bytes; of several passes the fastest counts. "beyond" counts
-the values further off than the bound, NaN and infinities that did not come back included.
+All in one process on one thread (but for two_threads), on the same arrays with the same absolute bound: a share of
+each sample's range of finite values. Rates are decoded bytes by the thread's own time, which other programs do not
+take; of several passes the fastest counts. "beyond" counts the values further off than the bound, NaN and infinities
+that did not come back included. --record adds all rows, with the machine's facts, to bench/results/codec.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import threading
@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import machine
+from bench import machine, records
 from bench.codec_fields import BOUNDS, FILL, Samples, all_sets, mean, span
 from bench.codec_peers import Peer, peers
 from solar import _native
 
+RECORDED = Path(__file__).parent / "results" / "codec.jsonl"
 VERY_SMOOTH = {"smooth64", "femm_f64"}  # where interpolation over a whole field cannot be beaten by tiles
 
 
@@ -42,13 +43,13 @@ class Row:
     beyond: int
 
 
-def fastest(work: Callable[[], Any], seconds: float) -> float:
+def fastest(work: Callable[[], Any], seconds: float, clock: Callable[[], float] = time.thread_time) -> float:
     """The shortest of several passes, which together take about so long."""
-    best, end = math.inf, time.perf_counter() + seconds
-    while best == math.inf or time.perf_counter() < end:
-        start = time.perf_counter()
+    best, end = math.inf, clock() + seconds
+    while best == math.inf or clock() < end:
+        start = clock()
         work()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, clock() - start)
     return best
 
 
@@ -60,11 +61,13 @@ def beyond(samples: Samples, restored: Iterable[NDArray[Any]], bounds: list[floa
 def of_solar(name: str, share: float, samples: Samples, coder: str, path: str, seconds: float) -> Row:
     bounds = [share * span(sample) for sample in samples]
     tables = _native.train(samples[:16], float(np.median(bounds))) if coder == "dense" else b""
-    start = time.perf_counter()
-    chunks = [
-        _native.encode(sample, bound, coder, "auto", tables) for sample, bound in zip(samples, bounds, strict=True)
-    ]
-    encoding = time.perf_counter() - start
+
+    def encoded() -> list[bytes]:
+        return [_native.encode(sample, bound, coder, "auto", tables)
+                for sample, bound in zip(samples, bounds, strict=True)]  # fmt: skip
+
+    chunks = encoded()
+    encoding = fastest(encoded, seconds / 2)
     out = np.empty((len(samples), *samples[0].shape), samples[0].dtype)
     decoding = fastest(lambda: _native.decode_many(chunks, out, tables, path), seconds)
     stored, nbytes = sum(map(len, chunks)) + len(tables), out.nbytes
@@ -74,9 +77,9 @@ def of_solar(name: str, share: float, samples: Samples, coder: str, path: str, s
 
 def of_peer(name: str, share: float, samples: Samples, peer: Peer, seconds: float) -> Row:
     bounds = [share * span(sample) for sample in samples]
-    start = time.perf_counter()
+    start = time.thread_time()
     stored = [peer.encode(sample, bound) for sample, bound in zip(samples, bounds, strict=True)]
-    encoding = time.perf_counter() - start
+    encoding = time.thread_time() - start
     decoding = fastest(lambda: [peer.decode(one, sample) for one, sample in zip(stored, samples, strict=True)], seconds)
     off = beyond(samples, (peer.decode(one, sample) for one, sample in zip(stored, samples, strict=True)), bounds)
     nbytes, size = sum(sample.nbytes for sample in samples), sum(map(peer.nbytes, stored))
@@ -132,14 +135,28 @@ def two_threads(samples: Samples, coder: str) -> float:
         for thread in threads:
             thread.join()
 
-    return 2 * fastest(lambda: _native.decode_many(chunks, outs[0]), 1.0) / fastest(both, 1.0)
+    one = fastest(lambda: _native.decode_many(chunks, outs[0]), 1.0, time.perf_counter)
+    return 2 * one / fastest(both, 1.0, time.perf_counter)
+
+
+def encoding_rates(rows: list[Row]) -> list[str]:
+    """Of each coder: the geometric mean over sets and bounds, and the slowest."""
+    lines = []
+    for coder in ("pack", "dense"):
+        rates = {(row.set, row.bound): row.encode_mbs for row in rows if row.codec.split()[0] == coder}
+        if rates:
+            slowest = min(rates, key=lambda case: rates[case])
+            lines.append(
+                f"| {coder} | {mean(rates.values()):.0f} | {rates[slowest]:.0f} ({slowest[0]}, {slowest[1]:g}) |"
+            )
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="*", help="only these")
     parser.add_argument("--quick", action="store_true", help="one bound, short measurements")
-    parser.add_argument("--json", type=Path, help="append all rows to this file, a line each")
+    parser.add_argument("--record", action="store_true", help="add all rows to bench/results/codec.jsonl")
     asked = parser.parse_args()
     known = all_sets()
     if unknown := set(asked.sets) - set(known):
@@ -154,13 +171,19 @@ def main() -> None:
             rows.append(row)
     print("\n| codec | against the better SZ3, geometric means | ratio | decoding |\n| --- | --- | --- | --- |")
     print("\n".join(summary(rows)))
+    print("\n| coder | encoding, MB/s, geometric mean | the slowest |\n| --- | --- | --- |")
+    print("\n".join(encoding_rates(rows)))
     field = known["turb64"]()
     print("\n| coder | two threads against one |\n| --- | --- |")
-    for coder in ("pack", "dense"):
-        print(f"| {coder} | {two_threads(field, coder):.2f} |")
-    if asked.json:
-        with asked.json.open("a") as file:
-            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+    scaling = {coder: two_threads(field, coder) for coder in ("pack", "dense")}
+    for coder, times in scaling.items():
+        print(f"| {coder} | {times:.2f} |")
+    if asked.record:
+        facts = {"machine": machine.facts(RECORDED.parent), "versions": machine.versions()}
+        for row in rows:
+            records.append(RECORDED, asdict(row) | facts)
+        for coder, times in scaling.items():
+            records.append(RECORDED, {"set": "turb64", "codec": coder, "two_threads": times} | facts)
 
 
 if __name__ == "__main__":

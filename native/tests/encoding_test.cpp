@@ -114,6 +114,20 @@ TEST_CASE("the encoder's loops give the same in vectors as one by one") {
         return out;
       });
       same([&](const EncodingKernels& set) {
+        std::vector<std::int32_t> out(count + 1, 7);
+        set.weave(integers.data(), integers.data() + 1, count / 2 - 1, round % 2 == 0, out.data());
+        return out;
+      });
+      same([&](const EncodingKernels& set) {
+        std::vector<float> all(integers.begin(), integers.end()), out(count / 2);
+        const std::vector<double> wide(all.begin(), all.end());
+        std::vector<double> more(count / 2);
+        set.thin32(all.data() + 1, count / 2 - round % 2, out.data());
+        set.thin64(wide.data(), count / 2, more.data());
+        out.insert(out.end(), more.begin(), more.end());
+        return out;
+      });
+      same([&](const EncodingKernels& set) {
         std::vector<std::uint8_t> out(blocks);
         set.widths(integers.data(), blocks, out.data());
         return out;
@@ -201,6 +215,47 @@ TEST_CASE("a smooth field in space is cut into round tiles, one with edges into 
   };
   CHECK(tile_x(smooth) == 33);
   CHECK(tile_x(edged) == 16);
+}
+
+TEST_CASE("no chunk is larger than its values, its header and an entry for each 16384 of them") {
+  for (const std::vector<std::size_t>& shape : {std::vector<std::size_t>{900, 2, 2, 2},
+                                                {7, 5, 3, 2, 3, 2},
+                                                {50, 3, 3, 130},
+                                                {2000, 3},
+                                                {1, 1, 1},
+                                                {40, 40, 40, 2},
+                                                {3, 0, 5},
+                                                {20000}})
+    for (const Number number : {Number::float32, Number::float64, Number::uint8}) {
+      std::size_t count = 1;
+      for (const std::size_t length : shape) count *= length;
+      const std::size_t itemsize = number == Number::float32 ? 4 : number == Number::float64 ? 8 : 1;
+      std::vector<std::byte> noise(count * itemsize + 1);  // of which nothing can be foretold, nor left out
+      for (std::byte& one : noise) one = static_cast<std::byte>(random_bits());
+      const std::size_t most = 88 + 12 * ((count + 16383) / 16384) + (count * itemsize + 3) / 4 * 4;
+      for (const Coder coder : {Coder::pack, Coder::dense, Coder::smaller}) {
+        const auto chunk = encode({noise.data(), number, shape}, 0, coder, Predictor::tried);
+        CHECK(chunk.size() <= most);
+        for (const Path path : codec_paths()) {
+          std::vector<std::byte> back(count * itemsize);
+          Scratch scratch;
+          decode_codec(chunk, back, {}, scratch, path);
+          CHECK(std::equal(back.begin(), back.end(), noise.begin()));
+        }
+      }
+    }
+}
+
+TEST_CASE("small last axes cost a chunk no more than others") {
+  std::vector<float> values(900 * 8);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>(std::sin(static_cast<double>(i / 8) / 30) + static_cast<double>(i % 8));
+  const auto nbytes = [&](const std::vector<std::size_t>& shape) {
+    return encode({values.data(), Number::float32, shape}, 1e-3, Coder::pack, Predictor::tried).size();
+  };
+  CHECK(nbytes({30, 30, 2, 2, 2}) == nbytes({900, 2, 2, 2}));
+  CHECK(10 * nbytes({900, 2, 2, 2}) < 11 * nbytes({1800, 2, 2}));
+  CHECK(2 * nbytes({900, 2, 2, 2}) < 4 * values.size());
 }
 
 TEST_CASE("whole numbers with a common spacing are stored in its multiples") {

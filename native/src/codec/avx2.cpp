@@ -141,6 +141,15 @@ inline void sum_row(const std::int32_t* residuals, std::size_t count, bool x, bo
   }
 }
 
+// Sixteen integers as float32.
+inline void put_narrow(const std::int32_t* values, float step, float base, std::byte* out) {
+  for (std::size_t i = 0; i < 16; i += 8) {
+    const __m256 whole = _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i)));
+    _mm256_storeu_ps(reinterpret_cast<float*>(out + 4 * i),
+                     _mm256_fmadd_ps(whole, _mm256_set1_ps(step), _mm256_set1_ps(base)));
+  }
+}
+
 // Known points and what lies behind each of them, foretold from four, in turn.
 constexpr std::size_t interleaved = 8;
 inline void interleave(const std::int32_t* known, const std::int32_t* residuals, std::int32_t* out) {

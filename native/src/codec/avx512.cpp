@@ -130,6 +130,12 @@ inline void sum_row(const std::int32_t* residuals, std::size_t count, bool x, bo
   }
 }
 
+// Sixteen integers as float32.
+inline void put_narrow(const std::int32_t* values, float step, float base, std::byte* out) {
+  const __m512 whole = _mm512_cvtepi32_ps(_mm512_loadu_si512(values));
+  _mm512_storeu_ps(out, _mm512_fmadd_ps(whole, _mm512_set1_ps(step), _mm512_set1_ps(base)));
+}
+
 // Known points and what lies behind each of them, foretold from four, in turn.
 constexpr std::size_t interleaved = 16;
 inline void interleave(const std::int32_t* known, const std::int32_t* residuals, std::int32_t* out) {

@@ -23,6 +23,9 @@ bool quick(const double* values, const std::int32_t* foretold, std::size_t count
   return encoding_kernels().residuals64(values, foretold, count, aim, residuals, made);
 }
 
+void thin(const float* values, std::size_t count, float* out) { encoding_kernels().thin32(values, count, out); }
+void thin(const double* values, std::size_t count, double* out) { encoding_kernels().thin64(values, count, out); }
+
 // The points known so far lie closely packed in a grid, which grows along one axis after another as the decoder's does.
 template <class T>
 class Growing {
@@ -84,7 +87,7 @@ class Growing {
   // Its foretold values are in place: behind those of the rows before it.
   void push(const Row& row) {
     if (row.step == 2)
-      for (std::size_t i = 0; i < row.count; ++i) line_[held_ + i] = values_[row.first + 2 * i];
+      thin(values_ + row.first, row.count, line_.data() + held_);
     else
       for (std::size_t i = 0; i < row.count; ++i) line_[held_ + i] = values_[row.first + row.step * i];
     held_ += row.count;
@@ -103,8 +106,7 @@ class Growing {
       if (row.known == nullptr)
         std::copy_n(made, row.count, row.to);
       else
-        for (std::size_t i = 0; i < row.count; ++i) row.to[2 * i] = row.known[i], row.to[2 * i + 1] = made[i];
-      if (row.known_count > row.count) row.to[2 * row.count] = row.known[row.count];
+        encoding_kernels().weave(row.known, made, row.count, row.known_count > row.count, row.to);
       made += row.count;
     }
     residuals_ += held_;

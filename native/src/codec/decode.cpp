@@ -150,14 +150,19 @@ void restore_tile(Bytes bytes, const Entry& entry, const Grid::Place& place, con
     add_origin(first, place.extent, entry.predictor, entry.origin);
     return work.kernels.lorenzo(first, place.extent, entry.predictor, second, how, rows);
   }
-  if (entry.predictor > last_interpolation) damaged("its predictor is unknown");
-  if (how.quanta != Quanta::real) damaged("what is interpolated is no real number");
   const std::int32_t* made = work.kernels.interpolate(first, place.extent, stride_of(entry.predictor), entry.origin,
                                                       second, second + most_values + slack);
   how.step /= 16;
   for (std::size_t z = 0; z < place.extent.z; ++z)
     for (std::size_t y = 0; y < place.extent.y; ++y, made += place.extent.x)
       work.kernels.restore(made, place.extent.x, how, rows.at(z, y));
+}
+
+// Of all tiles, also those that need none: decoders elsewhere are only given what check_tiles lets pass.
+void check_predictor(const Entry& entry, Quanta quanta) {
+  if (entry.predictor > last_interpolation) damaged("its predictor is unknown");
+  if (entry.predictor >= first_interpolation && quanta != Quanta::real)
+    damaged("what is interpolated is no real number");
 }
 
 void decode_tile(const Checked& chunk, std::size_t tile, const Grid& grid, const Work& work, const Target& out) {
@@ -167,6 +172,7 @@ void decode_tile(const Checked& chunk, std::size_t tile, const Grid& grid, const
   const Bytes bytes = chunk.bytes_of(tile);
   const std::size_t kept = std::size_t{entry.runs} * (4 + word_of(itemsize));
   if (kept > bytes.size()) damaged("a tile lacks values kept bit for bit");
+  check_predictor(entry, chunk.header.quanta);
   const Bytes coded = bytes.first(bytes.size() - kept);
   switch (entry.coder) {
     case TileCoder::raw:

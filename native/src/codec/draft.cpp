@@ -2,14 +2,15 @@
 #include "codec/draft.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "codec/encoding.hpp"
+#include "codec/interpolation.hpp"
 #include "codec/number.hpp"
 
 namespace solar::codec {
 namespace {
 
-constexpr std::uint32_t interpolated = 1u << 8;
 constexpr std::size_t piece = 512;  // values quantised together, or one by one
                                     // where any needs a closer look
 
@@ -118,15 +119,18 @@ double cost_of(const Draft& draft, Coder coder) {
   return estimate(draft.residuals, coder) + 8.0 * static_cast<double>(kept);
 }
 
-// The best interpolation, or `other` where that is better. Wider strides are tried while they are better.
+// The best interpolation of those to be tried, or `other` where that is better. Wider strides are tried while they are
+// better.
 template <class T>
-Draft smoothest(const T* values, Extent extent, const Quantiser& how, Coder coder, Draft* other) {
+Draft smoothest(const T* values, Extent extent, const Quantiser& how, std::uint32_t tried, Coder coder, Draft* other) {
   const std::uint32_t longest = std::max({extent.z, extent.y, extent.x});
-  Draft best = interpolate(values, extent, how, first_interpolation);
+  auto predictor = static_cast<unsigned>(std::countr_zero(tried & interpolations));
+  Draft best = interpolate(values, extent, how, predictor);
+  if (other == nullptr && (tried & interpolations) == 1u << predictor) return best;  // there is nothing to compare
   double least = cost_of<T>(best, coder);
   if (other != nullptr && cost_of<T>(*other, coder) <= least) return std::move(*other);
-  for (unsigned predictor = first_interpolation + 1; predictor <= last_interpolation; ++predictor) {
-    if (stride_of(predictor) / 2 >= longest) break;
+  while (++predictor <= last_interpolation && stride_of(predictor) / 2 < longest) {
+    if ((tried >> predictor & 1) == 0) continue;
     Draft wider = interpolate(values, extent, how, predictor);
     const double bits = cost_of<T>(wider, coder);
     if (bits >= least) break;
@@ -136,9 +140,35 @@ Draft smoothest(const T* values, Extent extent, const Quantiser& how, Coder code
   return best;
 }
 
-// The best of the Lorenzo ways that may be tried.
-void choose_axes(const std::vector<std::int32_t>& integers, Extent extent, std::uint32_t tried, Coder coder,
-                 Draft& best) {
+// What lies at the odd places of a row (or of a column, where places are so far apart), less what is foretold of it.
+void halfway_residuals(const std::int32_t* values, std::size_t length, std::size_t pitch,
+                       std::vector<std::int32_t>& out) {
+  for (std::size_t i = 3; i + 3 < length; i += 2) {
+    const std::int32_t* const v = values + i * pitch;
+    out.push_back(sub(*v, halfway(*(v - 3 * pitch), *(v - pitch), v[pitch], v[3 * pitch], true, 2)));
+  }
+}
+
+// The least bits that interpolation can need for a value, about: those of its last passes, seen in some rows and
+// columns. What comes before lies further apart.
+double halfway_bits(const std::vector<std::int32_t>& integers, Extent extent, Coder coder) {
+  const std::size_t rows = std::size_t{extent.z} * extent.y;
+  std::vector<std::int32_t> along, across;
+  for (std::size_t row = 0; row < rows; row += rows / 24 + 1)
+    halfway_residuals(integers.data() + row * extent.x, extent.x, 1, along);
+  for (std::size_t z = 0; z < extent.z; z += extent.z / 4 + 1)
+    for (std::size_t x = 0; x < extent.x; x += extent.x / 12 + 1)
+      halfway_residuals(integers.data() + z * extent.y * extent.x + x, extent.y, extent.x, across);
+  const auto bits = [coder](std::vector<std::int32_t>& residuals) {
+    residuals.resize(residuals.size() / block * block);
+    return residuals.empty() ? 0 : estimate(residuals, coder) / static_cast<double>(residuals.size());
+  };
+  return (2 * bits(along) + bits(across)) / 3;
+}
+
+// The best of the Lorenzo ways that may be tried; returns its bits.
+double choose_axes(const std::vector<std::int32_t>& integers, Extent extent, std::uint32_t tried, Coder coder,
+                   Draft& best) {
   const std::size_t count = extent.values();
   std::vector<std::int32_t> trial = integers, next(trial.size());
   double least = -1;
@@ -157,6 +187,7 @@ void choose_axes(const std::vector<std::int32_t>& integers, Extent extent, std::
     best.origin = axes == 0 ? 0 : integers[0];
     best.predictor = static_cast<std::uint8_t>(axes);
   }
+  return least;
 }
 
 template <class T>
@@ -167,15 +198,19 @@ Draft draft_typed(const T* values, Extent extent, const Quantiser& how, std::uin
   best.raw = !how.coded;
   if (best.constant || best.raw) return best;
   const bool smooth = std::is_floating_point_v<T> && how.quanta == Quanta::real && !how.lattice;
-  if (tried == interpolated && !smooth) tried = 1u << (extent.z > 1 ? 7 : extent.y > 1 ? 3 : 1);
-  if (tried != interpolated) {
+  if ((tried & ~interpolations) == 0 && !smooth) tried = 1u << (extent.z > 1 ? 7 : extent.y > 1 ? 3 : 1);
+  if ((tried & ~interpolations) != 0) {
     std::vector<std::int32_t> integers = blocks_of(count);
     quantise_all(values, 0, count, piece, how, integers.data(), best.runs);
-    choose_axes(integers, extent, tried, coder, best);
+    const double least = choose_axes(integers, extent, tried, coder, best) / static_cast<double>(count);
+    // A closed loop has a little less to store than what is seen here, which matters to `dense` where there is little.
+    const double most = coder == Coder::pack ? least + 0.1 : 1.05 * least + 0.15;
+    if (smooth && (tried & interpolations) != 0 && halfway_bits(integers, extent, coder) > most)
+      tried &= ~interpolations;
   }
   if constexpr (std::is_floating_point_v<T>)
-    if ((tried & interpolated) && smooth)
-      return smoothest(values, extent, how, coder, best.residuals.empty() ? nullptr : &best);
+    if ((tried & interpolations) && smooth)
+      return smoothest(values, extent, how, tried, coder, best.residuals.empty() ? nullptr : &best);
   return best;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "codec/format.hpp"
@@ -48,7 +49,10 @@ struct Draft {
   std::vector<Run> runs;
 };
 
-// One tile's values, gathered. `tried`: which predictors may be chosen (bit i: predictor i) to be small with `coder`.
+// Predictors to be tried: bit i is predictor i.
+inline constexpr std::uint32_t interpolations = 7u << 8;
+
+// One tile's values, gathered. `tried`: which predictors may be chosen to be small with `coder`.
 Draft draft_tile(const void* values, Number number, Extent extent, const Quantiser& how, std::uint32_t tried,
                  Coder coder);
 
@@ -59,12 +63,23 @@ Draft interpolate(const T* values, Extent extent, const Quantiser& how, unsigned
 // About how many bits the coder needs for these residuals.
 double estimate(const std::vector<std::int32_t>& residuals, Coder coder);
 
-// A chunk's header without its lengths, its grid, and the drafts of all tiles.
-struct Drafts {
+// A chunk's header without its lengths, and the drafts of its tiles, made when they are taken.
+// REQUIRES: the array stays as long as this.
+class Tiling;
+class Drafts {
+ public:
+  Drafts(const Array& array, double bound, Predictor predictor, Coder coder);
+  Drafts(Drafts&&) noexcept;
+  ~Drafts();
+  std::size_t tiles() const;
+  Draft take(std::size_t tile);  // once each
+  std::vector<Draft> all();      // likewise
+
   Header header;
-  std::vector<Draft> tiles;
+
+ private:
+  std::unique_ptr<Tiling> tiling_;  // nothing where there are no values
 };
-Drafts draft(const Array& array, double bound, Predictor predictor, Coder coder);
 void gather(const Array& array, const Grid& grid, std::size_t tile, std::byte* out);
 
 // The bytes of a tile's residuals, nothing where the coder cannot take them.

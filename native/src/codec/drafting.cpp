@@ -2,15 +2,19 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "codec/draft.hpp"
 
 namespace solar::codec {
 namespace {
 
-constexpr std::uint32_t lorenzos = 1u << 0 | 1u << 1 | 1u << 3 | 1u << 7, interpolation = 1u << 8;
+constexpr std::uint32_t lorenzos = 1u << 0 | 1u << 1 | 1u << 3 | 1u << 7;
 
-// Axes of one value go; what is more than four axes becomes the first.
+constexpr std::size_t few_values = 2048;  // of a tile: what lies beside each of them is some percent of it then
+
+// Axes of one value go; what is more than four axes becomes the first. That is not cut: where it would leave tiles of
+// few values, it becomes one with the second.
 void fold(const std::vector<std::size_t>& shape, Header& header) {
   std::vector<std::size_t> axes;
   for (const std::size_t length : shape)
@@ -21,6 +25,10 @@ void fold(const std::vector<std::size_t>& shape, Header& header) {
     axes.erase(axes.begin());
   }
   axes.insert(axes.begin(), 3 - axes.size(), 1);
+  std::size_t inner = 1;
+  for (const std::size_t length : axes) inner = std::min(few_values, length) * std::min(few_values, inner);
+  if (first > 1 && inner < few_values && __builtin_mul_overflow(std::exchange(first, 1), axes[0], &axes[0]))
+    throw Error(Kind::codec, "too many values for one chunk");
   axes.insert(axes.begin(), first);
   std::size_t values = 1;
   for (std::size_t i = 0; i < 4; ++i) {
@@ -77,8 +85,9 @@ Extent narrow_tile(const std::uint32_t* shape) {
 }
 
 std::uint32_t predictors(Predictor predictor, Extent tile) {
+  if (predictor == Predictor::interpolation) return interpolations;
   if (predictor != Predictor::tried) return 1u << static_cast<unsigned>(predictor);
-  std::uint32_t tried = lorenzos | interpolation;
+  std::uint32_t tried = lorenzos | interpolations;
   if (tile.z == 1) tried &= ~(1u << 7);
   if (tile.z == 1 && tile.y == 1) tried &= ~(1u << 3);
   return tried;
@@ -96,6 +105,8 @@ struct Look {
   std::uint32_t best = 0;
 };
 
+}  // namespace
+
 // An array's tiles of one extent, whose drafts are made when they are asked for.
 class Tiling {
  public:
@@ -111,6 +122,7 @@ class Tiling {
     const std::size_t looked = std::clamp<std::size_t>((values + each - 1) / each, 1, tiles());
     Look seen;
     double count = 0;
+    std::size_t votes[last_interpolation + 1] = {};
     for (std::size_t i = 0; i < looked; ++i) {
       const std::size_t tile = (2 * i + 1) * tiles() / (2 * looked);
       const Draft& draft = at(tile);
@@ -118,19 +130,24 @@ class Tiling {
       count += inside;
       seen.bits += size(draft);
       if (draft.residuals.empty()) continue;
-      seen.best |= 1u << std::min<unsigned>(draft.predictor, first_interpolation);
+      ++votes[draft.predictor];
       if (draft.predictor >= first_interpolation) seen.interpolated += inside;
     }
+    for (unsigned predictor = 0; predictor < first_interpolation; ++predictor)
+      seen.best |= std::uint32_t{votes[predictor] > 0} << predictor;
+    const auto* const stride = std::ranges::max_element(votes + first_interpolation, std::end(votes));
+    if (*stride > 0) seen.best |= 1u << (stride - votes);  // strides differ little: one is enough
     if ((seen.best & tried_) != 0) tried_ &= seen.best;
     seen.bits /= count;
     seen.interpolated /= count;
     return seen;
   }
 
-  std::vector<Draft> all() {
-    std::vector<Draft> drafts;
-    for (std::size_t tile = 0; tile < tiles(); ++tile) at(tile), drafts.push_back(std::move(*drafts_[tile]));
-    return drafts;
+  Draft take(std::size_t tile) {
+    at(tile);
+    Draft draft = std::move(*drafts_[tile]);
+    drafts_[tile].reset();
+    return draft;
   }
 
  private:
@@ -161,6 +178,8 @@ class Tiling {
   std::vector<std::byte> gathered_;
 };
 
+namespace {
+
 // The tiling that makes the chunk smallest, as far as some of its tiles tell. Others than the usual take longer to
 // decode, and have to be worth it.
 Tiling choose_tiling(const Array& array, const Quantiser& how, Coder coder, const Header& header) {
@@ -178,7 +197,9 @@ Tiling choose_tiling(const Array& array, const Quantiser& how, Coder coder, cons
   const Extent tile = smooth ? round_tile(header.shape) : narrow_tile(header.shape);
   if (coder != Coder::pack && tile.values() < most_values / 2) return usual;  // what `dense` has beside is much for few
   Tiling other = of(tile, seen.best);
-  return other.look(values).bits < (smooth ? 0.96 : 0.87) * seen.bits ? std::move(other) : std::move(usual);
+  const double worth = (smooth ? 0.96 : 0.87) * seen.bits;
+  if (other.look(values / 4).bits > 1.1 * worth) return usual;  // a first look ends most trials
+  return other.look(values).bits < worth ? std::move(other) : std::move(usual);
 }
 
 }  // namespace
@@ -192,10 +213,8 @@ void gather(const Array& array, const Grid& grid, std::size_t tile, std::byte* o
       std::memcpy(out, from + itemsize * (place.first + (z * grid.shape[2] + y) * grid.shape[3]), row);
 }
 
-Drafts draft(const Array& array, double bound, Predictor predictor, Coder coder) {
+Drafts::Drafts(const Array& array, double bound, Predictor predictor, Coder coder) {
   check_bound(bound);
-  Drafts drafts;
-  Header& header = drafts.header;
   header.number = array.number;
   fold(array.shape, header);
   header.tile = usual_tile(header.shape);
@@ -209,14 +228,21 @@ Drafts draft(const Array& array, double bound, Predictor predictor, Coder coder)
   header.base = how.quanta == Quanta::integer ? static_cast<std::uint64_t>(how.whole_base)
                                               : std::bit_cast<std::uint64_t>(how.base);
   header.flags = (bound == 0 ? lossless : 0u) | (how.lattice ? lattice : 0u);
-  if (values == 0) return drafts;
-  if (predictor == Predictor::tried) {
-    Tiling chosen = choose_tiling(array, how, coder, header);
-    header.tile = chosen.extent();
-    drafts.tiles = chosen.all();
-  } else {
-    drafts.tiles = Tiling(array, how, coder, header, predictors(predictor, header.tile)).all();
-  }
+  if (values == 0) return;
+  if (predictor == Predictor::tried)
+    tiling_ = std::make_unique<Tiling>(choose_tiling(array, how, coder, header));
+  else
+    tiling_ = std::make_unique<Tiling>(array, how, coder, header, predictors(predictor, header.tile));
+  header.tile = tiling_->extent();
+}
+
+Drafts::Drafts(Drafts&&) noexcept = default;
+Drafts::~Drafts() = default;
+std::size_t Drafts::tiles() const { return tiling_ ? tiling_->tiles() : 0; }
+Draft Drafts::take(std::size_t tile) { return tiling_->take(tile); }
+std::vector<Draft> Drafts::all() {
+  std::vector<Draft> drafts;
+  for (std::size_t tile = 0; tile < tiles(); ++tile) drafts.push_back(take(tile));
   return drafts;
 }
 

@@ -1,5 +1,6 @@
 // Encoding: drafts of all tiles, the tables for them, then bytes.
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 
@@ -90,6 +91,36 @@ void put_header(Header& header, const std::vector<Entry>& entries, std::vector<s
   append(out, &sum, sizeof sum);
 }
 
+// The values as they are, in tiles that are as large as can be. No chunk has to be larger.
+struct Flat {
+  explicit Flat(const Array& array, const Header& like) : header(like) {
+    std::size_t values = 1;
+    for (const std::size_t length : array.shape) values *= length;
+    const auto all = static_cast<std::uint32_t>(values);
+    for (std::size_t i = 0; i < 4; ++i) header.shape[i] = i < 3 ? 1 : all;
+    header.tile = {1, 1, std::clamp<std::uint32_t>(all, 1, most_values)};
+    tiles = values == 0 ? 0 : Grid(header).tiles();
+    nbytes = header_nbytes + tiles * entry_nbytes + (values * itemsize_of(array.number) + 3) / 4 * 4 + checksum_nbytes;
+  }
+  Header header;
+  std::size_t tiles, nbytes;
+};
+
+std::vector<std::byte> write(const Flat& flat, const Array& array) {
+  Header header = flat.header;
+  const Grid grid(header);
+  std::vector<Entry> entries(flat.tiles);
+  std::vector<std::byte> out(header_nbytes + flat.tiles * entry_nbytes);
+  out.reserve(flat.nbytes);
+  for (std::size_t tile = 0; tile < flat.tiles; ++tile) {
+    entries[tile] = {.offset = static_cast<std::uint32_t>(out.size() / 4), .coder = TileCoder::raw};
+    const std::vector<std::byte> bytes = raw_tile(array, grid, tile);
+    append(out, bytes.data(), bytes.size());
+  }
+  put_header(header, entries, out);
+  return out;
+}
+
 // The coding tables ready for use, kept for the next chunk with the same ones: making them takes as long as a small
 // chunk.
 const Encoding& encoding_of(Bytes packed) {
@@ -107,26 +138,34 @@ const Encoding& encoding_of(Bytes packed) {
 
 std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables) {
   using namespace codec;
-  Drafts drafts = draft(array, bound, predictor, coder);
+  Drafts drafts(array, bound, predictor, coder);
   const Grid grid(drafts.header);
+  const Flat flat(array, drafts.header);
   Chosen chosen;
   const Encoding* encoding = nullptr;
+  std::vector<Draft> held;  // all of them, where they say which tables are best
   if (coder != Coder::pack) {
-    chosen = choose_tables(drafts.tiles, tables);
+    if (tables.empty()) held = drafts.all();
+    chosen = choose_tables(held, tables);
     encoding = &encoding_of(chosen.packed);
   }
-  std::vector<Entry> entries(drafts.tiles.size());
+  std::vector<Entry> entries(drafts.tiles());
   std::vector<std::vector<std::byte>> parts;
   bool dense = false;
+  std::size_t nbytes = header_nbytes + entries.size() * entry_nbytes + checksum_nbytes;
   for (std::size_t tile = 0; tile < entries.size(); ++tile) {
-    parts.push_back(tile_bytes(array, grid, tile, drafts.tiles[tile], coder, encoding, entries[tile]));
+    const Draft draft = held.empty() ? drafts.take(tile) : std::move(held[tile]);
+    parts.push_back(tile_bytes(array, grid, tile, draft, coder, encoding, entries[tile]));
     dense |= entries[tile].coder == TileCoder::dense;
+    nbytes += parts.back().size();
   }
   Header& header = drafts.header;
   if (dense) header.tables = tables_checksum(chosen.packed);
-  if (dense && chosen.inside) header.flags |= tables_inline;
   if (dense && chosen.inside) header.tables_nbytes = static_cast<std::uint32_t>(chosen.packed.size());
+  if (header.tables_nbytes > 0) header.flags |= tables_inline;
+  if (flat.nbytes < nbytes + header.tables_nbytes) return write(flat, array);
   std::vector<std::byte> out(header_nbytes);
+  out.reserve(nbytes + header.tables_nbytes);
   append(out, chosen.packed.data(), header.tables_nbytes);
   out.resize(out.size() + entries.size() * entry_nbytes);
   for (std::size_t tile = 0; tile < entries.size(); ++tile) {
@@ -139,12 +178,12 @@ std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Pre
 
 std::vector<std::byte> train(const std::vector<Array>& arrays, double bound, Predictor predictor) {
   using namespace codec;
-  std::vector<Drafts> drafts;
+  std::vector<Draft> drafts;
   std::vector<const Draft*> all;
-  for (const Array& array : arrays) drafts.push_back(draft(array, bound, predictor, Coder::dense));
-  for (const Drafts& chunk : drafts)
-    for (const Draft& tile : chunk.tiles)
-      if (!tile.residuals.empty()) all.push_back(&tile);
+  for (const Array& array : arrays)
+    std::ranges::move(Drafts(array, bound, predictor, Coder::dense).all(), std::back_inserter(drafts));
+  for (const Draft& tile : drafts)
+    if (!tile.residuals.empty()) all.push_back(&tile);
   return pack_tables(trained(all, 8));
 }
 

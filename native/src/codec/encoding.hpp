@@ -53,6 +53,11 @@ struct EncodingKernels {
                       std::int32_t* residuals, std::int32_t* made);
   // Halfway between rows a, b . c, d, as halfway() says; rows that are not there are not read.
   void (*between)(const std::int32_t* const rows[4], bool before, int after, std::size_t count, std::int32_t* foretold);
+  // Every other value; and known points with those between them, in turn: `count` of these, and of those one more if
+  // `more`.
+  void (*thin32)(const float* values, std::size_t count, float* out);
+  void (*thin64)(const double* values, std::size_t count, double* out);
+  void (*weave)(const std::int32_t* known, const std::int32_t* made, std::size_t count, bool more, std::int32_t* out);
   // Each value less the one `back` before it, but for the first `back`, which stay.
   void (*less)(const std::int32_t* values, std::size_t back, std::size_t count, std::int32_t* out);
   void (*widths)(const std::int32_t* residuals, std::size_t blocks, std::uint8_t* out);

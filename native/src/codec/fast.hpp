@@ -1,8 +1,8 @@
 // The loops that AVX2, AVX-512 and NEON share; most are plain, for the compiler to turn into vectors.
 //
 // Each of the three files includes this once, inside its unnamed namespace, behind its target pragma if it has one, and
-// what it must define before: fields, add_low, Wide, sum_row, interleave, interleaved. So no function here is
-// ever taken for another machine's, and there is no include guard.
+// what it must define before: fields, add_low, Wide, sum_row, put_narrow, interleave, interleaved. So no function here
+// is ever taken for another machine's, and there is no include guard.
 
 using Unaligned32 [[gnu::aligned(1), gnu::may_alias]] = std::uint32_t;
 using UnalignedFloat [[gnu::aligned(1), gnu::may_alias]] = float;
@@ -173,11 +173,28 @@ void lorenzo_short(std::int32_t* values, Extent extent, unsigned axes) {
     for (std::size_t i = plane; i < all; ++i) values[i] = add(values[i], values[i - plane]);
 }
 
+constexpr std::size_t narrow = 16;  // values in a row that is one vector, or two, or four
+
+// The same for float32 in narrow rows: what there is to do for each of them is short enough to be done in place.
+void lorenzo_narrow(const std::int32_t* residuals, Extent extent, unsigned axes, std::int32_t* planes,
+                    const Restore& how, const Rows& out) {
+  alignas(64) std::int32_t line[narrow];
+  for (std::size_t z = 0; z < extent.z; ++z)
+    for (std::size_t y = 0; y < extent.y; ++y, residuals += narrow) {
+      std::int32_t* const plane = axes & 4 ? planes + y * narrow : nullptr;
+      sum_row(residuals, narrow, axes & 1, (axes & 2) && y > 0, line, plane, z > 0);
+      put_narrow(plane != nullptr ? plane : line, static_cast<float>(how.step), static_cast<float>(how.base),
+                 out.at(z, y));
+    }
+}
+
 // Sums along x, then y (in `line`, the row before), then z (in `planes`, the plane before): a row's way in one pass.
 // Rows in `room` are as long as whole vectors, so that only residuals are read in part.
 void lorenzo(std::int32_t* residuals, Extent extent, unsigned axes, std::int32_t* room, const Restore& how,
              const Rows& out) {
   const std::size_t row = extent.x, pitch = (row + 15) / 16 * 16;
+  if (row == narrow && how.quanta == Quanta::real && how.itemsize == 4)
+    return lorenzo_narrow(residuals, extent, axes, room, how, out);
   const bool brief = row < 16;
   if (brief) lorenzo_short(residuals, extent, axes);
   std::int32_t *const line = room, *const planes = room + pitch;

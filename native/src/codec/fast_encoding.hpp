@@ -46,21 +46,33 @@ template <class T>
     return __builtin_fma(static_cast<double>(whole), step, base);
 }
 
+// The largest T that is no larger.
+template <class T>
+T no_larger(double bound) {
+  if constexpr (sizeof(T) == 8) {
+    return bound;
+  } else {
+    const auto near = static_cast<float>(bound < 0x1.fffffep127 ? bound : 0x1.fffffep127);
+    return near <= bound ? near : __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, near) - 1);
+  }
+}
+
 // Whether `back` may stand for `value`. A distance that comes out below the bound is below it, for rounding keeps
-// order; what a processor may flush never stands.
+// order, in T too; what a processor may flush never stands.
 template <bool exact, class T>
-[[gnu::always_inline]] inline bool stands(T value, T back, double bound) {
+[[gnu::always_inline]] inline bool stands(T value, T back, T bound) {
   using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   const T size = back < 0 ? -back : back;
   const bool normal = (size >= least_normal<T>) | (size == 0);
   if constexpr (exact) return normal & (__builtin_bit_cast(Bits, value) == __builtin_bit_cast(Bits, back));
-  return normal & (__builtin_fabs(static_cast<double>(back) - static_cast<double>(value)) < bound);
+  const T away = back - value;
+  return normal & ((away < 0 ? -away : away) < bound);
 }
 
 template <bool exact, class T>
 bool quantise_as(const T* __restrict values, std::size_t count, const Aim& aim, std::int32_t* __restrict out) {
-  const double inverse = 1 / aim.step, base = aim.base, bound = aim.bound, far = 0x1p30;
-  const auto step = static_cast<T>(aim.step), from = static_cast<T>(aim.base);
+  const double inverse = 1 / aim.step, base = aim.base, far = 0x1p30;
+  const T step = static_cast<T>(aim.step), from = static_cast<T>(aim.base), bound = no_larger<T>(aim.bound);
   std::int32_t bad = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const double scaled = (static_cast<double>(values[i]) - base) * inverse;
@@ -102,8 +114,8 @@ bool quantise_whole(const std::int64_t* __restrict values, std::size_t count, co
 template <class T>
 bool residuals_aimed(const T* __restrict values, const std::int32_t* __restrict foretold, std::size_t count,
                      const Aim& aim, std::int32_t* __restrict residuals, std::int32_t* __restrict made) {
-  const double scale = 1 / aim.step, base = aim.base, bound = aim.bound, far = 0x1p26;
-  const auto step = static_cast<T>(aim.step), from = static_cast<T>(aim.base);
+  const double scale = 1 / aim.step, base = aim.base, far = 0x1p26;
+  const T step = static_cast<T>(aim.step), from = static_cast<T>(aim.base), bound = no_larger<T>(aim.bound);
   std::int32_t bad = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const double sixteenths = (static_cast<double>(values[i]) - base) * scale;
@@ -140,6 +152,20 @@ void between(const std::int32_t* const rows[4], bool before, int after, std::siz
     weighed(out, count, [=](std::size_t i) { return halfway(a[i], b[i], 0, 0, true, 0); });
   else
     weighed(out, count, [=](std::size_t i) { return b[i]; });
+}
+
+template <class T>
+void thin(const T* __restrict values, std::size_t count, T* __restrict out) {
+  for (std::size_t i = 0; i < count; ++i) out[i] = values[2 * i];
+}
+
+void weave(const std::int32_t* __restrict known, const std::int32_t* __restrict made, std::size_t count, bool more,
+           std::int32_t* __restrict out) {
+  for (std::size_t i = 0; i < count; ++i) {
+    out[2 * i] = known[i];
+    out[2 * i + 1] = made[i];
+  }
+  if (more) out[2 * count] = known[count];
 }
 
 void less(const std::int32_t* __restrict values, std::size_t back, std::size_t count, std::int32_t* __restrict out) {
@@ -219,6 +245,9 @@ constexpr EncodingKernels encoding_set{look<float>,
                                        residuals_aimed<float>,
                                        residuals_aimed<double>,
                                        between,
+                                       thin<float>,
+                                       thin<double>,
+                                       weave,
                                        less,
                                        widths,
                                        sizes,

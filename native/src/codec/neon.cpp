@@ -191,6 +191,15 @@ inline void sum_row(const std::int32_t* residuals, std::size_t count, bool x, bo
   }
 }
 
+// Sixteen integers as float32.
+inline void put_narrow(const std::int32_t* values, float step, float base, std::byte* out) {
+  for (std::size_t i = 0; i < 16; i += 4) {
+    const float32x4_t whole = vcvtq_f32_s32(vld1q_s32(values + i));
+    const float32x4_t made = vfmaq_f32(vdupq_n_f32(base), whole, vdupq_n_f32(step));
+    vst1q_u8(reinterpret_cast<std::uint8_t*>(out + 4 * i), vreinterpretq_u8_f32(made));
+  }
+}
+
 // Known points and what lies behind each of them, foretold from four, in turn.
 constexpr std::size_t interleaved = 4;
 inline void interleave(const std::int32_t* known, const std::int32_t* residuals, std::int32_t* out) {
