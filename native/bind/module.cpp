@@ -2,6 +2,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <new>
+
 #include "solar/error.hpp"
 #include "text.hpp"
 
@@ -28,6 +30,9 @@ const char* class_of(solar::Kind kind) {
   return "SolarError";
 }
 
+constexpr const char* no_memory =
+    "the system gives no more memory: ask for less at a time, by a smaller batch_size, buffer or `ahead`";
+
 void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
@@ -36,6 +41,8 @@ void translate(const std::exception_ptr& thrown, void*) {
     nb::object value = type(solar::bind::text(error.what()));
     if (error.kind() == solar::Kind::read && error.code() != 0) nb::setattr(value, "errno", nb::int_(error.code()));
     PyErr_SetObject(type.ptr(), value.ptr());
+  } catch (const std::bad_alloc&) {
+    PyErr_SetString(PyExc_MemoryError, no_memory);
   }
 }
 

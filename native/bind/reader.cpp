@@ -15,6 +15,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -133,7 +134,7 @@ class BoundReader {
 
   solar::Reader::Ticket submit(const BoundSource& source, Array<std::int64_t> rows, nb::handle out,
                                std::optional<Array<std::int64_t>> positions) {
-    auto lent = std::make_unique<Lent>(out);
+    const auto lent = std::make_shared<Lent>(out);
     solar::Reader::Ticket ticket = 0;
     {
       nb::gil_scoped_release released;
@@ -141,7 +142,13 @@ class BoundReader {
       if (positions) slots = view(*positions);
       ticket = reader_.submit(source.native, view(rows), lent->bytes(), slots);
     }
-    lent_.emplace(ticket, std::move(lent));
+    try {
+      lent_.emplace(ticket, lent);
+    } catch (...) {  // no memory to note it: it may not be written to when nobody keeps it any more
+      reader_.abandon(ticket);
+      while (!ended(ticket)) std::this_thread::yield();
+      throw;
+    }
     sweep();
     return ticket;
   }
@@ -199,7 +206,7 @@ class BoundReader {
   solar::Reader& native() { return reader_; }
 
  private:
-  using Outputs = std::unordered_map<solar::Reader::Ticket, std::unique_ptr<Lent>>;
+  using Outputs = std::unordered_map<solar::Reader::Ticket, std::shared_ptr<Lent>>;
 
   // Lets go of the outputs of abandoned tickets that have ended. That may run Python code, which may come back here.
   void sweep() {

@@ -109,6 +109,7 @@ Reader::Ticket Reader::Impl::submit(const Work& work) {
   Job* job = nullptr;
   {
     const std::lock_guard lock(mutex);
+    spare.reserve(jobs.size() + 1);  // for all of them: a job comes back without asking for memory
     if (spare.empty()) spare.push_back(&jobs.emplace_back());
     job = spare.back();
     spare.pop_back();

@@ -67,8 +67,8 @@ void damaged(const char* what, std::uint64_t address, const std::string& why) {
 }
 
 void Fields::checksum(Bytes whole) {
-  const std::uint32_t computed = lookup3(whole.first(position()));
-  if (u32() != computed) refuse("has a wrong checksum");
+  const Bytes summed = whole.first(position());
+  if (!has_sum(summed, u32())) refuse("has a wrong checksum");
 }
 
 }  // namespace solar::hdf5

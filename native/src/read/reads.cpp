@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::uint64_t region = 1 << 20;          // of which all is read past the page cache, or nothing
 constexpr std::size_t most_slots = 64;             // small windows in flight
+constexpr std::size_t slot_nbytes = 128 << 10;     // at most, of each
 constexpr std::uint64_t least_trusted = 16 << 10;  // bytes of a read that is worth the look at the clock
 constexpr std::uint64_t slow_ns = 20'000;          // a read from memory takes less, and
 constexpr std::uint64_t slow_rate = 2;             // is faster: bytes in a nanosecond
@@ -66,12 +67,18 @@ bool Worker::read_past(Request& request) {
 
 // Memory for a window: of a small one, a slot of a block that all requests share, so that it may lie in a huge page.
 std::byte* Worker::window(Request& request, std::uint64_t nbytes) {
-  if (nbytes <= large_nbytes && index(request) < most_slots) {
-    const std::size_t slots = std::min(requests_.size(), most_slots);
-    return slots_.fit(slots * large_nbytes).data() + index(request) * large_nbytes;
+  const std::size_t block = block_nbytes(request);
+  if (nbytes <= slot_nbytes && (index(request) + 1) * slot_nbytes <= block) {
+    return slots_.fit(block).data() + index(request) * slot_nbytes;
   }
   fit_scratch(request, nbytes);
   return request.scratch.data();
+}
+
+// Of the bytes of scratch that the request's Job allows, those that the block takes: none where they are few.
+std::size_t Worker::block_nbytes(const Request& request) const noexcept {
+  const std::size_t block = std::min(requests_.size(), most_slots) * slot_nbytes;
+  return block <= request.job->batch.scratch / 2 ? block : 0;
 }
 
 void Worker::count(const Request& request) noexcept {
@@ -190,13 +197,18 @@ void Worker::fail(const Request& request, const std::string& what, int code) con
 
 // The error at hand, for the Job. That there is no memory says of itself neither for what nor what to do.
 std::exception_ptr Worker::caught(const Batch& batch, const Piece& piece) {
+  const std::exception_ptr error = std::current_exception();
   try {
-    throw;
+    std::rethrow_exception(error);
   } catch (const std::bad_alloc&) {
-    const std::string what = ": no memory to read and decode it; give the loader a smaller buffer or fewer `ahead`";
-    return std::make_exception_ptr(Error(Kind::read, batch.where(piece, 0) + what, ENOMEM));
+    try {
+      const std::string what = ": no memory to read and decode it; give the loader a smaller buffer or fewer `ahead`";
+      return std::make_exception_ptr(Error(Kind::read, batch.where(piece, 0) + what, ENOMEM));
+    } catch (const std::bad_alloc&) {  // nor for these words
+      return error;
+    }
   } catch (...) {
-    return std::current_exception();
+    return error;
   }
 }
 

@@ -145,7 +145,7 @@ std::uint32_t Worker::copy_mapped(Job& job, std::uint32_t begin, std::uint32_t e
   const Mapping* mapping = nullptr;
   try {
     mapping = batch.source->mappings->warm(index, *files_.open(batch.source->files[index], since_ns_));
-  } catch (const Error&) {  // reading meets it again, and says where
+  } catch (const std::exception&) {  // reading meets it again, and says where
   }
   if (mapping == nullptr) return begin;
   std::uint32_t copied = begin;
@@ -198,7 +198,7 @@ std::shared_ptr<const File> Worker::open(const Request& request, Descriptors& de
 
 // Waits for other requests to end when too much is in use.
 void Worker::fit_scratch(Request& request, std::uint64_t nbytes) {
-  const std::uint64_t limit = std::min(scratch_limit, request.job->batch.scratch);
+  const std::uint64_t limit = std::min(scratch_limit, request.job->batch.scratch - block_nbytes(request));
   while (busy() && scratch_in_flight_ + nbytes > limit) {
     submit();
     if (busy()) await(true);

@@ -77,6 +77,7 @@ class Worker {
   bool bypasses(Request& request);
   bool read_past(Request& request);
   std::byte* window(Request& request, std::uint64_t nbytes);
+  std::size_t block_nbytes(const Request& request) const noexcept;
   void count(const Request& request) noexcept;
   bool read_through(Request& request);
   bool read_at_once(Request& request);

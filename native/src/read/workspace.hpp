@@ -1,9 +1,10 @@
 // Bytes used again and again by one thread; contents are lost when it grows. Growing touches no memory.
 //
-// They begin with a page, and large ones are huge pages where the kernel has them: storage fills a few long runs of
-// memory up to twice as fast as many scattered pages.
+// They begin with a page, and what fills huge pages is such where the kernel has them: storage fills a few long runs of
+// memory up to twice as fast as many scattered pages. No page is had beyond them: many requests are on their way at once.
 #pragma once
 
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -16,7 +17,6 @@ namespace solar::read {
 
 inline constexpr std::size_t page_nbytes = 4 << 10;
 inline constexpr std::size_t huge_page_nbytes = 2 << 20;
-inline constexpr std::size_t large_nbytes = 128 << 10;
 
 class Workspace {
  public:
@@ -44,12 +44,12 @@ class Workspace {
 
   static std::byte* allocate(std::size_t nbytes) {
     if (faults::any()) faults::allocate(nbytes);
-    const std::size_t page = nbytes > large_nbytes ? huge_page_nbytes : page_nbytes;
-    if (nbytes > SIZE_MAX - page) throw std::bad_alloc();
-    const std::size_t whole = (nbytes + page - 1) / page * page;
-    void* const bytes = std::aligned_alloc(page, whole);
-    if (bytes == nullptr) throw std::bad_alloc();
-    if (page == huge_page_nbytes) static_cast<void>(::madvise(bytes, whole, MADV_HUGEPAGE));  // advice
+    const std::size_t huge = nbytes / huge_page_nbytes * huge_page_nbytes;
+    if (nbytes > SIZE_MAX - page_nbytes) throw std::bad_alloc();
+    const std::size_t whole = (nbytes + page_nbytes - 1) / page_nbytes * page_nbytes;
+    void* bytes = nullptr;
+    if (::posix_memalign(&bytes, huge > 0 ? huge_page_nbytes : page_nbytes, whole) != 0) throw std::bad_alloc();
+    if (huge > 0) static_cast<void>(::madvise(bytes, huge, MADV_HUGEPAGE));  // advice
     return static_cast<std::byte*>(bytes);
   }
 

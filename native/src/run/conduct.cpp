@@ -1,4 +1,6 @@
 // The thread of a Run, which goes from step to step.
+#include <algorithm>
+#include <new>
 #include <utility>
 
 #include "digest.hpp"
@@ -21,8 +23,7 @@ void Run::Impl::conduct() {
   try {
     while (auto epoch = next()) carry_out(std::move(epoch));
   } catch (const std::exception& error) {
-    const auto* const own = dynamic_cast<const Error*>(&error);
-    if (node != nullptr) node->fail(own != nullptr ? *own : Error(Kind::read, error.what()));
+    tell_node(error);
     const std::lock_guard lock(mutex);
     failed = std::current_exception();
     changed.notify_all();
@@ -32,6 +33,16 @@ void Run::Impl::conduct() {
   const std::lock_guard lock(mutex);
   ended = true;
   changed.notify_all();
+}
+
+// The others raise it too. Without memory for the words they hear that this rank has gone.
+void Run::Impl::tell_node(const std::exception& error) noexcept {
+  if (node == nullptr) return;
+  const auto* const own = dynamic_cast<const Error*>(&error);
+  try {
+    node->fail(own != nullptr ? *own : Error(Kind::read, error.what()));
+  } catch (const std::bad_alloc&) {  // node->leave() follows
+  }
 }
 
 std::shared_ptr<const Planned> Run::Impl::next() {
@@ -51,7 +62,8 @@ void Run::Impl::carry_out(std::shared_ptr<const Planned> epoch) {
   for (std::size_t step = 0; step < steps; ++step) {
     if (!wait_for_room()) break;
     for (; prepared < std::min<std::uint64_t>(steps, step + lead + 1); ++prepared) {
-      making.push_back(prepare(*epoch, prepared));
+      making.emplace_back();  // first, so that it is known when something goes wrong: it may be read to by then
+      prepare(*epoch, prepared, making.back());
     }
     if (!make(*epoch, step, making.front())) break;
     for (std::size_t p = 0; p < parts.size(); ++p) parts[p].drop(epoch->parts[p], step);
@@ -64,8 +76,9 @@ void Run::Impl::carry_out(std::shared_ptr<const Planned> epoch) {
   }
   const std::lock_guard lock(mutex);
   if (closing) return;  // it stays with the others that were planned
+  over.emplace_back();
+  over.back() = std::move(epoch);
   planned.pop_front();
-  over.push_back(std::move(epoch));
 }
 
 // All ranks of the node carry out the same plans. False when it closes.
@@ -139,8 +152,8 @@ bool Run::Impl::wait_for_room() {
 }
 
 // Memory for a batch; and what is known not to be held is asked for.
-Run::Impl::Making Run::Impl::prepare(const Planned& epoch, std::size_t step) {
-  Making made;
+void Run::Impl::prepare(const Planned& epoch, std::size_t step, Making& made) {
+  made.tickets.reserve(3 * parts.size());  // all that it will have: a ticket that is not noted would be read to too late
   made.fetched.resize(parts.size());
   made.batch.fields.resize(fields);
   const auto rows = static_cast<std::uint64_t>(epoch.sizes[step]);
@@ -154,7 +167,6 @@ Run::Impl::Making Run::Impl::prepare(const Planned& epoch, std::size_t step) {
     const auto ticket = parts[p].fetch(epoch.parts[p], step, memory(made, parts[p]), done);
     if (ticket != 0) made.tickets.push_back(ticket);
   }
-  return made;
 }
 
 // Puts the batch together. False when it closes.
@@ -231,18 +243,17 @@ void Run::Impl::publish(Making made) {
 
 // Waits for all that is still written to the buffers and batches.
 void Run::Impl::give_up() noexcept {
-  std::vector<Reader::Ticket> tickets;
-  for (const PartRun& part : parts) {
-    for (const Reader::Ticket ticket : part.on_their_way()) tickets.push_back(ticket);
-  }
-  for (const Making& one : making) tickets.insert(tickets.end(), one.tickets.begin(), one.tickets.end());
-  for (const Reader::Ticket ticket : tickets) reader.abandon(ticket);
-  for (const Reader::Ticket ticket : tickets) {
+  const auto each = [this](const auto& act) {
+    for (const PartRun& part : parts) part.each_on_its_way(act);
+    for (const Making& one : making) std::for_each(one.tickets.begin(), one.tickets.end(), act);
+  };
+  each([this](Reader::Ticket ticket) { reader.abandon(ticket); });
+  each([this](Reader::Ticket ticket) {
     try {
       reader.wait(ticket, longest_wait);
     } catch (const std::exception&) {  // it is over
     }
-  }
+  });
 }
 
 }  // namespace solar

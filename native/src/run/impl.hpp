@@ -19,7 +19,9 @@ inline constexpr std::chrono::nanoseconds longest_wait = std::chrono::hours(24 *
 
 struct Run::Impl {
   Impl(Reader& on, std::shared_ptr<MemoryPool> from, std::size_t most, std::uint64_t beside, std::shared_ptr<Node> among)
-      : reader(on), pool(std::move(from)), staged(most), scratch(beside), node(std::move(among)) {}
+      : reader(on), pool(std::move(from)), staged(most), scratch(beside), node(std::move(among)) {
+    waited_for.reserve(1);  // a wait that has no memory for its ticket would be taken for the ticket's own error
+  }
 
   // A batch on its way: its memory, and what is read straight into it.
   struct Making {
@@ -30,6 +32,7 @@ struct Run::Impl {
   };
 
   void conduct();
+  void tell_node(const std::exception& error) noexcept;
   void carry_out(std::shared_ptr<const Planned> planned);
   std::shared_ptr<const Planned> next();
   bool begin(const Planned& planned);
@@ -39,7 +42,7 @@ struct Run::Impl {
   bool wait_for_ranks(Node::Count count, std::uint64_t value, const std::function<bool()>& there);
   void count_held();
   bool wait_for_room();
-  Making prepare(const Planned& planned, std::size_t step);
+  void prepare(const Planned& planned, std::size_t step, Making& making);
   bool finish(Making& making);
   bool make(const Planned& planned, std::size_t step, Making& making);
   bool settle(Reader::Ticket ticket, ReaderStats& counts);

@@ -79,7 +79,13 @@ void PartRun::load(Rows rows, std::uint64_t due, bool start, RunStats& stats, co
   if (rows_.empty() || !ready()) return;
   stats.reads += rows_.size();
   const Task task = part_.stored ? Task::keep : Task::load;
-  loading_.push_back({submit(task, {}, start ? nullptr : &after_), due, rows_});
+  loading_.push_back({0, due, rows_});  // first: nothing may come between a ticket and its being noted
+  try {
+    loading_.back().ticket = submit(task, {}, start ? nullptr : &after_);
+  } catch (...) {
+    loading_.pop_back();
+    throw;
+  }
 }
 
 bool PartRun::arrive(std::uint64_t now, const Settle& settle, RunStats& stats, ReaderStats& counts) {
@@ -181,12 +187,6 @@ void PartRun::drop(const Run::Epoch& epoch, std::size_t step) noexcept {
     if (epoch.last[i] == 0) continue;
     if (const std::size_t k = key(epoch.rows[i]); buffer_.holds(k)) buffer_.drop(k);
   }
-}
-
-std::vector<Reader::Ticket> PartRun::on_their_way() const {
-  std::vector<Reader::Ticket> tickets;
-  for (const Loading& loading : loading_) tickets.push_back(loading.ticket);
-  return tickets;
 }
 
 }  // namespace solar::run

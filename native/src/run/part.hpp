@@ -52,8 +52,11 @@ class PartRun {
   // Drops what this step used for the last time.
   void drop(const Run::Epoch& epoch, std::size_t step) noexcept;
 
-  // Of loads that nobody has waited for.
-  std::vector<Reader::Ticket> on_their_way() const;
+  // Loads that nobody has waited for.
+  template <typename Act>
+  void each_on_its_way(const Act& act) const {
+    for (const Loading& loading : loading_) act(loading.ticket);
+  }
   Reader::Ticket due_first() const noexcept { return loading_.empty() ? 0 : loading_.front().ticket; }
 
  private:

@@ -1,0 +1,149 @@
+// Memory that is not to be had: the n-th allocation of C++ fails, for each n, in whatever thread that is. What is asked
+// for is there then, or it is an error of whoever asked; nothing ends the program, hangs, or is written to too late.
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <new>
+
+#include "plans.hpp"
+#include "solar/faults.hpp"
+
+namespace {
+
+std::atomic<bool> counting{false};
+std::atomic<std::int64_t> left{0};  // allocations that go well, of those that are counted
+
+}  // namespace
+
+// For the whole program of tests: one look at a flag unless a test here counts. (gcc takes free() in a delete that it
+// sees through for a mistake.)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+void* operator new(std::size_t nbytes) {
+  if (counting.load(std::memory_order_relaxed) && left.fetch_sub(1, std::memory_order_relaxed) == 0) {
+    throw std::bad_alloc();
+  }
+  void* const bytes = std::malloc(std::max<std::size_t>(1, nbytes));
+  if (bytes == nullptr) throw std::bad_alloc();
+  return bytes;
+}
+void operator delete(void* bytes) noexcept { std::free(bytes); }
+void operator delete(void* bytes, std::size_t) noexcept { std::free(bytes); }
+#pragma GCC diagnostic pop
+
+using namespace reads;
+
+namespace {
+
+enum class End { right, wrong, error, no_memory };
+
+// How this ends when the n-th allocation fails; and whether there were that many.
+std::pair<End, bool> without(std::int64_t n, const std::function<bool()>& act) {
+  End end = End::right;
+  left = n;
+  counting = true;
+  try {
+    end = act() ? End::right : End::wrong;
+  } catch (const Error&) {
+    end = End::error;
+  } catch (const std::bad_alloc&) {
+    end = End::no_memory;
+  }
+  counting = false;
+  return {end, left < 0};
+}
+
+// Fails each allocation in turn. `afterwards` must always be right. Gives how often it did not end well.
+int fail_each(const std::function<bool()>& act, const std::function<bool()>& afterwards) {
+  int failures = 0;
+  for (std::int64_t n = 0;; ++n) {
+    CAPTURE(n);
+    const auto [end, failed] = without(n, act);
+    REQUIRE(end != End::wrong);
+    REQUIRE((failed || end == End::right));
+    failures += end != End::right;
+    REQUIRE(afterwards());
+    if (!failed) return failures;
+  }
+}
+
+bool same(const Run::Batch& batch, const Values& wanted) {
+  const MutableBytes bytes = batch.fields[0]->bytes();
+  return std::equal(bytes.begin(), bytes.end(), wanted.begin(), wanted.end());
+}
+
+std::vector<std::int64_t> some_rows(const Source& source, made::Random& random) {
+  std::vector<std::int64_t> rows(12);
+  const auto all = static_cast<std::uint64_t>(source.part_first.back());
+  for (auto& row : rows) row = static_cast<std::int64_t>(random.upto(all - 1));
+  return rows;
+}
+
+}  // namespace
+
+TEST_CASE("whichever allocation of a read fails, its ticket ends, and the Reader goes on") {
+  int failures = 0;
+  for (const Backend backend : backends()) {
+    for (unsigned seed = 0; seed < 8; ++seed) {
+      CAPTURE(seed);
+      const Folder folder;
+      const made::Sample sample = made::random_source(folder, seed);
+      sample.source->bypass = seed % 2;
+      if (seed % 4 >= 2) sample.source->map();
+      sample.source->check();
+      made::Random random(seed);
+      const auto rows = some_rows(*sample.source, random);
+      const Values right = wanted(sample, {rows.begin(), rows.end()});
+      Values out(right.size());
+      std::optional<Reader> reader;
+      const auto read = [&] {
+        const auto ticket = reader->submit(sample.source, rows, out);
+        while (!reader->wait(ticket, 60s)) {
+        }
+        return out == right;
+      };
+      const auto read_anew = [&] {
+        reader.emplace(2, 4, 0, backend);
+        return read();
+      };
+      failures += fail_each(read_anew, read_anew);  // with descriptors to open and memory to get
+      failures += fail_each(read, read);
+    }
+  }
+  CHECK(failures > 100);
+}
+
+TEST_CASE("whichever allocation of a run fails, its batches are right or end with an error, and it can be closed") {
+  int failures = 0;
+  for (const Backend backend : backends()) {
+    for (unsigned seed = 0; seed < 3; ++seed) {
+      CAPTURE(seed);
+      const Folder folder;
+      const made::Sample sample = made::random_source(folder, seed);
+      sample.source->check();
+      made::Random random(seed);
+      const bool stored = seed % 2 == 1;
+      const std::uint64_t page = stored ? 16 : sample.source->row_nbytes();
+      const Plan plan(*sample.source, stored, page, 1, random);
+      std::vector<std::shared_ptr<const Made>> epochs;
+      for (const Made& made : plan.epochs()) epochs.push_back(std::make_shared<const Made>(made));
+      std::vector<Values> right;
+      for (const auto& rows : plan.uses()) right.push_back(wanted(sample, rows));
+      Reader reader(2, 4, 64, backend);
+      const auto carry_out = [&] {
+        Run run(reader, MemoryPool::make(0), 2, 1 << 20);
+        run.part({sample.source, 0, plan.pages, page, stored, seed % 3 == 0, 1, 64});
+        for (const auto& made : epochs) run.append(made->sizes, {made->epoch()}, made);
+        for (const Values& values : right) {
+          Run::Batch batch;
+          while (!run.take(60s, batch)) {
+          }
+          if (!same(batch, values)) return false;
+        }
+        return true;
+      };
+      failures += fail_each(carry_out, carry_out);
+    }
+  }
+  CHECK(failures > 100);
+}
