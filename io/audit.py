@@ -256,7 +256,7 @@ def _said(dataset: Any) -> dict[str, Any]:
         said: dict[str, Any] = json.loads(dataset.attrs[BOUND])
         float(said["bound"])
         str(said["kind"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:  # whatever JSON can hold
         raise LayoutError(f"{dataset.file.filename}: {dataset.name}: its attribute {BOUND} makes no sense") from error
     return said
 

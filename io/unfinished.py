@@ -293,7 +293,7 @@ def leftover(target: Path, path: Path) -> Leftover | None:
         said = json.loads(head)
         fits = said["version"] == VERSION and said["target"] == target.name and isinstance(said["first"], int)
         name = Path(said["file"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         fits = False
     if not fits or name.name != said["file"] or name.stem != path.stem:
         journal.close()
@@ -319,7 +319,8 @@ def _parsed(lines: bytes, placed: bool) -> tuple[NDArray[np.uint32], NDArray[np.
     digits = np.delete(whole, [*blanks, line - 1], axis=1)
     good &= (((digits >= ord("0")) & (digits <= ord("9"))) | ((digits >= ord("a")) & (digits <= ord("f")))).all(axis=1)
     count = int(np.argmin(good)) if not good.all() else len(good)
-    values = np.frombuffer(bytes.fromhex(digits[:count].tobytes().decode()), np.uint8).reshape(count, -1)
+    values = np.frombuffer(bytes.fromhex(digits[:count].tobytes().decode()), np.uint8)
+    values = values.reshape(count, digits.shape[1] // 2)
     places = values[:, 12:].copy().view(">i8").ravel().astype(np.int64) & np.int64((1 << 62) - 1) if placed else None
     return values[:, :4].copy().view(">u4").ravel().astype(np.uint32), _words(values[:, 4:12]), places
 

@@ -44,9 +44,19 @@ Result told(const Library& hdf5, Result failed, Work work) noexcept {
   return failed;
 }
 
-// As the values say; without them as the chunk does, which is checked to have a tile for every 16384 of its values.
+// The values of a file may ask for any memory; but a chunk has a tile of 12 bytes or more for every 16384 numbers.
+std::size_t possible_nbytes(const Asked& asked, Bytes stored) {
+  constexpr std::size_t tile_nbytes = 12, most_of_tile = 16384;
+  const std::size_t nbytes = asked.nbytes();
+  if (nbytes / asked.type->nbytes / most_of_tile > stored.size() / tile_nbytes)
+    throw Error(Kind::codec, "a chunk of " + std::to_string(stored.size()) + " bytes cannot hold the " +
+                                 std::to_string(nbytes) + " that the filter's values say");
+  return nbytes;
+}
+
+// As the values say; without them as the chunk does, which is checked to have these tiles.
 std::size_t decoded_nbytes(const Settings& settings, Bytes stored) {
-  if (settings.asked && settings.asked->type != nullptr) return settings.asked->nbytes();
+  if (settings.asked && settings.asked->type != nullptr) return possible_nbytes(*settings.asked, stored);
   const Chunk chunk = describe_codec(stored);
   const auto type = std::ranges::find(types(), chunk.number, &Type::number);
   std::size_t nbytes = type->nbytes;

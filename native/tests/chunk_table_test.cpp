@@ -283,3 +283,77 @@ TEST_CASE("impossible datasets are refused") {
   CHECK(says(refusal(image, dataset_of(Index::btree1, {~0ull, ~0ull}, {1, 1})), "64 bits"));
   CHECK(says(refusal(image, dataset_of(Index::none, {8}, {4})), "no kind of index"));
 }
+
+TEST_CASE("an index that contradicts its dataset is refused, of each kind") {
+  const auto fixed = [](std::uint8_t client, std::uint8_t element_nbytes, std::uint64_t elements) {
+    Image image;
+    image.text("FAHD").number(0, 1).number(client, 1).number(element_nbytes, 1).number(10, 1).number(elements, 8);
+    image.address(100).sum(64);
+    return image.zeros(200);
+  };
+  const Dataset three = dataset_of(Index::fixed_array, {12}, {4});
+  CHECK(says(refusal(fixed(0, 4, 3), three), "elements that do not fit"));  // an address does not fit into 4 bytes
+  CHECK(says(refusal(fixed(0, 8, 2), three), "array that does not fit"));  // of 3 chunks
+  CHECK(says(refusal(fixed(1, 8, 3), three), "array that does not fit"));  // filtered, and the dataset is not
+  Dataset endless = three;
+  endless.maxshape = {~0ull};
+  CHECK(says(refusal(fixed(0, 8, 3), endless), "array that does not fit"));
+
+  Image growing;  // smallest blocks of 3 elements, which is no power of two
+  growing.text("EAHD").number(0, 2).number(8, 1).number(32, 1).number(4, 1).number(3, 1).number(4, 1).number(10, 1);
+  growing.zeros(48).address(~0ull).sum(64).zeros(100);
+  endless.index = Index::extensible_array;
+  CHECK(says(refusal(growing, endless), "array that does not fit"));
+
+  const auto records = [](std::uint8_t type, std::uint32_t node_nbytes, std::uint16_t depth) {
+    Image image;
+    image.text("BTHD").number(0, 1).number(type, 1).number(node_nbytes, 4).number(16, 2).number(depth, 2).number(0, 2);
+    image.address(200).number(1, 2).number(3, 8).sum(64);
+    return image.zeros(400);
+  };
+  const Dataset nine = dataset_of(Index::btree2, {9}, {1});
+  CHECK(says(refusal(records(11, 512, 0), nine), "records that do not fit"));  // filtered
+  CHECK(says(refusal(records(10, 20, 0), nine), "too small for a record"));
+  CHECK(says(refusal(records(10, 26, 1), nine), "deeper than its nodes allow"));  // no room for a pointer
+  CHECK(says(refusal(records(10, 512, 60000), nine), "deeper than its nodes allow"));  // 64 bits do not count them
+}
+
+TEST_CASE("a grid of more chunks than can be counted or lie in a file is refused before it is walked") {
+  Image image;
+  fixed_header(image, 8, 10, 100);
+  image.zeros(200);
+  Dataset wide = dataset_of(Index::fixed_array, {2, 2}, {1, 1});
+  wide.maxshape = {2, ~0ull - 1};
+  CHECK(says(refusal(image, wide), "more chunks than 64 bits can count"));
+  wide.maxshape = {2, 1};
+  CHECK(says(refusal(image, wide), "an extent beyond its maximum"));
+
+  Dataset implicit = dataset_of(Index::implicit, {2, 2}, {1, 1});
+  implicit.maxshape = {2, 1};
+  CHECK(says(refusal(image, implicit), "an extent beyond its maximum"));
+  implicit = dataset_of(Index::implicit, {2, 2}, {1, 1});
+  implicit.maxshape = {2, 1ull << 62};
+  implicit.itemsize = 8;
+  CHECK(says(refusal(image, implicit), "more chunks than the file holds"));
+}
+
+TEST_CASE("a filtered single chunk has the length and the mask that its dataset's header gives") {
+  Image image;
+  image.zeros(8);
+  Dataset dataset = dataset_of(Index::single, {8}, {8});
+  dataset.filters.resize(1);
+  dataset.single_nbytes = 5;
+  dataset.single_mask = 1;
+  const auto table = table_of(image, dataset);
+  CHECK(table.nbytes == Numbers{5});
+  CHECK(table.mask == std::vector<std::uint32_t>{1});
+}
+
+TEST_CASE("a chunk that an index names twice is refused") {
+  Image image;
+  image.text("BTHD").number(0, 1).number(10, 1).number(512, 4).number(16, 2).number(0, 2).number(0, 2);
+  image.address(200).number(2, 2).number(2, 8).sum(64);
+  image.zeros(200 - image.at());
+  image.text("BTLF").number(0, 1).number(10, 1).address(300).number(4, 8).address(304).number(4, 8).sum(200).zeros(400);
+  CHECK(says(refusal(image, dataset_of(Index::btree2, {9}, {1})), "out of order"));
+}

@@ -1,20 +1,13 @@
-// Fuzzes the plug-in's decoder, as libhdf5 calls it, and every path of the decoder beneath: never a crash, and the same
-// answer from all. Needs clang 17 or newer:
-//
-//     cmake -S native -B build/fuzz -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo
-//       -DSOLAR_BUILD_PYTHON=OFF -DSOLAR_BUILD_FUZZ=ON "-DSOLAR_SANITIZE=address;undefined;fuzzer-no-link"
-//     cmake --build build/fuzz --target fuzz_codec && mkdir build/fuzz/corpus
-//     build/fuzz/fuzz_codec -max_total_time=600 -max_len=20000 build/fuzz/corpus tests/golden/codec
+// Fuzzes the decoder of our codec: never a crash, and the same answer from every path, however it is asked.
 //
 // The input is a chunk. It is tried as it is, and once more with its length and checksum put right, or nothing would
-// ever come behind these two.
+// ever come behind these two. What decodes also passes the checks for decoders elsewhere, is kept as it is stored, and
+// comes as halves, the same by every path.
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
+#include <bit>
 #include <optional>
-#include <vector>
 
-#include "decode/zstd_checksum.hpp"
+#include "fuzz.hpp"
 #include "plugin/hdf5.hpp"
 #include "plugin/settings.hpp"
 
@@ -23,10 +16,11 @@ extern "C" const void* H5PLget_plugin_info();
 namespace {
 
 using solar::Bytes;
-using Answer = std::optional<std::vector<std::byte>>;
+using Answer = std::optional<fuzz::Values>;
 
 constexpr std::size_t most_nbytes = 1 << 22;  // more is slow, and no different
 
+// 0: it says nothing.
 std::size_t decoded_nbytes(Bytes chunk) {
   try {
     const solar::Chunk said = solar::describe_codec(chunk);
@@ -40,15 +34,23 @@ std::size_t decoded_nbytes(Bytes chunk) {
   }
 }
 
-Answer by_path(Bytes chunk, std::size_t nbytes, solar::Path path) {
+template <class Decode>
+Answer answer(std::size_t nbytes, int before, Decode decode) {
   static solar::Scratch scratch;
-  std::vector<std::byte> out(nbytes);
+  fuzz::Values out(nbytes, static_cast<std::byte>(before));
   try {
-    solar::decode_codec(chunk, out, {}, scratch, path);
+    fuzz::require(decode(out, scratch) == nbytes, "not all bytes are written");
     return out;
-  } catch (const solar::Error&) {
+  } catch (const solar::Error& error) {
+    fuzz::require(error.kind() == solar::Kind::codec, "a damaged chunk is an error of another kind");
     return {};
   }
+}
+
+Answer by_path(Bytes chunk, std::size_t nbytes, solar::Path path, int before) {
+  return answer(nbytes, before, [&](fuzz::Values& out, solar::Scratch& scratch) {
+    return solar::decode_codec(chunk, out, {}, scratch, path);
+  });
 }
 
 Answer by_plugin(Bytes chunk) {
@@ -64,28 +66,55 @@ Answer by_plugin(Bytes chunk) {
   return answer;
 }
 
+void try_halves(Bytes chunk, std::size_t nbytes) {
+  for (const solar::Half16 kind : {solar::Half16::float16, solar::Half16::bfloat16}) {
+    Answer plain;
+    for (const solar::Path path : solar::codec_paths()) {
+      const Answer found = answer(nbytes / 2, 85, [&](fuzz::Values& out, solar::Scratch& scratch) {
+        return solar::decode_codec_half(chunk, out, kind, {}, scratch, path);
+      });
+      if (path == solar::Path::plain) plain = found;
+      fuzz::require(found.has_value() && found == plain, "halves differ by the path");
+    }
+  }
+}
+
+// What every decoder elsewhere relies on.
+void try_keeping(Bytes chunk, std::size_t nbytes) {
+  const solar::Number number = solar::codec_number(chunk);
+  const auto type = std::ranges::find(solar::plugin::types(), number, &solar::plugin::Type::number);
+  const std::size_t room = chunk.size() + 16;
+  const solar::Filter filter{solar::kept_filter, 0, {type->code, static_cast<std::uint32_t>(nbytes), 0, 77}};
+  try {
+    solar::check_codec(chunk, number, nbytes, {});
+    fuzz::Values kept(room);
+    fuzz::require(solar::keep_codec(chunk, kept, filter) == room, "a kept chunk has not all bytes");
+    fuzz::require(std::equal(chunk.begin(), chunk.end(), kept.begin()), "a kept chunk is another one");
+  } catch (const solar::Error& error) {
+    fuzz::broken(std::string("what decodes is not kept: ") + error.what());
+  }
+}
+
 void try_all(Bytes chunk) {
   const std::size_t nbytes = decoded_nbytes(chunk);
   if (nbytes > most_nbytes) return;
-  const Answer plain = by_path(chunk, nbytes, solar::Path::plain);
+  const Answer plain = by_path(chunk, nbytes, solar::Path::plain, 0);
   for (const solar::Path path : solar::codec_paths())
-    if (by_path(chunk, nbytes, path) != plain) std::abort();
+    fuzz::require(by_path(chunk, nbytes, path, 255) == plain, "values differ by the path");
   const Answer plugin = by_plugin(chunk);
-  if (nbytes > 0 ? plugin != plain : plugin.has_value()) std::abort();
+  fuzz::require(nbytes > 0 ? plugin == plain : !plugin, "the plug-in's values differ");
+  if (!plain || nbytes == 0) return;
+  try_keeping(chunk, nbytes);
+  if (solar::codec_number(chunk) == solar::Number::float32) try_halves(chunk, nbytes);
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
-  std::vector<std::byte> chunk(size);
-  std::memcpy(chunk.data(), data, size);
+  const Bytes given = std::as_bytes(std::span(data, size));
+  fuzz::Values chunk(given.begin(), given.end());
   try_all(chunk);
-  if (size < 88) return 0;
-  const auto nbytes = static_cast<std::uint32_t>(size);
-  std::memcpy(chunk.data() + 72, &nbytes, sizeof nbytes);
-  const std::uint64_t sum = solar::zstd::xxhash64(Bytes(chunk).first(size - 8));
-  std::memcpy(chunk.data() + size - 8, &sum, sizeof sum);
-  try_all(chunk);
+  if (fuzz::seal(chunk)) try_all(chunk);
   return 0;
 }

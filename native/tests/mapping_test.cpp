@@ -98,3 +98,21 @@ TEST_CASE("a mapping is not used once the signal has another handler") {
   REQUIRE(::sigaction(SIGBUS, &ours, nullptr) == 0);
   CHECK(Mapping::of(file)->warm(file));
 }
+
+// The sanitizers have a handler of their own, which ends the process.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_CASE("a bus error that no mapping has caused goes to the handler that was there before") {
+  const made::Folder folder;
+  made::write_file(folder / "a", noise(10'000));
+  const File file(folder / "a");
+  REQUIRE(Mapping::of(file));
+  struct sigaction ours {}, now {};
+  REQUIRE(::sigaction(SIGBUS, nullptr, &ours) == 0);
+  REQUIRE((ours.sa_flags & SA_SIGINFO) != 0);
+  REQUIRE(::raise(SIGBUS) == 0);  // there was none: the next one ends the process, as if we had not been here
+  REQUIRE(::sigaction(SIGBUS, nullptr, &now) == 0);
+  CHECK((now.sa_flags & SA_SIGINFO) == 0);
+  CHECK((now.sa_handler == SIG_DFL));
+  REQUIRE(::sigaction(SIGBUS, &ours, nullptr) == 0);
+}
+#endif

@@ -1,0 +1,65 @@
+"""What a loader's state may say. Anybody may have written the file it comes from: it is checked before it is used."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from solar.errors import PlanError
+
+LONGEST = 60  # letters of a value in a message
+COUNT = (0, 2**63 - 1)
+SEED = (-(2**63), 2**64 - 1)  # what torch takes for one
+MOST_PASSES = 1_000_000  # that are drawn again to come to where a generator was
+
+
+def check_values(state: dict[str, Any]) -> None:
+    """PlanError unless the values of a state that has all its keys are of their kinds."""
+    for name in ("epoch", "repeat", "batches", "samples"):
+        _check_number(name, state[name], COUNT)
+    for name in ("drawn", "begun"):
+        if not isinstance(state[name], bool):
+            _refuse(name, state[name])
+    if state.get("base_seed") is not None:
+        _check_number("base_seed", state["base_seed"], COUNT)
+    for name in ("order", "parts"):
+        if not isinstance(state.get(name, {}), dict):
+            _refuse(name, state[name])
+    if not isinstance(state["order"].get("kind"), str):
+        _refuse("the order's kind", state["order"].get("kind"))
+    at, length = state["samples"], state["length"]
+    if state["order"]["kind"] == "distributed" and isinstance(length, int) and at > length:
+        raise PlanError(f"the state is damaged: it is behind {at} samples of {length}")
+
+
+def check_order(told: Mapping[str, Any], names: Sequence[str]) -> None:
+    """PlanError unless what is told of an order has these names, and numbers where there must be some."""
+    if missing := [name for name in names if name not in told]:
+        raise PlanError(f"the state is damaged: it lacks {', '.join(missing)}")
+    for name, limits in (("seed", SEED), ("epoch", COUNT), ("draws", COUNT), ("samples", COUNT)):
+        if name in names:
+            _check_number(name, told[name], limits)
+    if "passes" in names:
+        passes = told["passes"]
+        if not isinstance(passes, list) or len(passes) > MOST_PASSES:
+            _refuse("passes", passes)
+        for times in passes:
+            _check_number("passes", times, COUNT)
+        if sum(passes) > MOST_PASSES:
+            _refuse("passes", passes)
+
+
+def _check_number(name: str, value: object, limits: tuple[int, int]) -> None:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        _refuse(name, value)
+    else:
+        if isinstance(value, bool) or not limits[0] <= number <= limits[1]:
+            _refuse(name, value)
+
+
+def _refuse(name: str, value: object) -> None:
+    said = repr(value)
+    raise PlanError(f"the state is damaged: {name} is {said if len(said) <= LONGEST else said[:LONGEST] + '…'}")

@@ -1,0 +1,270 @@
+"""Files and arguments that anybody may have made: an error of ours, in one line, or an answer; never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kit import settle
+from test_plugin_library import REVERSE, field, filtered
+
+import solar
+from solar import cli
+from solar.errors import LayoutError, PlanError, SolarError
+from solar.filters import filter_values
+from solar.io import audit, index, profile, unfinished
+from solar.io.codec import Codec
+from solar.io.store import compress
+
+often = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+DEEP = b"[" * 50_000  # an attribute has at most 64 KiB
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder to write to, which is also where relative names lead."""
+    folder, before = tmp_path_factory.mktemp("hostile"), Path.cwd()
+    os.chdir(folder)
+    yield folder
+    os.chdir(before)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, sound: bytes) -> bytes:
+    """Bytes of a file, cut, overwritten or mixed up in a few places."""
+    raw = bytearray(sound)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(len(raw) - 1, 0)))
+        part = draw(st.one_of(st.binary(max_size=9), st.sampled_from([b"\xff" * 8, b"\0" * 8, b"\x01\0\0\0"])))
+        match draw(st.integers(0, 3)):
+            case 0:
+                raw[at : at + len(part)] = part
+            case 1:
+                raw[at:at] = part
+            case 2:
+                del raw[at:]
+            case _:
+                raw[at : at + 8] = raw[draw(st.integers(0, len(raw))) :][:8]
+    return bytes(raw)
+
+
+# --- the command line ----
+
+
+def run(*arguments: str) -> tuple[int | str | None, str]:
+    """The exit code of a command and what it said; its output takes only what UTF-8 can say, as a terminal's."""
+    out, said = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+        try:
+            return cli.main(arguments), said.getvalue()
+        except SystemExit as end:
+            return end.code, said.getvalue()
+
+
+OPTIONS = {
+    "inspect": ["--json"],
+    "plan": [
+        "--samples", "--sample-bytes", "--samples-per-chunk", "--batch-size", "--memory", "--epochs", "--compute",
+        "--seed", "--profile", "--latency", "--bandwidth", "--iops", "--decode", "--json", "--plot", "--ranks-per-node",
+    ],
+    "verify": ["--json", "--threads"],
+    "compress": ["--abs", "--rel", "--lossless", "--field", "--coder", "--threads", "--chunk-samples", "--force"],
+    "digest": ["--batch-size", "--ranks", "--seed", "--epochs", "--json"],
+    "rehearse": ["--batch-size", "--buffer", "--compute", "--exchange", "--seed"],
+    "probe": ["--seconds", "--size", "--json"],
+}  # fmt: skip
+VALUES = [
+    "", "0", "1", "-1", "7", "1e3", "1e999", "nan", "inf", "10M", "9" * 30, "1kB", "2ms", "1GB/s", "25%", "x:abs=1e-3",
+    "junk.h5", "none.h5", "sound.h5", "x", "/", "//", ".", "..", "a/b", "*.h5", "[", "-", "--", "µs", "\udcff",
+    "\x1b[31m", "{0}", "%s",
+]  # fmt: skip
+words = st.one_of(st.sampled_from(VALUES), st.binary(max_size=6).map(lambda raw: os.fsdecode(raw.replace(b"\0", b""))))
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    command = draw(st.sampled_from(sorted(OPTIONS)))
+    line = [command, *draw(st.lists(words, max_size=2))]
+    for option in draw(st.lists(st.sampled_from(OPTIONS[command]), max_size=4)):
+        line += [option, *draw(st.lists(words, max_size=1))]
+    return line
+
+
+@pytest.fixture(scope="module")
+def files(place: Path) -> Path:
+    """A sound file and one that is none, where command lines find them."""
+    with h5py.File(place / "sound.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(24.0).reshape(6, 4), chunks=(2, 4), compression="gzip")
+        file["g/label"] = np.arange(6)
+    (place / "junk.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(range(200)))
+    return place
+
+
+@often
+@given(line=command_lines())
+def test_any_command_line_ends_in_an_answer_or_in_one_error(files: Path, line: list[str]) -> None:
+    if line[0] == "probe" and any(Path(word).exists() for word in line[1:]):
+        return  # it would measure for seconds
+    code, said = run(*line)
+    assert code in (0, 1, 2), (line, code)
+    if code == 1 and line[0] != "verify":
+        assert said.startswith("solar: ")
+
+
+@pytest.mark.parametrize(
+    ("given_as", "says"),
+    [
+        (["--seed", "-5"], "no seed"),
+        (["--seed", "9" * 26], "no seed"),
+        (["--ranks", "10T"], "too large"),
+        (["--samples-per-chunk", "1000000T"], "too large"),
+        (["--batch-size", "2147483648"], "too large"),
+    ],
+)
+def test_numbers_that_no_plan_can_have_are_usage_errors(given_as: list[str], says: str) -> None:
+    code, said = run("plan", "--samples", "100", "--sample-bytes", "1k", "--memory", "1MiB", *given_as)
+    assert code == 2
+    assert says in said
+
+
+def test_bytes_that_no_storage_has_are_refused() -> None:
+    code, said = run("plan", "--samples", "1000", "--sample-bytes", "1000P", "--memory", "1GiB")
+    assert code == 1
+    assert "are too many" in said
+
+
+@pytest.fixture(scope="module")
+def sound(files: Path) -> dict[str, bytes]:
+    """Small files of old and of new structures."""
+    made = {}
+    for libver in ("earliest", "latest"):
+        path = files / f"{libver}.h5"
+        with h5py.File(path, "w", libver=libver) as file:
+            file.create_dataset("x", data=np.arange(60).reshape(15, 4), chunks=(2, 4), maxshape=(None, 4))
+            file["g/label"] = np.arange(15)
+            file["g"].attrs["a"] = "b"
+        made[libver] = path.read_bytes()
+        path.unlink()
+    return made
+
+
+@often
+@given(data=st.data(), libver=st.sampled_from(["earliest", "latest"]))
+def test_a_damaged_file_is_shown_or_refused(
+    files: Path, sound: dict[str, bytes], data: st.DataObject, libver: str
+) -> None:
+    (files / "damaged.hdf").write_bytes(data.draw(damaged(sound[libver])))
+    code, _ = run("inspect", "damaged.hdf")
+    assert code in (0, 1)
+    with contextlib.suppress(SolarError):
+        assert len(solar.read("damaged.hdf", "x")) < 10**6
+
+
+# --- what we keep beside the data ----
+
+
+@pytest.fixture(scope="module")
+def kept(place: Path) -> Iterator[tuple[str, Path, bytes]]:
+    """A file with a chunk table that was kept, the cache's file, and its bytes."""
+    path = place / "large.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(400).reshape(100, 4), chunks=(1, 2), compression="gzip")
+    settle(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "WORTH_KEEPING", 50)
+        solar.inspect(str(path), "x", cache=place / "cache")
+        (cache,) = (place / "cache").iterdir()
+        yield str(path), cache, cache.read_bytes()
+
+
+@often
+@given(data=st.data())
+def test_a_damaged_cache_changes_nothing(kept: tuple[str, Path, bytes], data: st.DataObject) -> None:
+    path, cache, sound_bytes = kept
+    cache.write_bytes(data.draw(st.one_of(damaged(sound_bytes), st.binary(max_size=200))))
+    layout = solar.inspect(path, "x", cache=cache.parent)
+    assert layout.digest == solar.inspect(path, "x", cache=None).digest
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o600
+    assert [*cache.parent.iterdir()] == [cache]
+
+
+@often
+@given(data=st.data())
+def test_a_damaged_profile_is_read_or_refused(place: Path, data: st.DataObject) -> None:
+    good = json.dumps({"solar_storage": 1, "latency": 0.001, "bandwidth": 1e9, "iops": 500, "depth": 8}).encode()
+    (place / "p.json").write_bytes(data.draw(st.one_of(damaged(good), st.binary(max_size=60))))
+    with contextlib.suppress(PlanError):
+        assert profile.load(place / "p.json").bandwidth > 0
+
+
+@pytest.fixture(scope="module")
+def journal(place: Path) -> Iterator[tuple[Path, Path, bytes]]:
+    """A target, the journal of a run that left it unfinished, and the journal's bytes."""
+    target = place / "target.h5"
+    writing = unfinished.Unfinished.begin(target, {"first": 0, "options": {}})
+    writing.record(bytes(100), 0)
+    path = writing.journal
+    writing.leave()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    yield target, path, path.read_bytes()
+
+
+@often
+@given(data=st.data())
+def test_a_damaged_journal_is_of_use_or_is_none(journal: tuple[Path, Path, bytes], data: st.DataObject) -> None:
+    target, path, sound_bytes = journal
+    path.write_bytes(data.draw(st.one_of(damaged(sound_bytes), st.just(DEEP), st.binary(max_size=60))))
+    for one in unfinished.leftovers(target):
+        assert one.path.parent == target.parent
+        one.close()
+
+
+@pytest.mark.parametrize("lines", [b"", b"junk\n", bytes(26)])
+def test_a_journal_without_a_whole_line_is_of_use(journal: tuple[Path, Path, bytes], lines: bytes) -> None:
+    target, path, sound_bytes = journal
+    path.write_bytes(sound_bytes[: sound_bytes.index(b"\n") + 1] + lines)
+    (found,) = unfinished.leftovers(target)
+    found.close()
+
+
+def test_a_bound_that_makes_no_sense_is_an_error_of_the_file(place: Path) -> None:
+    original, restored = place / "original.h5", place / "restored.h5"
+    with h5py.File(original, "w") as file:
+        file["x"] = field(4, 50)
+    compress(original, restored, "abs=1e-3")
+    for said in (DEEP, b"7", b'{"bound": 1' + b"0" * 400 + b', "kind": "abs"}', b'{"bound": "x"}', b"\xff"):
+        with h5py.File(restored, "r+") as file:
+            file["x"].attrs[audit.BOUND] = np.bytes_(said)
+        with pytest.raises(LayoutError, match="makes no sense"):
+            audit.verify(original, restored)
+
+
+# --- what the filter's values ask for ----
+
+
+def test_the_plug_in_takes_no_memory_on_the_word_of_the_filters_values() -> None:
+    values: list[Any] = list(filter_values(Codec("abs", 1e-2), np.dtype("f4"), (40, 50)))
+    chunk = filtered(0, tuple(values), field(40, 50).tobytes())
+    assert chunk is not None
+    assert filtered(REVERSE, tuple(values), chunk) is not None
+    values[-2:] = 2**31, 2**31
+    before = peak()
+    assert filtered(REVERSE, tuple(values), chunk) is None
+    assert peak() - before < 1 << 20
+
+
+def peak() -> int:
+    """The most address space that this process has had, in bytes."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmPeak"))
+    return int(line.split()[1]) << 10
