@@ -1,5 +1,7 @@
 """Rates of decoding on a CUDA device beside those of copying: python -m bench.device_decode [--passes 50]
 
+(--device cpu runs the native decoder on the host, to see that the command works.)
+
 A batch of 64 MB of float32, decoded: 1024 frames of 128 x 128, or 16 fields of 100 x 100 x 100, each one chunk. The
 device's bits are compared with the host's before anything is timed. Times are by events around one batch, shortest and
 median; GB/s are of decoded float32, and of the copies of what they copy.
@@ -11,6 +13,7 @@ import argparse
 import json
 import os
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,11 +52,24 @@ class Row:
         return self.nbytes / self.seconds / 1e9
 
 
+DEVICE = "cuda"
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if DEVICE == "cuda" else tensor
+
+
 def timed(work: Callable[[], Any], passes: int) -> tuple[float, float]:
     """The shortest and the median of several passes, which begin when nothing else is under way."""
     for _ in range(3):
         work()
     taken = []
+    if DEVICE == "cpu":
+        for _ in range(passes):
+            start = time.perf_counter()
+            work()
+            taken.append(time.perf_counter() - start)
+        return min(taken), statistics.median(taken)
     for _ in range(passes):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
@@ -68,7 +84,7 @@ def timed(work: Callable[[], Any], passes: int) -> tuple[float, float]:
 def rows_of(chunks: list[bytes]) -> tuple[torch.Tensor, NDArray[np.int64]]:
     """Chunks in pinned memory, a row each."""
     stride = -(-max(map(len, chunks)) // 16) * 16
-    rows = torch.zeros(len(chunks), stride, dtype=torch.uint8).pin_memory()
+    rows = pinned(torch.zeros(len(chunks), stride, dtype=torch.uint8))
     for row, chunk in zip(rows.numpy(), chunks, strict=True):
         row[: len(chunk)] = np.frombuffer(chunk, np.uint8)
     return rows, np.array([len(chunk) for chunk in chunks])
@@ -102,7 +118,7 @@ def of_chunks(
     name: str, coder: str, predictor: str, shape: tuple[int, ...], chunks: list[bytes], tables: bytes,
     out: torch.dtype, passes: int,
 ) -> Row:  # fmt: skip
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cuda", torch.cuda.current_device()) if DEVICE == "cuda" else torch.device("cpu")
     decoder = Decoder(torch.float32, shape, tables, device, out)
     rows, lengths = rows_of(chunks)
     heads = decoder.inspect(rows.numpy(), lengths)
@@ -116,8 +132,8 @@ def of_chunks(
 
 def copying(nbytes: int, passes: int) -> Iterator[Row]:
     """Copies of as many bytes: on the device, and to it from pinned memory."""
-    here = torch.empty(nbytes, dtype=torch.uint8).pin_memory()
-    first, second = torch.empty_like(here, device="cuda"), torch.empty_like(here, device="cuda")
+    here = pinned(torch.empty(nbytes, dtype=torch.uint8))
+    first, second = torch.empty_like(here, device=DEVICE), torch.empty_like(here, device=DEVICE)
     ways = {"copy on the device": lambda: second.copy_(first), "copy to the device": lambda: first.copy_(here, True)}
     for what, copy in ways.items():
         yield Row(what, "", "", "", 1.0, nbytes, *timed(copy, passes))
@@ -128,11 +144,15 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=50)
     parser.add_argument("--share", type=float, default=1.0, help="of the 64 MB")
     parser.add_argument("--json", type=Path, help="append all rows to this file, a line each")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     asked = parser.parse_args()
-    if not torch.cuda.is_available():
+    global DEVICE
+    DEVICE = asked.device
+    if DEVICE == "cuda" and not torch.cuda.is_available():
         print("bench.device_decode: skipped, torch finds no CUDA device here")
         return
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {machine.cpu_name()}, {os.cpu_count()} cores\n")
+    place = torch.cuda.get_device_name() if DEVICE == "cuda" else "no GPU"
+    print(f"{place}, torch {torch.__version__}; {machine.cpu_name()}, {os.cpu_count()} cores\n")
     print("| what | coder | predictor | out | ratio | GB/s | median µs |\n" + "| --- " * 7 + "|")
     rows = list(copying(int(asked.share * (64 << 20)), asked.passes))
     for name, (samples, *_) in SHAPES.items():
@@ -142,7 +162,9 @@ def main() -> None:
               f"| {1e6 * row.median_seconds:.0f} |")  # fmt: skip
     if asked.json:
         with asked.json.open("a") as file:
-            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+            for row in rows:
+                facts = asdict(row) | {"gigabytes_a_second": row.gbs, "device": place, "torch": torch.__version__}
+                print(json.dumps(facts), file=file)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ class Eager:
         self.calls: list[str] = []
         self.kept: list[Tensor] = []
         self.slots: list[Tensor] = []
+        self.sources: list[int] = []  # addresses that were copied from
         self.made.append(self)
 
     def pinned(self, nbytes: int) -> Tensor:
@@ -67,6 +68,8 @@ class Eager:
         assert self.beside_now, "the copy is begun in the consumer's own stream"
         there = torch.empty_strided(host.size(), host.stride(), dtype=host.dtype)
         there.untyped_storage().fill_(0xA5)
+        if host.nbytes:
+            self.sources.append(host.data_ptr())
         self.work.append(lambda: there.copy_(host))
         self.begun += 1
         if not self.lazy:
@@ -148,7 +151,7 @@ def all_same(ours: Any, others: Any) -> bool:
 
 def loaders(dataset: Any, *given: Any, seed: int = 5, **options: Any) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """Two loaders that draw alike: one without a device, one with all the options."""
-    of_device = ("dtype", "channels_last", "static", "decode", "resident")
+    of_device = ("dtype", "channels_last", "static", "decode", "resident", "reader")
     ours = {key: options.pop(key) for key in list(options) if key in of_device}
     made = [torch.Generator().manual_seed(seed) for _ in range(2)]
     return (

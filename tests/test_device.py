@@ -21,6 +21,7 @@ from solar import DataLoader, Field, H5Dataset
 from solar.errors import CodecError, PlanError
 from solar.io.late import Late
 from solar.torch import landing as landing_module
+from solar.torch import ring as ring_module
 from solar.torch.landing import Form, Landing
 from solar.torch.stats import Stats
 
@@ -122,11 +123,67 @@ def test_what_is_pinned_and_what_waits_on_the_device_is_bounded(
     nbytes = 2 * 24 * 40 * 4
     for _batch in loader:
         time.sleep(0.001)  # for more to land, were there places
-    assert [len(slot) for slot in made[0].slots] == [nbytes] * landing_module.SLOTS
+    assert {len(slot) for slot in made[0].slots} == {nbytes}
+    assert len(made[0].slots) <= loader.ahead + 1 + ring_module.SLOTS
     stats = loader.stats()
     assert 0 < stats["device_peak_bytes"] <= landing_module.AHEAD * nbytes
     assert stats["device_bytes"] == SAMPLES * nbytes // 2
     assert stats["device_copy_seconds"] > 0
+
+
+COPIED: list[tuple[Any, dict[str, Any], int]] = [  # fields, options -> bytes that the host copies for each sample
+    ({"x": "x", "y": "y"}, {}, 0),
+    ({"x": "x", "y": "y"}, {"batch_size": None}, 0),
+    (("x", "text"), {"decode": "device"}, 0),
+    (Field("counts", mean=2, std=0.3), {}, 0),  # is normalised on the device
+    ("x", {"resident": 1 << 20}, 8),  # where it is to stay
+    (("y", Field("x", select=slice(2, 4))), {}, 2 * 40 * 4),
+    ("x", {"buffer": "1MiB"}, 24 * 40 * 4),
+]
+
+
+@pytest.mark.parametrize(("fields", "options", "each"), COPIED, ids=str)
+def test_what_is_read_is_read_to_pinned_memory_and_not_copied_there(
+    fields: Any, options: dict[str, Any], each: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pretend(monkeypatch, Eager)
+    given = {"batch_size": 4, "shuffle": True} | options
+    host, there = loaders(H5Dataset(path, fields), **given)
+    iterator = iter(there)
+    assert all_same(host, iterator)
+    [device] = made
+    pinned = [(slot.data_ptr(), slot.data_ptr() + slot.nbytes) for slot in device.slots]
+    assert device.sources and all(any(a <= one < b for a, b in pinned) for one in device.sources)
+    if each == 8:  # of those samples alone that stay, and not all that came do
+        assert iterator._landing.ring.staged_nbytes <= SAMPLES * each
+    else:
+        assert iterator._landing.ring.staged_nbytes == SAMPLES * each
+
+
+def test_memory_that_is_read_to_is_lent_once_until_all_let_go_of_it_and_it_was_copied(path: str) -> None:
+    device = Lazy(torch.device("cpu"))
+    ring, rows = ring_module.Ring(device, 2), H5Dataset(path, "y").opened().rows
+    first, second = ring.room(0, rows, 4), ring.room(0, rows, 3)
+    assert first is not None and second is not None and ring.room(0, rows, 4) is None
+    other = ring.room(1, rows, 4)  # another field has memory of its own
+    assert other is not None and len(device.slots) == 3
+    tensor = torch.from_numpy(first)
+    [slot], [host] = ring.staged([tensor])
+    assert host is tensor and ring.staged_nbytes == 0
+    with device.beside():
+        landed = device.there(host)
+    slot.copied = device.mark()
+    address = first.ctypes.data
+    del first, tensor, host
+    assert ring.room(0, rows, 4) is None  # for it was not copied yet
+    device.run(slot.copied)
+    again = ring.room(0, rows, 4)
+    assert again is not None and again.ctypes.data == address and len(landed) == 4
+    del second
+    larger = ring.room(0, rows, 5)
+    assert larger is not None and len(larger) == 5 and len(device.slots) == 4
+    assert H5Dataset(path, "text").opened().rows.layout.dtype.kind not in "biufc"
+    assert ring.room(2, H5Dataset(path, "text").opened().rows, 4) is None
 
 
 def on_lazy(ahead: int = 2) -> tuple[Landing, Lazy]:
@@ -139,13 +196,12 @@ def test_a_batch_larger_than_its_slot_gets_a_larger_one() -> None:
     for length in (3, 5, 2, 900, 1, 800, 800):
         values = torch.arange(length)
         assert torch.equal(landing.handed_out(landing.land([values]))[0], values)
-    assert len(landing._slots) == landing_module.SLOTS
     assert [len(slot) // 8 for slot in device.slots] == [8, 8, 904, 800]
 
 
 def test_a_slot_is_filled_again_only_when_it_has_been_copied_from() -> None:
     landing, _device = on_lazy()
-    landed = [landing.land(torch.arange(4) + number) for number in range(3 * landing_module.SLOTS)]
+    landed = [landing.land(torch.arange(4) + number) for number in range(3 * ring_module.SLOTS)]
     for number, one in enumerate(landed):
         assert landing.handed_out(one).tolist() == list(range(number, number + 4))
 
@@ -158,7 +214,7 @@ def test_without_pinned_memory_batches_come_all_the_same_and_the_limit_is_named_
             raise RuntimeError("CUDA error: out of memory")
 
     pretend(monkeypatch, Unpinned)
-    monkeypatch.setattr(landing_module, "_told", threading.Event())
+    monkeypatch.setattr(ring_module, "_told", threading.Event())
     host, there = loaders(H5Dataset(path, FIELDS), 6)
     with caplog.at_level(logging.WARNING):
         assert all_same(host, there)

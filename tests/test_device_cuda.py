@@ -78,6 +78,36 @@ def test_batches_decoded_on_a_gpu_are_those_of_the_host_bit_for_bit(path: str) -
         assert torch.equal(one.to(torch.bfloat16).cuda(), two)
 
 
+def test_batches_are_read_to_memory_that_is_pinned_and_not_copied_on_the_host(path: str) -> None:
+    loader = DataLoader(H5Dataset(path, {"x": "x", "y": "y"}), 6, True, device="cuda")
+    iterator = iter(loader)
+    assert len(list(iterator)) == len(loader)
+    assert iterator._landing.ring.staged_nbytes == 0  # type: ignore[attr-defined]
+    assert all(slot.memory.is_pinned() for slot in iterator._landing.ring._at.values())  # type: ignore[attr-defined]
+
+
+def test_copying_and_decoding_are_timed_on_the_device(path: str) -> None:
+    pytest.importorskip("triton")
+    loader = DataLoader(H5Dataset(path, "x"), 6, device="cuda", decode="device")
+    for _batch in loader:
+        torch.cuda.synchronize()
+    loader.close()
+    stats = loader.stats()
+    assert stats["device_copy_seconds"] > 0 and stats["device_decode_seconds"] > 0
+
+
+def test_samples_that_the_gpu_reads_itself_are_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("kvikio")
+    write(tmp_path)
+    dataset = H5Dataset(str(tmp_path / "raw-a.h5"), FIELDS)
+    made = [torch.Generator().manual_seed(3) for _ in range(2)]
+    host = DataLoader(dataset, 6, True, generator=made[0])
+    there = DataLoader(dataset, 6, True, generator=made[1], device="cuda", reader="gds")
+    for one, two in zip(host, there, strict=True):
+        assert same(moved(one), two)
+    there.close()
+
+
 def test_memory_of_a_batch_is_not_used_again_while_a_kernel_may_read_it(path: str) -> None:
     """Each batch is dropped at once, with a kernel that reads it waiting behind a slow one."""
     sums, want = [], []

@@ -240,6 +240,32 @@ def test_a_chunk_of_another_type_or_with_tables_of_another_file_is_an_error() ->
         decoder_of(Case("int32", case.shape, case.chunks, case.tables)).inspect(rows, lengths)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_of_checked_chunks_the_same_is_known_as_of_others(name: str) -> None:
+    case = CASES[name]
+    rows, lengths = rows_of(case.chunks)
+    decoder = decoder_of(case)
+    for _again in range(2):  # when tables are known, and when they are not
+        one, two = (vars(decoder.inspect(rows, lengths, checked)) for checked in (False, True))
+        assert all(np.array_equal(one[key], two[key]) for key in one)
+
+
+def test_of_checked_chunks_is_asked_what_no_reading_does() -> None:
+    trained, spaced = CASES["dense-trained"], CASES["tiles-in-space"]
+    rows, lengths = rows_of(trained.chunks)
+    with pytest.raises(CodecError, match="tables are not those"):
+        decoder_of(Case(trained.dtype, trained.shape, trained.chunks)).inspect(rows, lengths, checked=True)
+    bare = rows.copy()
+    bare[0, 64:72] = 0
+    with pytest.raises(CodecError):  # by the whole check, whose first word is on the checksum
+        decoder_of(trained).inspect(bare, lengths, checked=True)
+    rows, lengths = rows_of(spaced.chunks)
+    assert rows[0, 7] == 0
+    rows[0, 48:56] = np.frombuffer(np.array(np.nan).tobytes(), np.uint8)
+    with pytest.raises(CodecError):
+        decoder_of(spaced).inspect(rows, lengths, checked=True)
+
+
 def test_what_cannot_be_decoded_is_said_when_the_decoder_is_made() -> None:
     with pytest.raises(PlanError, match=r"cannot be decoded into torch\.float32"):
         Decoder(torch.float64, (3,), None, CPU, torch.float32)

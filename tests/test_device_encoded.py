@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -101,6 +102,25 @@ def test_fewer_bytes_cross_and_a_buffer_holds_more(pretended: str, folder: Path)
     assert there.stats()["batch_bytes"] < host.stats()["batch_bytes"] / 2
     if pretended != "none":
         assert 0 < there.stats()["device_bytes"] < host.stats()["batch_bytes"] / 2
+
+
+def test_each_chunk_is_checked_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the reading, which fails with the sample's name; then one more only to see where tables are that it names."""
+    checked: list[int] = []
+
+    def counting(rows: Any, *given: Any) -> Any:
+        checked.append(len(rows))
+        return _native.check_chunks(rows, *given)
+
+    native = SimpleNamespace(**{**vars(_native), "check_chunks": counting})
+    monkeypatch.setattr("solar.device.heads._native", native)
+    for options in ({}, {"buffer": "1MiB"}, {"resident": "1MB"}):
+        checked.clear()
+        loader = DataLoader(H5Dataset(str(folder / "a.h5"), "x"), 6, device="cpu", decode="device", **options)  # type: ignore[arg-type]
+        for _epoch in range(2):
+            assert len(list(loader)) == 7
+        assert checked in ([], [1])
+        assert loader.stats()["bytes_decoded"] > 0 or "buffer" in options  # whose run counts what it loaded
 
 
 def test_parts_of_several_files_have_rows_of_one_length(folder: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.device.heads import Heads, inspect
+from solar.device.heads import Heads, Inspector
 from solar.errors import PlanError
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -41,15 +41,17 @@ class Decoder:
         self._shape, self._out, self._device = tuple(shape), out, device
         self._nbytes = math.prod(shape) * dtype.itemsize
         self._tables = tables or b""
+        self._inspector = Inspector(self._like, self._nbytes, self._tables)
         self._launch = _launch(device, dtype, out, self._tables) if _by_kernels(device) else None
 
-    def inspect(self, host: NDArray[np.uint8], lengths: NDArray[np.int64]) -> Heads:
+    def inspect(self, host: NDArray[np.uint8], lengths: NDArray[np.int64], checked: bool = False) -> Heads:
         """What must be known of the chunks at the start of each of these rows; a damaged one is a CodecError.
 
+        Rows of an encoded view (io/encoded.py) were `checked` when they were read: they are not once more.
         The inside of tiles is covered by the checksum alone. A chunk that was made to lie there gives wrong values on
         the device, where the host's decoder refuses it; it never leads out of its row or its sample.
         """
-        return inspect(host, lengths, self._like, self._nbytes, self._tables)
+        return self._inspector(host, lengths, checked)
 
     def decode(self, encoded: torch.Tensor, lengths: NDArray[np.int64], heads: Heads, out: torch.Tensor) -> None:
         """Fills `out` [batch, *shape] from the chunk at the start of each row of `encoded`, of which `heads` tells."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
-from solar.torch.dataset import H5Dataset, alike, start_together
-from solar.torch.pending import PendingBatch
+from solar.torch.dataset import H5Dataset, Room, alike, start_together
+from solar.torch.pending import PendingBatch, leaves
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 Locate = Callable[[Sequence[Any] | Array], tuple[Array, Array]]
@@ -23,6 +23,7 @@ class Beneath:
 
     datasets: list[H5Dataset]
     locate: Locate  # indices of the dataset -> for each the number of its H5Dataset, and its row there
+    room: Room | None = field(default=None, kw_only=True)  # gives memory for what is read
 
     @property
     def first(self) -> H5Dataset:
@@ -31,7 +32,12 @@ class Beneath:
     def start(self, indices: Sequence[Any]) -> tuple[PendingBatch, Array]:
         """Starts reading a batch of the dataset's samples; and what each of them is called, in whatever subset."""
         which, rows = self.locate(indices)
-        return start_together(self.datasets, which, rows), rows + self.firsts[which]
+        return start_together(self.datasets, which, rows, self.room), rows + self.firsts[which]
+
+    def filters(self) -> set[int]:
+        """HDF5's numbers of the filters that are undone to read it."""
+        layouts = [layout for dataset in self.datasets for layout in leaves(dataset.layouts)]
+        return {one.id for layout in layouts for form in layout.forms for one in form.filters}
 
     @cached_property
     def firsts(self) -> Array:

@@ -30,10 +30,6 @@ MOST = 2**31 - 1  # samples of a data set, which plans number by 32 bits
 MODEL = 20_000  # samples of the small copy of the data set that is modelled
 FEWER = 4  # batches take one part of so many of the buffer, or fewer of them wait
 
-# Bytes a second that one core decodes, by filter; the others are not slower than these.
-DECODES = {1: 250e6, 4: 300e6, 307: 30e6, 32000: 600e6, 32015: 700e6}
-DECODES_ELSE = 1e9
-
 
 def asked(buffer: Size) -> int | None:
     """The bytes that the ranks of a node may hold together; None: whatever is best."""
@@ -83,10 +79,8 @@ def ranks_here() -> int:
 def storage_of(layout: Layout, given: Storage | None, cores: int | None = None) -> tuple[Storage, str]:
     """What reading it and decoding it, on so many cores (None: this process's), costs; and where that is known from."""
     storage, source = (given, "as given") if given is not None else profile.stored_or_guessed(layout.paths[0])
-    filters = [one.id for form in layout.forms for one in form.filters]
-    if filters and storage.decode == float("inf"):
-        rate = min(DECODES.get(number, DECODES_ELSE) for number in filters)
-        storage = replace(storage, decode=rate * (cores or threads()))
+    if storage.decode == float("inf"):
+        storage = replace(storage, decode=profile.decodes(layout) * (cores or threads()))
     return storage, source
 
 

@@ -24,6 +24,7 @@ class ShuffledByGenerator(Order):
     """
 
     kind = "shuffled by generator"
+    told_by_all = ("seed", "replacement", "draws", "passes", "state")
     _state = ""
     _ahead: torch.Generator | None = None  # the copy
     _behind: Iterator[Any] | None = None  # draws from the user's

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from solar.io.reader import Rows, checked_rows
 from solar.torch.pending import PendingBatch, PendingField, leaves, mapped
 from solar.torch.transform import Transform, transformed
 from solar.values import Layout
+
+Room = Callable[[int, Rows, int], "np.ndarray[Any, Any] | None"]  # a field's number, what reads it, samples -> where to
 
 
 class H5Dataset(torch.utils.data.Dataset[Any]):
@@ -114,9 +117,14 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         """Starts what read_batch does, and returns at once; `wait` gives the batch."""
         return self.start_rows(self.checked(indices))
 
-    def start_rows(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> PendingBatch:
-        """start_batch of rows that `checked` gave."""
-        return PendingBatch(mapped(self.opened(), lambda leaf: PendingField([leaf.rows.start(rows)], leaf.field)))
+    def start_rows(self, rows: np.ndarray[Any, np.dtype[np.int64]], room: Room | None = None) -> PendingBatch:
+        """start_batch of rows that `checked` gave; to memory that `room` gives, where it does."""
+        numbers = count()
+
+        def start(leaf: _Leaf) -> PendingField:
+            return PendingField([leaf.rows.start(rows, leaf.room(room, next(numbers), len(rows)))], leaf.field)
+
+        return PendingBatch(mapped(self.opened(), start))
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The rows that indices mean: in range, counted from 0. IndexError for others."""
@@ -149,11 +157,21 @@ class _Leaf:
     rows: Rows
     field: Field | None  # None: as stored
 
+    def room(self, room: Room | None, number: int, samples: int) -> np.ndarray[Any, Any] | None:
+        """What `room` gives for samples of this leaf; a Field that is followed here makes others of them."""
+        return None if room is None or self.field is not None else room(number, self.rows, samples)
+
 
 def start_together(
-    datasets: Sequence[H5Dataset], which: np.ndarray[Any, Any], rows: np.ndarray[Any, Any]
+    datasets: Sequence[H5Dataset],
+    which: np.ndarray[Any, Any],
+    rows: np.ndarray[Any, Any],
+    room: Room | None = None,
 ) -> PendingBatch:
-    """Starts one batch of several alike datasets: sample i of it is row `rows[i]` of dataset `which[i]`."""
+    """Starts one batch of several alike datasets: sample i of it is row `rows[i]` of dataset `which[i]`.
+
+    `room` gives memory for it, or None: a field's number, what reads it, samples -> an array.
+    """
     if len(datasets) > 1 and any(layout.reader == "mpio-collective" for layout in leaves(datasets[0].layouts)):
         raise PlanError(
             f"{datasets[0]} is read by all ranks together, and cannot be a part of a ConcatDataset: not every rank's "
@@ -162,12 +180,13 @@ def start_together(
     used = np.unique(which).tolist() if len(datasets) > 1 and len(which) else [0]
     if len(used) == 1:
         only: H5Dataset = datasets[used[0]]
-        return only.start_rows(rows)
+        return only.start_rows(rows, room)
     parts = [(leaves(datasets[k].opened()), np.flatnonzero(which == k)) for k in used]
 
     def start(number: int) -> PendingField:
         leaf: _Leaf = parts[0][0][number]
-        out = leaf.rows.room(len(rows))
+        out = leaf.room(room, number, len(rows))
+        out = leaf.rows.room(len(rows)) if out is None else out
         pending = [opened[number].rows.start(rows[here], out, here) for opened, here in parts]
         return PendingField(pending, leaf.field)
 

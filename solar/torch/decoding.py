@@ -42,7 +42,7 @@ class Decoding:
         for number in np.unique(told["number"]).tolist():
             here = np.flatnonzero(told["number"] == number)
             rows = stored if len(here) == len(stored) else stored[here]
-            heads = self._by[number].inspect(rows, told["length"][here])
+            heads = self._by[number].inspect(rows, told["length"][here], checked=True)  # by native code, in the reading
             for name in ("tiles", "values", "twice", "dense"):
                 told[name][here] = getattr(heads, name)
             told["set"][here] = np.minimum(heads.sets, INSIDE)

@@ -25,6 +25,14 @@ class Decode(Protocol):
     def __call__(self, rows: Tensor, told: Told) -> Tensor: ...
 
 
+class Reads(Protocol):
+    """Makes samples on the device of their numbers on the host."""
+
+    def __call__(self, numbers: Tensor) -> Tensor: ...
+
+    def close(self) -> None: ...
+
+
 class Finish:
     """What becomes on the device of samples as they are stored: what a Field makes of them, to the bit.
 
@@ -40,8 +48,10 @@ class Finish:
         decode: Decode | None = None,
         *,
         single: bool = False,
+        reading: Reads | None = None,
     ) -> None:
         self._field, self._decode, self._single = field, decode, single
+        self.reading = reading  # None: samples are copied there
         self._mean = self._std = None
         self._dtype: torch.dtype | None = None
         if field is not None:

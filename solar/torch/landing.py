@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import resource
 import threading
 import time
 from collections import deque
@@ -20,22 +18,18 @@ import torch
 
 from solar.io.late import Late
 from solar.torch.beneath import Array
-from solar.torch.finish import Finish
+from solar.torch.finish import Finish, Reads
 from solar.torch.making import GLANCE, UNWANTED, Coming, ended_first, span
 from solar.torch.parts import is_plain, plain_parts, walked
+from solar.torch.ring import SLOTS, Ring
 from solar.torch.spared import Partial, Partly
 from solar.torch.stats import Stats
 from solar.torch.streams import Mark, Streams
 from solar.torch.tier import Joining, Tier
 
 Tensor = torch.Tensor
-log = logging.getLogger("solar")
 
-SLOTS = 2  # of pinned memory: one is filled while the other is copied from
 AHEAD = 2  # batches on the device that nobody has asked for yet, at most
-ALIGNED = 64  # bytes, at a multiple of which each tensor begins in a slot
-
-_told = threading.Event()  # that there is no pinned memory: said once
 
 
 @dataclass
@@ -90,14 +84,8 @@ class Landed:
     release: Callable[[], Any] = lambda: None  # it waits no more; to be called once or several times
 
 
-@dataclass
-class _Slot:
-    memory: Tensor
-    copied: Mark | None = None  # what is in it has been read
-
-
 class Landing:
-    """Copies an iterator's batches to a device. What is pinned, and how much waits there, is bounded: SLOTS, AHEAD.
+    """Copies an iterator's batches to a device. What is pinned, and how much waits there, is bounded: Ring, AHEAD.
 
     `start` has a thread wait for a batch and land it ahead of the loop; `land` does it in the caller's thread, for
     batches that the user's Python makes there. In both cases the host waits for the device only where the ring is full.
@@ -113,7 +101,8 @@ class Landing:
         tier: Tier | None = None,
     ) -> None:
         self._form, self._streams, self._stats, self._finishes, self._tier = form, streams, stats, finishes, tier
-        self._slots: deque[_Slot] = deque()
+        # Of each batch on its way, of the one that was asked for last, and of those that are copied from.
+        self.ring = None if streams is None else Ring(streams, ahead + 1 + SLOTS)
         self._timed: deque[tuple[Mark, Mark, Mark]] = deque()
         self._timing = threading.Lock()
         self._places = threading.Semaphore(min(ahead, AHEAD))
@@ -149,20 +138,24 @@ class Landing:
             return self._landed(batch.batch, joining)
 
     def _landed(self, batch: Any, joining: Joining | None) -> Landed:
-        streams = self._streams
-        if streams is None:
+        streams, ring = self._streams, self.ring
+        if streams is None or ring is None:
             if joining is not None:
                 joining.use(joining.indices.to(self._form.device))
             act = partial(self._moved, joining=joining)
             return Landed(walked(batch, self._finishes, act), all_landed=False)
         begun = time.perf_counter()
-        found = [part for part, _ in plain_parts(batch)] + ([] if joining is None else [joining.indices])
+        plain = plain_parts(batch, self._finishes)
+        found = [part for part, _ in plain] + ([] if joining is None else [joining.indices])
+        readings = [None if how is None else how.reading for _, how in plain] + [None]
         with torch.no_grad():
-            slot, hosts = self._staged(found, streams)
+            slots, hosts = ring.staged(found)
             with self._beside():
                 begin = streams.mark()
-                there = [streams.there(host) for host in hosts]
+                there = [_there(host, reading, streams) for host, reading in zip(hosts, readings, strict=False)]
                 copied = streams.mark()
+                for slot in slots:
+                    slot.copied = copied
                 if joining is not None:
                     joining.use(there[-1])
                 landed = Landed(batch, all_landed=True)
@@ -170,22 +163,20 @@ class Landing:
                 act = partial(self._finished, pairs=pairs, landed=landed, joining=joining)
                 landed.batch = walked(batch, self._finishes, act)
                 landed.mark = streams.mark()
-        if slot is not None:
-            slot.copied = copied
-        self._count(landed, hosts, (begin, copied, landed.mark))
+        self._count(landed, sum(one.nbytes for one in there), (begin, copied, landed.mark))
         landed.seconds = time.perf_counter() - begun
         return landed
 
     def _beside(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._streams is None else self._streams.beside()
 
-    def _count(self, landed: Landed, hosts: list[Tensor], marks: tuple[Mark, Mark, Mark]) -> None:
+    def _count(self, landed: Landed, sent: int, marks: tuple[Mark, Mark, Mark]) -> None:
         nbytes = sum(tensor.nbytes for tensor in landed.tensors)
         landed.release = _once(lambda: self._stats.landed(0, -nbytes))
         with self._timing:
             self._timed.append(marks)
         self._time()
-        self._stats.landed(sum(host.nbytes for host in hosts), nbytes)
+        self._stats.landed(sent, nbytes)
 
     def handed_out(self, landed: Landed) -> Any:
         """The batch, for what the consumer begins from now on in its stream."""
@@ -223,38 +214,6 @@ class Landing:
         landed.tensors.append(self._form.given(tensor))
         return landed.tensors[-1]
 
-    # --- the ring ----
-
-    def _staged(self, tensors: list[Tensor], streams: Streams) -> tuple[_Slot | None, list[Tensor]]:
-        """The tensors in pinned memory, and the slot that they are in; themselves where nothing can be pinned."""
-        strides = [torch.empty_like(one, device="meta").stride() for one in tensors]  # dense, as `to` would have them
-        ends = [0]
-        for one in tensors:
-            ends.append(-(-(ends[-1] + one.nbytes) // ALIGNED) * ALIGNED)
-        slot = self._slot(ends[-1], streams) if ends[-1] else None
-        if slot is None:
-            return None, tensors
-        hosts = []
-        for one, stride, at in zip(tensors, strides, ends, strict=False):
-            flat = slot.memory[at : at + one.nbytes].view(one.dtype)
-            hosts.append(flat.as_strided(one.shape, stride, flat.storage_offset()).copy_(one))
-        return slot, hosts
-
-    def _slot(self, nbytes: int, streams: Streams) -> _Slot | None:
-        """The slot used longest ago, once nothing is copied from it any more."""
-        slot = self._slots.popleft() if len(self._slots) == SLOTS else None
-        if slot is not None and slot.copied is not None:
-            slot.copied.synchronize()
-        if slot is None or slot.memory.nbytes < nbytes:
-            del slot  # before its successor is taken
-            try:
-                slot = _Slot(streams.pinned(nbytes))
-            except RuntimeError as error:
-                _tell(nbytes, error)
-                return None
-        self._slots.append(slot)
-        return slot
-
     def _time(self) -> None:
         """Counts what took the device how long, of the batches that are there."""
         with self._timing:
@@ -289,6 +248,7 @@ class InLanding:
         data = self._when(stopped, lambda: (self._coming.wait(GLANCE),))
         self._missing = "there is no place for it on the device"
         self._when(stopped, lambda: places.acquire(timeout=GLANCE))
+        self._missing = "it is on its way to the device"
         try:
             landed = self._landing.land(data[0])
         except BaseException:
@@ -348,6 +308,10 @@ def _once(act: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: acts.pop()() if acts else None
 
 
+def _there(host: Tensor, reading: Reads | None, streams: Streams) -> Tensor:
+    return streams.there(host) if reading is None else reading(host)
+
+
 def _made(there: Tensor, host: Tensor, how: Finish, joining: Joining | None) -> Tensor:
     """What is made on the device of rows that came there, and of those that stayed."""
     told = how.told(host)
@@ -367,18 +331,3 @@ def _in_place(batch: Any, static: Static) -> Any:
         return walked(
             batch, None, lambda part, _: static.place(next(numbers), part) if isinstance(part, Tensor) else part
         )
-
-
-def _tell(nbytes: int, error: RuntimeError) -> None:
-    if _told.is_set():
-        return
-    _told.set()
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,} bytes"
-    log.warning(
-        "no pinned memory of %s bytes for batches on their way to the device (%s), so copies are slower and keep the "
-        "host busy. The limit of locked memory (RLIMIT_MEMLOCK, `ulimit -l`) is %s: raise it, or give smaller batches",
-        f"{nbytes:,}",
-        str(error).splitlines()[0],
-        limit,
-    )

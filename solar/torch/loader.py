@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data import Sampler
+from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from solar.errors import PlanError
@@ -21,7 +21,7 @@ from solar.torch.dataset import H5Dataset
 from solar.torch.making import cores
 from solar.torch.metrics import progress as progress_bar
 from solar.torch.native_iter import NativeIter
-from solar.torch.on_device import Device, OnDevice, Where
+from solar.torch.on_device import By, Device, OnDevice, Where
 from solar.torch.position import Course
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
 from solar.torch.skipping import OnError, checked
@@ -32,6 +32,13 @@ from solar.torch.workers import Workers
 
 T = TypeVar("T", covariant=True)
 log = logging.getLogger("solar")
+
+PLAIN = (str, bool, int, float, torch.dtype, torch.device)  # are told as they are
+DEFAULTS: dict[str, Any] = {  # of what repr tells, if it is another
+    **{"num_workers": 0, "pin_memory": False, "drop_last": False, "timeout": 0, "ahead": 4, "buffer": None},
+    **{"epochs": None, "exchange": "auto", "balance": None, "device": None, "dtype": None, "channels_last": False},
+    **{"static": False, "decode": "host", "resident": None, "reader": "auto", "on_error": "raise"},
+}
 
 
 class DataLoader(torch.utils.data.DataLoader[T]):
@@ -60,7 +67,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     them where they are made. There floating-point tensors become `dtype`, images and volumes `channels_last`; with
     `static=True` each batch has the addresses of the one before, and overwrites it. `decode="device"` has compressed
     bytes copied, and decoded there. `resident` is memory of the device (bytes, "4GiB", "25%" of what is free) in which
-    samples stay from epoch to epoch, which are then neither read nor copied again.
+    samples stay from epoch to epoch, which are then neither read nor copied again. `reader="gds"` has the device read
+    samples itself, by GPUDirect Storage, where kvikio is installed.
     With on_error="skip" samples that cannot be read are left out, counted in `stats` and logged one by one; their batch
     is smaller, and there is none where no sample of it is left.
 
@@ -105,6 +113,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         static: bool = False,
         decode: Where = "host",
         resident: Size = None,
+        reader: By = "auto",
         on_error: OnError = "raise",
     ) -> None:
         if operator.index(ahead) < 1:
@@ -139,19 +148,34 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.exchange, self.balance = exchange, balance
         self.device, self.dtype, self.channels_last = device, dtype, channels_last
         self.static, self.decode, self.resident = static, decode, resident
-        self._on_device = OnDevice(device, dtype, channels_last, static, decode, resident)
+        self.reader = reader
+        self._on_device = OnDevice(device, dtype, channels_last, static, decode, resident, reader)
         self.on_error = checked(on_error)
         if isinstance(sampler, PlanSampler) and batch_size is not None:
             # Only it can cut an exact tail. Past torch's __setattr__, which forbids what it has itself just done.
             self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
         self._course = Course(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
         self._stats = Stats()
-        if self._on_device.keeps and buffer is None:
-            buffer = 0  # what comes through one is read whether it stays or not, and nobody asked for it
+        if self._on_device.unbuffered and buffer is None:
+            buffer = 0
         self._buffered = Buffered(buffer, epochs, storage, self._stats, exchange, balance)
         self._workers = Workers()
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine_told = False
+
+    def __repr__(self) -> str:
+        """What it loads, and what of its arguments is not the default."""
+        facts = vars(self)  # not all of them in the midst of being made
+        data, batch = facts.get("dataset"), facts.get("batch_size")
+        sampler = facts.get("batch_sampler" if batch is None else "sampler")
+        by = "" if sampler is None or type(sampler) is SequentialSampler else f"sampler=<{type(sampler).__name__}>"
+        told = [str(data) if isinstance(data, H5Dataset) else f"<{type(data).__name__}>", f"batch_size={batch}"]
+        told.append("shuffle=True" if type(sampler) is RandomSampler else by)
+        for name, default in DEFAULTS.items():
+            value = facts.get(name, default)
+            if value is not default and value != default:
+                told.append(f"{name}={value!r}" if isinstance(value, PLAIN) else f"{name}=<{type(value).__name__}>")
+        return f"{type(self).__name__}({', '.join(filter(None, told))})"
 
     # --- iteration ----
 
@@ -233,7 +257,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def report(self) -> str:
         """The counts in words: how long your training waited for data, for what, and what would help."""
-        return self._stats.report()
+        found = h5_beneath(self.dataset) if self._engine_told else ""
+        return self._stats.report(() if isinstance(found, str) else found.filters())
 
     # --- the end ----
 

@@ -17,7 +17,7 @@ from solar.io.processes import Processes
 from solar.io.ranks import detect
 from solar.torch.beneath import Beneath
 from solar.torch.dataset import H5Dataset
-from solar.torch.landing import InLanding, Landing
+from solar.torch.landing import InLanding, Landed, Landing
 from solar.torch.making import Coming, Inline, Making, Threads, cores, profiling, span
 from solar.torch.pending import leaves
 from solar.torch.position import Draws, Passage
@@ -64,7 +64,7 @@ class NativeIter(Draws):
         first = beneath.first
         self._making = Making(first.transform, first.thread_safe, self._collate_fn, self._auto_collation)
         self._landing, self._beneath = loader._on_device.native_landing(loader, beneath, self._making)
-        self._skipping = skipping(loader, self._beneath)
+        self._skipping = skipping(loader, beneath)  # it looks for bad samples on the host, also if decoded elsewhere
         self._device_transform = loader.device_transform
         self._workers, self._prefetch_factor = loader._workers, loader.prefetch_factor
         context, init = loader.multiprocessing_context, loader.worker_init_fn
@@ -99,10 +99,7 @@ class NativeIter(Draws):
         if self._closed:
             raise RuntimeError(CLOSED)
         if not self._prepared:
-            self._prepare()
-            if self._threads is not None:  # what it takes to start them is not the storage's
-                self._stats.waited("start", time.perf_counter() - asked)
-                asked = time.perf_counter()
+            asked = self._prepared_since(asked)
         elif self._handed_out:
             self._stats.busy(asked - self._handed_out)
         self._fill(self._ahead)
@@ -137,10 +134,13 @@ class NativeIter(Draws):
         if self._skipping is not None:
             self._skipping.handed_out()
         waited, pending = time.perf_counter() - asked, coming.pending
-        if isinstance(coming, InLanding):
-            copying = min(waited, coming.landing_seconds)
-            self._stats.waited("device copy", copying)
-            waited -= copying
+        if isinstance(data, Landed):
+            copying = data.seconds
+        else:
+            copying = coming.landing_seconds if isinstance(coming, InLanding) else 0.0
+        copying = min(waited, copying)
+        self._stats.waited("device copy", copying)
+        waited -= copying
         self._stats.handed_out(
             coming.samples, pending.nbytes, pending.counts(), waited, coming.transform_seconds, coming.collate_seconds
         )
@@ -169,7 +169,12 @@ class NativeIter(Draws):
         try:
             if isinstance(coming, Exception):
                 raise coming
-            return coming.wait(self._timeout or None)
+            data = coming.wait(self._timeout or None)
+            # What cannot be decoded on the device is found here, where the batch can still be made anew.
+            if self._landing is None or self._skipping is None:
+                return data
+            with span("solar: to the device"):
+                return self._landing.land(data)
         finally:
             del coming
 
@@ -214,7 +219,7 @@ class NativeIter(Draws):
         begin = time.perf_counter()
         with span("solar: to the device"):
             if landing is not None:
-                data = landing.handed_out(landing.land(data))
+                data = landing.handed_out(data if isinstance(data, Landed) else landing.land(data))
             if pins:
                 data = pin(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
             if self._device_transform is not None:
@@ -233,10 +238,24 @@ class NativeIter(Draws):
             self._pace = self._started_making()
         if self._turn is None:
             self._turn = self._buffered.begin(self._beneath, self._indices, self.passage, self._course, self._pace)
-        if self._turn is not None:
-            self._turn.draw()
-            self._indices, self._ahead = self._turn, self._turn.ahead
+        turn = self._turn
+        if self._closed:  # by another thread, meanwhile: what was started since is let go too
+            self._release()
+            raise RuntimeError(CLOSED)
+        if turn is not None:
+            turn.draw()
+            self._indices, self._ahead = turn, turn.ahead
         self._prepared = True
+
+    def _prepared_since(self, asked: float) -> float:
+        """The time when all was prepared; what that took is counted, and is not the storage's."""
+        self._prepare()
+        cause = "plan" if self._turn is not None else "start" if self._threads is not None else ""
+        if not cause:
+            return asked
+        now = time.perf_counter()
+        self._stats.waited(cause, now - asked)
+        return now
 
     def _started_making(self) -> Pace:
         first, workers = self._beneath.first, self._num_workers

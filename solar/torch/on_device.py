@@ -7,7 +7,8 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -17,13 +18,14 @@ from solar.io.encoded import Encoded, encoded
 from solar.io.field import Field
 from solar.torch.beneath import Beneath, h5_beneath
 from solar.torch.budget import Size, in_bytes
+from solar.torch.by_gds import ByGds, Reading, check_alone, unread
 from solar.torch.dataset import H5Dataset
 from solar.torch.decoding import Decoding
 from solar.torch.finish import Finish, by_device, exact
 from solar.torch.landing import Form, Landing, Static
 from solar.torch.making import Making
 from solar.torch.pending import leaves, mapped
-from solar.torch.spared import Parts, Spared, parted, stays
+from solar.torch.spared import Parts, Spared, only, parted, stays
 from solar.torch.stats import Stats
 from solar.torch.streams import Streams, device_of, named, streams_of
 from solar.torch.tier import Tier, asked
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 Device = str | int | torch.device | None
 Where = Literal["host", "device"]
+By = Literal["auto", "gds"]
 log = logging.getLogger("solar")
 
 
@@ -51,9 +54,12 @@ class OnDevice:
         static: bool,
         decode: Where,
         resident: Size = None,
+        reader: By = "auto",
     ) -> None:
         wanted = {"dtype": dtype is not None, "channels_last": channels_last, "static": static}
-        wanted |= {"decode": decode == "device", "resident": resident is not None}
+        wanted |= {"decode": decode == "device", "resident": resident is not None, "reader": reader != "auto"}
+        if reader not in get_args(By):
+            raise ValueError(f"reader={reader!r}: a loader's is one of {', '.join(map(repr, get_args(By)))}")
         if decode not in ("host", "device"):
             raise ValueError(f"decode={decode!r}: our codec is decoded on the 'host' or on the 'device'")
         if device is None and any(wanted.values()):
@@ -64,6 +70,7 @@ class OnDevice:
         self._device, self._channels_last, self._decode = device, channels_last, decode
         # Of how much memory it is a share is asked when it is taken.
         self._resident = resident if resident is not None and in_bytes(resident, machine.PLENTY, "resident") else None
+        self._by_gds = reader == "gds"
         self._dtype = _floating(dtype)
         self._static = Static() if static else None
         self._streams: tuple[torch.device, Streams | None] | None = None
@@ -74,6 +81,11 @@ class OnDevice:
     def keeps(self) -> bool:
         """Whether samples are to stay on the device."""
         return self._resident is not None
+
+    @property
+    def unbuffered(self) -> bool:
+        """Whether there is to be no buffer but one that was asked for: what comes by it is read in any case."""
+        return self.keeps or self._by_gds
 
     def landing(self, loader: DataLoader[Any]) -> Landing | None:
         """The landing of an iterator of torch's; None without a device."""
@@ -87,6 +99,8 @@ class OnDevice:
             raise PlanError(
                 f"resident={self._resident!r} is for an H5Dataset, and {h5_beneath(loader.dataset)}: leave it out"
             )
+        if self._by_gds:
+            raise PlanError(f"reader='gds' is for an H5Dataset, and {h5_beneath(loader.dataset)}: leave it out")
         form = self._form(self._device)
         return Landing(form, self._streams_of(form.device), loader._stats)
 
@@ -98,6 +112,8 @@ class OnDevice:
             return None, beneath
         form = self._form(self._device)
         streams = self._streams_of(form.device)
+        if self._by_gds:
+            self._check_alone(loader, streams, making)
         if self._resident is not None:
             self._check_staying(making)
         if making.in_python:
@@ -108,12 +124,26 @@ class OnDevice:
                 )
             return Landing(form, streams, loader._stats, None, loader.ahead), beneath
         datasets, finishes = self._viewed(beneath.datasets, form.device, making.auto_collation)
-        made = Beneath(datasets, beneath.locate)
-        if self._resident is None:
-            return Landing(form, streams, loader._stats, finishes, loader.ahead), made
-        tier, parts = self._tier_of(datasets, form.device, loader._stats)
-        spared = Spared(datasets, beneath.locate, parts, tier)
-        return Landing(form, streams, loader._stats, finishes, loader.ahead, tier), spared
+        tier, parts = None, None
+        if self._resident is not None:
+            tier, parts = self._tier_of(datasets, form.device, loader._stats)
+        landing = Landing(form, streams, loader._stats, finishes, loader.ahead, tier)
+        room = None if landing.ring is None else landing.ring.room
+        if self._by_gds:
+            readings = [None if finish is None else finish.reading for finish in leaves(finishes)]
+            others = [only(one, [reading is None for reading in readings]) for one in datasets]
+            return landing, ByGds(datasets, beneath.locate, readings, others, room=room)
+        if tier is None or parts is None:
+            return landing, Beneath(datasets, beneath.locate, room=room)
+        return landing, Spared(datasets, beneath.locate, parts, tier, room=room)
+
+    def _check_alone(self, loader: DataLoader[Any], streams: Streams | None, making: Making) -> None:
+        """Whether nothing else is asked for that needs samples on the host."""
+        buffer = loader.buffer is not None and bool(in_bytes(loader.buffer, machine.PLENTY, "buffer"))
+        wanted = {"your transform or collate_fn": making.in_python, "buffer=": buffer}
+        wanted |= {"decode='device', which checks chunks there,": self._decode == "device"}
+        wanted |= {"resident=": self.keeps, "on_error='skip'": loader.on_error == "skip"}
+        check_alone(streams, device_of(self._device or "cpu"), wanted)
 
     def _check_staying(self, making: Making) -> None:
         if making.in_python:
@@ -133,7 +163,11 @@ class OnDevice:
         return self._tier[1:]
 
     def close(self) -> None:
-        """Lets go of what stays on the device."""
+        """Lets go of what stays on the device, and of files that it reads."""
+        for _, _, finishes in self._views.values():
+            for finish in leaves(finishes):
+                if finish is not None and finish.reading is not None:
+                    finish.reading.close()
         if self._tier is not None and self._tier[1].process == os.getpid():
             self._tier[1].close()
         self._tier = None
@@ -159,23 +193,9 @@ class OnDevice:
     def _views_of(self, datasets: list[H5Dataset], device: torch.device, batched: bool) -> tuple[list[H5Dataset], Any]:
         """The datasets as they are read for the device, and what is then made of each field there."""
         fields, by_leaf = leaves(datasets[0].fields), [leaves(one.layouts) for one in datasets]
-        refused: list[str] = []
-        layouts: list[list[Layout]] = []
-        finishes: list[Finish | None] = []
-        for field, *ours in zip(fields, *by_leaf, strict=True):
-            views = "" if self._decode == "host" else _encoded(field, ours)
-            finish = None
-            if not isinstance(views, str):
-                decode = Decoding(views[0], device, self._straight(field, views[0]))
-                finish = Finish(field, ours[0], device, decode, single=not batched)
-            elif self._streams_of(device) is not None and by_device(field, ours[0]):
-                finish = Finish(field, ours[0], device, single=not batched)
-            layouts.append(ours if isinstance(views, str) else [view.layout for view in views])
-            finishes.append(finish)
-            refused += [views] if isinstance(views, str) else []
-        if self._decode == "device" and len(refused) == len(fields):
-            raise PlanError(f"decode='device', and none of the fields can be: {refused[0]}. Give decode='host'")
-        log.log(logging.INFO if any(refused) else logging.DEBUG, "decoded on the host: %s", "; ".join(refused))
+        found = [self._seen(field, ours, device, batched) for field, *ours in zip(fields, *by_leaf, strict=True)]
+        layouts, finishes = [one.layouts for one in found], [one.finish for one in found]
+        self._tell([one.refused for one in found])
         left = [field if finish is None else None for field, finish in zip(fields, finishes, strict=True)]
         if self._resident is not None:  # what is finished is what stays
             finishes = [
@@ -185,6 +205,36 @@ class OnDevice:
         made = [_view(one, [each[k] for each in layouts], left) for k, one in enumerate(datasets)]
         waiting = iter(finishes)
         return made, mapped(datasets[0].layouts, lambda _: next(waiting))
+
+    def _seen(self, field: Field | None, layouts: list[Layout], device: torch.device, batched: bool) -> _Seen:
+        """How one field is read for the device, and finished there."""
+        streams, finish, refused = (
+            self._streams_of(device),
+            partial(Finish, field, device=device, single=not batched),
+            "",
+        )
+        if self._by_gds and streams is not None:
+            refused = unread(layouts) if exact(field, layouts[0]) else _inexact(field, layouts)
+            if not refused:
+                return _Seen(layouts, finish(layouts[0], reading=Reading(layouts, device, streams)))
+        if self._decode == "device":
+            views = encoded(layouts) if exact(field, layouts[0]) else _inexact(field, layouts)
+            if not isinstance(views, str):
+                decode = Decoding(views[0], device, self._straight(field, views[0]))
+                return _Seen([view.layout for view in views], finish(layouts[0], decode=decode))
+            refused = views
+        there = streams is not None and by_device(field, layouts[0])
+        return _Seen(layouts, finish(layouts[0]) if there else None, refused)
+
+    def _tell(self, refused: list[str]) -> None:
+        """Says which fields the host reads or decodes for all that. PlanError where it does that with all of them."""
+        what, instead = "decode='device'", "Give decode='host'"
+        if self._by_gds:
+            what, instead = "reader='gds'", "Leave it out"
+        if all(refused):
+            raise PlanError(f"{what}, and none of the fields can be: {refused[0]}. {instead}")
+        if any(refused):
+            log.info("%s, but on the host: %s", what, "; ".join(filter(None, refused)))
 
     def _straight(self, field: Field | None, view: Encoded) -> torch.dtype | None:
         """The type that is decoded to at once, where it is all that is asked for."""
@@ -196,10 +246,15 @@ class OnDevice:
         return dict(self.__dict__, _views={}, _streams=None, _tier=None)
 
 
-def _encoded(field: Field | None, layouts: Sequence[Layout]) -> list[Encoded] | str:
-    """The encoded views of a field's Layouts; why it is decoded on the host where it has none."""
-    if exact(field, layouts[0]):
-        return encoded(layouts)
+class _Seen(NamedTuple):
+    """One field: what is read of it, and what is then made of that on the device."""
+
+    layouts: list[Layout]
+    finish: Finish | None = None
+    refused: str = ""  # why not as was asked
+
+
+def _inexact(field: Field | None, layouts: Sequence[Layout]) -> str:
     return f"{layouts[0].name} comes as {field}, which a device does not make to the same bits"
 
 

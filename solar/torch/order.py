@@ -26,6 +26,7 @@ class Order:
     """
 
     kind = "none"
+    told_by_all: tuple[str, ...] = ()  # what `tell` of every order of this kind says
     exhausted = False  # drawn to its end
     as_arrays = False  # where the samples are known beforehand, index batches are arrays instead of lists
     fixed = True  # it is the same whether it is drawn now or later

@@ -77,6 +77,7 @@ class Shuffled(Known):
     """torch's shuffle by a seed that it draws from the global generator for every pass."""
 
     kind = "shuffled"
+    told_by_all = ("seed", "replacement", "draws")
     _seed: int | None = None
     _after: torch.Generator | None = None  # the global generator, right after it gave the seed
     _between: int | None = None  # numbers that others drew from it since the pass before, where they were few
@@ -151,6 +152,7 @@ class Distributed(Order):
     """The order of all ranks together, of which each takes its part: any number of ranks can go on from it."""
 
     kind = "distributed"
+    told_by_all = ("seed", "shuffle", "epoch")
 
     def tell(self, mark: Any) -> dict[str, Any]:
         return {

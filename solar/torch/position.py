@@ -13,6 +13,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from solar.errors import PlanError
 from solar.torch.order import Order
 from solar.torch.orders import BATCHING, order_of
+from solar.torch.states import check_order, check_values
 
 VERSION = 1
 KEYS = {"epoch", "repeat", "length", "drawn", "begun", "batches", "samples", "order"}
@@ -281,14 +282,16 @@ class Course:
             raise PlanError(f"this is no state of solar's DataLoader, version {VERSION}: found {found}")
         if missing := sorted(KEYS - state.keys()):
             raise PlanError(f"this state of solar's DataLoader is not whole: it lacks {', '.join(missing)}")
-        length, kind = _length(self._dataset), self.order().kind
+        check_values(state)
+        length, order = _length(self._dataset), self.order()
         if state["length"] != length:
             raise PlanError(f"the state is of a dataset of {state['length']} samples; this one has {length}")
-        if state["order"]["kind"] != kind:
+        if state["order"]["kind"] != order.kind:
             raise PlanError(
-                f"the state is of a loader whose order is {state['order']['kind']}; this one's is {kind}: "
+                f"the state is of a loader whose order is {state['order']['kind']}; this one's is {order.kind}: "
                 "make it with the same sampler and shuffle"
             )
+        check_order(state["order"], order.told_by_all)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process begins anew, or where a loaded state says."""

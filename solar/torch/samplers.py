@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler
 from solar.errors import PlanError
 from solar.io.ranks import detect
 from solar.torch.sharding import refuse_second_sharding
+from solar.torch.states import check_order
 
 Tail = Literal["pad", "drop", "exact"]
 Indices = NDArray[np.int64]
@@ -137,6 +138,8 @@ class PlanSampler(DistributedSampler[int]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes epoch, seed and shuffling of the run that saved this state, and resumes where it was."""
+        if not isinstance(state, Mapping):
+            raise PlanError(f"this is no state of a PlanSampler, but {type(state).__name__}")
         missing = sorted(self.state_dict().keys() - state.keys())
         if missing:
             raise PlanError(f"this is no state of a PlanSampler: it has {sorted(state)}, and lacks {missing}")
@@ -146,6 +149,9 @@ class PlanSampler(DistributedSampler[int]):
                 f"the state is of a dataset of {state['length']} samples, this one has {length}: their orders have "
                 f"nothing in common. Resume with the dataset that was used, or begin a new run without the state"
             )
+        check_order(state, ("seed", "epoch", "samples"))
+        if state["samples"] > length:
+            raise PlanError(f"the state is damaged: it is behind {state['samples']} samples of {length}")
         epoch, seed = operator.index(state["epoch"]), operator.index(state["seed"])
         self.resume(state["samples"])
         self.epoch, self.seed, self.shuffle = epoch, seed, bool(state["shuffle"])

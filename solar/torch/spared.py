@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from solar.torch.beneath import Array, Beneath
-from solar.torch.dataset import H5Dataset, start_together
+from solar.torch.dataset import H5Dataset, Room, start_together
 from solar.torch.finish import as_signed
 from solar.torch.making import Coming
 from solar.torch.parts import walked
@@ -47,7 +47,7 @@ class Spared(Beneath):
         names = rows + self.firsts[which]
         slots = self.tier.slots(names)
         few = np.flatnonzero(slots < 0)
-        numbers = _fields(self.parts.numbers, which[few], rows[few])
+        numbers = _fields(self.parts.numbers, which[few], rows[few], self.room)
         others = _fields(self.parts.others, which, rows)
         made = mapped(self.first.layouts, lambda layout: next(numbers if stays(layout) else others))
         return SparedBatch(made, slots), names
@@ -55,21 +55,24 @@ class Spared(Beneath):
 
 def parted(datasets: Sequence[H5Dataset]) -> Parts:
     """The parts of these datasets."""
-    return Parts([_only(one, True) for one in datasets], [_only(one, False) for one in datasets])
+    numbers = [stays(layout) for layout in leaves(datasets[0].layouts)]
+    others = [not one for one in numbers]
+    return Parts([only(one, numbers) for one in datasets], [only(one, others) for one in datasets])
 
 
-def _only(dataset: H5Dataset, numbers: bool) -> H5Dataset:
+def only(dataset: H5Dataset, chosen: Sequence[bool]) -> H5Dataset:
+    """The dataset with these of its fields, one after another."""
     made = copy.copy(dataset)  # which has opened nothing yet
-    pairs = zip(leaves(dataset.layouts), leaves(dataset.fields), strict=True)
-    found = [(layout, field) for layout, field in pairs if stays(layout) == numbers]
+    every = zip(leaves(dataset.layouts), leaves(dataset.fields), chosen, strict=True)
+    found = [(layout, field) for layout, field, here in every if here]
     made.layouts, made.fields = (tuple(one) for one in (zip(*found, strict=True) if found else ((), ())))
     return made
 
 
-def _fields(datasets: list[H5Dataset], which: Array, rows: Array) -> Iterator[PendingField]:
+def _fields(datasets: list[H5Dataset], which: Array, rows: Array, room: Room | None = None) -> Iterator[PendingField]:
     if not leaves(datasets[0].layouts):
         return iter(())
-    return iter(start_together(datasets, which, rows).fields)
+    return iter(start_together(datasets, which, rows, room).fields)
 
 
 def stays(layout: Layout) -> bool:

@@ -1,15 +1,20 @@
-"""What a loader has done, and for what the training waited: Stats counts, report says it in words."""
+"""What a loader has done, and for what the training waited: Stats counts; report.py says it in words."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Collection, Mapping
 from typing import Any
 
-CAUSES = ("storage", "decode", "transform", "exchange", "device copy", "collate", "dataset", "start")
-HARDLY = 0.02  # share of the time below which waiting is not worth a word of advice
-IDLE = 0.05  # share of the time below which nothing was computed between the batches
+from solar.torch.report import report as in_words
+
+CAUSES = (
+    *("storage", "decode", "buffer", "plan", "transform", "exchange"),
+    *("device copy", "collate", "dataset", "start"),
+)
+ROWS = 8  # epochs that are remembered one by one: the first, and the latest of the others
 NATIVE = (  # summed over batches
     "requests", "retries", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits", "exchanged_bytes",
 )  # fmt: skip
@@ -47,11 +52,28 @@ class Stats:
             self._copying = self._finishing = 0.0
             self._native = dict.fromkeys(NATIVE, 0)
             self._waits = dict.fromkeys(CAUSES, 0.0)
+            self._first: dict[str, Any] | None = None
+            self._latest: deque[dict[str, Any]] = deque(maxlen=ROWS - 1)
+            self._told = self._so_far()  # when the epoch before ended
 
     def epoch(self) -> None:
         """An epoch came to its end."""
         with _LOCK:
             self._epochs += 1
+            now, before = self._so_far(), self._told
+            waits = {cause: seconds - before["wait_seconds"][cause] for cause, seconds in now["wait_seconds"].items()}
+            row = {name: now[name] - before[name] for name in now if name != "wait_seconds"} | {"wait_seconds": waits}
+            self._told = now
+            if self._first is None:
+                self._first = row
+            else:
+                self._latest.append(row)
+
+    def _so_far(self) -> dict[str, Any]:
+        """What is told of each epoch, since the counting began."""
+        nbytes = self._native["bytes_read"] + self._native["bytes_mapped"]
+        counted = {"samples": int(self._samples), "bytes": nbytes, "buffer_hits": self._native["buffer_hits"]}
+        return counted | {"busy_seconds": self._busy, "wait_seconds": dict(self._waits)}
 
     def skip(self, samples: int) -> None:
         """So many samples could not be read, and were left out."""
@@ -88,14 +110,18 @@ class Stats:
             self._waits[cause] += seconds
 
     def split(self, seconds: float, counts: Mapping[str, int]) -> None:
-        """The training waited for a batch: for other ranks, storage, and decoding (by what threads spent)."""
+        """The training waited for a batch: for other ranks, storage, and decoding (by what threads spent).
+
+        A batch that a run made (`made_by_run`) and nothing was read for was put together from its buffer.
+        """
+        in_memory = counts.get("made_by_run", 0) and not counts.get("bytes_read", 0) + counts.get("bytes_mapped", 0)
         reading, decoding = counts.get("read_ns", 0), counts.get("decode_ns", 0)
         share = decoding / (reading + decoding) if decoding else 0.0
         exchanging = min(seconds, counts.get("exchange_wait_ns", 0) / 1e9)
         seconds -= exchanging
         with _LOCK:
             self._waits["exchange"] += exchanging
-            self._waits["storage"] += seconds * (1 - share)
+            self._waits["buffer" if in_memory else "storage"] += seconds * (1 - share)
             self._waits["decode"] += seconds * share
 
     def busy(self, seconds: float) -> None:
@@ -147,186 +173,19 @@ class Stats:
         passed = waited + counted["busy_seconds"]
         return counted | {"wait_seconds": waits, "wait_share": waited / passed if passed else 0.0}
 
-    def report(self) -> str:
-        """The counters in words: what was read, how long the training waited and for what, what would help."""
-        return report(self.as_dict())
+    def by_epoch(self) -> list[tuple[int, dict[str, Any]]]:
+        """What was counted in each epoch, with its number from 1; of many, in the first and the latest."""
+        with _LOCK:
+            rows = [*([] if self._first is None else [self._first]), *self._latest]
+            begin = self._epochs - len(self._latest)
+            return [(1 if not place else begin + place, row) for place, row in enumerate(rows)]
+
+    def report(self, filters: Collection[int] = ()) -> str:
+        """The counters in words: what was read, how long the training waited and for what, what would help.
+
+        `filters`: the numbers of HDF5's filters that are undone, for the advice.
+        """
+        return in_words(self.as_dict(), self.by_epoch(), filters)
 
     def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
         return type(self), ()
-
-
-# --- in words ----
-
-
-def report(totals: Mapping[str, Any]) -> str:
-    """What Stats.as_dict gives, in words."""
-    waited = sum(totals["wait_seconds"].values())
-    if not totals["batches"]:
-        return "No batch has been handed out." + (f" {_waiting(totals, waited)}" if waited else "")
-    return "\n".join(line for line in (_amounts(totals), *_times(totals, waited)) if line)
-
-
-def _amounts(totals: Mapping[str, Any]) -> str:
-    epochs = _count(totals["epochs"], "epoch") if totals["epochs"] else "Not one whole epoch yet"
-    batches, samples = _count(totals["batches"], "batch", "batches"), _count(totals["samples"], "sample")
-    text = f"{epochs}: {batches}, {samples}"
-    text += f", {_size(totals['batch_bytes'])} of data." if totals["batch_bytes"] else "."
-    read = totals["bytes"] - totals["bytes_mapped"]
-    parts = (
-        (totals["requests"], f"{_size(read)} read in {_count(totals['requests'], 'request')}"),
-        (totals["bytes_mapped"], f"{_size(totals['bytes_mapped'])} copied from the page cache"),
-        (totals["buffer_hits"], f"{_count(totals['buffer_hits'], 'sample')} found in the buffer"),
-        (totals["bytes_decoded"], f"{_size(totals['bytes_decoded'])} decoded"),
-        (totals["exchanged_bytes"], f"{_size(totals['exchanged_bytes'])} had from ranks of other nodes"),
-    )
-    if sources := ", ".join(said for amount, said in parts if amount):
-        text += f"\nFor this: {sources}."
-    if totals["retries"]:
-        text += f"\nThe storage failed {_count(totals['retries'], 'time')}, and was asked again with success."
-    if totals["skipped"]:
-        text += f"\nLeft out, for it could not be read: {_count(totals['skipped'], 'sample')}."
-    if totals["peak_bytes"]:
-        text += f"\nMemory for batches: {_size(totals['resident_bytes'])} now, {_size(totals['peak_bytes'])} at most."
-    return text
-
-
-def _times(totals: Mapping[str, Any], waited: float) -> list[str]:
-    passed = waited + totals["busy_seconds"]
-    if passed < 1e-9:  # no clock says so little
-        return []
-    times = f"({_time(waited)} of {_time(passed)})"
-    if totals["wait_share"] < HARDLY:
-        return [f"Your training hardly waited for data: {_percent(totals['wait_share'])} of the time {times}."]
-    if totals["busy_seconds"] < IDLE * passed:
-        rate = totals["samples"] / passed
-        speed = f"{rate:,.0f}" if rate >= 99.5 else f"{rate:.1f}"
-        first = (
-            f"Next to nothing was done between the batches: this is the loader's own speed, {speed} samples a second."
-        )
-        return [first, _waiting(totals, waited), _advice(totals, waited)]
-    share = f"Your training waited for data {_percent(totals['wait_share'])} of the time {times}: "
-    return [share + _causes(totals, waited) + ".", _advice(totals, waited)]
-
-
-def _waiting(totals: Mapping[str, Any], waited: float) -> str:
-    return f"{_time(waited)} of waiting: {_causes(totals, waited)}."
-
-
-def _causes(totals: Mapping[str, Any], waited: float) -> str:
-    """The causes in falling order; those below a hundredth of the waiting are left out."""
-    sorted_waits = sorted(totals["wait_seconds"].items(), key=lambda pair: -pair[1])
-    return ", ".join(f"{_time(seconds)} {FOR[cause]}" for cause, seconds in sorted_waits if seconds >= waited / 100)
-
-
-def _advice(totals: Mapping[str, Any], waited: float) -> str:
-    cause = max(CAUSES, key=lambda cause: totals["wait_seconds"][cause])
-    seconds = totals["wait_seconds"][cause]
-    part = "All" if seconds > 0.99 * waited else "Most" if seconds > waited / 2 else "The largest part"
-    return f"{part} of it is {cause}: {ADVICE[cause](totals)}"
-
-
-def _of_storage(totals: Mapping[str, Any]) -> str:
-    requests, bypassed, nbytes, mapped = (totals[key] for key in ("requests", "bypassed", "bytes", "bytes_mapped"))
-    if not nbytes:
-        return (
-            "no bytes were counted. Either libhdf5 reads these files, in one process (`solar inspect FILE` says why), "
-            "or nothing is stored in them."
-        )
-    if mapped > 0.9 * nbytes:
-        said = (
-            f"{_percent(mapped / nbytes)} of the bytes were in the page cache already, so faster storage would not "
-            "help. They are copied by one thread for each CPU core the process may use: more cores would."
-        )
-    elif bypassed > requests / 2:
-        said = (
-            f"{bypassed:,} of {_count(requests, 'request')} went past the page cache, which has no room for the files "
-            "(or page_cache=False was asked for). More memory or faster storage would help."
-        )
-    else:
-        passed = sum(totals["wait_seconds"].values()) + totals["busy_seconds"]
-        rate, request = _size(nbytes / passed), _size((nbytes - mapped) / max(1, requests))
-        said = (
-            f"the files were read at {rate}/s, {request} a request. "
-            "If the storage can do more, read further ahead (`ahead`); if not, it is the limit."
-        )
-        if not totals["epochs"]:
-            said += " This is the first epoch: what stays in the page cache need not be read again in the next."
-    return said + _amplified(totals, "bytes", "read")
-
-
-def _of_decoding(totals: Mapping[str, Any]) -> str:
-    return (
-        "it runs on one thread for each CPU core the process may use (32 at most). More cores would help, or a codec "
-        "that decodes faster: LZ4 or Zstandard in place of gzip." + _amplified(totals, "bytes_decoded", "decoded")
-    )
-
-
-def _amplified(totals: Mapping[str, Any], key: str, done: str) -> str:
-    """Whether much more was read or decoded than was asked for."""
-    if not totals["batch_bytes"] or (times := totals[key] / totals["batch_bytes"]) < 2:
-        return ""
-    return (
-        f" For each byte of the batches {times:.1f} bytes were {done}, for chunks come whole: files whose chunks hold "
-        "fewer samples would need less."
-    )
-
-
-FOR = {
-    "storage": "for storage",
-    "decode": "for decoding",
-    "transform": "for transforms, casts and normalising",
-    "exchange": "for samples from other ranks",
-    "device copy": "for the copy to the device",
-    "collate": "for collating",
-    "dataset": "for the dataset",
-    "start": "for threads and processes to start",
-}
-ADVICE: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "storage": _of_storage,
-    "decode": _of_decoding,
-    "transform": lambda _: (
-        "run it beside the training, in threads (H5Dataset(..., thread_safe=True), if it may run in several at once) "
-        "or in processes (num_workers); with more of them, if it does already."
-    ),
-    "exchange": lambda _: "the rank that reads slowest, or the network, sets the pace; compare the ranks' reports.",
-    "device copy": lambda _: (
-        "hand over fewer bytes (Field's select and dtype), and give the loader device= if it is a GPU."
-    ),
-    "collate": lambda _: "leave collate_fn to the default where you can: then batches are read into their place.",
-    "dataset": lambda _: (
-        "its own Python makes the samples, and torch's engine calls it. More num_workers may help; a solar.H5Dataset "
-        "in its place, or beneath its Subset or ConcatDataset, would be read by the native engine."
-    ),
-    "start": lambda _: "persistent_workers=True starts the processes of a transform once instead of every epoch.",
-}
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def _size(nbytes: float) -> str:
-    """4.7 GiB, 512 bytes."""
-    if nbytes < 1024:
-        return _count(round(nbytes), "byte")
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        nbytes /= 1024
-        if nbytes < 1023.5 or unit == "TiB":
-            break
-    return f"{nbytes:.1f} {unit}" if nbytes < 9.95 else f"{nbytes:,.0f} {unit}"
-
-
-def _time(seconds: float) -> str:
-    """130 s, 4.1 s, 0.83 s, 35 ms, 3.2 h."""
-    if seconds < 0.0995:
-        return f"{1000 * seconds:.0f} ms" if seconds >= 0.0005 else "less than 1 ms" if seconds else "0 s"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s" if seconds >= 0.995 else f"{seconds:.2f} s"
-    return f"{seconds:,.0f} s" if seconds < 3600 else f"{seconds / 3600:,.1f} h"
-
-
-def _percent(share: float) -> str:
-    percent = 100 * share
-    if 0 < percent < 0.1:
-        return "less than 0.1 %"
-    return f"{percent:.0f} %" if percent >= 9.95 or not percent else f"{percent:.1f} %"

@@ -40,6 +40,7 @@ from solar.torch.gradients import (
     parameters_of,
 )
 
+Told = Callable[[int, int], object]  # takes how many are done, and of how many
 LARGEST_COUNT = 1 << 53  # of events: what is above is a mark, or no count
 
 LOSSES: Mapping[str, Callable[..., torch.Tensor]] = {
@@ -189,7 +190,9 @@ def compared(name: str, inputs: Sequence[str], targets: Sequence[str]) -> Loss:
 # --- measuring ----
 
 
-def states_of(task: Task, steps: int, rate: float, named: str = "at the start") -> list[State]:
+def states_of(
+    task: Task, steps: int, rate: float, named: str = "at the start", told: Told = lambda done, of: None
+) -> list[State]:
     """The model as it is, and as it is after so many steps of Adam on batches of the file."""
     states = [State(named, task.model)]
     if steps:
@@ -197,8 +200,9 @@ def states_of(task: Task, steps: int, rate: float, named: str = "at the start") 
         optimiser = torch.optim.Adam(parameters_of(model), rate)
         read, rng = _Fields(task), np.random.default_rng([task.seed, 1])
         model.train()
-        with _drawn(task):
+        with drawn(task.device, task.seed):
             for step in range(steps):
+                told(step, steps)
                 rows = np.sort(rng.choice(read.samples, min(task.batch, read.samples), replace=False))
                 value = loss_value(task.loss, model, read.batch(rows))
                 if not math.isfinite(value.item()):
@@ -211,17 +215,27 @@ def states_of(task: Task, steps: int, rate: float, named: str = "at the start") 
 
 
 def measure(
-    task: Task, states: Sequence[State], name: str, source: AsStored, asked: Sequence[Codec], batches: int | None
+    task: Task,
+    states: Sequence[State],
+    name: str,
+    source: AsStored,
+    asked: Sequence[Codec],
+    batches: int | None,
+    told: Told = lambda done, of: None,
 ) -> Tuned:
-    """What each bound on the field `name`, with the others as they are, does to the gradients of random batches."""
+    """What each bound on the field `name`, with the others as they are, does to the gradients of random batches.
+
+    `told` takes how many batches are done, and of how many.
+    """
     read = _Fields(task, without=name)
     count = _batches(read.samples, task.batch, batches)
     rungs = [Rung(codec, exact.bound) for codec, exact in zip(asked, source.codecs, strict=True)]
     takers = [Taker(copy.deepcopy(state.model).to(task.device), task.loss, task.seed) for state in states]
     kept, seen = _Kept(len(rungs) + 1, len(takers)), _Seen(task.seed)
     order = np.random.default_rng([task.seed, 2]).permutation(read.samples)
-    with _drawn(task):
+    with drawn(task.device, task.seed):
         for number in range(count):
+            told(number, count)
             rows = np.sort(order[number * task.batch : (number + 1) * task.batch])
             batch, chunks = read.batch(rows), source.chunks(rows)
             values = source.samples(rows, chunks)
@@ -271,12 +285,18 @@ def _batches(samples: int, batch: int, asked: int | None) -> int:
 
 
 @contextmanager
-def _drawn(task: Task) -> Iterator[None]:
-    """Leaves torch's random numbers as they were."""
-    device = torch.device(task.device)
-    with torch.random.fork_rng(devices=[device] if device.type != "cpu" else []):
-        torch.manual_seed(task.seed)
-        yield
+def drawn(device: str, seed: int) -> Iterator[None]:
+    """Random numbers from this seed, on the host and on the device; afterwards torch's are as they were."""
+    kind = torch.device(device).type
+    mps = torch.mps.get_rng_state() if kind == "mps" else None  # which fork_rng does not know how to ask
+    others = [] if kind in ("cpu", "mps") else [torch.device(device)]
+    with torch.random.fork_rng(devices=others, device_type=kind if others else "cuda"):
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            if mps is not None:
+                torch.mps.set_rng_state(mps)
 
 
 class _Fields:

@@ -274,7 +274,8 @@ class RunBatch(PendingBatch):
         """The run keeps the batch until it is kept here; and it is kept here until the user has it."""
         values = self._came
         if values is None:
-            values, self._counts = self._running.wait(self._number, self._samples, seconds)
+            values, counts = self._running.wait(self._number, self._samples, seconds)
+            self._counts = {**counts, "made_by_run": 1}
             self._came = values if self._alone else None
         self._running.let_go(self._number)
         return values
