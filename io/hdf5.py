@@ -19,6 +19,7 @@ from solar.errors import LayoutError, SolarError
 from solar.io import datatype, slow
 from solar.io.index import Folder, Table, chunk_table
 from solar.io.metadata import read_together
+from solar.io.nearest import hint
 from solar.io.paths import Paths, files_of
 from solar.io.peers import peers
 from solar.values import Filter, Form, Layout
@@ -139,11 +140,27 @@ def _structured(field: Any, one: Callable[[str], Any]) -> Any:
 
 
 def _inspect_one(files: list[str], name: str, per_file: bool, cache: Folder) -> Layout:
-    if len(files) == 1:
-        found = [_native.read_metadata(files[0], name)]
-    else:
-        found = _native.read_metadata_of_many(files, name, THREADS)
+    try:
+        if len(files) == 1:
+            found = [_native.read_metadata(files[0], name)]
+        else:
+            found = _native.read_metadata_of_many(files, name, THREADS)
+    except LayoutError as error:
+        raise LayoutError(_with_hint(str(error), files[0], name)) from None
     return _layout(files, found, [one["datasets"][0] for one in found], per_file, cache)
+
+
+def _with_hint(said: str, file: str, name: str) -> str:
+    """The error about a name; where the file has no such dataset, with the full paths of what may have been meant."""
+    told, missing, what = said.partition(": there is no ")
+    if not missing:
+        return said
+    try:
+        names = [dataset["name"] for dataset in _native.read_metadata(file)["datasets"]]
+    except SolarError:  # its own error is another story
+        return said
+    meant = "" if "/" + name.strip("/") in names else hint(name, names)
+    return f"{told}{missing}{what.partition('; did you mean ')[0]}; {meant}" if meant else said
 
 
 def _check_counts(layouts: list[Layout]) -> None:

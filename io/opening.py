@@ -7,6 +7,7 @@ them. All other values are read through io/slow.py where they went through filte
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ from typing import Any
 
 import h5py
 
-from solar.errors import LayoutError
+from solar.errors import LayoutError, ReadError
 from solar.io import opening_child
 
 LONGEST = 1 << 16  # bytes of what the process says that are kept: a name, and signs of life
@@ -30,6 +31,8 @@ def opened(path: Path) -> Any:
     """The h5py.File, to be read. `look` at it first, unless that was done elsewhere."""
     try:
         return h5py.File(path, "r", locking=False)
+    except FileNotFoundError:
+        raise ReadError(errno.ENOENT, "no such file or directory", str(path)) from None
     except (OSError, RuntimeError) as error:
         raise LayoutError(f"{path}: libhdf5 cannot open it: {error}") from error
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.errors import CodecError, LayoutError, SolarError
+from solar.errors import CodecError, LayoutError, ReadError, SolarError
 from solar.io.codec import OURS, Codec
 from solar.io.filters import has_room
 from solar.io.pieces import Pieces, marks_of
@@ -103,8 +103,10 @@ def prepare(
         except SolarError as error:
             if codecs.get(part.name) is not None:
                 raise error if path in str(error) else type(error)(f"{path}: {part.name}: {error}") from None
-            why = str(error) if isinstance(error, CodecError) else f"it cannot be read: {error}"
-            left.append(Left(part.name, why, part.stored_nbytes))
+            unread = path in str(error) or isinstance(error, ReadError)  # others speak of what is to be written
+            left.append(
+                Left(part.name, f"it cannot be read: {error}" if unread else str(error), part.stored_nbytes, unread)
+            )
             continue
         if nbytes >= part.stored_nbytes and codecs.get(part.name) is None:
             left.append(Left(part.name, "it would not be smaller", part.stored_nbytes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,11 +16,13 @@ from solar.errors import LayoutError
 from solar.io.codec import FILTER, OURS, Codec
 from solar.io.filters import encoded, pipeline
 from solar.io.grid import Grid, chunk_of
+from solar.io.nearest import hint
 from solar.io.skeleton import H5_ERRORS, links_of
 
 SMALL = 64 << 10  # bytes of a dataset that is not worth it
 LONG = 16 << 20  # bytes of one with a single axis that is: shorter ones are labels, times, positions
 SPARSE = 4  # times as much as was written, if all values were
+COMPRESSED = "solar compressed it already"
 REST = None  # in a Mapping of codecs: that of datasets it does not name
 
 Codecs = Mapping[str | None, Codec | None]
@@ -73,6 +74,7 @@ class Left:
     name: str
     reason: str
     nbytes: int  # as it is stored
+    unread: bool = False  # its values cannot be read: what is stored was copied, damage and all
 
 
 def select(file: Any, codecs: Codecs, chunk_samples: int | None = None) -> tuple[list[Part], list[Left]]:
@@ -86,16 +88,17 @@ def select(file: Any, codecs: Codecs, chunk_samples: int | None = None) -> tuple
     for name, dataset in found.items():
         codec = named.get(name, codecs.get(REST))
         must = name in named and codec is not None
+        unread = False
         try:
             reason = _refused(dataset) or ("" if must else _not_samples(dataset))
         except H5_ERRORS as error:
-            reason = f"it cannot be read: {error}"
+            reason, unread = f"it cannot be read: {error}", True
         if must and reason:
             raise LayoutError(f"{file.filename}: {name} cannot be compressed: {reason}; leave it out of the fields")
         if codec is None:
             reason = "you said so" if name in named else "not among the fields named"
         if codec is None or reason:
-            left.append(Left(name, reason, dataset.id.get_storage_size()))
+            left.append(Left(name, reason, dataset.id.get_storage_size(), unread))
         else:
             parts.append(_part(name, dataset, codec, chunk_samples))
     return parts, left
@@ -131,9 +134,8 @@ def _known(name: str | None, found: Mapping[str, Any]) -> str:
     path = "/" + (name or "").strip("/")
     if path in found:
         return path
-    near = difflib.get_close_matches(path, found, 1)
-    hint = f"did you mean {near[0]}?" if near else "`solar inspect` lists what there is"
-    raise LayoutError(f"there is no dataset {path} to be compressed; {hint}")
+    meant = hint(path, found) or "`solar inspect` lists what there is"
+    raise LayoutError(f"there is no dataset {path} to be compressed; {meant}")
 
 
 def _refused(dataset: Any) -> str:
@@ -161,7 +163,7 @@ def _not_samples(dataset: Any) -> str:
     plan = dataset.id.get_create_plist()
     layout = plan.get_layout()
     if is_ours(dataset):
-        return "solar compressed it already"
+        return COMPRESSED
     if layout == h5py.h5d.VIRTUAL or plan.get_external_count():
         return "its values lie in other files"
     if dataset.is_scale or dataset.attrs.get("CLASS") in (b"DIMENSION_SCALE", "DIMENSION_SCALE"):

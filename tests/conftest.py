@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,38 @@ import numpy as np
 import pytest
 from kit import SHARED, settle
 
+with contextlib.suppress(ModuleNotFoundError):  # some tests need no hypothesis, and run where there is none
+    from hypothesis import HealthCheck, settings
+
+    # That the machine is busy is no finding.
+    settings.register_profile("solar", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("solar")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--hosts", action="store_true", help="also tests on hosts made up of namespaces, and Slurm (root)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alone: beside no other test of pytest-xdist; it looks at the clock")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Where several processes run tests, one that is marked `alone` waits until the others' tests are over."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    # Folders, so that no file is left. Whoever wants to begin goes through the first: who waits to be alone holds it.
+    door, room = (os.open(folder, os.O_RDONLY) for folder in (Path(__file__).parent, Path(__file__).parents[1]))
+    try:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        return (yield)
+    finally:
+        fcntl.flock(room, fcntl.LOCK_UN)  # closing is not enough: a child that the test has forked may have it too
+        os.close(room)
+        os.close(door)
 
 
 @pytest.fixture(autouse=True)

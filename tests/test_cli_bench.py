@@ -148,6 +148,19 @@ def test_what_comes_from_the_buffer_is_not_said_to_be_read(
     assert "from solar's buffer, once its first epoch is over" in " ".join(capsys.readouterr().out.split())
 
 
+def test_what_is_going_on_is_told_now_and_then_where_nobody_looks_on(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("solar.cli.progress.EVERY", 1e9)
+    assert told(files, monkeypatch, ["p", "q"], (3200.0, 800.0)) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("solar.cli.progress.EVERY", 0.0)
+    assert told(files, monkeypatch, ["p", "q"], (3200.0, 800.0)) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == ["solar gets ready", "PyTorch + h5py gets ready, and tries its settings"]
+    assert said[2:] == [f"rounds: {turn} of 5" for turn in range(5)]
+
+
 def test_batches_that_differ_are_an_error_and_no_figures(
     files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,7 +57,7 @@ def test_the_keys_of_the_answer_are_fixed(scan: str, tmp_path: Path, capsys: pyt
     assert (field["kind"], field["asked"], field["coder"], field["chunk"]) == ("rel", 1e-3, "dense", [5, 40, 40])
     values = read(scan, "field").astype("f8")
     assert field["bound"] == 1e-3 * (values.max() - values.min())
-    assert answer["left"] == [{"name": "/label", "reason": "you said so", "nbytes": 320}]
+    assert answer["left"] == [{"name": "/label", "reason": "you said so", "nbytes": 320, "unread": False}]
     with h5py.File(out) as file:
         said = json.loads(file["field"].attrs["solar_bound"])
         assert said["bound"] == field["bound"]
@@ -173,6 +173,52 @@ def test_progress_is_a_line_now_and_then_or_a_bar_on_a_terminal(
         shown = screen.getvalue()
         assert "compressing" in shown
         assert "comparing" in shown
+
+
+# --- what was lost before ----
+
+
+@pytest.fixture
+def damaged(make: Make) -> str:
+    """A file one of whose datasets has a chunk that cannot be decoded."""
+    values = np.random.default_rng(0).poisson(2, (40, 40, 40)).astype("u2")
+    path = make("a.h5", bad=(values, {"chunks": (10, 40, 40), "compression": "gzip"}), good=values)
+    with h5py.File(path) as file:
+        chunk = file["bad"].id.get_chunk_info(2)
+    with Path(path).open("r+b") as bytes_of:
+        bytes_of.seek(chunk.byte_offset + 50)
+        bytes_of.write(bytes([255]) * 200)
+    settle(path)
+    return path
+
+
+def test_what_cannot_be_read_is_copied_as_it_is_and_the_exit_code_says_so(
+    damaged: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["compress", damaged, str(tmp_path / "b.h5"), "--lossless", "--quiet"]
+    assert main(line) == 1
+    shown = capsys.readouterr()
+    assert "/bad  copied, " in shown.out and "it cannot be read: " in shown.out
+    assert shown.err.startswith(f"solar: {damaged}: /bad cannot be read, and was copied as it is, damage and all: ")
+    assert f"`solar verify {damaged}`" in shown.err and shown.err.count("\n") == 1
+    assert np.array_equal(read(tmp_path / "b.h5", "good"), read(damaged, "good"))
+    assert main([*line, "--force", "--json"]) == 1
+    (left,) = json.loads(capsys.readouterr().out)["left"]
+    assert (left["name"], left["unread"]) == ("/bad", True)
+
+
+def test_what_solar_compressed_before_keeps_its_bound_and_that_is_said(
+    scan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once, twice = str(tmp_path / "once.h5"), str(tmp_path / "twice.h5")
+    assert main(["compress", scan, once, "--rel", "1e-3", "--field", "label:keep", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["compress", once, twice, "--rel", "1e-2"]) == 0
+    assert f"{once}: solar compressed /counts, /field already: copied with the bound it has" in capsys.readouterr().err
+    assert main(["compress", once, twice, "--force", "--field", "field:rel=1e-2"]) == 0
+    assert f"{once}: solar compressed /field already: the new bound is counted from" in capsys.readouterr().err
+    assert main(["compress", once, "--advise"]) == 1
+    assert "solar compressed its samples already: ask this of the file" in capsys.readouterr().err
 
 
 # --- advice ----

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,8 +16,11 @@ import h5py
 import numpy as np
 import pytest
 
+from solar import compress
+from solar.cli import inspect as command
 from solar.cli import main, words
 from solar.cli.cost import advice, cost, costs_in_words
+from solar.errors import LayoutError
 from solar.io.hdf5 import inspect
 
 
@@ -53,11 +58,12 @@ def test_json_has_the_documented_keys_and_the_values_of_inspect(zoo: str, capsys
 
 def test_an_error_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.h5").write_text("not HDF5")
-    for file in ("gone.h5", "text.h5"):
-        assert main(["inspect", str(tmp_path / file)]) == 1
+    for file, line in itertools.product(("gone.h5", "text.h5"), ("inspect {}", "compress {} out.h5 --lossless")):
+        assert main(line.format(tmp_path / file).split()) == 1
         said = capsys.readouterr()
         assert said.out == ""
         assert said.err.startswith("solar: ") and said.err.count("\n") == 1 and file in said.err
+        assert "Errno" not in said.err
 
 
 def test_names_from_the_file_cannot_command_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +101,86 @@ def test_a_chunk_of_many_samples_is_told_with_its_remedy(make: Callable[..., str
     told, what_to_do = words_of(make, np.zeros((256, 64, 64), "f4"), chunks=(64, 64, 64), compression="gzip")
     assert told == "64 samples share a chunk: reading one decodes 1 MiB for 16 KiB of values."
     assert "the dataset 64 times over" in what_to_do
-    assert what_to_do.endswith("h5repack -l /x:CHUNK=1x64x64 OLD NEW")
+    assert 'DataLoader(..., buffer="25%")' in what_to_do
+    assert what_to_do.splitlines()[1:] == [
+        "solar compress OLD NEW --chunk-samples 1 --field x:rel=1e-3",
+        "h5repack -l /x:CHUNK=1x64x64 OLD NEW",
+    ]
+
+
+def test_the_commands_told_do_what_they_say(make: Callable[..., str], tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 9, (256, 64, 64)).astype("u2")
+    path = make("many.h5", **{"a/x": (values, {"chunks": (64, 64, 64), "compression": "gzip"})})
+    line = advice(inspect(path, "a/x")).splitlines()[1]
+    arguments = shlex.split(line.replace("OLD", path).replace("NEW", str(tmp_path / "new.h5")))
+    assert main([*arguments[1:], "--quiet"]) == 0
+    new = inspect(str(tmp_path / "new.h5"), "/a/x")
+    assert new.forms[0].chunk == (1, 64, 64)
+    assert advice(new) == ""
+
+
+def test_what_solar_compressed_is_named_and_small_chunks_of_it_need_no_advice(
+    make: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make("plain.h5", x=np.random.default_rng(0).integers(0, 9, (4000, 16, 16)).astype("u2"))
+    for samples, advised in ((16, False), (400, True)):
+        compress(path, tmp_path / "small.h5", "lossless", chunk_samples=samples, force=True)
+        assert main(["inspect", str(tmp_path / "small.h5")]) == 0
+        shown = capsys.readouterr().out
+        assert "· solar " in shown and "filter 333" not in shown
+        assert ("solar compress ORIGINAL NEW" in shown) == ("→" in shown) == advised
+        assert "h5repack" not in shown
+
+
+def test_the_next_step_has_the_full_names(make: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+    rows = np.zeros((300, 64, 64))
+    path = make("next.h5", **{"entry/data/counts": rows, "entry/truth/phase": rows[:, 0, 0], "other": np.zeros(7)})
+    assert main(["inspect", path]) == 0
+    shown = capsys.readouterr().out
+    assert shown.endswith(
+        f'\nin Python: H5Dataset("{path}", {{"counts": "/entry/data/counts", "phase": "/entry/truth/phase"}})\n'
+    )
+    assert main(["inspect", make("twice.h5", **{"a/x": rows, "b/x": rows})]) == 0
+    assert '{"a/x": "/a/x", "b/x": "/b/x"})' in capsys.readouterr().out
+
+
+def test_a_large_file_without_filters_is_told_that_it_may_be_smaller(
+    make: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make("large.h5", x=np.zeros((300, 64)))
+    monkeypatch.setattr(command, "WORTH_COMPRESSING", 300 * 64 * 8)
+    assert main(["inspect", path]) == 0
+    assert f"solar compress --advise {path} " in capsys.readouterr().out
+    monkeypatch.setattr(command, "WORTH_COMPRESSING", 300 * 64 * 8 + 1)
+    assert main(["inspect", path]) == 0
+    assert "compress" not in capsys.readouterr().out
+
+
+def test_a_name_without_its_groups_finds_the_path_that_was_meant(
+    make: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make("deep.h5", **{"entry/data/counts": np.zeros((4, 2)), "entry/truth/phase": np.zeros(4)})
+    for name, meant in (("counts", "counts"), ("data/count", "counts"), ("/entry/data/cuonts", "counts")):
+        assert main(["inspect", path, name]) == 1
+        assert capsys.readouterr().err.endswith(f"; did you mean /entry/data/{meant}?\n")
+    assert main(["inspect", path, "wholly-different"]) == 1
+    assert "did you mean" not in capsys.readouterr().err
+    with pytest.raises(LayoutError, match=r"there is no phase; did you mean /entry/truth/phase\?"):
+        inspect([path, path], "phase")
+
+
+def test_files_that_store_a_dataset_differently_are_counted(
+    make: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = np.zeros((32, 4))
+    for number in range(3):
+        make(f"{number}.h5", x=(rows, {"chunks": (8, 4), "compression": "gzip"}) if number else rows, y=rows)
+    assert main(["inspect", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("3 files, ") and "· 2 layouts ·" in shown.splitlines()[0]
+    assert "2 layouts: 2 files chunks of 8 × 4, deflate 4; 1 file without chunks" in shown
+    asked = inspect(str(tmp_path), "x")
+    assert (cost(asked) or pytest.fail()).samples_per_chunk == 8  # as most of them are
 
 
 def test_many_small_chunks_in_a_sample_are_told_with_their_remedy(make: Callable[..., str]) -> None:
@@ -120,7 +205,11 @@ def test_cost_counts_reads_and_waste(make: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "text"), [(0, "0 B"), (512, "512 B"), (65536, "64 KiB"), (1 << 20, "1 MiB"), (1500000, "1.4 MiB")]
+    ("nbytes", "text"),
+    [
+        *[(0, "0 B"), (512, "512 B"), (1023, "1023 B"), (65536, "64 KiB"), (1 << 20, "1 MiB"), (1500000, "1.4 MiB")],
+        ((1 << 20) - 1, "1 MiB"),  # and not 1024 KiB
+    ],
 )
 def test_sizes_are_short(nbytes: int, text: str) -> None:
     assert words.size(nbytes) == text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -159,6 +160,7 @@ def test_the_storage_is_given_measured_or_assumed(
         "latency": 0.002,
         "bandwidth": 1e9,
         "iops": 500,
+        "decode": None,
         "depth": 32,
         "gap": 2_000_000,
         "from": "assumed: measure yours with `solar probe`",
@@ -175,6 +177,25 @@ def test_the_storage_is_given_measured_or_assumed(
     profile.save(_profile(Storage(0.5, 5e8, 100, 4)), profile.default_path(path))
     found = asked("plan", path, "--memory", "1k", capsys=capsys)["storage"]
     assert (found["latency"], found["from"]) == (0.5, f"profile {profile.default_path(path)}")
+
+
+def test_decoding_is_counted_and_told_for_chunks_of_many_samples(
+    make: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = np.random.default_rng(0).integers(0, 9, (400, 64)).astype("f4")
+    path = make("scan.h5", x=(rows, {"chunks": (20, 64), "compression": "gzip"}), plain=rows)
+    asking = ("plan", path, "x", "--memory", "4k", "--batch-size", "5", "--latency", "1us")
+    guessed = asked(*asking, capsys=capsys)
+    assert guessed["storage"]["decode"] == profile.DECODES[1] * len(os.sched_getaffinity(0))
+    slow, fast = (asked(*asking, "--decode", rate, capsys=capsys) for rate in ("1MB/s", "1000GB/s"))
+    assert (slow["storage"]["decode"], fast["storage"]["decode"]) == (1e6, 1e12)
+    seconds = [one["policies"]["solar"]["seconds"] for one in (slow, guessed, fast)]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] > 0.1 + seconds[1]
+    assert main([*asking, "--decode", "1MB/s"]) == 0
+    assert "\ndecoding: 0.001 GB/s out of chunks of several samples" in capsys.readouterr().out
+    assert main(["plan", path, "plain", "--memory", "4k"]) == 0
+    assert "decoding" not in capsys.readouterr().out
 
 
 def _profile(storage: Storage) -> profile.Profile:

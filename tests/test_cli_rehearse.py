@@ -14,6 +14,7 @@ import pytest
 from mpi_kit import under_gloo, under_mpi
 
 from solar.cli import main, rehearse, rehearsed
+from solar.torch.stats import CAUSES
 
 SAMPLES, WIDTH, BATCH = 101, 16, 8
 NBYTES = 4 * WIDTH + 8
@@ -129,7 +130,7 @@ def test_people_get_a_table_of_epochs_and_one_of_ranks(scan: str) -> None:
 def test_what_rank_0_cannot_open_is_said_once_and_ends_all_ranks(tmp_path: Path) -> None:
     said = on_ranks("mpi", 2, str(tmp_path / "none.h5"), "--batch-size", "8")
     assert [code for code, _, _ in said] == [1, 1]
-    assert re.fullmatch(r"solar: rank 0 of 2: .*no such file.*none.h5'?\n", said[0][2])
+    assert re.fullmatch(r"solar: rank 0 of 2: .*none.h5: no such file or directory\n", said[0][2])
     assert said[1][2] == ""
 
 
@@ -157,7 +158,7 @@ rehearse._epoch = broken
 {PROGRAM}"""
     said = under_gloo(3, program, "rehearse", scan, "--batch-size", "8", "--epochs", "3")
     assert [code for code, _, _ in said] == [1, 1, 1]
-    assert said[1][2] == "solar: rank 1 of 3: [Errno 5] the disk is gone: 'scan.h5'\n"
+    assert said[1][2] == "solar: rank 1 of 3: scan.h5: the disk is gone\n"
     for rank in (0, 2):
         assert re.fullmatch(rf"solar: rank {rank} of 3: the other ranks cannot be reached.*\n", said[rank][2])
 
@@ -243,6 +244,26 @@ def test_the_verdict_is_of_the_later_epochs_and_of_the_slowest_rank() -> None:
     assert alone["fed"] is None
     assert "there was a batch every 5 ms" in alone["verdict"]
     assert "not one batch" in answer_of(0.0, (0.5, 0.5), batches=0)["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("cause", "advised", "not_advised"),
+    [
+        ("storage", "larger --buffer or a faster storage", "cores"),
+        ("buffer", "in memory already: more cores", "--buffer"),
+        ("decode", "`solar compress`", "faster storage"),
+        ("plan", "more --epochs", "faster storage"),
+        ("collate", "most for collate.", "`"),
+    ],
+)
+def test_the_advice_is_of_what_was_waited_for(cause: str, advised: str, not_advised: str) -> None:
+    answer = answer_of(0.01, (1.5, 0.5))
+    for one in answer["per_rank"][0]["epochs"]:
+        one["wait_seconds"] = dict.fromkeys(CAUSES, 0.0) | {cause: 0.5, "start": 0.01}
+    facts = {name: answer[name] for name in answer if name not in ("epochs", "per_rank", "nodes")}
+    verdict = rehearsed.as_json(facts, answer["per_rank"])["verdict"]
+    assert advised in verdict
+    assert not_advised not in verdict
 
 
 def test_imbalance_is_the_slowest_over_the_mean_and_nodes_are_counted() -> None:

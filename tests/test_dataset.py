@@ -67,6 +67,7 @@ def test_samples_read_together_are_those_read_one_by_one(zoo: str) -> None:
     assert dataset.__getitems__([]) == []
 
 
+@pytest.mark.filterwarnings("ignore:In future, it will be an error:DeprecationWarning")  # torch 2.4's own, of np.bool_
 @pytest.mark.parametrize(
     "fields", [*TENSORS, ("contiguous", "bool"), ["lzf"], {"a": {"b": "complex"}}, "text", "fixed_text"]
 )

@@ -232,6 +232,7 @@ INNER = compound(16, a=(1, BIG), b=(4, h5py.h5t.IEEE_F64LE), c=(12, SMALL))
 GRID = h5py.h5t.array_create(h5py.h5t.array_create(SMALL, (3,)), (2,))
 
 
+@pytest.mark.skipif(h5py.version.version_tuple[:2] < (3, 16), reason="before h5py 3.16, get_filter makes up values")
 @pytest.mark.parametrize(
     "tid",
     [

@@ -159,7 +159,9 @@ def test_chunks_that_come_encoded_are_read(tmp_path: Path) -> None:
             x = ready_made(file, name, samples, values)
             for i, sample in enumerate(samples):
                 x.id.write_direct_chunk((i, 0, 0), codec.encode(sample[None]))
-            assert x.id.get_create_plist().get_filter(0)[2] == values  # the plug-in has nothing to add
+            told = x.id.get_create_plist().get_filter(0)[2]
+            assert len(told) == len(values) and told[:16] == values[:16]  # the plug-in has nothing to add
+            assert told == values or h5py.version.version_tuple[:2] < (3, 16)  # which makes up the 17th and on
     with h5py.File(tmp_path / "a.h5") as file:
         for name in ("bare", "known"):
             assert within(samples, file[name][()], 1e-2)
@@ -254,7 +256,7 @@ def test_a_truncated_or_flipped_chunk_is_an_error_of_libhdf5(stored: tuple[Path,
         file["x"].id.write_direct_chunk((1, 0, 0), bytes(chunk))
     with h5py.File(path) as file:
         assert within(field(2, 30, 40)[0], file["x"][0], 1e-2)
-        with pytest.raises(OSError, match="filter returned failure"):
+        with pytest.raises(OSError, match=r"filter returned failure|solar: "):
             file["x"][1]
 
 
@@ -262,7 +264,7 @@ def test_a_truncated_or_flipped_chunk_is_an_error_of_libhdf5(stored: tuple[Path,
 def test_a_sound_chunk_of_another_size_is_an_error(stored: tuple[Path, bytes], shape: tuple[int, ...]) -> None:
     with h5py.File(stored[0], "a") as file:
         file["x"].id.write_direct_chunk((1, 0, 0), Codec("lossless").encode(np.zeros(shape, "f4")))
-    with h5py.File(stored[0]) as file, pytest.raises(OSError, match="filter returned failure"):
+    with h5py.File(stored[0]) as file, pytest.raises(OSError, match=r"filter returned failure|solar: "):
         file["x"][1]
 
 

@@ -26,7 +26,7 @@ MAY_IMPORT = {
 # outside package: the layers that may import it
 FRAMEWORKS = ("accelerate", "dlio_benchmark", "ignite", "lightning", "physicsnemo", "torchdata", "transformers")
 GUARDED = {"torch": {"device", "torch", "integrations"}, "triton": {"device"}, "h5py": {"io"}}
-GUARDED |= {"hdf5plugin": {"io"}, "mpi4py": {"io"}}
+GUARDED |= {"hdf5plugin": {"io"}, "mpi4py": {"io"}, "kvikio": {"io"}}
 GUARDED |= {framework: {"integrations"} for framework in FRAMEWORKS}
 
 

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import DataLoader as TorchLoader
 
-from solar import DataLoader, H5Dataset, LayoutError
+from solar import DataLoader, H5Dataset, LayoutError, PlanSampler
 
 SAMPLES = 53
 DTYPES = ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?", "c8", "c16", ">f4", ">i2", "S5"]
@@ -242,6 +242,16 @@ def test_workers_asked_for_are_not_started(path: Path) -> None:
     loader = DataLoader(H5Dataset(path, "f4_1"), 5, num_workers=2, persistent_workers=True, prefetch_factor=3)
     assert len(list(loader)) == len(loader) == 11
     assert loader.num_workers == 2
+
+
+def test_a_loader_says_what_it_loads_and_how(path: Path) -> None:
+    data = H5Dataset(path, "auto")
+    assert repr(DataLoader(data, 4, shuffle=True)) == f"DataLoader({data}, batch_size=4, shuffle=True)"
+    loader = DataLoader(data, 4, sampler=PlanSampler(data, seed=0), buffer="25%", epochs=3, device_transform=print)
+    assert repr(loader) == f"DataLoader({data}, batch_size=4, sampler=<PlanSampler>, buffer='25%', epochs=3)"
+    assert repr(DataLoader([1, 2, 3])) == "DataLoader(<list>, batch_size=1)"
+    assert repr(DataLoader(data, batch_sampler=[[0, 1]])) == f"DataLoader({data}, batch_size=None, sampler=<list>)"
+    assert repr(DataLoader.__new__(DataLoader)).startswith("DataLoader(")  # in the midst of being made
 
 
 def test_the_loader_is_subscriptable_and_checks_its_own_option(path: Path) -> None:

@@ -38,7 +38,11 @@ def fill(file: h5py.File) -> None:
     file["null"] = h5py.Empty("f4")
     file.create_dataset("empty", shape=(0, 5), dtype="i2")
     file.create_dataset("unwritten", shape=(4,), dtype=">f8", fillvalue=2.5)
-    file.create_dataset("never", shape=(10,), dtype="i4", fillvalue=7, fill_time="never", chunks=(5,))
+    plist = h5p.create(h5p.DATASET_CREATE)  # create_dataset has no fill_time before h5py 3.12
+    plist.set_fill_time(h5d.FILL_TIME_NEVER)
+    plist.set_fill_value(np.array(7, "i4"))
+    plist.set_chunk((5,))
+    h5d.create(file.id, b"never", h5t.STD_I32LE, h5s.create_simple((10,)), plist)
     plist = h5p.create(h5p.DATASET_CREATE)
     plist.set_layout(h5d.COMPACT)
     compact = h5d.create(file.id, b"compact", h5t.STD_I16BE, h5s.create_simple((7,)), plist)

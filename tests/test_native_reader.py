@@ -371,5 +371,5 @@ reader = _native.Reader(2, 8, 0, "auto")
 keep = [_native.take(20 * 140) for _ in range(50)]
 for out in keep: reader.submit(source, np.arange(20), out)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")

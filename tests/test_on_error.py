@@ -15,7 +15,8 @@ import torch
 from kit import settle
 from torch.utils.data import ConcatDataset, Subset
 
-from solar import CodecError, DataLoader, H5Dataset, PlanError, PlanSampler, ReadError, _native
+from solar import CodecError, DataLoader, H5Dataset, PlanError, PlanSampler, ReadError, _native, compress
+from solar.io.codec import Codec
 
 SAMPLES, BATCH = 24, 4
 FOR_EVER = 2**64 - 1
@@ -241,3 +242,26 @@ def test_many_samples_may_be_unreadable_if_they_are_far_apart(tmp_path: Path) ->
         assert loader.stats()["skipped"] == 200
     finally:
         _native._inject_faults([])  # type: ignore[attr-defined]
+
+
+def test_samples_that_only_decoding_on_the_device_finds_bad_are_left_out_there_too(tmp_path: Path) -> None:
+    """Chunks with coding tables of another file: whole, with checksums that are right, and of no use here."""
+    values = np.random.default_rng(0).normal(size=(SAMPLES + 100, 32, 32)).astype("f4")
+    with h5py.File(tmp_path / "plain.h5", "w") as file:
+        file["x"], file["y"] = values[:SAMPLES], np.arange(SAMPLES)
+    path = str(tmp_path / "small.h5")
+    compress(tmp_path / "plain.h5", path, {"x": "abs=1e-2"}, chunk_samples=1)
+    other = Codec("abs", 1e-2, coder="dense").trained(list(3 * values[SAMPLES:]))
+    with h5py.File(path, "r+") as file:
+        for row in BAD:
+            file["x"].id.write_direct_chunk((row, 0, 0), bytes(other.encode(3 * values[row])))
+    settle(Path(path))
+    data, options = H5Dataset(path, {"x": "x", "y": "y"}), {"device": "cpu", "decode": "device", "buffer": 0}
+    with DataLoader(data, BATCH, on_error="skip", **options) as loader:
+        for epoch in (1, 2):
+            found = list(loader)
+            assert [row for batch in found for row in batch["y"].tolist()] == LEFT
+            assert all(np.abs(batch["x"].numpy() - values[batch["y"].numpy()]).max() <= 0.0101 for batch in found)
+            assert loader.stats()["skipped"] == epoch * len(BAD)
+    with DataLoader(data, BATCH, **options) as loader, pytest.raises(CodecError, match="coding tables"):
+        list(loader)

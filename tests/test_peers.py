@@ -47,7 +47,7 @@ Start = Callable[..., dict[int, Any]]
 def ranks_by(by: str, ranks: int, body: str, *args: object) -> dict[int, Any]:
     """What each rank has said, after the body was run on all of them."""
     start = {"mpi": under_mpi, "torch": under_gloo}[by]
-    return dict(start(ranks, BEGINS[by] + ALL + body + ENDS[by], *args, seconds=60))
+    return dict(start(ranks, BEGINS[by] + ALL + body + ENDS[by], *args))
 
 
 @pytest.fixture(params=["mpi", "torch"])
@@ -187,11 +187,11 @@ def test_who_comes_first_waits_as_long_as_rank_0_who_comes_later(on: Start) -> N
         3,
         """
 meet("getting to know each other")
-time.sleep([2, 0, 5][rank])
-say(meet("the first batch", seconds=4.0)[0])
+time.sleep([3.5, 0, 7][rank])
+say(meet("the first batch", seconds=6.0)[0])
 """,
     )
-    assert said == {rank: [0, 0, 0] for rank in range(3)}, "rank 1 waits 5 s: rank 0 is there after 2"
+    assert said == {rank: [0, 0, 0] for rank in range(3)}, "rank 1 waits 7 s: rank 0 is there after 3.5"
 
 
 def test_the_first_meeting_is_not_waited_for_longer_than_allowed() -> None:
@@ -204,14 +204,14 @@ else:
     first = meet("the first batch", seconds=0.3)
     say([first, meet()[0]])
 """
-    said = dict(under_mpi(2, BEGINS["mpi"] + ALL + body, seconds=60))
+    said = dict(under_mpi(2, BEGINS["mpi"] + ALL + body))
     assert "some of the 2 ranks did not come for the first batch: rank 0 waited 0.3 s" in said[0][0]
     assert said[0][1] == [0, 0]
 
 
 def test_a_program_whose_ranks_failed_to_meet_ends() -> None:
     body = "\nif rank == 0:\n    say(meet(seconds=0.3))\n"
-    assert len(under_mpi(2, BEGINS["mpi"] + ALL + body, seconds=60)) == 1
+    assert len(under_mpi(2, BEGINS["mpi"] + ALL + body)) == 1
 
 
 @pytest.mark.parametrize("who", [0, 1])

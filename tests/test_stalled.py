@@ -143,7 +143,7 @@ def run(code: str, file: Path, shim: Path) -> str:
     """What the program prints. It ends well, without a word of complaint, before long."""
     environment = dict(os.environ, LD_PRELOAD=str(shim), FILE=str(file), GATE=str(file.parent / "gate"))
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, env=environment, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -195,7 +195,7 @@ def test_a_stalled_libhdf5_is_named_and_ends_with_the_program(tmp_path: Path) ->
     with h5py.File(path, "w") as made:
         made["text"] = [f"sample {i}" for i in range(10)]
     code = STOPPED.format(path=sys.path, file=str(path))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     said, pid = done.stdout.splitlines()
     assert said == f"no values after 0.2 s: still waiting for {path}: /text, through libhdf5's process"

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solar.torch.stats import CAUSES, Stats, report
+from solar import DataLoader, H5Dataset
+from solar.io.codec import FILTER
+from solar.torch.report import report
+from solar.torch.stats import CAUSES, ROWS, Stats
 
 KEYS = {
     "epochs", "batches", "samples", "batch_bytes", "bytes", "bytes_mapped", "bytes_decoded", "requests", "bypassed",
@@ -104,6 +107,53 @@ def test_a_wait_for_a_read_is_split_as_its_threads_spent_their_time() -> None:
     stats.split(1.0, {})
     waits = stats.as_dict()["wait_seconds"]
     assert (waits["storage"], waits["decode"]) == (pytest.approx(4.0), pytest.approx(3.0))
+
+
+def test_a_wait_for_a_batch_that_was_in_memory_is_the_buffers_and_not_the_storages() -> None:
+    stats = Stats()
+    stats.split(1.0, counts(made_by_run=1))
+    stats.split(2.0, counts(made_by_run=1, bytes_read=0))
+    stats.split(4.0, counts(made_by_run=1, bytes_read=0, decode_ns=9000))  # kept as it is stored
+    stats.split(8.0, counts(made_by_run=1, bytes_read=0, bytes_mapped=1))
+    stats.split(16.0, counts(bytes_read=0))  # without a buffer
+    waits = stats.as_dict()["wait_seconds"]
+    assert {cause: waits[cause] for cause in ("storage", "buffer", "decode")} == {
+        "storage": 25.0, "buffer": 3.0, "decode": 3.0,
+    }  # fmt: skip
+
+
+def test_a_loader_all_of_whose_samples_are_in_memory_waits_for_its_buffer(make: Callable[..., str]) -> None:
+    data = H5Dataset(make("a.h5", x=np.zeros((256, 64, 64), "f4")), "x")
+    with DataLoader(data, 16, shuffle=True, buffer="64MiB", epochs=2) as loader:
+        found = []
+        for _ in range(2):
+            assert len(list(loader)) == 16
+            found.append(loader.stats())
+        assert len(loader.report().splitlines()) >= 6
+    (first, second), (waits, later) = found, [one["wait_seconds"] for one in found]
+    assert second["bytes"] == first["bytes"] > 0
+    assert later["storage"] == waits["storage"]
+    assert later["buffer"] > waits["buffer"]
+    assert waits["plan"] > 0
+
+
+def test_epochs_are_told_one_by_one_the_first_and_the_latest() -> None:
+    stats = Stats()
+    for epoch in range(1, 21):
+        stats.batch(10 * epoch, 1, counts(bytes_read=epoch, bytes_mapped=2, buffer_hits=3))
+        stats.waited("decode", 1.0)
+        stats.busy(epoch)
+        stats.epoch()
+    found = stats.by_epoch()
+    assert [number for number, _ in found] == [1, *range(20 - ROWS + 2, 21)]
+    for number, one in found:
+        assert (one["samples"], one["bytes"], one["buffer_hits"]) == (10 * number, number + 2, 3)
+        assert (one["busy_seconds"], one["wait_seconds"]["decode"]) == (number, 1.0)
+    table = [line.split() for line in stats.report().splitlines()[3:]]
+    assert ["1", "2.0", "s", "5", "50", "%", "decode", "3", "bytes", "3"] in table
+    assert table.index(["..."]) == 1
+    stats.reset()
+    assert stats.by_epoch() == []
 
 
 def test_memory_held_is_counted_now_and_at_its_peak_and_outlives_a_reset() -> None:
@@ -284,7 +334,9 @@ def test_causes_below_a_hundredth_of_the_waiting_are_left_out() -> None:
 
 ADVISED = {
     "all": ({"storage": 2.0}, {}, "All of it is storage: the files were read at 50 MiB/s"),
-    "most": ({"decode": 1.5, "storage": 1.0}, {}, "Most of it is decode: .*More cores would help, or a codec"),
+    "most": ({"decode": 1.5, "storage": 1.0}, {}, r"Most of it is decode: .*More cores would help\.$"),
+    "buffer": ({"buffer": 2.0, "storage": 1.0}, {}, "for batches to be put.*\n.*no larger buffer or faster storage"),
+    "plan": ({"plan": 2.0}, {}, "for the buffer to be planned and made.\n.*PlanSampler, and `epochs`"),
     "largest": ({"decode": 1.0, "storage": 0.9, "collate": 0.9}, {}, "The largest part of it is decode: "),
     "in the cache": ({"storage": 2.0}, {"bytes_mapped": 40 * MIB, "bytes_read": 0, "requests": 0},
                      "100 % of the bytes were in the page cache already, so faster storage would not help"),
@@ -304,6 +356,25 @@ def test_advice_is_of_the_cause_waited_for_most(waits: Any, changed: dict[str, i
     text = used(waits=waits, **changed).report()
     assert re.search(said, text), text
     assert text.splitlines()[-1].count("of it is") == 1
+
+
+@pytest.mark.parametrize(
+    ("filters", "said"),
+    {(1, 2): "LZ4 or Zstandard in place of gzip", (307,): "in place of bzip2", (FILTER,): "--coder pack"}.items(),
+)
+def test_a_faster_codec_is_advised_where_there_is_one(filters: tuple[int, ...], said: str) -> None:
+    decoding = used(waits={"decode": 2.0})
+    assert said in decoding.report(filters)
+    assert said not in used(waits={"storage": 2.0}).report(filters)
+    for fast in ((32004,), (32015, 2), ()):
+        assert "codec" not in decoding.report(fast)
+
+
+def test_a_buffer_is_advised_where_chunks_are_decoded_again_and_again() -> None:
+    times = {"bytes_decoded": 12 * MIB}
+    assert "(`buffer`)" in used(waits={"decode": 2.0}, **times).report()
+    assert "(`buffer`)" not in used(waits={"decode": 2.0}, buffer_hits=1, **times).report()
+    assert "(`buffer`)" not in used(waits={"decode": 2.0}, bytes_decoded=4 * MIB).report()
 
 
 def test_amplification_is_told_only_where_there_is_some() -> None:

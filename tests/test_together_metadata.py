@@ -37,7 +37,7 @@ def say(value):
 def on(request: pytest.FixtureRequest) -> Callable[..., dict[int, Any]]:
     """on(ranks, body, *args) runs the body on all ranks and gives what each has said."""
     start: Start = {"mpi": under_mpi, "torch": under_gloo}[request.param]
-    return lambda ranks, body, *args: dict(start(ranks, BEGIN + body, *args, seconds=90))
+    return lambda ranks, body, *args: dict(start(ranks, BEGIN + body, *args))
 
 
 def test_layouts_of_every_kind_are_the_same_when_they_have_been_packed(zoo: str) -> None:
@@ -128,7 +128,7 @@ try:
 except SolarError as error:
     say(str(error))
 """
-    said = dict(under_mpi(2, BEGIN + body, zoo, seconds=60))
+    said = dict(under_mpi(2, BEGIN + body, zoo))
     assert said[0] == said[1]
     assert f'the metadata of {zoo}: rank 1 has fields ["deflate"], rank 0 has ["contiguous"]' in said[0]
 

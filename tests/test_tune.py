@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from solar.io import grid
 from solar.io.codec import Codec
 from solar.torch.as_stored import AsStored, Effort
 from solar.torch.gradients import KEPT, Taker, change_of, noise_of
+from solar.torch.tune import drawn
 
 Make = Callable[..., str]
 Run = Callable[..., dict[str, Any]]
@@ -155,7 +157,7 @@ def test_the_bound_recommended_is_the_last_one_below_the_fraction_and_the_comman
     assert Path(small).exists()
     capsys.readouterr()
     assert tuned(path, f"{line} --fraction {shares[1] / 2}")["fields"][0]["recommended"] == "lossless"
-    assert main(["tune", path, *line.split(), "--fraction", "1e9"]) == 0
+    assert main(["tune", path, *line.split(), "--fraction", "1e9", "--quiet"]) == 0
     shown = capsys.readouterr()
     assert "recommended: rel=0.01, the last to change them by at most" in shown.out
     assert "larger ones may do, too" in shown.out
@@ -195,6 +197,38 @@ def test_counts_are_drawn_anew_with_the_spread_that_poisson_has(make: Make, tune
     assert change**2 == pytest.approx(counts.sum() / 4**2 / 16, rel=0.2)
     (field,) = tuned(make("b.h5", x=counts - 20.0), line)["fields"]
     assert field["anew"] is field["sigma"] is None and field["whole"]
+
+
+def test_what_solar_compressed_before_is_told(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, small = make("a.h5", **fields()), str(tmp_path / "small.h5")
+    compress(path, small, {"x": "rel=1e-3"})
+    line = "--model users_model:Linear --loss mse --input x --target y --batch-size 8 --steps 2 --rel 1e-2"
+    monkeypatch.setattr("solar.cli.progress.EVERY", 1e9)
+    assert main(["tune", path, *line.split()]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("solar.cli.progress.EVERY", 0.0)
+    assert main(["tune", small, *line.split()]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"solar: {small}: solar compressed x already: what is found is of these values")
+    assert "training, step: 1 of 2" in said  # a line now and then for who reads them later
+    assert any(re.fullmatch(r"taking gradients for 2 bounds on x, batch: \d of 8", one) for one in said)
+
+
+def test_random_numbers_are_put_back_on_every_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = ["before"]
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: kept[-1])  # which takes no device, as others' do
+    monkeypatch.setattr(torch.mps, "set_rng_state", kept.append)
+    monkeypatch.setattr(torch.random, "manual_seed", torch.default_generator.manual_seed)
+    before = torch.get_rng_state()
+    with pytest.raises(KeyError), drawn("mps", 3):
+        first = torch.rand(2)
+        raise KeyError
+    assert kept == ["before", "before"]
+    with drawn("cpu", 3):
+        assert torch.equal(torch.rand(2), first)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_comparison_is_with_the_same_draws_of_dropout_and_training_leaves_the_first_state_alone(

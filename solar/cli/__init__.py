@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from solar import __version__
-from solar.cli.words import printable
+from solar.cli.words import said
 from solar.errors import SolarError
 
 # Each is a module of this package with HELP, DETAILS, add_arguments(parser) and run(arguments) -> exit code.
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = chosen.run(chosen)
         return code
     except SolarError as error:
-        print(f"solar: {printable(str(error))}", file=sys.stderr)
+        print(f"solar: {said(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -17,7 +17,7 @@ from solar.io import profile
 from solar.io.codec import Codec
 from solar.io.hdf5 import inspect
 from solar.io.opening import look, opened
-from solar.io.selection import REST, Part
+from solar.io.selection import COMPRESSED, REST, Part, select
 from solar.io.trials import Trial, candidates, settings, tried
 from solar.planner import order, simulate
 from solar.planner.units import Units, of_layout, uniform
@@ -61,6 +61,9 @@ def run(arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]
             asked = list(settings(codecs.get(name, codecs.get(REST))))
             part, trials = tried(path, file, name, asked, arguments.chunk_samples)
             found.append(_advice(path, part, trials, arguments, storage))
+        left = [] if found else select(file, {REST: Codec("lossless")})[1]
+    if any(one.reason == COMPRESSED for one in left):
+        raise LayoutError(f"{path}: solar compressed its samples already: ask this of the file that it was made of")
     if not found:
         raise LayoutError(f"{path}: it has no samples to be compressed; `solar inspect {path}` shows what it has")
     if arguments.json:

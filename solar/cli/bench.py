@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +15,7 @@ from solar.cli import quantities, words
 from solar.cli.contest import Failed, Reader
 from solar.cli.contestant import WORKERS
 from solar.cli.plan import layouts_of
-from solar.cli.progress import ended_in_order
+from solar.cli.progress import Doing, ended_in_order
 from solar.errors import PlanError, ReadError
 from solar.io import machine
 from solar.io.resident import read_once
@@ -109,9 +108,10 @@ def _contest(arguments: argparse.Namespace, paths: list[str], names: list[str]) 
     job |= {"seconds": arguments.seconds, "workers": [*arguments.workers]}
     found: dict[str, dict[str, Any]] = {}
     readers: list[Reader] = []
+    doing = Doing(arguments.json)
     try:
         for name in LABELS:
-            _tell(f"{LABELS[name]} gets ready" + (", and tries its settings" if name == "torch" else ""))
+            doing(f"{LABELS[name]} gets ready" + (", and tries its settings" if name == "torch" else ""))
             found[name] = {"reader": name}
             reader = Reader({"reader": name, **job})
             readers.append(reader)
@@ -123,12 +123,13 @@ def _contest(arguments: argparse.Namespace, paths: list[str], names: list[str]) 
                 reader.close()
                 if name == "solar":
                     raise ReadError(f"{arguments.file}: solar cannot read it: {error}") from None
-                found[name]["failed"] = str(error)
+                found[name]["failed"] = words.said(error)
         compared = _compared(arguments, readers, found)
-        _rounds(arguments.seconds, readers, found)
+        _rounds(arguments.seconds, readers, found, doing)
     except Failed as error:
         raise ReadError(f"{arguments.file}: a reader ended in the midst of it: {error}") from None
     finally:
+        doing("")
         for reader in readers:
             reader.close()
     return compared, [*found.values()]
@@ -153,9 +154,9 @@ def _compared(arguments: argparse.Namespace, readers: list[Reader], found: dict[
     return len(digests[0]) if len(digests) > 1 else 0
 
 
-def _rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, Any]]) -> None:
+def _rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, Any]], doing: Doing) -> None:
     for turn in range(ROUNDS):
-        _tell(f"round {turn + 1} of {ROUNDS}")
+        doing("rounds", turn, ROUNDS)
         for reader in readers[:: 1 if turn % 2 else -1]:
             came = reader.ask(seconds=seconds)
             reader.rest()
@@ -164,12 +165,6 @@ def _rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, An
     for reader in readers:
         rates = found[reader.name]["samples_per_second"]
         found[reader.name] |= {"median": statistics.median(rates), "least": min(rates), "most": max(rates)}
-
-
-def _tell(text: str) -> None:
-    """Where somebody looks on."""
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr, flush=True)
 
 
 # --- what is said ----

@@ -7,15 +7,18 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from solar.cli import advise, quantities, words
+from solar.cli.cost import is_ours
 from solar.cli.gather import Ranks, together
 from solar.cli.progress import Shown, ended_in_order
 from solar.errors import PlanError, SolarError
 from solar.io.codec import CODERS, FILTERS, OURS, PREDICTORS, Codec, parse
-from solar.io.selection import REST, SMALL
+from solar.io.hdf5 import inspect
+from solar.io.selection import COMPRESSED, REST, SMALL
 from solar.io.shares import compress_together
 from solar.io.store import Stored, compress
 from solar.io.unfinished import leftovers
@@ -31,14 +34,16 @@ axes, text and what would not be smaller are copied as they are. --field names w
 --filter writes chunks of a filter of hdf5plugin's instead (pip install 'solar[filters]'), for people without solar:
 zfp takes --abs and --rel, the others --lossless; in --field it is x:lossless,filter=zstd. libhdf5 makes these in one
 thread. zfp takes no NaN and no infinity, and what it makes of each chunk is compared with the bound.
+The exit code is 1, too, if values could not be read: what is stored of their data set is copied as it is.
 A run that was ended goes on when the same command is given again. `solar verify IN OUT` checks the result.
 Under mpiexec, srun or torchrun all ranks encode, and rank 0 writes: mpiexec -n 8 solar compress in.h5 out.h5 --rel 1e-4
 
 keys of --json: version (1), file, nbytes, seconds, again (bytes of values that an earlier run had encoded), datasets
   ([{name, kind, asked, bound, coder, filter, samples, chunk, nbytes, original_nbytes, stored_nbytes, ratio}]), left
-  ([{name, reason, nbytes}]), lost ([text]); with --advise: version, file, memory, batch, storage, datasets ([{name,
-  samples, sample_nbytes, stored_nbytes, now ({memory_share, scans, seconds} as it is), trials ([{setting, coder, bound,
-  ratio, encode, decode, largest_error, psnr, memory_share, scans, seconds}])}]); the last three only with --memory
+  ([{name, reason, nbytes, unread}]), lost ([text]); with --advise: version, file, memory, batch, storage, datasets
+  ([{name, samples, sample_nbytes, stored_nbytes, now ({memory_share, scans, seconds} as it is), trials ([{setting,
+  coder, bound, ratio, encode, decode, largest_error, psnr, memory_share, scans, seconds}])}]); the last three
+  only with --memory
 """
 
 
@@ -90,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             stored = _compressed(arguments, codecs, ranks)
         except SolarError as error:
-            print(f"solar: {ranks.name}{words.printable(str(error))}", file=sys.stderr)
+            print(f"solar: {ranks.name}{words.said(error)}", file=sys.stderr)
             ranks.give_up()
             return 1
     if stored is None:  # rank 0 has it, and prints
@@ -100,7 +105,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for line in as_text(arguments.target, stored):
             print(line)
-    return 0
+    for line in _warnings(arguments.source, stored):
+        print(f"solar: {words.printable(line)}", file=sys.stderr)
+    return 1 if any(one.unread for one in stored.left) else 0
 
 
 def _compressed(arguments: argparse.Namespace, codecs: dict[str | None, Codec | None], ranks: Ranks) -> Stored | None:
@@ -215,9 +222,35 @@ def as_json(target: str, stored: Stored) -> dict[str, Any]:
             }
             for part, nbytes in stored.parts
         ],
-        "left": [{"name": one.name, "reason": one.reason, "nbytes": one.nbytes} for one in stored.left],
+        "left": [asdict(one) for one in stored.left],
         "lost": list(stored.lost),
     }
+
+
+def _warnings(source: str, stored: Stored) -> Iterator[str]:
+    """What somebody should know who reads nothing else."""
+    if unread := [one.name for one in stored.left if one.unread]:
+        yield (
+            f"{source}: {', '.join(unread[:SHOWN])} cannot be read, and was copied as it is, damage and all: "
+            f"`solar verify {source}` lists what is bad"
+        )
+    if already := [one.name for one in stored.left if one.reason == COMPRESSED]:
+        yield (
+            f"{source}: solar compressed {', '.join(already[:SHOWN])} already: copied with the bound it has; for "
+            "another one, compress the file that it was made of"
+        )
+    if twice := [part.name for part, _ in stored.parts if _was_ours(source, part.name)]:
+        yield (
+            f"{source}: solar compressed {', '.join(twice[:SHOWN])} already: the new bound is counted from values that "
+            "may be off by the old one, which comes on top"
+        )
+
+
+def _was_ours(path: str, name: str) -> bool:
+    try:
+        return is_ours(inspect(path, name))
+    except SolarError:  # what h5py reads and we cannot, we did not write
+        return False
 
 
 def as_text(target: str, stored: Stored) -> Iterator[str]:
@@ -226,7 +259,7 @@ def as_text(target: str, stored: Stored) -> Iterator[str]:
         what = f"{words.printable(part.name)}  {words.times(part.shape)} {part.dtype.name}"
         small = f"{words.size(part.nbytes)} in {words.size(nbytes)}, {part.nbytes / max(nbytes, 1):.3g}:1"
         yield f"{what}  {bound_in_words(part.asked, part.codec)}: {small}"
-    large = [one for one in stored.left if one.nbytes >= SMALL][:SHOWN]
+    large = [one for one in stored.left if one.nbytes >= SMALL or one.unread][:SHOWN]
     for one in large:
         yield f"{words.printable(one.name)}  copied, {words.size(one.nbytes)}: {words.printable(one.reason)}"
     if others := len(stored.left) - len(large):

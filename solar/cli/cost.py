@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from dataclasses import dataclass
 
 from solar.cli.words import count, size
-from solar.values import Layout
+from solar.io.codec import FILTER
+from solar.values import Form, Layout
 
 SMALL = 1 << 20  # bytes; a dataset below this is not worth advice
+QUICK = 64 << 10  # bytes of a chunk of ours, that holds several small samples on purpose
+KNOWN = ("compact", "contiguous", "chunked", "mixed")  # ways of storing whose costs are known
 FEW_BYTES = 4096  # a request for less costs as much as one for this
 
 
@@ -25,11 +29,20 @@ class Cost:
     waste: float  # bytes read or decoded for one byte of the sample, at least 1
 
 
+def commonest(layout: Layout) -> Form:
+    """How most of the files store this dataset."""
+    return layout.forms[int(layout.part_form[0]) if len(layout.forms) == 1 else _most(layout.part_form.tolist())]
+
+
+def _most(numbers: list[int]) -> int:
+    return Counter(numbers).most_common(1)[0][0]
+
+
 def cost(layout: Layout) -> Cost | None:
     """The cost of a sample; None where it is not known."""
-    if not layout.forms or layout.storage not in ("compact", "contiguous", "chunked") or not layout.sample_nbytes:
+    if not layout.forms or layout.storage not in KNOWN or not layout.sample_nbytes:
         return None
-    form = layout.forms[0]
+    form = commonest(layout)
     if form.chunk[0] == 0 or not layout.shape:
         return Cost(1, 1, 1, layout.sample_nbytes, 0, 1.0)
     shared = min(form.chunk[0], max(1, layout.samples))
@@ -71,22 +84,35 @@ def _direct_words(layout: Layout, one: Cost) -> str:
 
 
 def advice(layout: Layout) -> str:
-    """What to do about the cost, the command in a line of its own; empty when there is little to gain."""
+    """What to do about the cost, commands in lines of their own; empty when there is little to gain."""
     one = cost(layout)
     if one is None or layout.reader != "direct" or layout.nbytes < SMALL or layout.samples < 2:
         return ""
-    if one.waste >= 2:
+    if one.waste >= 2 and not (is_ours(layout) and one.decoded_nbytes <= QUICK):
         epoch = size(one.decoded_nbytes * layout.samples)
         return (
             f"One by one in random order, an epoch decodes {epoch}, the dataset {one.waste:.0f} times over. A batch "
-            "decodes each chunk it needs once: ask for large batches, or store one sample in a chunk:\n"
-            + _repack(layout)
+            "decodes each chunk it needs once: ask for large batches, give the loader memory in which chunks wait for "
+            'their samples, DataLoader(..., buffer="25%"), or store one sample in a chunk:\n' + _rewrite(layout)
         )
     if one.reads > 1 and one.read_nbytes < FEW_BYTES:
-        return f"Such small reads cost more than their bytes. Store one sample in a chunk:\n{_repack(layout)}"
+        return f"Such small reads cost more than their bytes. Store one sample in a chunk:\n{_rewrite(layout)}"
     return ""
 
 
-def _repack(layout: Layout) -> str:
+def _rewrite(layout: Layout) -> str:
+    """Commands that do it: ours for numbers of one file, and HDF5's own."""
     chunk = "x".join(map(str, (1, *layout.sample_shape)))
-    return f"h5repack -l {shlex.quote(f'{layout.name}:CHUNK={chunk}')} OLD NEW"
+    repack = f"h5repack -l {shlex.quote(f'{layout.name}:CHUNK={chunk}')} OLD NEW"
+    if is_ours(layout):
+        return f"solar compress ORIGINAL NEW --chunk-samples 1 --field {shlex.quote(f'{layout.name[1:]}:...')}"
+    how = {"i": "lossless", "u": "lossless", "f": "rel=1e-3"}.get(layout.dtype.kind)
+    if how is None:
+        return repack
+    field = shlex.quote(f"{layout.name[1:]}:{how}")
+    return f"solar compress OLD NEW --chunk-samples 1 --field {field}\n{repack}"
+
+
+def is_ours(layout: Layout) -> bool:
+    """Whether solar compressed it."""
+    return any(one.id == FILTER for form in layout.forms for one in form.filters)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from solar.cli import words
-from solar.cli.cost import advice, cost, costs_in_words
+from solar.cli.cost import advice, commonest, cost, costs_in_words
+from solar.cli.plan import fields_of
+from solar.io.codec import FILTER, OURS
 from solar.io.hdf5 import inspect, survey
 from solar.io.paths import files_of
-from solar.values import Layout
+from solar.values import Filter, Layout
 
 DETAILS = """\
 keys of --json: version (1), files, nbytes, problems (damaged groups, links that lead nowhere), datasets; of each:
@@ -28,6 +32,10 @@ keys of --json: version (1), files, nbytes, problems (damaged groups, links that
 
 COLOURS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 WORTH_WORDS = 64 << 10  # bytes; smaller datasets have one line
+WORTH_COMPRESSING = 64 << 20  # bytes that no filter has made smaller yet
+SHOWN = 6  # fields of a sample that are told by name
+NAMES = words.FILTERS | {FILTER: OURS}
+WAYS = 3  # of storing a dataset that are told
 DEEPEST = 50  # levels of the tree; what lies deeper keeps the rest of its path as its name
 READER_COLOURS = {"direct": "green", "h5py": "yellow", "none": "red"}
 
@@ -50,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(as_json(files, layouts, problems), indent=1))
     else:
         in_detail = arguments.dataset is not None
-        for line in as_text(files, layouts, problems, in_detail, _Paint.for_stdout()):
+        for line in as_text(arguments.file, files, layouts, problems, in_detail, _Paint.for_stdout()):
             print(line)
     return 0
 
@@ -68,7 +76,7 @@ def as_json(files: list[str], layouts: dict[str, Layout], problems: list[str]) -
 
 
 def _dataset(layout: Layout) -> dict[str, Any]:
-    form = layout.forms[0] if layout.forms else None
+    form = commonest(layout) if layout.forms else None
     filters = form.filters if form else ()
     known = cost(layout)
     return {
@@ -84,7 +92,7 @@ def _dataset(layout: Layout) -> dict[str, Any]:
         "chunk": form.chunk if form and form.chunk[0] else None,
         "chunks": len(layout.chunk_offset),
         "fill": form.fill.hex() if form else "",
-        "filters": [dict(asdict(one), name=words.FILTERS.get(one.id, "")) for one in filters],
+        "filters": [dict(asdict(one), name=NAMES.get(one.id, "")) for one in filters],
         "reader": layout.reader,
         "reason": layout.reason,
         "cost": asdict(known) if known else None,
@@ -118,12 +126,13 @@ class _Paint:
 
 
 def as_text(
-    files: list[str], layouts: dict[str, Layout], problems: list[str], in_detail: bool, paint: _Paint
+    asked: str, files: list[str], layouts: dict[str, Layout], problems: list[str], in_detail: bool, paint: _Paint
 ) -> Iterator[str]:
     """The lines for people."""
     nbytes = sum(map(os.path.getsize, files))
     title = Path(files[0]).name if len(files) == 1 else f"{len(files):,} files, {files[0]} and on"
-    summary = f"{words.size(nbytes)} · {words.count(len(layouts), 'dataset')}"
+    kinds = f" · {words.count(ways, 'layout')}" if (ways := _ways(files, layouts)) else ""
+    summary = f"{words.size(nbytes)}{kinds} · {words.count(len(layouts), 'dataset')}"
     yield paint.signs(f"{paint('bold', words.printable(title))}  {paint('dim', summary)}")
     if layouts:
         yield ""
@@ -137,11 +146,35 @@ def as_text(
         branch[leaf] = layout
     for line in _branch(tree, "", in_detail, paint):
         yield paint.signs(line)
+    for line in _next(asked, layouts, paint):
+        yield paint.signs(line)
     if problems:
         yield ""
         yield paint("red", words.count(len(problems), "problem"))
         for problem in problems:
             yield from textwrap.wrap(words.printable(problem), paint.width, initial_indent="  ", subsequent_indent="  ")
+
+
+def _next(asked: str, layouts: dict[str, Layout], paint: _Paint) -> Iterator[str]:
+    """What to type next, with the full names: in Python, and on the command line where there is much to gain."""
+    named = {name: one for name, one in fields_of(layouts).items() if one.dtype.kind in "biufc"}
+    if not named:
+        return
+    keys = Counter(name.rpartition("/")[2] for name in named)
+    fields = {name.strip("/") if keys[last] > 1 else last: name for name in named if (last := name.rpartition("/")[2])}
+    shown = dict(list(fields.items())[:SHOWN])
+    more = ", ..." if len(fields) > SHOWN else ""
+    told = ", ".join(f"{_quoted(key)}: {_quoted(name)}" for key, name in shown.items())
+    yield ""
+    yield f"{paint('dim', 'in Python:')} {words.printable(f'H5Dataset({_quoted(asked)}, {{{told}{more}}})')}"
+    plain = [one for one in named.values() if one.dtype.kind in "iuf" and not any(form.filters for form in one.forms)]
+    if sum(one.nbytes for one in plain) >= WORTH_COMPRESSING and len(plain[0].paths) == 1:
+        command = words.printable(f"solar compress --advise {shlex.quote(asked)}")
+        yield f"{paint('dim', 'smaller?')}   {command}   {paint('dim', 'tries bounds and lossless coders')}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _branch(tree: dict[str, Any], indent: str, in_detail: bool, paint: _Paint) -> Iterator[str]:
@@ -179,17 +212,41 @@ def _facts(name: str, layout: Layout) -> list[str]:
 
 
 def _storage(layout: Layout) -> str:
-    form = layout.forms[0] if layout.forms else None
     if layout.reader == "none":
         return ""
+    if len(layout.forms) > 1:
+        return f"{len(layout.forms):,} layouts: {'; '.join(_numbered(layout))}"
+    form = layout.forms[0] if layout.forms else None
     if form is None or not form.chunk[0] or layout.storage != "chunked":
         return layout.storage
     chunks = words.count(len(layout.chunk_offset), "chunk")
     parts = [f"{chunks} of {words.times(form.chunk)}", words.INDEXES.get(layout.index, layout.index)]
     if form.filters:
-        pipeline = " + ".join(map(words.filter_name, form.filters))
+        pipeline = " + ".join(map(_filter_name, form.filters))
         parts.append(f"{pipeline} {words.ratio(layout.nbytes, layout.stored_nbytes)}".strip())
     return " · ".join(parts)
+
+
+def _filter_name(one: Filter) -> str:
+    return OURS if one.id == FILTER else words.filter_name(one)
+
+
+def _ways(files: list[str], layouts: dict[str, Layout]) -> int:
+    """In how many ways the files store what they have; 0 of one file, or where that is not known."""
+    forms = [one.part_form.tolist() for one in layouts.values() if len(one.part_form) == len(files)]
+    return len(set(zip(*forms, strict=True))) if len(files) > 1 else 0
+
+
+def _numbered(layout: Layout) -> Iterator[str]:
+    """In how many files a dataset is stored how; of many ways the commonest."""
+    parts = Counter(layout.part_form.tolist()).most_common()
+    for number, count in parts[:WAYS]:
+        form = layout.forms[number]
+        how = f"chunks of {words.times(form.chunk)}" if form.chunk and form.chunk[0] else "without chunks"
+        filters = " + ".join(map(_filter_name, form.filters))
+        yield f"{words.count(count, 'file')} {how}{f', {filters}' if filters else ''}"
+    if len(parts) > WAYS:
+        yield "…"
 
 
 def _words(layout: Layout, margin: str, used: int, paint: _Paint) -> Iterator[str]:
@@ -198,7 +255,7 @@ def _words(layout: Layout, margin: str, used: int, paint: _Paint) -> Iterator[st
     for line in textwrap.wrap(text, width):
         yield f"{margin}  {paint('dim', line)}"
     if what_to_do := advice(layout):
-        text, command = map(words.printable, what_to_do.split("\n"))
+        text, *commands = map(words.printable, what_to_do.split("\n"))
         for line in textwrap.wrap("→ " + text, width, subsequent_indent="  "):
             yield f"{margin}  {paint('yellow', line)}"
-        yield f"{margin}    {paint('bold', command)}"
+        yield from (f"{margin}    {paint('bold', command)}" for command in commands)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -23,8 +25,9 @@ Without --profile, --latency, --bandwidth or --iops: the profile that `solar pro
 2 ms, 1 GB/s and 500 requests/s, a parallel file system on disks.
 
 keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memory, epochs, seed, storage ({latency,
-  bandwidth, iops, depth, gap, from}), datasets, policies ({torch, lru, pinned, solar_paper, solar}, each {reads,
-  requests, bytes, scans, seconds, hits, peak_bytes}, per epoch, once it is under way), first_batch_seconds (of each),
+  bandwidth, iops, decode (null: nothing is decoded), depth, gap, from}), datasets, policies ({torch, lru, pinned,
+  solar_paper, solar}, each {reads, requests, bytes, scans, seconds, hits, peak_bytes}, per epoch, once it is under
+  way), first_batch_seconds (of each),
   estimated (policies that were followed on a smaller copy), plan_seconds (of one epoch on the first node),
   overflow_fraction (samples that another rank takes than the one that reads them), travel ({steps, samples, nbytes,
   most_nbytes}: what goes from node to node in an epoch, and what one node receives in a step at most), compute_seconds,
@@ -43,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made.add_argument("--sample-bytes", metavar="SIZE", type=quantities.size, help="of one sample")
     made.add_argument("--samples-per-chunk", metavar="K", type=quantities.count, default=1, help="read together (1)")
     run = parser.add_argument_group("the training")
-    run.add_argument("--ranks", metavar="W", type=quantities.count, default=1, help="processes in all (1)")
+    run.add_argument("--ranks", metavar="W", type=quantities.ranks, default=1, help="processes in all (1)")
     run.add_argument("--ranks-per-node", metavar="R", type=quantities.count, help="of these on one node (all)")
     run.add_argument("--batch-size", metavar="B", type=quantities.count, default=64, help="samples per rank (64)")
     run.add_argument("--memory", metavar="SIZE", type=quantities.size, required=True, help="for samples, on each node")
@@ -51,13 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--compute", metavar="TIME", type=quantities.seconds, default=0.0, help="of a step, beside reading (0)"
     )
-    run.add_argument("--seed", metavar="SEED", type=int, default=0, help="of the shuffles (0)")
+    run.add_argument("--seed", metavar="SEED", type=quantities.seed, default=0, help="of the shuffles (0)")
     on = parser.add_argument_group("the storage")
     on.add_argument("--profile", metavar="FILE", help="as `solar probe` stored it; what is given beside it goes first")
     on.add_argument("--latency", metavar="TIME", type=quantities.seconds, help="of one request alone (2ms)")
     on.add_argument("--bandwidth", metavar="RATE", type=quantities.rate, help="bytes a second in large reads (1GB/s)")
     on.add_argument("--iops", metavar="RATE", type=quantities.per_second, help="requests a second at best (500)")
-    on.add_argument("--decode", metavar="RATE", type=quantities.rate, help="bytes a second out of chunks (not counted)")
+    on.add_argument("--decode", metavar="RATE", type=quantities.rate, help="bytes a second out of chunks (by filters)")
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
     parser.add_argument("--plot", metavar="FILE", help="also draws a picture: .html, or .png (needs matplotlib)")
 
@@ -100,29 +103,36 @@ def _storage(arguments: argparse.Namespace) -> tuple[Storage, str]:
     return replace(base, **given), source
 
 
+def _decoding(storage: Storage, layout: Layout | None) -> Storage:
+    """The storage, with what cores like those of this machine decode of its chunks where nobody has said."""
+    if layout is None or not math.isinf(storage.decode):
+        return storage
+    return replace(storage, decode=profile.decodes(layout) * len(os.sched_getaffinity(0)))
+
+
 def _cases(arguments: argparse.Namespace, storage: Storage) -> Iterator[Case]:
     """One for each field of the samples; the memory is divided among them by their bytes."""
     per_node = arguments.ranks_per_node or arguments.ranks
     if per_node > arguments.ranks:
         raise PlanError(f"--ranks-per-node {per_node} of --ranks {arguments.ranks}: a node has at most all ranks")
     world = World(0, arguments.ranks, 0, per_node)
-    named = _made(arguments) if arguments.file is None else _of_file(arguments.file, arguments.dataset)
+    layouts: dict[str, Layout | None] = {"": None}
+    if arguments.file is not None:
+        layouts = {**layouts_of(arguments.file, arguments.dataset)}
+    named = {name: _made(arguments) if one is None else of_layout(one) for name, one in layouts.items()}
     if arguments.file is not None and (arguments.samples or arguments.sample_bytes):
         raise PlanError("a FILE says itself what its samples are: leave out --samples and --sample-bytes")
     total = sum(units.total_nbytes for units in named.values())
     for name, units in named.items():
         memory = arguments.memory * units.total_nbytes // max(total, 1)
-        yield Case(name, units, world, arguments.batch_size, memory, storage, arguments.seed, arguments.epochs)
+        costs = _decoding(storage, layouts[name])
+        yield Case(name, units, world, arguments.batch_size, memory, costs, arguments.seed, arguments.epochs)
 
 
-def _made(arguments: argparse.Namespace) -> dict[str, Units]:
+def _made(arguments: argparse.Namespace) -> Units:
     if not arguments.samples or not arguments.sample_bytes:
         raise PlanError("what is to be read? Give a FILE, or --samples and --sample-bytes")
-    return {"": uniform(arguments.samples, arguments.sample_bytes, per_unit=arguments.samples_per_chunk)}
-
-
-def _of_file(path: str, names: list[str]) -> dict[str, Units]:
-    return {name: of_layout(layout) for name, layout in layouts_of(path, names).items()}
+    return uniform(arguments.samples, arguments.sample_bytes, per_unit=arguments.samples_per_chunk)
 
 
 def layouts_of(path: str, names: list[str]) -> dict[str, Layout]:
@@ -135,19 +145,20 @@ def layouts_of(path: str, names: list[str]) -> dict[str, Layout]:
             found = ", ".join(f"{name}: {layout.samples:,}" for name, layout in layouts.items())
             raise PlanError(f"{path}: the fields of a sample must have the same number of samples, not {found}")
     else:
-        layouts = _fields(path, survey(files)[0])
+        surveyed = survey(files)[0]
+        layouts = fields_of(surveyed)
+        if not layouts:
+            raise PlanError(f"{path}: it has no dataset with samples that can be read; `solar inspect` says why")
     unread = next((layout for layout in layouts.values() if layout.reader == "none"), None)
     if unread is not None:
         raise PlanError(f"{path}: {unread.name} cannot be read: {unread.reason}")
     return layouts
 
 
-def _fields(path: str, layouts: Mapping[str, Layout]) -> dict[str, Layout]:
-    """Those that have as many samples as the largest."""
+def fields_of(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+    """Those that have as many samples as the largest; none where none can be read."""
     usable = {name: one for name, one in layouts.items() if one.reader != "none" and one.nbytes and one.shape}
-    if not usable:
-        raise PlanError(f"{path}: it has no dataset with samples that can be read; `solar inspect` says why")
-    samples = max(usable.values(), key=lambda layout: layout.nbytes).samples
+    samples = max(usable.values(), key=lambda layout: layout.nbytes).samples if usable else 0
     return {name: layout for name, layout in usable.items() if layout.samples == samples}
 
 
@@ -157,7 +168,9 @@ def _fields(path: str, layouts: Mapping[str, Layout]) -> dict[str, Layout]:
 def as_json(cases: list[Case], answered: Answer, source: str, compute: float = 0.0) -> dict[str, Any]:
     """The answer of --json; its keys are listed in DETAILS."""
     one, storage = cases[0], cases[0].storage
-    numbers = {"latency": storage.latency, "bandwidth": storage.bandwidth, "iops": storage.iops}
+    numbers: dict[str, Any] = {"latency": storage.latency, "bandwidth": storage.bandwidth, "iops": storage.iops}
+    rates = [one.storage.decode for one in cases if not math.isinf(one.storage.decode)]
+    numbers["decode"] = min(rates, default=None)
     return {
         "version": 1,
         "samples": one.units.samples,
@@ -246,6 +259,20 @@ def _asked(cases: list[Case], source: str) -> Iterator[str]:
         f"storage: {latency}, {storage.bandwidth / 1e9:.3g} GB/s, {per_second}, so a request costs as much as reading "
         f"{words.size(storage.gap)}; {words.printable(source)}"
     )
+    yield from _decoded(cases)
+
+
+def _decoded(cases: list[Case]) -> Iterator[str]:
+    """What decoding costs, and by whose word: chunks of several samples come out whole, and may do so often."""
+    often = [case for case in cases if case.units.encoded and case.units.per_unit > 1]
+    if not often:
+        return
+    rate = min(case.storage.decode for case in often)
+    if math.isinf(rate):
+        yield "decoding: not counted; --decode RATE says how fast chunks of several samples are decoded"
+        return
+    how = "(--decode; else by the filters, on as many cores as here)"
+    yield f"decoding: {rate / 1e9:.3g} GB/s out of chunks of several samples {how}"
 
 
 def _chunks(cases: list[Case]) -> str:

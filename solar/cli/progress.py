@@ -12,12 +12,32 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import Any
 
-from solar.cli import quantities
+from solar.cli import quantities, words
 from solar.io.preparation import Progress
 
 EVERY = 10.0  # seconds between lines
 WORDS = {"range": "looking for the range", "sample": "trying", "copy": "copying", "encode": "compressing"}
 WORDS |= {"verify": "comparing", "check": "decoding"}
+
+
+class Doing:
+    """Says on stderr what is done: over one line where somebody looks on, else in a line now and then."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._last = time.monotonic()
+
+    def __call__(self, what: str, done: int | None = None, of: int = 0) -> None:
+        """`done` of so many are done; without, it has just begun. Nothing is done any more where `what` is empty."""
+        if self._quiet:
+            return
+        now = time.monotonic()
+        text = words.printable(what) + ("" if done is None else f": {done} of {of}")
+        if sys.stderr.isatty():
+            print("\r" + text, end="\033[K", file=sys.stderr, flush=True)
+        elif what and now - self._last >= EVERY:
+            self._last = now
+            print(text, file=sys.stderr, flush=True)
 
 
 class Shown:
@@ -35,7 +55,8 @@ class Shown:
             return
         if progress.doing != self._doing:
             self.close()
-            self._doing, self._begin = progress.doing, time.monotonic()
+            self._doing = progress.doing
+            self._begin = self._last = time.monotonic()  # a line in its first moment would know no rate
             self._again = progress.again
         if progress.all == 0 or progress.doing == "sample":
             return

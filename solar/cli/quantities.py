@@ -12,6 +12,8 @@ from solar.io.quantities import SIZES
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0}
 COUNTS = {"": 1.0} | quantities.DECIMAL
+MOST = 2**31 - 1
+MOST_RANKS = 1_000_000
 
 
 def size(text: str) -> int:
@@ -35,14 +37,32 @@ def seconds(text: str) -> float:
 
 def count(text: str) -> int:
     """A number of things, at least 1: 8, 200_000, 10M (of 1000)."""
-    number = _whole(text, _value(text, COUNTS, "a whole number such as 64 or 10M"))
-    return int(_above_zero(text, number))
+    return _counted(text, MOST)
+
+
+def ranks(text: str) -> int:
+    """A number of processes: as `count`, but no more than there have been anywhere."""
+    return _counted(text, MOST_RANKS)
+
+
+def seed(text: str) -> int:
+    """A seed: a whole number from 0, that leaves room for the epochs that are added to it."""
+    if not re.fullmatch(r"[0-9]{1,18}", text.strip()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed: give a whole number of at most 18 digits")
+    return int(text)
 
 
 def per_second(text: str) -> float:
     """Things a second: 500, 20k, 1.5M."""
     units = COUNTS | {f"{unit}/s": factor for unit, factor in COUNTS.items()}
     return _above_zero(text, _value(text, units, "a number a second, such as 500 or 20k"))
+
+
+def _counted(text: str, most: int) -> int:
+    number = _whole(text, _value(text, COUNTS, "a whole number such as 64 or 10M"))
+    if number > most:
+        raise argparse.ArgumentTypeError(f"{text!r} is too large: at most {most:,}")
+    return int(_above_zero(text, number))
 
 
 def _value(text: str, units: Mapping[str, float], wanted: str) -> float:

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--epochs", metavar="E", type=quantities.count, default=2, help="how many are read (2)")
     run.add_argument("--compute", metavar="TIME", type=quantities.seconds, help="that a step takes: slept through")
-    run.add_argument("--seed", metavar="SEED", type=int, default=0, help="of the shuffles (0)")
+    run.add_argument("--seed", metavar="SEED", type=quantities.seed, default=0, help="of the shuffles (0)")
     run.add_argument("--drop-last", action="store_true", help="leaves out what does not fill a batch of each rank")
     loader = parser.add_argument_group("the loader")
     loader.add_argument("--buffer", metavar="SIZE", help="memory on each node, 8GiB or 25%%; 0: none (what is best)")
@@ -73,8 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _complain(ranks: Ranks, error: Exception) -> None:
     """One line on stderr, which names the rank."""
-    text = " ".join(words.printable(line) for line in str(error).splitlines())
-    text = text.removeprefix(ranks.name)  # some errors of the loader name it, too
+    text = words.said(error).removeprefix(ranks.name)  # some errors of the loader name it, too
     sys.stderr.write(f"solar: {ranks.name}{text}\n")  # in one write: lines of other ranks come between two
     sys.stderr.flush()
 

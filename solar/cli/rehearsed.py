@@ -89,8 +89,20 @@ def _verdict(answer: Mapping[str, Any]) -> tuple[bool | None, str]:
     waited = _waited(slowest) / slowest["seconds"]
     return False, (
         f"Steps of {compute} are NOT fed: {which} took {step} a step, {waited:.0%} of it waiting, most for "
-        f"{_most(slowest)}. `solar plan` says what a larger --buffer or a faster storage would bring."
-    )
+        f"{_most(slowest)}. {REMEDIES.get(_most(slowest), '')}"
+    ).rstrip()
+
+
+REMEDIES = {  # by what is waited for
+    "storage": "`solar plan` says what a larger --buffer or a faster storage would bring.",
+    "decode": (
+        "More cores would help, a larger --buffer if chunks hold many samples (`solar inspect` says so), or `solar "
+        "compress`, whose chunks are decoded fast."
+    ),
+    "buffer": "These batches were in memory already: more cores would help, or fewer bytes for each sample.",
+    "plan": "The buffer is planned and made when it begins: more --epochs show what comes after that.",
+    "exchange": "The rank that reads slowest, or the network, sets the pace; see the ranks above.",
+}
 
 
 # --- in words ----

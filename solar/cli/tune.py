@@ -11,22 +11,25 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from solar.cli import quantities, words
-from solar.cli.progress import Shown
+from solar.cli.cost import is_ours
+from solar.cli.progress import Doing, Shown
 from solar.errors import PlanError
 from solar.io.codec import Codec
+from solar.io.hdf5 import inspect
 from solar.io.opening import look, opened
 
 if TYPE_CHECKING:  # torch takes its time: run() imports it
     from solar.torch.tune import Rung, Task, Tuned
 
 DETAILS = """\
-  solar tune scan.h5 --model mymodel:build --loss mse --input counts --target phase
-  solar tune scan.h5 --model mymodel:build --loss mymodel:loss --input entry/data/counts --target phase
+  solar tune scan.h5 --model mymodel:build --loss mse --input entry/data/counts --target entry/truth/phase
+  solar tune scan.h5 --model mymodel:build --loss mymodel:loss --input entry/data/counts --target entry/truth/phase
 
 --model names a function without arguments that makes a torch.nn.Module, in a module of this folder or an installed one.
 --loss is one of mse, mae, smooth_l1, huber, cross_entropy, bce, poisson_nll, between what model(input, ...) gives and
@@ -44,6 +47,7 @@ keys of --json: version (1), file, model, loss, batch, seed, steps, fraction, fi
   changes, shared}]; these two and anew of each state, as shares of its noise), ignored, recommended}]), command
 """
 LADDER = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+ALREADY = "what is found is of these values, and what they were off by before is not seen; give the original file"
 HARDLY = 1.25  # times smaller than lossless: not worth being off
 
 
@@ -68,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ladder = how.add_mutually_exclusive_group()
     ladder.add_argument("--rel", metavar="E,...", type=_ladder, help="the bounds, as shares of the range (1e-5 to 0.1)")
     ladder.add_argument("--abs", metavar="E,...", type=_ladder, help="the bounds, as they are")
-    how.add_argument("--seed", metavar="SEED", type=int, default=0, help="of weights, batches and dropout (0)")
+    how.add_argument("--seed", metavar="S", type=quantities.seed, default=0, help="of weights, batches and dropout (0)")
     add("--quiet", action="store_true", help="shows no progress")
     add("--json", action="store_true", help="for programs: one JSON object")
 
@@ -108,6 +112,10 @@ def run(arguments: argparse.Namespace) -> int:
         task = tune.Task(
             arguments.file, fields, model, loss, arguments.batch_size, seed=arguments.seed, device=arguments.device
         )
+        again = [fields[name] for name in inputs if is_ours(inspect(arguments.file, fields[name]))]
+        if again:
+            text = f"{arguments.file}: solar compressed {', '.join(again)} already: {ALREADY}"
+            print(f"solar: {words.printable(text)}", file=sys.stderr)
         found = list(_tuned(task, inputs, arguments))
     command = _command(arguments, found)
     if arguments.json:
@@ -124,28 +132,22 @@ def _tuned(task: Task, inputs: list[str], arguments: argparse.Namespace) -> Iter
 
     kind = "abs" if arguments.abs else "rel"
     asked = [Codec("lossless"), *(Codec(kind, bound) for bound in arguments.abs or arguments.rel or LADDER)]
-    threads = len(os.sched_getaffinity(0))
+    threads, doing = len(os.sched_getaffinity(0)), Doing(arguments.quiet or arguments.json)
     tune.check(task, arguments.batches)
     look(Path(task.path))
     with opened(Path(task.path)) as file, ThreadPoolExecutor(threads, "solar-tune") as pool:
-        _doing(arguments, f"training {arguments.steps} steps")
-        states = tune.states_of(task, arguments.steps, arguments.rate, "as given" if arguments.weights else "at first")
+        named = "as given" if arguments.weights else "at first"
+        states = tune.states_of(task, arguments.steps, arguments.rate, named, partial(doing, "training, step"))
         for name in inputs:
             shown = Shown(arguments.quiet or arguments.json)
             try:
                 source = AsStored(task.path, file, task.fields[name], asked, pool=pool, threads=threads, told=shown)
             finally:
                 shown.close()
-            _doing(arguments, f"taking gradients for {len(asked)} bounds on {name}")
-            found = tune.measure(task, states, name, source, asked, arguments.batches)
-            _doing(arguments, "")
+            told = partial(doing, f"taking gradients for {len(asked)} bounds on {name}, batch")
+            found = tune.measure(task, states, name, source, asked, arguments.batches, told)
+            doing("")
             yield found
-
-
-def _doing(arguments: argparse.Namespace, what: str) -> None:
-    """A line for who looks on, written over by the next one."""
-    if sys.stderr.isatty() and not arguments.quiet and not arguments.json:
-        print("\r" + words.printable(what), end="\033[K", file=sys.stderr, flush=True)
 
 
 # --- what is asked ----

@@ -45,7 +45,7 @@ FILTERS = {
 def size(nbytes: float) -> str:
     """Bytes with a unit: 512 B, 64 KiB, 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if nbytes < 1024 or unit == "TiB":
+        if nbytes < (1024 if unit == "B" else 1023.5) or unit == "TiB":  # 1023.9 KiB would be said to be 1024
             break
         nbytes /= 1024
     text = f"{nbytes:.1f}".removesuffix(".0") if nbytes < 100 else f"{nbytes:.0f}"
@@ -92,6 +92,13 @@ def filter_name(one: Filter) -> str:
 def ratio(raw: int, stored: int) -> str:
     """How much smaller stored bytes are: 2.9:1."""
     return f"{raw / stored:.1f}:1" if stored else ""
+
+
+def said(error: Exception) -> str:
+    """An error's text for people: what the system says stands behind the file that it says it of."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return printable(f"{error.filename}: {error.strerror[:1].lower()}{error.strerror[1:]}")
+    return " ".join(map(printable, str(error).splitlines()))
 
 
 def printable(text: str) -> str:

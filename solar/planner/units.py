@@ -109,6 +109,9 @@ def uniform(samples: int, nbytes: int, *, per_unit: int = 1, stored: int | None 
             f"and a plan takes at most {2**31 - 1} samples"
         )
     own = nbytes * per_unit
+    largest = max(own, stored or 0) * -(-samples // per_unit)
+    if largest >= 2**62:
+        raise PlanError(f"{samples} samples of {nbytes} bytes, {per_unit} in a unit: {largest} bytes are too many")
     return Units(samples, per_unit, nbytes, own if stored is None else stored, stored is not None and stored != own)
 
 
