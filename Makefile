@@ -3,19 +3,28 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# One more than there are processors: many tests wait for processes of their own. Plain `pytest` runs them one by one.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
+PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
+INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
+comma := ,
+EXTRAS := dev,integrations,gpu,docs,bench
+EXTRAS_MADE = $(addprefix $(VENV)/., $(subst $(comma), ,$(EXTRAS)))
+FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*.py)
+KERNELS := tests/test_device_decode.py
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
-.PHONY: demo test integrations kernels hosts lint types docs report core asan tsan aarch64 asan-python bench bench-full clean
+.PHONY: demo test integrations kernels hosts lint types extras skipped docs report core asan tsan aarch64 asan-python bench bench-full gpu coverage fuzz compat clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m bench.demo
 
 test: $(VENV)/.dev
-	$(BIN)/pytest
+	$(PYTEST)
 
 # Jobs on hosts that are network namespaces of this machine, and a real Slurm (root; iproute2, slurmctld, slurmd, munge).
 hosts: $(VENV)/.dev
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[mpi]'
+	$(INSTALL) '.[mpi]'
 	$(BIN)/pytest --hosts tests/test_jobs.py
 
 lint: $(VENV)/.dev
@@ -28,22 +37,33 @@ types: $(VENV)/.dev
 # The package, editable, with the versions of constraints.txt; rebuilt when native code changes.
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(INSTALL) .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+# The same with what an extra needs: .venv/.dev, .venv/.bench, ...
+$(VENV)/.%: pyproject.toml constraints.txt $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) '.[$*]'
+	touch $(VENV)/.installed $@
 
-# The frameworks' own loops over our loader. Their packages are large, so `make test` skips these by name.
-integrations: $(VENV)/.dev
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[integrations]'
-	$(BIN)/pytest tests/integrations
+# All of them in one go, which takes one build, not five.
+extras:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) '.[$(EXTRAS)]'
+	touch $(VENV)/.installed $(EXTRAS_MADE)
+
+# The frameworks' own loops over our loader. Their packages are large, so `make test` skips these by name; what needs none
+# of them runs there, not here.
+integrations: $(VENV)/.dev $(VENV)/.integrations
+	$(PYTEST) $(FRAMEWORKS)
 
 # The kernels for devices, in Triton's interpreter and compiled. Triton is large, so `make test` skips these by name.
-kernels: $(VENV)/.dev
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[gpu]'
-	$(BIN)/pytest tests/test_device_decode.py
+kernels: $(VENV)/.dev $(VENV)/.gpu
+	$(BIN)/pytest $(KERNELS)
+
+# Both, and the site: what `make test` skips for want of extras.
+skipped: $(EXTRAS_MADE)
+	$(PYTEST) $(FRAMEWORKS) $(KERNELS) tests/test_site.py
 
 # The pages as a site in build/site; a link that leads nowhere fails it. And the records as one page, build/report.
 docs: $(VENV)/.docs
@@ -53,17 +73,26 @@ report: $(VENV)/.bench
 	$(BIN)/python -m bench.timeline
 	$(BIN)/python -m bench.page
 
-$(VENV)/.docs: $(VENV)/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	touch $@
-
 # C++ tests: plain, under Address+UndefinedBehaviorSanitizer, under ThreadSanitizer. They need doctest's header.
 core asan tsan aarch64:
-	cd native && cmake --preset $@ -Wno-dev >/dev/null && cmake --build --preset $@ --parallel && ctest --preset $@
+	cd native && cmake --preset $@ -Wno-dev >/dev/null && cmake --build --preset $@ --parallel $(shell nproc) && ctest --preset $@
 
 # The Python tests of native code with the extension under ASan+UBSan (CONTRIBUTING.md says why each flag is there).
 asan-python: $(VENV)/.dev
 	tools/asan-python $(PYTHON)
+
+# Lines of Python and C++ that the tests run, and why the others are not: docs/coverage.md (gcov; doctest's header).
+coverage: $(VENV)/.dev
+	tools/coverage $(PYTHON)
+
+# Fuzzers of all that reads files, so many seconds each (clang 17 or newer).
+FUZZ_SECONDS ?= 60
+fuzz:
+	tools/fuzz $(FUZZ_SECONDS)
+
+# A wheel with the oldest versions that are stated; tools/compat tries others.
+compat: $(VENV)/.dev
+	tools/compat --with $(VENV) $(if $(WHEEL),--wheel $(WHEEL)) $(PYTHON) 'numpy==1.26.*' 'h5py==3.10.*' 'zstandard==0.22.*'
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m bench.matrix
@@ -71,9 +100,9 @@ bench: $(VENV)/.bench
 bench-full: $(VENV)/.bench
 	$(BIN)/python -m bench.matrix --full
 
-$(VENV)/.bench: $(VENV)/.installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
-	touch $@
+# All that is to be shown on a GPU; writes bench/results/gpu.jsonl and the table of docs/gpu.md.
+gpu: $(VENV)/.dev $(VENV)/.gpu $(VENV)/.bench
+	$(BIN)/python -m bench.gpu --record
 
 clean:
 	rm -rf build $(VENV) .pytest_cache .ruff_cache .mypy_cache
