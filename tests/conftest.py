@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -28,6 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell began this in the background; tests interrupt programs
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "alone: beside no other test of pytest-xdist; it looks at the clock")
 
 
