@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell began this in the background; tests interrupt programs
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell begins in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "alone: beside no other test of pytest-xdist; it looks at the clock")
 
