@@ -24,8 +24,8 @@ ROOT = Path(__file__).parent.parent
 MATRIX = {
     "samples": {
         "64 KB": "contiguous_64k, chunk1_*, chunk64_*, auto_*; buffer: slowed",
-        "3 MB": "contiguous_3m, chunk1_3m, cold_3m, codec_3m; buffer: slowed_3m; utilisation: cosmoflow",
-        "17 MB": "contiguous_17m, cold_17m; buffer: slowed_17m; utilisation: unet3d",
+        "3 MB": "contiguous_3m, chunk1_3m, cold_3m, codec_3m; buffer: slowed_3m; utilisation",
+        "17 MB": "contiguous_17m, cold_17m; buffer: slowed_17m",
     },
     "storage": {
         "contiguous": "contiguous_*, cold_*; buffer: slowed, slowed_3m, slowed_17m",
