@@ -27,6 +27,13 @@ void* operator new(std::size_t nbytes) {
   if (bytes == nullptr) throw std::bad_alloc();
   return bytes;
 }
+void* operator new(std::size_t nbytes, const std::nothrow_t&) noexcept {  // of std::stable_partition
+  try {
+    return ::operator new(nbytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void operator delete(void* bytes) noexcept { std::free(bytes); }
 void operator delete(void* bytes, std::size_t) noexcept { std::free(bytes); }
 #pragma GCC diagnostic pop
