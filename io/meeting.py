@@ -116,7 +116,7 @@ class Meeting:
         self._send(0, {"gone": ended})
 
     def lead(self) -> Letter:
-        """The answer to rank 0 itself. All get theirs, those that are late find it when they come."""
+        """The answer to rank 0 itself, when all have theirs."""
         try:
             answers = self._answers()
         except BaseException as error:
@@ -125,8 +125,19 @@ class Meeting:
             raise
         for rank in range(1, self._ranks):
             self._post.send(rank, answers[rank])
+        self._stay()
         own: Letter = json.loads(answers[0])
         return own
+
+    def _stay(self) -> None:
+        """Until all have their answers: this process may end, or destroy its group, as soon as it has its own."""
+        waiting, until = set(range(1, self._ranks)), time.monotonic() + GRACE
+        pause = Pause(self._ranks)
+        while time.monotonic() < until:
+            waiting = {rank for rank in waiting if self._post.needed(rank)} - {*self._watch.ended()}
+            if not waiting:
+                return
+            pause.sleep()
 
     def _tell_error(self, error: BaseException) -> None:
         """Tells all others. If the letters may go down with this process, stays until those who wait have them."""

@@ -27,6 +27,9 @@ class Post(Protocol):
     def poll(self, rank: int) -> bytes | None:
         """The next letter from that rank, if it is there."""
 
+    def needed(self, rank: int) -> bool:
+        """Whether a letter to that rank would be lost if this process, as rank 0, ended now."""
+
 
 class MpiPost:
     """Over a communicator of its own, which all ranks make together: it is ready when the last of them has come."""
@@ -35,7 +38,7 @@ class MpiPost:
         self._mpi = mpi
         self._comm, self._made = mpi.COMM_WORLD.Idup()
         self._is_made = False
-        self._leaving: list[tuple[Any, bytes]] = []  # MPI reads the letters until they have left
+        self._leaving: list[tuple[Any, int, bytes]] = []  # MPI reads the letters until they have left
         self._coming: dict[int, tuple[Any, bytearray]] = {}
 
     def ready(self) -> bool:
@@ -43,9 +46,9 @@ class MpiPost:
         return self._is_made
 
     def send(self, rank: int, letter: bytes) -> None:
-        self._leaving = [(request, text) for request, text in self._leaving if not request.Test()]
+        self._sweep()
         request = self._comm.Isend([letter, self._mpi.BYTE], rank, TAG)
-        self._leaving.append((request, letter))
+        self._leaving.append((request, rank, letter))
 
     def poll(self, rank: int) -> bytes | None:
         if rank not in self._coming:
@@ -60,6 +63,14 @@ class MpiPost:
             return None
         del self._coming[rank]
         return bytes(letter)
+
+    def needed(self, rank: int) -> bool:
+        """MPI ends after Python, which takes the letters along."""
+        self._sweep()
+        return any(to == rank for _, to, _ in self._leaving)
+
+    def _sweep(self) -> None:
+        self._leaving = [sent for sent in self._leaving if not sent[0].Test()]
 
 
 class StorePost:
@@ -90,6 +101,11 @@ class StorePost:
         store.delete_key(key)
         self._taken[rank] += 1
         return letter
+
+    def needed(self, rank: int) -> bool:
+        """Rank 0's process keeps the store, and who takes a letter deletes it."""
+        last = f"{self._rank}>{rank}:{self._sent[rank] - 1}"
+        return self._sent[rank] > 0 and bool(self._store().check([last]))
 
     def _store(self) -> Any:
         """Asked for each time: it must not outlive its group, whose port somebody else may want next."""
