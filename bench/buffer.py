@@ -11,7 +11,8 @@ Readers: solar (DataLoader(buffer=...)), torch (over h5py, with the same memory 
 settings), and two policies of others, carried out by solar's reader: pinned (a cache that never changes, the most that
 NoPFS reaches), paper (what SOLAR published: an epoch begins with what the last one ended with); if it is named, course
 (solar's plan without the loader). Each runs in its own process and must return the reference's samples. JSON lines, and
-a table. --record adds the lines to bench/results/buffer.jsonl; given again within hours, it goes on where it was ended.
+a table. --record adds the lines to bench/results/buffer.jsonl; given again within an hour, it goes on where it was
+ended.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any
 from bench import buffer_data, buffer_report, machine, records, slowfs
 from bench.buffer_scenes import PEERS, Scene, scenes
 from bench.slowfs import calibrate
+from solar.values import Storage
 
 ROOT = Path(__file__).parent.parent
 RECORDED = ROOT / "bench" / "results" / "buffer.jsonl"
@@ -117,14 +119,12 @@ def finished(record: Record) -> Record:
         whole = [one["planned_seconds"] * record["samples"] / one["samples"] for one in record["rounds"]]
         record["planned_seconds"] = statistics.median(whole)
     if record["storage"] and "mount_requests" in record["rounds"][0]:
-        costs = record["storage"]
+        costs = Storage(**record["storage"])
         share = [one["samples"] / record["samples"] for one in record["rounds"]]
         for name in ("requests", "bytes"):
             whole = [one[f"mount_{name}"] / part for one, part in zip(record["rounds"], share, strict=True)]
             record[f"epoch_{name}"] = statistics.median(whole)
-        record["modelled_seconds"] = (
-            record["epoch_bytes"] / costs["bandwidth"] + record["epoch_requests"] / costs["iops"]
-        )
+        record["modelled_seconds"] = costs.seconds(record["epoch_requests"], record["epoch_bytes"])
     return record
 
 

@@ -160,7 +160,7 @@ def pinned_part(job: Job) -> Measures:
 
 def paper_part(job: Job) -> Measures:
     """Whole epochs, of which the first is not timed: memory is empty before it."""
-    orders = [order_of(job, epoch) for epoch in range(min(job["rounds"], 2) + 1)]
+    orders = [order_of(job, epoch) for epoch in range((job["rounds"] + 1) // 2 + 1)]
     found = _carried(job, orders, "paper")
     return found | {"label": "SOLAR's published policy, by solar's reader", "rounds": found["rounds"][1:]}
 

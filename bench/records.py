@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
-RECENT = timedelta(hours=6)  # a record that is no older is not measured again by the same command
+RECENT = timedelta(hours=1)  # a record that is no older is not measured again by the same command
 
 
 def read(path: Path) -> list[Record]:
@@ -24,7 +24,7 @@ def append(path: Path, record: Record) -> None:
 
 
 def found(path: Path, **same: Any) -> Record | None:
-    """The newest record of the last hours in which these are the same and nothing failed."""
+    """The newest record of the last hour in which these are the same and nothing failed."""
     limit = datetime.now(UTC) - RECENT
     for record in reversed(read(path)):
         fresh = "made" in record and datetime.fromisoformat(record["made"]) >= limit

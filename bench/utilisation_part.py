@@ -21,6 +21,7 @@ from bench.scene import digest
 Job = dict[str, Any]
 Epoch = Callable[[int], Iterator[Any]]  # the batches of an epoch
 WORKERS, KINDS = (0, 2, 4, 8), ("items", "sorted")
+AHEAD = (4, 2)  # batches
 
 
 def compared(job: Job, epoch: Epoch, seconds: float) -> int:
@@ -83,17 +84,30 @@ def solar_side(job: Job) -> tuple[Epoch, dict[str, Any], list[Any]]:
     from solar.values import Storage
 
     data = H5Dataset(job["path"], "x")
-    sampler = PlanSampler(data, 1, 0, seed=SEED_OF, drop_last=True)
     storage = Storage(**job["storage"]) if job["storage"] else None
-    loader: Any = DataLoader(
-        data, job["batch"], sampler=sampler, drop_last=True, buffer=job["buffer"], storage=storage
-    )  # fmt: skip
 
-    def epoch(number: int) -> Iterator[Any]:
-        loader.set_epoch(number)
-        return iter(loader)
+    def loader_of(ahead: int) -> Any:
+        sampler = PlanSampler(data, 1, 0, seed=SEED_OF, drop_last=True)
+        given: dict[str, Any] = {"buffer": job["buffer"], "storage": storage, "ahead": ahead}
+        return DataLoader(data, job["batch"], sampler=sampler, drop_last=True, **given)
 
-    return epoch, {} if job["buffer"] is None else {"buffer": f"buffer {job['buffer'] / 2**20:,.0f} MiB"}, []
+    def epoch_of(loader: Any) -> Epoch:
+        def epoch(number: int) -> Iterator[Any]:
+            loader.set_epoch(number)
+            return iter(loader)
+
+        return epoch
+
+    if job["buffer"] is None:
+        return epoch_of(loader_of(4)), {}, []
+    tried = []  # batches that wait take memory from what is kept
+    for ahead in AHEAD:
+        with loader_of(ahead) as loader:
+            utilisation(job, epoch_of(loader), 99, math.inf)  # fills the memory
+            tried.append(({"ahead": ahead}, utilisation(job, epoch_of(loader), 100, math.inf)))
+    best = max(tried, key=lambda pair: pair[1])[0]
+    said = {"buffer": f"buffer {job['buffer'] / 2**20:,.0f} MiB", "ahead": f"ahead {best['ahead']}"}
+    return epoch_of(loader_of(**best)), said, tried
 
 
 def none_side(job: Job) -> tuple[Epoch, dict[str, Any], list[Any]]:

@@ -11,13 +11,14 @@ import math
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from solar.errors import PlanError
+from solar.io import whole
 from solar.values import Layout, Storage
 
 VERSION = 1
@@ -65,29 +66,34 @@ class Profile:
 
 
 def storage_of(rates: tuple[Rate, ...]) -> Storage:
-    """The Storage in which a request of n bytes takes 1/iops + n/bandwidth, at the best depth, as measured.
+    """The Storage that answers so many small requests a second, and passes the bytes of so many large ones.
 
-    >>> rates = Rate(4096, 1, 250, 0, 1.0), Rate(4096, 8, 500, 0, 1.0), Rate(4_194_304, 1, 160, 0, 1.0)
+    Both at their best depth; the larger of these depths is the storage's, so that a storage that answers one request
+    at a time has depth 1.
+
+    >>> rates = Rate(4096, 1, 250, 0, 1.0), Rate(4096, 8, 500, 0, 1.0), Rate(4_000_000, 1, 160, 0, 1.0)
     >>> storage = storage_of(rates)
-    >>> storage.latency, round(storage.iops, 1), round(storage.bandwidth / 1e9, 2), storage.depth
-    (0.004, 500.5, 0.99, 8)
+    >>> storage.latency, storage.iops, storage.bandwidth, storage.depth
+    (0.004, 500.0, 640000000.0, 8)
     """
     small, large = min(rate.nbytes for rate in rates), max(rate.nbytes for rate in rates)
-    of_small = [rate for rate in rates if rate.nbytes == small]
-    most = max(rate.per_second for rate in of_small)
-    depth = min(rate.depth for rate in of_small if rate.per_second >= 0.95 * most)
-    of_large = max(rate.per_second for rate in rates if rate.nbytes == large)
-    per_small, per_large = 1 / most, 1 / of_large
-    # Two sizes, two unknowns. Where noise makes large requests no dearer than small ones, bytes are taken for cheap.
-    bandwidth = (large - small) / (per_large - per_small) if per_large > per_small else large * of_large
-    per_request = per_small - small / bandwidth
+    of_small, of_large = ([rate for rate in rates if rate.nbytes == nbytes] for nbytes in (small, large))
     alone = min(of_small, key=lambda rate: rate.depth)
     return Storage(
         latency=alone.depth / alone.per_second,
-        bandwidth=bandwidth,
-        iops=1 / per_request if per_request > 0 else most,
-        depth=depth,
+        bandwidth=large * _most(of_large),
+        iops=_most(of_small),
+        depth=max(map(_enough, (of_small, of_large))),
     )
+
+
+def _most(rates: list[Rate]) -> float:
+    return max(rate.per_second for rate in rates)
+
+
+def _enough(rates: list[Rate]) -> int:
+    """The requests in flight from which on more gain next to nothing."""
+    return min(rate.depth for rate in rates if rate.per_second >= 0.95 * _most(rates))
 
 
 def stored_or_guessed(path: str | os.PathLike[str]) -> tuple[Storage, str]:
@@ -145,10 +151,13 @@ def decodes(layout: Layout) -> float:
 
 def default_path(path: str | os.PathLike[str]) -> Path:
     """Where the profile of the storage that holds `path` is kept: one for each mount point, in the user's cache."""
-    named = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(named) if named else Path.home() / ".cache") / "solar" / "storage"
     words = re.sub(r"[^A-Za-z0-9]+", "-", str(mount_point(path))).strip("-")
-    return folder / f"{words[-LONGEST:] or 'root'}.json"
+    return _folder() / f"{words[-LONGEST:] or 'root'}.json"
+
+
+def _folder() -> Path:
+    named = os.environ.get("XDG_CACHE_HOME")
+    return (Path(named) if named else Path.home() / ".cache") / "solar" / "storage"
 
 
 def mount_point(path: str | os.PathLike[str]) -> Path:
@@ -180,18 +189,15 @@ def save(profile: Profile, path: str | os.PathLike[str]) -> None:
     facts = {"solar_storage": VERSION, "path": profile.path, "made": profile.made, "how": profile.how}
     text = json.dumps({**facts, **_numbers(profile.storage), "rates": [asdict(one) for one in profile.rates]}, indent=1)
     target = Path(path)
-    temporary = ""
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=".new-")  # mode 0600
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
-        Path(temporary).replace(target)
+        with whole.written(target) as file:
+            file.write(text.encode() + b"\n")
     except OSError as error:
         raise PlanError(f"{target}: the profile cannot be stored: {error.strerror or error}") from error
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+    with suppress(RuntimeError):  # no home: then no folder is ours
+        if target.parent == _folder():
+            whole.sweep(target.parent)
 
 
 def _numbers(storage: Storage) -> dict[str, float]:

@@ -156,7 +156,7 @@ class Units:
 class Sweep:
     """The read head's way, worked out from the last step back to the first (native/include/solar/plan.hpp)."""
 
-    def __init__(self, units: Units, room: int, burst: int, ahead: int, gap: int) -> None: ...
+    def __init__(self, units: Units, room: int, burst: int, ahead: int, gap: int, lasting: bool = False) -> None: ...
     def back(self, items: I32, starts: I64, record: bool = False) -> tuple[PlanCounts, tuple[I32, I64, U8] | None]:
         """Goes back over the steps before those seen: counts, and a record of loads, their ends per step, last uses."""
 

@@ -91,24 +91,33 @@ def runs(
 
 
 def sweeps(
-    data: Data, steps: list[list[int]], room: int, burst: int, ahead: int
+    data: Data, steps: list[list[int]], room: int, burst: int, ahead: int, epoch_of: list[int] | None = None
 ) -> tuple[list[list[int]], list[int], int]:
     """The sweep, the slow way: loads of each issue step (0: the start) in the order of reading, peak, sweeps.
 
     From the back: a use brings its item in; when there is no room the head goes down, and takes out what it passes
-    and what is used no sooner than `ahead` steps from there. None where there is too little room.
+    and what is used no sooner than `ahead` steps from there. With the epoch of each step it is a lasting one: what is
+    used in a later epoch goes only where nothing else can. MemoryError where there is too little room.
     """
+    epochs = epoch_of or [0] * len(steps)
     memory: dict[int, int] = {}  # item: the step of its earliest use so far
     issued: list[list[int]] = [[] for _ in range(len(steps) + 1)]
     head, peaks, turns = len(data.unit_of), [0], 0
     for step in reversed(range(len(steps))):
         memory |= dict.fromkeys(steps[step], step)
         held = sum(map(data.weight, memory))
-        target = room - burst if held > room else room
+        target, later = room - burst if held > room else room, False
         while held > target:
-            ripe = [item for item, used in memory.items() if used >= step + 1 + ahead]
-            if not ripe:
+            ripe = [
+                item
+                for item, used in memory.items()
+                if used >= step + 1 + ahead and (epochs[used] != epochs[step]) == later
+            ]
+            if not ripe and (later or held <= room or epoch_of is None):
                 break
+            if not ripe:
+                target, later = room, True
+                continue
             below = [item for item in ripe if item < head]
             turns += not below
             unit = data.unit_of[max(below or ripe)]

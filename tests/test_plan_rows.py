@@ -54,8 +54,9 @@ def some_ways(units: Units) -> st.SearchStrategy[Way | None]:
     firsts = Region(units, 0, units.samples)._columns(0)[0].tolist()
     wholes = [False, True, True] if units.per_unit > 1 and units.storable else [False]
     pinned, whole = st.just(0) | st.sampled_from(firsts[: len(firsts) // 2 + 1]), st.sampled_from(wholes)
-    sweep = st.builds(Way, pinned, st.sampled_from([0, 10_000, 100_000]), whole)
-    return st.none() | sweep | sweep | st.builds(Way, pinned, whole=whole, direct=st.just(True))
+    gaps: dict[str, Any] = {"gap": st.none() | st.sampled_from([0, 500, 20_000])}
+    sweep = st.builds(Way, pinned, st.sampled_from([0, 10_000, 100_000]), whole, lasting=st.booleans(), **gaps)
+    return st.none() | sweep | sweep | st.builds(Way, pinned, whole=whole, direct=st.just(True), **gaps)
 
 
 def planned(sequences: list[Epoch], units: Units, memory: int, gap: float, **settings_: Any) -> Course:
@@ -179,6 +180,28 @@ def test_the_least_memory_that_an_error_names_works(data: st.DataObject) -> None
     assert (course.terms.ahead, max(one.peak for one in course.counts)) == (0, least)
     with pytest.raises(PlanError, match="give at least"):
         planned(epochs, units, least - 1, 401, way=Way())
+
+
+def test_large_samples_are_kept_from_epoch_to_epoch_and_holes_are_read_only_where_that_gains() -> None:
+    disks = Storage(latency=1e-3, bandwidth=1e9, iops=500)
+
+    def chosen(samples: int, nbytes: int, f: float) -> Course:
+        return plan_rows(
+            shuffles(samples, 8, 6).__getitem__, uniform(samples, nbytes), memory=int(f * samples * nbytes),
+            storage=disks, epochs=range(6), ahead=4, facts=(),
+        )  # fmt: skip
+
+    large, small, little = chosen(800, 3 << 20, 0.75), chosen(4000, 65536, 0.5), chosen(8000, 65536, 0.1)
+    assert large.way.lasting
+    assert large.counts[2].bytes < 1.15 * 0.25 * (800 * 3 << 20)
+    assert (small.way.lasting, small.way.direct, small.terms.gap) == (False, False, disks.gap)
+    assert little.terms.gap == little.way.gap == disks.gap // 2
+    wide = plan_rows(
+        shuffles(8000, 8, 6).__getitem__, uniform(8000, 65536), memory=800 * 65536, storage=disks, epochs=range(6),
+        ahead=4, facts=(), way=Way(),
+    )  # fmt: skip
+    spent, more = (disks.seconds(one.counts[2].requests, one.counts[2].bytes) for one in (little, wide))
+    assert spent < 0.9 * more
 
 
 def test_steps_on_their_way_take_no_more_than_an_eighth_of_the_memory() -> None:

@@ -46,9 +46,9 @@ def native_units(data: Data) -> _native.Units:
 
 
 def native_sweep(
-    data: Data, epochs: list[list[list[int]]], room: int, burst: int, ahead: int, gap: int
+    data: Data, epochs: list[list[list[int]]], room: int, burst: int, ahead: int, gap: int, lasting: bool = False
 ) -> tuple[list[Counts], list[Record], list[int]]:
-    sweep = _native.Sweep(native_units(data), room, burst, ahead, gap)
+    sweep = _native.Sweep(native_units(data), room, burst, ahead, gap, lasting)
     counts, records = [], []
     for steps in reversed(epochs):
         items = np.array([item for step in steps for item in step], np.int32)
@@ -67,14 +67,15 @@ def test_the_fast_sweep_is_the_slow_one_and_runs_without_a_late_read(data_of: st
     epochs = data_of.draw(some_steps(len(data.unit_of)))
     room, burst = data_of.draw(st.integers(1, 60)), data_of.draw(st.sampled_from([0, 0, 3, 100]))
     ahead, gap = data_of.draw(st.integers(0, 3)), data_of.draw(st.integers(0, 9))
-    steps = [step for epoch in epochs for step in epoch]
+    steps, lasting = [step for epoch in epochs for step in epoch], data_of.draw(st.booleans())
+    epoch_of = [number for number, epoch in enumerate(epochs) for _ in epoch]
     try:
-        issued, peaks, turns = sweeps(data, steps, room, burst, ahead)
+        issued, peaks, turns = sweeps(data, steps, room, burst, ahead, epoch_of if lasting else None)
     except MemoryError:
         with pytest.raises(PlanError, match="there is room for"):
-            native_sweep(data, epochs, room, burst, ahead, gap)
+            native_sweep(data, epochs, room, burst, ahead, gap, lasting)
         return
-    counts, records, start = native_sweep(data, epochs, room, burst, ahead, gap)
+    counts, records, start = native_sweep(data, epochs, room, burst, ahead, gap, lasting)
     assert start == issued[0]
     loads = [loads.tolist() for record in records for loads in np.split(record.loads, record.ends[1:-1])]
     assert loads == issued[1:]
@@ -104,6 +105,22 @@ def test_a_sample_that_is_used_again_soon_stays_over_the_end_of_an_epoch() -> No
     counts, records, start = native_sweep(data, [[[0], [1], [2], [3]], [[3], [2], [1], [0]]], 2, 0, 0, 0)
     assert sum(one.reads for one in counts) + len(start) == 6  # 3 and 2 stay
     assert records[0].last.tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("f", [0.25, 0.5, 0.75])
+def test_a_lasting_sweep_reads_what_the_best_cache_would_and_little_more(f: float) -> None:
+    # No cache finds more than f of an epoch there. Beside that: what the steps ahead hold when an epoch begins.
+    samples, batch, ahead = 4000, 8, 6
+    region, starts = Region(uniform(samples, 1000), 0, samples), np.append(np.arange(0, samples, batch), samples)
+    terms = Terms(int(f * samples) * 1000, 0, ahead, batch=0)
+    uses = lambda epoch: (_native.randperm(samples, epoch), starts)  # noqa: E731
+    lasting, plain = (
+        total(one.counts for one in steady(region, way, uses, range(6), range(1, 3), terms)).reads / 2
+        for way in (Way(lasting=True), Way())
+    )
+    best = (1 - f) * samples
+    assert best <= lasting <= best + (ahead + 1) * batch
+    assert plain > 1.2 * lasting
 
 
 def test_what_is_not_an_item_of_the_units_is_refused() -> None:

@@ -177,11 +177,11 @@ void bind_plan(nb::module_& module) {
   nb::class_<Sweep>(module, "Sweep")
       .def("__init__",
            [](Sweep* made, const Units& units, std::int64_t room, std::int64_t burst, std::int64_t ahead,
-              std::int64_t gap) {
+              std::int64_t gap, bool lasting) {
              if (burst < 0 || ahead < 0 || gap < 0) throw nb::value_error("burst, ahead and gap must not be below 0");
-             new (made) Sweep(std::make_shared<const Units>(units), room, burst, ahead, gap);
+             new (made) Sweep(std::make_shared<const Units>(units), room, burst, ahead, gap, lasting);
            },
-           "units"_a, "room"_a, "burst"_a, "ahead"_a, "gap"_a)
+           "units"_a, "room"_a, "burst"_a, "ahead"_a, "gap"_a, "lasting"_a = false)
       .def("back", &back, "items"_a, "starts"_a, "record"_a = false)
       .def("residents", &residents)
       .def("copy", [](const Sweep& sweep) { return Sweep(sweep); });

@@ -52,7 +52,8 @@ TEST_CASE("every use is served by one load, whose sample is there from before it
     std::mt19937 random(seed);
     const std::int64_t items = 1 + random() % 200, batch = 1 + random() % 8, ahead = random() % 3;
     const std::int64_t room = (ahead + 1) * batch + random() % 60;
-    Sweep sweep(alike(items, 1 + random() % 4, 1), room, random() % 10, ahead, random() % 6);
+    const std::int64_t burst = random() % 10, gap = random() % 6;
+    Sweep sweep(alike(items, 1 + random() % 4, 1), room, burst, ahead, gap, seed % 2 == 1);
     std::vector<std::vector<Item>> uses;
     std::vector<Record> records;
     for (unsigned epoch = 0; epoch < 3; ++epoch) uses.push_back(randperm(items, seed * 3 + epoch, 0));

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from solar.errors import PlanError
 from solar.planner.order import Order
@@ -29,6 +30,9 @@ LARGE = 300_000  # items from which on only what the formulas find best is count
 SMALL = 4096  # items up to which it is no matter in how small pieces they are read
 EMPTY = 0.02  # of the memory that is freed at a time, at most: half of that is empty on average
 STEPS = 24  # sizes of the pinned part that the formulas try
+WORTH = 0.9  # of the time, above which another gap is not worth that numbers of a storage are never exact
+WIDEST = 3  # times that it is doubled, or halved
+NEAR = 16  # units to a gap, above which many lie within one, and a head that passes some over reads the same again
 
 
 def epochs_of(order: Order) -> tuple[range, range]:
@@ -74,19 +78,47 @@ def choose(
 
     `kinds` says whether units may be held whole, or must be: (False,), (True,) or both.
     """
-    best: tuple[float, Way, list[Epoch]] | None = None
-    for way in candidates(region, terms, storage, region.kinds if kinds is None else kinds):
+
+    def counted(way: Way) -> Tried:
         try:
             check_room(region, way, terms)
             # Nothing that direct reading does depends on other epochs.
             found = steady(region, way, uses, measured if way.direct else epochs, measured, terms, start=start)
-        except PlanError:
-            continue  # this much pinned leaves too little for the batches; reading step by step always goes
-        spent = seconds(total(one.counts for one in found), region.units, storage)
-        if best is None or spent < best[0]:
-            best = spent, way, found
-    assert best is not None
-    return best[1], best[2]
+        except PlanError:  # this much pinned leaves too little for the batches; reading step by step always goes
+            return Tried(math.inf, Counts(), way, [])
+        counts = total(one.counts for one in found)
+        return Tried(seconds(counts, region.units, storage), counts, way, found)
+
+    best = counted(Way(direct=True))
+    for way in candidates(region, terms, storage, region.kinds if kinds is None else kinds):
+        best = min(best, counted(way), key=Tried.cost)
+    best = _balanced(best, counted, terms.gap, storage)
+    return best.way, best.epochs
+
+
+class Tried(NamedTuple):
+    """A way, and what it takes."""
+
+    seconds: float
+    counts: Counts
+    way: Way
+    epochs: list[Epoch]
+
+    def cost(self) -> tuple[float, int, int]:
+        """Seconds; and where what decides them is equal, the other."""
+        return self.seconds, self.counts.requests, self.counts.bytes
+
+
+def _balanced(best: Tried, counted: Callable[[Way], Tried], gap: int, storage: Storage) -> Tried:
+    """The way with a narrower gap where bytes decide, or a wider one where requests do, as long as that gains."""
+    passing = best.counts.bytes / storage.bandwidth
+    factor = 0.5 if passing > best.counts.requests * storage.request_seconds else 2
+    for power in range(1, WIDEST + 1):
+        tried = counted(replace(best.way, gap=int(gap * factor**power)))
+        if tried.seconds >= best.seconds * WORTH:
+            break
+        best = tried
+    return best
 
 
 def as_first(
@@ -114,8 +146,7 @@ def read_alone(uses: int, units: Units) -> Counts:
 
 
 def candidates(region: Region, terms: Terms, storage: Storage, kinds: tuple[bool, ...]) -> Iterator[Way]:
-    """The ways worth counting: nothing kept, all that fits pinned, and sweeps over what formulas leave."""
-    yield Way(direct=True)
+    """The ways worth counting beside keeping nothing: all that fits pinned, and sweeps over what formulas leave."""
     room = terms.room - received_nbytes(region, terms)
     everything = [Way(region.items, whole=w) for w in kinds if region.held_nbytes(region.items, whole=w) <= room]
     yield from everything
@@ -125,9 +156,13 @@ def candidates(region: Region, terms: Terms, storage: Storage, kinds: tuple[bool
         return
     guesses: list[tuple[float, int, bool]] = []
     for whole in kinds:
-        most = region.fitting(terms.room - staging_nbytes(region, terms), whole=whole)
-        if 0 < most < region.items:
-            yield Way(pinned=most, whole=whole, direct=True)
+        if region.items <= LARGE or NEAR * region.units.stored_nbytes >= terms.gap:
+            yield Way(whole=whole, lasting=True)
+        room = terms.room - staging_nbytes(region, terms)
+        beside = region.fitting(max(0, room - terms.ahead * terms.step), whole=whole)
+        if 0 < beside < region.items:
+            yield Way(pinned=beside, whole=whole, direct=True)
+        most = region.fitting(room, whole=whole)
         guesses += _guesses(region, most, whole, terms, storage)
     worth = [min(guesses)] if region.items > LARGE else guesses
     for _, pinned, whole in worth:

@@ -230,7 +230,7 @@ def _terms(uses: Uses, region: Region, epochs: range, memory: int, gap: int, ahe
     if pinned + largest > memory:
         raise TooLittle(memory, largest, pinned)
     most = min(memory // SHARE, memory - pinned) // max(largest, 1) - 1
-    return Terms(memory, gap, max(0, min(ahead, most)), batch=0)
+    return Terms(memory, gap, max(0, min(ahead, most)), batch=0, step=largest)
 
 
 def _largest_step(uses: tuple[NDArray[np.int32], NDArray[np.int64]], region: Region, whole: bool) -> int:
@@ -274,6 +274,7 @@ def _course(
     *,
     holding: bool = False,
 ) -> Course:
+    terms = terms.by(way)
     check_room(region, way, terms)
     *found, rest = backwards(region, way, uses, epochs, terms, marks=True)
     found.reverse()

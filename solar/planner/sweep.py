@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +56,8 @@ class Way:
     burst: int = 0  # bytes more than needed that are freed at a time, for larger requests
     whole: bool = False  # units are held whole as they are stored, and decoded at each use
     direct: bool = False  # no sweep
+    lasting: bool = False  # what is held for a later epoch stays, as long as anything else can be given up
+    gap: int | None = None  # holes smaller than this are read; None: those that take no longer than a request
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,11 @@ class Terms:
     ahead: int = 0  # steps between issuing a read and the first use
     batch: int = 1  # samples that the ranks of the node take in a step, at most; 0: batches have memory of their own
     received: int = 0  # samples among these that come from other nodes, at most
+    step: int = 0  # bytes of the largest step; where batches have memory of their own, what is read straight to them
+
+    def by(self, way: Way) -> Terms:
+        """These with the gap of the way, if it has one."""
+        return self if way.gap is None else replace(self, gap=way.gap)
 
 
 def total(counts: Iterable[Counts]) -> Counts:
@@ -80,12 +87,15 @@ def backwards(
     region: Region, way: Way, uses: Uses, epochs: range, terms: Terms, *, record: bool = False, marks: bool = False
 ) -> Iterator[Epoch]:
     """The epochs from the last to the first, and after them what the start must read (an Epoch of no uses)."""
+    terms = terms.by(way)
     if way.pinned == region.items:
         yield from _all_pinned(region, way, uses, epochs, terms)
         return
     always = always_nbytes(region, way, terms)
     units = region.native(way.pinned, whole=way.whole and not way.direct)
-    sweep = None if way.direct else _native.Sweep(units, terms.room - always, way.burst, terms.ahead, terms.gap)
+    sweep = None
+    if not way.direct:
+        sweep = _native.Sweep(units, terms.room - always, way.burst, terms.ahead, terms.gap, way.lasting)
     for epoch in reversed(epochs):
         mark = sweep.copy() if sweep is not None and marks else None
         all_uses = uses(epoch)

@@ -80,10 +80,14 @@ struct Record {
 //
 // What is read after step t - 1 and before step t is done is issued at t; it is held from t on, and wanted at t + ahead
 // at the soonest. Once room is needed, `burst` bytes more than that are taken, for larger requests.
+//
+// A `lasting` sweep takes out what waits for the steps of an earlier call of back() only where nothing else is ripe.
+// Where each call is for an epoch that uses all there is once, what memory holds when an epoch begins was then kept
+// from the one before, and no policy reads fewer bytes; but the head finds less on its way.
 class Sweep {
  public:
   Sweep(std::shared_ptr<const Units> units, std::int64_t room, std::int64_t burst, std::int64_t ahead,
-        std::int64_t gap);
+        std::int64_t gap, bool lasting = false);
 
   // Goes back over the steps before those that it has seen, and if asked writes down what is read and dropped when.
   // Throws Error(plan) when the uses of ahead + 1 steps take more than the room.
@@ -97,15 +101,18 @@ class Sweep {
 
  private:
   bool use(Item item);
-  void unlock();
+  void unlock(std::vector<std::uint64_t>& ripe);
   void flush(std::int64_t target, Counts& counts, Record* record);
+  void flush(std::vector<std::uint64_t>& ripe, std::int64_t target, Counts& counts, Record* record);
 
   std::shared_ptr<const Units> units_;  // copies of a Sweep go on from where it is
   std::int64_t room_, burst_, ahead_, gap_;
+  bool lasting_;
   std::int64_t held_ = 0;             // bytes in memory
   std::int64_t head_;                 // items below it are yet to be passed in this sweep
   std::int64_t request_ = -1;         // where what was read last in this sweep begins; -1: nothing was
   std::vector<std::uint64_t> resident_, ripe_;  // in memory; and far enough from its use to be read
+  std::vector<std::uint64_t> later_;            // ripe, and waiting for what an earlier call of back() saw
   std::vector<std::vector<Item>> locked_;       // uses of the last ahead + 1 steps, a ring
   std::size_t turn_ = 0;
   std::vector<Extent> aside_;  // empty but in flush()

@@ -2,6 +2,7 @@
 #include <bit>
 #include <functional>
 #include <string>
+#include <utility>
 
 #include "solar/error.hpp"
 #include "solar/plan.hpp"
@@ -95,10 +96,10 @@ void settle(std::vector<Extent>& aside, Read&& read) {
 }  // namespace
 
 Sweep::Sweep(std::shared_ptr<const Units> units, std::int64_t room, std::int64_t burst, std::int64_t ahead,
-             std::int64_t gap)
-    : units_(std::move(units)), room_(room), burst_(burst), ahead_(ahead), gap_(gap), head_(units_->items),
-      resident_(static_cast<std::size_t>(units_->items) / 64 + 1), ripe_(resident_.size()),
-      locked_(static_cast<std::size_t>(ahead) + 1) {}
+             std::int64_t gap, bool lasting)
+    : units_(std::move(units)), room_(room), burst_(burst), ahead_(ahead), gap_(gap), lasting_(lasting),
+      head_(units_->items), resident_(static_cast<std::size_t>(units_->items) / 64 + 1), ripe_(resident_.size()),
+      later_(lasting ? resident_.size() : 0), locked_(static_cast<std::size_t>(ahead) + 1) {}
 
 // Whether the item comes into memory with it, seen backwards.
 bool Sweep::use(Item item) {
@@ -109,17 +110,19 @@ bool Sweep::use(Item item) {
   }
   if (has(ripe_, item)) {
     drop(ripe_, item);  // it stays from this use to the next, so its reading moves before this one
+  } else if (lasting_ && has(later_, item)) {
+    drop(later_, item);
   } else {
     ++again_[item];
   }
   return false;
 }
 
-void Sweep::unlock() {
+void Sweep::unlock(Bits& ripe) {
   for (const Item item : locked_[turn_]) {
     const auto more = again_.empty() ? again_.end() : again_.find(item);
     if (more == again_.end()) {
-      put(ripe_, item);
+      put(ripe, item);
     } else if (--more->second == 0) {
       again_.erase(more);
     }
@@ -127,12 +130,17 @@ void Sweep::unlock() {
 }
 
 void Sweep::flush(std::int64_t target, Counts& counts, Record* record) {
+  flush(ripe_, target, counts, record);
+  if (lasting_ && held_ > room_) flush(later_, room_, counts, record);
+}
+
+void Sweep::flush(Bits& ripe, std::int64_t target, Counts& counts, Record* record) {
   Chain request{request_};
   const auto read = [&](const Extent& extent) { request.join(extent, gap_, counts.requests, counts.bytes); };
   while (held_ > target) {
-    std::int64_t item = highest_below(ripe_, head_);
+    std::int64_t item = highest_below(ripe, head_);
     if (item < 0) {
-      item = highest_below(ripe_, units_->items);
+      item = highest_below(ripe, units_->items);
       if (item < 0) break;
       ++counts.sweeps;
       settle(aside_, read);
@@ -141,8 +149,8 @@ void Sweep::flush(std::int64_t target, Counts& counts, Record* record) {
     visit(*units_, unit, aside_, read);
     ++counts.visits;
     counts.decoded += begin_of(*units_, unit + 1) - begin;
-    for (; item >= begin; item = highest_below(ripe_, item)) {
-      drop(ripe_, item);
+    for (; item >= begin; item = highest_below(ripe, item)) {
+      drop(ripe, item);
       drop(resident_, item);
       held_ -= weight_of(*units_, item);
       ++counts.reads;
@@ -162,8 +170,10 @@ Counts Sweep::back(std::span<const Item> items, std::span<const std::int64_t> st
     *record = {{}, {}, std::vector<std::uint8_t>(items.size())};
     record->loads.reserve(items.size());  // mostly fewer; growing would take twice the memory
   }
+  // What waits for these epochs' steps is read before what waits for later ones.
+  for (std::size_t word = 0; word < later_.size(); ++word) later_[word] |= std::exchange(ripe_[word], 0);
   for (std::size_t step = steps; step-- > 0;) {
-    unlock();
+    unlock(lasting_ && steps - step <= locked_.size() ? later_ : ripe_);
     std::vector<Item>& mine = locked_[turn_];
     mine.assign(items.begin() + starts[step], items.begin() + starts[step + 1]);
     turn_ = (turn_ + 1) % locked_.size();
