@@ -1,6 +1,6 @@
 """Ratio, decoding and encoding rate of the bounded codec beside others: python -m bench.codec [--quick] [SET ...]
 
-All in one process on one thread (but for two_threads), on the same arrays with the same absolute bound: a share of
+All in one process on one thread (but for the loader's), on the same arrays with the same absolute bound: a share of
 each sample's range of finite values. Rates are decoded bytes by the thread's own time, which other programs do not
 take; of several passes the fastest counts. "beyond" counts the values further off than the bound, NaN and infinities
 that did not come back included. --record adds all rows, with the machine's facts, to bench/results/codec.jsonl.
@@ -11,20 +11,22 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import threading
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+import solar
 from bench import machine, records
 from bench.codec_fields import BOUNDS, FILL, Samples, all_sets, mean, span
 from bench.codec_peers import Peer, peers
-from solar import _native
+from solar import DataLoader, H5Dataset, _native
 
 RECORDED = Path(__file__).parent / "results" / "codec.jsonl"
 VERY_SMOOTH = {"smooth64", "femm_f64"}  # where interpolation over a whole field cannot be beaten by tiles
@@ -123,20 +125,30 @@ def summary(rows: list[Row]) -> list[str]:
     return lines
 
 
-def two_threads(samples: Samples, coder: str) -> float:
-    """How many times faster two threads decode than one."""
-    chunks = [_native.encode(sample, 1e-3 * span(sample), coder) for sample in samples] * 4
-    outs = [np.empty((len(chunks), *samples[0].shape), samples[0].dtype) for _ in range(2)]
+def two_threads(field: NDArray[Any], coder: str, rounds: int = 12) -> float:
+    """How many times faster solar's loader is with two reader threads than with one: a file in memory, large batches.
 
-    def both() -> None:
-        threads = [threading.Thread(target=_native.decode_many, args=(chunks, out)) for out in outs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-    one = fastest(lambda: _native.decode_many(chunks, outs[0]), 1.0, time.perf_counter)
-    return 2 * one / fastest(both, 1.0, time.perf_counter)
+    The loader's threads last, and so does their memory. Threads made for each call of the decoder would begin each
+    time with coding tables to make and pages to touch, which takes as long as some megabytes to decode.
+    """
+    with tempfile.TemporaryDirectory(prefix="solar-bench-") as folder:
+        plain, small = f"{folder}/plain.h5", f"{folder}/small.h5"
+        with h5py.File(plain, "w") as file:
+            stored = file.create_dataset("x", (512, *field.shape), field.dtype, chunks=(1, *field.shape))
+            for i in range(len(stored)):
+                stored[i] = np.roll(field, i, 2)
+        solar.compress(plain, small, {None: f"rel=1e-3,coder={coder}"})
+        loaders = {threads: DataLoader(H5Dataset(small, "x"), 32, num_workers=threads) for threads in (1, 2)}
+        best = dict.fromkeys(loaders, math.inf)
+        for _ in range(rounds):
+            for threads, loader in loaders.items():
+                start = time.perf_counter()
+                for _batch in loader:
+                    pass
+                best[threads] = min(best[threads], time.perf_counter() - start)
+        for loader in loaders.values():
+            loader.close()
+    return best[1] / best[2]
 
 
 def encoding_rates(rows: list[Row]) -> list[str]:
@@ -173,8 +185,8 @@ def main() -> None:
     print("\n".join(summary(rows)))
     print("\n| coder | encoding, MB/s, geometric mean | the slowest |\n| --- | --- | --- |")
     print("\n".join(encoding_rates(rows)))
-    field = known["turb64"]()
-    print("\n| coder | two threads against one |\n| --- | --- |")
+    field = known["turb64"]()[0]
+    print("\n| coder | two reader threads of the loader against one |\n| --- | --- |")
     scaling = {coder: two_threads(field, coder) for coder in ("pack", "dense")}
     for coder, times in scaling.items():
         print(f"| {coder} | {times:.2f} |")

@@ -32,6 +32,8 @@ PREDICTORS = {
     "xy": "from the neighbours in a plane",
     "xyz": "from the neighbours in space",
     "interpolation": "cubic, between values ever closer together",
+    "patches": "as x to xyz, whichever is smallest, stored in the order of small patches",
+    "learned": "experimental: as auto, and from patterns learned of the data set",
 }
 OURS = "solar"
 FILTERS = {

@@ -14,6 +14,7 @@ from solar.values import Filter, Form, Layout
 
 KEPT = 65535  # native/include/solar/codec.hpp: chunks of our codec, checked and as they are stored; in no file
 MOST_TABLES = 64  # that are told apart
+LEARNED = 24  # a predictor (io/FORMAT.md)
 SLACK = 64  # zeros behind the largest chunk, at least: a decoder may read on past a chunk's end
 ALIGNED = 128  # bytes, of which a row is a multiple
 
@@ -69,6 +70,8 @@ def _refused(layout: Layout) -> str:
         return f"{where} is not stored by solar's codec alone: `solar compress` makes a file that is"
     if not layout.dtype.isnative or layout.dtype.str[1:] not in CODES:
         return f"{where} is of {layout.dtype}, which the codec does not store as such"
+    if any(_learned(form.filters[0].values) for form in layout.forms):
+        return f"{where} is foretold by what was learned of it (--predictor learned), which the host alone decodes"
     if any(form.chunk != (1, *layout.sample_shape) for form in layout.forms):
         return f"{where} has chunks of {layout.forms[0].chunk}, not one of {(1, *layout.sample_shape)} for each sample"
     whole = np.array_equal(np.diff(layout.part_chunks), np.diff(layout.part_first)) and layout.samples > 0
@@ -79,6 +82,12 @@ def _refused(layout: Layout) -> str:
 
 def _where(layout: Layout) -> str:
     return f"{layout.paths[0]}: {layout.name}" if layout.paths else layout.name
+
+
+def _learned(values: tuple[int, ...]) -> bool:
+    """Whether a writer asks for the learned predictor in the values of a filter message."""
+    asked = values[2 + -(-values[1] // 4) :] if len(values) >= 2 and values[0] == 1 else ()
+    return len(asked) > 3 and asked[0] == 1 and asked[3] == LEARNED
 
 
 def _tables(values: tuple[int, ...]) -> bytes:

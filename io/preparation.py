@@ -154,7 +154,8 @@ def _with_tables(part: Part, pieces: Pieces, pool: Executor) -> tuple[Part, int]
 def trained(codec: Codec, arrays: list[NDArray[Any]]) -> Codec:
     """The codec with tables for values like these, of as many as give tables that the filter's values have room for."""
     step = 1
-    while codec.filter == OURS and codec.coder != "pack" and step <= len(arrays):
+    needed = codec.filter == OURS and (codec.coder != "pack" or codec.predictor == "learned")
+    while needed and step <= len(arrays):
         found = codec.trained(arrays[::step])
         if has_room(found, arrays[0].ndim):
             return found

@@ -35,7 +35,7 @@ from solar.io.skeleton import H5_ERRORS, copy_structure
 from solar.io.unfinished import Leftover, Unfinished, leftover, leftovers
 
 BOUND = "solar_bound"  # the attribute of a compressed dataset that says its bound
-ENCODER = 2  # of which a journal speaks: another one may give other chunks for the same values
+ENCODER = 3  # of which a journal speaks: another one may give other chunks for the same values
 SPARE = 1.05  # of the bytes foreseen, so that nobody else's write fails for ours
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -181,10 +181,16 @@ def _before(out: Path, head: dict[str, Any], force: bool) -> list[Leftover]:
         if other:
             for each in found:
                 each.close()
+            lies = f"an unfinished {out.name} lies beside it ({one.path.name}), begun"
+            theirs = one.head.get("settings")
+            if other == ["settings"] and isinstance(theirs, dict) and theirs | {"encoder": ENCODER} == head["settings"]:
+                raise PlanError(
+                    f"{lies} by another version of solar, whose chunks are not those of this one: --force removes it "
+                    "and begins anew, or go on with that version"
+                )
             why = "of another file, or before it changed" if "input" in other else "with other settings"
             raise PlanError(
-                f"an unfinished {out.name} lies beside it ({one.path.name}), begun {why}: give the same command to "
-                "go on with that one, or --force to remove it and begin anew"
+                f"{lies} {why}: give the same command to go on with that one, or --force to remove it and begin anew"
             )
     return found
 

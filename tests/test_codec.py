@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from hypothesis import strategies as st
 from kit import SHARED, same
 from numpy.typing import NDArray
 
+import solar
+import solar.filters
 from solar import H5Dataset, _native
 from solar.errors import CodecError
 from solar.io.codec import CODERS, FILTER, PREDICTORS, Codec, parse, span_of
+from solar.io.encoded import encoded
 
 GOLDEN = Path(__file__).parent / "golden" / "codec"
 TYPES = ["f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]
@@ -68,12 +72,14 @@ def some_array(draw: st.DrawFn) -> NDArray[Any]:
 def test_every_value_comes_back_within_the_bound_by_every_path(
     array: NDArray[Any], bound: float, coder: str, predictor: str
 ) -> None:
-    chunk = Codec("abs", bound, coder, predictor).encode(array)
-    plain = decoded(chunk, array, "plain")
+    codec = Codec("abs", bound, coder, predictor)
+    codec = codec.trained([array]) if predictor == "learned" and array.size % 2 else codec
+    chunk = codec.encode(array)
+    plain = decoded(chunk, array, "plain", codec.tables)
     assert within(array, plain, bound)
     assert _native.compare(np.ascontiguousarray(array), plain, bound)[0] == 0
     for path in _native.codec_paths():
-        assert same(decoded(chunk, array, path), plain), path
+        assert same(decoded(chunk, array, path, codec.tables), plain), path
 
 
 @settings(max_examples=60, deadline=None)
@@ -158,6 +164,74 @@ def test_trained_tables_make_chunks_smaller_and_travel_in_the_filter_values() ->
     with pytest.raises(CodecError, match="copied from another file"):
         decoded(chunk, frames[3])
     assert np.array(codec.filter_values[2:], np.uint32).tobytes()[: codec.filter_values[1]] == codec.tables
+
+
+def speckles(seed: int) -> NDArray[np.float32]:
+    """As what diffracted light leaves on a detector: bright and dark, not smooth."""
+    rng = np.random.default_rng(seed)
+    return rng.poisson(np.kron(rng.exponential(3, (12, 12)) ** 3, np.ones((8, 8)))).astype(np.float32)
+
+
+def woven(seed: int) -> NDArray[np.float32]:
+    """Sums of two patterns, more or less of them in each patch."""
+    patterns = np.random.default_rng(99).normal(size=(2, 8, 8)).cumsum(1)
+    rng = np.random.default_rng(seed)
+    sums = np.einsum("kab,kxy->xayb", patterns, 10 * rng.normal(size=(2, 12, 12))).reshape(96, 96)
+    return (sums + rng.normal(size=sums.shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("coder", CODERS)
+def test_speckles_are_smaller_in_the_order_of_patches_and_auto_takes_it(coder: str) -> None:
+    frame = speckles(0)
+    in_rows = min(len(Codec("abs", 4.0, coder, one).encode(frame)) for one in ("none", "x", "xy", "interpolation"))
+    chunk = Codec("abs", 4.0, coder).encode(frame)
+    assert len(chunk) < 0.95 * in_rows
+    assert _native.describe_codec(chunk)["patched"] == 1
+    assert within(frame, decoded(chunk, frame), 4.0)
+
+
+def test_what_is_learned_travels_with_the_tables_and_is_never_chosen_unasked() -> None:
+    frames = [woven(seed) for seed in range(4)]
+    plain, asked = Codec("abs", 0.2), Codec("abs", 0.2, predictor="learned")
+    codec = asked.trained(frames[:3])
+    assert len(codec.filter_values) <= 256 - 20
+    chunk = codec.encode(frames[3])
+    assert _native.describe_codec(chunk)["learned"] > 0
+    assert within(frames[3], decoded(chunk, frames[3], tables=codec.tables), 0.2)
+    assert _native.describe_codec(plain.trained(frames[:3]).encode(frames[3]))["learned"] == 0
+    alone = asked.encode(frames[3])  # of itself, or not at all
+    assert within(frames[3], decoded(alone, frames[3]), 0.2)
+    assert len(chunk) < len(alone) <= len(plain.encode(frames[3]))
+    with pytest.raises(CodecError, match="copied from another file"):
+        decoded(chunk, frames[3])
+
+
+def test_a_hostile_basis_is_an_error() -> None:
+    frame = woven(0)
+    codec = Codec("abs", 0.2, predictor="learned").trained([frame])
+    heads = {count: len(codec.tables) - 4 - 64 * count for count in (1, 2, 4, 8)}
+    (at,) = [at for count, at in heads.items() if codec.tables[at] == count and codec.tables[at + 3] == 0]
+    hostile = [codec.tables[:-4], codec.tables + bytes(4)]
+    for offset, value in ((0, 0), (0, 9), (1, 16), (2, 2), (3, 1)):
+        hostile.append(codec.tables[: at + offset] + bytes([value]) + codec.tables[at + offset + 1 :])
+    for tables in hostile:
+        with pytest.raises(CodecError):
+            replace(codec, tables=tables).encode(frame)
+
+
+def test_a_file_with_the_learned_predictor_is_read_by_all_but_a_device(tmp_path: Path) -> None:
+    frames = np.stack([woven(seed) for seed in range(6)])
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=frames, chunks=(1, *frames.shape[1:]))
+    solar.compress(tmp_path / "a.h5", tmp_path / "b.h5", "abs=0.2,predictor=learned")
+    solar.filters.register()  # the plug-in
+    with h5py.File(tmp_path / "b.h5") as file:
+        chunks = [file["x"].id.read_direct_chunk((i, 0, 0))[1] for i in range(len(frames))]
+        restored = file["x"][()]
+    assert all(_native.describe_codec(chunk)["learned"] for chunk in chunks)
+    assert within(frames, restored, 0.2)
+    assert same(solar.read(tmp_path / "b.h5", "x"), restored)
+    assert "the host alone" in encoded([solar.inspect(tmp_path / "b.h5", "x")])
 
 
 def test_a_chunk_of_float32_can_be_had_as_float16() -> None:

@@ -72,6 +72,7 @@ FIELDS = {
 OPTIONS: list[dict[str, Any]] = [{}, {"batch_size": None}, {"static": True}, {"num_workers": 2}, {"ahead": 1}]
 
 
+@pytest.mark.filterwarnings("ignore:In future, it will be an error:DeprecationWarning")  # torch 2.4's own, of np.bool_
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_batches_are_those_that_the_host_reads(
     options: dict[str, Any], folder: Path, device: list[Eager], kvikio: Kvikio

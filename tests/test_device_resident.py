@@ -113,6 +113,7 @@ def test_samples_are_known_in_any_subset_and_as_often_as_they_come(pretended: st
         assert counted(there, "device_hits") == [before + len(order)]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.load:FutureWarning")  # torch 2.4's own, of tensors in pickles
 def test_what_stays_outlasts_a_break_and_a_resumed_position(pretended: str, folder: Path) -> None:
     dataset = H5Dataset(str(folder / "a.h5"), FIELDS)
     host, there = loaders(dataset, 4, True, resident="1MB", decode="device")

@@ -17,6 +17,7 @@ from store_kit import begun, ended, journals, many_samples, smooth
 
 from solar import read
 from solar.errors import PlanError
+from solar.io import store
 from solar.io.store import compress
 
 CODEC = "abs=0.01"
@@ -67,11 +68,15 @@ def test_a_run_told_to_stop_says_how_to_go_on(number: signal.Signals, code: int,
     assert finished(large) == TASK
 
 
-def test_another_command_does_not_go_on_with_it(large: Path) -> None:
+def test_another_command_or_encoder_does_not_go_on_with_it(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended(signal.SIGKILL, TASK, *command(large))
     out = large.with_name("b.h5")
     with pytest.raises(PlanError, match=r"unfinished b.h5 lies beside it .* with other settings"):
         compress(large, out, "abs=0.02")
+    with monkeypatch.context() as later:
+        later.setattr(store, "ENCODER", store.ENCODER + 1)
+        with pytest.raises(PlanError, match=r"by another version of solar, .*: --force removes it"):
+            compress(large, out, CODEC)
     os.utime(large)
     with pytest.raises(PlanError, match="of another file, or before it changed"):
         compress(large, out, CODEC)

@@ -19,8 +19,8 @@ constexpr std::array<Type, 10> known{{{1, Number::float32, 4, "H5T_IEEE_F32LE_g"
                                       {8, Number::uint32, 4, "H5T_STD_U32LE_g"},
                                       {9, Number::int64, 8, "H5T_STD_I64LE_g"},
                                       {10, Number::uint64, 8, "H5T_STD_U64LE_g"}}};
-constexpr std::array predictors{Predictor::none,          Predictor::x,    Predictor::xy, Predictor::xyz,
-                                Predictor::interpolation, Predictor::tried};
+constexpr std::array predictors{Predictor::none,          Predictor::x,       Predictor::xy,      Predictor::xyz,
+                                Predictor::interpolation, Predictor::patches, Predictor::learned, Predictor::tried};
 constexpr std::uint32_t version = 1, asked_version = 1;
 
 [[noreturn]] void impossible(const char* what) {

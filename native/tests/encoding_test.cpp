@@ -207,14 +207,14 @@ TEST_CASE("whatever tiles make a chunk smaller, every value is within the bound 
     }
 }
 
-TEST_CASE("a smooth field in space is cut into round tiles, one with edges into narrow ones") {
+TEST_CASE("a smooth field in space is cut into round tiles, one with edges is stored in the order of patches") {
   const std::vector<float> smooth = field(0, 64, 64, 64), edged = field(1, 64, 64, 64);
-  const auto tile_x = [](const std::vector<float>& values) {
-    return describe_codec(encode({values.data(), Number::float32, {64, 64, 64}}, 1e-3, Coder::pack, Predictor::tried))
-        .tile[2];
+  const auto made = [](const std::vector<float>& values) {
+    return describe_codec(encode({values.data(), Number::float32, {64, 64, 64}}, 1e-3, Coder::pack, Predictor::tried));
   };
-  CHECK(tile_x(smooth) == 33);
-  CHECK(tile_x(edged) == 16);
+  CHECK(made(smooth).tile[2] == 33);
+  CHECK(made(smooth).tiles_patched == 0);
+  CHECK(made(edged).tiles_patched > 0);
 }
 
 TEST_CASE("no chunk is larger than its values, its header and an entry for each 16384 of them") {

@@ -19,8 +19,8 @@ namespace {
 using namespace solar;
 
 constexpr std::size_t most_values = 1 << 15;
-constexpr std::array predictors{Predictor::none,          Predictor::x,    Predictor::xy, Predictor::xyz,
-                                Predictor::interpolation, Predictor::tried};
+constexpr std::array predictors{Predictor::none,          Predictor::x,     Predictor::xy,      Predictor::xyz,
+                                Predictor::interpolation, Predictor::tried, Predictor::patches, Predictor::learned};
 constexpr std::array coders{Coder::smaller, Coder::pack, Coder::dense};
 
 // Printed when the process ends, as the fuzzer's own counts are.
@@ -85,8 +85,9 @@ T near(double value) {
 template <class T>
 T special(std::uint64_t which) {
   using Limits = std::numeric_limits<T>;
-  const T all[] = {Limits::quiet_NaN(),  Limits::infinity(), static_cast<T>(-Limits::infinity()), static_cast<T>(-0.0),
-                   Limits::denorm_min(), Limits::max(),      Limits::lowest(),                    Limits::min()};
+  const T all[] = {Limits::quiet_NaN(),  Limits::infinity(),   static_cast<T>(-Limits::infinity()),
+                   static_cast<T>(-0.0), Limits::denorm_min(), Limits::max(),
+                   Limits::lowest(),     Limits::min()};
   return all[which % std::size(all)];
 }
 
@@ -146,7 +147,8 @@ void check(const Array& array, std::span<const T> values, const Asked& asked, By
 template <class T>
 void check(fuzz::Input& input, Number number) {
   const std::vector<std::size_t> shape = shape_of(input);
-  const Asked asked{bound_of(input), coders[input.upto(2)], predictors[input.upto(5)], input.upto(7) == 0};
+  const Asked asked{bound_of(input), coders[input.upto(2)], predictors[input.upto(predictors.size() - 1)],
+                    input.upto(7) == 0};
   std::size_t n = 1;
   for (const std::size_t length : shape) n *= length;
   const std::vector<T> values = values_of<T>(input, n);

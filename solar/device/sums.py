@@ -41,6 +41,31 @@ def unpack(words, at, end, blocks, along_x, out, BLOCKS: tl.constexpr):
 
 
 @triton.jit
+def to_rows(values, out, z, y, x, LENGTH: tl.constexpr):
+    """Fills `out` with residuals that lie in the order of patches, row by row."""
+    depth, high = tl.where(z == 1, 1, 4), tl.where(z == 1, 8, 4)  # patches of 8 x 8, or 4 x 4 x 4
+    wide = high
+    for first in range(0, z * y * x, LENGTH):
+        each = first + tl.arange(0, LENGTH)
+        mask = each < z * y * x
+        i = tl.where(mask, each, 0)
+        # Of value i: the slab of patches, in it the band, in that the patch; then the place in the patch.
+        at_z = i // (depth * y * x) * depth
+        slab = tl.minimum(depth, z - at_z)
+        i -= at_z * y * x
+        at_y = i // (high * x * slab) * high
+        band = tl.minimum(high, y - at_y)
+        i -= at_y * x * slab
+        at_x = i // (wide * slab * band) * wide
+        row = tl.minimum(wide, x - at_x)
+        i -= at_x * slab * band
+        plane = i // (row * band)
+        i -= plane * row * band
+        at = ((at_z + plane) * y + at_y + i // row) * x + at_x + i % row
+        tl.store(out + at, tl.load(values + each, mask=mask, other=0), mask=mask)
+
+
+@triton.jit
 def run_on(values, count, LENGTH: tl.constexpr):
     """Replaces values by their running sums over the whole tile."""
     sums = 0

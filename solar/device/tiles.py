@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from solar.device.chunk import entry_of, extent_of, tiles_of, words_a_run
-from solar.device.sums import interpolate, run_on, sum_planes, summed_row, unpack
+from solar.device.sums import interpolate, run_on, sum_planes, summed_row, to_rows, unpack
 from solar.device.values import number, place_of, put, restored, stored
 
 
@@ -88,15 +88,22 @@ def restore(words, stride, most_tiles, out, sample, scratch, room, second, SIZE:
             put_stored(words, at, coder == 1, out, count, y, x, array_y, array_x, SIZE, HALF, LENGTH)
         else:
             quanta = (tl.load(words + 1) >> 24) & 255
-            between = predictor >= 8
+            between = (predictor & 24) == 8
+            ordered = predictor >= 16  # in the order of patches
             step = number(words, 12, between, SIZE, REAL)
             base = number(words, 14, False, SIZE, REAL)
             along_x = (predictor & 9) == 1
             along_y = ((predictor & 10) == 2) & (y > 1)
             along_z = ((predictor & 12) == 4) & (z > 1)
             if coder == 2:
-                unpack(words, at, kept_at, tl.cdiv(count, 32), along_x, values, LENGTH // 32)
-            elif along_x:
+                unpack(words, at, kept_at, tl.cdiv(count, 32), along_x & (ordered == 0), values, LENGTH // 32)
+            if ordered:
+                tl.debug_barrier()
+                to_rows(values, values + second, z, y, x, LENGTH)
+                tl.debug_barrier()
+                values += second  # from here on the two are the other way round
+                second = -second
+            if along_x & ((coder == 3) | ordered):
                 run_on(values, count, LENGTH)
             tl.debug_barrier()
             if along_y & along_z:

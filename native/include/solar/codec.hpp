@@ -27,8 +27,18 @@ enum class Coder : std::uint8_t { smaller, pack, dense };
 inline constexpr std::uint16_t kept_filter = 65535;
 
 // How a value is foretold from those before it: Lorenzo's way along any of three axes (0 to 7: x 1, y 2, z 4), or by
-// cubic interpolation; `tried` takes for each tile what makes it small.
-enum class Predictor : std::uint8_t { none = 0, x = 1, xy = 3, xyz = 7, interpolation = 8, tried = 255 };
+// cubic interpolation; `patches`: whichever of Lorenzo's ways is smallest, in the order of patches; `tried` takes for
+// each tile what makes it small; `learned` the same, or patterns that train() learned (experimental).
+enum class Predictor : std::uint8_t {
+  none = 0,
+  x = 1,
+  xy = 3,
+  xyz = 7,
+  interpolation = 8,
+  patches = 16,
+  learned = 24,
+  tried = 255
+};
 
 // Which of the decoders works; all give the same bytes. `plain` is the specification.
 enum class Path : std::uint8_t { plain, avx2, avx512, neon };
@@ -73,7 +83,8 @@ struct Chunk {
   std::uint32_t flags;
   double bound, step;
   std::uint64_t tables;  // their checksum; 0: none needed
-  std::size_t tiles_raw, tiles_constant, tiles_pack, tiles_dense, tiles_interpolated, outliers;
+  std::size_t tiles_raw, tiles_constant, tiles_pack, tiles_dense, tiles_interpolated, tiles_patched, tiles_learned,
+      outliers;
 };
 Chunk describe_codec(Bytes in);
 

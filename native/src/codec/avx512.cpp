@@ -1,6 +1,7 @@
 // AVX-512 with VBMI2 (Ice Lake, Zen 4 and later): 16 integers at a time.
 #include "codec/encoding.hpp"
 #include "codec/interpolation.hpp"
+#include "codec/patches.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -44,6 +45,24 @@ inline void add_low(const std::byte* words, unsigned width, std::int32_t* out) {
   });
 }
 
+// The places of sixteen states, loaded one by one: gathering them takes longer (seen on Zen 5).
+inline __m128i four(const std::uint32_t* places, __m128i at) {
+  const auto low = static_cast<std::uint64_t>(_mm_cvtsi128_si64(at)),
+             high = static_cast<std::uint64_t>(_mm_extract_epi64(at, 1));
+  const __m128i one = _mm_cvtsi32_si128(static_cast<int>(places[low & 0xffffffff]));
+  const __m128i two = _mm_cvtsi32_si128(static_cast<int>(places[high & 0xffffffff]));
+  return _mm_unpacklo_epi64(_mm_insert_epi32(one, static_cast<int>(places[low >> 32]), 1),
+                            _mm_insert_epi32(two, static_cast<int>(places[high >> 32]), 1));
+}
+inline __m256i eight(const std::uint32_t* places, __m256i at) {
+  const __m128i low = four(places, _mm256_castsi256_si128(at));
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(low), four(places, _mm256_extracti128_si256(at, 1)), 1);
+}
+inline __m512i looked_up(const std::uint32_t* places, __m512i at) {
+  const __m256i low = eight(places, _mm512_castsi512_si256(at));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), eight(places, _mm512_extracti64x4_epi64(at, 1)), 1);
+}
+
 // Lanes in registers.
 class Wide {
  public:
@@ -62,33 +81,35 @@ class Wide {
     }
     to.at = at_;
   }
-  // Puts a symbol for each lane into `out`; returns which are escapes.
-  // They are found in bytes: gcc 12 joins two masks of 16 wrongly when it has to spill one (seen under TSan).
-  std::uint32_t step(const std::uint32_t* places, std::int32_t* out) {
-    const __m128i low = _mm512_cvtepi32_epi8(step16<0>(places, out));
-    const __m128i high = _mm512_cvtepi32_epi8(step16<1>(places, out + 16));
-    const __m256i escaped = _mm256_cmpeq_epi8(_mm256_set_m128i(high, low), _mm256_set1_epi8(escape));
-    return static_cast<std::uint32_t>(_mm256_movemask_epi8(escaped));
+  // Puts a symbol for each lane into `out`.
+  void step(const std::uint32_t* places, std::int32_t* out) {
+    step16<0>(places, out);
+    step16<1>(places, out + 16);
+  }
+  // Whether any symbol since the last call was the escape.
+  bool escaped() {
+    const __m512i least = least_;
+    least_ = _mm512_setzero_si512();
+    return _mm512_cmpeq_epi32_mask(least, _mm512_set1_epi32(escape)) != 0;
   }
 
  private:
   template <int i>
-  __m512i step16(const std::uint32_t* places, std::int32_t* out) {
+  void step16(const std::uint32_t* places, std::int32_t* out) {
     const __mmask16 few = _mm512_cmplt_epu32_mask(counts_[i], _mm512_set1_epi32(table_bits));
-    const __m512i words = _mm512_maskz_expand_epi32(few, next16());
-    bits_[i] = _mm512_or_si512(bits_[i], _mm512_sllv_epi32(words, counts_[i]));
-    counts_[i] = _mm512_mask_add_epi32(counts_[i], few, counts_[i], _mm512_set1_epi32(16));
+    const __m512i words = _mm512_maskz_expand_epi32(few, next16()), none = _mm512_setzero_si512();
+    const __m512i bits = _mm512_or_si512(bits_[i], _mm512_sllv_epi32(words, counts_[i]));
+    const __m512i counts = _mm512_mask_add_epi32(counts_[i], few, counts_[i], _mm512_set1_epi32(16));
     at_ += 2 * static_cast<unsigned>(__builtin_popcount(few));
-    const __m512i place = _mm512_i32gather_epi32(states_[i], places, 4);
-    const __m512i width = _mm512_and_si512(_mm512_srli_epi32(place, 8), _mm512_set1_epi32(255));
-    const __m512i rest = _mm512_srlv_epi32(bits_[i], width);
-    const __m512i taken = _mm512_andnot_si512(_mm512_sllv_epi32(_mm512_set1_epi32(-1), width), bits_[i]);
-    states_[i] = _mm512_add_epi32(_mm512_srli_epi32(place, 16), taken);
-    bits_[i] = rest;
-    counts_[i] = _mm512_sub_epi32(counts_[i], width);
+    const __m512i place = looked_up(places, states_[i]);
+    const __m512i width = _mm512_srli_epi32(place, 8);  // in its lowest five bits: double shifts look at no others
+    const __m512i rest = _mm512_shldv_epi32(_mm512_set1_epi32(-1), none, width);
+    states_[i] = _mm512_ternarylogic_epi32(_mm512_srli_epi32(place, 16), bits, rest, 0xf4);  // base | (bits & ~rest)
+    bits_[i] = _mm512_shrdv_epi32(bits, none, width);
+    counts_[i] = _mm512_sub_epi32(counts, _mm512_and_si512(width, _mm512_set1_epi32(31)));
     const __m512i symbol = _mm512_srai_epi32(_mm512_slli_epi32(place, 24), 24);
+    least_ = _mm512_min_epi32(least_, symbol);
     _mm512_storeu_si512(out, symbol);
-    return symbol;
   }
   __m512i next16() const {
     if (end_ - at_ >= 32) [[likely]]
@@ -98,7 +119,7 @@ class Wide {
     return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, at_));
   }
 
-  __m512i states_[2], bits_[2], counts_[2];
+  __m512i states_[2], bits_[2], counts_[2], least_ = _mm512_setzero_si512();
   const std::byte *at_, *end_;  // at_ may go behind end_: the words there are 0
 };
 
@@ -110,10 +131,36 @@ inline __m512i running(__m512i sums) {
   return _mm512_add_epi32(sums, _mm512_alignr_epi32(sums, zero, 8));
 }
 
+constexpr std::size_t vector_values = 16;
+inline __m512i load(const std::int32_t* from) { return _mm512_loadu_si512(from); }
+
+// Sixteen integers as float32, or as integers of 16 bits.
+struct Reals {
+  static constexpr std::size_t itemsize = 4;
+  explicit Reals(const Restore& how)
+      : step(_mm512_set1_ps(static_cast<float>(how.step))), base(_mm512_set1_ps(static_cast<float>(how.base))) {}
+  void put(__m512i whole, std::byte* out) const {
+    _mm512_storeu_ps(out, _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole), step, base));
+  }
+  __m512 step, base;
+};
+struct Shorts {
+  static constexpr std::size_t itemsize = 2;
+  explicit Shorts(const Restore& how)
+      : step(_mm512_set1_epi32(static_cast<int>(how.whole_step))),
+        base(_mm512_set1_epi32(static_cast<int>(how.whole_base))) {}
+  void put(__m512i whole, std::byte* out) const {
+    const __m512i made = _mm512_add_epi32(_mm512_mullo_epi32(whole, step), base);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(made));
+  }
+  __m512i step, base;
+};
+
 // One row: `x` sums along it, `y` adds `line`; what comes of it is the new line; it goes on into `plane` if there is
-// one, added to what is there if `z`.
+// one, added to what is there if `z`; whole vectors are put into `out`.
+template <class Put>
 inline void sum_row(const std::int32_t* residuals, std::size_t count, bool x, bool y, std::int32_t* line,
-                    std::int32_t* plane, bool z) {
+                    std::int32_t* plane, bool z, const Put& to, std::byte* out) {
   const __m512i last = _mm512_set1_epi32(15);
   __m512i before = _mm512_setzero_si512();
   for (std::size_t i = 0; i < count; i += 16) {
@@ -124,16 +171,12 @@ inline void sum_row(const std::int32_t* residuals, std::size_t count, bool x, bo
     }
     if (y) sums = _mm512_add_epi32(sums, _mm512_loadu_si512(line + i));
     _mm512_storeu_si512(line + i, sums);
-    if (plane == nullptr) continue;
-    if (z) sums = _mm512_add_epi32(sums, _mm512_loadu_si512(plane + i));
-    _mm512_storeu_si512(plane + i, sums);
+    if (plane != nullptr) {
+      if (z) sums = _mm512_add_epi32(sums, _mm512_loadu_si512(plane + i));
+      _mm512_storeu_si512(plane + i, sums);
+    }
+    if (i + 16 <= count) to.put(sums, out + i * Put::itemsize);
   }
-}
-
-// Sixteen integers as float32.
-inline void put_narrow(const std::int32_t* values, float step, float base, std::byte* out) {
-  const __m512 whole = _mm512_cvtepi32_ps(_mm512_loadu_si512(values));
-  _mm512_storeu_ps(out, _mm512_fmadd_ps(whole, _mm512_set1_ps(step), _mm512_set1_ps(base)));
 }
 
 // Known points and what lies behind each of them, foretold from four, in turn.
@@ -152,6 +195,7 @@ inline void interleave(const std::int32_t* known, const std::int32_t* residuals,
 }
 
 #include "codec/fast.hpp"
+#include "codec/fast_patches.hpp"
 #include "codec/fast_encoding.hpp"
 
 }  // namespace
@@ -166,6 +210,8 @@ const Kernels& avx512_kernels() {
   static constexpr Kernels set{unpack,
                                symbols,
                                residuals,
+                               dense_lorenzo,
+                               to_rows,
                                lorenzo,
                                interpolate,
                                restore,

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "codec/kernels.hpp"
+#include "codec/patches.hpp"
 #include "codec/tile.hpp"
 
 namespace solar {
@@ -68,7 +69,8 @@ std::size_t classes_of(const std::int8_t* differences, Residuals& from, std::uin
   return low;
 }
 
-void dense_tile(Bytes bytes, std::size_t values, const Work& work, std::int32_t* out) {
+// To residuals; with `sums`, through them to values.
+void dense_tile(Bytes bytes, std::size_t values, const Work& work, std::int32_t* out, const Sums* sums = nullptr) {
   Cursor at(bytes, Kind::codec, "a tile of the chunk");
   if (!work.tabled) damaged("a tile asks for tables and the chunk names none");
   const std::uint32_t words = at.u32(), escapes = at.u32();
@@ -89,7 +91,15 @@ void dense_tile(Bytes bytes, std::size_t values, const Work& work, std::int32_t*
   const std::size_t low = classes_of(differences, from, classes, tables);
   if (4 * low != tail.size() - escaped.size()) damaged("a tile has not the bits its classes ask for");
   work.coding.make(tables);
-  if (!work.kernels.residuals(of, from, out)) damaged("a tile lacks escaped values");
+  if (!(sums != nullptr ? work.kernels.dense_lorenzo(of, from, out, *sums) : work.kernels.residuals(of, from, out)))
+    damaged("a tile lacks escaped values");
+}
+
+void integers_of(Bytes bytes, TileCoder coder, std::size_t values, const Work& work, std::int32_t* out) {
+  if (coder == TileCoder::pack)
+    unpack_tile(bytes, values, work, out);
+  else
+    dense_tile(bytes, values, work, out);
 }
 
 std::size_t word_of(std::size_t itemsize) { return std::max<std::size_t>(itemsize, 4); }
@@ -128,41 +138,50 @@ void copy_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, cons
     std::memcpy(out.row(place, y), bytes.data() + y * row, row);
 }
 
-// The origin belongs to every value: it goes where each sum begins.
-void add_origin(std::int32_t* residuals, Extent extent, unsigned axes, std::int32_t origin) {
-  for (std::size_t z = 0; z < (axes & 4 ? 1 : extent.z); ++z)
-    for (std::size_t y = 0; y < (axes & 2 ? 1 : extent.y); ++y)
-      for (std::size_t x = 0; x < (axes & 1 ? 1 : extent.x); ++x) {
-        std::int32_t& residual = residuals[(z * extent.y + y) * extent.x + x];
-        residual = add(residual, origin);
-      }
+// The integers of a learned tile: latents in its bytes first, then residuals.
+void learned_tile(Bytes bytes, const Entry& entry, Extent extent, const Work& work) {
+  std::int32_t *const first = work.integers, *const second = first + most_values + slack,
+                      *const third = second + most_values + slack;
+  const Basis& basis = work.coding.basis;
+  if (!work.tabled || !basis.fits(extent)) damaged("its tables hold nothing learned for such tiles");
+  if (entry.origin != 0) damaged("a learned tile has an origin");
+  Cursor at(bytes, Kind::codec, "a tile of the chunk");
+  const std::uint32_t words = at.u32(), how = at.u32(), axes = how >> 8;
+  const auto coder = static_cast<TileCoder>(how & 255);
+  if ((coder != TileCoder::pack && coder != TileCoder::dense) || axes > 7) damaged("its latents' coder is unknown");
+  const Bytes latents = at.take(4 * std::size_t{words}), residuals = at.take(at.left());
+  integers_of(latents, coder, latents_of(basis, extent), work, third);
+  sum_latents(third, patches_along(extent), basis.count, axes);
+  std::int32_t* const coded = entry.predictor == last_learned ? second : first;
+  integers_of(residuals, entry.coder, extent.values(), work, coded);
+  if (coded == second) work.kernels.to_rows(second, extent, first);
+  foretell(basis, extent, third, second);
+  for (std::size_t i = 0; i < extent.values(); ++i) first[i] = add(first[i], second[i]);
 }
 
 // REQUIRES: a coder of residuals.
 void restore_tile(Bytes bytes, const Entry& entry, const Grid::Place& place, const Work& work, const Target& out) {
   std::int32_t *const first = work.integers, *const second = first + most_values + slack;
   const std::size_t values = place.extent.values();
-  (entry.coder == TileCoder::pack ? unpack_tile : dense_tile)(bytes, values, work, first);
+  const bool ordered = is_patched(entry.predictor), learned = is_learned(entry.predictor);
   Restore how = work.restore;
   const Rows rows{out.row(place, 0), out.itemsize * out.grid.shape[3],
                   out.itemsize * out.grid.shape[3] * out.grid.shape[2]};
-  if (entry.predictor < first_interpolation) {
-    add_origin(first, place.extent, entry.predictor, entry.origin);
-    return work.kernels.lorenzo(first, place.extent, entry.predictor, second, how, rows);
-  }
+  const Sums sums{place.extent, learned ? 0u : entry.predictor & 7u, entry.origin, second, how, rows};
+  if (entry.predictor < first_interpolation && entry.coder == TileCoder::dense && place.extent.x >= 16)
+    return dense_tile(bytes, values, work, first, &sums);
+  if (learned)
+    learned_tile(bytes, entry, place.extent, work);
+  else
+    integers_of(bytes, entry.coder, values, work, ordered ? second : first);
+  if (ordered) work.kernels.to_rows(second, place.extent, first);
+  if (!is_interpolation(entry.predictor)) return work.kernels.lorenzo(first, sums);
   const std::int32_t* made = work.kernels.interpolate(first, place.extent, stride_of(entry.predictor), entry.origin,
                                                       second, second + most_values + slack);
   how.step /= 16;
   for (std::size_t z = 0; z < place.extent.z; ++z)
     for (std::size_t y = 0; y < place.extent.y; ++y, made += place.extent.x)
       work.kernels.restore(made, place.extent.x, how, rows.at(z, y));
-}
-
-// Of all tiles, also those that need none: decoders elsewhere are only given what check_tiles lets pass.
-void check_predictor(const Entry& entry, Quanta quanta) {
-  if (entry.predictor > last_interpolation) damaged("its predictor is unknown");
-  if (entry.predictor >= first_interpolation && quanta != Quanta::real)
-    damaged("what is interpolated is no real number");
 }
 
 void decode_tile(const Checked& chunk, std::size_t tile, const Grid& grid, const Work& work, const Target& out) {
@@ -175,18 +194,11 @@ void decode_tile(const Checked& chunk, std::size_t tile, const Grid& grid, const
   check_predictor(entry, chunk.header.quanta);
   const Bytes coded = bytes.first(bytes.size() - kept);
   switch (entry.coder) {
-    case TileCoder::raw:
-      copy_tile(coded, itemsize, place, out);
-      break;
-    case TileCoder::constant:
-      fill_tile(coded, itemsize, place, out);
-      break;
+    case TileCoder::raw: copy_tile(coded, itemsize, place, out); break;
+    case TileCoder::constant: fill_tile(coded, itemsize, place, out); break;
     case TileCoder::pack:
-    case TileCoder::dense:
-      restore_tile(coded, entry, place, work, out);
-      break;
-    default:
-      damaged("a tile's coder is unknown");
+    case TileCoder::dense: restore_tile(coded, entry, place, work, out); break;
+    default: damaged("a tile's coder is unknown");
   }
   put_runs(bytes.last(kept), entry.runs, itemsize, place, out);
 }
@@ -210,6 +222,13 @@ void check_steps(const Header& header) {
 }
 
 }  // namespace
+
+// Of all tiles, also those that need none: decoders elsewhere are only given what check_tiles lets pass.
+void check_predictor(const Entry& entry, Quanta quanta) {
+  if (entry.predictor > last_interpolation && !is_patched(entry.predictor) && !is_learned(entry.predictor))
+    damaged("its predictor is unknown");
+  if (is_interpolation(entry.predictor) && quanta != Quanta::real) damaged("what is interpolated is no real number");
+}
 
 Restore restore_of(const Header& header) {
   return {header.quanta,

@@ -113,10 +113,13 @@ void difference(const std::int32_t* values, Extent extent, unsigned axis, std::i
   for (std::size_t i = 0; i < count; i += row) out[i] = values[i];
 }
 
+constexpr double latents_beside = 700;  // bits of a second stream
+
 template <class T>
 double cost_of(const Draft& draft, Coder coder) {
   const std::size_t kept = draft.runs.size() * (4 + std::max<std::size_t>(4, sizeof(T)));
-  return estimate(draft.residuals, coder) + 8.0 * static_cast<double>(kept);
+  const double latents = draft.latents.empty() ? 0 : estimate(draft.latents, coder) + latents_beside;
+  return estimate(draft.residuals, coder) + latents + 8.0 * static_cast<double>(kept);
 }
 
 // The best interpolation of those to be tried, or `other` where that is better. Wider strides are tried while they are
@@ -166,52 +169,112 @@ double halfway_bits(const std::vector<std::int32_t>& integers, Extent extent, Co
   return (2 * bits(along) + bits(across)) / 3;
 }
 
-// The best of the Lorenzo ways that may be tried; returns its bits.
-double choose_axes(const std::vector<std::int32_t>& integers, Extent extent, std::uint32_t tried, Coder coder,
-                   Draft& best) {
+// One of Lorenzo's ways, and about how many bits it needs.
+struct Way {
+  double bits = -1;  // none yet
+  unsigned predictor = 0;
+  std::vector<std::int32_t> residuals;
+
+  void offer(const std::vector<std::int32_t>& other, unsigned of, Coder coder) {
+    const double needed = estimate(other, coder);
+    if (bits >= 0 && needed >= bits) return;
+    bits = needed;
+    predictor = of;
+    residuals = other;
+  }
+};
+
+// The best of the Lorenzo ways that may be tried, by rows and in the order of patches.
+void choose_axes(const std::vector<std::int32_t>& integers, Extent extent, std::uint32_t tried, Coder coder, Way& rows,
+                 Way& patches) {
   const std::size_t count = extent.values();
   std::vector<std::int32_t> trial = integers, next(trial.size());
-  double least = -1;
   unsigned done = 0;
   for (const unsigned axes : {0u, 1u, 3u, 7u}) {
-    if ((tried >> axes & 1) == 0) continue;
+    const bool in_rows = (tried >> axes & 1) != 0, in_order = (tried >> (axes + patched) & 1) != 0;
+    if (!in_rows && !in_order) continue;
     if (axes != 0 && done == 0)  // zeros are many where nothing is foretold: they stay zeros
       for (std::size_t i = 0; i < count; ++i) trial[i] = sub(trial[i], integers[0]);
     for (const unsigned axis : {1u, 2u, 4u})
       if (axes & ~done & axis) difference(trial.data(), extent, axis, next.data()), std::swap(trial, next);
     done |= axes;
-    const double bits = estimate(trial, coder);
-    if (least >= 0 && bits >= least) continue;
-    least = bits;
-    best.residuals = trial;
-    best.origin = axes == 0 ? 0 : integers[0];
-    best.predictor = static_cast<std::uint8_t>(axes);
+    if (in_rows) rows.offer(trial, axes, coder);
+    if (!in_order) continue;
+    to_patches(trial.data(), extent, next.data());
+    patches.offer(next, axes + patched, coder);
   }
-  return least;
+}
+
+void take(Way& way, std::int32_t first, Draft& draft) {
+  draft.origin = (way.predictor & 7) == 0 ? 0 : first;
+  draft.predictor = static_cast<std::uint8_t>(way.predictor);
+  draft.residuals = std::move(way.residuals);
+}
+
+// The order of patches takes longer to decode, which is more of what `pack` takes: its gain has to be worth it.
+constexpr double patches_worth(Coder coder) { return coder == Coder::pack ? 0.9 : 0.97; }
+
+// The draft by what was learned.
+Draft taught_draft(const std::vector<std::int32_t>& integers, Extent extent, const std::vector<Run>& runs, Coder coder,
+                   const Learned& learned) {
+  Latents found = latents_for(learned.basis, learned.projector, integers, extent, coder);
+  Draft draft;
+  draft.predictor = static_cast<std::uint8_t>(found.predictor);
+  draft.residuals = std::move(found.residuals);
+  draft.latents = std::move(found.latents);
+  draft.latent_axes = found.axes;
+  draft.runs = runs;
+  return draft;
+}
+
+// The other where there is one that is worth it.
+template <class T>
+Draft better(Draft best, Draft other, Coder coder, double worth) {
+  if (other.residuals.empty()) return best;
+  if (best.residuals.empty()) return other;
+  const double bits = cost_of<T>(best, coder);
+  if (cost_of<T>(other, coder) >= worth * bits) return best;
+  other.bits_in_rows = best.bits_in_rows >= 0 ? best.bits_in_rows : bits;
+  other.predictor_in_rows = best.bits_in_rows >= 0 ? best.predictor_in_rows : best.predictor;
+  return other;
 }
 
 template <class T>
-Draft draft_typed(const T* values, Extent extent, const Quantiser& how, std::uint32_t tried, Coder coder) {
+Draft draft_typed(const T* values, Extent extent, const Quantiser& how, std::uint32_t tried, Coder coder,
+                  const Learned* learned) {
   const std::size_t count = extent.values();
   Draft best;
   best.constant = constant(values, count, how.bound, best.bits);
   best.raw = !how.coded;
   if (best.constant || best.raw) return best;
   const bool smooth = std::is_floating_point_v<T> && how.quanta == Quanta::real && !how.lattice;
+  Way rows, ordered;
+  std::vector<std::int32_t> integers;
+  std::int32_t first = 0;
   if ((tried & ~interpolations) == 0 && !smooth) tried = 1u << (extent.z > 1 ? 7 : extent.y > 1 ? 3 : 1);
   if ((tried & ~interpolations) != 0) {
-    std::vector<std::int32_t> integers = blocks_of(count);
+    integers = blocks_of(count);
     quantise_all(values, 0, count, piece, how, integers.data(), best.runs);
-    const double least = choose_axes(integers, extent, tried, coder, best) / static_cast<double>(count);
+    choose_axes(integers, extent, tried, coder, rows, ordered);
+    first = integers[0];
+    if (rows.bits >= 0) take(rows, first, best);
+    const double least = (rows.bits >= 0 ? rows.bits : ordered.bits) / static_cast<double>(count);
     // A closed loop has a little less to store than what is seen here, which matters to `dense` where there is little.
     const double most = coder == Coder::pack ? least + 0.1 : 1.05 * least + 0.15;
     if (smooth && (tried & interpolations) != 0 && halfway_bits(integers, extent, coder) > most)
       tried &= ~interpolations;
   }
+  Draft other;
+  if (ordered.bits >= 0) other.runs = best.runs;
+  Draft taught;
+  if (learned != nullptr && !integers.empty() && learned->basis.fits(extent))
+    taught = taught_draft(integers, extent, best.runs, coder, *learned);
   if constexpr (std::is_floating_point_v<T>)
     if ((tried & interpolations) && smooth)
-      return smoothest(values, extent, how, tried, coder, best.residuals.empty() ? nullptr : &best);
-  return best;
+      best = smoothest(values, extent, how, tried, coder, best.residuals.empty() ? nullptr : &best);
+  if (ordered.bits >= 0) take(ordered, first, other);
+  best = better<T>(std::move(best), std::move(other), coder, patches_worth(coder));
+  return better<T>(std::move(best), std::move(taught), coder, 1);
 }
 
 }  // namespace
@@ -233,9 +296,10 @@ double estimate(const std::vector<std::int32_t>& residuals, Coder coder) {
 }
 
 Draft draft_tile(const void* values, Number number, Extent extent, const Quantiser& how, std::uint32_t tried,
-                 Coder coder) {
-  return with_type(number,
-                   [&]<class T>(T) { return draft_typed(static_cast<const T*>(values), extent, how, tried, coder); });
+                 Coder coder, const Learned* learned) {
+  return with_type(number, [&]<class T>(T) {
+    return draft_typed(static_cast<const T*>(values), extent, how, tried, coder, learned);
+  });
 }
 
 }  // namespace solar::codec

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "codec/format.hpp"
+#include "codec/patches.hpp"
 #include "codec/quantise.hpp"
 #include "codec/tables.hpp"
 #include "solar/codec.hpp"
@@ -40,6 +41,15 @@ inline std::vector<std::int32_t> blocks_of(std::size_t values) {
   return std::vector<std::int32_t>((values + block - 1) / block * block);
 }
 
+// Of a learned predictor: latents, parted along axes and in whole blocks, and what they leave.
+struct Latents {
+  unsigned predictor = 0, axes = 0;
+  std::vector<std::int32_t> latents, residuals;
+  double bits = 0;  // about
+};
+Latents latents_for(const Basis& basis, const Projector& projector, const std::vector<std::int32_t>& integers,
+                    Extent extent, Coder coder);
+
 struct Draft {
   bool constant = false, raw = false;
   std::uint64_t bits = 0;  // of the constant
@@ -47,14 +57,29 @@ struct Draft {
   std::int32_t origin = 0;
   std::vector<std::int32_t> residuals;  // whole blocks, zeros at the end
   std::vector<Run> runs;
+  unsigned latent_axes = 0;
+  std::vector<std::int32_t> latents;  // of a learned one
+  // Of one in the order of patches or learned: about what it would have been without, and by which predictor.
+  double bits_in_rows = -1;
+  std::uint8_t predictor_in_rows = 0;
 };
 
 // Predictors to be tried: bit i is predictor i.
 inline constexpr std::uint32_t interpolations = 7u << 8;
+inline constexpr std::uint32_t lorenzos = 1u << 0 | 1u << 1 | 1u << 3 | 1u << 7;
+inline constexpr std::uint32_t in_patches = lorenzos << patched;
 
-// One tile's values, gathered. `tried`: which predictors may be chosen to be small with `coder`.
+// What was learned, for a writer.
+struct Learned {
+  explicit Learned(const Basis& learned) : basis(learned), projector(basis) {}
+  Basis basis;
+  Projector projector;
+};
+
+// One tile's values, gathered. `tried`: which predictors may be chosen to be small with `coder`. `learned`: another to
+// be tried, or nothing.
 Draft draft_tile(const void* values, Number number, Extent extent, const Quantiser& how, std::uint32_t tried,
-                 Coder coder);
+                 Coder coder, const Learned* learned);
 
 // The draft of an interpolation: predictor 8, 9 or 10. float and double.
 template <class T>
@@ -68,12 +93,13 @@ double estimate(const std::vector<std::int32_t>& residuals, Coder coder);
 class Tiling;
 class Drafts {
  public:
-  Drafts(const Array& array, double bound, Predictor predictor, Coder coder);
+  Drafts(const Array& array, double bound, Predictor predictor, Coder coder, const Learned* learned = nullptr);
   Drafts(Drafts&&) noexcept;
   ~Drafts();
   std::size_t tiles() const;
-  Draft take(std::size_t tile);  // once each
-  std::vector<Draft> all();      // likewise
+  Draft take(std::size_t tile);      // once each
+  std::vector<Draft> all();          // likewise
+  std::vector<Integers> integers();  // of the tiles that are coded and drafted as they are: Predictor::none
 
   Header header;
 

@@ -1,5 +1,6 @@
 // Drafts of a whole chunk: how it is cut into tiles, and which predictors are worth a try in each.
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <string>
 #include <utility>
@@ -8,8 +9,6 @@
 
 namespace solar::codec {
 namespace {
-
-constexpr std::uint32_t lorenzos = 1u << 0 | 1u << 1 | 1u << 3 | 1u << 7;
 
 constexpr std::size_t few_values = 2048;  // of a tile: what lies beside each of them is some percent of it then
 
@@ -86,10 +85,11 @@ Extent narrow_tile(const std::uint32_t* shape) {
 
 std::uint32_t predictors(Predictor predictor, Extent tile) {
   if (predictor == Predictor::interpolation) return interpolations;
-  if (predictor != Predictor::tried) return 1u << static_cast<unsigned>(predictor);
-  std::uint32_t tried = lorenzos | interpolations;
-  if (tile.z == 1) tried &= ~(1u << 7);
-  if (tile.z == 1 && tile.y == 1) tried &= ~(1u << 3);
+  if (predictor != Predictor::tried && predictor != Predictor::patches) return 1u << static_cast<unsigned>(predictor);
+  std::uint32_t tried = predictor == Predictor::patches ? in_patches : lorenzos | interpolations | in_patches;
+  if (tile.z == 1) tried &= ~(1u << 7 | 1u << (patched + 7));
+  if (tile.z == 1 && tile.y == 1) tried &= ~(1u << 3 | 1u << (patched + 3));
+  if (tile.z == 1 && tile.y == 1 && predictor == Predictor::tried) tried &= ~in_patches;  // the order is the same
   return tried;
 }
 
@@ -99,10 +99,10 @@ void check_bound(double bound) {
 }
 
 // Of tiles from all over a chunk: their bits for each value, which predictors were best, and in how many of the values
-// interpolation was.
+// interpolation was; all but `bits` without the order of patches.
 struct Look {
-  double bits = 0, interpolated = 0;
-  std::uint32_t best = 0;
+  double bits = 0, bits_in_rows = 0, interpolated = 0;
+  std::uint32_t best_in_rows = 0;
 };
 
 }  // namespace
@@ -110,8 +110,15 @@ struct Look {
 // An array's tiles of one extent, whose drafts are made when they are asked for.
 class Tiling {
  public:
-  Tiling(const Array& array, const Quantiser& how, Coder coder, const Header& header, std::uint32_t tried)
-      : array_(array), how_(how), coder_(coder), grid_(header), tried_(tried), drafts_(grid_.tiles()) {}
+  Tiling(const Array& array, const Quantiser& how, Coder coder, const Header& header, std::uint32_t tried,
+         const Learned* learned)
+      : array_(array),
+        how_(how),
+        coder_(coder),
+        grid_(header),
+        tried_(tried),
+        learned_(learned),
+        drafts_(grid_.tiles()) {}
 
   std::size_t tiles() const { return drafts_.size(); }
   Extent extent() const { return grid_.tile; }
@@ -122,24 +129,25 @@ class Tiling {
     const std::size_t looked = std::clamp<std::size_t>((values + each - 1) / each, 1, tiles());
     Look seen;
     double count = 0;
-    std::size_t votes[last_interpolation + 1] = {};
+    Votes votes{}, votes_in_rows{};
     for (std::size_t i = 0; i < looked; ++i) {
       const std::size_t tile = (2 * i + 1) * tiles() / (2 * looked);
       const Draft& draft = at(tile);
       const auto inside = static_cast<double>(grid_.place(tile).extent.values());
       count += inside;
-      seen.bits += size(draft);
+      const double bits = size(draft);
+      const bool ordered = draft.bits_in_rows >= 0;
+      seen.bits += bits;
+      seen.bits_in_rows += ordered ? beside(draft) + draft.bits_in_rows : bits;
       if (draft.residuals.empty()) continue;
+      const unsigned in_rows = ordered ? draft.predictor_in_rows : draft.predictor;
       ++votes[draft.predictor];
-      if (draft.predictor >= first_interpolation) seen.interpolated += inside;
+      ++votes_in_rows[in_rows];
+      if (is_interpolation(in_rows)) seen.interpolated += inside;
     }
-    for (unsigned predictor = 0; predictor < first_interpolation; ++predictor)
-      seen.best |= std::uint32_t{votes[predictor] > 0} << predictor;
-    const auto* const stride = std::ranges::max_element(votes + first_interpolation, std::end(votes));
-    if (*stride > 0) seen.best |= 1u << (stride - votes);  // strides differ little: one is enough
-    if ((seen.best & tried_) != 0) tried_ &= seen.best;
-    seen.bits /= count;
-    seen.interpolated /= count;
+    seen.best_in_rows = best_of(votes_in_rows);
+    if ((best_of(votes) & tried_) != 0) tried_ &= best_of(votes);
+    for (double* const sum : {&seen.bits, &seen.bits_in_rows, &seen.interpolated}) *sum /= count;
     return seen;
   }
 
@@ -151,22 +159,36 @@ class Tiling {
   }
 
  private:
+  using Votes = std::array<std::size_t, last_learned + 1>;
+
+  static std::uint32_t best_of(const Votes& votes) {
+    std::uint32_t best = 0;
+    for (unsigned predictor = 0; predictor < votes.size(); ++predictor)
+      if (!is_interpolation(predictor)) best |= std::uint32_t{votes[predictor] > 0} << predictor;
+    const auto* const first = votes.data();
+    const auto* const stride = std::max_element(first + first_interpolation, first + last_interpolation + 1);
+    if (*stride > 0) best |= 1u << (stride - first);  // strides differ little: one is enough
+    return best;
+  }
   const Draft& at(std::size_t tile) {
     if (!drafts_[tile]) {
       gathered_.resize(grid_.tile.values() * itemsize_of(array_.number));
       gather(array_, grid_, tile, gathered_.data());
-      drafts_[tile] = draft_tile(gathered_.data(), array_.number, grid_.place(tile).extent, how_, tried_, coder_);
+      drafts_[tile] =
+          draft_tile(gathered_.data(), array_.number, grid_.place(tile).extent, how_, tried_, coder_, learned_);
     }
     return *drafts_[tile];
   }
-  // In bits, about.
+  // In bits, about: what lies beside a tile's residuals and what is kept, and all of it.
+  double beside(const Draft& draft) const {
+    const auto blocks = static_cast<double>(draft.residuals.size() / block);
+    return 8.0 * entry_nbytes + (coder_ == Coder::pack ? 128 + 4 * blocks : 700);
+  }
   double size(const Draft& draft) const {
-    const auto itemsize = static_cast<double>(itemsize_of(array_.number)),
-               blocks = static_cast<double>(draft.residuals.size() / block);
-    const double entry = 8.0 * entry_nbytes, beside = coder_ == Coder::pack ? 128 + 4 * blocks : 700;
-    if (draft.constant) return entry + 8 * itemsize;
-    return entry + beside + 8 * (4 + itemsize) * static_cast<double>(draft.runs.size()) +
-           estimate(draft.residuals, coder_);
+    const auto itemsize = static_cast<double>(itemsize_of(array_.number));
+    if (draft.constant) return 8.0 * entry_nbytes + 8 * itemsize;
+    return beside(draft) + 8 * (4 + itemsize) * static_cast<double>(draft.runs.size()) +
+           estimate(draft.residuals, coder_) + (draft.latents.empty() ? 0 : 700 + estimate(draft.latents, coder_));
   }
 
   const Array& array_;
@@ -174,6 +196,7 @@ class Tiling {
   Coder coder_;
   Grid grid_;
   std::uint32_t tried_;
+  const Learned* learned_;
   std::vector<std::optional<Draft>> drafts_;
   std::vector<std::byte> gathered_;
 };
@@ -182,22 +205,23 @@ namespace {
 
 // The tiling that makes the chunk smallest, as far as some of its tiles tell. Others than the usual take longer to
 // decode, and have to be worth it.
-Tiling choose_tiling(const Array& array, const Quantiser& how, Coder coder, const Header& header) {
+Tiling choose_tiling(const Array& array, const Quantiser& how, Coder coder, const Header& header,
+                     const Learned* learned) {
   const auto of = [&](Extent tile, std::uint32_t tried) {
     Header other = header;
     other.tile = tile;
-    return Tiling(array, how, coder, other, tried);
+    return Tiling(array, how, coder, other, tried, learned);
   };
   Tiling usual = of(usual_tile(header.shape), predictors(Predictor::tried, usual_tile(header.shape)));
   if (!how.coded) return usual;
   const std::size_t values = std::max<std::size_t>(4, usual.tiles() / 16) * usual.extent().values();
   const Look seen = usual.look(values);
   const bool smooth = seen.interpolated > 0.1;
-  if (seen.best == 0 || header.shape[2] == 1 || (smooth && header.shape[1] == 1)) return usual;
+  if (seen.best_in_rows == 0 || header.shape[2] == 1 || (smooth && header.shape[1] == 1)) return usual;
   const Extent tile = smooth ? round_tile(header.shape) : narrow_tile(header.shape);
   if (coder != Coder::pack && tile.values() < most_values / 2) return usual;  // what `dense` has beside is much for few
-  Tiling other = of(tile, seen.best);
-  const double worth = (smooth ? 0.96 : 0.87) * seen.bits;
+  Tiling other = of(tile, seen.best_in_rows);
+  const double worth = std::min(seen.bits, (smooth ? 0.96 : 0.87) * seen.bits_in_rows);
   if (other.look(values / 4).bits > 1.1 * worth) return usual;  // a first look ends most trials
   return other.look(values).bits < worth ? std::move(other) : std::move(usual);
 }
@@ -213,7 +237,7 @@ void gather(const Array& array, const Grid& grid, std::size_t tile, std::byte* o
       std::memcpy(out, from + itemsize * (place.first + (z * grid.shape[2] + y) * grid.shape[3]), row);
 }
 
-Drafts::Drafts(const Array& array, double bound, Predictor predictor, Coder coder) {
+Drafts::Drafts(const Array& array, double bound, Predictor predictor, Coder coder, const Learned* learned) {
   check_bound(bound);
   header.number = array.number;
   fold(array.shape, header);
@@ -229,10 +253,10 @@ Drafts::Drafts(const Array& array, double bound, Predictor predictor, Coder code
                                               : std::bit_cast<std::uint64_t>(how.base);
   header.flags = (bound == 0 ? lossless : 0u) | (how.lattice ? lattice : 0u);
   if (values == 0) return;
-  if (predictor == Predictor::tried)
-    tiling_ = std::make_unique<Tiling>(choose_tiling(array, how, coder, header));
+  if (predictor == Predictor::tried || predictor == Predictor::learned)
+    tiling_ = std::make_unique<Tiling>(choose_tiling(array, how, coder, header, learned));
   else
-    tiling_ = std::make_unique<Tiling>(array, how, coder, header, predictors(predictor, header.tile));
+    tiling_ = std::make_unique<Tiling>(array, how, coder, header, predictors(predictor, header.tile), nullptr);
   header.tile = tiling_->extent();
 }
 
@@ -240,6 +264,14 @@ Drafts::Drafts(Drafts&&) noexcept = default;
 Drafts::~Drafts() = default;
 std::size_t Drafts::tiles() const { return tiling_ ? tiling_->tiles() : 0; }
 Draft Drafts::take(std::size_t tile) { return tiling_->take(tile); }
+std::vector<Integers> Drafts::integers() {
+  std::vector<Integers> found;
+  const Grid grid(header);
+  for (std::size_t tile = 0; tile < tiles(); ++tile)
+    if (Draft draft = take(tile); !draft.residuals.empty())
+      found.push_back({grid.place(tile).extent, std::move(draft.residuals)});
+  return found;
+}
 std::vector<Draft> Drafts::all() {
   std::vector<Draft> drafts;
   for (std::size_t tile = 0; tile < tiles(); ++tile) drafts.push_back(take(tile));

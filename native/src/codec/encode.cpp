@@ -27,13 +27,28 @@ std::vector<std::byte> raw_tile(const Array& array, const Grid& grid, std::size_
 }
 
 // The smaller of what the coder allows; nothing when neither is smaller than raw.
-std::vector<std::byte> coded(const Draft& draft, Coder coder, const Encoding* encoding, Entry& entry) {
+std::vector<std::byte> coded(const std::vector<std::int32_t>& residuals, Coder coder, const Encoding* encoding,
+                             TileCoder& by) {
   std::vector<std::byte> packed, dense;
-  if (coder != Coder::dense) packed = pack_tile(draft.residuals);
-  if (coder != Coder::pack) dense = dense_tile(draft.residuals, *encoding);
+  if (coder != Coder::dense) packed = pack_tile(residuals);
+  if (coder != Coder::pack) dense = dense_tile(residuals, *encoding);
   const bool take = coder == Coder::pack || (coder == Coder::smaller && packed.size() <= dense.size());
-  entry.coder = take ? TileCoder::pack : TileCoder::dense;
+  by = take ? TileCoder::pack : TileCoder::dense;
   return take ? packed : dense;
+}
+
+// Both streams of a learned tile: latents before residuals.
+std::vector<std::byte> coded_learned(const Draft& draft, Coder coder, const Encoding* encoding, TileCoder& by) {
+  TileCoder of_latents{};
+  const std::vector<std::byte> latents = coded(draft.latents, coder, encoding, of_latents);
+  const std::vector<std::byte> residuals = coded(draft.residuals, coder, encoding, by);
+  const auto words = static_cast<std::uint32_t>(latents.size() / 4);
+  const std::uint32_t head[2] = {words, static_cast<std::uint32_t>(of_latents) | draft.latent_axes << 8};
+  std::vector<std::byte> out;
+  append(out, head, sizeof head);
+  append(out, latents.data(), latents.size());
+  append(out, residuals.data(), residuals.size());
+  return out;
 }
 
 std::vector<std::byte> tile_bytes(const Array& array, const Grid& grid, std::size_t tile, const Draft& draft,
@@ -47,7 +62,8 @@ std::vector<std::byte> tile_bytes(const Array& array, const Grid& grid, std::siz
     return bytes;
   }
   if (!draft.raw && draft.runs.size() < 65536) {
-    bytes = coded(draft, coder, encoding, entry);
+    bytes = is_learned(draft.predictor) ? coded_learned(draft, coder, encoding, entry.coder)
+                                        : coded(draft.residuals, coder, encoding, entry.coder);
     for (const Run& run : draft.runs) {
       append(bytes, &run.first, 2);
       append(bytes, &run.length, 2);
@@ -68,8 +84,7 @@ struct Chosen {
   bool inside = false;
 };
 
-Chosen choose_tables(const std::vector<Draft>& drafts, Bytes given) {
-  if (!given.empty()) return {{given.begin(), given.end()}, false};
+Chosen choose_tables(const std::vector<Draft>& drafts) {
   std::vector<const Draft*> all;
   for (const Draft& draft : drafts)
     if (!draft.residuals.empty()) all.push_back(&draft);
@@ -133,35 +148,36 @@ const Encoding& encoding_of(Bytes packed) {
   return *made;
 }
 
-}  // namespace
-}  // namespace codec
-
-std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables) {
-  using namespace codec;
-  Drafts drafts(array, bound, predictor, coder);
+// `inside`: the tables given are to lie in the chunk.
+std::vector<std::byte> encode_with(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables,
+                                   bool inside) {
+  const Basis basis = predictor == Predictor::learned ? basis_in(tables) : Basis{};
+  const std::unique_ptr<const Learned> learned = basis.count > 0 ? std::make_unique<const Learned>(basis) : nullptr;
+  Drafts drafts(array, bound, predictor, coder, learned.get());
   const Grid grid(drafts.header);
   const Flat flat(array, drafts.header);
-  Chosen chosen;
+  Chosen chosen{{tables.begin(), tables.end()}, inside};
   const Encoding* encoding = nullptr;
   std::vector<Draft> held;  // all of them, where they say which tables are best
   if (coder != Coder::pack) {
     if (tables.empty()) held = drafts.all();
-    chosen = choose_tables(held, tables);
+    if (tables.empty()) chosen = choose_tables(held);
     encoding = &encoding_of(chosen.packed);
   }
   std::vector<Entry> entries(drafts.tiles());
   std::vector<std::vector<std::byte>> parts;
-  bool dense = false;
+  bool dense = false, taught = false;
   std::size_t nbytes = header_nbytes + entries.size() * entry_nbytes + checksum_nbytes;
   for (std::size_t tile = 0; tile < entries.size(); ++tile) {
     const Draft draft = held.empty() ? drafts.take(tile) : std::move(held[tile]);
     parts.push_back(tile_bytes(array, grid, tile, draft, coder, encoding, entries[tile]));
     dense |= entries[tile].coder == TileCoder::dense;
+    taught |= is_learned(entries[tile].predictor);
     nbytes += parts.back().size();
   }
   Header& header = drafts.header;
-  if (dense) header.tables = tables_checksum(chosen.packed);
-  if (dense && chosen.inside) header.tables_nbytes = static_cast<std::uint32_t>(chosen.packed.size());
+  if (dense || taught) header.tables = tables_checksum(chosen.packed);
+  if ((dense || taught) && chosen.inside) header.tables_nbytes = static_cast<std::uint32_t>(chosen.packed.size());
   if (header.tables_nbytes > 0) header.flags |= tables_inline;
   if (flat.nbytes < nbytes + header.tables_nbytes) return write(flat, array);
   std::vector<std::byte> out(header_nbytes);
@@ -176,15 +192,57 @@ std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Pre
   return out;
 }
 
-std::vector<std::byte> train(const std::vector<Array>& arrays, double bound, Predictor predictor) {
-  using namespace codec;
+std::vector<std::byte> train_with(const std::vector<Array>& arrays, double bound, Predictor predictor,
+                                  const Learned* learned) {
   std::vector<Draft> drafts;
   std::vector<const Draft*> all;
   for (const Array& array : arrays)
-    std::ranges::move(Drafts(array, bound, predictor, Coder::dense).all(), std::back_inserter(drafts));
+    std::ranges::move(Drafts(array, bound, predictor, Coder::dense, learned).all(), std::back_inserter(drafts));
+  for (std::size_t i = 0, count = drafts.size(); i < count; ++i)
+    if (!drafts[i].latents.empty()) drafts.emplace_back().residuals = drafts[i].latents;
   for (const Draft& tile : drafts)
     if (!tile.residuals.empty()) all.push_back(&tile);
   return pack_tables(trained(all, 8));
+}
+
+// HDF5's tools read 256 values of a filter; some of them say other things than tables and patterns.
+constexpr std::size_t most_tables = 4 * (256 - 20);
+
+// Tables, and behind them patterns: as many as there is room for.
+std::vector<std::byte> learn_with(const std::vector<Array>& arrays, double bound) {
+  std::vector<Integers> tiles;
+  for (const Array& array : arrays)
+    std::ranges::move(Drafts(array, bound, Predictor::none, Coder::dense).integers(), std::back_inserter(tiles));
+  std::vector<std::byte> tables;
+  for (std::size_t most = most_patterns; most > 0; most /= 2) {
+    const Basis basis = learn(tiles, most);
+    if (basis.count == 0) break;
+    const Learned learned(basis);
+    const std::vector<std::byte> patterns = pack_basis(basis);
+    tables = train_with(arrays, bound, Predictor::learned, &learned);
+    if (tables.size() + patterns.size() > most_tables && most > 1) continue;
+    append(tables, patterns.data(), patterns.size());
+    return tables;
+  }
+  return train_with(arrays, bound, Predictor::tried, nullptr);
+}
+
+}  // namespace
+}  // namespace codec
+
+std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables) {
+  if (predictor != Predictor::learned || !tables.empty())
+    return codec::encode_with(array, bound, coder, predictor, tables, false);
+  // Nobody has learned of other arrays: it is learned of this one alone, and lies in the chunk if that is worth it.
+  const std::vector<std::byte> own = codec::learn_with({array}, bound);
+  std::vector<std::byte> taught = codec::encode_with(array, bound, coder, predictor, own, true);
+  std::vector<std::byte> plain = codec::encode_with(array, bound, coder, Predictor::tried, {}, false);
+  return taught.size() < plain.size() ? taught : plain;
+}
+
+std::vector<std::byte> train(const std::vector<Array>& arrays, double bound, Predictor predictor) {
+  if (predictor == Predictor::learned) return codec::learn_with(arrays, bound);
+  return codec::train_with(arrays, bound, predictor, nullptr);
 }
 
 std::vector<std::uint32_t> client_data(Bytes tables) {

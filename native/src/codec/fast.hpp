@@ -1,8 +1,8 @@
 // The loops that AVX2, AVX-512 and NEON share; most are plain, for the compiler to turn into vectors.
 //
 // Each of the three files includes this once, inside its unnamed namespace, behind its target pragma if it has one, and
-// what it must define before: fields, add_low, Wide, sum_row, put_narrow, interleave, interleaved. So no function here
-// is ever taken for another machine's, and there is no include guard.
+// what it must define before: fields, add_low, Wide, Reals, Shorts, vector_values, load, sum_row, interleave,
+// interleaved. So no function here is ever taken for another machine's, and there is no include guard.
 
 using Unaligned32 [[gnu::aligned(1), gnu::may_alias]] = std::uint32_t;
 using UnalignedFloat [[gnu::aligned(1), gnu::may_alias]] = float;
@@ -173,37 +173,74 @@ void lorenzo_short(std::int32_t* values, Extent extent, unsigned axes) {
     for (std::size_t i = plane; i < all; ++i) values[i] = add(values[i], values[i - plane]);
 }
 
-constexpr std::size_t narrow = 16;  // values in a row that is one vector, or two, or four
+// What is put by restore() instead, from `line` or `plane`.
+struct Later {
+  static constexpr std::size_t itemsize = 0;
+  template <class Vector>
+  void put(Vector, std::byte*) const {}
+};
 
-// The same for float32 in narrow rows: what there is to do for each of them is short enough to be done in place.
-void lorenzo_narrow(const std::int32_t* residuals, Extent extent, unsigned axes, std::int32_t* planes,
-                    const Restore& how, const Rows& out) {
-  alignas(64) std::int32_t line[narrow];
-  for (std::size_t z = 0; z < extent.z; ++z)
-    for (std::size_t y = 0; y < extent.y; ++y, residuals += narrow) {
-      std::int32_t* const plane = axes & 4 ? planes + y * narrow : nullptr;
-      sum_row(residuals, narrow, axes & 1, (axes & 2) && y > 0, line, plane, z > 0);
-      put_narrow(plane != nullptr ? plane : line, static_cast<float>(how.step), static_cast<float>(how.base),
-                 out.at(z, y));
-    }
+// What a row ends with where whole vectors do not reach: the last vector's worth again.
+template <class Put>
+inline void put_end(const std::int32_t* row, std::size_t count, const Restore& how, const Put& to, std::byte* out) {
+  if constexpr (Put::itemsize == 0) {
+    restore(row, count, how, out);
+  } else if (count % vector_values != 0) {
+    const std::size_t at = count - vector_values;
+    to.put(load(row + at), out + at * Put::itemsize);
+  }
 }
 
-// Sums along x, then y (in `line`, the row before), then z (in `planes`, the plane before): a row's way in one pass.
-// Rows in `room` are as long as whole vectors, so that only residuals are read in part.
-void lorenzo(std::int32_t* residuals, Extent extent, unsigned axes, std::int32_t* room, const Restore& how,
-             const Rows& out) {
-  const std::size_t row = extent.x, pitch = (row + 15) / 16 * 16;
-  if (row == narrow && how.quanta == Quanta::real && how.itemsize == 4)
-    return lorenzo_narrow(residuals, extent, axes, room, how, out);
-  const bool brief = row < 16;
-  if (brief) lorenzo_short(residuals, extent, axes);
-  std::int32_t *const line = room, *const planes = room + pitch;
-  for (std::size_t z = 0; z < extent.z; ++z)
-    for (std::size_t y = 0; y < extent.y; ++y, residuals += row) {
-      std::int32_t* const plane = axes & 4 ? planes + y * pitch : nullptr;
-      if (!brief) sum_row(residuals, row, axes & 1, (axes & 2) && y > 0, line, plane, z > 0);
-      restore(brief ? residuals : plane != nullptr ? plane : line, row, how, out.at(z, y));
+// The origin belongs to every value: it goes where each sum begins.
+inline void add_origin(std::int32_t* row, const Sums& sums, std::size_t z, std::size_t y) {
+  if (sums.origin == 0 || ((sums.axes & 4) && z > 0) || ((sums.axes & 2) && y > 0)) return;
+  for (std::size_t x = 0; x < (sums.axes & 1 ? 1 : sums.extent.x); ++x) row[x] = add(row[x], sums.origin);
+}
+
+// Sums along x, then y (in `line`, the row before), then z (in `planes`, the plane before): a row's way in one pass, as
+// soon as `source` has its residuals. Rows in `room` are as long as whole vectors, so that only residuals are read in
+// part.
+template <class Source, class Put>
+bool sum_rows(Source& source, std::int32_t* residuals, const Sums& sums, const Put& to) {
+  const std::size_t row = sums.extent.x, pitch = (row + 15) / 16 * 16;
+  std::int32_t *const line = sums.room, *const planes = sums.room + pitch;
+  std::size_t wanted = 0;
+  for (std::size_t z = 0; z < sums.extent.z; ++z)
+    for (std::size_t y = 0; y < sums.extent.y; ++y, residuals += row) {
+      if (!source.reach(wanted += row)) return false;
+      add_origin(residuals, sums, z, y);
+      std::int32_t* const plane = sums.axes & 4 ? planes + y * pitch : nullptr;
+      std::byte* const out = sums.out.at(z, y);
+      sum_row(residuals, row, sums.axes & 1, (sums.axes & 2) && y > 0, line, plane, z > 0, to, out);
+      put_end(plane != nullptr ? plane : line, row, sums.how, to, out);
     }
+  return true;
+}
+
+template <class Source>
+bool lorenzo_of(Source source, std::int32_t* residuals, const Sums& sums) {
+  if (sums.how.quanta == Quanta::real && sums.how.itemsize == 4)
+    return sum_rows(source, residuals, sums, Reals(sums.how));
+  if (sums.how.quanta == Quanta::integer && sums.how.itemsize == 2)
+    return sum_rows(source, residuals, sums, Shorts(sums.how));
+  return sum_rows(source, residuals, sums, Later());
+}
+
+void lorenzo(std::int32_t* residuals, const Sums& sums) {
+  struct There {
+    bool reach(std::size_t) { return true; }
+  };
+  if (sums.extent.x >= 16) {
+    lorenzo_of(There(), residuals, sums);
+    return;
+  }
+  const std::size_t row = sums.extent.x;
+  for (std::size_t z = 0; z < sums.extent.z; ++z)
+    for (std::size_t y = 0; y < sums.extent.y; ++y) add_origin(residuals + (z * sums.extent.y + y) * row, sums, z, y);
+  lorenzo_short(residuals, sums.extent, sums.axes);
+  for (std::size_t z = 0; z < sums.extent.z; ++z)
+    for (std::size_t y = 0; y < sums.extent.y; ++y, residuals += row)
+      restore(residuals, row, sums.how, sums.out.at(z, y));
 }
 
 // Words of a block that may end too close to the chunk's end to be read in whole vectors.
@@ -238,24 +275,65 @@ void symbols(Lanes& of, const std::uint32_t* places, std::size_t steps, std::int
   wide.put(of);
 }
 
-bool residuals(Lanes& of, const Residuals& from, std::int32_t* out) {
-  Wide wide(of);
-  Near near;
-  const std::byte* low = from.low;
-  std::size_t escapes = 0;
-  for (std::size_t b = 0; b < from.blocks; ++b, out += lanes) {
-    std::uint32_t escaped = wide.step(from.places + table_of(from.classes[b]) * table_size, out);
-    if (const int bits = low_bits_of(from.classes[b]); bits > 0) {
-      const auto width = static_cast<unsigned>(bits);
-      add_low(near.words(low, from.low_end, width), width, out);
-      low += 4 * width;
-    }
-    for (; escaped != 0; escaped &= escaped - 1) {
-      if (escapes == from.escape_count) return false;
-      std::memcpy(out + __builtin_ctz(escaped), from.escapes + 4 * escapes++, 4);
-    }
+// Residuals of a tile, decoded as far as they are asked for. Escapes are rare: they are looked for in groups of blocks
+// that have any.
+class Decoded {
+ public:
+  Decoded(const Lanes& of, const Residuals& from, std::int32_t* out)
+      : wide_(of), from_(from), low_(from.low), out_(out) {}
+
+  // Decodes the first `count` and some more; false when there are more escapes than were stored.
+  bool reach(std::size_t count) {
+    while (done_ * block < count)
+      if (!group()) return false;
+    return true;
   }
-  return true;
+
+ private:
+  bool group() {
+    const std::size_t first = done_, end = first + 8 < from_.blocks ? first + 8 : from_.blocks;
+    Wide wide = wide_;  // a local one stays in registers
+    for (; done_ < end; ++done_) {
+      std::int32_t* const out = out_ + done_ * lanes;
+      wide.step(from_.places + table_of(from_.classes[done_]) * table_size, out);
+      if (const int bits = low_bits_of(from_.classes[done_]); bits > 0) {
+        const auto width = static_cast<unsigned>(bits);
+        add_low(near_.words(low_, from_.low_end, width), width, out);
+        low_ += 4 * width;
+      }
+    }
+    const bool escaped = wide.escaped();
+    wide_ = wide;
+    if (escaped) [[unlikely]]
+      for (std::size_t b = first; b < end; ++b)
+        if (!put_escapes(low_bits_of(from_.classes[b]), out_ + b * lanes)) return false;
+    return true;
+  }
+
+  // In place of each escape, the value stored: with its lowest bits added, no other symbol looks like one.
+  bool put_escapes(int bits, std::int32_t* out) {
+    for (std::size_t i = 0; i < lanes; ++i) {
+      if (out[i] >> bits != escape) continue;
+      if (escapes_ == from_.escape_count) return false;
+      std::memcpy(out + i, from_.escapes + 4 * escapes_++, 4);
+    }
+    return true;
+  }
+
+  Wide wide_;
+  Near near_;
+  const Residuals& from_;
+  const std::byte* low_;
+  std::int32_t* out_;
+  std::size_t done_ = 0, escapes_ = 0;
+};
+
+bool residuals(Lanes& of, const Residuals& from, std::int32_t* out) {
+  return Decoded(of, from, out).reach(from.blocks * block);
+}
+
+bool dense_lorenzo(Lanes& of, const Residuals& from, std::int32_t* residuals, const Sums& sums) {
+  return lorenzo_of(Decoded(of, from, residuals), residuals, sums);
 }
 // A value whose distance comes out below the bound is within it, for rounding keeps order; any other is looked at
 // again. Bits must be the same where the bound is 0, and where a processor may flush the result.

@@ -4,7 +4,9 @@
 #include <string>
 
 #include "codec/kernels.hpp"
+#include "codec/learned.hpp"
 #include "codec/number.hpp"
+#include "codec/patches.hpp"
 #include "codec/quantise.hpp"
 
 namespace solar {
@@ -75,7 +77,9 @@ Chunk describe_codec(Bytes in) {
     const codec::Entry entry = checked.entry(i);
     if (static_cast<std::size_t>(entry.coder) > 3) codec::damaged("a tile's coder is unknown");
     ++*counts[static_cast<std::size_t>(entry.coder)];
-    chunk.tiles_interpolated += entry.predictor >= codec::first_interpolation;
+    chunk.tiles_interpolated += codec::is_interpolation(entry.predictor);
+    chunk.tiles_patched += codec::is_patched(entry.predictor);
+    chunk.tiles_learned += codec::is_learned(entry.predictor);
     chunk.outliers += entry.runs;
   }
   return chunk;

@@ -35,6 +35,9 @@ struct Residuals {
 
 // Predictors 8, 9 and 10 interpolate from points 8, 16 or 32 apart.
 inline constexpr unsigned first_interpolation = 8, last_interpolation = 10;
+constexpr bool is_interpolation(unsigned predictor) {
+  return predictor >= first_interpolation && predictor <= last_interpolation;
+}
 constexpr std::uint32_t stride_of(unsigned predictor) { return 8u << (predictor - first_interpolation); }
 
 // How the integers of a tile become values.
@@ -52,6 +55,17 @@ struct Rows {
   std::byte* at(std::size_t z, std::size_t y) const { return first + z * plane + y * row; }
 };
 
+// Lorenzo's sums over a tile (`axes` as Predictor's), from `origin`, and where their values go. `room` is for twice
+// most_values.
+struct Sums {
+  Extent extent;
+  unsigned axes;
+  std::int32_t origin;
+  std::int32_t* room;
+  const Restore& how;
+  const Rows& out;
+};
+
 // What the encoder asks for in vectors: integers for real values, each checked as a decoder would restore it.
 struct Asked {
   double step, base, bound;
@@ -65,10 +79,12 @@ struct Kernels {
   void (*symbols)(Lanes& of, const std::uint32_t* places, std::size_t steps, std::int8_t* out);
   // False when there are more escapes than were stored.
   bool (*residuals)(Lanes& of, const Residuals& from, std::int32_t* out);
-  // Lorenzo's sums (`axes` as Predictor's) and their values, put into place; the residuals are lost. `room` is for
-  // twice most_values.
-  void (*lorenzo)(std::int32_t* residuals, Extent extent, unsigned axes, std::int32_t* room, const Restore& how,
-                  const Rows& out);
+  // residuals() and lorenzo() at once: the sums of one row while the next is decoded. REQUIRES: extent.x >= 16.
+  bool (*dense_lorenzo)(Lanes& of, const Residuals& from, std::int32_t* residuals, const Sums& sums);
+  // Residuals in the order of patches, to rows; the two do not overlap.
+  void (*to_rows)(const std::int32_t* in_patches, Extent extent, std::int32_t* out);
+  // The residuals are lost.
+  void (*lorenzo)(std::int32_t* residuals, const Sums& sums);
   // Residuals, in the order of the passes, to values in sixteenths: in `one` or `other`, as it returns.
   std::int32_t* (*interpolate)(const std::int32_t* residuals, Extent extent, std::uint32_t stride, std::int32_t origin,
                                std::int32_t* one, std::int32_t* other);

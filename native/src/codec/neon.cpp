@@ -3,6 +3,7 @@
 // There is no gather: what `dense` looks up in its tables comes lane by lane.
 // All around it goes in vectors.
 #include "codec/interpolation.hpp"
+#include "codec/patches.hpp"
 
 #if defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #include <arm_neon.h>
@@ -106,42 +107,34 @@ class Wide {
     }
     to.at = at_;
   }
-  // Puts a symbol for each lane into `out`; returns which are escapes.
-  std::uint32_t step(const std::uint32_t* places, std::int32_t* out) {
-    uint8x8_t symbols[4];
-    step8<0>(places, out, symbols);
-    step8<1>(places, out, symbols);
-    step8<2>(places, out, symbols);
-    step8<3>(places, out, symbols);
-    const uint8x16_t escaped = vdupq_n_u8(escape & 255);
-    const uint8x16_t low = vceqq_u8(vcombine_u8(symbols[0], symbols[1]), escaped),
-                     high = vceqq_u8(vcombine_u8(symbols[2], symbols[3]), escaped);
-    if (vmaxvq_u32(vreinterpretq_u32_u8(vorrq_u8(low, high))) == 0) [[likely]]
-      return 0;
-    return set_of(low) | set_of(high) << 16;
+  // Puts a symbol for each lane into `out`.
+  void step(const std::uint32_t* places, std::int32_t* out) {
+    step8<0>(places, out);
+    step8<1>(places, out);
+    step8<2>(places, out);
+    step8<3>(places, out);
+  }
+  // Whether any symbol since the last call was the escape.
+  bool escaped() {
+    const int32x4_t least = least_;
+    least_ = vdupq_n_s32(0);
+    return vminvq_s32(least) == escape;
   }
 
  private:
-  static std::uint32_t set_of(uint8x16_t yes) {
-    constexpr std::uint8_t bit_of[16] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
-    const uint8x16_t bits = vandq_u8(yes, vld1q_u8(bit_of));
-    return vaddv_u8(vget_low_u8(bits)) | static_cast<std::uint32_t>(vaddv_u8(vget_high_u8(bits))) << 8;
-  }
-
   template <int i>
-  void step8(const std::uint32_t* places, std::int32_t* out, uint8x8_t* symbols) {
+  void step8(const std::uint32_t* places, std::int32_t* out) {
     constexpr std::uint16_t bit_of[8] = {1, 2, 4, 8, 16, 32, 64, 128};
     const int32x4_t enough = vdupq_n_s32(table_bits);
     const uint32x4_t low = vcltq_s32(counts_[2 * i], enough), high = vcltq_s32(counts_[2 * i + 1], enough);
     const unsigned set = vaddvq_u16(vandq_u16(vcombine_u16(vmovn_u32(low), vmovn_u32(high)), vld1q_u16(bit_of)));
     const uint16x8_t words = vreinterpretq_u16_u8(vqtbl1q_u8(next16(), vld1q_u8(taken.bytes[set])));
     at_ += taken.nbytes[set];
-    const uint16x4_t first = step4<2 * i>(places, vmovl_u16(vget_low_u16(words)), low, out + 8 * i);
-    const uint16x4_t second = step4<2 * i + 1>(places, vmovl_u16(vget_high_u16(words)), high, out + 8 * i + 4);
-    symbols[i] = vmovn_u16(vcombine_u16(first, second));
+    step4<2 * i>(places, vmovl_u16(vget_low_u16(words)), low, out + 8 * i);
+    step4<2 * i + 1>(places, vmovl_u16(vget_high_u16(words)), high, out + 8 * i + 4);
   }
   template <int i>
-  uint16x4_t step4(const std::uint32_t* places, uint32x4_t words, uint32x4_t few, std::int32_t* out) {
+  void step4(const std::uint32_t* places, uint32x4_t words, uint32x4_t few, std::int32_t* out) {
     const uint32x4_t bits = vorrq_u32(bits_[i], vshlq_u32(words, counts_[i]));
     const int32x4_t counts = vaddq_s32(counts_[i], vreinterpretq_s32_u32(vandq_u32(few, vdupq_n_u32(16))));
     const uint32x4_t place = looked_up(places, states_[i]);
@@ -150,8 +143,9 @@ class Wide {
     states_[i] = vsraq_n_u32(mine, place, 16);
     bits_[i] = vshlq_u32(bits, vnegq_s32(width));
     counts_[i] = vsubq_s32(counts, width);
-    vst1q_s32(out, vshrq_n_s32(vreinterpretq_s32_u32(vshlq_n_u32(place, 24)), 24));
-    return vmovn_u32(place);
+    const int32x4_t symbol = vshrq_n_s32(vreinterpretq_s32_u32(vshlq_n_u32(place, 24)), 24);
+    least_ = vminq_s32(least_, symbol);
+    vst1q_s32(out, symbol);
   }
   uint8x16_t next16() const {
     std::uint8_t words[16] = {};
@@ -162,7 +156,7 @@ class Wide {
   }
 
   uint32x4_t states_[8], bits_[8];
-  int32x4_t counts_[8];
+  int32x4_t counts_[8], least_ = vdupq_n_s32(0);
   const std::byte *at_, *end_;  // at_ may go behind end_: the words there are 0
 };
 
@@ -172,10 +166,37 @@ inline int32x4_t running(int32x4_t sums) {
   return vaddq_s32(sums, vextq_s32(zero, sums, 2));
 }
 
-// One row: `x` sums along it, `y` adds `line`; what comes of it is the new
-// line; it goes on into `plane` if there is one, added to what is there if `z`.
+constexpr std::size_t vector_values = 4;
+inline int32x4_t load(const std::int32_t* from) { return vld1q_s32(from); }
+
+// Four integers as float32, or as integers of 16 bits.
+struct Reals {
+  static constexpr std::size_t itemsize = 4;
+  explicit Reals(const Restore& how)
+      : step(vdupq_n_f32(static_cast<float>(how.step))), base(vdupq_n_f32(static_cast<float>(how.base))) {}
+  void put(int32x4_t whole, std::byte* out) const {
+    const float32x4_t made = vfmaq_f32(base, vcvtq_f32_s32(whole), step);
+    vst1q_u8(reinterpret_cast<std::uint8_t*>(out), vreinterpretq_u8_f32(made));
+  }
+  float32x4_t step, base;
+};
+struct Shorts {
+  static constexpr std::size_t itemsize = 2;
+  explicit Shorts(const Restore& how)
+      : step(vdupq_n_u32(static_cast<std::uint32_t>(how.whole_step))),
+        base(vdupq_n_u32(static_cast<std::uint32_t>(how.whole_base))) {}
+  void put(int32x4_t whole, std::byte* out) const {
+    const uint32x4_t made = vmlaq_u32(base, vreinterpretq_u32_s32(whole), step);
+    vst1_u8(reinterpret_cast<std::uint8_t*>(out), vreinterpret_u8_u16(vmovn_u32(made)));
+  }
+  uint32x4_t step, base;
+};
+
+// One row: `x` sums along it, `y` adds `line`; what comes of it is the new line; it goes on into `plane` if there is
+// one, added to what is there if `z`; whole vectors are put into `out`.
+template <class Put>
 inline void sum_row(const std::int32_t* residuals, std::size_t count, bool x, bool y, std::int32_t* line,
-                    std::int32_t* plane, bool z) {
+                    std::int32_t* plane, bool z, const Put& to, std::byte* out) {
   int32x4_t before = vdupq_n_s32(0);
   for (std::size_t i = 0; i < count; i += 4) {
     int32x4_t sums = vld1q_s32(residuals + i);  // what is behind the row is read, and not used
@@ -185,18 +206,11 @@ inline void sum_row(const std::int32_t* residuals, std::size_t count, bool x, bo
     }
     if (y) sums = vaddq_s32(sums, vld1q_s32(line + i));
     vst1q_s32(line + i, sums);
-    if (plane == nullptr) continue;
-    if (z) sums = vaddq_s32(sums, vld1q_s32(plane + i));
-    vst1q_s32(plane + i, sums);
-  }
-}
-
-// Sixteen integers as float32.
-inline void put_narrow(const std::int32_t* values, float step, float base, std::byte* out) {
-  for (std::size_t i = 0; i < 16; i += 4) {
-    const float32x4_t whole = vcvtq_f32_s32(vld1q_s32(values + i));
-    const float32x4_t made = vfmaq_f32(vdupq_n_f32(base), whole, vdupq_n_f32(step));
-    vst1q_u8(reinterpret_cast<std::uint8_t*>(out + 4 * i), vreinterpretq_u8_f32(made));
+    if (plane != nullptr) {
+      if (z) sums = vaddq_s32(sums, vld1q_s32(plane + i));
+      vst1q_s32(plane + i, sums);
+    }
+    if (i + 4 <= count) to.put(sums, out + i * Put::itemsize);
   }
 }
 
@@ -210,6 +224,7 @@ inline void interleave(const std::int32_t* known, const std::int32_t* residuals,
 }
 
 #include "codec/fast.hpp"
+#include "codec/fast_patches.hpp"
 
 }  // namespace
 
@@ -219,6 +234,8 @@ const Kernels& neon_kernels() {
   static constexpr Kernels set{unpack,
                                symbols,
                                residuals,
+                               dense_lorenzo,
+                               to_rows,
                                lorenzo,
                                interpolate,
                                restore,

@@ -1,8 +1,10 @@
 // The decoder as io/FORMAT.md tells it, one value at a time.
+#include <algorithm>
 #include <cmath>
 
 #include "codec/interpolation.hpp"
 #include "codec/kernels.hpp"
+#include "codec/patches.hpp"
 
 namespace solar::codec {
 namespace {
@@ -101,21 +103,47 @@ void restore(const std::int32_t* values, std::size_t count, const Restore& how, 
   }
 }
 
-void lorenzo(std::int32_t* values, Extent extent, unsigned axes, std::int32_t*, const Restore& how, const Rows& out) {
+void lorenzo(std::int32_t* values, const Sums& sums) {
+  const Extent extent = sums.extent;
+  const unsigned axes = sums.axes;
   const std::size_t row = extent.x, plane = row * extent.y;
-  const auto each = [&](std::size_t from_z, std::size_t from_y, std::size_t from_x, std::size_t back) {
+  const auto each = [&](std::size_t from_z, std::size_t from_y, std::size_t from_x, auto use) {
     for (std::size_t z = from_z; z < extent.z; ++z)
       for (std::size_t y = from_y; y < extent.y; ++y)
-        for (std::size_t x = from_x; x < extent.x; ++x) {
-          std::int32_t* const v = values + z * plane + y * row + x;
-          *v = add(*v, *(v - back));
-        }
+        for (std::size_t x = from_x; x < extent.x; ++x) use(values + z * plane + y * row + x, z, y, x);
   };
-  if (axes & 1) each(0, 0, 1, 1);
-  if (axes & 2) each(0, 1, 0, row);
-  if (axes & 4) each(1, 0, 0, plane);
+  const auto behind = [](std::size_t back) {
+    return [back](std::int32_t* v, std::size_t, std::size_t, std::size_t) { *v = add(*v, *(v - back)); };
+  };
+  each(0, 0, 0, [&](std::int32_t* v, std::size_t z, std::size_t y, std::size_t x) {
+    const bool first = !((axes & 4) && z > 0) && !((axes & 2) && y > 0) && !((axes & 1) && x > 0);
+    if (first) *v = add(*v, sums.origin);
+  });
+  if (axes & 1) each(0, 0, 1, behind(1));
+  if (axes & 2) each(0, 1, 0, behind(row));
+  if (axes & 4) each(1, 0, 0, behind(plane));
   for (std::size_t z = 0; z < extent.z; ++z)
-    for (std::size_t y = 0; y < extent.y; ++y) restore(values + z * plane + y * row, row, how, out.at(z, y));
+    for (std::size_t y = 0; y < extent.y; ++y) restore(values + z * plane + y * row, row, sums.how, sums.out.at(z, y));
+}
+
+bool dense_lorenzo(Lanes& of, const Residuals& from, std::int32_t* out, const Sums& sums) {
+  if (!residuals(of, from, out)) return false;
+  lorenzo(out, sums);
+  return true;
+}
+
+void to_rows(const std::int32_t* from, Extent tile, std::int32_t* to) {
+  const Extent patch = patch_of(tile);
+  const auto end = [](std::uint32_t first, std::uint32_t side, std::uint32_t length) {
+    return std::min(first + side, length);
+  };
+  for (std::uint32_t z0 = 0; z0 < tile.z; z0 += patch.z)
+    for (std::uint32_t y0 = 0; y0 < tile.y; y0 += patch.y)
+      for (std::uint32_t x0 = 0; x0 < tile.x; x0 += patch.x)
+        for (std::uint32_t z = z0; z < end(z0, patch.z, tile.z); ++z)
+          for (std::uint32_t y = y0; y < end(y0, patch.y, tile.y); ++y)
+            for (std::uint32_t x = x0; x < end(x0, patch.x, tile.x); ++x)
+              to[(std::size_t{z} * tile.y + y) * tile.x + x] = *from++;
 }
 
 template <class T>
@@ -126,8 +154,8 @@ bool look_closer(const T*, std::size_t, const Asked&, std::int32_t*) {
 }  // namespace
 
 const Kernels& plain_kernels() {
-  static constexpr Kernels set{unpack,      symbols, residuals,          lorenzo,
-                               interpolate, restore, look_closer<float>, look_closer<double>};
+  static constexpr Kernels set{unpack,  symbols,     residuals, dense_lorenzo,      to_rows,
+                               lorenzo, interpolate, restore,   look_closer<float>, look_closer<double>};
   return set;
 }
 

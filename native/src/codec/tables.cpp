@@ -53,9 +53,10 @@ std::vector<std::byte> pack_tables(const AllFrequencies& all) {
   return out;
 }
 
-AllFrequencies parse_tables(Bytes packed) {
+namespace {
+
+AllFrequencies frequencies_of(Cursor& at) {
   AllFrequencies all{};
-  Cursor at(packed, Kind::codec, "the list of coding tables");
   for (Frequencies& table : all) {
     const int first = static_cast<std::int8_t>(at.u8()), count = at.u8();
     if (first == escape || first + count > 128) damaged("a coding table has impossible symbols");
@@ -68,8 +69,23 @@ AllFrequencies parse_tables(Bytes packed) {
     }
     if (sum != table_size || table[low_byte(escape)] == 0) damaged("a coding table is not full, or has no escape");
   }
-  if (at.left() > 3) damaged("there are more than the 17 coding tables");
   return all;
+}
+
+}  // namespace
+
+AllFrequencies parse_tables(Bytes packed) {
+  Cursor at(packed, Kind::codec, "the list of coding tables");
+  const AllFrequencies all = frequencies_of(at);
+  if (at.left() > 3) basis_in(packed);
+  return all;
+}
+
+Basis basis_in(Bytes packed) {
+  Cursor at(packed, Kind::codec, "the list of coding tables");
+  frequencies_of(at);
+  at.skip(at.left() % 4);  // all of it is whole words
+  return at.left() == 0 ? Basis{} : parse_basis(at.take(at.left()));
 }
 
 std::uint64_t tables_checksum(Bytes packed) { return std::max<std::uint64_t>(1, zstd::xxhash64(packed)); }
@@ -92,6 +108,7 @@ void Coding::take(Bytes bytes) {
   packed.clear();
   made = 0;
   frequencies = parse_tables(bytes);
+  basis = basis_in(bytes);
   packed.assign(bytes.begin(), bytes.end());
 }
 

@@ -25,6 +25,7 @@ struct Target {
   std::byte* row(const Grid::Place& place, std::size_t y) const;  // y counts over the planes
 };
 
+void check_predictor(const Entry& entry, Quanta quanta);
 Restore restore_of(const Header& header);
 void decode_checked(const Checked& chunk, MutableBytes out, Bytes tables, Scratch& scratch, const Kernels& kernels);
 
