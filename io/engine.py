@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import SolarError
 from solar.io import machine
+from solar.io.encoded import CODES
 from solar.values import Form, Layout
 
 log = logging.getLogger("solar")
@@ -121,7 +122,7 @@ def source_of(layout: Layout, swap: int, page_cache: bool | None) -> _native.Sou
         layout.dtype.itemsize,
         swap,
         list(layout.sample_shape),
-        [_form(form) for form in layout.forms],
+        [_form(form, layout.dtype) for form in layout.forms],
         layout.part_file,
         layout.part_form,
         layout.part_first,
@@ -135,9 +136,22 @@ def source_of(layout: Layout, swap: int, page_cache: bool | None) -> _native.Sou
     )
 
 
-def _form(form: Form, chunk: tuple[int, ...] | None = None) -> tuple[list[int], _native.Filters, bytes]:
+def _form(
+    form: Form, dtype: np.dtype[Any], chunk: tuple[int, ...] | None = None
+) -> tuple[list[int], _native.Filters, bytes]:
     filters = [(one.id, one.flags, list(one.values)) for one in form.filters]
+    if filters and filters[0][0] == _native.codec_filter():
+        filters[0] = (*filters[0][:2], _telling(filters[0][2], dtype))
     return list(form.chunk if chunk is None else chunk), filters, form.fill
+
+
+def _telling(values: list[int], dtype: np.dtype[Any]) -> list[int]:
+    """The values of our codec's filter, with the data set's type behind the tables: chunks of another are refused."""
+    end = 2 + -(-values[1] // 4) if len(values) > 1 and values[0] == 1 else 0
+    code = CODES.get(dtype.str[1:], 0) if dtype.isnative else 0
+    if not code or end > len(values) or (values and not end):  # what the decoder is to refuse, or to ignore
+        return values
+    return [*(values[:end] or [1, 0]), 1, code]
 
 
 def source_of_part(layout: Layout, part: int) -> _native.Source:
@@ -155,7 +169,7 @@ def source_of_part(layout: Layout, part: int) -> _native.Source:
         layout.dtype.itemsize,
         0,
         [length, *layout.sample_shape],
-        [_form(form, chunk)],
+        [_form(form, layout.dtype, chunk)],
         np.zeros(1, np.int32),
         np.zeros(1, np.int32),
         np.array([0, 1], np.int64),

@@ -13,7 +13,6 @@ import mmap
 import os
 import stat
 import struct
-import tempfile
 import time
 import zlib
 from collections.abc import Callable
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
+from solar.io import whole
 
 WORTH_KEEPING = 100_000  # chunks; a smaller table is walked in less than a tenth of a second
 FOLDER_NBYTES = 4 << 30  # what the cache folder may grow to
@@ -121,7 +121,7 @@ def _sums(columns: list[Any]) -> list[int]:
 
 def _load(kept: Path, key: bytes) -> Table:
     _check_private(kept.parent.stat())
-    descriptor = os.open(kept, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = os.open(kept, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # or a FIFO waits
     try:
         facts = os.fstat(descriptor)
         _check_private(facts)
@@ -160,30 +160,22 @@ def _store(kept: Path, key: bytes, table: Table) -> None:
         table.mask if flags & HAS_MASK else np.empty(0, np.uint32),
     ]
     header = HEADER.pack(b"SOLARIDX", VERSION, flags, len(table.offset), key, *_sums(columns))
-    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".new-")  # mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(header + struct.pack("<I", zlib.crc32(header)))
-            for start, column in zip(_starts(flags, len(table.offset))[0], columns, strict=True):
-                if start >= 0:
-                    file.write(bytes(start - file.tell()))
-                    file.write(column.data)
-        Path(temporary).replace(kept)
-    except BaseException:
-        Path(temporary).unlink()
-        raise
+    with whole.written(kept, sync=False) as file:
+        file.write(header + struct.pack("<I", zlib.crc32(header)))
+        for start, column in zip(_starts(flags, len(table.offset))[0], columns, strict=True):
+            if start >= 0:
+                file.write(bytes(start - file.tell()))
+                file.write(column.data)
     _prune(folder)
 
 
 def _prune(folder: Path) -> None:
     """Removes what was used longest ago until the folder is small enough, and what a crashed writer left behind."""
+    whole.sweep(folder)
     sizes = []
-    for path in folder.iterdir():
+    for path in folder.glob("*.index"):
         facts = path.lstat()
-        if path.name.startswith(".new-") and time.time() - facts.st_mtime > 86_400:
-            path.unlink()
-        elif path.suffix == ".index":
-            sizes.append((facts.st_mtime_ns, facts.st_size, path))
+        sizes.append((facts.st_mtime_ns, facts.st_size, path))
     total = sum(size for _, size, _ in sizes)
     for _, size, path in sorted(sizes):
         if total <= FOLDER_NBYTES:

@@ -163,8 +163,19 @@ class OpenDataset:
             self.dataset = self._file[name.encode("utf-8", "surrogateescape")]
             if not isinstance(self.dataset, h5py.Dataset):
                 raise Unreadable("it is a group, not a dataset")
+            check_sources(path, self.dataset)
             self._key = key
         return self.dataset
+
+
+def check_sources(path: str, dataset: Any) -> None:
+    """Unreadable where the values are to be in what is no plain file: libhdf5 would wait for a FIFO without end."""
+    names = [one[0] for one in dataset.external or ()]
+    names += [one.file_name for one in dataset.virtual_sources()] if dataset.is_virtual else []
+    for name in dict.fromkeys(names):
+        for place in (Path(name), Path(path).parent / name):  # as libhdf5 takes it for raw files, and for virtual ones
+            if place.exists() and not place.is_file():
+                raise Unreadable(f"its values are to be in {place}, which is no plain file")
 
 
 def read(dataset: Any, rows: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:

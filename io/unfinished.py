@@ -193,7 +193,7 @@ class Leftover:
         nbytes, check = int(self.nbytes[at]), self.checks[at].tobytes()
         try:
             if self._file is None:
-                self._file = _opened(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                self._file = _opened(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             place = int(self.places[at]) if self.places is not None else None
             found = self._find(nbytes, check) if place is None else self._placed(nbytes, check, place)
         except OSError:

@@ -14,9 +14,10 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
+import limits_groups
 import numpy as np
 
 HERE = Path(__file__).parent
@@ -30,10 +31,25 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 # Buffers; whether the file is in memory.
 SCENES = [("least", True), ("25 %", True), ("25 %", False), ("all", True), ("all", False)]
+FEW_SCENES = [SCENES[0], SCENES[-1]]  # of what differs in the sizes of samples and files alone
+BESIDE = 8 << 20  # Python's own: plans, index arrays, and what the allocator keeps
+BESIDE_COLD = 14 << 20  # the same where requests past the page cache come and go with memory of their own
+BESIDE_RANK = 16 << 20  # the same of a rank, with what it needs to meet the others
+KERNEL = 4 << 20  # what the system counts of a control group beside: page tables, stacks of threads, descriptors
+FILES = 128  # of eight samples each
 
 
-def write_scenes(folder: Path) -> dict[str, str]:
-    """A file of each form, and one by `solar compress`: sample i is made of numbers from i on."""
+class Stored(NamedTuple):
+    """The same numbers of bytes in a way of their own: where, in how many samples, how many of which are a batch."""
+
+    paths: list[str]
+    samples: int
+    batch: int
+    scenes: list[tuple[str, bool]]
+
+
+def write_scenes(folder: Path) -> dict[str, Stored]:
+    """A file of each form, one by `solar compress`, large samples, and many files: sample i begins with number i."""
     from solar import compress
 
     paths = {name: str(folder / f"{name}.h5") for name in FORMS}
@@ -44,18 +60,30 @@ def write_scenes(folder: Path) -> dict[str, str]:
             file.create_dataset("x", data=values, **options)
     paths["ours"] = str(folder / "ours.h5")
     compress(paths["contiguous"], paths["ours"], "lossless")
+    stored = {name: Stored([path], SAMPLES, BATCH, SCENES) for name, path in paths.items()}
+    stored["large samples"] = Stored([str(folder / "large.h5")], 16, 2, FEW_SCENES)
+    with h5py.File(folder / "large.h5", "w") as file:
+        large = values.reshape(16, 512, 512).copy()
+        large[:, 0, 0] = np.arange(16)
+        file["x"] = large
+    (folder / "many").mkdir()
+    stored["many files"] = Stored([str(folder / f"many/{i:03}.h5") for i in range(FILES)], SAMPLES, BATCH, FEW_SCENES)
+    for path, part in zip(stored["many files"].paths, np.split(values, FILES), strict=True):
+        with h5py.File(path, "w") as file:
+            file["x"] = part
     an_hour_ago = time.time() - 3600
-    for path in paths.values():
+    for path in (path for one in stored.values() for path in one.paths):
         os.utime(path, (an_hour_ago, an_hour_ago))
-    return paths
+    return stored
 
 
-def forget(path: str) -> None:
-    """The page cache lets go of a file."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fdatasync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
+def forget(paths: list[str]) -> None:
+    """The page cache lets go of these files."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fdatasync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
 
 def status(*names: str) -> list[int]:
@@ -125,7 +153,7 @@ def said_by(name: str, *arguments: object, seconds: float = 300) -> Any:
     return json.loads(run.stdout)
 
 
-def loader_of(path: str, page_cache: bool, buffer: int, **options: Any) -> Any:
+def loader_of(path: str | list[str], page_cache: bool, buffer: int, batch: int = BATCH, **options: Any) -> Any:
     import torch
 
     from solar import DataLoader, H5Dataset
@@ -133,31 +161,34 @@ def loader_of(path: str, page_cache: bool, buffer: int, **options: Any) -> Any:
     if "sampler" not in options:
         options |= {"shuffle": True, "generator": torch.Generator().manual_seed(0)}
     dataset = H5Dataset(path, "x", page_cache=page_cache)
-    return DataLoader(dataset, BATCH, buffer=buffer, **options)
+    return DataLoader(dataset, batch, buffer=buffer, **options)
 
 
-def of_scene(path: str, plain: str, buffer: str, warm: bool) -> dict[str, int]:
-    """By how much an epoch and a half made the process grow, and what was asked for."""
+def of_scene(stored: Stored, plain: list[str], buffer: str, warm: bool, group: Path | None) -> dict[str, Any]:
+    """By how much an epoch and a half made the process grow, and what was asked for. A group may have no more."""
 
     def make(nbytes: int) -> Any:
-        return loader_of(path, warm, nbytes, epochs=2)
+        return loader_of(stored.paths, warm, nbytes, stored.batch, epochs=2)
 
     if not warm:
-        forget(path)
+        forget(stored.paths)
     for _ in zip(range(4), loader_of(plain, False, 0), strict=False):  # what any loader needs is there from now on
         pass
     nbytes = nbytes_of(buffer, lambda: least_of(make))
     gc.collect()
     forget_the_most()
     [before] = status("VmRSS")
+    if group is not None:
+        limits_groups.enter(group, nbytes + (BESIDE if warm else BESIDE_COLD) + KERNEL)
     loader, rows = make(nbytes), []
     for batch in loader:
         rows += batch[:, 0, 0].tolist()
-    assert sorted(rows) == [*range(SAMPLES)]
-    for _ in zip(range(SAMPLES // BATCH // 2), loader, strict=False):
+    assert sorted(rows) == [*range(stored.samples)]
+    for _ in zip(range(stored.samples // stored.batch // 2), loader, strict=False):
         pass
     [most] = status("VmHWM")
-    return {"asked": nbytes, "counted": loader.stats()["peak_bytes"], "grown": most - before}
+    had = {"asked": nbytes, "counted": loader.stats()["peak_bytes"], "grown": most - before}
+    return had | {"limited": group is not None}
 
 
 def scenes(folder: str) -> None:
@@ -167,12 +198,49 @@ def scenes(folder: str) -> None:
 
     torch.set_num_threads(1)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])  # each thread of the engine needs memory to decode in
-    paths, found = write_scenes(Path(folder)), {}
-    for name, path in paths.items():
-        for buffer, warm in SCENES:
+    all_stored, found = write_scenes(Path(folder)), {}
+    plain = all_stored["contiguous"].paths
+    for name, stored in all_stored.items():
+        for buffer, warm in stored.scenes:
             scene = f"{name}, buffer {buffer}, {'warm' if warm else 'cold'}"
-            found[scene] = in_a_fork(partial(of_scene, path, paths["contiguous"], buffer, warm))
+            with limits_groups.made() as group:
+                found[scene] = in_a_fork(partial(of_scene, stored, plain, buffer, warm, group))
     print(json.dumps(found))
+
+
+def ranks(path: str, buffer: str, group: str) -> None:
+    """A rank of those that share this buffer, in this group: what it counted, when all have had two epochs."""
+    import torch
+
+    from solar import DataLoader, H5Dataset, PlanSampler
+
+    torch.set_num_threads(1)
+    if "MASTER_PORT" in os.environ:
+        torch.distributed.init_process_group("gloo")
+        rank, size, meet = torch.distributed.get_rank(), torch.distributed.get_world_size(), torch.distributed.barrier
+    else:
+        from mpi4py import MPI
+
+        rank, size, meet = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, MPI.COMM_WORLD.barrier
+    for _ in zip(range(4), loader_of(path, True, 0, exchange="off"), strict=False):  # what any loader needs
+        pass
+    if group:
+        limits_groups.enter(Path(group), int(buffer) + size * (BESIDE_RANK + KERNEL))
+    meet()
+    dataset = H5Dataset(path, "x", page_cache=True)
+    sampler = PlanSampler(dataset, size, rank, seed=1)
+    loader = DataLoader(dataset, BATCH // size, sampler=sampler, buffer=int(buffer), epochs=2)
+    rows: list[int] = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            rows += batch[:, 0, 0].int().tolist()
+    stats = loader.stats()
+    meet()
+    loader.close()
+    print(json.dumps({"rows": len(rows), "peak": stats["peak_bytes"], "hits": stats["buffer_hits"]}))
+    if "MASTER_PORT" in os.environ:
+        torch.distributed.destroy_process_group()
 
 
 def write_many(folder: Path, files: int, each: int) -> list[str]:
@@ -282,6 +350,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "many files": many_files,
     "many samples": many_samples,
     "many epochs": many_epochs,
+    "ranks": ranks,
 }
 
 if __name__ == "__main__":

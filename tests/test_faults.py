@@ -1,25 +1,37 @@
-"""Faults and what becomes of them: each is met by every way to read, and the outcome is what docs/failures.md says."""
+"""Faults and what becomes of them, as docs/failures.md says: those of reading are met by every way to read."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+import resource
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import h5py
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
-from faults_kit import SAMPLES, WAYS, WIDTH, Way, engine, fault, outcome, reads, truth_of, written
+from faults_kit import BATCH, SAMPLES, WAYS, WIDTH, Way, engine, fault, outcome, reads, truth, truth_of, written
+
+from solar import DataLoader, H5Dataset, compress, inspect
+from solar.io import index, profile, whole
 
 PAGE = Path(__file__).parent.parent / "docs" / "failures.md"
 TABLE = os.environ.get("SOLAR_FAULT_TABLE")  # a file to which the table goes, for the page
 HEAD = ["what happens", "what becomes of the epoch"]
+OTHERS_HEAD = ["what else happens", "what becomes of it"]
 LOOK = 0.12  # seconds after which a change of an open file is seen
 
 
@@ -121,11 +133,20 @@ def said_of(name: str, way: Way, folder: Path) -> str:
     return found.said(folder)
 
 
-def table_of_the_page() -> dict[str, str]:
+def table_of_the_page(head: list[str], length: int) -> dict[str, str]:
     lines = PAGE.read_text().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
-    begin = rows.index(HEAD)
-    return {row[0]: row[1] for row in rows[begin + 2 :][: len(CASES)]}
+    begin = rows.index(head)
+    return {row[0]: row[1] for row in rows[begin + 2 :][:length]}
+
+
+def check_page(name: str, said: str, head: list[str], length: int) -> None:
+    """That the page says this of the fault; or the page is to be written anew: then it is told."""
+    if TABLE:
+        with Path(TABLE).open("a") as file:
+            file.write(f"| {name} | {said} |\n")
+    else:
+        assert table_of_the_page(head, length)[name] == said
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -138,14 +159,131 @@ def test_what_the_page_says_becomes_of_a_fault_is_what_becomes_of_it(name: str, 
         folder.mkdir()
         found[way.name] = said_of(name, way, folder)
     assert len(set(found.values())) == 1, found
-    said = found["threads"]
-    if TABLE:
-        with Path(TABLE).open("a") as file:
-            file.write(f"| {name} | {said} |\n")
-    else:
-        assert table_of_the_page()[name] == said
+    check_page(name, found["threads"], HEAD, len(CASES))
+
+
+# --- what is written, made and read together ----
+
+
+@contextmanager
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """New files of ours take no bytes."""
+
+    def opened(*args: Any, **named: Any) -> Any:
+        file = open(*args, **named)  # noqa: PTH123, SIM115 - which the patched module does
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, file.fileno())
+        os.close(full)
+        return file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(whole, "open", opened, raising=False)
+        yield
+
+
+def error_of(act: Callable[[], Any], folder: Path) -> str:
+    """How it fails, in the words that the user gets."""
+    try:
+        act()
+    except Exception as error:
+        text = re.sub(re.escape(str(folder)) + r"/[\w.-]+", "FILE", str(error))
+        return f"`{type(error).__name__}`: {re.sub('[0-9]+ chunks', '… chunks', text)}"
+    raise AssertionError("it did not fail")
+
+
+def no_room_for_the_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    path, cache = written(folder, chunks=(1, WIDTH)), folder / "cache"
+    monkeypatch.setattr(index, "WORTH_KEEPING", 1)
+    with full_disk(monkeypatch):
+        assert inspect(path, "x", cache=cache).digest == inspect(path, "x", cache=None).digest
+    assert [*cache.iterdir()] == []
+    inspect(path, "x", cache=cache)
+    assert len([*cache.iterdir()]) == 1, "with room it is kept"
+    return "the file is read all the same; nothing is kept"
+
+
+def no_room_for_a_profile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    made = profile.Profile("/data", "now", "by hand", (), profile.FLASH)
+    profile.save(made, folder / "p.json")
+    before = (folder / "p.json").read_bytes()
+    with full_disk(monkeypatch):
+        said = error_of(lambda: profile.save(made, folder / "p.json"), folder)
+    assert (folder / "p.json").read_bytes() == before
+    assert [one.name for one in folder.iterdir()] == ["p.json"]
+    return f"{said}; an older one stays as it is"
+
+
+def no_room_for_a_compressed_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    path, out = written(folder, chunks=(1, WIDTH)), folder / "out.h5"
+    compress(path, folder / "whole.h5", "lossless", threads=1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((folder / "whole.h5").stat().st_size // 2, limits[1]))
+    try:
+        said = error_of(lambda: compress(path, out, "lossless", threads=1), folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not out.exists()
+    compress(path, out, "lossless", threads=1)
+    assert out.read_bytes() == (folder / "whole.h5").read_bytes()
+    assert not [*folder.glob(".*")]
+    return said
+
+
+def a_thread_that_throws(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    path, rows = written(folder), []
+    expected = truth(path)
+
+    def transform(sample: Any) -> Any:
+        if (sample == expected[17]).all():
+            raise ArithmeticError("the transform's own words")
+        return sample
+
+    def act() -> None:
+        data = H5Dataset(path, "x", transform=transform, thread_safe=True)
+        with DataLoader(data, BATCH, num_workers=2) as loader:
+            for batch in loader:
+                rows.extend(batch.numpy())
+
+    said = error_of(act, folder)
+    assert (np.stack(rows) == expected[:16]).all(), "the batches before it come"
+    return said.partition("\n")[0]
+
+
+def a_rank_that_ends(folder: Path, _: pytest.MonkeyPatch) -> str:
+    signals, path = [signal.SIGKILL, signal.SIGTERM], written(folder)
+    specs = [
+        {"path": path, "seed": 1, "ranks": 2, "victim": 1, "apart": False, "store": f"file://{path}.{number}",
+         "moment": "batch", "count": 3, "delay": 0.0, "signal": number}
+        for number in signals
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("together_kills_program.py")], input=json.dumps([specs, 2]),
+        capture_output=True, text=True, timeout=180, check=True,
+    )  # fmt: skip
+    trials = json.loads(done.stdout)
+    assert [trial["status"][1] for trial in trials] == [-number for number in signals], trials
+    errors = [one["error"] for trial in trials for one in trial["said"] if "error" in one]
+    assert len(errors) == 2, trials
+    assert all("rank 1 of 2" in error for error in errors), errors
+    [kind] = {error.partition(":")[0] for error in errors}
+    return f"`{kind}` on every other rank, which names it"
+
+
+OTHERS: dict[str, Callable[[Path, pytest.MonkeyPatch], str]] = {
+    "the disk is full (ENOSPC): index cache": no_room_for_the_index,
+    "the disk is full (ENOSPC): profile of a storage": no_room_for_a_profile,
+    "there is no more room for a file (EFBIG): `solar compress`": no_room_for_a_compressed_file,
+    "a thread throws: your transform": a_thread_that_throws,
+    "a rank is killed (SIGKILL), or told to end (SIGTERM)": a_rank_that_ends,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_the_page_says_of_other_faults_holds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_page(name, OTHERS[name](tmp_path, monkeypatch), OTHERS_HEAD, len(OTHERS))
 
 
 def test_the_page_lists_every_fault() -> None:
     if not TABLE:
-        assert list(table_of_the_page()) == list(CASES)
+        assert list(table_of_the_page(HEAD, len(CASES))) == list(CASES)
+        assert list(table_of_the_page(OTHERS_HEAD, len(OTHERS))) == list(OTHERS)

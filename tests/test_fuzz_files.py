@@ -7,6 +7,8 @@ import io
 import json
 import os
 import stat
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,9 @@ from test_plugin_library import REVERSE, field, filtered
 
 import solar
 from solar import cli
-from solar.errors import LayoutError, PlanError, SolarError
-from solar.filters import filter_values
-from solar.io import audit, index, profile, unfinished
+from solar.errors import CodecError, LayoutError, PlanError, SolarError
+from solar.filters import FILTER, filter_values
+from solar.io import audit, index, profile, unfinished, whole
 from solar.io.codec import Codec
 from solar.io.store import compress
 
@@ -250,7 +252,109 @@ def test_a_bound_that_makes_no_sense_is_an_error_of_the_file(place: Path) -> Non
             audit.verify(original, restored)
 
 
+# --- what is no plain file ----
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Iterator[Path]:
+    """A FIFO that nobody writes to. Should somebody wait for that, it has an end, and the test fails."""
+    path = tmp_path / "fifo.h5"
+    os.mkfifo(path)
+    freed: list[int] = []
+    timer = threading.Timer(60, lambda: freed.append(os.open(path, os.O_RDWR)))
+    timer.start()
+    yield path
+    timer.cancel()
+    assert not freed, "somebody has waited for a FIFO"
+
+
+def test_a_fifo_where_a_file_should_be_is_refused_and_not_waited_for(fifo: Path) -> None:
+    with pytest.raises(SolarError, match=r"fifo\.h5: is no plain file"):
+        solar.inspect(fifo, "x")
+    with pytest.raises(LayoutError, match="is no plain file"):
+        compress(fifo, fifo.with_name("out.h5"), "lossless")
+    with pytest.raises(PlanError, match="not a plain file"):
+        profile.load(fifo)
+    for command in (["inspect"], ["verify"], ["digest", "--batch-size", "4"]):
+        code, said = run(command[0], str(fifo), *command[1:])
+        assert (code, "no plain file" in said) == (1, True), said
+
+
+def test_a_fifo_in_place_of_a_kept_chunk_table_changes_nothing(
+    kept: tuple[str, Path, bytes], fifo: Path, tmp_path: Path
+) -> None:
+    path, cache, _ = kept
+    (tmp_path / "cache").mkdir(mode=0o700)
+    os.link(fifo, tmp_path / "cache" / cache.name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "_store", lambda *_: None)
+        found = solar.inspect(path, "x", cache=tmp_path / "cache").digest
+    assert found == solar.inspect(path, "x", cache=None).digest
+
+
+def test_fifos_in_place_of_what_an_ended_run_left_are_of_no_use(fifo: Path) -> None:
+    target = fifo.with_name("target.h5")
+    os.link(fifo, fifo.with_name(".target.h5.solar-00.journal"))
+    assert unfinished.leftovers(target) == []
+    writing = unfinished.Unfinished.begin(target, {"first": 0, "options": {}})
+    writing.record(bytes(100), 0)
+    writing.path.unlink()
+    os.link(fifo, writing.path)
+    writing.leave()
+    [found] = unfinished.leftovers(target)
+    assert found.take(0) is None
+    found.discard()
+
+
+@pytest.mark.parametrize("kind", ["raw", "virtual"])
+def test_values_that_are_to_be_in_a_fifo_are_refused(kind: str, fifo: Path) -> None:
+    path = fifo.with_name("names.h5")
+    with h5py.File(path, "w") as file:
+        if kind == "raw":
+            file.create_dataset("x", (8, 4), "f4", external=[(str(fifo), 0, 128)])
+        else:
+            layout = h5py.VirtualLayout((8, 4), "f4")
+            layout[:] = h5py.VirtualSource(fifo.name, "x", (8, 4))
+            file.create_virtual_dataset("x", layout)
+    with pytest.raises(LayoutError, match=r"its values are to be in .*fifo\.h5, which is no plain file"):
+        solar.read(path, "x")
+
+
+def test_what_killed_writers_left_goes_when_the_next_one_writes(tmp_path: Path) -> None:
+    stale, fresh = tmp_path / f"{whole.PREFIX}1", tmp_path / f"{whole.PREFIX}2"
+    for path in (stale, fresh):
+        path.write_bytes(b"half of it")
+    an_age_ago = time.time() - 2 * whole.STALE
+    os.utime(stale, (an_age_ago, an_age_ago))
+    whole.sweep(tmp_path)
+    assert [*tmp_path.iterdir()] == [fresh], "somebody may still write to it"
+    with pytest.raises(KeyboardInterrupt), whole.written(tmp_path / "made") as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert [*tmp_path.iterdir()] == [fresh]
+    with whole.written(tmp_path / "made") as file:
+        file.write(b"all")
+    assert (tmp_path / "made").read_bytes() == b"all"
+    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o600
+
+
 # --- what the filter's values ask for ----
+
+
+@pytest.mark.parametrize("told", [None, "f4", "i4"])
+def test_a_chunk_of_other_numbers_than_the_data_set_is_refused_and_named(told: str | None, tmp_path: Path) -> None:
+    values = () if told is None else tuple(filter_values(Codec("lossless", 0.0), np.dtype(told), (1, 6, 4)))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("x", (2, 6, 4), "f4", chunks=(1, 6, 4), compression=FILTER, compression_opts=values)
+        for place, kind in enumerate(("f4", "i4")):
+            made.id.write_direct_chunk((place, 0, 0), Codec("lossless", 0.0).encode(np.ones((1, 6, 4), kind)))
+    settle(tmp_path / "a.h5")
+    assert (solar.read(tmp_path / "a.h5", "x", slice(0, 1)) == 1).all()
+    words = r"a\.h5: /x, sample 1, offset \d+: filter \d+ \(solar\): the chunk holds int32 in a data set of float32"
+    with pytest.raises(CodecError, match=words):
+        solar.read(tmp_path / "a.h5", "x", [0, 1])
+    code, _ = run("verify", str(tmp_path / "a.h5"))
+    assert code == 1
 
 
 def test_the_plug_in_takes_no_memory_on_the_word_of_the_filters_values() -> None:

@@ -5,29 +5,83 @@ in limits_kit.py: each has a process of its own, of which the system tells what 
 from __future__ import annotations
 
 import errno
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import h5py
+import limits_groups
 import limits_kit
+import mpi_kit
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 from faults_kit import BATCH, SAMPLES, WAYS, Way, engine, fault, injected, truth, written
+from kit import settle
 
 from solar import DataLoader, H5Dataset, ReadError
 
-BESIDE = 8 << 20  # Python's own: plans, index arrays, and what the allocator keeps
-BESIDE_COLD = 14 << 20  # the same where requests past the page cache come and go with memory of their own
+NO_GROUP = "no control group with a limit can be made here (it takes root, and a system that hands them out)"
+RANKS_SAMPLES, RANKS_BUFFER = 6144, 48 << 20  # of 96 MiB
 
 
-def test_memory_stays_within_the_buffer_however_samples_are_stored(tmp_path: Path) -> None:
-    found = limits_kit.said_by("scenes", tmp_path)
-    assert len(found) == (len(limits_kit.FORMS) + 1) * len(limits_kit.SCENES)
-    for scene, had in found.items():
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What each scene took; where a group could be made, in one that may have no more than it should."""
+    found: dict[str, Any] = limits_kit.said_by("scenes", tmp_path_factory.mktemp("scenes"))
+    return found
+
+
+def test_memory_stays_within_the_buffer_however_samples_are_stored(scenes: dict[str, Any]) -> None:
+    forms = len(limits_kit.FORMS) + 1
+    assert len(scenes) == forms * len(limits_kit.SCENES) + 2 * len(limits_kit.FEW_SCENES)
+    for scene, had in scenes.items():
         assert had["counted"] <= had["asked"], scene
-        beside = BESIDE if scene.endswith("warm") else BESIDE_COLD
+        beside = limits_kit.BESIDE if scene.endswith("warm") else limits_kit.BESIDE_COLD
         assert had["grown"] <= had["asked"] + beside, (scene, had)
+
+
+TOO_MUCH = """
+import sys, pathlib, limits_groups
+limits_groups.enter(pathlib.Path(sys.argv[1]), 16 << 20)
+bytearray(32 << 20)
+"""
+
+
+def test_every_scene_lives_in_a_control_group_that_may_have_its_buffer_and_little_more(scenes: dict[str, Any]) -> None:
+    with limits_groups.made() as group:
+        if group is None:
+            pytest.skip(NO_GROUP)
+        command = [sys.executable, "-c", TOO_MUCH, str(group)]
+        ended = subprocess.run(command, cwd=Path(limits_groups.__file__).parent, check=False).returncode
+        assert ended == -signal.SIGKILL, "what takes more is killed, so what lived took no more"
+        assert limits_groups.killed(group) == 1
+    assert all(had["limited"] for had in scenes.values())
+
+
+@pytest.mark.parametrize("under", [mpi_kit.under_gloo, mpi_kit.under_mpi], ids=["gloo", "mpi"])
+def test_two_ranks_live_together_in_a_group_that_may_have_one_buffer(
+    under: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    path = tmp_path / "ranks.h5"
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("x", (RANKS_SAMPLES, 64, 64), "f4")
+        for first in range(0, RANKS_SAMPLES, 512):
+            made[first : first + 512] = np.float32(first)
+    settle(path)
+    with limits_groups.made() as group:
+        if group is None:
+            pytest.skip(NO_GROUP)
+        said = under(2, Path(limits_kit.__file__), "ranks", path, RANKS_BUFFER, group)
+        assert limits_groups.killed(group) == 0
+    assert sum(one["rows"] for one in said) == 2 * RANKS_SAMPLES
+    assert all(0 < one["peak"] <= RANKS_BUFFER for one in said), said
+    assert sum(one["hits"] for one in said) > 0
 
 
 def test_ten_thousand_files_are_read_with_256_descriptors(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class Victim:
 
     def __init__(self, spec: dict[str, Any], say: Any) -> None:
         self._moment, self._count, self._delay = spec["moment"], spec["count"], spec["delay"]
+        self._signal = spec.get("signal", signal.SIGKILL)
         self._say = say
 
     def now(self, moment: str) -> None:
@@ -45,7 +46,7 @@ class Victim:
 
     def _die(self) -> None:
         self._say({"killed": time.monotonic()})
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), self._signal)
 
 
 def watched(victim: Victim) -> None:

@@ -31,7 +31,7 @@ struct Found {
 };
 
 Found find(const std::string& path, const std::string& name) {
-  const solar::File file(path);
+  const solar::File file = solar::File::plain(path);
   return {file.nbytes(), file.mtime_ns(), solar::read_metadata(file, name)};
 }
 
@@ -198,7 +198,7 @@ nb::tuple chunk_table(nb::str python_path, nb::str python_name, std::uint64_t he
   solar::ChunkTable table;
   {
     nb::gil_scoped_release released;
-    const solar::File file(path);
+    const solar::File file = solar::File::plain(path);
     const solar::Metadata metadata = solar::read_metadata(file, name, header_address);
     const solar::Dataset& dataset = metadata.datasets.at(0);
     if (dataset.storage != solar::Storage::chunked || !dataset.elsewhere.empty()) {

@@ -31,6 +31,12 @@ int open_file(const std::string& path, int flags) noexcept {
   return descriptor;
 }
 
+// Why nothing is to be read of it; 0 where there is nothing against it.
+int refusal(mode_t mode, bool only_plain) noexcept {
+  if (S_ISDIR(mode)) return EISDIR;
+  return only_plain && !S_ISREG(mode) ? ENOTSUP : 0;
+}
+
 #ifdef O_DIRECT
 constexpr int direct_flag = O_DIRECT;
 #else
@@ -52,26 +58,30 @@ std::size_t direct_alignment([[maybe_unused]] int descriptor) noexcept {
 
 }  // namespace
 
-File::File(const std::string& path, bool direct) : path_(path) {
-  int flags = direct ? direct_flag : 0;
+File File::plain(const std::string& path) { return File(path, false, true); }
+
+File::File(const std::string& path, bool direct) : File(path, direct, false) {}
+
+File::File(const std::string& path, bool direct, bool only_plain) : path_(path) {
+  int flags = direct ? direct_flag : only_plain ? O_NONBLOCK : 0;  // a FIFO would wait for somebody to write to it
   for (Patience patience; descriptor_ < 0;) {
     descriptor_ = open_file(path, flags);
     if (descriptor_ >= 0) break;
     const int code = errno;
-    if (code == EINVAL && flags != 0) {  // the file system knows no direct reads
+    if (code == EINVAL && direct && flags != 0) {  // the file system knows no direct reads
       flags = 0;
       continue;
     }
     if (code == EMFILE || code == ENFILE || !patience.again(code)) fail(path_, "cannot be opened", code, patience);
     ++retries_;
   }
-  if (flags != 0) alignment_ = direct_alignment(descriptor_);
+  if (direct && flags != 0) alignment_ = direct_alignment(descriptor_);
   if (flags != 0 && alignment_ == 0) ::fcntl(descriptor_, F_SETFL, 0);
   struct stat status {};
-  if (::fstat(descriptor_, &status) != 0 || S_ISDIR(status.st_mode)) {
-    const int code = S_ISDIR(status.st_mode) ? EISDIR : errno;
+  const int code = ::fstat(descriptor_, &status) != 0 ? errno : refusal(status.st_mode, only_plain);
+  if (code != 0) {
     ::close(descriptor_);
-    fail(path_, "cannot be read", code);
+    fail(path_, code == ENOTSUP ? "is no plain file" : "cannot be read", code);
   }
   nbytes_ = static_cast<std::uint64_t>(status.st_size);
   mtime_ns_ = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;

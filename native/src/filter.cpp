@@ -63,6 +63,25 @@ std::string title(const Filter& filter) {
 
 std::uint32_t value(const Filter& filter, std::size_t i) { return i < filter.values.size() ? filter.values[i] : 0; }
 
+// The types of our codec's numbers, by their codes (io/FORMAT.md).
+constexpr const char* types[] = {"",       "float32", "float64", "int8",  "uint8", "int16",
+                                 "uint16", "int32",   "uint32",  "int64", "uint64"};
+constexpr std::size_t type_at = 6;  // in a chunk
+
+// The code that the filter's values tell behind the tables; 0: they tell none.
+std::uint32_t told_type(const Filter& filter) {
+  if (filter.values.size() < 2 || filter.values[0] != 1) return 0;
+  const std::size_t at = 2 + (std::size_t{filter.values[1]} + 3) / 4;
+  return value(filter, at) == 1 ? value(filter, at + 1) : 0;
+}
+
+// Bytes of another type would fill the chunk as well, and be wrong numbers. `chunk` was decoded: it has a type.
+void check_type(Bytes chunk, const Filter& filter) {
+  const std::uint32_t told = told_type(filter), found = std::to_integer<std::uint32_t>(chunk[type_at]);
+  if (told == 0 || told == found || told >= std::size(types) || found >= std::size(types)) return;
+  throw Error(Kind::codec, std::string("the chunk holds ") + types[found] + " in a data set of " + types[told]);
+}
+
 constexpr const char* no_decoder = "has no native decoder";
 
 // Why `filter` is left to libhdf5; empty: it is not. Where libhdf5 would refuse the parameters, it shall say so itself.
@@ -134,7 +153,9 @@ std::size_t undo(const Filter& filter, Bytes in, MutableBytes out, Scratch& scra
     case zstd:
       return decode_zstd(in, out);
     case codec_filter:
-      return decode_codec(in, out, filter, scratch);
+      decode_codec(in, out, filter, scratch);
+      check_type(in, filter);
+      return out.size();
     case kept_filter:
       return keep_codec(in, out, filter);
     case blosc2:

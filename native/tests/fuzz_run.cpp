@@ -2,8 +2,7 @@
 //
 // The input: the part's settings, then up to three epochs, each array with a length and numbers of its own. Rows come
 // from two files in memory, one contiguous and one of shuffled chunks, whose bytes are known. A batch that does not
-// come within its time is a wait without an end. A Run trusts its plan in one thing, to use and drop nothing that is
-// not due yet; so here all is due at once.
+// come within its time is a wait without an end.
 #include <algorithm>
 #include <map>
 
@@ -98,7 +97,7 @@ Arrays arrays_of(fuzz::Input& input) {
   made.start = numbers<std::int32_t>(input, start, rows_of_source - 1);
   const std::size_t groups = start == 0 ? 0 : 1 + input.upto(2);
   made.start_ends = ends(input, groups, start);
-  made.start_due.assign(groups, 0);
+  made.start_due = numbers<std::int64_t>(input, groups, 3);
   return made;
 }
 

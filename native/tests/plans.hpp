@@ -16,12 +16,13 @@ using solar::read::Lines;
 // An epoch's arrays, and what carrying it out must take.
 struct Made {
   std::vector<std::int64_t> sizes, starts{0}, ends{0}, start_ends, start_due;
-  std::vector<std::int32_t> rows, loads, start;
+  std::vector<std::int32_t> rows, positions, loads, start;
   std::vector<std::uint8_t> last;
 
   Run::Epoch epoch() const {
     Run::Epoch epoch;
     epoch.rows = rows;
+    epoch.positions = positions;
     epoch.starts = starts;
     epoch.last = last;
     epoch.loads = loads;

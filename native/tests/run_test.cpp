@@ -322,6 +322,11 @@ TEST_CASE("arrays that do not fit each other are refused") {
   refused([](Made& made) { made.last = {1}; });
   refused([](Made& made) { made.start = {1}; });
   refused([](Made& made) { made.sizes = {1, 2}; });
+  refused([](Made& made) { made.sizes = {1, -1}; });
+  refused([](Made& made) {
+    made.positions = {0, 0};
+    made.sizes = {1, INT64_MAX / 100};
+  });
   CHECK_THROWS_AS(run.append({}, {}, nullptr), std::invalid_argument);
 }
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from solar.cli import quantities
+from solar.cli.progress import ended_in_order
 from solar.cli.words import size
 
 DETAILS = """\
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with tempfile.TemporaryDirectory(prefix="solar-demo-") as folder:
+    with ended_in_order(), tempfile.TemporaryDirectory(prefix="solar-demo-") as folder:
         answer = compared(Path(folder) / "demo.h5", arguments.samples, min(arguments.batch_size, arguments.samples))
     if arguments.json:
         print(json.dumps(answer, indent=1))

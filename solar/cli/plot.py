@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar.cli import quantities, words
 from solar.cli.compare import NAMES, Answer, Case
+from solar.cli.progress import ended_in_order
 from solar.cli.trace import trace
 from solar.errors import PlanError
+from solar.io import whole
 
 PICTURES = (".png", ".svg", ".pdf")  # what matplotlib is asked for
 COLOURS = {"torch": "#8c8c8c", "lru": "#b08d57", "pinned": "#c2703d", "solar_paper": "#7a6fb0", "solar": "#1f77b4"}
@@ -70,11 +73,13 @@ def draw(path: str, case: Case, answered: Answer) -> None:
     title = f"{words.count(case.units.samples, 'sample')} of {words.size(case.units.sample_nbytes)}, " + (
         f"{words.count(case.world.ranks, 'rank')}, {words.size(case.memory)} on a node ({min(1.0, case.share):.0%})"
     )
+    kind = Path(path).suffix.lower()
     try:
-        if Path(path).suffix.lower() == ".html":
-            Path(path).write_text(page(title, shown), encoding="utf-8")
-        else:
-            _by_matplotlib(path, title, shown)
+        with ended_in_order(), whole.written(Path(path), mode=0o666) as file:
+            if kind == ".html":
+                file.write(page(title, shown).encode())
+            else:
+                _by_matplotlib(file, kind, title, shown)
     except OSError as error:
         raise PlanError(f"--plot {path}: cannot be written: {error.strerror}") from error
 
@@ -199,7 +204,7 @@ def ticks(most: float) -> list[float]:
 # --- pictures, by matplotlib ----
 
 
-def _by_matplotlib(path: str, title: str, shown: list[Panel]) -> None:
+def _by_matplotlib(file: BinaryIO, kind: str, title: str, shown: list[Panel]) -> None:
     rows = -(-len(shown) // 2)
     figure = import_module("matplotlib.figure").Figure(figsize=(12, 3.4 * rows), layout="constrained")
     figure.suptitle(title, fontsize=11)
@@ -223,4 +228,4 @@ def _by_matplotlib(path: str, title: str, shown: list[Panel]) -> None:
         axes.set_yticks(_marks(panel), [panel.say(value) for value in _marks(panel)])
         axes.set_xlim(0, _range(panel)[0])
         axes.set_xlabel("epochs")
-    figure.savefig(path, dpi=120)
+    figure.savefig(file, format=kind[1:], dpi=120)

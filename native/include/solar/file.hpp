@@ -17,6 +17,8 @@ class File {
   // O_RDONLY | O_CLOEXEC; Error(read, errno) names the path. `direct`: past the page cache, where the file system can.
   // What may pass is tried again, but not where descriptors are wanting: the caller may have some to give back.
   explicit File(const std::string& path, bool direct = false);
+  // A file that somebody has named: what is no plain file, such as a FIFO, is an Error, and not waited for.
+  static File plain(const std::string& path);
   ~File();
   File(const File&) = delete;
   File& operator=(const File&) = delete;
@@ -43,6 +45,8 @@ class File {
   ssize_t read_some(const iovec* parts, std::size_t count, std::uint64_t offset, int flags = 0) const noexcept;
 
  private:
+  File(const std::string& path, bool direct, bool only_plain);
+
   std::string path_;
   int descriptor_ = -1;
   std::size_t alignment_ = 0;

@@ -189,7 +189,7 @@ bool Run::Impl::make(const Planned& epoch, std::size_t step, Making& made) {
     const auto together = parts[p].put_together(epoch.parts[p], step, out, done);
     if (together != 0) made.tickets.push_back(together);
     if (parts[p].missing(epoch.parts[p], step) == made.fetched[p]) continue;
-    if (made.fetched[p] > 0 && !finish(made)) return false;  // or two would write to the same rows
+    if (!made.fetched[p].empty() && !finish(made)) return false;  // or two would write to the same rows
     const auto again = parts[p].fetch(epoch.parts[p], step, out, done);
     if (again != 0) made.tickets.push_back(again);
   }
@@ -201,7 +201,7 @@ bool Run::Impl::make(const Planned& epoch, std::size_t step, Making& made) {
 bool Run::Impl::finish(Making& made) {
   const std::uint64_t begin = now_ns();
   bool reads = false;
-  for (const std::size_t rows : made.fetched) reads |= rows > 0;
+  for (const auto& uses : made.fetched) reads |= !uses.empty();
   while (!made.tickets.empty()) {
     ReaderStats own;
     try {

@@ -27,7 +27,7 @@ struct Run::Impl {
   struct Making {
     Batch batch;
     std::vector<Reader::Ticket> tickets;
-    std::vector<std::size_t> fetched;  // rows of each part that are read straight into it
+    std::vector<std::vector<std::int64_t>> fetched;  // uses of each part that are read straight into it
     std::exception_ptr error;
   };
 

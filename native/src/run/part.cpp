@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "read/grid.hpp"
+#include "solar/error.hpp"
 
 namespace solar::run {
 
@@ -21,7 +22,8 @@ PartRun::PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch, c
       buffer_(keys_of(part, lines_), part.pages, part.page_nbytes, memory),
       scratch_(scratch),
       node_(node),
-      fresh_(keys_of(part, lines_)) {
+      fresh_(keys_of(part, lines_)),
+      coming_(keys_of(part, lines_)) {
   for (const Form& form : part_.source->forms) {
     const read::Grid grid(*part_.source, form);
     whole_.push_back(!form.pipeline.empty() || grid.tiles() != 1 || grid.chunk_row_nbytes() != row_nbytes());
@@ -71,15 +73,16 @@ void PartRun::load(Rows rows, std::uint64_t due, bool start, RunStats& stats, co
     const std::size_t k = key(row);
     if (start && buffer_.holds(k)) continue;
     buffer_.take(k, part_.stored ? lines_.pages(lines_.of(row), part_.page_nbytes) : 1);
-    fresh_[k] = true;
+    fresh_[k] = coming_[k] = true;
     if (!lost_.empty()) lost_.erase(k);
     rows_.push_back(row);
   }
-  if (node_ != nullptr && !rows_.empty()) share();
+  if (rows_.empty()) return;
+  loading_.push_back({0, due, rows_});  // first: nothing may come between a ticket and its being noted
+  if (node_ != nullptr) share();
   if (rows_.empty() || !ready()) return;
   stats.reads += rows_.size();
   const Task task = part_.stored ? Task::keep : Task::load;
-  loading_.push_back({0, due, rows_});  // first: nothing may come between a ticket and its being noted
   try {
     loading_.back().ticket = submit(task, {}, start ? nullptr : &after_);
   } catch (...) {
@@ -96,7 +99,7 @@ bool PartRun::arrive(std::uint64_t now, const Settle& settle, RunStats& stats, R
     }
     ReaderStats own;
     try {
-      if (!settle(loading->ticket, own)) return false;
+      if (loading->ticket != 0 && !settle(loading->ticket, own)) return false;
       stats.requests += own.stretches;
       stats.bytes += own.bytes_read;
     } catch (const std::exception&) {
@@ -108,10 +111,25 @@ bool PartRun::arrive(std::uint64_t now, const Settle& settle, RunStats& stats, R
         lost_.insert(k);
       }
     }
+    for (const std::int64_t row : loading->rows) coming_[key(static_cast<std::int32_t>(row))] = false;
     for (const NamedCount& one : named_counts) counts.*one.count += own.*one.count;
     loading = loading_.erase(loading);
   }
   return true;
+}
+
+Reader::Ticket PartRun::due_first() const noexcept {
+  for (const Loading& loading : loading_) {
+    if (loading.ticket != 0) return loading.ticket;
+  }
+  return 0;
+}
+
+// Its pages may be written to, or be another's afterwards: a plan that asks for that would give wrong bytes.
+void PartRun::check_due(std::int32_t row, const char* what) const {
+  if (!coming_[key(row)]) return;
+  throw Error(Kind::plan, part_.source->name + ": the plan " + what + " sample " + std::to_string(row) +
+                              " before the step that it is read for");
 }
 
 // The rows of a step that are held, or that are not, and their positions. False when there are none.
@@ -122,6 +140,7 @@ bool PartRun::chosen(const Run::Epoch& epoch, std::size_t step, bool held) {
     const auto i = static_cast<std::size_t>(use);
     const std::int64_t position = epoch.positions.empty() ? use - epoch.starts[step] : epoch.positions[i];
     if (position < 0 || buffer_.holds(key(epoch.rows[i])) != held) continue;
+    if (held) check_due(epoch.rows[i], "uses");
     rows_.push_back(epoch.rows[i]);
     positions_.push_back(position);
   }
@@ -156,13 +175,15 @@ bool PartRun::mend(const Run::Epoch& epoch, std::size_t step, std::uint64_t now,
   return true;
 }
 
-std::size_t PartRun::missing(const Run::Epoch& epoch, std::size_t step) const noexcept {
-  std::size_t count = 0;
+std::vector<std::int64_t> PartRun::missing(const Run::Epoch& epoch, std::size_t step) const {
+  std::vector<std::int64_t> uses;
   for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
     const auto i = static_cast<std::size_t>(use);
-    count += (epoch.positions.empty() || epoch.positions[i] >= 0) && !buffer_.holds(key(epoch.rows[i]));
+    if (epoch.positions.empty() || epoch.positions[i] >= 0) {
+      if (!buffer_.holds(key(epoch.rows[i]))) uses.push_back(use);
+    }
   }
-  return count;
+  return uses;
 }
 
 Reader::Ticket PartRun::fetch(const Run::Epoch& epoch, std::size_t step, MutableBytes out, RunStats& stats) {
@@ -181,10 +202,11 @@ Reader::Ticket PartRun::put_together(const Run::Epoch& epoch, std::size_t step, 
   return submit(part_.stored ? Task::decode : Task::gather, out);
 }
 
-void PartRun::drop(const Run::Epoch& epoch, std::size_t step) noexcept {
+void PartRun::drop(const Run::Epoch& epoch, std::size_t step) {
   for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
     const auto i = static_cast<std::size_t>(use);
     if (epoch.last[i] == 0) continue;
+    check_due(epoch.rows[i], "drops");
     if (const std::size_t k = key(epoch.rows[i]); buffer_.holds(k)) buffer_.drop(k);
   }
 }

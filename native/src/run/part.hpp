@@ -45,25 +45,28 @@ class PartRun {
   bool mend(const Run::Epoch& epoch, std::size_t step, std::uint64_t now, RunStats& stats);
   // Starts reading the rows of a step that are not held straight into `out`; 0: there are none.
   Reader::Ticket fetch(const Run::Epoch& epoch, std::size_t step, MutableBytes out, RunStats& stats);
-  // How many rows of a step are not held.
-  std::size_t missing(const Run::Epoch& epoch, std::size_t step) const noexcept;
-  // Starts putting those that are held into `out`.
+  // The uses of a step whose rows are not held.
+  std::vector<std::int64_t> missing(const Run::Epoch& epoch, std::size_t step) const;
+  // Starts putting those that are held into `out`. Throws Error(plan) where one is used before it is due: it may still be
+  // on its way.
   Reader::Ticket put_together(const Run::Epoch& epoch, std::size_t step, MutableBytes out, RunStats& stats);
-  // Drops what this step used for the last time.
-  void drop(const Run::Epoch& epoch, std::size_t step) noexcept;
+  // Drops what this step used for the last time. Throws Error(plan) where that is not due yet.
+  void drop(const Run::Epoch& epoch, std::size_t step);
 
   // Loads that nobody has waited for.
   template <typename Act>
   void each_on_its_way(const Act& act) const {
-    for (const Loading& loading : loading_) act(loading.ticket);
+    for (const Loading& loading : loading_) {
+      if (loading.ticket != 0) act(loading.ticket);
+    }
   }
-  Reader::Ticket due_first() const noexcept { return loading_.empty() ? 0 : loading_.front().ticket; }
+  Reader::Ticket due_first() const noexcept;
 
  private:
   struct Loading {
-    Reader::Ticket ticket;
+    Reader::Ticket ticket;  // 0: other ranks of the Node read all of it
     std::uint64_t due;
-    std::vector<std::int64_t> rows;
+    std::vector<std::int64_t> rows;  // also those that other ranks read
   };
 
   std::size_t key(std::int32_t row) const noexcept {
@@ -73,6 +76,7 @@ class PartRun {
   void share();
   Reader::Ticket submit(Task task, MutableBytes out, Place* after = nullptr);
   bool chosen(const Run::Epoch& epoch, std::size_t step, bool held);
+  void check_due(std::int32_t row, const char* what) const;
   void count_hits(const Run::Epoch& epoch, std::size_t step, RunStats& stats);
 
   Reader& reader_;
@@ -87,6 +91,7 @@ class PartRun {
   Place after_;  // where the stretch that was loaded last ends
   std::unordered_set<std::size_t> lost_;  // keys that a failed load should have brought
   std::vector<bool> fresh_;  // of each key: loaded, and not used since
+  std::vector<bool> coming_;  // of each key: held for a load that is not due yet
   std::vector<std::int64_t> rows_, positions_;  // of the ticket at hand
 };
 

@@ -1,4 +1,5 @@
 // Whether the arrays of an epoch fit each other.
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -43,7 +44,9 @@ void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std
   if (epoch.last.size() != epoch.rows.size()) refuse("last must be as long as rows");
   if (epoch.start_due.size() != epoch.start_ends.size()) refuse("start_due must be as long as start_ends");
   if (!epoch.positions.empty() && epoch.positions.size() != epoch.rows.size()) refuse("positions must be as long as rows");
+  const auto most = static_cast<std::int64_t>(INT64_MAX / std::max<std::uint64_t>(1, part.source->row_nbytes()));
   for (std::size_t step = 0; step < sizes.size(); ++step) {
+    if (sizes[step] < 0 || sizes[step] > most) refuse("a batch of " + std::to_string(sizes[step]) + " rows");
     const std::int64_t uses = epoch.starts[step + 1] - epoch.starts[step];
     // Of an epoch that uses no row of its own, all comes from elsewhere.
     const bool filled = alone && epoch.positions.empty() && !epoch.rows.empty();
