@@ -101,12 +101,35 @@ def value(name: str, place: Any, new: Any) -> Callable[[Any], None]:
     return lambda file: file[name].__setitem__(place, new)
 
 
+def made_anew(name: str, make: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
+    """Makes the object of this name again: make(its values so far, its file)."""
+
+    def change(file: Any) -> None:
+        values = file[name][()]
+        del file[name]
+        make(values, file)
+
+    return change
+
+
 DIFFERENCES: dict[str, tuple[Callable[[Any], None], str]] = {
     "link gone": (remove("group/labels"), "/group: its links differ: ['labels'] are missing"),
     "link new": (lambda file: file.create_group("more"), "/: its links differ: [] are missing, ['more'] are new"),
     "soft link": (links_again("soft", h5py.SoftLink("/x")), "/soft: a link that leads elsewhere"),
     "external link": (links_again("other", h5py.ExternalLink("a", "/x")), "/other: a link that leads elsewhere"),
     "alias": (links_again("alias", "zeta"), "/alias: the same object as another one, which it is not in the original"),
+    "no alias": (
+        made_anew("alias", lambda values, file: file.create_dataset("alias", data=values)),
+        "/group/counts: another object than /alias, which it is in the original",
+    ),
+    "group": (
+        made_anew("group/labels", lambda values, file: file.create_group("group/labels")),
+        "/group/labels: a group, and a dataset in the original",
+    ),
+    "type": (
+        made_anew("group/labels", lambda values, file: file.create_dataset("group/labels", data=values.astype("f8"))),
+        "/group/labels: of another type",
+    ),
     "attribute": (attribute("fields", "unit", "T"), "/fields: attribute unit "),
     "attribute new": (attribute("group", "new", 1), "/group: attribute new is new"),
     "attribute type": (attribute("fields", "odd", 3), "/fields: attribute odd is of another type or shape"),

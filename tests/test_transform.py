@@ -297,13 +297,14 @@ def test_an_exact_end_of_which_a_transform_can_make_nothing_is_refused_on_every_
 
 def test_a_forked_process_starts_processes_of_its_own(path: str) -> None:
     code = f"""
-import os, sys
+import os, sys, warnings
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import transforms
 from solar import DataLoader, H5Dataset
 data = H5Dataset({path!r}, {{"x": "x", "label": "label"}}, transform=transforms.doubled)
 loaders = [DataLoader(data, 4, num_workers=1, persistent_workers=kept) for kept in (False, True)]
 before = [len(list(loader)) for loader in loaders]
+warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # of os.fork, since Python 3.12
 child = os.fork()
 if child == 0:
     assert [len(list(loader)) for loader in loaders] == before

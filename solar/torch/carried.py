@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.utils.data._utils.worker as torchs_worker
 from torch.utils.data import _DatasetKind, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -75,7 +77,7 @@ class Carrying:
         if self._users is not None:
             self._users(worker)
         pickled = self._told[worker]
-        told: dict[str, Any] = {} if pickled is None else pickle.loads(pickled)
+        told: dict[str, Any] = _unpickled(pickled) or {}
         dataset: Any = get_worker_info().dataset  # type: ignore[union-attr]
         torchs: Callable[..., Any] = _DatasetKind.create_fetcher
 
@@ -153,17 +155,33 @@ class WorkerStates:
     def state(self, begun: bool) -> dict[str, Any]:
         """All of it, or, not begun, that of an epoch which the same workers would begin now; empty if there is none."""
         if begun:
-            states = [None if pickled is None else pickle.loads(pickled) for pickled in self.handed_out]
+            states = [_unpickled(pickled) for pickled in self.handed_out]
         else:  # Workers that are not persistent are gone; the next are made from the dataset in this process.
             states = self._again() if self._lasting else []
         return {"workers": states, "next": self.next if begun else 0} if any(states) else {}
 
     def _again(self) -> list[dict[str, Any] | None]:
         """The states before a new iterator is made of the datasets."""
-        told = [{} if pickled is None else pickle.loads(pickled) for pickled in self._received]
+        told = [_unpickled(pickled) or {} for pickled in self._received]
         last = [states.get("dataset", states.get("iterator")) if self._own else None for states in told]
         return [None if state is None else {"dataset": state} for state in last]
 
 
 def _pickled(states: dict[str, Any] | None) -> bytes | None:
     return None if states is None else pickle.dumps(states)
+
+
+def _unpickled(pickled: bytes | None) -> dict[str, Any] | None:
+    return None if pickled is None else _Unpickler(io.BytesIO(pickled)).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Of tensors, too, without the warning of torch before 2.6 that it opens its own pickles of them in full."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        whole = (module, name) == ("torch.storage", "_load_from_bytes")
+        return _storage if whole else super().find_class(module, name)
+
+
+def _storage(pickled: bytes) -> Any:
+    return torch.load(io.BytesIO(pickled), weights_only=True)
