@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One more than there are processors: many tests wait for processes of their own. Plain `pytest` runs them one by one.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
-PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
+PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder  # tests/conftest.py orders them
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
 comma := ,
 EXTRAS := dev,integrations,gpu,docs,bench
@@ -14,7 +14,7 @@ FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*
 KERNELS := tests/test_device_decode.py
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
-.PHONY: demo test integrations kernels hosts lint types extras skipped docs report core asan tsan aarch64 asan-python bench bench-full gpu coverage fuzz compat clean
+.PHONY: demo test integrations kernels hosts lint types extras skipped docs report core asan tsan aarch64 asan-python bench bench-full gpu coverage fuzz compat clean-install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m bench.demo
@@ -46,11 +46,13 @@ $(VENV)/.%: pyproject.toml constraints.txt $(NATIVE)
 	$(INSTALL) '.[$*]'
 	touch $(VENV)/.installed $@
 
-# All of them in one go, which takes one build, not five.
-extras:
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) '.[$(EXTRAS)]'
-	touch $(VENV)/.installed $(EXTRAS_MADE)
+# All of them in one go, which takes one build, not five; none where the package is there already.
+LIST_EXTRAS := import sys, tomllib; all = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	print(*(one for extra in sys.argv[1].split(",") for one in all[extra]), sep="\n")
+extras: $(VENV)/.installed
+	$(BIN)/python -c '$(LIST_EXTRAS)' $(EXTRAS) > $(VENV)/.extras
+	$(BIN)/pip install --quiet --constraint constraints.txt --requirement $(VENV)/.extras
+	touch $(EXTRAS_MADE)
 
 # The frameworks' own loops over our loader. Their packages are large, so `make test` skips these by name; what needs none
 # of them runs there, not here.
@@ -93,6 +95,10 @@ fuzz:
 # A wheel with the oldest versions that are stated; tools/compat tries others.
 compat: $(VENV)/.dev
 	tools/compat --with $(VENV) $(if $(WHEEL),--wheel $(WHEEL)) $(PYTHON) 'numpy==1.26.*' 'h5py==3.10.*' 'zstandard==0.22.*'
+
+# A wheel where nothing can be compiled: demo, compress, verify, and a bare h5py by the plug-in. Needs root or unprivileged `unshare`.
+clean-install: $(VENV)/.dev
+	tools/clean-install $(if $(WHEEL),--wheel $(WHEEL))
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m bench.matrix

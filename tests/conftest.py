@@ -23,6 +23,15 @@ with contextlib.suppress(ModuleNotFoundError):  # some tests need no hypothesis,
     settings.register_profile("solar", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("solar")
 
+# Those that take longest begin first, so that no process of pytest-xdist has much to do when the others have done all.
+LONGEST = (
+    "test_together", "test_peers", "test_exchange", "test_jobs", "test_store_resume", "test_same_curve", "test_node",
+    "test_buffer_memory", "test_together_metadata", "test_examples", "test_faults", "test_limits", "test_fsdp",
+    "test_together_memory", "test_digest", "test_stalled", "test_uneven_ddp", "test_cli_rehearse", "test_processes",
+    "test_ddp", "test_docs", "test_hostile_metadata", "test_transform", "test_soak", "test_store_filters",
+    "test_together_kills",
+)  # fmt: skip
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--hosts", action="store_true", help="also tests on hosts made up of namespaces, and Slurm (root)")
@@ -32,6 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell begins in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "alone: beside no other test of pytest-xdist; it looks at the clock")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,12 +19,12 @@ import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
-import pytest
+from ready_kit import python
 
 TORN = "terminate called without an active exception\n"
-SECONDS = 120.0  # after which all is killed, and the test has failed
+SECONDS = 240.0  # after which all is killed, and the test has failed
 _RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "RANK")  # who started it knows
 _LAUNCHERS = ("PMI_", "PMIX_", "MPI_", "MPIR_", "OMPI_", "HYDRA_", "SLURM_", "LOCAL_", "GROUP_", "TORCHELASTIC_")
 _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_RANK", "ROLE_WORLD_SIZE")
@@ -33,12 +33,24 @@ _NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_RANK", "ROLE
 def mpiexec() -> str:
     """The mpiexec beside this Python or on the path. Where there is none, or no mpi4py, the test is skipped."""
     if importlib.util.find_spec("mpi4py") is None:
-        pytest.skip("mpi4py is not installed: pip install solar[mpi]")
+        _skip("mpi4py is not installed: pip install solar[mpi]")
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     if found is None:
-        pytest.skip("there is no mpiexec beside this Python or on the path: pip install solar[mpi]")
+        _skip("there is no mpiexec beside this Python or on the path: pip install solar[mpi]")
     return found
+
+
+def _skip(why: str) -> Never:
+    import pytest  # ranks, which begin with this file too, need none
+
+    pytest.skip(why)
+
+
+def _skip_without_hosts(launcher: str) -> None:
+    """Only Hydra, MPICH's launcher, makes several hosts of one: Open MPI's asks each by ssh."""
+    if b"HYDRA" not in subprocess.run([launcher, "--version"], capture_output=True, check=True).stdout:
+        _skip("several hosts on one machine need MPICH's mpiexec: pip install solar[mpi]")
 
 
 def under_mpi(
@@ -49,16 +61,19 @@ def under_mpi(
     env: Mapping[str, str] | None = None,
     dying: Collection[int] = (),
     seconds: float = SECONDS,
+    fresh: bool = False,
 ) -> list[Any]:
     """What the ranks printed, those of rank 0 first. The ranks in `dying` may end with any status.
 
     Under MPI the launcher may kill all when one dies: then all are in `dying`.
     """
     command = [mpiexec(), *options, "-n", str(ranks)]
+    if "-hosts" in options:
+        _skip_without_hosts(command[0])
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     root |= {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
     with tempfile.TemporaryDirectory() as folder:
-        started = [_started([*command, *_python(program, args, folder)], _environment(root, env))]
+        started = [_started([*command, *_words(program, args, folder, fresh)], _environment(root, env))]
         return _printed(started, ranks, Path(folder), dying, seconds)
 
 
@@ -69,6 +84,7 @@ def under_gloo(
     env: Mapping[str, str] | None = None,
     dying: Collection[int] = (),
     seconds: float = SECONDS,
+    fresh: bool = False,
 ) -> list[Any]:
     """What the ranks printed, those of rank 0 first. The program calls torch.distributed.init_process_group itself.
 
@@ -80,16 +96,16 @@ def under_gloo(
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     shared |= {"GLOO_SOCKET_IFNAME": "lo"}
     with tempfile.TemporaryDirectory() as folder:
-        command = _python(program, args, folder)
+        command = _words(program, args, folder, fresh)
         each = [_environment(shared | {"RANK": str(rank)}, env) for rank in range(ranks)]
         return _printed([_started(command, one) for one in each], ranks, Path(folder), dying, seconds)
 
 
-def _python(program: str | Path, args: Sequence[object], folder: str) -> list[str]:
+def _words(program: str | Path, args: Sequence[object], folder: str, fresh: bool) -> list[str]:
     if isinstance(program, str):
         text, program = program, Path(folder, "program.py")
         program.write_text(text)
-    return [sys.executable, __file__, folder, str(program), *map(str, args)]
+    return [*python(fresh=fresh), __file__, folder, str(program), *map(str, args)]
 
 
 def _environment(more: Mapping[str, str], given: Mapping[str, str] | None) -> dict[str, str]:
@@ -152,6 +168,9 @@ def _kill(started: list[subprocess.Popen[bytes]], folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
     for one in started:
         one.communicate()
+    for pid in map(_text, folder.glob("*.pid")):  # what stood in for a rank may be gone before the rank is
+        while pid and Path("/proc", pid).exists():
+            time.sleep(0.01)
 
 
 def _run(folder: Path, program: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
+from ready_kit import python
 
 
 def smooth(samples: int, *shape: int, seed: int = 0, dtype: str = "f4") -> NDArray[Any]:
@@ -91,7 +91,8 @@ sys.exit(main(sys.argv[3:]))
 
 def begun(number: signal.Signals, nbytes: int, *arguments: str | Path) -> subprocess.Popen[str]:
     """The command, which sends itself a signal when so many bytes of values are stored."""
-    line = [sys.executable, "-c", ENDING, str(int(number)), str(nbytes), *map(str, arguments)]
+    stops = number == signal.SIGSTOP  # which nothing can hand on
+    line = [*python(fresh=stops), "-c", ENDING, str(int(number)), str(nbytes), *map(str, arguments)]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

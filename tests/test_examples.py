@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from kit import SHARED
+from ready_kit import python, torchrun
 
 ROOT = Path(__file__).parent.parent
 SMALL = {
@@ -72,12 +73,12 @@ def test_two_ranks_share_the_samples_and_both_loaders_give_the_same_losses(tmp_p
         "from examples.ptychonn.train import main\n"
         "raise SystemExit(main())\n"
     )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    command = [*torchrun(2), *python(), str(program)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     curves = []
     for loader in ("solar", "torch"):  # one after another: a second process group on torchrun's store meets the first's
         options = f"{SMALL['ptychonn']} --epochs 1 --level 1e9 --loader {loader} --out {tmp_path}".split()
-        ended = subprocess.run([*torchrun, *options], env=environment, capture_output=True, text=True, timeout=300)
+        ended = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, timeout=300)
         assert ended.returncode == 0, ended.stderr
         curves.append(json.loads((tmp_path / f"ptychonn-{loader}.json").read_text()))
     ours, theirs = curves

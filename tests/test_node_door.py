@@ -50,7 +50,7 @@ def nodes() -> int:
 
 
 def until(there: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not (found := there()):
         assert time.monotonic() < end
         time.sleep(0.01)

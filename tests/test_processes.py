@@ -24,7 +24,7 @@ from solar.errors import SolarError
 from solar.io import process_child
 from solar.io.processes import Processes
 
-SOON = 30.0  # seconds after which a test fails, rather than waits
+SOON = 120.0  # seconds after which a test fails, rather than waits
 LARGE = 1 << 20  # bytes that travel in shared memory
 
 

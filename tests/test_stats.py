@@ -266,7 +266,7 @@ def _ended(stats: Stats) -> int:
     if child == 0:
         stats.batch(1, 1, {})
         os._exit(0)
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:

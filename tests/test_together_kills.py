@@ -20,7 +20,7 @@ from kit import settle
 PROGRAM = Path(__file__).with_name("together_kills_program.py")
 TRIALS = int(os.environ.get("SOLAR_KILLS", "6"))
 BESIDE = 2  # trials at a time
-SOON = 10.0  # seconds after the kill, or after the next batch is asked for
+SOON = 30.0  # seconds after the kill, or after the next batch is asked for
 MOMENTS = {  # when the victim dies: at most how many such moments pass before, and seconds after the last of them
     "meeting": (5, 0.03),
     "met": (6, 0.03),

@@ -56,7 +56,7 @@ def test_four_ranks_of_a_node_take_the_memory_of_one(tmp_path: Path) -> None:
     settle(path)
     grown = {}
     for ranks in (1, 4):
-        said = mpi_kit.under_gloo(ranks, PROGRAM, path, BUFFER, seconds=300)
+        said = mpi_kit.under_gloo(ranks, PROGRAM, path, BUFFER, seconds=300, fresh=True)
         assert sum(hits for _, _, hits in said) > 0
         grown[ranks] = sum(most for most, _, _ in said)
         print(ranks, said, grown)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import h5py
 import numpy as np
 import pytest
 from kit import settle
+from ready_kit import python, torchrun
 
 SAMPLES = 53
 TORN = "exitcode: -6"  # torch's own threads at times abort a process of gloo that ends: 2 of 18 of plain torch did
@@ -47,8 +47,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str,
         seconds: float = 180,
         **environment: str,
     ) -> dict[str, Any]:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        command = [*by, sys.executable, *(torchrun if processes else []), str(file), *map(str, words)]
+        command = [*by, *(torchrun(processes) if processes else []), *python(), str(file), *map(str, words)]
         for tries_left in (1, 0):
             folder = tmp_path_factory.mktemp(file.stem)
             code, output = ended(command, folder, environment, seconds)
