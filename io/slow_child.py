@@ -169,12 +169,15 @@ class OpenDataset:
 
 
 def check_sources(path: str, dataset: Any) -> None:
-    """Unreadable where the values are to be in what is no plain file: libhdf5 would wait for a FIFO without end."""
+    """Unreadable where the values are to be in what is no file: libhdf5 would wait for a FIFO without end.
+
+    A folder it refuses by itself, and "." is a virtual dataset's own file.
+    """
     names = [one[0] for one in dataset.external or ()]
     names += [one.file_name for one in dataset.virtual_sources()] if dataset.is_virtual else []
     for name in dict.fromkeys(names):
         for place in (Path(name), Path(path).parent / name):  # as libhdf5 takes it for raw files, and for virtual ones
-            if place.exists() and not place.is_file():
+            if place.exists() and not (place.is_file() or place.is_dir()):
                 raise Unreadable(f"its values are to be in {place}, which is no plain file")
 
 

@@ -77,7 +77,7 @@ def test_two_ranks_live_together_in_a_group_that_may_have_one_buffer(
     with limits_groups.made() as group:
         if group is None:
             pytest.skip(NO_GROUP)
-        said = under(2, Path(limits_kit.__file__), "ranks", path, RANKS_BUFFER, group)
+        said = under(2, Path(limits_kit.__file__), "ranks", path, RANKS_BUFFER, group, fresh=True)
         assert limits_groups.killed(group) == 0
     assert sum(one["rows"] for one in said) == 2 * RANKS_SAMPLES
     assert all(0 < one["peak"] <= RANKS_BUFFER for one in said), said

@@ -92,7 +92,7 @@ def test_what_the_page_shows_runs(tmp_path: Path) -> None:
     assert len(shown) == 4
     with h5py.File(tmp_path / "scan.h5", "w") as file:
         file["x"] = smooth(20, 40, 40)
-        file["counts"] = np.random.default_rng(0).poisson(3, (20, 40, 40)).astype("u2")
+        file["/entry/data/counts"] = np.random.default_rng(0).poisson(3, (20, 40, 40)).astype("u2")
     run = [sys.executable, "-W", "error", "-c", "\n".join(shown)]
     ended = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr

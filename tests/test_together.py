@@ -107,12 +107,16 @@ def check(one: dict[str, Any], found: dict[int, Any], *, torchs: bool) -> None:
             assert found[rank]["weights"] == [own * ranks / all_ for own, all_ in zip(taken, of_all, strict=True)]
 
 
-def check_counts(found: dict[int, Any]) -> None:
-    """On each node all reads together are the plan's, which all of its ranks made alike."""
+def check_counts(found: dict[int, Any], *, at_end: bool = True) -> None:
+    """On each node all reads together are the plan's, which all of its ranks made alike.
+
+    Where the run is not `at_end` of what it was handed, it has begun with some of what is left, and may be amid it.
+    """
     for ranks in by_node(found):
-        assert len({tuple(one["planned"]) for one in ranks}) == 1
-        reads = ranks[0]["planned"][0] + sum(one["alone"][0] for one in ranks)
-        assert sum(one["counts"]["reads"] for one in ranks) == reads
+        assert len({tuple(one["planned"]) for one in ranks}) == 1 or not at_end
+        planned = max(one["planned"][0] for one in ranks) + sum(one["alone"][0] for one in ranks)
+        reads = sum(one["counts"]["reads"] for one in ranks)
+        assert reads == planned if at_end else 0 < reads <= planned
 
 
 @pytest.mark.parametrize("by", BY)
@@ -172,7 +176,7 @@ def test_any_configuration_has_each_steps_samples(ranks: int, nodes: int, tmp_pa
         balance = one["balance"] or ("torch" if nodes == 1 else "equal")
         assert len({tuple(each["node"]) for each in found.values()}) == nodes
         check(one, found, torchs=balance == "torch")
-        check_counts(found)
+        check_counts(found, at_end=one["known"] is not None)
 
 
 @pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (4, 2)])

@@ -55,6 +55,8 @@ def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
         epochs.append(steps)
     buffered, together = loader._buffered, loader._buffered._together
     assert together is not None
+    if buffered._work is not None:
+        buffered._work.stop()  # which may be handing the next epoch to the run
     found = {
         "rank": rank,
         "epochs": epochs,
