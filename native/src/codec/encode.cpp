@@ -198,8 +198,11 @@ std::vector<std::byte> train_with(const std::vector<Array>& arrays, double bound
   std::vector<const Draft*> all;
   for (const Array& array : arrays)
     std::ranges::move(Drafts(array, bound, predictor, Coder::dense, learned).all(), std::back_inserter(drafts));
-  for (std::size_t i = 0, count = drafts.size(); i < count; ++i)
-    if (!drafts[i].latents.empty()) drafts.emplace_back().residuals = drafts[i].latents;
+  for (std::size_t i = 0, count = drafts.size(); i < count; ++i) {
+    if (drafts[i].latents.empty()) continue;
+    std::vector<std::int32_t> latents = drafts[i].latents;  // what is added may move all drafts
+    drafts.emplace_back().residuals = std::move(latents);
+  }
   for (const Draft& tile : drafts)
     if (!tile.residuals.empty()) all.push_back(&tile);
   return pack_tables(trained(all, 8));
