@@ -84,14 +84,20 @@ def _where(layout: Layout) -> str:
     return f"{layout.paths[0]}: {layout.name}" if layout.paths else layout.name
 
 
+def behind_tables(values: Sequence[int]) -> int:
+    """Where in the values of a filter message the tables end (io/FORMAT.md); 0: they have no place for any."""
+    return 2 + -(-values[1] // 4) if len(values) > 1 and values[0] == 1 else 0
+
+
 def _learned(values: tuple[int, ...]) -> bool:
     """Whether a writer asks for the learned predictor in the values of a filter message."""
-    asked = values[2 + -(-values[1] // 4) :] if len(values) >= 2 and values[0] == 1 else ()
+    end = behind_tables(values)
+    asked = values[end:] if end else ()
     return len(asked) > 3 and asked[0] == 1 and asked[3] == LEARNED
 
 
 def _tables(values: tuple[int, ...]) -> bytes:
     """The tables in the values of a filter message (io/FORMAT.md), if there are any."""
-    if len(values) < 2 or values[0] != 1:
+    if not behind_tables(values):
         return b""
     return np.array(values[2:], "<u4").tobytes()[: values[1]]

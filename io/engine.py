@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import SolarError
 from solar.io import machine
-from solar.io.encoded import CODES
+from solar.io.encoded import CODES, behind_tables
 from solar.values import Form, Layout
 
 log = logging.getLogger("solar")
@@ -147,7 +147,7 @@ def _form(
 
 def _telling(values: list[int], dtype: np.dtype[Any]) -> list[int]:
     """The values of our codec's filter, with the data set's type behind the tables: chunks of another are refused."""
-    end = 2 + -(-values[1] // 4) if len(values) > 1 and values[0] == 1 else 0
+    end = behind_tables(values)
     code = CODES.get(dtype.str[1:], 0) if dtype.isnative else 0
     if not code or end > len(values) or (values and not end):  # what the decoder is to refuse, or to ignore
         return values

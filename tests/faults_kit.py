@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import h5py
+import kit
 import numpy as np
 import pytest
 from kit import settle, uring_works
 
 from solar import DataLoader, H5Dataset, _native
-from solar.io.engine import Engine
 
 SAMPLES, WIDTH, BATCH = 40, 750, 4
 EVER = 2**64 - 1
@@ -65,15 +65,9 @@ WAYS = [
 ]
 
 
-@contextmanager
-def engine(way: Way) -> Iterator[None]:
+def engine(way: Way) -> AbstractContextManager[None]:
     """A new engine of one thread, so that which calls it makes is known."""
-    before, Engine.reader = Engine.reader, _native.Reader(1, 8, 0, way.backend)
-    try:
-        yield
-    finally:
-        Engine.reader.close()
-        Engine.reader = before
+    return kit.engine(1, way.backend)
 
 
 def written(folder: Path, **options: Any) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from solar import _native
 from solar.errors import ReadError
+from solar.io.engine import Engine
 
 # The folder of files that nobody in this project wrote; it may be absent.
 SHARED = Path(os.environ.get("SOLAR_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "data"
@@ -20,6 +23,17 @@ SHARED = Path(os.environ.get("SOLAR_SHARED", Path(__file__).resolve().parents[2]
 def open_files() -> set[str]:
     """What this process has open, by descriptor and name."""
     return {f"{link.name} {link.readlink()}" for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+
+
+@contextmanager
+def engine(threads: int, backend: str) -> Iterator[None]:
+    """Another engine for what reads meanwhile."""
+    before, Engine.reader = Engine.reader, _native.Reader(threads, 8, 0, backend)
+    try:
+        yield
+    finally:
+        Engine.reader.close()
+        Engine.reader = before
 
 
 def settle(path: str | Path) -> None:

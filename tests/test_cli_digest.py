@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-from kit import settle, uring_works
+from kit import engine, settle, uring_works
 
-from solar import DataLoader, H5Dataset, PlanSampler, _native, compress
+from solar import DataLoader, H5Dataset, PlanSampler, compress
 from solar.cli import main
 from solar.cli.digest import Digest
-from solar.io.engine import Engine
 
 SAMPLES = 48
 Say = Callable[..., list[str]]
@@ -46,16 +44,6 @@ def digests(capsys: pytest.CaptureFixture[str]) -> Say:
         return [line.split()[0] for line in out.splitlines()]
 
     return say
-
-
-@contextmanager
-def engine(threads: int, backend: str) -> Iterator[None]:
-    before, Engine.reader = Engine.reader, _native.Reader(threads, 8, 0, backend)
-    try:
-        yield
-    finally:
-        Engine.reader.close()
-        Engine.reader = before
 
 
 def test_it_is_the_same_whatever_threads_backend_buffer_ranks_and_storage(tmp_path: Path, digests: Say) -> None:

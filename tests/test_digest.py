@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,11 @@ pytest.importorskip("torch")
 
 import mpi_kit
 import torch
-from kit import settle, uring_works
+from kit import engine, settle, uring_works
 from torch.utils.data import BatchSampler
 
-from solar import DataLoader, H5Dataset, PlanSampler, _native, compress
+from solar import DataLoader, H5Dataset, PlanSampler, compress
 from solar.cli.digest import Digest
-from solar.io.engine import Engine
 
 SAMPLES, STEP, STOP, SEED = 640, 16, 9, 5
 PROGRAM = Path(__file__).with_name("digest_program.py")
@@ -92,16 +90,6 @@ def epoch(path: str, loading: dict[str, Any] | None = None, **reading: Any) -> s
         return digest_of(loader)
     finally:
         loader.close()
-
-
-@contextmanager
-def engine(threads: int, backend: str) -> Iterator[None]:
-    before, Engine.reader = Engine.reader, _native.Reader(threads, 8, 0, backend)
-    try:
-        yield
-    finally:
-        Engine.reader.close()
-        Engine.reader = before
 
 
 def restarted(path: str, stops: int, buffer: Any) -> str:
