@@ -11,6 +11,8 @@
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,bmi,bmi2,popcnt,lzcnt")
 
+#include "codec/look_up.hpp"
+
 namespace solar::codec {
 namespace {
 
@@ -57,20 +59,6 @@ constexpr Ranks ranks = [] {
       table.of[set][i] = static_cast<std::uint8_t>(__builtin_popcount(set & ((1u << i) - 1)));
   return table;
 }();
-
-// The places of eight states, loaded one by one: gathering them takes half as long again (seen on Zen 5).
-inline __m128i four(const std::uint32_t* places, __m128i at) {
-  const auto low = static_cast<std::uint64_t>(_mm_cvtsi128_si64(at)),
-             high = static_cast<std::uint64_t>(_mm_extract_epi64(at, 1));
-  const __m128i one = _mm_cvtsi32_si128(static_cast<int>(places[low & 0xffffffff]));
-  const __m128i two = _mm_cvtsi32_si128(static_cast<int>(places[high & 0xffffffff]));
-  return _mm_unpacklo_epi64(_mm_insert_epi32(one, static_cast<int>(places[low >> 32]), 1),
-                            _mm_insert_epi32(two, static_cast<int>(places[high >> 32]), 1));
-}
-inline __m256i looked_up(const std::uint32_t* places, __m256i at) {
-  const __m128i low = four(places, _mm256_castsi256_si128(at));
-  return _mm256_inserti128_si256(_mm256_castsi128_si256(low), four(places, _mm256_extracti128_si256(at, 1)), 1);
-}
 
 // Lanes in registers.
 class Wide {

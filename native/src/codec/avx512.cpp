@@ -14,6 +14,8 @@
 #pragma GCC target( \
     "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi2,avx2,fma,bmi,bmi2,popcnt,lzcnt,prefer-vector-width=512")
 
+#include "codec/look_up.hpp"
+
 namespace solar::codec {
 namespace {
 
@@ -45,22 +47,9 @@ inline void add_low(const std::byte* words, unsigned width, std::int32_t* out) {
   });
 }
 
-// The places of sixteen states, loaded one by one: gathering them takes longer (seen on Zen 5).
-inline __m128i four(const std::uint32_t* places, __m128i at) {
-  const auto low = static_cast<std::uint64_t>(_mm_cvtsi128_si64(at)),
-             high = static_cast<std::uint64_t>(_mm_extract_epi64(at, 1));
-  const __m128i one = _mm_cvtsi32_si128(static_cast<int>(places[low & 0xffffffff]));
-  const __m128i two = _mm_cvtsi32_si128(static_cast<int>(places[high & 0xffffffff]));
-  return _mm_unpacklo_epi64(_mm_insert_epi32(one, static_cast<int>(places[low >> 32]), 1),
-                            _mm_insert_epi32(two, static_cast<int>(places[high >> 32]), 1));
-}
-inline __m256i eight(const std::uint32_t* places, __m256i at) {
-  const __m128i low = four(places, _mm256_castsi256_si128(at));
-  return _mm256_inserti128_si256(_mm256_castsi128_si256(low), four(places, _mm256_extracti128_si256(at, 1)), 1);
-}
 inline __m512i looked_up(const std::uint32_t* places, __m512i at) {
-  const __m256i low = eight(places, _mm512_castsi512_si256(at));
-  return _mm512_inserti64x4(_mm512_castsi256_si512(low), eight(places, _mm512_extracti64x4_epi64(at, 1)), 1);
+  const __m256i low = looked_up(places, _mm512_castsi512_si256(at));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), looked_up(places, _mm512_extracti64x4_epi64(at, 1)), 1);
 }
 
 // Lanes in registers.
