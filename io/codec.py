@@ -69,6 +69,11 @@ class Codec:
         _check_name("predictor", self.predictor, PREDICTORS)
         if not (math.isfinite(self.bound) and self.bound >= 0):
             raise ValueError(f"a bound must be a number of 0 (bit for bit) or more, not {self.bound}")
+        if self.kind == "rel" and self.bound >= 1:
+            raise ValueError(
+                f"rel={self.bound:g} would let every value be off by the whole range: give a share of it below 1, "
+                f"such as rel=1e-3 ({self.bound:g} per cent are rel={self.bound / 100:g})"
+            )
         if self.kind == "lossless" and self.bound != 0:
             raise ValueError(f"lossless has no bound, and {self.bound} was given: say abs={self.bound} instead")
         _check_name("filter", self.filter, FILTERS)
@@ -100,7 +105,7 @@ class Codec:
         return _native.encode(np.ascontiguousarray(array), exact.bound, self.coder, self.predictor, self.tables)
 
     def decode(self, chunk: bytes, out: NDArray[Any]) -> None:
-        """Fills `out`, contiguous and of the chunk's type; float16 takes chunks of float32."""
+        """Fills `out`, contiguous and of the chunk's type; float32 takes integers, too, and float16 takes float32."""
         _native.decode_into(chunk, out, self.tables)
 
     def trained(self, arrays: list[NDArray[Any]]) -> Codec:

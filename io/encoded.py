@@ -42,7 +42,7 @@ def encoded(layouts: Sequence[Layout]) -> list[Encoded] | str:
     """
     if refused := next((said for layout in layouts if (said := _refused(layout))), ""):
         return refused
-    of_all = [_tables(form.filters[0].values) for layout in layouts for form in layout.forms]
+    of_all = [tables_of(form.filters[0].values) for layout in layouts for form in layout.forms]
     tables = {table: number for number, table in enumerate(dict.fromkeys(of_all))}
     if len(tables) > MOST_TABLES:
         return f"{_where(layouts[0])}: {len(tables)} different coding tables in its files, more than {MOST_TABLES}"
@@ -57,7 +57,7 @@ def encoded(layouts: Sequence[Layout]) -> list[Encoded] | str:
 def _rows(layout: Layout, stride: int, numbers: dict[bytes, int]) -> Layout:
     raw = math.prod(layout.sample_shape) * layout.dtype.itemsize
     told = (CODES[layout.dtype.str[1:]], raw & 0xFFFFFFFF, raw >> 32)
-    tables = (numbers[_tables(form.filters[0].values)] for form in layout.forms)
+    tables = (numbers[tables_of(form.filters[0].values)] for form in layout.forms)
     forms = tuple(Form((1, stride), (Filter(KEPT, 0, (*told, number)),)) for number in tables)
     return replace(layout, shape=(layout.samples, stride), dtype=np.dtype(np.uint8), forms=forms)
 
@@ -66,7 +66,7 @@ def _refused(layout: Layout) -> str:
     where = _where(layout)
     if layout.reader != "direct":
         return f"{where} is read by {layout.reader}, not by solar itself"
-    if any([one.id for one in form.filters] != [_native.codec_filter()] for form in layout.forms):
+    if not only_ours(layout):
         return f"{where} is not stored by solar's codec alone: `solar compress` makes a file that is"
     if not layout.dtype.isnative or layout.dtype.str[1:] not in CODES:
         return f"{where} is of {layout.dtype}, which the codec does not store as such"
@@ -84,6 +84,11 @@ def _where(layout: Layout) -> str:
     return f"{layout.paths[0]}: {layout.name}" if layout.paths else layout.name
 
 
+def only_ours(layout: Layout) -> bool:
+    """Whether its chunks are of our codec, with no other filter around it."""
+    return all([one.id for one in form.filters] == [_native.codec_filter()] for form in layout.forms)
+
+
 def behind_tables(values: Sequence[int]) -> int:
     """Where in the values of a filter message the tables end (io/FORMAT.md); 0: they have no place for any."""
     return 2 + -(-values[1] // 4) if len(values) > 1 and values[0] == 1 else 0
@@ -96,7 +101,7 @@ def _learned(values: tuple[int, ...]) -> bool:
     return len(asked) > 3 and asked[0] == 1 and asked[3] == LEARNED
 
 
-def _tables(values: tuple[int, ...]) -> bytes:
+def tables_of(values: tuple[int, ...]) -> bytes:
     """The tables in the values of a filter message (io/FORMAT.md), if there are any."""
     if not behind_tables(values):
         return b""

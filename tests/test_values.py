@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import h5py
 import pytest
 
+import solar
 from bench import slowfs
 from solar.errors import PlanError
 from solar.values import Storage
@@ -49,3 +53,12 @@ def test_what_no_storage_can_be_is_refused() -> None:
     for wrong in ({"bandwidth": 0.0}, {"iops": -1.0}, {"depth": 0}, {"latency": float("inf")}):
         with pytest.raises(PlanError, match="must be"):
             Storage(**{"latency": 1e-3, "bandwidth": 1e9} | wrong)  # type: ignore[arg-type]
+
+
+def test_a_layout_says_in_short_where_samples_are_and_why_h5py_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = [[1, 2], [3, 4]]
+        file["words"] = ["a", "b"]
+    assert repr(solar.inspect(path, "x")) == f"Layout('/x' in {path}: (2, 2) int64, contiguous, direct)"
+    assert "contiguous, h5py: " in repr(solar.inspect(path, "words"))

@@ -97,9 +97,20 @@ solar::Scratch& scratch() {
   return kept;
 }
 
-void decode_one(solar::Bytes chunk, solar::MutableBytes out, bool half, solar::Bytes tables, solar::Path path) {
-  if (half)
+bool is_whole(Number number) { return number < Number::float16; }
+
+// float32 as float16, whole numbers as float32, and all as they are.
+bool may_become(Number number, const Written& out) {
+  if (is_float16(out)) return number == Number::float32;
+  return number == number_of(out) || (is_whole(number) && number_of(out) == Number::float32);
+}
+
+void decode_one(solar::Bytes chunk, solar::MutableBytes out, const Written& like, solar::Bytes tables,
+                solar::Path path) {
+  if (is_float16(like))
     solar::decode_codec_half(chunk, out, solar::Half16::float16, tables, scratch(), path);
+  else if (number_of(like) != solar::codec_number(chunk))
+    solar::decode_codec_cast(chunk, out, tables, scratch(), path);
   else
     solar::decode_codec(chunk, out, tables, scratch(), path);
 }
@@ -107,12 +118,10 @@ void decode_one(solar::Bytes chunk, solar::MutableBytes out, bool half, solar::B
 void decode_into(const std::vector<nb::bytes>& stored, const Written& out, const nb::bytes& tables,
                  const std::string& path) {
   const solar::Path by = path.empty() ? solar::codec_paths().back() : named(paths, path, "path");
-  const bool half = is_float16(out);
   std::vector<solar::Bytes> chunks;
   for (const nb::bytes& chunk : stored) {
     chunks.push_back(view(chunk));
-    const Number number = solar::codec_number(chunks.back());
-    if (half ? number == Number::float32 : number == number_of(out)) continue;
+    if (may_become(solar::codec_number(chunks.back()), out)) continue;
     solar::describe_codec(chunks.back());  // damage is not the caller's mistake: its error comes first
     throw nb::type_error("out has another type than the chunk");
   }
@@ -121,7 +130,7 @@ void decode_into(const std::vector<nb::bytes>& stored, const Written& out, const
   const std::size_t each = out.nbytes() / chunks.size();
   nb::gil_scoped_release released;
   for (std::size_t i = 0; i < chunks.size(); ++i)
-    decode_one(chunks[i], {static_cast<std::byte*>(out.data()) + i * each, each}, half, view(tables), by);
+    decode_one(chunks[i], {static_cast<std::byte*>(out.data()) + i * each, each}, out, view(tables), by);
 }
 
 void decode_single(const nb::bytes& stored, const Written& out, const nb::bytes& tables, const std::string& path) {

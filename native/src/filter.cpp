@@ -52,7 +52,8 @@ constexpr struct {
              {32024, "sz3"},
              {blosc2, "blosc2"},
              {32028, "sperr"},
-             {kept_filter, "solar, as stored"}};
+             {kept_filter, "solar, as stored"},
+             {cast_filter, "solar, as float32"}};
 
 std::string title(const Filter& filter) {
   std::string text = "filter " + std::to_string(filter.id);
@@ -76,8 +77,8 @@ std::uint32_t told_type(const Filter& filter) {
 }
 
 // Bytes of another type would fill the chunk as well, and be wrong numbers. `chunk` was decoded: it has a type.
-void check_type(Bytes chunk, const Filter& filter) {
-  const std::uint32_t told = told_type(filter), found = std::to_integer<std::uint32_t>(chunk[type_at]);
+void check_told(Bytes chunk, std::uint32_t told) {
+  const std::uint32_t found = std::to_integer<std::uint32_t>(chunk[type_at]);
   if (told == 0 || told == found || told >= std::size(types) || found >= std::size(types)) return;
   throw Error(Kind::codec, std::string("the chunk holds ") + types[found] + " in a data set of " + types[told]);
 }
@@ -154,10 +155,15 @@ std::size_t undo(const Filter& filter, Bytes in, MutableBytes out, Scratch& scra
       return decode_zstd(in, out);
     case codec_filter:
       decode_codec(in, out, filter, scratch);
-      check_type(in, filter);
+      check_told(in, told_type(filter));
       return out.size();
     case kept_filter:
       return keep_codec(in, out, filter);
+    case cast_filter:
+      if (filter.values.empty()) throw Error(Kind::codec, "is not told what its chunks hold");
+      decode_codec_cast(in, out, filter, scratch);
+      check_told(in, filter.values.back());
+      return out.size();
     case blosc2:
       return decode_blosc2(in, out, scratch);
     default:
@@ -184,7 +190,8 @@ MutableBytes at_least(std::vector<std::byte>& memory, std::size_t nbytes) {
 
 Pipeline::Pipeline(std::vector<Filter> filters, std::size_t itemsize, std::size_t nbytes)
     : filters_(std::move(filters)), itemsize_(itemsize), nbytes_(nbytes) {
-  if (filters_.size() == 1 && filters_.front().id == kept_filter) return;  // which no file may ask for
+  if (filters_.size() == 1 && (filters_.front().id == kept_filter || filters_.front().id == cast_filter))
+    return;  // which no file may ask for
   if (const auto reason = unsupported(filters_, itemsize_); !reason.empty()) throw Error(Kind::codec, reason);
 }
 

@@ -82,6 +82,15 @@ std::vector<T> decoded(const std::vector<std::byte>& chunk, std::size_t values, 
   return out;
 }
 
+// What is decoded as float32 is a cast of what is decoded.
+template <class T>
+void check_cast(const std::vector<std::byte>& chunk, const std::vector<T>& whole, Path path) {
+  std::vector<float> out(whole.size()), wanted(whole.begin(), whole.end());
+  Scratch scratch;
+  decode_codec_cast(chunk, std::as_writable_bytes(std::span(out)), {}, scratch, path);
+  REQUIRE(out == wanted);
+}
+
 template <class T>
 void check_bound(const Made<T>& from, double bound, Coder coder, Predictor predictor) {
   const std::vector<std::byte> chunk = encode(from.array(), bound, coder, predictor);
@@ -92,6 +101,7 @@ void check_bound(const Made<T>& from, double bound, Coder coder, Predictor predi
     CAPTURE(static_cast<int>(path));
     CAPTURE(static_cast<int>(predictor));
     REQUIRE(found.beyond == 0);
+    if constexpr (!std::is_floating_point_v<T>) check_cast(chunk, back, path);
   }
 }
 
@@ -190,6 +200,23 @@ TEST_CASE("a chunk with trained tables needs exactly those") {
   const Filter filter{codec_filter, 0, client_data(tables)};
   CHECK(decode_codec(chunk, std::as_writable_bytes(std::span(out)), filter, scratch) == 4 * out.size());
   CHECK(std::memcmp(out.data(), back.data(), 4 * out.size()) == 0);
+}
+
+TEST_CASE("real numbers are not cast, and whole ones into nothing but room for all of them") {
+  Scratch scratch;
+  std::vector<float> out(4);
+  const auto cast = [&](const std::vector<std::byte>& chunk, std::size_t nbytes) {
+    decode_codec_cast(chunk, std::as_writable_bytes(std::span(out)).first(nbytes), {}, scratch, Path::plain);
+  };
+  const float real[] = {1, 2, 3, 4};
+  const std::int16_t whole[] = {1, -2, 3, -32768};
+  const std::vector<std::byte> of_real = encode({real, Number::float32, {4}}, 0, Coder::pack, Predictor::none),
+                               of_whole = encode({whole, Number::int16, {4}}, 0, Coder::pack, Predictor::none);
+  CHECK_THROWS_AS(cast(of_real, 16), Error);
+  CHECK_THROWS_AS(cast(of_whole, 8), Error);
+  CHECK_THROWS_AS(cast(of_whole, 12), Error);
+  cast(of_whole, 16);
+  CHECK(out == std::vector<float>{1, -2, 3, -32768});
 }
 
 TEST_CASE("truncated and flipped chunks are errors") {

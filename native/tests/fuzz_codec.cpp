@@ -2,11 +2,13 @@
 //
 // The input is a chunk. It is tried as it is, and once more with its length and checksum put right, or nothing would
 // ever come behind these two. What decodes also passes the checks for decoders elsewhere, is kept as it is stored, and
-// comes as halves, the same by every path.
+// comes as halves or cast to float32, the same by every path. How many decoded, and how many of them held tiles in the
+// order of patches or learned ones, is told at the end.
 #include <algorithm>
 #include <bit>
 #include <optional>
 
+#include "codec/number.hpp"
 #include "fuzz.hpp"
 #include "plugin/hdf5.hpp"
 #include "plugin/settings.hpp"
@@ -19,6 +21,12 @@ using solar::Bytes;
 using Answer = std::optional<fuzz::Values>;
 
 constexpr std::size_t most_nbytes = 1 << 22;  // more is slow, and no different
+
+// Printed when the process ends, as the fuzzer's own counts are.
+struct Count {
+  unsigned long long decoded = 0, patched = 0, learned = 0;
+  ~Count() { std::fprintf(stderr, "decoded: %llu, patched: %llu, learned: %llu\n", decoded, patched, learned); }
+} count;
 
 // 0: it says nothing.
 std::size_t decoded_nbytes(Bytes chunk) {
@@ -79,6 +87,27 @@ void try_halves(Bytes chunk, std::size_t nbytes) {
   }
 }
 
+// What a cast of the decoded numbers gives.
+fuzz::Values cast(const fuzz::Values& values, solar::Number number) {
+  return solar::codec::with_type(number, [&]<class T>(T) {
+    std::vector<float> out;
+    for (std::size_t at = 0; at < values.size(); at += sizeof(T))
+      out.push_back(static_cast<float>(solar::load_le<T>(values.data() + at)));
+    const auto* const bytes = reinterpret_cast<const std::byte*>(out.data());
+    return fuzz::Values(bytes, bytes + out.size() * sizeof(float));
+  });
+}
+
+void try_casting(Bytes chunk, const fuzz::Values& plain) {
+  const fuzz::Values wanted = cast(plain, solar::codec_number(chunk));
+  for (const solar::Path path : solar::codec_paths()) {
+    const Answer found = answer(wanted.size(), 85, [&](fuzz::Values& out, solar::Scratch& scratch) {
+      return solar::decode_codec_cast(chunk, out, {}, scratch, path);
+    });
+    fuzz::require(found == wanted, "what is decoded as float32 is no cast of what is decoded");
+  }
+}
+
 // What every decoder elsewhere relies on.
 void try_keeping(Bytes chunk, std::size_t nbytes) {
   const solar::Number number = solar::codec_number(chunk);
@@ -106,7 +135,12 @@ void try_all(Bytes chunk) {
   fuzz::require(nbytes > 0 ? plugin == plain : !plugin, "the plug-in's values differ");
   if (!plain || nbytes == 0) return;
   try_keeping(chunk, nbytes);
-  if (solar::codec_number(chunk) == solar::Number::float32) try_halves(chunk, nbytes);
+  const solar::Chunk said = solar::describe_codec(chunk);
+  ++count.decoded;
+  count.patched += said.tiles_patched > 0;
+  count.learned += said.tiles_learned > 0;
+  if (said.number == solar::Number::float32) try_halves(chunk, nbytes);
+  if (!solar::codec::is_real(said.number)) try_casting(chunk, *plain);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -79,8 +80,11 @@ inline void look(Source& source, std::shared_ptr<Arrays> arrays) {
 inline std::shared_ptr<Source> contiguous(const Folder& folder, std::uint64_t rows, std::uint64_t row_nbytes,
                                           std::uint64_t offset = 512) {
   Values bytes(offset + rows * row_nbytes);
-  std::mt19937 random(7);
-  for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+  std::mt19937_64 random(7);
+  for (std::size_t at = 0; at < bytes.size(); at += sizeof(std::uint64_t)) {
+    const std::uint64_t some = random();
+    std::memcpy(bytes.data() + at, &some, std::min(sizeof some, bytes.size() - at));
+  }
   auto source = std::make_shared<Source>();
   source->name = "/x";
   source->files = {write_file(folder / "contiguous.h5", bytes)};

@@ -26,6 +26,10 @@ enum class Coder : std::uint8_t { smaller, pack, dense };
 // number to be put behind each chunk.
 inline constexpr std::uint16_t kept_filter = 65535;
 
+// Ours alone as well: chunks of codec_filter whose whole numbers come as float32. Its values are those of codec_filter,
+// and behind them the code of the numbers' type.
+inline constexpr std::uint16_t cast_filter = 65534;
+
 // How a value is foretold from those before it: Lorenzo's way along any of three axes (0 to 7: x 1, y 2, z 4), or by
 // cubic interpolation; `patches`: whichever of Lorenzo's ways is smallest, in the order of patches; `tried` takes for
 // each tile what makes it small; `learned` the same, or patterns that train() learned (experimental).
@@ -64,6 +68,11 @@ std::vector<std::uint32_t> client_data(Bytes tables);
 // Decodes into `out`, which has the chunk's own type. Returns the bytes written: all of `out`, or it throws.
 std::size_t decode_codec(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch);
 std::size_t decode_codec(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path);
+
+// Decodes a chunk of whole numbers into float32, each rounded to nearest, as a cast does. REQUIRES: `out` ends with a
+// whole float32.
+std::size_t decode_codec_cast(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch);
+std::size_t decode_codec_cast(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path);
 
 // Checks a chunk as far as can be without decoding it (dense tiles' streams are not followed), and copies it to `out`
 // with zeros behind, and the filter's number in the last 4 bytes. Returns the bytes written: all of `out`; or throws.

@@ -156,6 +156,20 @@ struct Shorts {
   }
   __m256i step, base;
 };
+struct Counts {
+  static constexpr std::size_t itemsize = 4;
+  explicit Counts(const Restore& how)
+      : step(_mm256_set1_epi32(static_cast<int>(how.whole_step))),
+        base(_mm256_set1_epi32(static_cast<int>(how.whole_base))),
+        all(_mm256_set1_epi32(held_of(how.number).all)),
+        sign(_mm256_set1_epi32(held_of(how.number).sign)) {}
+  void put(__m256i whole, std::byte* out) const {
+    const __m256i made = _mm256_and_si256(_mm256_add_epi32(_mm256_mullo_epi32(whole, step), base), all);
+    const __m256i value = _mm256_sub_epi32(_mm256_xor_si256(made, sign), sign);
+    _mm256_storeu_ps(reinterpret_cast<float*>(out), _mm256_cvtepi32_ps(value));
+  }
+  __m256i step, base, all, sign;
+};
 
 // One row: `x` sums along it, `y` adds `line`; what comes of it is the new line; it goes on into `plane` if there is
 // one, added to what is there if `z`; whole vectors are put into `out`.

@@ -123,7 +123,7 @@ inline __m512i running(__m512i sums) {
 constexpr std::size_t vector_values = 16;
 inline __m512i load(const std::int32_t* from) { return _mm512_loadu_si512(from); }
 
-// Sixteen integers as float32, or as integers of 16 bits.
+// Sixteen integers as float32, or as integers of 16 bits, or as float32 of integers of at most 32 bits.
 struct Reals {
   static constexpr std::size_t itemsize = 4;
   explicit Reals(const Restore& how)
@@ -143,6 +143,19 @@ struct Shorts {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(made));
   }
   __m512i step, base;
+};
+struct Counts {
+  static constexpr std::size_t itemsize = 4;
+  explicit Counts(const Restore& how)
+      : step(_mm512_set1_epi32(static_cast<int>(how.whole_step))),
+        base(_mm512_set1_epi32(static_cast<int>(how.whole_base))),
+        all(_mm512_set1_epi32(held_of(how.number).all)),
+        sign(_mm512_set1_epi32(held_of(how.number).sign)) {}
+  void put(__m512i whole, std::byte* out) const {
+    const __m512i made = _mm512_and_si512(_mm512_add_epi32(_mm512_mullo_epi32(whole, step), base), all);
+    _mm512_storeu_ps(out, _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_xor_si512(made, sign), sign)));
+  }
+  __m512i step, base, all, sign;
 };
 
 // One row: `x` sums along it, `y` adds `line`; what comes of it is the new line; it goes on into `plane` if there is

@@ -199,7 +199,7 @@ class Growing {
   Extent extent_;
   Quantiser how_;
   std::int32_t* residuals_;
-  std::vector<std::int32_t> one_, other_, foretold_, made_;
+  Ints one_, other_, foretold_, made_;
   std::vector<T> line_;
   std::vector<Row> rows_;
   std::size_t held_ = 0, z_ = 0, y_ = 0, x_ = 0;

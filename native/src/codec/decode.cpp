@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "codec/kernels.hpp"
+#include "codec/number.hpp"
 #include "codec/patches.hpp"
 #include "codec/tile.hpp"
 
@@ -107,6 +108,7 @@ std::size_t word_of(std::size_t itemsize) { return std::max<std::size_t>(itemsiz
 // Runs of equal values kept bit for bit, in the tile's own order; returns the bytes before them.
 void put_runs(Bytes runs, std::size_t count, std::size_t itemsize, const Grid::Place& place, const Target& out) {
   const std::size_t each = 4 + word_of(itemsize), row = place.extent.x;
+  std::byte value[8];
   std::size_t behind = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const std::byte* run = runs.data() + i * each;
@@ -114,10 +116,11 @@ void put_runs(Bytes runs, std::size_t count, std::size_t itemsize, const Grid::P
     if (first < behind || length > place.extent.values() || first + length > place.extent.values())
       damaged("values kept bit for bit are not in order");
     behind = first + length;
+    out.put(run + 4, 1, value);
     for (std::size_t v = first; v < behind;) {
-      std::byte* to = out.row(place, v / row) + v % row * itemsize;
-      for (const std::size_t end = std::min(behind, v - v % row + row); v < end; ++v, to += itemsize)
-        std::memcpy(to, run + 4, itemsize);
+      std::byte* to = out.row(place, v / row) + v % row * out.itemsize;
+      for (const std::size_t end = std::min(behind, v - v % row + row); v < end; ++v, to += out.itemsize)
+        std::memcpy(to, value, out.itemsize);
     }
   }
 }
@@ -125,8 +128,10 @@ void put_runs(Bytes runs, std::size_t count, std::size_t itemsize, const Grid::P
 void fill_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, const Target& out) {
   if (bytes.size() < word_of(itemsize)) damaged("a constant tile has no value");
   std::byte* const first = out.row(place, 0);
-  const std::size_t row = place.extent.x * itemsize;
-  for (std::size_t x = 0; x < row; x += itemsize) std::memcpy(first + x, bytes.data(), itemsize);
+  const std::size_t row = place.extent.x * out.itemsize;
+  std::byte value[8];
+  out.put(bytes.data(), 1, value);
+  for (std::size_t x = 0; x < row; x += out.itemsize) std::memcpy(first + x, value, out.itemsize);
   for (std::size_t y = 1; y < place.extent.y * std::size_t{place.extent.z}; ++y)
     std::memcpy(out.row(place, y), first, row);
 }
@@ -135,7 +140,7 @@ void copy_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, cons
   const std::size_t row = place.extent.x * itemsize;
   if (bytes.size() < place.extent.values() * itemsize) damaged("a raw tile is cut short");
   for (std::size_t y = 0; y < place.extent.y * std::size_t{place.extent.z}; ++y)
-    std::memcpy(out.row(place, y), bytes.data() + y * row, row);
+    out.put(bytes.data() + y * row, place.extent.x, out.row(place, y));
 }
 
 // The integers of a learned tile: latents in its bytes first, then residuals.
@@ -230,13 +235,28 @@ void check_predictor(const Entry& entry, Quanta quanta) {
   if (is_interpolation(entry.predictor) && quanta != Quanta::real) damaged("what is interpolated is no real number");
 }
 
-Restore restore_of(const Header& header) {
+Restore restore_of(const Header& header, bool cast) {
   return {header.quanta,
-          itemsize_of(header.number),
+          cast ? sizeof(float) : itemsize_of(header.number),
           std::bit_cast<double>(header.step),
           std::bit_cast<double>(header.base),
           header.step,
-          header.base};
+          header.base,
+          header.number,
+          cast};
+}
+
+void Target::put(const std::byte* stored, std::size_t count, std::byte* to) const {
+  if (!how.cast) {
+    std::memcpy(to, stored, count * itemsize);
+    return;
+  }
+  with_type(how.number, [=]<class T>(T) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto value = static_cast<float>(load_le<T>(stored + i * sizeof(T)));
+      std::memcpy(to + i * sizeof value, &value, sizeof value);
+    }
+  });
 }
 
 std::byte* Target::row(const Grid::Place& place, std::size_t y) const {
@@ -244,7 +264,8 @@ std::byte* Target::row(const Grid::Place& place, std::size_t y) const {
   return first + itemsize * (place.first + (z * grid.shape[2] + y % place.extent.y) * grid.shape[3]);
 }
 
-void decode_checked(const Checked& chunk, MutableBytes out, Bytes tables, Scratch& scratch, const Kernels& kernels) {
+void decode_checked(const Checked& chunk, MutableBytes out, Bytes tables, Scratch& scratch, const Kernels& kernels,
+                    bool cast) {
   check_steps(chunk.header);
   if (!scratch.coding) scratch.coding = std::make_shared<Coding>();
   take_tables(chunk, tables, *scratch.coding);
@@ -256,10 +277,10 @@ void decode_checked(const Checked& chunk, MutableBytes out, Bytes tables, Scratc
   const Work work{kernels,
                   *scratch.coding,
                   chunk.header.tables != 0,
-                  restore_of(chunk.header),
+                  restore_of(chunk.header, cast),
                   reinterpret_cast<std::int32_t*>(memory),
                   chunk.all.data() + chunk.all.size()};
-  const Target target{out.data(), itemsize_of(chunk.header.number), grid};
+  const Target target{out.data(), work.restore.itemsize, grid, work.restore};
   for (std::size_t tile = 0; tile < chunk.tiles; ++tile) decode_tile(chunk, tile, grid, work, target);
 }
 
@@ -271,13 +292,36 @@ std::size_t decode_codec(Bytes in, MutableBytes out, Bytes tables, Scratch& scra
   return out.size();
 }
 
-std::size_t decode_codec(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch) {
-  static const Path best = codec_paths().back();
+std::size_t decode_codec_cast(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path) {
+  const Number number = codec_number(in);
+  if (codec::is_real(number)) throw Error(Kind::codec, "only chunks of whole numbers become float32");
+  const codec::Checked chunk = codec::check(in, out.size() / sizeof(float) * codec::itemsize_of(number));
+  codec::decode_checked(chunk, out, tables, scratch, codec::kernels(path), true);
+  return out.size();
+}
+
+namespace {
+
+// Those in the filter's values, if there are any.
+Bytes tables_in(const Filter& filter) {
   const Bytes values = std::as_bytes(std::span(filter.values));
-  Bytes tables;
-  if (filter.values.size() >= 2 && filter.values[0] == 1 && filter.values[1] <= values.size() - 8)
-    tables = values.subspan(8, filter.values[1]);
-  return decode_codec(in, out, tables, scratch, best);
+  if (filter.values.size() < 2 || filter.values[0] != 1 || filter.values[1] > values.size() - 8) return {};
+  return values.subspan(8, filter.values[1]);
+}
+
+Path best_path() {
+  static const Path best = codec_paths().back();
+  return best;
+}
+
+}  // namespace
+
+std::size_t decode_codec(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch) {
+  return decode_codec(in, out, tables_in(filter), scratch, best_path());
+}
+
+std::size_t decode_codec_cast(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch) {
+  return decode_codec_cast(in, out, tables_in(filter), scratch, best_path());
 }
 
 }  // namespace solar

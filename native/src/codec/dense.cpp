@@ -91,8 +91,8 @@ void write_classes(const std::vector<std::uint8_t>& classes, const Encoding& enc
   }
 }
 
-void write_residuals(const std::vector<std::int32_t>& residuals, const std::vector<std::uint8_t>& classes,
-                     const Encoding& encoding, Script& script) {
+void write_residuals(const Ints& residuals, const std::vector<std::uint8_t>& classes, const Encoding& encoding,
+                     Script& script) {
   for (std::size_t b = 0; b < classes.size(); ++b) {
     const std::size_t k = classes[b], table = table_of(k);
     const auto width = static_cast<unsigned>(low_bits_of(k));
@@ -213,8 +213,7 @@ void append(std::vector<std::byte>& out, const T* from, std::size_t count) {
 }  // namespace
 
 // The cheapest way through the classes of successive blocks, their differences included.
-std::vector<std::uint8_t> classes(const std::vector<std::int32_t>& residuals, const Encoding& encoding, int reach,
-                                  std::uint64_t* bits) {
+std::vector<std::uint8_t> classes(const Ints& residuals, const Encoding& encoding, int reach, std::uint64_t* bits) {
   const std::size_t blocks = residuals.size() / block;
   std::vector<Size> sizes(blocks);
   encoding_kernels().sizes(residuals.data(), blocks, sizes.data());
@@ -242,7 +241,7 @@ std::vector<std::uint8_t> classes(const std::vector<std::int32_t>& residuals, co
   return way_back(ways, so_far);
 }
 
-std::vector<std::byte> dense_tile(const std::vector<std::int32_t>& residuals, const Encoding& encoding) {
+std::vector<std::byte> dense_tile(const Ints& residuals, const Encoding& encoding) {
   Script script(residuals.size() / block);
   const std::vector<std::uint8_t> chosen = classes(residuals, encoding, any_class);
   write_classes(chosen, encoding, script);

@@ -144,8 +144,7 @@ Draft smoothest(const T* values, Extent extent, const Quantiser& how, std::uint3
 }
 
 // What lies at the odd places of a row (or of a column, where places are so far apart), less what is foretold of it.
-void halfway_residuals(const std::int32_t* values, std::size_t length, std::size_t pitch,
-                       std::vector<std::int32_t>& out) {
+void halfway_residuals(const std::int32_t* values, std::size_t length, std::size_t pitch, Ints& out) {
   for (std::size_t i = 3; i + 3 < length; i += 2) {
     const std::int32_t* const v = values + i * pitch;
     out.push_back(sub(*v, halfway(*(v - 3 * pitch), *(v - pitch), v[pitch], v[3 * pitch], true, 2)));
@@ -154,15 +153,15 @@ void halfway_residuals(const std::int32_t* values, std::size_t length, std::size
 
 // The least bits that interpolation can need for a value, about: those of its last passes, seen in some rows and
 // columns. What comes before lies further apart.
-double halfway_bits(const std::vector<std::int32_t>& integers, Extent extent, Coder coder) {
+double halfway_bits(const Ints& integers, Extent extent, Coder coder) {
   const std::size_t rows = std::size_t{extent.z} * extent.y;
-  std::vector<std::int32_t> along, across;
+  Ints along, across;
   for (std::size_t row = 0; row < rows; row += rows / 24 + 1)
     halfway_residuals(integers.data() + row * extent.x, extent.x, 1, along);
   for (std::size_t z = 0; z < extent.z; z += extent.z / 4 + 1)
     for (std::size_t x = 0; x < extent.x; x += extent.x / 12 + 1)
       halfway_residuals(integers.data() + z * extent.y * extent.x + x, extent.y, extent.x, across);
-  const auto bits = [coder](std::vector<std::int32_t>& residuals) {
+  const auto bits = [coder](Ints& residuals) {
     residuals.resize(residuals.size() / block * block);
     return residuals.empty() ? 0 : estimate(residuals, coder) / static_cast<double>(residuals.size());
   };
@@ -173,36 +172,48 @@ double halfway_bits(const std::vector<std::int32_t>& integers, Extent extent, Co
 struct Way {
   double bits = -1;  // none yet
   unsigned predictor = 0;
-  std::vector<std::int32_t> residuals;
+  Ints residuals;
 
-  void offer(const std::vector<std::int32_t>& other, unsigned of, Coder coder) {
+  // Whether these are fewer bits, and so the way from now on; whoever asks then puts them there.
+  bool takes(const Ints& other, unsigned of, Coder coder) {
     const double needed = estimate(other, coder);
-    if (bits >= 0 && needed >= bits) return;
+    if (bits >= 0 && needed >= bits) return false;
     bits = needed;
     predictor = of;
-    residuals = other;
+    return true;
   }
 };
 
 // The best of the Lorenzo ways that may be tried, by rows and in the order of patches.
-void choose_axes(const std::vector<std::int32_t>& integers, Extent extent, std::uint32_t tried, Coder coder, Way& rows,
-                 Way& patches) {
+void choose_axes(const Ints& integers, Extent extent, std::uint32_t tried, Coder coder, Way& rows, Way& patches) {
   const std::size_t count = extent.values();
-  std::vector<std::int32_t> trial = integers, next(trial.size());
+  const Ints* now = &integers;
+  Ints trial = blocks_of(count), next = blocks_of(count);  // what is parted, and where to
+  rows.residuals = blocks_of(count);
+  patches.residuals = blocks_of(count);
   unsigned done = 0;
   for (const unsigned axes : {0u, 1u, 3u, 7u}) {
     const bool in_rows = (tried >> axes & 1) != 0, in_order = (tried >> (axes + patched) & 1) != 0;
     if (!in_rows && !in_order) continue;
-    if (axes != 0 && done == 0)  // zeros are many where nothing is foretold: they stay zeros
-      for (std::size_t i = 0; i < count; ++i) trial[i] = sub(trial[i], integers[0]);
-    for (const unsigned axis : {1u, 2u, 4u})
-      if (axes & ~done & axis) difference(trial.data(), extent, axis, next.data()), std::swap(trial, next);
+    for (const unsigned axis : {1u, 2u, 4u}) {
+      if ((axes & ~done & axis) == 0) continue;
+      difference(now->data(), extent, axis, next.data());
+      if (axis == 1)  // the first is the origin; not where nothing is foretold: zeros, which are many, stay zeros
+        for (std::size_t i = 0; i < count; i += extent.x) next[i] = sub(next[i], integers[0]);
+      std::swap(trial, next);
+      now = &trial;
+    }
     done |= axes;
-    if (in_rows) rows.offer(trial, axes, coder);
-    if (!in_order) continue;
-    to_patches(trial.data(), extent, next.data());
-    patches.offer(next, axes + patched, coder);
+    if (in_order) {
+      to_patches(now->data(), extent, next.data());
+      if (patches.takes(next, axes + patched, coder)) std::swap(patches.residuals, next);
+    }
+    if (in_rows && rows.takes(*now, axes, coder) && now == &trial) {
+      std::swap(rows.residuals, trial);
+      now = &rows.residuals;
+    }
   }
+  if (rows.bits >= 0 && rows.predictor == 0) rows.residuals = integers;
 }
 
 void take(Way& way, std::int32_t first, Draft& draft) {
@@ -215,7 +226,7 @@ void take(Way& way, std::int32_t first, Draft& draft) {
 constexpr double patches_worth(Coder coder) { return coder == Coder::pack ? 0.9 : 0.97; }
 
 // The draft by what was learned.
-Draft taught_draft(const std::vector<std::int32_t>& integers, Extent extent, const std::vector<Run>& runs, Coder coder,
+Draft taught_draft(const Ints& integers, Extent extent, const std::vector<Run>& runs, Coder coder,
                    const Learned& learned) {
   Latents found = latents_for(learned.basis, learned.projector, integers, extent, coder);
   Draft draft;
@@ -249,7 +260,7 @@ Draft draft_typed(const T* values, Extent extent, const Quantiser& how, std::uin
   if (best.constant || best.raw) return best;
   const bool smooth = std::is_floating_point_v<T> && how.quanta == Quanta::real && !how.lattice;
   Way rows, ordered;
-  std::vector<std::int32_t> integers;
+  Ints integers;
   std::int32_t first = 0;
   if ((tried & ~interpolations) == 0 && !smooth) tried = 1u << (extent.z > 1 ? 7 : extent.y > 1 ? 3 : 1);
   if ((tried & ~interpolations) != 0) {
@@ -279,14 +290,15 @@ Draft draft_typed(const T* values, Extent extent, const Quantiser& how, std::uin
 
 }  // namespace
 
-double estimate(const std::vector<std::int32_t>& residuals, Coder coder) {
+double estimate(const Ints& residuals, Coder coder) {
   const std::size_t blocks = residuals.size() / block;
   double bits = 0;
   if (coder == Coder::pack) {
     std::uint8_t widths[most_blocks];
     encoding_kernels().widths(residuals.data(), blocks, widths);
-    for (std::size_t b = 0; b < blocks; ++b) bits += block * widths[b];
-    return bits;
+    std::uint32_t all = 0;
+    for (std::size_t b = 0; b < blocks; ++b) all += widths[b];
+    return static_cast<double>(block * all);
   }
   Size sizes[most_blocks];
   encoding_kernels().sizes(residuals.data(), blocks, sizes);

@@ -1,11 +1,13 @@
 // A tile between its values and its bytes: residuals, and what is kept beside them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "codec/format.hpp"
+#include "codec/kept.hpp"
 #include "codec/patches.hpp"
 #include "codec/quantise.hpp"
 #include "codec/tables.hpp"
@@ -36,29 +38,30 @@ void keep(std::vector<Run>& runs, std::size_t at, T value) {
     runs.push_back({static_cast<std::uint16_t>(at), 1, bits});
 }
 
-// Zeros for so many residuals, in whole blocks.
-inline std::vector<std::int32_t> blocks_of(std::size_t values) {
-  return std::vector<std::int32_t>((values + block - 1) / block * block);
+// Room for so many residuals, in whole blocks; zeros behind.
+inline Ints blocks_of(std::size_t values) {
+  Ints made((values + block - 1) / block * block);
+  std::fill(made.begin() + static_cast<std::ptrdiff_t>(values), made.end(), 0);
+  return made;
 }
 
 // Of a learned predictor: latents, parted along axes and in whole blocks, and what they leave.
 struct Latents {
   unsigned predictor = 0, axes = 0;
-  std::vector<std::int32_t> latents, residuals;
+  Ints latents, residuals;
   double bits = 0;  // about
 };
-Latents latents_for(const Basis& basis, const Projector& projector, const std::vector<std::int32_t>& integers,
-                    Extent extent, Coder coder);
+Latents latents_for(const Basis& basis, const Projector& projector, const Ints& integers, Extent extent, Coder coder);
 
 struct Draft {
   bool constant = false, raw = false;
   std::uint64_t bits = 0;  // of the constant
   std::uint8_t predictor = 0;
   std::int32_t origin = 0;
-  std::vector<std::int32_t> residuals;  // whole blocks, zeros at the end
+  Ints residuals;  // whole blocks, zeros at the end
   std::vector<Run> runs;
   unsigned latent_axes = 0;
-  std::vector<std::int32_t> latents;  // of a learned one
+  Ints latents;  // of a learned one
   // Of one in the order of patches or learned: about what it would have been without, and by which predictor.
   double bits_in_rows = -1;
   std::uint8_t predictor_in_rows = 0;
@@ -86,7 +89,7 @@ template <class T>
 Draft interpolate(const T* values, Extent extent, const Quantiser& how, unsigned predictor);
 
 // About how many bits the coder needs for these residuals.
-double estimate(const std::vector<std::int32_t>& residuals, Coder coder);
+double estimate(const Ints& residuals, Coder coder);
 
 // A chunk's header without its lengths, and the drafts of its tiles, made when they are taken.
 // REQUIRES: the array stays as long as this.
@@ -109,8 +112,8 @@ class Drafts {
 void gather(const Array& array, const Grid& grid, std::size_t tile, std::byte* out);
 
 // The bytes of a tile's residuals, nothing where the coder cannot take them.
-std::vector<std::byte> pack_tile(const std::vector<std::int32_t>& residuals);
-std::vector<std::byte> dense_tile(const std::vector<std::int32_t>& residuals, const Encoding& encoding);
+std::vector<std::byte> pack_tile(const Ints& residuals);
+std::vector<std::byte> dense_tile(const Ints& residuals, const Encoding& encoding);
 
 // 32 values plus `more`, each a field of `width` bits, the lowest first, into `width` words.
 void put_fields(const std::uint32_t* values, unsigned width, std::uint32_t more, std::byte* out);
@@ -120,7 +123,7 @@ AllFrequencies trained(const std::vector<const Draft*>& drafts, int rounds);
 std::uint64_t cost(const std::vector<const Draft*>& drafts, const Encoding& encoding);
 // The class for each block, at most `reach` from the one its mean asks for.
 inline constexpr int any_class = most_classes;
-std::vector<std::uint8_t> classes(const std::vector<std::int32_t>& residuals, const Encoding& encoding, int reach,
+std::vector<std::uint8_t> classes(const Ints& residuals, const Encoding& encoding, int reach,
                                   std::uint64_t* bits = nullptr);
 
 }  // namespace solar::codec

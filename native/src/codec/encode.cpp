@@ -27,8 +27,7 @@ std::vector<std::byte> raw_tile(const Array& array, const Grid& grid, std::size_
 }
 
 // The smaller of what the coder allows; nothing when neither is smaller than raw.
-std::vector<std::byte> coded(const std::vector<std::int32_t>& residuals, Coder coder, const Encoding* encoding,
-                             TileCoder& by) {
+std::vector<std::byte> coded(const Ints& residuals, Coder coder, const Encoding* encoding, TileCoder& by) {
   std::vector<std::byte> packed, dense;
   if (coder != Coder::dense) packed = pack_tile(residuals);
   if (coder != Coder::pack) dense = dense_tile(residuals, *encoding);
@@ -200,7 +199,7 @@ std::vector<std::byte> train_with(const std::vector<Array>& arrays, double bound
     std::ranges::move(Drafts(array, bound, predictor, Coder::dense, learned).all(), std::back_inserter(drafts));
   for (std::size_t i = 0, count = drafts.size(); i < count; ++i) {
     if (drafts[i].latents.empty()) continue;
-    std::vector<std::int32_t> latents = drafts[i].latents;  // what is added may move all drafts
+    Ints latents = drafts[i].latents;  // what is added may move all drafts
     drafts.emplace_back().residuals = std::move(latents);
   }
   for (const Draft& tile : drafts)

@@ -1,7 +1,7 @@
 // The loops that AVX2, AVX-512 and NEON share; most are plain, for the compiler to turn into vectors.
 //
 // Each of the three files includes this once, inside its unnamed namespace, behind its target pragma if it has one, and
-// what it must define before: fields, add_low, Wide, Reals, Shorts, vector_values, load, sum_row, interleave,
+// what it must define before: fields, add_low, Wide, Reals, Shorts, Counts, vector_values, load, sum_row, interleave,
 // interleaved. So no function here is ever taken for another machine's, and there is no include guard.
 
 using Unaligned32 [[gnu::aligned(1), gnu::may_alias]] = std::uint32_t;
@@ -18,6 +18,29 @@ void restore_whole(const std::int32_t* values, std::size_t count, const Restore&
     to[i] = static_cast<Word>(base + step * static_cast<Whole>(static_cast<std::int64_t>(values[i])));
 }
 
+template <class Whole>
+void restore_cast(const std::int32_t* values, std::size_t count, const Restore& how, std::byte* out) {
+  auto* const to = reinterpret_cast<UnalignedFloat*>(out);
+  using Sum = std::conditional_t<sizeof(Whole) == 8, std::uint64_t, std::uint32_t>;
+  const auto step = static_cast<Sum>(how.whole_step), base = static_cast<Sum>(how.whole_base);
+  for (std::size_t i = 0; i < count; ++i)
+    to[i] = static_cast<float>(
+        static_cast<Whole>(base + step * static_cast<Sum>(static_cast<std::int64_t>(values[i]))));
+}
+
+void restore_cast(const std::int32_t* values, std::size_t count, const Restore& how, std::byte* out) {
+  switch (how.number) {
+    case Number::int8: return restore_cast<std::int8_t>(values, count, how, out);
+    case Number::uint8: return restore_cast<std::uint8_t>(values, count, how, out);
+    case Number::int16: return restore_cast<std::int16_t>(values, count, how, out);
+    case Number::uint16: return restore_cast<std::uint16_t>(values, count, how, out);
+    case Number::int32: return restore_cast<std::int32_t>(values, count, how, out);
+    case Number::uint32: return restore_cast<std::uint32_t>(values, count, how, out);
+    case Number::int64: return restore_cast<std::int64_t>(values, count, how, out);
+    default: return restore_cast<std::uint64_t>(values, count, how, out);
+  }
+}
+
 void restore_real(const std::int32_t* values, std::size_t count, const Restore& how, std::byte* out) {
   if (how.itemsize == 4) {
     auto* const to = reinterpret_cast<UnalignedFloat*>(out);
@@ -31,6 +54,7 @@ void restore_real(const std::int32_t* values, std::size_t count, const Restore& 
 
 void restore(const std::int32_t* values, std::size_t count, const Restore& how, std::byte* out) {
   if (how.quanta == Quanta::real) return restore_real(values, count, how, out);
+  if (how.cast) return restore_cast(values, count, how, out);
   if (how.quanta == Quanta::bits) {
     auto* const to = reinterpret_cast<Unaligned32*>(out);
     for (std::size_t i = 0; i < count; ++i)
@@ -197,6 +221,18 @@ inline void add_origin(std::int32_t* row, const Sums& sums, std::size_t z, std::
   for (std::size_t x = 0; x < (sums.axes & 1 ? 1 : sums.extent.x); ++x) row[x] = add(row[x], sums.origin);
 }
 
+// Asks for the memory of a row some rows on, to be written: rows of a narrow tile lie far apart, where nothing is
+// foreseen by the processor.
+template <std::size_t itemsize>
+[[gnu::always_inline]] inline void ask_ahead(const Sums& sums, std::size_t z, std::size_t y) {
+  constexpr std::size_t ahead = 16, line = 64;
+  y += ahead;
+  if (y >= sums.extent.y) y -= sums.extent.y, ++z;
+  if (y >= sums.extent.y || z >= sums.extent.z) return;
+  const std::byte* const row = sums.out.at(z, y);
+  for (std::size_t at = 0; at < sums.extent.x * itemsize; at += line) __builtin_prefetch(row + at, 1);
+}
+
 // Sums along x, then y (in `line`, the row before), then z (in `planes`, the plane before): a row's way in one pass, as
 // soon as `source` has its residuals. Rows in `room` are as long as whole vectors, so that only residuals are read in
 // part.
@@ -207,6 +243,7 @@ bool sum_rows(Source& source, std::int32_t* residuals, const Sums& sums, const P
   std::size_t wanted = 0;
   for (std::size_t z = 0; z < sums.extent.z; ++z)
     for (std::size_t y = 0; y < sums.extent.y; ++y, residuals += row) {
+      ask_ahead<Put::itemsize>(sums, z, y);
       if (!source.reach(wanted += row)) return false;
       add_origin(residuals, sums, z, y);
       std::int32_t* const plane = sums.axes & 4 ? planes + y * pitch : nullptr;
@@ -221,6 +258,7 @@ template <class Source>
 bool lorenzo_of(Source source, std::int32_t* residuals, const Sums& sums) {
   if (sums.how.quanta == Quanta::real && sums.how.itemsize == 4)
     return sum_rows(source, residuals, sums, Reals(sums.how));
+  if (sums.how.cast && sums.how.number <= Number::int32) return sum_rows(source, residuals, sums, Counts(sums.how));
   if (sums.how.quanta == Quanta::integer && sums.how.itemsize == 2)
     return sum_rows(source, residuals, sums, Shorts(sums.how));
   return sum_rows(source, residuals, sums, Later());

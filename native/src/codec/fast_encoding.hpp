@@ -176,13 +176,10 @@ void less(const std::int32_t* __restrict values, std::size_t back, std::size_t c
 
 void widths(const std::int32_t* __restrict residuals, std::size_t blocks, std::uint8_t* __restrict out) {
   for (std::size_t b = 0; b < blocks; ++b, residuals += block) {
-    std::uint32_t any = 0, size = 0;
-    for (std::size_t i = 0; i < block; ++i) {
-      any |= static_cast<std::uint32_t>(residuals[i]);
-      size |= static_cast<std::uint32_t>(residuals[i] ^ residuals[i] >> 31);
-    }
-    const int bits = size == 0 ? 0 : 32 - __builtin_clz(size);
-    out[b] = static_cast<std::uint8_t>(any == 0 ? 0 : 1 + bits);
+    std::uint32_t any = 0;  // the sign as the lowest bit: it takes one, as all others do
+    for (std::size_t i = 0; i < block; ++i)
+      any |= static_cast<std::uint32_t>(residuals[i]) << 1 ^ static_cast<std::uint32_t>(residuals[i] >> 31);
+    out[b] = static_cast<std::uint8_t>(any == 0 ? 0 : 32 - __builtin_clz(any));
   }
 }
 

@@ -40,13 +40,29 @@ constexpr bool is_interpolation(unsigned predictor) {
 }
 constexpr std::uint32_t stride_of(unsigned predictor) { return 8u << (predictor - first_interpolation); }
 
-// How the integers of a tile become values.
+// How the integers of a tile become values. `cast`: whole numbers of the type `number`, which then become float32.
 struct Restore {
   Quanta quanta;
   std::size_t itemsize;
   double step, base;
   std::uint64_t whole_step, whole_base;
+  Number number;
+  bool cast;
 };
+
+// The bits of an int32 that are those of a smaller whole number, and the one that is its sign.
+struct Held {
+  int all, sign;
+};
+constexpr Held held_of(Number number) {
+  switch (number) {
+    case Number::int8: return {0xff, 0x80};
+    case Number::uint8: return {0xff, 0};
+    case Number::int16: return {0xffff, 0x8000};
+    case Number::uint16: return {0xffff, 0};
+    default: return {-1, 0};  // int32
+  }
+}
 
 // Where a tile's rows go: rows and planes lie so many bytes apart.
 struct Rows {

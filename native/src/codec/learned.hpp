@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "codec/format.hpp"
+#include "codec/kept.hpp"
 #include "codec/patches.hpp"
 
 namespace solar::codec {
@@ -46,13 +47,13 @@ void foretell(const Basis& basis, Extent tile, const std::int32_t* latents, std:
 // Integers of a tile, row by row.
 struct Integers {
   Extent extent;
-  std::vector<std::int32_t> values;
+  Ints values;
 };
 // Latents that foretell the tile best.
 class Projector {
  public:
   explicit Projector(const Basis& basis);
-  std::vector<std::int32_t> latents(const std::int32_t* integers, Extent tile) const;
+  Ints latents(const std::int32_t* integers, Extent tile) const;
 
  private:
   const Basis& basis_;

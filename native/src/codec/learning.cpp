@@ -155,9 +155,9 @@ Projector::Projector(const Basis& basis) : basis_(basis) {
   }
 }
 
-std::vector<std::int32_t> Projector::latents(const std::int32_t* integers, Extent tile) const {
+Ints Projector::latents(const std::int32_t* integers, Extent tile) const {
   const std::vector<Patch> patches = cut(integers, tile);
-  std::vector<std::int32_t> found = blocks_of(basis_.count * patches.size());
+  Ints found = blocks_of(basis_.count * patches.size());
   for (std::size_t k = 0; k < basis_.count; ++k)
     for (std::size_t p = 0; p < patches.size(); ++p) {
       double sum = 0;
@@ -167,16 +167,15 @@ std::vector<std::int32_t> Projector::latents(const std::int32_t* integers, Exten
   return found;
 }
 
-Latents latents_for(const Basis& basis, const Projector& projector, const std::vector<std::int32_t>& integers,
-                    Extent extent, Coder coder) {
-  const std::vector<std::int32_t> latents = projector.latents(integers.data(), extent);
+Latents latents_for(const Basis& basis, const Projector& projector, const Ints& integers, Extent extent, Coder coder) {
+  const Ints latents = projector.latents(integers.data(), extent);
   const Extent grid = patches_along(extent);
   Latents best;
   best.predictor = first_learned;
   double least = -1;
   for (const unsigned axes : {0u, 1u, 3u, 7u}) {
     if ((axes == 3 && grid.y == 1) || (axes == 7 && grid.z == 1)) continue;
-    std::vector<std::int32_t> parted = latents;
+    Ints parted = latents;
     part_latents(parted.data(), grid, basis.count, axes);
     const double bits = estimate(parted, coder);
     if (least >= 0 && bits >= least) continue;
@@ -184,7 +183,7 @@ Latents latents_for(const Basis& basis, const Projector& projector, const std::v
     best.axes = axes;
     best.latents = std::move(parted);
   }
-  std::vector<std::int32_t> left(integers.size()), ordered(integers.size());
+  Ints left = blocks_of(extent.values()), ordered = blocks_of(extent.values());
   foretell(basis, extent, latents.data(), left.data());
   for (std::size_t i = 0; i < extent.values(); ++i) left[i] = sub(integers[i], left[i]);
   to_patches(left.data(), extent, ordered.data());

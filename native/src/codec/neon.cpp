@@ -191,6 +191,20 @@ struct Shorts {
   }
   uint32x4_t step, base;
 };
+struct Counts {
+  static constexpr std::size_t itemsize = 4;
+  explicit Counts(const Restore& how)
+      : step(vdupq_n_u32(static_cast<std::uint32_t>(how.whole_step))),
+        base(vdupq_n_u32(static_cast<std::uint32_t>(how.whole_base))),
+        all(vdupq_n_u32(static_cast<std::uint32_t>(held_of(how.number).all))),
+        sign(vdupq_n_u32(static_cast<std::uint32_t>(held_of(how.number).sign))) {}
+  void put(int32x4_t whole, std::byte* out) const {
+    const uint32x4_t made = vandq_u32(vmlaq_u32(base, vreinterpretq_u32_s32(whole), step), all);
+    const int32x4_t value = vreinterpretq_s32_u32(vsubq_u32(veorq_u32(made, sign), sign));
+    vst1q_u8(reinterpret_cast<std::uint8_t*>(out), vreinterpretq_u8_f32(vcvtq_f32_s32(value)));
+  }
+  uint32x4_t step, base, all, sign;
+};
 
 // One row: `x` sums along it, `y` adds `line`; what comes of it is the new line; it goes on into `plane` if there is
 // one, added to what is there if `z`; whole vectors are put into `out`.

@@ -62,7 +62,7 @@ void put_fields(const std::uint32_t* values, unsigned width, std::uint32_t more,
   puts[width](values, more, out);
 }
 
-std::vector<std::byte> pack_tile(const std::vector<std::int32_t>& residuals) {
+std::vector<std::byte> pack_tile(const Ints& residuals) {
   const std::size_t blocks = residuals.size() / block;
   std::vector<std::uint8_t> widths(blocks);
   encoding_kernels().widths(residuals.data(), blocks, widths.data());

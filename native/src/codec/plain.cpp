@@ -4,6 +4,7 @@
 
 #include "codec/interpolation.hpp"
 #include "codec/kernels.hpp"
+#include "codec/number.hpp"
 #include "codec/patches.hpp"
 
 namespace solar::codec {
@@ -94,7 +95,10 @@ void restore(const std::int32_t* values, std::size_t count, const Restore& how, 
       put(out, i, v < 0 ? v ^ 0x7fffffff : v);
     } else if (how.quanta == Quanta::integer) {
       const std::uint64_t whole = how.whole_base + how.whole_step * static_cast<std::uint64_t>(std::int64_t{v});
-      std::memcpy(out + i * how.itemsize, &whole, how.itemsize);
+      if (how.cast)
+        with_type(how.number, [&]<class T>(T) { put(out, i, static_cast<float>(static_cast<T>(whole))); });
+      else
+        std::memcpy(out + i * how.itemsize, &whole, how.itemsize);
     } else if (how.itemsize == 4) {
       put(out, i, std::fma(static_cast<float>(v), static_cast<float>(how.step), static_cast<float>(how.base)));
     } else {

@@ -16,17 +16,22 @@ struct Work {
   const std::byte* end;    // of the chunk
 };
 
-// Where the array goes.
+// Where the array goes, and what its values are made of.
 struct Target {
   std::byte* first;
   std::size_t itemsize;
   const Grid& grid;
+  const Restore& how;
 
   std::byte* row(const Grid::Place& place, std::size_t y) const;  // y counts over the planes
+  // Values as the chunk stores them, as the array has them.
+  void put(const std::byte* stored, std::size_t count, std::byte* to) const;
 };
 
 void check_predictor(const Entry& entry, Quanta quanta);
-Restore restore_of(const Header& header);
-void decode_checked(const Checked& chunk, MutableBytes out, Bytes tables, Scratch& scratch, const Kernels& kernels);
+Restore restore_of(const Header& header, bool cast);
+// `cast`: whole numbers become float32.
+void decode_checked(const Checked& chunk, MutableBytes out, Bytes tables, Scratch& scratch, const Kernels& kernels,
+                    bool cast = false);
 
 }  // namespace solar::codec

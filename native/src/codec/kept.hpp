@@ -1,0 +1,88 @@
+// Vectors of a tile's integers, whose memory a thread keeps for its next ones: to ask for memory, and to clear it, takes
+// as long as to choose a predictor. What a vector is not given is not cleared.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <vector>
+
+#include "codec/format.hpp"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define SOLAR_KEEPS_PIECES 0
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SOLAR_KEEPS_PIECES 0
+#endif
+#endif
+#ifndef SOLAR_KEEPS_PIECES
+#define SOLAR_KEEPS_PIECES 1
+#endif
+
+namespace solar::codec {
+
+// Pieces that are large enough for a tile's integers, and no longer used.
+class KeptPieces {
+ public:
+  static constexpr std::size_t nbytes = most_values * sizeof(std::int32_t), least = nbytes / 8, most = 24;
+
+  KeptPieces() = default;
+  KeptPieces(const KeptPieces&) = delete;
+  KeptPieces& operator=(const KeptPieces&) = delete;
+  ~KeptPieces() {
+    while (count_ > 0) ::operator delete(pieces_[--count_]);
+  }
+  void* take() { return count_ > 0 ? pieces_[--count_] : ::operator new(nbytes); }
+  void put(void* piece) noexcept {
+    if (count_ < most)
+      pieces_[count_++] = piece;
+    else
+      ::operator delete(piece);
+  }
+  static KeptPieces& mine() {
+    static thread_local KeptPieces pieces;
+    return pieces;
+  }
+
+ private:
+  void* pieces_[most];
+  std::size_t count_ = 0;
+};
+
+template <class T>
+struct KeptMemory {
+  using value_type = T;
+
+  KeptMemory() = default;
+  template <class Other>
+  KeptMemory(const KeptMemory<Other>&) {}
+
+  // Neither small ones nor what is larger than a tile; none where a sanitizer looks at what is behind each.
+  static constexpr bool is_kept(std::size_t count) {
+    const std::size_t nbytes = count * sizeof(T);
+    return SOLAR_KEEPS_PIECES != 0 && nbytes >= KeptPieces::least && nbytes <= KeptPieces::nbytes;
+  }
+  T* allocate(std::size_t count) {
+    return static_cast<T*>(is_kept(count) ? KeptPieces::mine().take() : ::operator new(count * sizeof(T)));
+  }
+  void deallocate(T* memory, std::size_t count) noexcept {
+    if (is_kept(count))
+      KeptPieces::mine().put(memory);
+    else
+      ::operator delete(memory);
+  }
+  template <class U>
+  void construct(U* at) {
+    ::new (static_cast<void*>(at)) U;
+  }
+  template <class U, class... Given>
+  void construct(U* at, Given&&... given) {
+    ::new (static_cast<void*>(at)) U(static_cast<Given&&>(given)...);
+  }
+  bool operator==(const KeptMemory&) const { return true; }
+};
+
+using Ints = std::vector<std::int32_t, KeptMemory<std::int32_t>>;
+
+}  // namespace solar::codec
