@@ -76,7 +76,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class BadChunk:
-    """A chunk that cannot be decoded, or a dataset that cannot be read at all (chunk -1)."""
+    """A chunk that cannot be decoded, or a dataset or group that cannot be read at all (chunk -1)."""
 
     name: str
     chunk: int
@@ -127,6 +127,11 @@ def verify(
             look(Path(target))
             with opened(Path(source)) as here, opened(Path(target)) as there:
                 return _compare(here, there, pool, threads, told)
+        except SolarError:
+            raise
+        except H5_ERRORS as error:
+            why = f"one of them is damaged: {error}; `solar verify FILE` says of each by itself what cannot be read"
+            raise LayoutError(f"{source} and {target} cannot be compared: {why}") from error
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -281,8 +286,9 @@ def _set(thing: Any, said: dict[str, Any]) -> None:
 def _check(path: str, pool: Executor, threads: int, told: Told) -> Checked:
     look(Path(path))
     with opened(Path(path)) as file:
-        names = list(datasets_of(file))
-        bad: list[BadChunk] = []
+        broken: dict[str, str] = {}
+        names = list(datasets_of(file, broken))
+        bad = [BadChunk(name, -1, 0, 0, 0, why) for name, why in broken.items()]
         layouts = []
         for name in names:
             try:

@@ -62,12 +62,11 @@ class Ticket:
     """A request the engine works on. Dropped before its end, it is given up: the engine keeps its memory till then."""
 
     def __init__(
-        self, source: _native.Source, rows: NDArray[np.int64], out: NDArray[Any], positions: Any = None
+        self, source: _native.Source, rows: NDArray[np.int64], memory: NDArray[np.uint8], positions: Any = None
     ) -> None:
-        """Reads row i into out[i], or into out[positions[i]]. `out` is C-contiguous."""
+        """Reads row i into the i-th place of `memory`, or into that of positions[i]."""
         self._counts: tuple[int, ...] | None = ()
         self._reader = Engine.get()
-        memory = out.reshape(-1).view(np.uint8)
         if positions is not None:
             positions = np.ascontiguousarray(positions, np.int64)
         self._number = self._reader.submit(source, np.ascontiguousarray(rows, np.int64), memory, positions)

@@ -159,8 +159,12 @@ def _with_hint(said: str, file: str, name: str) -> str:
         names = [dataset["name"] for dataset in _native.read_metadata(file)["datasets"]]
     except SolarError:  # its own error is another story
         return said
-    meant = "" if "/" + name.strip("/") in names else hint(name, names)
-    return f"{told}{missing}{what.partition('; did you mean ')[0]}; {meant}" if meant else said
+    if "/" + name.strip("/") in names:
+        return said
+    missed, near, _ = what.partition("; did you mean ")
+    if not (meant := hint(name, names)):
+        return said if near else f"{said}; `solar inspect {file}` lists what there is"
+    return f"{told}{missing}{missed}; {meant}"
 
 
 def _check_counts(layouts: list[Layout]) -> None:

@@ -25,6 +25,7 @@ from solar.values import Layout
 log = logging.getLogger("solar")
 
 GLANCE = 0.5  # seconds between looks at Ctrl-C while waiting
+Finish = Callable[[NDArray[Any]], NDArray[Any]]
 LARGE = 256 << 20  # bytes of memory worth asking the machine about before they are taken
 
 
@@ -65,7 +66,7 @@ class Pending:
         values: NDArray[Any],
         work: Ticket | SlowRead | mpio.CollectiveRead | _NoWork,
         nbytes: int,
-        finish: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+        finish: Finish | None = None,
     ) -> None:
         self.nbytes = nbytes  # of these rows' values, wherever they go
         self._values = values
@@ -75,11 +76,11 @@ class Pending:
 
     def wait(self, seconds: float | None = None) -> NDArray[Any]:
         """The values, when they are all there. TimeoutError after `seconds` says what is missing; one may wait on."""
-        end = math.inf if seconds is None else time.monotonic() + seconds
+        end = None if seconds is None else time.monotonic() + seconds
         while not self._here:
-            left = end - time.monotonic()
-            self._here = self._work.poll(max(0.0, min(GLANCE, left)))
-            if not self._here and left <= 0:
+            left = GLANCE if end is None else max(0.0, min(GLANCE, end - time.monotonic()))
+            self._here = self._work.poll(left)
+            if not self._here and not left:
                 missing = self._work.waiting_for()
                 still = f": still waiting for {missing}" if missing else ""
                 raise Late(f"no values after {seconds:g} s{still}")
@@ -122,7 +123,9 @@ class Rows:
         # The engine turns numbers around; structures, and what libhdf5 read, are turned when they are here.
         swap = layout.swap if native_order and layout.reader == "direct" else 0
         self._read_dtype = self.dtype if swap else layout.dtype
-        self._sample_nbytes = math.prod(layout.sample_shape) * self._read_dtype.itemsize
+        self._as_read = self._read_dtype.base == self.dtype.base
+        self._shape = layout.sample_shape
+        self._sample_nbytes = math.prod(self._shape) * self._read_dtype.itemsize
         self._source = source_of(layout, swap, page_cache) if layout.reader == "direct" else None
 
     @property
@@ -137,12 +140,20 @@ class Rows:
 
     def from_bytes(self, memory: NDArray[np.uint8], samples: int) -> NDArray[Any]:
         """The first samples whose bytes, as the engine reads them, are in this memory."""
-        values = np.ndarray((samples, *self.layout.sample_shape), self._read_dtype, memory)
+        values: NDArray[Any] = np.ndarray((samples, *self._shape), self._read_dtype, memory)
+        return values if self._as_read else self._turned(values)
+
+    def _turned(self, values: NDArray[Any]) -> NDArray[Any]:
         return values.astype(self.dtype.base, copy=False)
 
     def room(self, samples: int) -> NDArray[Any]:
         """Memory for this many samples, for `start` to read to."""
-        return _batch_memory((samples, *self.layout.sample_shape), self.dtype)
+        return np.ndarray((samples, *self._shape), self.dtype, self._memory(samples))
+
+    def _memory(self, samples: int) -> NDArray[np.uint8] | None:
+        """Memory from the pool for plain values; None: objects, and nothing at all, are numpy's."""
+        nbytes = samples * self._sample_nbytes
+        return None if nbytes == 0 or self.dtype.hasobject else _native.take(nbytes)
 
     def start(
         self,
@@ -154,38 +165,49 @@ class Rows:
 
         `out` is C-contiguous and of this dtype. Its other places are left as they are, so several may share it.
         """
+        if out is None:
+            if positions is not None:
+                raise ValueError("positions are places in `out`, and there is none")
+            return self._start(rows, None if self._as_read else self._turned)
         nbytes = len(rows) * self._sample_nbytes
-        if out is not None:
-            self._check_out(out, len(rows) if positions is None else len(out))
-        elif positions is not None:
-            raise ValueError("positions are places in `out`, and there is none")
-        in_place = out is not None and out.dtype == self._read_dtype.base
+        self._check_out(out, len(rows) if positions is None else len(out))
+        in_place = out.dtype == self._read_dtype.base
         if positions is not None and (self._source is None or nbytes == 0 or not in_place):
-            _check_positions(positions, len(rows), len(out) if out is not None else 0)
+            _check_positions(positions, len(rows), len(out))
             in_place = False  # else the engine puts them there, and checks them
-        if out is not None and in_place:
-            return Pending(out, self._begin(rows, out, positions), nbytes)
-        values = _batch_memory((len(rows), *self.layout.sample_shape), self._read_dtype)
+        if in_place:
+            memory = None if self._source is None or nbytes == 0 else out.reshape(-1).view(np.uint8)
+            return Pending(out, self._begin(rows, out, memory, positions), nbytes)
 
-        def finish(values: NDArray[Any]) -> NDArray[Any]:
-            if out is None:
-                return values.astype(self.dtype.base, copy=False)
+        def put(values: NDArray[Any]) -> NDArray[Any]:
             out[... if positions is None else positions] = values
             return out
 
-        return Pending(values, self._begin(rows, values), nbytes, finish)
+        return self._start(rows, put)
+
+    def _start(self, rows: NDArray[np.int64], finish: Finish | None) -> Pending:
+        """Starts reading to memory of its own."""
+        samples = len(rows)
+        memory = self._memory(samples)
+        values = np.ndarray((samples, *self._shape), self._read_dtype, memory)
+        return Pending(values, self._begin(rows, values, memory), samples * self._sample_nbytes, finish)
 
     def _begin(
-        self, rows: NDArray[np.int64], out: NDArray[Any], positions: NDArray[np.int64] | None = None
+        self,
+        rows: NDArray[np.int64],
+        out: NDArray[Any],
+        memory: NDArray[np.uint8] | None,
+        positions: NDArray[np.int64] | None = None,
     ) -> Ticket | SlowRead | mpio.CollectiveRead | _NoWork:
+        """The work of reading to `out`, whose bytes `memory` is if the engine can fill it."""
+        if self._source is not None and memory is not None and len(rows):
+            return Ticket(self._source, rows, memory, positions)
         reader = self.layout.reader
         if reader == "mpio-collective" and self._sample_nbytes:  # also for no rows: the other ranks wait for this one
             return mpio.CollectiveRead(self.layout, rows, out)
         if len(rows) == 0 or out.nbytes == 0:
             return _NoWork(len(rows))
-        if self._source is None:
-            return SlowRead(self.layout, rows, out, mpio.read_into if reader == "mpio" else slow.read_into)
-        return Ticket(self._source, rows, out, positions)
+        return SlowRead(self.layout, rows, out, mpio.read_into if reader == "mpio" else slow.read_into)
 
     def _check_out(self, out: NDArray[Any], length: int) -> None:
         """Whether rows can be read to `out`, in the byte order of the file or in that of `dtype`."""
@@ -213,21 +235,14 @@ def _read_whole(layout: Layout, values: NDArray[Any]) -> None:
             whole = values if not layout.shape else target
             slow.read_into(unchanged(layout, part), layout.name, None, whole, chunk_nbytes(layout, part))
         elif target.size:
-            ticket = Ticket(source_of_part(layout, part), np.zeros(1, np.int64), target)
+            memory = target.reshape(-1).view(np.uint8)
+            ticket = Ticket(source_of_part(layout, part), np.zeros(1, np.int64), memory)
             pending.append(Pending(target, ticket, target.nbytes))
     for one in pending:
         one.wait()
 
 
 # --- memory, and which rows ----
-
-
-def _batch_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Memory from the pool for plain values; objects are numpy's."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    if dtype.hasobject or nbytes == 0:
-        return np.empty(shape, dtype)
-    return np.ndarray(shape, dtype, _native.take(nbytes))
 
 
 def _destination(layout: Layout, counts: tuple[int, ...], out: NDArray[Any] | None) -> NDArray[Any]:
@@ -287,15 +302,18 @@ def _rows_at(index: Any, layout: Layout) -> tuple[NDArray[np.int64], bool]:
 
 
 def checked_rows(asked: NDArray[Any], samples: int, name: str) -> NDArray[np.int64]:
-    """Positions from 0 for integers of which negative ones count from the end; IndexError when out of range."""
+    """Positions from 0 for integers of which negative ones count from the end; IndexError when out of range.
+
+    It may be the array that was asked with.
+    """
     if asked.size == 0:
         return np.empty(0, np.int64)
     if asked.dtype.kind not in "iu" or asked.ndim > 1:
         raise TypeError(f"samples are chosen by integers along axis 0, not by {asked.dtype} of shape {asked.shape}")
-    rows = asked.reshape(-1)
+    rows = asked if asked.ndim else asked.reshape(1)
     # The ordinary case in one pass, for it is asked for every batch: seen as unsigned, negative ones are too large.
-    if rows.dtype == np.int64 and int(rows.view(np.uint64).max()) < samples:
-        return rows.copy()
+    if rows.dtype == np.int64 and np.maximum.reduce(rows.view(np.uint64)) < samples:
+        return rows
     if int(rows.min()) < -samples or int(rows.max()) >= samples:
         wrong = next(int(row) for row in rows if not -samples <= row < samples)
         raise IndexError(f"sample {wrong} of {name}, which has {samples}")

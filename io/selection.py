@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,7 @@ def select(file: Any, codecs: Codecs, chunk_samples: int | None = None) -> tuple
     `codecs` has the codec of each dataset named (None: leave it), and under REST that of all others with samples.
     """
     found = datasets_of(file)
-    named = {_known(name, found): codec for name, codec in codecs.items() if name is not REST}
+    named = {_known(name, found, file.filename): codec for name, codec in codecs.items() if name is not REST}
     parts, left = [], []
     for name, dataset in found.items():
         codec = named.get(name, codecs.get(REST))
@@ -104,38 +104,43 @@ def select(file: Any, codecs: Codecs, chunk_samples: int | None = None) -> tuple
     return parts, left
 
 
-def datasets_of(file: Any) -> dict[str, Any]:
-    """Every dataset that hard links lead to from the root, by the first path to it."""
+def datasets_of(file: Any, broken: dict[str, str] | None = None) -> dict[str, Any]:
+    """Every dataset that hard links lead to from the root, by the first path to it.
+
+    What libhdf5 cannot open is a LayoutError; or, if `broken` is given, is left out and put there, with the reason.
+    """
     found: dict[str, Any] = {}
-    seen = {h5py.h5o.get_info(file["/"].id).addr}
-    pending = [(b"", iter(links_of(file["/"].id)))]
+    seen: set[int] = set()
+    pending: list[Iterator[bytes]] = [iter([b""])]
     while pending:
-        path, links = pending[-1]
-        for name, info in links:
-            child = path + b"/" + name
-            if info.type != h5py.h5l.TYPE_HARD:
-                continue
-            made = h5py.h5o.open(file.id, child)
-            address = h5py.h5o.get_info(made).addr
-            if address in seen:
-                continue
-            seen.add(address)
-            if isinstance(made, h5py.h5d.DatasetID):
-                found[child.decode("utf-8", "surrogateescape")] = h5py.Dataset(made)
-            elif isinstance(made, h5py.h5g.GroupID):
-                pending.append((child, iter(links_of(made))))
-                break
-        else:
+        if (path := next(pending[-1], None)) is None:
             pending.pop()
+            continue
+        name = path.decode("utf-8", "surrogateescape") or "/"
+        try:
+            made = h5py.h5o.open(file.id, path or b"/")
+            address = h5py.h5o.get_info(made).addr
+            if address not in seen and isinstance(made, h5py.h5d.DatasetID):
+                found[name] = h5py.Dataset(made)
+            elif address not in seen and isinstance(made, h5py.h5g.GroupID):
+                hard = [child for child, info in links_of(made) if info.type == h5py.h5l.TYPE_HARD]
+                pending.append(iter([path + b"/" + child for child in hard]))
+            seen.add(address)
+        except H5_ERRORS as error:
+            why = str(error.args[0]) if error.args else str(error)  # a KeyError's own text has quotes
+            if broken is None:
+                all_of_them = f"`solar verify {file.filename}` names all that cannot be read"
+                raise LayoutError(f"{file.filename}: {name}: libhdf5 cannot open it: {why}; {all_of_them}") from error
+            broken[name] = why
     return found
 
 
-def _known(name: str | None, found: Mapping[str, Any]) -> str:
+def _known(name: str | None, found: Mapping[str, Any], file: str) -> str:
     path = "/" + (name or "").strip("/")
     if path in found:
         return path
     meant = hint(path, found) or "`solar inspect` lists what there is"
-    raise LayoutError(f"there is no dataset {path} to be compressed; {meant}")
+    raise LayoutError(f"{file}: there is no dataset {path} to be compressed; {meant}")
 
 
 def _refused(dataset: Any) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import time
@@ -231,7 +232,7 @@ class _Run:
     def __post_init__(self) -> None:
         self.facts = facts_of(self.path)
         self.before: list[Leftover] = []
-        self._resumed = False  # there was an earlier run
+        self._earlier: list[Leftover] = []
         self._start = time.monotonic()
         self._theirs: int | None = None  # the first chunk that others encode
         self._stored: dict[str, int] = {}
@@ -246,7 +247,7 @@ class _Run:
 
     def write(self, prepared: Prepared, head: dict[str, Any], force: bool) -> Stored:
         """Writes the file and gives it its name."""
-        self._resumed = bool(self.before)
+        self._earlier = [*self.before]
         if self.others is not None:
             there = [(one.first, one.first + one.chunks) for one in self.before]
             self._theirs = self.others.begin(head, there, prepared)
@@ -332,24 +333,25 @@ class _Run:
                 yield (first, count, False), self.pool.submit(pieces.encoded, first, count)
             else:
                 done: Future[Any] = Future()
-                done.set_result(ready)
-                yield (first, count, self._resumed), done  # else other ranks made them just now
+                done.set_result(ready[0])
+                yield (first, count, ready[1]), done
 
-    def _ready(self, count: int) -> list[bytes] | None:
-        """The next chunks as an earlier run left them; None unless all of them are there."""
+    def _ready(self, count: int) -> tuple[list[bytes], bool] | None:
+        """The next chunks, and whether an earlier run had them, not other ranks just now; None unless all are there."""
         numbers = range(self._number, self._number + count)
         self._number += count
         if self.others is not None and self._theirs is not None and numbers.stop > self._theirs:
             self._theirs = None
             found_by = (leftover(self.out, journal) for journal in self.others.join())
             self.before += [one for one in found_by if one is not None]
-        found = []
+        found, earlier = [], True
         for number in numbers:
-            chunk = next((chunk for one in self.before if (chunk := one.take(number)) is not None), None)
-            if chunk is None:
+            had = next(((chunk, one) for one in self.before if (chunk := one.take(number)) is not None), None)
+            if had is None:
                 return None
-            found.append(chunk)
-        return found
+            found.append(had[0])
+            earlier = earlier and had[1] in self._earlier
+        return found, earlier
 
     def _forget(self) -> None:
         """Removes what earlier runs left: this one has it all."""
@@ -366,10 +368,7 @@ class _Run:
 def _nbytes_of(part: Part, first: int, count: int) -> int:
     """The bytes of the values in some chunks, without what lies outside the dataset."""
     box = part.grid.box(first, count)
-    values = part.dtype.itemsize
-    for side in box:
-        values *= side.stop - side.start
-    return values
+    return int(part.dtype.itemsize * math.prod(side.stop - side.start for side in box))
 
 
 def _bound_as_json(part: Part) -> dict[str, Any]:

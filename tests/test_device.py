@@ -162,7 +162,7 @@ def test_what_is_read_is_read_to_pinned_memory_and_not_copied_there(
 
 def test_memory_that_is_read_to_is_lent_once_until_all_let_go_of_it_and_it_was_copied(path: str) -> None:
     device = Lazy(torch.device("cpu"))
-    ring, rows = ring_module.Ring(device, 2), H5Dataset(path, "y").opened().rows
+    ring, rows = ring_module.Ring(device, 2), H5Dataset(path, "y").opened()[0].rows
     first, second = ring.room(0, rows, 4), ring.room(0, rows, 3)
     assert first is not None and second is not None and ring.room(0, rows, 4) is None
     other = ring.room(1, rows, 4)  # another field has memory of its own
@@ -182,8 +182,8 @@ def test_memory_that_is_read_to_is_lent_once_until_all_let_go_of_it_and_it_was_c
     del second
     larger = ring.room(0, rows, 5)
     assert larger is not None and len(larger) == 5 and len(device.slots) == 4
-    assert H5Dataset(path, "text").opened().rows.layout.dtype.kind not in "biufc"
-    assert ring.room(2, H5Dataset(path, "text").opened().rows, 4) is None
+    assert H5Dataset(path, "text").opened()[0].rows.layout.dtype.kind not in "biufc"
+    assert ring.room(2, H5Dataset(path, "text").opened()[0].rows, 4) is None
 
 
 def on_lazy(ahead: int = 2) -> tuple[Landing, Lazy]:

@@ -310,6 +310,7 @@ COMPILED = [("entropy", 80), ("entropy", 90), ("restore", 80), ("restore", 90), 
 
 
 @TRITON
+@pytest.mark.filterwarnings("ignore:AnnAssign:DeprecationWarning")  # Triton's own, on Python 3.14
 @pytest.mark.parametrize(("name", "arch"), COMPILED)
 def test_kernels_compile_for_a_gpu_and_keep_to_their_registers(
     name: str, arch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

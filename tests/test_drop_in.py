@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch.profiler import profile
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import DistributedSampler, TensorDataset
+from torch.utils.data import DistributedSampler, SequentialSampler, TensorDataset
 
 from solar import DataLoader, H5Dataset, PlanSampler, ReadError
 from solar.torch.pending import PendingBatch
@@ -242,6 +242,53 @@ def test_an_interrupted_wait_loses_no_batch(path: str, monkeypatch: pytest.Monke
     assert loader.state_dict()["batches"] == 1
     assert batches(iterator) == expected[1:]
     assert loader.stats()["resident_bytes"] == 0
+
+
+def test_nothing_is_begun_between_the_arrival_of_a_batch_and_the_loop(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[int] = []
+    when_it_came: list[int] = []
+
+    class Seen(SequentialSampler):
+        def __iter__(self) -> Iterator[int]:
+            for index in super().__iter__():
+                drawn.append(index)
+                yield index
+
+    def came(self: Any, seconds: float | None = None) -> Any:
+        values = arrived(self, seconds)
+        when_it_came.append(len(drawn))
+        return values
+
+    arrived = PendingBatch.arrived
+    monkeypatch.setattr(PendingBatch, "arrived", came)
+    dataset = H5Dataset(path, "x")
+    when_in_the_loop = [len(drawn) for _ in DataLoader(dataset, 4, sampler=Seen(dataset), ahead=2)]
+    assert when_it_came == when_in_the_loop == [12, 16, 20, 24, 28, 30, 30, 30]
+
+
+@pytest.mark.parametrize(("fields", "most"), [("x", 120), (("x", "y"), 165)])
+@pytest.mark.parametrize("buffer", [None, "1MiB"])
+def test_a_batch_takes_few_calls(make: Callable[..., str], fields: Any, most: int, buffer: Any) -> None:
+    """When big batches have evicted all else from the caches, each costs microseconds."""
+    path = make("long.h5", x=np.zeros((800, 2)), y=np.zeros(800))
+    loader = DataLoader(H5Dataset(path, fields), 4, buffer=buffer)
+    calls = 0
+
+    def count(_frame: Any, event: str, _of: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    iterator = iter(loader)
+    next(iterator)
+    sys.setprofile(count)
+    try:
+        for _ in range(100):
+            next(iterator)
+    finally:
+        sys.setprofile(None)
+    assert calls <= 100 * most
 
 
 def test_a_timeout_error_of_the_users_own_code_stays_what_it_is(path: str) -> None:

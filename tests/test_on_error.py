@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from solar import CodecError, DataLoader, H5Dataset, PlanError, PlanSampler, ReadError, _native, compress
 from solar.io.codec import Codec
+from solar.io.reader import Rows
 
 SAMPLES, BATCH = 24, 4
 FOR_EVER = 2**64 - 1
@@ -190,6 +191,53 @@ def test_a_batch_is_made_again_around_what_cannot_be_read(path: str, hole: Any) 
     data = H5Dataset(path, "z")
     hole(errno.ENXIO)
     assert [len(batch) for batch in DataLoader(data, 8, sampler=range(16), on_error="skip")] == [8, 7]
+
+
+@pytest.mark.parametrize("buffer", [0, "1MiB"])
+def test_a_chunk_of_many_samples_that_does_not_decode_is_looked_at_once(
+    buffer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, looked = tmp_path / "spoilt.h5", []
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(192.0).reshape(64, 3), chunks=(16, 3), fletcher32=True)
+        file.create_dataset("y", data=np.arange(64))
+    spoil(path, "x", (2,))  # the third chunk: samples 32 to 47
+    settle(path)
+    data, start = H5Dataset(path, {"x": "x", "y": "y"}), Rows.start
+
+    def counted(self: Rows, rows: Any, *args: Any) -> Any:
+        if len(rows) == 1 and self.layout.name == "/x":
+            looked.append(rows[0] // 16)
+        return start(self, rows, *args)
+
+    monkeypatch.setattr(Rows, "start", counted)
+    every = [sample for four in zip(*np.arange(64).reshape(4, 16), strict=True) for sample in (*four, four[0])]
+    with DataLoader(data, 10, sampler=every, on_error="skip", buffer=buffer) as loader:
+        batches = list(loader)  # each of the eight has samples of all four chunks, one or two more than once
+        assert loader.stats()["skipped"] == 16
+    assert rows_of(batches) == [[row for row in every[i : i + 10] if row // 16 != 2] for i in range(0, 80, 10)]
+    assert sorted(looked) == [0, 1, 2, 3]
+    said = [one.getMessage() for one in caplog.records if "is left out" in one.getMessage()]
+    assert sorted(int(text.split(" is left")[0].split()[-1]) for text in said) == [*range(32, 48)]
+
+
+def test_what_goes_bad_beside_a_chunk_that_is_known_to_be_is_left_out_too(tmp_path: Path) -> None:
+    path = tmp_path / "spoilt.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(192.0).reshape(64, 3), chunks=(16, 3), fletcher32=True)
+        chunk = file["x"].id.get_chunk_info(3)
+    spoil(path, "x", (2,))
+    settle(path)
+    begin, end = chunk.byte_offset, chunk.byte_offset + chunk.size
+    batches = iter(DataLoader(H5Dataset(path, "x"), 4, sampler=[0, 16, 32, 48] * 20, on_error="skip", buffer=0))
+    assert next(batches)[:, 0].tolist() == [0, 48, 144]
+    _native._inject_faults(  # type: ignore[attr-defined]
+        [(call, path.name, begin, end, 0, FOR_EVER, errno.EREMOTEIO, FOR_EVER, 0.0) for call in ("read", "ring")]
+    )
+    try:
+        assert [batch[:, 0].tolist() for batch in batches][-1] == [0, 48]
+    finally:
+        _native._inject_faults([])  # type: ignore[attr-defined]
 
 
 class Failing:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import h5py
 import pytest
 from kit import SHARED
+from ready_kit import python
 from store_kit import all_of_hdf5, smooth
 
 from solar.errors import LayoutError
@@ -90,8 +90,8 @@ def test_a_file_is_gone_through_once_until_it_changes(
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, which may crash."""
     code = "import sys; from solar.cli import main; sys.exit(main(sys.argv[1:]))"
-    line = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    line = [*python(), "-c", code, *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared files are not here")

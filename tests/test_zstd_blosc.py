@@ -24,7 +24,7 @@ hdf5plugin = pytest.importorskip("hdf5plugin", reason="writes blosc chunks")
 Array = NDArray[Any]
 Filters = list[tuple[int, int, list[int]]]
 
-ZSTD, BLOSC, BLOSC2 = 32015, 32001, 32026
+ZSTD, BLOSC2 = 32015, 32026
 MOST = 1 << 20
 KINDS = ["random", "words", "counts", "zeros", "period", "planes"]
 

@@ -15,6 +15,12 @@ from solar.device.chunk import field
 
 
 @triton.jit
+def summed(values):
+    """The sum of a vector, modulo 2**32: the interpreter of Triton 3.7 refuses to let it wrap, a device does not."""
+    return tl.sum(values.to(tl.int64), 0).to(tl.int32)
+
+
+@triton.jit
 def unpack(words, at, end, blocks, along_x, out, BLOCKS: tl.constexpr):
     """Fills `out` with a pack tile's residuals, or with their running sums over the whole tile."""
     fields_at = at + 4 + (blocks + 7) // 8
@@ -33,7 +39,7 @@ def unpack(words, at, end, blocks, along_x, out, BLOCKS: tl.constexpr):
         half = tl.where(wide > 0, 1 << ((wide - 1) & 31), 0)
         residual = tl.reshape(field(words, begin[:, None], i, wide, end) - half, [BLOCKS * 32])
         if along_x:
-            total = tl.sum(residual, 0)
+            total = summed(residual)
             residual = tl.cumsum(residual, 0) + sums
             sums += total
         value = first * 32 + tl.arange(0, BLOCKS * 32)
@@ -73,7 +79,7 @@ def run_on(values, count, LENGTH: tl.constexpr):
         i = first + tl.arange(0, LENGTH)
         value = tl.load(values + i, mask=i < count, other=0)
         tl.store(values + i, tl.cumsum(value, 0) + sums, mask=i < count)
-        sums += tl.sum(value, 0)
+        sums += summed(value)
 
 
 @triton.jit
@@ -157,7 +163,7 @@ def interpolate(residuals, values, z, y, x, stride, origin, LENGTH: tl.constexpr
         at_z = row // many_y
         at = ((at_z * stride) * y + (row - at_z * many_y) * stride) * x + (i - row * many_x) * stride
         tl.store(values + at, tl.cumsum(change, 0) + last, mask=i < taken)
-        last += tl.sum(change, 0)
+        last += summed(change)
     h = stride // 2
     while h > 0:
         for axis in tl.static_range(3):

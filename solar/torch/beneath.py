@@ -32,7 +32,13 @@ class Beneath:
     def start(self, indices: Sequence[Any]) -> tuple[PendingBatch, Array]:
         """Starts reading a batch of the dataset's samples; and what each of them is called, in whatever subset."""
         which, rows = self.locate(indices)
-        return start_together(self.datasets, which, rows, self.room), rows + self.firsts[which]
+        if len(self.datasets) == 1:
+            return self.datasets[0].start_rows(rows, self.room), rows
+        return start_together(self.datasets, which, rows, self.room), self.names(which, rows)
+
+    def names(self, which: Array, rows: Array) -> Array:
+        """What samples are called, in whatever subset."""
+        return rows if len(self.datasets) == 1 else rows + self.firsts[which]
 
     def filters(self) -> set[int]:
         """HDF5's numbers of the filters that are undone to read it."""

@@ -14,7 +14,7 @@ from solar.io.gds import Gds
 from solar.io.gds import refused as unreadable
 from solar.torch.beneath import Array, Beneath
 from solar.torch.dataset import H5Dataset, start_together
-from solar.torch.pending import PendingBatch, PendingField, leaves, mapped
+from solar.torch.pending import PendingBatch, PendingField, added, leaves
 from solar.torch.streams import Streams
 from solar.values import Layout
 
@@ -52,13 +52,9 @@ class Numbers(PendingField):
 
     def __init__(self, gds: Gds, names: Array) -> None:
         super().__init__([], None)
-        self._names = names
+        self._names, self.nbytes = names, names.nbytes
         requests = len(gds.requests(names).first)
         self.counts = {"rows": len(names), "requests": requests, "bytes_read": len(names) * gds.sample_nbytes}
-
-    @property
-    def nbytes(self) -> int:
-        return self._names.nbytes
 
     def wait(self, end: float | None) -> Array:
         return self._names
@@ -68,11 +64,10 @@ class Numbered(PendingBatch):
     """A batch on its way, of which some fields are numbers of samples."""
 
     def counts(self) -> dict[str, int]:
-        counts = dict(super().counts())
+        counts = super().counts()
         for field in self.fields:
             if isinstance(field, Numbers):
-                for name, value in field.counts.items():
-                    counts[name] = counts.get(name, 0) + value
+                counts = added(counts, field.counts)
         return counts
 
 
@@ -85,17 +80,12 @@ class ByGds(Beneath):
 
     def start(self, indices: Sequence[Any]) -> tuple[PendingBatch, Array]:
         which, rows = self.locate(indices)
-        names = rows + self.firsts[which]
+        names = self.names(which, rows)
         others: Iterator[PendingField] = iter(())
         if leaves(self.others[0].layouts):
             others = iter(start_together(self.others, which, rows, self.room).fields)
-        readings = iter(self.readings)
-
-        def started(_: Layout) -> PendingField:
-            reading = next(readings)
-            return next(others) if reading is None else Numbers(reading.gds, names)
-
-        return Numbered(mapped(self.first.layouts, started)), names
+        fields = [next(others) if reading is None else Numbers(reading.gds, names) for reading in self.readings]
+        return Numbered(self.first.layouts, fields), names
 
 
 def unread(layouts: Sequence[Layout]) -> str:

@@ -32,18 +32,18 @@ class Collation:
         self._dtypes: dict[tuple[np.dtype[Any], bool], torch.dtype | None] = {}
 
     def __call__(self, arrays: Any) -> Any:
+        if isinstance(arrays, np.ndarray) and (dtype := self._dtype_of(arrays)) is not None:
+            tensor = torch.from_numpy(arrays)
+            if tensor.dtype is not dtype:
+                tensor = tensor.to(dtype)
+            return tensor if self._auto_collation else tensor[0]
         if isinstance(arrays, dict):
             return {name: self(part) for name, part in arrays.items()}
         if isinstance(arrays, tuple):
             # torch transposes tuples with zip, and hands on as it is what it makes no tensors of: tuples of text.
             return [tuple(part) if self._is_text(part) else self(part) for part in arrays]
-        if not isinstance(arrays, np.ndarray) or (dtype := self._dtype_of(arrays)) is None:
-            samples = samples_of(arrays)
-            return default_collate(samples) if self._auto_collation else default_convert(samples[0])  # type: ignore[no-untyped-call]
-        tensor = torch.from_numpy(arrays)
-        if tensor.dtype is not dtype:
-            tensor = tensor.to(dtype)
-        return tensor if self._auto_collation else tensor[0]
+        samples = samples_of(arrays)
+        return default_collate(samples) if self._auto_collation else default_convert(samples[0])  # type: ignore[no-untyped-call]
 
     def _is_text(self, part: Any) -> bool:
         return self._auto_collation and isinstance(part, list) and isinstance(default_collate(part[:1]), list)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import numpy as np
 import torch.utils.data
 
 from solar.errors import LayoutError, PlanError
+from solar.io.as_float import straight
 from solar.io.field import Field
 from solar.io.hdf5 import Samples, inspect
 from solar.io.index import Folder
@@ -86,7 +86,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         self._page_cache = page_cache
         self._samples = first.samples
         self._name = first.name
-        self._rows: Any = None  # the Rows of the fields in their structure, for the process `_process`
+        self._opened: list[_Leaf] = []  # for the process `_process`
+        self._straight: list[_Leaf] = []
         self._process = -1
 
     def __len__(self) -> int:
@@ -119,31 +120,30 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def start_rows(self, rows: np.ndarray[Any, np.dtype[np.int64]], room: Room | None = None) -> PendingBatch:
         """start_batch of rows that `checked` gave; to memory that `room` gives, where it does."""
-        numbers = count()
-
-        def start(leaf: _Leaf) -> PendingField:
-            return PendingField([leaf.rows.start(rows, leaf.room(room, next(numbers), len(rows)))], leaf.field)
-
-        return PendingBatch(mapped(self.opened(), start))
+        self.opened()
+        fields = []
+        for number, leaf in enumerate(self._straight):
+            out = None if room is None else leaf.room(room, number, len(rows))
+            fields.append(PendingField([leaf.rows.start(rows, out)], leaf.field))
+        return PendingBatch(self.layouts, fields)
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The rows that indices mean: in range, counted from 0. IndexError for others."""
-        return checked_rows(np.asarray(indices), self._samples, self._name)
+        return checked_rows(np.array(indices), self._samples, self._name)  # a copy: others may change theirs
 
-    def opened(self) -> Any:
-        """What reads the fields. Each process makes its own."""
+    def opened(self) -> list[_Leaf]:
+        """What reads the fields as stored, one after another. Each process makes its own."""
         if self._process != os.getpid():
-            opened = [
+            self._opened = [
                 _Leaf(Rows(layout, True, self._page_cache), field)
                 for layout, field in zip(leaves(self.layouts), leaves(self.fields), strict=True)
             ]
-            waiting = iter(opened)
-            self._rows = mapped(self.layouts, lambda _: next(waiting))
+            self._straight = [leaf.straight(self._page_cache) for leaf in self._opened]
             self._process = os.getpid()
-        return self._rows
+        return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__, _rows=None, _process=-1)
+        return dict(self.__dict__, _opened=[], _straight=[], _process=-1)
 
     def __repr__(self) -> str:
         first, *others = leaves(self.layouts)
@@ -157,9 +157,14 @@ class _Leaf:
     rows: Rows
     field: Field | None  # None: as stored
 
-    def room(self, room: Room | None, number: int, samples: int) -> np.ndarray[Any, Any] | None:
+    def straight(self, page_cache: bool | None) -> _Leaf:
+        """What reads the same as float32, where that can be and is all that is made of it; else this."""
+        layout, field = straight(self.rows.layout, self.field)
+        return self if layout is self.rows.layout else _Leaf(Rows(layout, True, page_cache), field)
+
+    def room(self, room: Room, number: int, samples: int) -> np.ndarray[Any, Any] | None:
         """What `room` gives for samples of this leaf; a Field that is followed here makes others of them."""
-        return None if room is None or self.field is not None else room(number, self.rows, samples)
+        return None if self.field is not None else room(number, self.rows, samples)
 
 
 def start_together(
@@ -172,26 +177,25 @@ def start_together(
 
     `room` gives memory for it, or None: a field's number, what reads it, samples -> an array.
     """
-    if len(datasets) > 1 and any(layout.reader == "mpio-collective" for layout in leaves(datasets[0].layouts)):
+    if len(datasets) == 1:
+        return datasets[0].start_rows(rows, room)
+    if any(layout.reader == "mpio-collective" for layout in leaves(datasets[0].layouts)):
         raise PlanError(
             f"{datasets[0]} is read by all ranks together, and cannot be a part of a ConcatDataset: not every rank's "
             'batch has samples of each part. Give reader="mpio"'
         )
-    used = np.unique(which).tolist() if len(datasets) > 1 and len(which) else [0]
+    used = np.unique(which).tolist() if len(which) else [0]
     if len(used) == 1:
         only: H5Dataset = datasets[used[0]]
         return only.start_rows(rows, room)
-    parts = [(leaves(datasets[k].opened()), np.flatnonzero(which == k)) for k in used]
-
-    def start(number: int) -> PendingField:
-        leaf: _Leaf = parts[0][0][number]
-        out = leaf.room(room, number, len(rows))
+    parts = [(datasets[k].opened(), np.flatnonzero(which == k)) for k in used]
+    fields = []
+    for number, leaf in enumerate(parts[0][0]):
+        out = None if room is None else leaf.room(room, number, len(rows))
         out = leaf.rows.room(len(rows)) if out is None else out
         pending = [opened[number].rows.start(rows[here], out, here) for opened, here in parts]
-        return PendingField(pending, leaf.field)
-
-    numbers = iter(range(len(parts[0][0])))
-    return PendingBatch(mapped(datasets[0].layouts, lambda _: start(next(numbers))))
+        fields.append(PendingField(pending, leaf.field))
+    return PendingBatch(datasets[0].layouts, fields)
 
 
 def alike(one: H5Dataset, other: H5Dataset) -> bool:

@@ -25,6 +25,8 @@ from solar.torch.transform import Key, Transform, transformed_by_key
 GLANCE = 0.2  # seconds between looks at whether a batch is still wanted
 UNWANTED = "the batch is no longer wanted"
 
+profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]  # whether it runs
+
 
 @dataclass
 class Making:
@@ -42,11 +44,7 @@ class Making:
         # It is done on the arrays as they were read; anything else gets the samples it expects.
         whole = self.transform is None and self.collates_itself
         self._collation = Collation(self.auto_collation) if whole else None
-
-    @property
-    def in_python(self) -> bool:
-        """Whether Python of the user's is called for it."""
-        return self._collation is None
+        self.in_python = not whole  # Python of the user's is called for it
 
     def transformed(self, arrays: Any, keys: Sequence[Key]) -> Any:
         """The samples, transformed; the arrays themselves where they are collated as they are."""
@@ -95,11 +93,14 @@ class Inline:
 
     def _made(self, arrived: list[Any]) -> Any:
         begin = time.perf_counter()
-        samples = self._making.transformed(self.pending.converted(arrived), self._keys)
+        making, pending = self._making, self.pending
+        samples = pending.converted(arrived)
+        if making.in_python:
+            samples = making.transformed(samples, self._keys)
         middle = time.perf_counter()
-        data = self._making.collated(samples)
+        data = making.collated(samples)
         self.collate_seconds = time.perf_counter() - middle
-        if self._making.transform is not None or self.pending.converts:
+        if making.transform is not None or pending.converts:
             self.transform_seconds = middle - begin
         return data
 
@@ -228,11 +229,6 @@ threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # called be
 def span(name: str) -> AbstractContextManager[Any]:
     """A range in torch's profiler, which costs next to nothing while it does not run."""
     return record_function(name) if profiling() else nullcontext()
-
-
-def profiling() -> bool:
-    """Whether torch's profiler runs."""
-    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 def cores() -> int:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
@@ -19,7 +19,7 @@ from solar.torch.beneath import Beneath
 from solar.torch.dataset import H5Dataset
 from solar.torch.landing import InLanding, Landed, Landing
 from solar.torch.making import Coming, Inline, Making, Threads, cores, profiling, span
-from solar.torch.pending import leaves
+from solar.torch.pending import PendingBatch, leaves
 from solar.torch.position import Draws, Passage
 from solar.torch.samplers import leaves_a_rank_without
 from solar.torch.skipping import UNREADABLE, LeftOut, skipping
@@ -87,44 +87,38 @@ class NativeIter(Draws):
 
     def _next_data(self) -> Any:
         while True:
+            asked = time.perf_counter()
+            if self.passage.finished:
+                raise StopIteration
+            if self._closed:
+                raise RuntimeError(CLOSED)
+            if not self._prepared:
+                asked = self._prepared_since(asked)
+            elif self._handed_out:
+                self._stats.busy(asked - self._handed_out)
+            # With the one that takes the place of the oldest: when that is there, the consumer waits for nothing else.
+            while not self._drained and len(self._coming) <= self._ahead:
+                self._start_one()
+            if not self._coming:
+                self._end()
             try:
-                return self._next_batch()
+                pending, data = self._taken(asked)
             except LeftOut:
                 self._handed_out = 0.0  # the time since then was not the training's
+                continue
+            if self._bar is not None:
+                self._bar.update()
+            data = self._on_device(data)
+            if pending.weight is not None:
+                data = weighted(data, pending.weight)
+            self._handed_out = time.perf_counter()
+            return data
 
-    def _next_batch(self) -> Any:
-        asked = time.perf_counter()
-        if self.passage.finished:
-            raise StopIteration
-        if self._closed:
-            raise RuntimeError(CLOSED)
-        if not self._prepared:
-            asked = self._prepared_since(asked)
-        elif self._handed_out:
-            self._stats.busy(asked - self._handed_out)
-        self._fill(self._ahead)
-        if not self._coming:
-            if not self._sampler_failed:
-                self._finish()
-                if self._skipping is not None:
-                    self._skipping.finish()
-            raise StopIteration
-        weight = None if isinstance(self._coming[0], Exception) else self._coming[0].pending.weight
-        data = self._taken(asked)
-        if self._bar is not None:
-            self._bar.update()
-        data = self._on_device(data)
-        if weight is not None:
-            data = weighted(data, weight)
-        self._handed_out = time.perf_counter()
-        return data
-
-    def _taken(self, asked: float) -> Any:
+    def _taken(self, asked: float) -> tuple[PendingBatch, Any]:
         """The oldest batch. It is gone when it failed, too, but not when the user interrupts the waiting."""
         coming = self._coming[0]
         try:
             data = self._waited_for(coming)
-            self._fill(self._ahead + 1)  # the place of this one can be taken
         except Exception as error:
             del coming  # or it and the error, whose traceback comes by here, would keep each other alive
             self._failed(error)
@@ -134,28 +128,26 @@ class NativeIter(Draws):
         if self._skipping is not None:
             self._skipping.handed_out()
         waited, pending = time.perf_counter() - asked, coming.pending
-        if isinstance(data, Landed):
-            copying = data.seconds
-        else:
-            copying = coming.landing_seconds if isinstance(coming, InLanding) else 0.0
-        copying = min(waited, copying)
-        self._stats.waited("device copy", copying)
-        waited -= copying
+        if self._landing is not None:
+            copying = min(waited, _copying(coming, data))
+            self._stats.waited("device copy", copying)
+            waited -= copying
         self._stats.handed_out(
             coming.samples, pending.nbytes, pending.counts(), waited, coming.transform_seconds, coming.collate_seconds
         )
-        return data
+        return pending, data
 
     def _waited_for(self, coming: Coming | Exception) -> Any:
         try:
-            try:
-                return self._made(coming)
-            except UNREADABLE as error:
-                samplers = self._sampler_failed and len(self._coming) == 1  # no sample is to blame
-                if self._skipping is None or samplers:
-                    raise
-                samples = self._skipping.readable(error, self._timeout or None)
-            return self._made(self._made_anew(samples))
+            while True:
+                try:
+                    return self._made(coming)
+                except UNREADABLE as error:
+                    samplers = self._sampler_failed and len(self._coming) == 1  # no sample is to blame
+                    if self._skipping is None or samplers:
+                        raise
+                    samples = self._skipping.readable(error, self._timeout or None)
+                coming = self._made_anew(samples)
         except SolarError as error:
             raise _placed(error) from error.__cause__
         except Late as error:
@@ -291,10 +283,6 @@ class NativeIter(Draws):
         self._threads = Threads(self._making, threads, self._processes)
         return threads
 
-    def _fill(self, ahead: int) -> None:
-        while not self._drained and len(self._coming) < ahead:
-            self._start_one()
-
     def _start_one(self) -> None:
         """Starts the next batch; what goes wrong is raised when that batch's turn comes, as in torch."""
         try:
@@ -327,14 +315,13 @@ class NativeIter(Draws):
 
     def _begun(self, source: Beneath | Turn, samples: Any, number: int) -> Coming:
         pending, called = source.start(samples)
-        names = called.tolist()
-        keys = self._keys(names) if self._making.transform is not None else ()
+        keys = self._keys(called.tolist()) if self._making.transform is not None else ()
         coming: Coming
         if self._threads is None:
             coming = Inline(pending, len(samples), self._making, keys)
         else:
             [of_batch] = self._keys([number])
-            coming = self._threads.start(pending, len(samples), keys, (*of_batch, *names[:1]))
+            coming = self._threads.start(pending, len(samples), keys, (*of_batch, *called[:1].tolist()))
         return coming if self._landing is None else self._landing.expected(coming, called)
 
     def _keys(self, names: list[int]) -> list[Key]:
@@ -346,11 +333,16 @@ class NativeIter(Draws):
 
     # --- the end ----
 
-    def _finish(self) -> None:
-        if not self.passage.finished:
-            self._course.finish(self.passage)
-            self._stats.epoch()
-        self._release()
+    def _end(self) -> NoReturn:
+        """There is no batch left."""
+        if not self._sampler_failed:
+            if not self.passage.finished:
+                self._course.finish(self.passage)
+                self._stats.epoch()
+            self._release()
+            if self._skipping is not None:
+                self._skipping.finish()
+        raise StopIteration
 
     def close(self) -> None:
         """Gives up what is on its way. Nothing more can be had from this iterator."""
@@ -379,6 +371,13 @@ class NativeIter(Draws):
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self._release()
+
+
+def _copying(coming: Coming, data: Any) -> float:
+    """The seconds that it took the host to bring a batch on its way to the device."""
+    if isinstance(data, Landed):
+        return data.seconds
+    return coming.landing_seconds if isinstance(coming, InLanding) else 0.0
 
 
 def _placed(error: SolarError) -> SolarError:

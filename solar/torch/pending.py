@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,45 +22,37 @@ class PendingField:
     def __init__(self, parts: list[Pending], field: Field | None) -> None:
         self.parts = parts
         self.field = field
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts)
+        self.nbytes = 0
+        for part in parts:
+            self.nbytes += part.nbytes
 
     def wait(self, end: float | None) -> Array:
         """The values as stored, when all are there. TimeoutError at `end`, a time of the monotonic clock."""
-        values = [part.wait(None if end is None else max(0.0, end - time.monotonic())) for part in self.parts]
-        return values[0]
+        for part in self.parts:
+            values = part.wait(None if end is None else max(0.0, end - time.monotonic()))
+        return values
 
 
 class PendingBatch:
-    """A batch on its way: arrays in the structure of the fields."""
+    """A batch on its way: arrays, to be put into the structure of `structure`."""
 
     weight: float | None = None  # in the step of all ranks, where they have different numbers of samples
 
-    def __init__(self, structure: Any) -> None:
+    def __init__(self, structure: Any, fields: list[PendingField]) -> None:
         self._structure = structure
-        self.fields: list[PendingField] = leaves(structure)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that it fills."""
-        return sum(field.nbytes for field in self.fields)
-
-    @property
-    def converts(self) -> bool:
-        """Whether any field is made otherwise than it is stored."""
-        return any(field.field is not None for field in self.fields)
+        self.fields = fields
+        self.nbytes = 0  # of memory that it fills
+        self.converts = False  # whether any field is made otherwise than it is stored
+        for one in fields:
+            self.nbytes += one.nbytes
+            self.converts |= one.field is not None
 
     def counts(self) -> dict[str, int]:
         """What reading it took, once it has arrived."""
-        parts = [part for field in self.fields for part in field.parts]
-        if len(parts) == 1:
-            return parts[0].counts
         counts: dict[str, int] = {}
-        for part in parts:
-            for name, value in part.counts.items():
-                counts[name] = counts.get(name, 0) + value
+        for one in self.fields:
+            for part in one.parts:
+                counts = added(counts, part.counts) if counts else part.counts
         return counts
 
     def wait(self, seconds: float | None = None) -> Any:
@@ -74,11 +66,21 @@ class PendingBatch:
 
     def converted(self, arrived: list[Array]) -> Any:
         """What `arrived` gave, made as the fields ask, in their structure."""
-        made = (
-            _as_batch(values if field.field is None else field.field.convert(values))
-            for field, values in zip(self.fields, arrived, strict=True)
-        )
-        return mapped(self._structure, lambda _: next(made))
+        if self.converts:
+            arrived = [
+                values if one.field is None else one.field.convert(values)
+                for one, values in zip(self.fields, arrived, strict=True)
+            ]
+        made = (values if values.dtype.kind in TENSOR_KINDS else list(values) for values in arrived)
+        return arranged(self._structure, made)
+
+
+def added(counts: dict[str, int], others: dict[str, int]) -> dict[str, int]:
+    """The sums of what is counted under the same name."""
+    sums = dict(counts)
+    for name, value in others.items():
+        sums[name] = sums[name] + value if name in sums else value
+    return sums
 
 
 def mapped(structure: Any, act: Callable[[Any], Any]) -> Any:
@@ -97,5 +99,10 @@ def leaves(structure: Any) -> list[Any]:
     return found
 
 
-def _as_batch(values: Array) -> Any:
-    return values if values.dtype.kind in TENSOR_KINDS else list(values)
+def arranged(structure: Any, parts: Iterator[Any]) -> Any:
+    """These parts, in order, in the place of the leaves of a structure that `mapped` made."""
+    if isinstance(structure, dict):
+        return {key: arranged(part, parts) for key, part in structure.items()}
+    if isinstance(structure, tuple):
+        return tuple([arranged(part, parts) for part in structure])
+    return next(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -13,11 +13,14 @@ import numpy as np
 from solar.errors import CodecError, PlanError, ReadError
 from solar.io.ranks import detect
 from solar.torch.beneath import Beneath
-from solar.torch.pending import PendingBatch, leaves
+from solar.torch.pending import leaves
+from solar.values import Layout
 
 if TYPE_CHECKING:
+    from solar.io.reader import Pending
     from solar.torch.loader import DataLoader
 
+Place = tuple[int, int, int, int]  # an H5Dataset, one of its fields, and there the line of chunks of a part; or a row
 OnError = Literal["raise", "skip"]
 MANY = 100  # samples one after the other that cannot be read: no sample is to blame, but the file or its storage
 UNREADABLE = (ReadError, CodecError)  # what a sample's own bytes can be guilty of
@@ -44,6 +47,8 @@ class Skipping:
         """`alone`: no other rank counts on as many batches of this one. `count` is told of samples left out."""
         self._beneath, self._alone, self._count = beneath, alone, count
         self._samples: deque[Any] = deque()  # of the batches on their way
+        self._broken: dict[Place, Exception] = {}  # chunks that do not decode: their bytes stay what they are
+        self._looked = False  # at all samples of the oldest
         self._handed_out = False
         self._last: Exception | None = None  # of a batch left out
         self._row = 0  # samples one after the other that could not be read
@@ -55,6 +60,7 @@ class Skipping:
     def dropped(self) -> None:
         """The oldest batch is gone."""
         self._samples.popleft()
+        self._looked = False
 
     def handed_out(self) -> None:
         """A batch reached the user."""
@@ -62,10 +68,18 @@ class Skipping:
         self._row = 0
 
     def readable(self, error: Exception, seconds: float | None) -> list[Any]:
-        """The samples of the oldest batch that can be read, each of which gets so many seconds. LeftOut: none can."""
+        """The samples to make the oldest batch of, which failed with `error`. LeftOut: there are none.
+
+        Those of chunks that are known not to decode are left out without a look. If it fails again, all others are
+        looked at, each read for so many seconds; if it fails once more, the error is raised.
+        """
+        if self._looked:
+            raise error
         samples = [one.item() if isinstance(one, np.generic) else one for one in self._samples[0]]
-        started = [self._start(sample) for sample in samples]
-        found = [_error_of(one, seconds) for one in started]
+        places = self._places(samples)
+        found = [_first(self._broken, ones) for ones in places]
+        if not any(found):
+            self._looked, found = True, self._found(places, seconds)
         bad = [(sample, why) for sample, why in zip(samples, found, strict=True) if why is not None]
         for sample, why in bad:
             log.warning("on_error='skip': sample %s is left out: %s", sample, why)
@@ -82,26 +96,66 @@ class Skipping:
         self._count(len(bad))
         if samples and len(bad) == len(samples):
             raise LeftOut
-        return [sample for sample, why in zip(samples, found, strict=True) if why is None]
+        good = [sample for sample, why in zip(samples, found, strict=True) if why is None]
+        self._samples[0] = good
+        return good
 
     def finish(self) -> None:
         """The epoch is over. Raises where all of it was left out: that is no broken sample, but no data."""
         if self._last is not None and not self._handed_out:
             raise ReadError(f"on_error='skip': not one sample could be read: {self._last}") from self._last
 
-    def _start(self, sample: Any) -> PendingBatch | Exception:
+    def _found(self, places: list[dict[Place, int]], seconds: float | None) -> list[Exception | None]:
+        """Why each sample cannot be read; None when it can. What several are decoded from is looked at once."""
+        asked = {place: row for ones in places for place, row in ones.items()}
+        bad = {}
+        for place, one in {place: self._start(place, row) for place, row in asked.items()}.items():
+            error = _error_of(one, seconds)
+            if error is not None:
+                bad[place] = error
+            if isinstance(error, CodecError) and place[2] >= 0:
+                self._broken[place] = error
+        return [_first(bad, ones) for ones in places]
+
+    def _places(self, samples: list[Any]) -> list[dict[Place, int]]:
+        """For each sample what is read of it, with its row there."""
+        which, rows = self._beneath.locate(samples)
+        found = []
+        for number, row in zip(which.tolist(), rows.tolist(), strict=True):
+            layouts = leaves(self._beneath.datasets[number].layouts)
+            found.append({(number, field, *_line(layout, row)): row for field, layout in enumerate(layouts)})
+        return found
+
+    def _start(self, place: Place, row: int) -> Pending | Exception:
+        number, field, *_ = place
         try:
-            return self._beneath.start([sample])[0]
+            started: Pending = self._beneath.datasets[number].opened()[field].rows.start(np.array([row]))
         except UNREADABLE as error:
             return error
+        return started
 
 
-def _error_of(started: PendingBatch | Exception, seconds: float | None) -> Exception | None:
-    """Why a sample cannot be read; None when it can."""
+def _line(layout: Layout, row: int) -> tuple[int, int]:
+    """The part and the line of chunks there that the sample is decoded from; -1 and the row if from none."""
+    part = int(np.searchsorted(layout.part_first, row, "right")) - 1
+    if part >= len(layout.part_form):
+        return -1, row
+    form = layout.forms[int(layout.part_form[part])]
+    if not form.filters or not form.chunk or not form.chunk[0]:
+        return -1, row
+    return part, (row - int(layout.part_first[part])) // form.chunk[0]
+
+
+def _first(errors: dict[Place, Exception], places: Iterable[Place]) -> Exception | None:
+    return next((errors[place] for place in places if place in errors), None)
+
+
+def _error_of(started: Pending | Exception, seconds: float | None) -> Exception | None:
+    """Why it cannot be read; None when it can."""
     if isinstance(started, Exception):
         return started
     try:
-        started.arrived(seconds)
+        started.wait(seconds)
     except UNREADABLE as error:
         return error.with_traceback(None)
     return None

@@ -15,7 +15,7 @@ from solar.torch.dataset import H5Dataset, Room, start_together
 from solar.torch.finish import as_signed
 from solar.torch.making import Coming
 from solar.torch.parts import walked
-from solar.torch.pending import TENSOR_KINDS, PendingBatch, PendingField, leaves, mapped
+from solar.torch.pending import TENSOR_KINDS, PendingBatch, PendingField, leaves
 from solar.torch.tier import Slots, Tier
 from solar.values import Layout
 
@@ -23,8 +23,8 @@ from solar.values import Layout
 class SparedBatch(PendingBatch):
     """A batch on its way, whose fields of numbers have only the samples that are not on the device."""
 
-    def __init__(self, structure: Any, slots: Slots) -> None:
-        super().__init__(structure)
+    def __init__(self, structure: Any, fields: list[PendingField], slots: Slots) -> None:
+        super().__init__(structure, fields)
         self.slots = slots  # of all its samples
 
 
@@ -44,13 +44,14 @@ class Spared(Beneath):
 
     def start(self, indices: Sequence[Any]) -> tuple[PendingBatch, Array]:
         which, rows = self.locate(indices)
-        names = rows + self.firsts[which]
+        names = self.names(which, rows)
         slots = self.tier.slots(names)
         few = np.flatnonzero(slots < 0)
         numbers = _fields(self.parts.numbers, which[few], rows[few], self.room)
         others = _fields(self.parts.others, which, rows)
-        made = mapped(self.first.layouts, lambda layout: next(numbers if stays(layout) else others))
-        return SparedBatch(made, slots), names
+        layouts = self.first.layouts
+        fields = [next(numbers if stays(layout) else others) for layout in leaves(layouts)]
+        return SparedBatch(layouts, fields, slots), names
 
 
 def parted(datasets: Sequence[H5Dataset]) -> Parts:

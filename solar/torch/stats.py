@@ -83,11 +83,16 @@ class Stats:
     def batch(self, samples: int, nbytes: int, counts: Mapping[str, int]) -> None:
         """A batch was handed out: what it holds, and the engine's counts of reading it (empty: libhdf5 read it)."""
         with _LOCK:
-            self._batches += 1
-            self._samples += samples
-            self._batch_nbytes += nbytes
-            for name in NATIVE:
-                self._native[name] += counts.get(name, 0)
+            self._count(samples, nbytes, counts)
+
+    def _count(self, samples: int, nbytes: int, counts: Mapping[str, int]) -> None:
+        self._batches += 1
+        self._samples += samples
+        self._batch_nbytes += nbytes
+        native = self._native
+        for name, value in counts.items():
+            if value and name in native:
+                native[name] += value
 
     def handed_out(
         self, samples: int, nbytes: int, counts: Mapping[str, int], waited: float, transforming: float, collating: float
@@ -95,10 +100,10 @@ class Stats:
         """`batch`, `held` and the waits of one batch at once; `waited` is in all, with transform and collation."""
         transforming = min(waited, transforming)
         collating = min(waited - transforming, collating)
-        with _LOCK:  # which may be taken again
-            self.batch(samples, nbytes, counts)
-            self.held(-nbytes)
-            self.split(waited - transforming - collating, counts)
+        with _LOCK:
+            self._count(samples, nbytes, counts)
+            self._resident -= nbytes
+            self._split(waited - transforming - collating, counts)
             self._waits["transform"] += transforming
             self._waits["collate"] += collating
 
@@ -114,15 +119,21 @@ class Stats:
 
         A batch that a run made (`made_by_run`) and nothing was read for was put together from its buffer.
         """
-        in_memory = counts.get("made_by_run", 0) and not counts.get("bytes_read", 0) + counts.get("bytes_mapped", 0)
-        reading, decoding = counts.get("read_ns", 0), counts.get("decode_ns", 0)
-        share = decoding / (reading + decoding) if decoding else 0.0
-        exchanging = min(seconds, counts.get("exchange_wait_ns", 0) / 1e9)
-        seconds -= exchanging
         with _LOCK:
-            self._waits["exchange"] += exchanging
-            self._waits["buffer" if in_memory else "storage"] += seconds * (1 - share)
-            self._waits["decode"] += seconds * share
+            self._split(seconds, counts)
+
+    def _split(self, seconds: float, counts: Mapping[str, int]) -> None:
+        waits, cause, share = self._waits, "storage", 0.0
+        if "made_by_run" in counts and not counts.get("bytes_read", 0) + counts.get("bytes_mapped", 0):
+            cause = "buffer"
+        if decoding := counts.get("decode_ns", 0):
+            share = decoding / (counts.get("read_ns", 0) + decoding)
+        if exchanging := counts.get("exchange_wait_ns", 0):
+            exchanged = min(seconds, exchanging / 1e9)
+            waits["exchange"] += exchanged
+            seconds -= exchanged
+        waits[cause] += seconds * (1 - share)
+        waits["decode"] += seconds * share
 
     def busy(self, seconds: float) -> None:
         """The training had its batch for `seconds` before it asked for the next."""
@@ -133,7 +144,8 @@ class Stats:
         """Memory of batches was taken, or (negative) let go."""
         with _LOCK:
             self._resident += delta_bytes
-            self._peak = max(self._peak, self._resident)
+            if self._resident > self._peak:
+                self._peak = self._resident
 
     def landed(self, copied_bytes: int, delta_bytes: int) -> None:
         """Bytes were sent to the device, and more (or, negative, fewer) of a batch's wait there for the loop."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -17,7 +17,7 @@ from solar.io.reader import Rows
 from solar.torch.beneath import Beneath
 from solar.torch.budget import Budget, Needs, divided
 from solar.torch.order import Array, Pass
-from solar.torch.pending import PendingBatch, PendingField, leaves, mapped
+from solar.torch.pending import PendingBatch, PendingField
 from solar.torch.position import Course, Passage
 from solar.torch.segment import Segment, alone, located
 from solar.torch.together import Together
@@ -58,8 +58,9 @@ class Turn:
         self.beneath, self.together = beneath, together
         self._owner, self._batches, self._passage, self._course = owner, batches, passage, course
         self._pace, self._nbytes, self._epochs_left = pace, nbytes, epochs_left
-        self._structure = mapped(beneath.first.opened(), lambda leaf: PendingField([], leaf.field))
-        self._row_nbytes = sum(leaf.rows.sample_nbytes for leaf in leaves(beneath.first.opened()))
+        opened = beneath.first.opened()
+        self._fields = [PendingField([], leaf.field) for leaf in opened]
+        self._row_nbytes = sum(leaf.rows.sample_nbytes for leaf in opened)
         self._drawn: deque[Any] = deque()
         self._next: deque[Any] = deque()  # drawn, but not yet known to the run
         self._error: Exception | None = None
@@ -118,7 +119,8 @@ class Turn:
         except (IndexError, TypeError, ValueError):
             return None
         if self._course.cutter is not None:  # lists of ints take five times the memory
-            self._next = deque(np.split(samples, starts[1:-1]))
+            cuts = starts.tolist()
+            self._next = deque([samples[begin:end] for begin, end in pairwise(cuts)])
         return segment
 
     def _divided(self, together: Together) -> Segment:
@@ -193,9 +195,10 @@ class Turn:
         here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
         names = uses.rows[here].astype(np.int64)
         if uses.which is not None:
-            names += self.beneath.firsts[uses.which[here]]
-        nbytes, own = len(names) * self._row_nbytes, self._pace.threads == 0
-        made = RunBatch(self._structure, self._running, self._base + number, len(names), nbytes, own)
+            names = self.beneath.names(uses.which[here], names)
+        structure, nbytes = self.beneath.first.layouts, len(names) * self._row_nbytes
+        made = RunBatch(structure, self._fields, nbytes, self._running, self._base + number, len(names))
+        made.alone = self._pace.threads == 0
         if self._segment.weights is not None:
             made.weight = float(self._segment.weights[number])
         return made, names
@@ -224,7 +227,7 @@ def needs(beneath: Beneath, pace: Pace, batch: int, exchange: str = "", inbox: i
     and the last is there until the loop's variable is bound to the next. Threads have made as many as wait. What comes
     from other nodes is received beside each batch that waits, up to `inbox` samples of it, or read for batches to come.
     """
-    opened = leaves(beneath.first.opened())
+    opened = beneath.first.opened()
     read = [pooled_nbytes(batch * leaf.rows.sample_nbytes) for leaf in opened]
     made = [made_nbytes(leaf.field, leaf.rows) for leaf in opened]
     made = [pooled_nbytes(batch * nbytes) if nbytes else 0 for nbytes in made]
@@ -240,7 +243,7 @@ def needs(beneath: Beneath, pace: Pace, batch: int, exchange: str = "", inbox: i
 
 
 def _rows_of(beneath: Beneath) -> list[Rows]:
-    return [leaf.rows for dataset in beneath.datasets for leaf in leaves(dataset.opened())]
+    return [leaf.rows for dataset in beneath.datasets for leaf in dataset.opened()]
 
 
 def made_nbytes(field: Field | None, rows: Rows) -> int:
@@ -252,20 +255,24 @@ def made_nbytes(field: Field | None, rows: Rows) -> int:
 
 
 class RunBatch(PendingBatch):
-    """A batch that a run makes. `alone`: it is taken by the consumer's thread, which Ctrl-C may interrupt."""
+    """A batch that a run makes."""
+
+    alone = False  # taken by the consumer's thread, which Ctrl-C may interrupt
 
     def __init__(
-        self, structure: Any, running: Running | Exchange, number: int, samples: int, nbytes: int, alone: bool
+        self,
+        structure: Any,
+        fields: list[PendingField],
+        nbytes: int,
+        running: Running | Exchange,
+        number: int,
+        samples: int,
     ) -> None:
-        super().__init__(structure)
+        super().__init__(structure, fields)
+        self.nbytes = nbytes
         self._running, self._number, self._samples = running, number, samples
-        self._nbytes, self._alone = nbytes, alone
         self._came: list[Any] | None = None
         self._counts: dict[str, int] = {}
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
 
     def counts(self) -> dict[str, int]:
         return self._counts
@@ -276,7 +283,7 @@ class RunBatch(PendingBatch):
         if values is None:
             values, counts = self._running.wait(self._number, self._samples, seconds)
             self._counts = {**counts, "made_by_run": 1}
-            self._came = values if self._alone else None
+            self._came = values if self.alone else None
         self._running.let_go(self._number)
         return values
 
