@@ -15,7 +15,7 @@ import pytest
 from kit import settle
 
 import solar.cli.bench
-from solar.cli import main
+from solar.cli import contestant, main
 from solar.cli.contest import Failed
 from solar.io.plain import Plain
 
@@ -90,7 +90,7 @@ class Pretended:
     digests: dict[str, list[str]]
     rates: dict[str, float]
     reason = ""
-    hits = 0
+    hits = untried = 0
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.name = job["reader"]
@@ -99,7 +99,8 @@ class Pretended:
         if self.name == "torch" and self.reason:
             raise Failed(self.reason)
         tried = [{"kind": "items", "workers": 1, "samples_per_second": 100.0}]
-        return {"setting": {"kind": "items", "workers": 1}, "tried": tried} if self.name == "torch" else {"setting": {}}
+        facts = {"setting": {"kind": "items", "workers": 1}, "tried": tried, "untried": self.untried}
+        return facts if self.name == "torch" else {"setting": {}, "tried": [], "untried": 0}
 
     def ask(self, **question: Any) -> dict[str, Any]:
         if "check" in question:
@@ -148,6 +149,37 @@ def test_what_comes_from_the_buffer_is_not_said_to_be_read(
     assert "from solar's buffer, once its first epoch is over" in " ".join(capsys.readouterr().out.split())
 
 
+def test_where_batches_take_long_it_says_what_there_was_no_time_for(
+    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Pretended, "untried", 3)
+    monkeypatch.setattr(solar.cli.bench, "time", Hours())
+    assert told(files, monkeypatch, ["p", "q"], (3200.0, 1600.0)) == 0
+    shown = capsys.readouterr().out
+    assert "random batches of 32, 1 round of 2 s" in shown
+    assert "1 of 4 settings of PyTorch were tried; its best may be faster" in shown
+    assert "there was time for 1 round of 5; --seconds gives more" in shown
+
+
+class Hours:
+    """A clock on which whatever is done between two looks takes an hour."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def monotonic(self) -> float:
+        self._now += 3600.0
+        return self._now
+
+
+def test_one_setting_of_each_reader_is_measured_however_long_it_takes(files: Path) -> None:
+    job = {"paths": [str(files / "a.h5")], "names": ["x"], "batch": 8, "seed": 0, "seconds": 0.01}
+    measured, facts = contestant.torch_side({**job, "workers": [0], "trying": -1.0})
+    assert ([one["kind"] for one in facts["tried"]], facts["untried"]) == (["items"], 1)
+    assert facts["setting"] == {"kind": "items", "workers": 0}
+    assert measured.timed(0.0)[0] >= 1
+
+
 def test_what_is_going_on_is_told_now_and_then_where_nobody_looks_on(
     files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,7 +215,7 @@ def test_a_file_that_h5py_cannot_read_is_measured_alone(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["words"], "words holds text, and not numbers"),
+        (["words"], "words holds text, and no numbers"),
         (["x", "--batch-size", "64"], "has 96 samples: two batches of 64 are needed at least"),
         (["x", "--batch-size", "8", "--workers", "-1"], "--workers -1: a number of processes cannot be below 0"),
         (["nothing"], "nothing"),

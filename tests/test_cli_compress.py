@@ -41,6 +41,13 @@ def test_people_are_told_what_became_of_each_dataset(
     assert shown.err == ""  # done before the first line of progress is due
 
 
+def test_a_file_of_which_nothing_is_compressed_is_said_to_be_such(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compress", make("a.h5", label=np.arange(40)), str(tmp_path / "b.h5"), "--rel", "1e-3"]) == 0
+    assert capsys.readouterr().out.startswith("nothing was compressed: every dataset was copied as it is")
+
+
 def test_the_keys_of_the_answer_are_fixed(scan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "b.h5")
     line = ["compress", scan, out, "--abs", "1e-2", "--coder", "pack", "--chunk-samples", "5", "--json"]
@@ -256,6 +263,14 @@ def test_advice_is_of_the_bound_and_the_field_asked_for(scan: str, capsys: pytes
     assert [line.split()[:2] for line in lines[2:4]] == [["abs=0.5", "pack"], ["abs=0.5", "dense"]]
     assert lines[-1].startswith("--memory SIZE")
     assert not any("/counts" in line for line in lines)
+
+
+def test_advice_says_of_which_memory_and_storage_its_epochs_are(scan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["compress", "--advise", scan, "--memory", "100k", "--batch-size", "4", "--field", "field:abs=0.5"]) == 0
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("An epoch with batches of 4 and 100 KiB of memory, from storage of ")
 
 
 def test_advice_for_what_has_no_samples_is_an_error(make: Make, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,3 +107,24 @@ def test_json_says_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["digest", str(tmp_path / "none.h5"), "--batch-size", "4"]) == 1
     assert "none.h5" in capsys.readouterr().err
+
+
+def test_fields_of_which_torch_makes_no_batches_are_left_out_or_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "odd.h5")
+    with h5py.File(path, "w") as file:
+        file["rows"] = np.zeros(40, [("a", "i4"), ("b", "f8")])
+        file["long"] = np.zeros(40, "longdouble")
+        lists = file.create_dataset("lists", 40, h5py.vlen_dtype("i4"))
+        lists[3] = [1, 2]
+    assert main(["digest", path, "--batch-size", "4"]) == 1
+    told = capsys.readouterr().err
+    assert "odd.h5" in told and "neither numbers nor text: name another DATASET" in told
+    with h5py.File(path, "a") as file:
+        file["label"] = np.arange(40)
+        file["name"] = [f"sample {i}" for i in range(40)]
+    assert main(["digest", path, "--batch-size", "4", "--json"]) == 0
+    assert {*json.loads(capsys.readouterr().out)["datasets"]} == {"/label", "/name"}
+    assert main(["digest", path, "rows", "--batch-size", "4"]) == 1
+    assert "rows holds {a: int32, b: float64}, and neither" in capsys.readouterr().err

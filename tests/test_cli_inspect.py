@@ -56,6 +56,15 @@ def test_json_has_the_documented_keys_and_the_values_of_inspect(zoo: str, capsys
     assert by_name["/text"]["reader"] == "h5py"
 
 
+def test_links_that_lead_nowhere_are_listed_below_the_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.zeros((4, 3))
+        file["lost"] = h5py.SoftLink("/nowhere")
+    assert main(["inspect", str(tmp_path / "a.h5")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "lost" in "".join(lines[lines.index("1 problem") :])
+
+
 def test_an_error_is_one_line_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.h5").write_text("not HDF5")
     for file, line in itertools.product(("gone.h5", "text.h5"), ("inspect {}", "compress {} out.h5 --lossless")):
@@ -164,7 +173,9 @@ def test_a_name_without_its_groups_finds_the_path_that_was_meant(
         assert main(["inspect", path, name]) == 1
         assert capsys.readouterr().err.endswith(f"; did you mean /entry/data/{meant}?\n")
     assert main(["inspect", path, "wholly-different"]) == 1
-    assert "did you mean" not in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(
+        f"there is no wholly-different; `solar inspect {path}` lists what there is\n"
+    )
     with pytest.raises(LayoutError, match=r"there is no phase; did you mean /entry/truth/phase\?"):
         inspect([path, path], "phase")
 

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -373,6 +374,19 @@ def test_without_matplotlib_a_picture_is_refused_before_the_work(
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     assert main([*SMALL, "--plot", str(tmp_path / "out.png")]) == 1
     assert "needs matplotlib, which is not installed; .html needs nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_ended_while_it_draws_leaves_an_older_picture_alone(
+    number: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out.html").write_text("older")
+    there: list[Path] = []  # when all but the new picture's name is written
+    monkeypatch.setattr(os, "fsync", lambda _: (there.extend(tmp_path.iterdir()), signal.raise_signal(number)))
+    with pytest.raises(SystemExit) as raised:
+        raise SystemExit(main([*SMALL, "--plot", str(tmp_path / "out.html")]))
+    assert (raised.value.code, len(there)) == (code, 2)
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("out.html", "older")]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")

@@ -222,6 +222,28 @@ def test_a_file_cut_short_is_an_error(two: tuple[str, str], capsys: Shown) -> No
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_what_libhdf5_cannot_open_is_named_and_all_else_is_read(two: tuple[str, str], capsys: Shown) -> None:
+    """A compound type whose member is outside it: h5py raises KeyError when such a dataset is opened."""
+    for path in two:
+        with h5py.File(path, "a") as file:
+            file.create_dataset("spoiled", data=np.zeros(4, [("spoil_me", "<i4"), ("b", "<f8")]))
+        whole = Path(path).read_bytes()
+        at = whole.index(b"spoil_me\0") + 16  # the name is padded; the place of the member follows
+        Path(path).write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
+        with h5py.File(path, "r") as file, pytest.raises(KeyError):
+            file["spoiled"]
+    assert main(["verify", two[1], "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["chunk"]) for one in answer["bad"]] == [("/spoiled", -1)]
+    assert answer["chunks"] > 50
+    assert main(["verify", *two]) == 1
+    told = capsys.readouterr().err
+    assert "/spoiled: libhdf5 cannot open it" in told and "`solar verify" in told
+    for command in (["compress", "--advise", two[0], "--quiet"], ["compress", two[0], two[0] + ".out", "--abs", "1"]):
+        assert main(command) == 1
+        assert "/spoiled: libhdf5 cannot open it" in capsys.readouterr().err
+
+
 def test_what_is_not_there_is_one_line(tmp_path: Path, capsys: Shown) -> None:
     assert main(["verify", str(tmp_path / "none.h5")]) == 1
     assert capsys.readouterr().err.count("\n") == 1

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import statistics
+import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -27,16 +28,19 @@ stopped. PyTorch opens the file with h5py in each worker and is taken at its bes
 a time (`__getitems__`), with 0, 1, 2 or 4 workers. The first batches of both are compared, value by value.
 A file that fits into half of the free memory is read once before: then both find it in the page cache. To know what
 your storage gives, take a file larger than memory, or `solar probe` and `solar plan`. Nothing is computed in between;
-`solar rehearse --compute` does.
+`solar rehearse --compute` does. Where a batch takes seconds, fewer settings are tried and fewer rounds made, and it
+says so: no setting is begun after 20 s (or ten times S), no round after 30 s (or fifteen times S).
 
 keys of --json: version (1), file, datasets, samples, nbytes (of a sample), batch, seconds (of a round), buffer, cached
-  (read once before), compared (batches), readers ([{reader (solar or torch), setting, tried, samples_per_second (of
-  each round), hits (samples found in solar's buffer), median, least, most, peak_bytes (of all its processes, file
-  pages left aside)} or {reader, failed}]),
+  (read once before), compared (batches), readers ([{reader (solar or torch), setting, tried, untried (settings that
+  there was no time for), samples_per_second (of each round; fewer than five where time ran out), hits (samples found in
+  solar's buffer), median, least, most, peak_bytes (of all its processes, file pages left aside)} or {reader, failed}]),
   ratio (of the medians, or null), step_seconds (a training with longer steps does not wait), verdict, cores, versions
 """
 
 ROUNDS = 5
+TRYING = 20.0  # seconds after which no other setting is tried; or those of ten rounds, if that is more
+LONGEST = 30.0  # seconds after which no other round begins; or those of fifteen
 LARGEST = 16 << 30  # bytes that are read once before, at most
 COMPARED_SECONDS = 2.0  # of reading, about
 KINDS = {"items": "sample by sample", "sorted": "sorted batches"}
@@ -82,9 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _numbers(arguments: argparse.Namespace) -> dict[str, Layout]:
     """The fields that torch has a tensor for; those that were named must be."""
     layouts = layouts_of(arguments.file, arguments.dataset)
-    others = [name for name, one in layouts.items() if one.dtype.kind not in "biufc" or not one.shape]
+    others = [name for name, one in layouts.items() if not words.is_number(one.dtype) or not one.shape]
     if others and arguments.dataset:
-        raise PlanError(f"{arguments.file}: {others[0]} holds {words.kind(layouts[others[0]].dtype)}, and not numbers")
+        raise PlanError(
+            f"{arguments.file}: {others[0]} holds {words.kind(layouts[others[0]].dtype)}, and no numbers that torch has"
+        )
     layouts = {name: one for name, one in layouts.items() if name not in others}
     if not layouts:
         raise PlanError(f"{arguments.file}: none of the fields of its samples holds numbers; name a DATASET")
@@ -106,6 +112,7 @@ def _contest(arguments: argparse.Namespace, paths: list[str], names: list[str]) 
     """How many batches were compared, and what was found of each reader."""
     job = {"paths": paths, "names": names, "batch": arguments.batch_size, "buffer": arguments.buffer, "seed": 0}
     job |= {"seconds": arguments.seconds, "workers": [*arguments.workers]}
+    job |= {"trying": max(TRYING, 10 * arguments.seconds)}
     found: dict[str, dict[str, Any]] = {}
     readers: list[Reader] = []
     doing = Doing(arguments.json)
@@ -155,7 +162,10 @@ def _compared(arguments: argparse.Namespace, readers: list[Reader], found: dict[
 
 
 def _rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, Any]], doing: Doing) -> None:
+    begin = time.monotonic()
     for turn in range(ROUNDS):
+        if turn and time.monotonic() - begin > max(LONGEST, 15 * seconds):
+            break
         doing("rounds", turn, ROUNDS)
         for reader in readers[:: 1 if turn % 2 else -1]:
             came = reader.ask(seconds=seconds)
@@ -203,7 +213,8 @@ def as_json(
 
 def as_text(answer: dict[str, Any]) -> Iterator[str]:
     """The lines for people."""
-    size, rounds = words.size(answer["nbytes"]), f"{ROUNDS} rounds of {quantities.duration(answer['seconds'])}"
+    size, made = words.size(answer["nbytes"]), len(answer["readers"][0]["samples_per_second"])
+    rounds = f"{words.count(made, 'round')} of {quantities.duration(answer['seconds'])}"
     samples = f"{answer['samples']:,} samples of {size}, random batches of {answer['batch']}, {rounds}"
     yield f"{words.printable(answer['file'])}: {samples}"
     yield ""
@@ -217,7 +228,17 @@ def as_text(answer: dict[str, Any]) -> Iterator[str]:
         row = f"{LABELS[one['reader']]:16}{_rate(one['median']):>11}{span:>19}{_rate(megabytes):>9}"
         yield f"{row}{words.size(one['peak_bytes']):>11}{_set(one['setting'])}"
     yield ""
+    yield from _left_out(answer["readers"], made)
     yield from _verdict(answer)
+
+
+def _left_out(readers: list[dict[str, Any]], made: int) -> Iterator[str]:
+    """What there was no time for."""
+    tried, untried = len(readers[1].get("tried", ())), readers[1].get("untried", 0)
+    if untried:
+        yield f"Batches take long: {tried} of {tried + untried} settings of PyTorch were tried; its best may be faster."
+    if made < ROUNDS:
+        yield f"Batches take long: there was time for {words.count(made, 'round')} of {ROUNDS}; --seconds gives more."
 
 
 def _verdict(answer: dict[str, Any]) -> Iterator[str]:

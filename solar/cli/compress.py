@@ -259,6 +259,8 @@ def as_text(target: str, stored: Stored) -> Iterator[str]:
         what = f"{words.printable(part.name)}  {words.times(part.shape)} {part.dtype.name}"
         small = f"{words.size(part.nbytes)} in {words.size(nbytes)}, {part.nbytes / max(nbytes, 1):.3g}:1"
         yield f"{what}  {bound_in_words(part.asked, part.codec)}: {small}"
+    if not stored.parts:
+        yield "nothing was compressed: every dataset was copied as it is (--json says why)"
     large = [one for one in stored.left if one.nbytes >= SMALL or one.unread][:SHOWN]
     for one in large:
         yield f"{words.printable(one.name)}  copied, {words.size(one.nbytes)}: {words.printable(one.reason)}"

@@ -49,9 +49,9 @@ class Contestant:
             self._stream = self._begin(itertools.count(self._epoch, 2))
         begin = time.perf_counter()
         for came, _ in enumerate(self._stream, 1):
-            if came > self._ready or (came > 1 and time.perf_counter() - begin > seconds / 2):
+            if came > self._ready or time.perf_counter() - begin > seconds / 2:
                 break
-        start, least = time.perf_counter(), max(2, self._ready // 2)
+        start, least = time.perf_counter(), max(1, self._ready // 2)
         for came, _ in enumerate(self._stream, 1):
             passed = time.perf_counter() - start
             if came >= least and passed >= seconds:
@@ -81,7 +81,8 @@ def solar_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
             loader.set_epoch(epoch)
             yield from loader
 
-    return Contestant(begin, AHEAD, 1, lambda: int(loader.stats()["buffer_hits"])), {"setting": {}, "tried": []}
+    facts: dict[str, Any] = {"setting": {}, "tried": [], "untried": 0}
+    return Contestant(begin, AHEAD, 1, lambda: int(loader.stats()["buffer_hits"])), facts
 
 
 def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
@@ -98,7 +99,11 @@ def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
 
         return Contestant(begin, 2 * workers, epoch)  # torch has two batches of each worker on their way
 
-    for kind, workers in itertools.product(KINDS, job["workers"]):
+    cores, started = len(os.sched_getaffinity(0)), time.monotonic()
+    settings = [*itertools.product(KINDS, job["workers"])]
+    for kind, workers in sorted(settings, key=lambda one: abs(one[1] - cores)):  # the likeliest first: time may run out
+        if tried and time.monotonic() - started > job["trying"]:
+            break
         setting: dict[str, Any] = {"kind": kind, "workers": workers}
         try:
             batches, seconds = contestant(kind, workers, TRIED).timed(min(job["seconds"] / 2, TRIAL))
@@ -106,12 +111,13 @@ def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             setting["failed"] = str(error).strip().splitlines()[-1][:300]
         tried.append(setting)
+    tried.sort(key=lambda one: settings.index((one["kind"], one["workers"])))
     worked = [one for one in tried if "failed" not in one]
     if not worked:
         raise RuntimeError(tried[0]["failed"])
     best = max(worked, key=lambda one: one["samples_per_second"])
     best = {name: best[name] for name in ("kind", "workers")}
-    return contestant(**best), {"setting": best, "tried": tried}
+    return contestant(**best), {"setting": best, "tried": tried, "untried": len(settings) - len(tried)}
 
 
 SIDES = {"solar": solar_side, "torch": torch_side}

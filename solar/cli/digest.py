@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from solar.cli import quantities
+from solar.cli import quantities, words
+from solar.errors import PlanError
 
 DETAILS = """\
 Two epochs have the same digest where each step of one has the bytes of its turn in the other: whatever the threads, the
@@ -36,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from solar.cli.plan import layouts_of  # only here, as torch: `solar --help` is quick
-
-    names = list(layouts_of(arguments.file, arguments.dataset))
+    names = _batched(arguments)
     found = list(_epochs(arguments, names))
     if arguments.json:
         facts = {"version": 1, "file": arguments.file, "datasets": names, "ranks": arguments.ranks}
@@ -48,6 +47,22 @@ def run(arguments: argparse.Namespace) -> int:
             told = f"{one['steps']:,} steps, {one['samples']:,} samples, {one['bytes']:,} bytes"
             print(f"{one['digest']}  epoch {one['epoch']}: {told}")
     return 0
+
+
+def _batched(arguments: argparse.Namespace) -> list[str]:
+    """The fields of which torch makes batches; those that were named must be such."""
+    from solar.cli.plan import layouts_of  # only here, as torch: `solar --help` is quick
+
+    layouts = layouts_of(arguments.file, arguments.dataset)
+    others = [
+        name
+        for name, one in layouts.items()
+        if not words.is_number(one.dtype) and not words.kind(one.dtype).startswith("text")
+    ]
+    if others and (arguments.dataset or len(others) == len(layouts)):
+        what = f"{arguments.file}: {others[0]} holds {words.kind(layouts[others[0]].dtype)}"
+        raise PlanError(f"{what}, and neither numbers nor text: name another DATASET; `solar inspect` lists them")
+    return [name for name in layouts if name not in others]
 
 
 def _epochs(arguments: argparse.Namespace, names: list[str]) -> Iterator[dict[str, Any]]:

@@ -157,7 +157,7 @@ def as_text(
 
 def _next(asked: str, layouts: dict[str, Layout], paint: _Paint) -> Iterator[str]:
     """What to type next, with the full names: in Python, and on the command line where there is much to gain."""
-    named = {name: one for name, one in fields_of(layouts).items() if one.dtype.kind in "biufc"}
+    named = {name: one for name, one in fields_of(layouts).items() if words.is_number(one.dtype)}
     if not named:
         return
     keys = Counter(name.rpartition("/")[2] for name in named)

@@ -214,7 +214,7 @@ def as_text(cases: list[Case], answered: Answer, source: str, compute: float = 0
         yield "  ".join([label.ljust(widths[0]), *columns])
     yield ""
     yield from _ranks(cases[0], answered, compute)
-    yield "A scan is the time of reading all of it once, in order."
+    yield "Epochs under way are meant: the first fills memory. A scan is the time of reading all of it once, in order."
     if faster := _in_short(answered):
         yield faster
     if answered.estimated:

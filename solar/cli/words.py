@@ -62,6 +62,12 @@ def times(shape: Iterable[int]) -> str:
     return " × ".join(str(length) for length in shape)
 
 
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Whether torch has numbers like these: none as wide as a long double."""
+    widest = {"b": 8, "i": 8, "u": 8, "f": 8, "c": 16}
+    return dtype.itemsize <= widest.get(dtype.kind, 0)
+
+
 def kind(dtype: np.dtype[Any]) -> str:
     """A dtype in a word or two."""
     known: Mapping[str, Any] = dtype.metadata or {}
