@@ -8,6 +8,7 @@ WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder  # tests/conftest.py orders them
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
 comma := ,
+SKIPS := build/skips
 EXTRAS := dev,integrations,gpu,docs,bench
 EXTRAS_MADE = $(addprefix $(VENV)/., $(subst $(comma), ,$(EXTRAS)))
 FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*.py)
@@ -20,7 +21,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m bench.demo
 
 test: $(VENV)/.dev
-	$(PYTEST)
+	$(PYTEST) --skips $(SKIPS)
 
 # Jobs on hosts that are network namespaces of this machine, and a real Slurm (root; iproute2, slurmctld, slurmd, munge).
 hosts: $(VENV)/.dev
@@ -63,9 +64,10 @@ integrations: $(VENV)/.dev $(VENV)/.integrations
 kernels: $(VENV)/.dev $(VENV)/.gpu
 	$(BIN)/pytest $(KERNELS)
 
-# Both, and the site: what `make test` skips for want of extras.
+# Both, the site and whatever else `make test` has skipped, by its list: what ran there need not run again.
 skipped: $(EXTRAS_MADE)
-	$(PYTEST) $(FRAMEWORKS) $(KERNELS) tests/test_site.py
+	@test -s $(SKIPS) || { echo "no list of skipped tests in $(SKIPS): run make test first"; exit 1; }
+	$(PYTEST) @$(SKIPS)
 
 # The pages as a site in build/site; a link that leads nowhere fails it. And the records as one page, build/report.
 docs: $(VENV)/.docs

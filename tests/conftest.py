@@ -35,6 +35,7 @@ LONGEST = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--hosts", action="store_true", help="also tests on hosts made up of namespaces, and Slurm (root)")
+    parser.addoption("--skips", metavar="FILE", help="write the names of skipped tests there, for `pytest @FILE` later")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,6 +47,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if config.getoption("--skips"):
+        path = Path(config.getoption("--skips"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        names = {report.nodeid for report in terminalreporter.stats.get("skipped", ())}
+        path.write_text("".join(f"{name}\n" for name in sorted(names)))
 
 
 @pytest.hookimpl(wrapper=True)

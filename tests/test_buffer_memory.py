@@ -39,14 +39,26 @@ print(most() - before, loader.stats()["peak_bytes"])
 """
 
 
-@pytest.mark.parametrize("form", [{}, {"chunks": (1, 64, 128)}, {"chunks": (1, 64, 128), "compression": 1},
-                                  {"chunks": (4, 64, 128), "compression": 1}], ids=str)  # fmt: skip
-@pytest.mark.parametrize("batch", SIZES)
-def test_a_process_grows_by_no_more_than_its_buffer(tmp_path: Path, batch: int, form: dict[str, object]) -> None:
-    path = tmp_path / "x.h5"
+FORMS = [
+    {},
+    {"chunks": (1, 64, 128)},
+    {"chunks": (1, 64, 128), "compression": 1},
+    {"chunks": (4, 64, 128), "compression": 1},
+]
+
+
+@pytest.fixture(scope="module", params=FORMS, ids=str)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of 72 MB, in one form after the other."""
+    path = tmp_path_factory.mktemp("forms") / "x.h5"
     values = np.random.default_rng(0).integers(0, 60, (2200, 64, 128)).astype("f4")
     with h5py.File(path, "w") as file:
-        file.create_dataset("x", data=values, **form)
+        file.create_dataset("x", data=values, **request.param)
+    return path
+
+
+@pytest.mark.parametrize("batch", SIZES)
+def test_a_process_grows_by_no_more_than_its_buffer(path: Path, batch: int) -> None:
     command = [sys.executable, "-c", PROGRAM, str(path), str(batch), str(SIZES[batch])]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import errno
 import inspect
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pytest
 import torch.utils.data
 from kit import settle
 
-from solar import DataLoader, Field, H5Dataset, PlanSampler
+from solar import DataLoader, Field, H5Dataset, PlanSampler, SolarError
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -57,7 +58,7 @@ def messages() -> Iterator[str]:
                 yield "".join(map(str, parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
-    for path in (ROOT / "native" / "src").rglob("*.cpp"):
+    for path in [*(ROOT / "native" / "src").rglob("*.cpp"), *(ROOT / "native" / "bind").rglob("*.cpp")]:
         yield HOLE.join(LITERAL.findall(path.read_text()))
 
 
@@ -81,9 +82,25 @@ def test_a_quotation_is_compared_word_for_word() -> None:
     assert not occurs("was inspected … the file changed", source)
 
 
-def test_every_message_in_the_faq_is_one_of_the_source() -> None:
-    source, texts = list(messages()), texts_of_the_faq()
-    assert len(texts) > 30
+def texts_of_failures() -> list[str]:
+    rows = [row for head, rows in tables(ROOT / "docs" / "failures.md") if head[0] == "error" for row in rows]
+    assert all(len(quoted(row[0])) == 1 and row[1] and row[2] for row in rows), "one error, its cause, its remedy"
+    named = [quoted(row[0])[0].partition(": ") for row in rows]
+    assert {kind for kind, *_ in named} <= {*(kind.__name__ for kind in every(SolarError)), "MemoryError"}
+    told = [*map(os.strerror, (errno.EIO, errno.EMFILE, errno.ENOENT)), r" \(tried \d+ times\)", r"\d+"]
+    return [*dict.fromkeys(re.sub("|".join(told), "…", text).strip(": …") for *_, text in named)]
+
+
+def every(kind: type) -> Iterator[type]:
+    yield kind
+    for one in kind.__subclasses__():
+        yield from every(one)
+
+
+@pytest.mark.parametrize(("told", "least"), [(texts_of_the_faq, 30), (texts_of_failures, 10)])
+def test_every_message_of_a_page_is_one_of_the_source(told: Callable[[], list[str]], least: int) -> None:
+    source, texts = list(messages()), told()
+    assert len(texts) > least
     assert len(set(texts)) == len(texts)
     assert all(len(text.replace("…", "").strip()) >= 12 for text in texts), "too short to be told from others"
     missing = [text for text in texts if not any(occurs(text, one) for one in source)]

@@ -61,7 +61,7 @@ def try_all(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, PROGRAM], input=json.dumps([specs, BESIDE]), capture_output=True, text=True,
-        timeout=90 + 70 * len(specs), env=environment,
+        timeout=90 + 120 * len(specs), env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [{**one, "stderr": done.stderr} for one in json.loads(done.stdout)]

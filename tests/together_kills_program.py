@@ -6,6 +6,7 @@ It has imported all that they need, and forks them, so that twenty trials import
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from solar import DataLoader, H5Dataset
 from solar.errors import SolarError
 from solar.io.peers import Peers
 
-PATIENCE = 45.0  # seconds after which a trial has failed, and whoever is left is killed
+PATIENCE = 100.0  # seconds after which a trial has failed, and whoever is left is killed
 
 
 # --- a rank ----
@@ -153,6 +154,7 @@ def tried(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     faulthandler.enable()
+    gc.freeze()  # when ranks end, they look through what they made themselves, and not through all of torch
     specs, beside = json.loads(sys.stdin.read())
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)

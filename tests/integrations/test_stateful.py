@@ -5,7 +5,6 @@ Where torchdata is not installed, ours is tested alone.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from itertools import chain
@@ -18,11 +17,13 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 
 from solar import DataLoader, H5Dataset, PlanSampler
 
-KINDS: dict[str, Any] = {"solar": DataLoader}
-if importlib.util.find_spec("torchdata") is not None:
-    from torchdata.stateful_dataloader import StatefulDataLoader
 
-    KINDS["torchdata"] = StatefulDataLoader
+def torchdatas_loader(*args: Any, **options: Any) -> Any:
+    """torchdata's loader; where it is not installed, the test is skipped."""
+    return pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader(*args, **options)
+
+
+KINDS: dict[str, Any] = {"solar": DataLoader, "torchdata": torchdatas_loader}
 
 SAMPLES = 53
 
