@@ -4,7 +4,9 @@ Every number type, one to four axes, all kinds of values (smooth, noise of any s
 counts, steps, mostly zero, whole ranges of integers), with NaN, infinities, zeros of either sign and extremes put among
 them; bounds from none to all of the range, and below one ulp. Every value is looked at: within the bound by
 _native.compare, which is not the codec; bit for bit where there is no bound, and where it is no finite number. Every
-tenth chunk is also decoded by the plain decoder, to the same bytes. Ends with status 1 if one value is not so.
+array is encoded several times: with each coder, with predictors as they are chosen, in the order of patches, and by
+learned patterns. Every tenth chunk is also decoded by the plain decoder, to the same bytes. Ends with status 1 if one
+value is not so.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ Random = np.random.Generator
 TYPES = ("f4", "f4", "f4", "f8", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
 SHARES = (0.0, 0.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-5, 1e-7)  # of the range
 LARGEST = 6.6  # a chunk has up to 10 ** this many values
+WAYS = (("auto", "auto"), ("dense", "patches"), ("pack", "patches"), ("dense", "learned"), ("pack", "auto"))
 
 KINDS: tuple[Callable[[Random, int], Array], ...] = (
     lambda rng, n: (
@@ -79,24 +82,28 @@ def bound_of(rng: Random, array: Array) -> float:
     return 5e-324 if bound and rng.random() < 0.05 else bound
 
 
-def wrong(rng: Random, array: Array, bound: float) -> str:
-    """What does not hold for this array; empty if all does."""
-    coder = str(rng.choice(["auto", "pack", "dense"]))
-    tables = _native.train([array], bound) if coder == "dense" and rng.random() < 0.5 else b""
-    stored = _native.encode(array, bound, coder, "auto", tables)
+def wrong(rng: Random, array: Array, bound: float, way: tuple[str, str], tiles: dict[str, int]) -> str:
+    """What does not hold for this array; empty if all does. Adds to `tiles` how many had which predictor."""
+    coder, predictor = way
+    trained = predictor == "learned" or (coder == "dense" and rng.random() < 0.5)
+    tables = _native.train([array], bound, predictor) if trained else b""
+    stored = _native.encode(array, bound, coder, predictor, tables)
+    said = _native.describe_codec(stored)
+    for kind in tiles:
+        tiles[kind] += said[kind]
     back = np.full(array.shape, 9, array.dtype)
     _native.decode_into(stored, back, tables)
     beyond = _native.compare(array, back, bound)[0]
     if beyond:
-        return f"{beyond} values beyond the bound {bound} ({coder})"
+        return f"{beyond} values beyond the bound {bound} ({coder}, {predictor})"
     exact = np.ones(array.shape, bool) if bound == 0 else ~np.isfinite(array)
     if array[exact].tobytes() != back[exact].tobytes():
-        return f"values that must come back bit for bit do not (bound {bound}, {coder})"
+        return f"values that must come back bit for bit do not (bound {bound}, {coder}, {predictor})"
     if rng.random() < 0.1:
         plain = np.empty_like(back)
         _native.decode_into(stored, plain, tables, "plain")
         if plain.tobytes() != back.tobytes():
-            return f"the plain decoder gives other bytes (bound {bound}, {coder})"
+            return f"the plain decoder gives other bytes (bound {bound}, {coder}, {predictor})"
     return ""
 
 
@@ -106,13 +113,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     asked = parser.parse_args()
     end, arrays, values = time.monotonic() + asked.seconds, 0, 0
+    tiles = dict.fromkeys(("interpolated", "patched", "learned"), 0)
     while time.monotonic() < end:
         rng = np.random.default_rng([asked.seed, arrays])
         array = array_of(rng)
-        if said := wrong(rng, array, bound_of(rng, array)):
-            sys.exit(f"seed {asked.seed}, array {arrays}, {array.dtype} {array.shape}: {said}")
-        arrays, values = arrays + 1, values + array.size
-    print(f"seed {asked.seed}: {arrays:,} arrays, {values:,} values, all as they must be")
+        for way in WAYS:
+            if said := wrong(rng, array, bound_of(rng, array), way, tiles):
+                sys.exit(f"seed {asked.seed}, array {arrays}, {array.dtype} {array.shape}: {said}")
+            values += array.size
+        arrays += 1
+    counted = ", ".join(f"{count:,} {kind}" for kind, count in tiles.items())
+    print(f"seed {asked.seed}: {arrays:,} arrays, {values:,} values, all as they must be; tiles: {counted}")
 
 
 if __name__ == "__main__":

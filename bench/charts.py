@@ -12,6 +12,7 @@ import numpy as np
 Record = dict[str, Any]
 DPI = 110
 BAR = 0.24  # inches a bar takes
+CHARACTER = 0.08  # decades that a character of a label is wide, in the overview
 SOLAR, TORCH = ("solar_loader", "solar"), ("torch_h5py", "torch_h5py_sorted", "torch")  # loaders, by any bench
 LIMITS = ("limit_pread", "limit_decode")
 
@@ -125,8 +126,9 @@ def overview(groups: Sequence[Sequence[Record]]) -> tuple[Callable[[Any, Theme],
             axes.barh(places + shift, values, 0.36, color=of, label=label)
             for place, value, limit in zip(places, values, limits, strict=True):
                 if value == value:
-                    beyond = limit if value * 0.95 < limit < value * 1.4 else value  # not under the mark
-                    axes.text(beyond * 1.06, place + shift, rate(value), va="center", fontsize=7.5)
+                    under_mark = value * 0.95 < limit < value * 10 ** (CHARACTER * (len(rate(value)) + 1))
+                    axes.text((limit * 1.12 if under_mark else value * 1.06), place + shift, rate(value),
+                              va="center", fontsize=7.5)  # fmt: skip
         mark = {"marker": "|", "s": 420, "linewidths": 1.6, "color": theme.limit, "zorder": 3}
         axes.scatter(limits, places, label="limit of the machine", **mark)
         axes.set_yticks(places, [title_of(group[0]) for group in groups])

@@ -28,7 +28,6 @@ from bench.loader_parts import PARTS, PATTERNS, ROWS, TINY
 
 ROOT = Path(__file__).parent.parent
 RECORDED = ROOT / "bench" / "results" / "loader.jsonl"
-PATTERN = 65536  # bytes of a sample
 MILLION = 1_000_000
 LIMIT = 600  # seconds for a part
 

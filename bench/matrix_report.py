@@ -5,7 +5,6 @@ python -m bench.matrix_report [--into FILE.md]
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +67,7 @@ def of_dlio(found: list[Record]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.matrix_report", description=__doc__.splitlines()[0])
-    parser.add_argument("--into", type=Path, help=f"a document with the marks {' and '.join(MARKS)}")
-    asked = parser.parse_args()
-    print(text := markdown())
-    if asked.into:
-        report.put_into(asked.into, text, MARKS)
+    report.tell("bench.matrix_report", __doc__, markdown, MARKS)
 
 
 if __name__ == "__main__":

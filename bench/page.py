@@ -138,9 +138,11 @@ def made(records: list[Record], losses: dict[str, list[tuple[str, Record]]], fol
     groups = measured(records)
     compared = [group for group in groups.values() if len(group) > 1]
     if compared:
+        compared.sort(key=lambda group: (bool(group[0].get("fraction")), "cold" in charts.title_of(group[0])))
         text = "Shuffled batches. The mark is what plain reads, or the decoders alone, can do."
         page.head("overview", "In short", text)
-        page.chart("overview", charts.overview(compared), "solar and PyTorch with h5py in every scene")
+        both = [group for group in compared if any(one["peer"] in charts.TORCH for one in group)] or compared
+        page.chart("overview", charts.overview(both), "solar and PyTorch with h5py in every scene that has both")
         page.head("loaders", "Every loader", "By scene; each in its own process, at its best setting, in turns.")
         for number, group in enumerate(compared):
             _scene(page, f"scene-{number:02}", group)

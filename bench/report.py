@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +59,22 @@ def machine_text(records: list[Record]) -> str:
     measured = next((record for record in records if "machine" in record), None)
     if not measured:
         return ""
-    facts = measured["machine"]
     cold = {record["cache_how"] for record in records if record.get("cache") == "cold"}
-    versions = ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
     return (
-        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, {facts['file_system']}, "
-        f"Linux {facts['kernel']}, Python {facts['python']}; {versions}. "
+        f"{where(measured)} "
         f"Medians of {len(measured['samples_per_second'])} rounds of {measured['seconds_per_round']:g} s in turns; "
         f"load average before the run {measured.get('load_before', 0):.1f}."
         + (f" Cold: {', '.join(sorted(cold))} before each round." if cold else "")
+    )
+
+
+def where(record: Record) -> str:
+    """The machine that something was measured on, and what with."""
+    facts = record["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return (
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, {facts['file_system']}, "
+        f"Linux {facts['kernel']}, Python {facts['python']}; {versions}."
     )
 
 
@@ -164,6 +171,16 @@ def put_into(document: Path, text: str, marks: tuple[str, str] = MARKS) -> None:
     if not mark:
         raise ValueError(f"{document} has no {marks[0]} and {marks[1]}")
     document.write_text(f"{before}{marks[0]}\n\n{text}\n\n{marks[1]}{after}")
+
+
+def tell(module: str, about: str, markdown: Callable[[], str], marks: tuple[str, str]) -> None:
+    """The command of a module whose tables stand between marks: prints them, and puts them --into a document."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about.splitlines()[0])
+    parser.add_argument("--into", type=Path, help=f"a document with the marks {' and '.join(marks)}")
+    asked = parser.parse_args()
+    print(text := markdown())
+    if asked.into:
+        put_into(asked.into, text, marks)
 
 
 def main() -> None:

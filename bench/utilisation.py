@@ -3,7 +3,7 @@
     python -m bench.utilisation [--quick] [--scenes NAME ...] [--record]
 
 cosmoflow   3.5 ms of computing for each sample of 2.8 MB, batches of one: 808 MB/s
-unet3d      0.323 s for each batch of 7 samples of 147 MB: 3.2 GB/s; here both divided by 32, the rate is the same
+unet3d      0.323 s for each batch of 7 samples of 147 MB: 3.2 GB/s; here both divided by 16, the rate is the same
 
 Computing is emulated by sleeping, as the benchmark does; the first step of each epoch is left out, as it is there. Data
 lie in one contiguous file, in the page cache (warm), or on a mount that answers as a disk-based parallel file system
@@ -60,7 +60,7 @@ class Load:
 
 
 COSMOFLOW = Load(512, 2_828_484, 1, 0.0035, 1, 256)
-UNET3D = Load(784, 146_600_628 // 32 // 4 * 4, 7, 0.323 / 32, 32, 784)  # a batch is little beside the data, as there
+UNET3D = Load(784, 146_600_628 // 16 // 4 * 4, 7, 0.323 / 16, 16, 784)  # a batch is little beside the data, as there
 
 
 @dataclass(frozen=True)
