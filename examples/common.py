@@ -88,6 +88,12 @@ def meeting_point(world: World) -> dist.TCPStore:
         from mpi4py import MPI  # only mpiexec's ranks need it
     except ImportError as error:
         raise SystemExit(f"{world.ranks} ranks without torchrun meet by MPI: pip install mpi4py ({error})") from None
+    if MPI.COMM_WORLD.size != world.ranks:
+        found = MPI.Get_library_version().split(",")[0]
+        raise SystemExit(
+            f"{world.ranks} ranks were started, but MPI knows {MPI.COMM_WORLD.size}: mpi4py has found {found}; "
+            "start them with that library's mpiexec"
+        )
     store, place = None, None
     if world.rank == 0:
         host = "localhost" if world.ranks_per_node == world.ranks else socket.gethostname()
