@@ -57,6 +57,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         path.write_text("".join(f"{name}\n" for name in sorted(names)))
 
 
+_locks: list[int] = []  # which a child would hold when this process is killed
+os.register_at_fork(after_in_child=lambda: [os.close(one) for one in _locks])
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Where several processes run tests, one that is marked `alone` waits until the others' tests are over."""
@@ -64,13 +68,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
     # Folders, so that no file is left. Whoever wants to begin goes through the first: who waits to be alone holds it.
     door, room = (os.open(folder, os.O_RDONLY) for folder in (Path(__file__).parent, Path(__file__).parents[1]))
+    _locks[:] = door, room
     try:
         fcntl.flock(door, fcntl.LOCK_EX)
         fcntl.flock(room, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
         fcntl.flock(door, fcntl.LOCK_UN)
         return (yield)
     finally:
-        fcntl.flock(room, fcntl.LOCK_UN)  # closing is not enough: a child that the test has forked may have it too
+        _locks.clear()
+        fcntl.flock(room, fcntl.LOCK_UN)  # in case a child has it all the same
         os.close(room)
         os.close(door)
 

@@ -181,7 +181,9 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[DistributedDataParallel]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     torch.manual_seed(3)
     layers = torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.Tanh(), torch.nn.Linear(40, 40))
-    yield DistributedDataParallel(layers, bucket_cap_mb=0.001)
+    model = DistributedDataParallel(layers, bucket_cap_mb=0.001)
+    yield model
+    del model.reducer, model.logger  # torch may hang when these are the last to let go of the group
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -75,7 +76,11 @@ def ended(command: list[str], folder: Path, environment: dict[str, str], seconds
     try:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        for where in Path("/proc").glob("[0-9]*/cwd"):  # torchrun's processes, of sessions of their own, hold the pipe
+            with contextlib.suppress(OSError):
+                if where.readlink() == folder:
+                    os.kill(int(where.parent.name), signal.SIGKILL)
         output, _ = process.communicate()
         pytest.fail(f"{command[-2:]} was not done after {seconds} s:\n{output[-4000:]}")
     return process.returncode, output

@@ -111,6 +111,7 @@ def main() -> None:
         train(run, batches)
         told[name] = run.told
     Path(os.environ["TOLD"], f"rank{rank}.json").write_text(json.dumps(told))
+    del run  # torch may hang when a model is the last to let go of its group
     dist.destroy_process_group()
 
 
