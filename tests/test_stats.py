@@ -156,6 +156,24 @@ def test_epochs_are_told_one_by_one_the_first_and_the_latest() -> None:
     assert stats.by_epoch() == []
 
 
+def test_an_epoch_is_whole_with_its_last_batch_whether_the_loop_asks_for_more_or_not(make: Callable[..., str]) -> None:
+    dataset = H5Dataset(make("a.h5", x=np.zeros((10, 8), "f4")), "x")
+    asks, stops = DataLoader(dataset, 4), DataLoader(dataset, 4)
+    for epochs in (1, 2, 3):
+        for _ in asks:
+            pass
+        batches = iter(stops)
+        for whole in (epochs - 1, epochs - 1, epochs):  # three batches, as Lightning takes them
+            next(batches)
+            assert stops.stats()["epochs"] == whole
+        assert asks.stats()["epochs"] == epochs
+        assert stops.report().startswith(f"{epochs} epoch")
+        rows = [
+            [(number, row["samples"], row["bytes"]) for number, row in one._stats.by_epoch()] for one in (asks, stops)
+        ]
+        assert rows[0] == rows[1] == [(number, 10, 320) for number in range(1, epochs + 1)]
+
+
 def test_memory_held_is_counted_now_and_at_its_peak_and_outlives_a_reset() -> None:
     stats = Stats()
     for delta in (100, 200, -150):

@@ -106,6 +106,8 @@ class NativeIter(Draws):
             except LeftOut:
                 self._handed_out = 0.0  # the time since then was not the training's
                 continue
+            if self._drained and not self._coming:
+                self._stats.whole()
             if self._bar is not None:
                 self._bar.update()
             data = self._on_device(data)

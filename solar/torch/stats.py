@@ -55,19 +55,28 @@ class Stats:
             self._first: dict[str, Any] | None = None
             self._latest: deque[dict[str, Any]] = deque(maxlen=ROWS - 1)
             self._told = self._so_far()  # when the epoch before ended
+            self._whole = False
 
     def epoch(self) -> None:
         """An epoch came to its end."""
         with _LOCK:
             self._epochs += 1
-            now, before = self._so_far(), self._told
-            waits = {cause: seconds - before["wait_seconds"][cause] for cause, seconds in now["wait_seconds"].items()}
-            row = {name: now[name] - before[name] for name in now if name != "wait_seconds"} | {"wait_seconds": waits}
-            self._told = now
+            row, self._told, self._whole = self._row(), self._so_far(), False
             if self._first is None:
                 self._first = row
             else:
                 self._latest.append(row)
+
+    def whole(self) -> None:
+        """All of an epoch's batches were handed out. Not all loops ask once more, at which it comes to its end."""
+        with _LOCK:
+            self._whole = True
+
+    def _row(self) -> dict[str, Any]:
+        """What was counted since the epoch before ended."""
+        now, before = self._so_far(), self._told
+        waits = {cause: seconds - before["wait_seconds"][cause] for cause, seconds in now["wait_seconds"].items()}
+        return {name: now[name] - before[name] for name in now if name != "wait_seconds"} | {"wait_seconds": waits}
 
     def _so_far(self) -> dict[str, Any]:
         """What is told of each epoch, since the counting began."""
@@ -86,6 +95,8 @@ class Stats:
             self._count(samples, nbytes, counts)
 
     def _count(self, samples: int, nbytes: int, counts: Mapping[str, int]) -> None:
+        if self._whole:
+            self.epoch()
         self._batches += 1
         self._samples += samples
         self._batch_nbytes += nbytes
@@ -172,7 +183,7 @@ class Stats:
         with _LOCK:
             waits, native = dict(self._waits), dict(self._native)
             counted = {
-                "epochs": self._epochs, "batches": self._batches, "samples": int(self._samples),
+                "epochs": self._epochs + self._whole, "batches": self._batches, "samples": int(self._samples),
                 "skipped": self._skipped,
                 "batch_bytes": int(self._batch_nbytes), "bytes": native.pop("bytes_read") + native["bytes_mapped"],
                 **native, "resident_bytes": self._resident, "peak_bytes": self._peak, "busy_seconds": self._busy,
@@ -188,8 +199,10 @@ class Stats:
     def by_epoch(self) -> list[tuple[int, dict[str, Any]]]:
         """What was counted in each epoch, with its number from 1; of many, in the first and the latest."""
         with _LOCK:
-            rows = [*([] if self._first is None else [self._first]), *self._latest]
-            begin = self._epochs - len(self._latest)
+            rows = [] if self._first is None else [self._first, *self._latest]
+            if self._whole:
+                rows.append(self._row())
+            begin = self._epochs + self._whole + 1 - len(rows)
             return [(1 if not place else begin + place, row) for place, row in enumerate(rows)]
 
     def report(self, filters: Collection[int] = ()) -> str:
