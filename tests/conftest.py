@@ -28,8 +28,8 @@ LONGEST = (
     "test_together", "test_peers", "test_exchange", "test_jobs", "test_store_resume", "test_same_curve", "test_node",
     "test_buffer_memory", "test_together_metadata", "test_examples", "test_faults", "test_limits", "test_fsdp",
     "test_together_memory", "test_digest", "test_stalled", "test_uneven_ddp", "test_cli_rehearse", "test_processes",
-    "test_ddp", "test_docs", "test_hostile_metadata", "test_transform", "test_soak", "test_store_filters",
-    "test_together_kills",
+    "test_processes_programs", "test_ddp", "test_carried", "test_docs", "test_hostile_metadata", "test_transform",
+    "test_soak", "test_store_filters", "test_together_kills",
 )  # fmt: skip
 
 

@@ -3,94 +3,19 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    WeightedRandomSampler,
-)
+from state_kit import BATCH, BATCHES, ORDERS, SAMPLES, make_loader, taken, through_json
+from torch.utils.data import WeightedRandomSampler
 
 from solar import DataLoader, H5Dataset, PlanError, PlanSampler
 
-SAMPLES = 23
-BATCH = 3
-BATCHES = 8
-
-
-class Plain(Dataset[int]):
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Odd:
-    """A batch sampler of the user's, with batches of different sizes."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        yield from ([0], [5, 1], [2, 3, 4], [7, 6, 22], [8], [9], [10, 11], [12, 13])
-
-    def __len__(self) -> int:
-        return BATCHES
-
-
-class Counting:
-    """A sampler that keeps a state of its own."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < SAMPLES:
-            self.at += 1
-            yield (self.at * 7) % SAMPLES
-        self.at = 0
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-ORDERS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "sequential": lambda d: {"batch_size": BATCH},
-    "shuffled": lambda d: {"batch_size": BATCH, "shuffle": True},
-    "shuffled, the last dropped": lambda d: {"batch_size": BATCH, "shuffle": True, "drop_last": True},
-    "with replacement": lambda d: {"batch_size": BATCH, "sampler": RandomSampler(d, True, 2 * SAMPLES)},
-    "by a generator": lambda d: {
-        "batch_size": BATCH,
-        "shuffle": True,
-        "generator": torch.Generator().manual_seed(3),
-    },
-    "by the sampler's generator": lambda d: {
-        "batch_size": BATCH,
-        "sampler": RandomSampler(d, generator=torch.Generator().manual_seed(3)),
-    },
-    "distributed": lambda d: {"batch_size": BATCH, "sampler": DistributedSampler(d, 1, 0, seed=4)},
-    "planned": lambda d: {"batch_size": BATCH, "sampler": PlanSampler(d, 1, 0, seed=4)},
-    "planned, exact": lambda d: {"batch_size": BATCH, "sampler": PlanSampler(d, 1, 0, seed=4, tail="exact")},
-    "one by one": lambda d: {"batch_size": None, "shuffle": True},
-    "a list": lambda d: {"batch_size": BATCH, "sampler": [4, 4, 0, 2, 9, 8, 7, 1, 0, 3, 3]},
-    "odd batches": lambda d: {"batch_sampler": Odd()},
-    "batches of a shuffle": lambda d: {"batch_sampler": BatchSampler(RandomSampler(d), BATCH, True)},
-    "a sampler with a state": lambda d: {"batch_size": BATCH, "sampler": Counting()},
-}
-
+_ = make_loader  # a fixture
 
 # Starting processes takes time, so not every order is tried with them.
 WITH_WORKERS = ("shuffled", "by a generator", "distributed", "odd batches", "a sampler with a state")
@@ -101,32 +26,8 @@ CASES = [
 ]
 
 
-@pytest.fixture
-def make_loader(make: Callable[..., str]) -> Callable[..., DataLoader[Any]]:
-    path = make("numbers.h5", x=np.arange(SAMPLES))
-
-    def make_loader(engine: str, order: str) -> DataLoader[Any]:
-        dataset: Any = H5Dataset(path, "x") if engine == "native" else Plain()
-        return DataLoader(dataset, **ORDERS[order](dataset), num_workers=2 * (engine == "torch's workers"))
-
-    return make_loader
-
-
-def taken(batches: Any, count: int | None = None) -> list[Any]:
-    """The batches left, or the next `count` of them."""
-    iterator = iter(batches)
-    chosen = iterator if count is None else (next(iterator) for _ in range(count))
-    return [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in chosen]
-
-
 def flat(batches: list[list[Any]]) -> list[Any]:
     return [sample for batch in batches for sample in batch]
-
-
-def through_json(state: dict[str, Any]) -> dict[str, Any]:
-    text = json.dumps(state)
-    assert len(text) < 1000, text
-    return dict(json.loads(text))
 
 
 @pytest.mark.parametrize("stop", [0, 3, None])
@@ -190,6 +91,20 @@ def test_after_the_last_batch_and_before_the_end_nothing_is_left(make_loader: An
     assert len(taken(other)) == BATCHES
 
 
+@pytest.mark.parametrize("engine", ["native", "torch's"])
+def test_passes_that_were_broken_off_are_made_again_as_they_were(make_loader: Any, engine: str) -> None:
+    loader = make_loader(engine, "by a generator")
+    taken(loader), taken(iter(loader), 1), taken(iter(loader), 2), taken(loader), taken(iter(loader), 1)
+    iterator = iter(loader)
+    taken(iterator, 3)
+    state = through_json(loader.state_dict())
+    rest, following = taken(iterator), taken(loader)
+    other = make_loader(engine, "by a generator")
+    other.load_state_dict(state)
+    assert taken(other) == rest
+    assert taken(other) == following
+
+
 def test_a_sampler_that_cannot_give_the_same_again_is_told_of(make_loader: Any) -> None:
     dataset = make_loader("native", "sequential").dataset
     loader, other = (DataLoader(dataset, BATCH, sampler=WeightedRandomSampler([1.0] * 20, 20)) for _ in range(2))
@@ -223,6 +138,14 @@ def test_a_state_of_other_data_or_another_order_is_refused(make_loader: Any, mak
     seeded.load_state_dict(DataLoader(longer, 3, sampler=PlanSampler(longer, 1, 0, seed=2)).state_dict())
     with pytest.raises(PlanError, match=r"seed=2.*seed=1"):
         next(iter(seeded))
+
+
+def test_a_state_that_was_cut_short_is_refused_by_what_it_lacks(make_loader: Any) -> None:
+    loader = make_loader("native", "sequential")
+    state = loader.state_dict()
+    for name in set(state) - {"solar", "base_seed"}:
+        with pytest.raises(PlanError, match=f"lacks {name}"):
+            loader.load_state_dict({key: value for key, value in state.items() if key != name})
 
 
 def test_an_empty_state_means_a_beginning(make_loader: Any) -> None:
@@ -263,6 +186,18 @@ def test_set_epoch_keeps_a_position_of_that_epoch_and_forgets_one_of_another(mak
 
     other.load_state_dict(state)  # nobody says an epoch: the state's
     assert taken(other) == whole[3:]
+
+
+def test_an_epoch_that_was_set_before_the_state_is_loaded_stays(make_loader: Any) -> None:
+    loader = make_loader("native", "distributed")
+    loader.set_epoch(4)
+    taken(loader)
+    other = make_loader("native", "distributed")
+    other.set_epoch(5)
+    other.load_state_dict(loader.state_dict())
+    assert other.sampler.epoch == 5
+    loader.set_epoch(5)
+    assert taken(other) == taken(loader)
 
 
 def test_of_a_finished_epoch_the_state_names_the_next(make_loader: Any) -> None:
@@ -354,134 +289,3 @@ def test_a_loader_with_a_loaded_state_can_be_copied_and_sent(make_loader: Any) -
         other = make_loader("native", "shuffled")
         other.load_state_dict(state)
         assert taken(copied(other)) == rest
-
-
-# --- datasets with a state of their own ----
-
-
-class Stream(IterableDataset[int]):
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < SAMPLES:
-            self.at += 1
-            yield self.at
-        self.at = 0
-
-
-class StreamWithState(Stream):
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
-@pytest.mark.parametrize("kind", [Stream, StreamWithState])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_iterable_datasets_go_on_by_their_state_or_by_passing_over(kind: type[Stream], workers: int) -> None:
-    whole = taken(DataLoader(kind(), 4, num_workers=workers))
-    loader = DataLoader(kind(), 4, num_workers=workers)
-    iterator = iter(loader)
-    taken(iterator, 3)
-    state = through_json(loader.state_dict())
-    other = DataLoader(kind(), 4, num_workers=workers)
-    other.load_state_dict(state)
-    assert taken(other) == whole[3:] == taken(iterator)
-
-
-class OwnIterator(IterableDataset[int]):
-    """Its own iterator, with its own state, which has random numbers in it."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Any:
-        self.at = 0
-        return self
-
-    def __next__(self) -> float:
-        self.at += 1
-        if self.at > SAMPLES:
-            raise StopIteration
-        return float(torch.rand(()))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at, "random": torch.get_rng_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
-        torch.set_rng_state(state["random"])
-
-
-def test_a_dataset_may_be_its_own_iterator_and_keep_the_random_state(make_loader: Any) -> None:
-    for stop in (0, 3):
-        loader = DataLoader(OwnIterator(), 4)
-        iterator = iter(loader)
-        taken(iterator, stop)
-        state = loader.state_dict()
-        rest = taken(iterator)
-        torch.manual_seed(5)
-        other = DataLoader(OwnIterator(), 4)
-        other.load_state_dict(state)
-        assert taken(other) == rest
-
-
-@pytest.mark.parametrize("seeded", [False, True])
-@pytest.mark.parametrize("stop", [3, None])
-def test_persistent_workers_draw_once_also_after_a_resume(make: Any, stop: int | None, seeded: bool) -> None:
-    dataset = H5Dataset(make("persistent.h5", x=np.arange(SAMPLES)), "x")
-    for kind in (dataset, Plain()):
-
-        def loader(kind: Any = kind) -> DataLoader[Any]:
-            generator = torch.Generator().manual_seed(8) if seeded else None
-            options: Any = {"num_workers": 1, "persistent_workers": True, "generator": generator}
-            return DataLoader(kind, BATCH, shuffle=True, **options)
-
-        first = loader()
-        taken(first)
-        iterator = iter(first)
-        taken(iterator, stop)
-        state, random_state = through_json(first.state_dict()), torch.get_rng_state()
-        rest = [] if stop is None else taken(iterator)
-        following = taken(first)
-        torch.set_rng_state(random_state)
-        other = loader()
-        other.load_state_dict(state)
-        assert (taken(other) if stop else []) == rest
-        assert taken(other) == following
-
-
-@pytest.mark.parametrize("engine", ["native", "torch's"])
-def test_passes_that_were_broken_off_are_made_again_as_they_were(make_loader: Any, engine: str) -> None:
-    loader = make_loader(engine, "by a generator")
-    taken(loader), taken(iter(loader), 1), taken(iter(loader), 2), taken(loader), taken(iter(loader), 1)
-    iterator = iter(loader)
-    taken(iterator, 3)
-    state = through_json(loader.state_dict())
-    rest, following = taken(iterator), taken(loader)
-    other = make_loader(engine, "by a generator")
-    other.load_state_dict(state)
-    assert taken(other) == rest
-    assert taken(other) == following
-
-
-def test_an_epoch_that_was_set_before_the_state_is_loaded_stays(make_loader: Any) -> None:
-    loader = make_loader("native", "distributed")
-    loader.set_epoch(4)
-    taken(loader)
-    other = make_loader("native", "distributed")
-    other.set_epoch(5)
-    other.load_state_dict(loader.state_dict())
-    assert other.sampler.epoch == 5
-    loader.set_epoch(5)
-    assert taken(other) == taken(loader)
-
-
-def test_a_state_that_was_cut_short_is_refused_by_what_it_lacks(make_loader: Any) -> None:
-    loader = make_loader("native", "sequential")
-    state = loader.state_dict()
-    for name in set(state) - {"solar", "base_seed"}:
-        with pytest.raises(PlanError, match=f"lacks {name}"):
-            loader.load_state_dict({key: value for key, value in state.items() if key != name})

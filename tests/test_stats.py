@@ -1,4 +1,4 @@
-"""Stats counts what a loader did, from any thread; its report says it in words that the numbers bear out."""
+"""Stats counts what a loader did, from any thread. How its report says it: test_report.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import pickle
-import re
 import signal
 import sys
 import threading
@@ -16,47 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from stats_kit import KEYS, counts, used
 
 from solar import DataLoader, H5Dataset
-from solar.io.codec import FILTER
-from solar.torch.report import report
 from solar.torch.stats import CAUSES, ROWS, Stats
-
-KEYS = {
-    "epochs", "batches", "samples", "batch_bytes", "bytes", "bytes_mapped", "bytes_decoded", "requests", "bypassed",
-    "retries", "skipped", "buffer_hits", "exchanged_bytes", "resident_bytes", "peak_bytes", "busy_seconds",
-    "wait_seconds", "wait_share",
-    "device_bytes", "device_peak_bytes", "device_copy_seconds", "device_decode_seconds",
-    "device_hits", "device_resident_samples", "device_resident_bytes",
-}  # fmt: skip
-MIB = 2**20
-
-
-def counts(**changed: int) -> dict[str, int]:
-    """What the engine says of one batch of 4 MiB."""
-    plain = {
-        "rows": 64, "requests": 8, "bypassed": 0, "bytes_read": 4 * MIB, "bytes_mapped": 0, "chunks_decoded": 0,
-        "bytes_decoded": 0, "read_ns": 3000, "decode_ns": 0,
-    }  # fmt: skip
-    return plain | changed
-
-
-def used(epochs: int = 1, batches: int = 100, busy: float = 6.0, waits: Any = None, **changed: int) -> Stats:
-    """The Stats of a training that waited as told."""
-    stats = Stats()
-    for _ in range(batches):
-        stats.batch(64, 4 * MIB, counts(**changed))
-    for cause, seconds in (waits or {}).items():
-        stats.waited(cause, seconds)
-    stats.busy(busy)
-    for _ in range(epochs):
-        stats.epoch()
-    return stats
-
-
-# --- counting ----
 
 
 def test_a_new_one_is_zero_in_every_counter() -> None:
@@ -86,6 +48,23 @@ def test_a_batch_that_libhdf5_read_counts_without_requests() -> None:
     stats = Stats()
     stats.batch(3, 600, {})
     assert (stats.as_dict()["batch_bytes"], stats.as_dict()["bytes"], stats.as_dict()["requests"]) == (600, 0, 0)
+
+
+def test_a_batch_handed_out_is_counted_at_once_as_its_parts_would_be() -> None:
+    counts = {"requests": 2, "bytes_read": 100, "read_ns": 3, "decode_ns": 1}
+    at_once, in_parts = Stats(), Stats()
+    at_once.held(64)
+    at_once.handed_out(4, 64, counts, 1.0, 0.25, 0.25)
+    in_parts.held(64)
+    in_parts.batch(4, 64, counts)
+    in_parts.held(-64)
+    in_parts.split(0.5, counts)
+    in_parts.waited("transform", 0.25)
+    in_parts.waited("collate", 0.25)
+    assert at_once.as_dict() == in_parts.as_dict()
+    at_once.handed_out(0, 0, {}, 0.5, 2.0, 3.0)  # made beside the training, for longer than it waited
+    assert at_once.as_dict()["wait_seconds"]["transform"] == 0.75
+    assert at_once.as_dict()["wait_seconds"]["collate"] == 0.25
 
 
 def test_the_share_waited_is_of_waiting_and_computing_together() -> None:
@@ -293,142 +272,3 @@ def _ended(stats: Stats) -> int:
         time.sleep(0.001)
     os.kill(child, signal.SIGKILL)
     return os.waitpid(child, 0)[1]
-
-
-# --- in words ----
-
-
-def test_before_the_first_batch_the_report_says_so() -> None:
-    stats = Stats()
-    assert stats.report() == "No batch has been handed out."
-    stats.waited("storage", 3.0)
-    assert stats.report() == "No batch has been handed out. 3.0 s of waiting: 3.0 s for storage."
-
-
-def test_the_report_of_a_training_that_waited() -> None:
-    stats = used(3, 1200, 125.9, {"storage": 2.9, "decode": 0.8, "collate": 0.4})
-    stats.held(40 * MIB)
-    stats.held(-30 * MIB)
-    assert stats.report() == (
-        "3 epochs: 1,200 batches, 76,800 samples, 4.7 GiB of data.\n"
-        "For this: 4.7 GiB read in 9,600 requests.\n"
-        "Memory for batches: 10 MiB now, 40 MiB at most.\n"
-        "Your training waited for data 3.2 % of the time (4.1 s of 130 s): 2.9 s for storage, 0.80 s for decoding, "
-        "0.40 s for collating.\n"
-        "Most of it is storage: the files were read at 37 MiB/s, 512 KiB a request. If the storage can do more, read "
-        "further ahead (`ahead`); if not, it is the limit."
-    )
-
-
-def test_one_of_each_is_said_in_the_singular() -> None:
-    stats = Stats()
-    stats.batch(1, 1, counts(requests=1, bytes_read=1))
-    stats.epoch()
-    assert stats.report() == "1 epoch: 1 batch, 1 sample, 1 byte of data.\nFor this: 1 byte read in 1 request."
-
-
-def test_a_training_that_hardly_waited_gets_no_advice() -> None:
-    last = used(busy=100.0, waits={"storage": 0.0004}).report().splitlines()[-1]
-    assert last == "Your training hardly waited for data: less than 0.1 % of the time (less than 1 ms of 100 s)."
-    assert used(busy=9.0).report().splitlines()[-1].endswith("hardly waited for data: 0 % of the time (0 s of 9.0 s).")
-
-
-def test_a_loop_that_computes_nothing_is_told_the_loaders_speed_instead() -> None:
-    text = used(busy=0.001, waits={"storage": 2.0}).report()
-    assert "Your training" not in text
-    assert "this is the loader's own speed, 3,198 samples a second.\n2.0 s of waiting: 2.0 s for storage.\nAll" in text
-
-
-def test_the_first_epoch_is_told_from_later_ones() -> None:
-    first, later = (used(epochs, waits={"storage": 2.0}).report() for epochs in (0, 1))
-    assert first.startswith("Not one whole epoch yet: 100 batches")
-    assert "This is the first epoch: what stays in the page cache need not be read again" in first
-    assert "first epoch" not in later
-
-
-def test_causes_below_a_hundredth_of_the_waiting_are_left_out() -> None:
-    text = used(waits={"transform": 5.0, "storage": 0.04}).report()
-    assert "(5.0 s of 11 s): 5.0 s for transforms, casts and normalising." in text
-
-
-ADVISED = {
-    "all": ({"storage": 2.0}, {}, "All of it is storage: the files were read at 50 MiB/s"),
-    "most": ({"decode": 1.5, "storage": 1.0}, {}, r"Most of it is decode: .*More cores would help\.$"),
-    "buffer": ({"buffer": 2.0, "storage": 1.0}, {}, "for batches to be put.*\n.*no larger buffer or faster storage"),
-    "plan": ({"plan": 2.0}, {}, "for the buffer to be planned and made.\n.*PlanSampler, and `epochs`"),
-    "largest": ({"decode": 1.0, "storage": 0.9, "collate": 0.9}, {}, "The largest part of it is decode: "),
-    "in the cache": ({"storage": 2.0}, {"bytes_mapped": 40 * MIB, "bytes_read": 0, "requests": 0},
-                     "100 % of the bytes were in the page cache already, so faster storage would not help"),
-    "no room": ({"storage": 2.0}, {"bypassed": 8}, "800 of 800 requests went past the page cache, which has no room"),
-    "libhdf5": ({"storage": 2.0}, {"bytes_read": 0, "requests": 0}, "no bytes were counted. Either libhdf5 reads"),
-    "too much read": ({"storage": 2.0}, {"bytes_read": 40 * MIB}, "For each byte of the batches 10.0 bytes were read"),
-    "too much decoded": ({"decode": 2.0}, {"bytes_decoded": 12 * MIB}, "3.0 bytes were decoded, for chunks come whole"),
-    "transform": ({"transform": 2.0}, {}, "thread_safe=True.*num_workers"),
-    "exchange": ({"exchange": 2.0}, {}, "for samples from other ranks.\n.*the rank that reads slowest"),
-    "device copy": ({"device copy": 2.0}, {}, "for the copy to the device.\n.*give the loader device="),
-    "collate": ({"collate": 2.0}, {}, "leave collate_fn to the default"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("waits", "changed", "said"), ADVISED.values(), ids=ADVISED)
-def test_advice_is_of_the_cause_waited_for_most(waits: Any, changed: dict[str, int], said: str) -> None:
-    text = used(waits=waits, **changed).report()
-    assert re.search(said, text), text
-    assert text.splitlines()[-1].count("of it is") == 1
-
-
-@pytest.mark.parametrize(
-    ("filters", "said"),
-    {(1, 2): "LZ4 or Zstandard in place of gzip", (307,): "in place of bzip2", (FILTER,): "--coder pack"}.items(),
-)
-def test_a_faster_codec_is_advised_where_there_is_one(filters: tuple[int, ...], said: str) -> None:
-    decoding = used(waits={"decode": 2.0})
-    assert said in decoding.report(filters)
-    assert said not in used(waits={"storage": 2.0}).report(filters)
-    for fast in ((32004,), (32015, 2), ()):
-        assert "codec" not in decoding.report(fast)
-
-
-def test_a_buffer_is_advised_where_chunks_are_decoded_again_and_again() -> None:
-    times = {"bytes_decoded": 12 * MIB}
-    assert "(`buffer`)" in used(waits={"decode": 2.0}, **times).report()
-    assert "(`buffer`)" not in used(waits={"decode": 2.0}, buffer_hits=1, **times).report()
-    assert "(`buffer`)" not in used(waits={"decode": 2.0}, bytes_decoded=4 * MIB).report()
-
-
-def test_amplification_is_told_only_where_there_is_some() -> None:
-    assert "For each byte" not in used(waits={"storage": 2.0, "decode": 1.0}, bytes_decoded=4 * MIB).report()
-
-
-numbers = st.integers(0, 10**15)
-
-
-@given(
-    totals=st.fixed_dictionaries(dict.fromkeys(KEYS - {"busy_seconds", "wait_seconds", "wait_share"}, numbers)),
-    busy=st.floats(0, 1e9),
-    waits=st.fixed_dictionaries(dict.fromkeys(CAUSES, st.floats(0, 1e9))),
-)
-def test_every_count_can_be_put_into_words(totals: dict[str, int], busy: float, waits: dict[str, float]) -> None:
-    totals["bytes"] += totals["bytes_mapped"]
-    waited = sum(waits.values())
-    share = waited / (waited + busy) if waited + busy else 0.0
-    text = report(totals | {"busy_seconds": busy, "wait_seconds": waits, "wait_share": share})
-    assert re.search(r"\bnan\b|\binf\b|-\d|\{|\}", text) is None
-    assert all(line.endswith(".") for line in text.splitlines())
-
-
-def test_a_batch_handed_out_is_counted_at_once_as_its_parts_would_be() -> None:
-    counts = {"requests": 2, "bytes_read": 100, "read_ns": 3, "decode_ns": 1}
-    at_once, in_parts = Stats(), Stats()
-    at_once.held(64)
-    at_once.handed_out(4, 64, counts, 1.0, 0.25, 0.25)
-    in_parts.held(64)
-    in_parts.batch(4, 64, counts)
-    in_parts.held(-64)
-    in_parts.split(0.5, counts)
-    in_parts.waited("transform", 0.25)
-    in_parts.waited("collate", 0.25)
-    assert at_once.as_dict() == in_parts.as_dict()
-    at_once.handed_out(0, 0, {}, 0.5, 2.0, 3.0)  # made beside the training, for longer than it waited
-    assert at_once.as_dict()["wait_seconds"]["transform"] == 0.75
-    assert at_once.as_dict()["wait_seconds"]["collate"] == 0.25

@@ -1,0 +1,151 @@
+"""Whole programs with work in other processes: how they start, and that nothing outlives them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes_kit import SOON, gone
+
+WORK = """
+import os, time
+from pathlib import Path
+def double(x): return 2 * x
+def sleep(seconds):
+    Path("at_work").touch()
+    time.sleep(seconds)
+"""
+
+
+def script(folder: Path, text: str) -> str:
+    (folder / "work.py").write_text(WORK)
+    path = folder / "script.py"
+    path.write_text("import os, signal, sys, time\nfrom solar.io.processes import Processes\n" + text)
+    return str(path)
+
+
+def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, script(folder, text)], cwd=folder, capture_output=True, text=True, timeout=SOON
+    )
+
+
+def run_until_at_work(folder: Path, text: str) -> tuple[subprocess.Popen[str], int]:
+    """A program in a session of its own whose transform process is at work, and that process."""
+    program = subprocess.Popen(
+        [sys.executable, script(folder, text)],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert program.stdout is not None
+    pid = int(program.stdout.readline())
+    end = time.monotonic() + SOON
+    while not (folder / "at_work").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return program, pid
+
+
+def test_a_script_without_a_guard_may_use_work_from_a_module(tmp_path: Path) -> None:
+    done = run(tmp_path, "import work\nprint(Processes(2, work.double).submit(21).wait(30))\nprint('end')\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "42\nend\n", "")
+
+
+def test_work_of_a_script_without_a_guard_is_the_error_that_asks_for_it(tmp_path: Path) -> None:
+    done = run(tmp_path, "def own(x): return x\nprint(Processes(1, own).submit(21).wait(30))\n")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "RuntimeError: Caught RuntimeError in transform process 0." in done.stderr
+    assert "if __name__ == '__main__':" in done.stderr
+
+
+def test_work_payload_and_result_may_be_of_the_main_module(tmp_path: Path) -> None:
+    text = """
+class Box:
+    def __init__(self, x): self.x = x
+def own(box): return Box(box.x + 1)
+if __name__ == "__main__":
+    import work
+    with Processes(1, own) as processes:
+        print(processes.submit(Box(1)).wait(30).x, isinstance(processes.submit(Box(2)).wait(30), Box))
+    with Processes(1, work.double) as processes:
+        try:
+            processes.submit(Box(1)).wait(30)
+        except TypeError as error:
+            print("Box" in str(error))
+"""
+    done = run(tmp_path, text)
+    assert (done.stdout, done.stderr, done.returncode) == ("2 True\nTrue\n", "", 0)
+
+
+def test_work_that_only_a_prompt_knows_says_where_to_put_it(tmp_path: Path) -> None:
+    text = "def own(x): return x\nfrom solar.io.processes import Processes\nProcesses(1, own).submit(1).wait(30)\n"
+    done = subprocess.run([sys.executable, "-"], input=text, cwd=tmp_path, capture_output=True, text=True, timeout=SOON)
+    assert "AttributeError: Caught AttributeError in transform process 0" in done.stderr
+    assert "own was defined at a prompt or in a notebook, put it into a module" in done.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_another_start_method_is_honoured(tmp_path: Path, method: str) -> None:
+    work = "lambda x: 2 * x" if method == "fork" else "work.double"
+    text = f"""
+import multiprocessing, work
+if __name__ == "__main__":
+    processes = Processes(2, {work}, context="{method}")
+    print([task.wait(30) for task in [processes.submit(i) for i in range(4)]])
+    one = Processes(1, {work}, context=multiprocessing.get_context("{method}"))
+    pids = processes.pids + one.pids
+    processes.close()
+    print(one.submit(4).wait(30), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = run(tmp_path, text)
+    assert (done.stdout, done.stderr, done.returncode) == ("[0, 2, 4, 6]\n8\n", "", -signal.SIGKILL)
+
+
+def test_the_end_of_the_interpreter_is_quiet_with_work_under_way(tmp_path: Path) -> None:
+    text = """
+import work
+processes = Processes(2, work.double)
+kept = [processes.submit(bytes(100_000)) for _ in range(5)]
+kept[0].wait(30)
+other = Processes(1, work.sleep)
+task = other.submit(1000)
+"""
+    done = run(tmp_path, text)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+AT_WORK = """
+import work
+processes = Processes(1, work.sleep{context})
+task = processes.submit(1000)
+print(processes.pids[0], flush=True)
+task.wait()
+"""
+
+
+@pytest.mark.parametrize("context", ["", ", context='fork'"], ids=["forkserver", "fork"])
+def test_processes_end_when_their_parent_is_killed(tmp_path: Path, context: str) -> None:
+    program, pid = run_until_at_work(tmp_path, AT_WORK.format(context=context))
+    program.kill()
+    _, stderr = program.communicate(timeout=SOON)
+    assert gone(pid)
+    assert stderr == ""
+
+
+def test_an_interrupt_ends_program_and_processes(tmp_path: Path) -> None:
+    program, pid = run_until_at_work(tmp_path, AT_WORK.format(context=""))
+    os.killpg(program.pid, signal.SIGINT)
+    _, stderr = program.communicate(timeout=SOON)
+    assert gone(pid)
+    assert stderr.count("Traceback") == 1
+    assert stderr.endswith("KeyboardInterrupt\n")
