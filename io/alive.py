@@ -13,6 +13,7 @@ from typing import Any
 from solar.errors import ReadError
 
 EVERY = 0.2  # seconds between two looks
+BURIAL = 1.0  # seconds between the end of a process's connections and its own, at most
 
 Process = list[Any]  # JSON: where its number counts, its number, and when it began
 

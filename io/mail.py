@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError, ReadError
+from solar.io.alive import BURIAL
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Errand: TypeAlias = Generator[list[Any] | None, None, None]
@@ -250,7 +251,10 @@ def _group(distributed: Any, check: Callable[[], None]) -> Any:
             break
         check()
     if isinstance(group, Exception):
-        check()
+        end = time.monotonic() + BURIAL
+        while time.monotonic() < end:  # whose end it was may be seen to have ended only now
+            check()
+            time.sleep(LONGEST)
         raise ReadError(f"the ranks cannot exchange samples over torch.distributed ({group})") from group
     return group
 

@@ -11,15 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from solar.errors import PlanError, ReadError
-from solar.io.alive import Watch, gone
+from solar.io.alive import BURIAL, Watch, gone
 from solar.io.meeting import Meeting, Met, Pause, late, letter_of
 from solar.io.post import Post, default_store, posted
 from solar.io.ranks import detect, distributed_module, launched_ranks, mpi_module, place_on_node
 from solar.values import World
 
 log = logging.getLogger("solar")
-
-BURIAL = 1.0  # seconds between the end of a process's connections and its own, at most
 
 EXCHANGES = ("auto", "mpi", "torch", "read", "off")
 

@@ -26,6 +26,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write(tmp_path_factory.mktemp("training"))
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # torch's own, on Python 3.13.0
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("decode", ["host", "device"])
 def test_a_compiled_model_is_compiled_once_and_gives_the_same(

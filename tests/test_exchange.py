@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import exchange_kit as kit
 import mpi_kit
 import numpy as np
 import pytest
 
-from solar.errors import PlanError
+from solar.errors import PlanError, ReadError
 from solar.io.exchange import Parcels, inbox_nbytes, mail
 
 PROGRAM = Path(__file__).with_name("exchange_program.py")
@@ -74,6 +75,28 @@ def test_a_killed_rank_is_named_to_all_others(after: int, played: Played) -> Non
     said = played("torch", 3, "killed", 1, after, dying=[1])
     assert [one["rank"] for one in said] == [0, 2]
     assert all(one["error"].startswith("rank 1 of 3 is gone: ") for one in said)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_whose_end_breaks_the_making_of_a_group_is_named_even_if_it_is_seen_late(
+    seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def check() -> None:
+        nonlocal looks
+        looks += 1
+        if seen and looks > 3:
+            raise ReadError("rank 1 of 3 is gone")
+
+    broken = Mock(**{"is_initialized.return_value": True, "new_group.side_effect": RuntimeError("Failed to recv")})
+    monkeypatch.setitem(sys.modules, "torch", Mock(distributed=broken))
+    monkeypatch.setitem(sys.modules, "torch.distributed", broken)
+    with pytest.raises(ReadError) as found:
+        mail("torch", check)
+    unseen = "the ranks cannot exchange samples over torch.distributed (Failed to recv)"
+    assert str(found.value) == ("rank 1 of 3 is gone" if seen else unseen)
+    assert looks > 3
 
 
 def test_under_mpi_nobody_outlives_a_killed_rank(played: Played) -> None:
