@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import re
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
+
+import solar
 
 ROOT = Path(__file__).parent.parent
 WORKFLOW = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOWEST = {name: low for name, low in (one.split(">=") for one in PROJECT["dependencies"])}
+
+
+def test_the_version_has_one_source() -> None:
+    assert PROJECT["dynamic"] == ["version"]
+    assert version("solar") == solar.__version__
+    assert f"\nversion: {solar.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    released = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert released[:2] == ["Unreleased", solar.__version__]
 
 
 def pinned(text: str) -> dict[str, str]:
