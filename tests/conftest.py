@@ -44,15 +44,28 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell begins in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "alone: beside no other test of pytest-xdist; it looks at the clock")
-    config.addinivalue_line("markers", "slow: not in `make test`; a test beside it shows the same in less time")
+    config.addinivalue_line("markers", "slow(but=()): not in `make test`, but for these parametrisations")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items if config.getoption("--quick") else ():
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.skip(reason=SLOW))
+    if config.getoption("--quick"):
+        _leave_slow_out(items)
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
+def _leave_slow_out(items: list[pytest.Item]) -> None:
+    """Skips what is marked slow. A name in `but` that no parametrisation has is an error: its test would be lost."""
+    named, met = set(), set()
+    for item in items:
+        if mark := item.get_closest_marker("slow"):
+            function, given = item.nodeid.partition("[")[0], getattr(getattr(item, "callspec", None), "id", None)
+            named |= {(function, one) for one in mark.kwargs.get("but", ())}
+            met.add((function, given))
+            if given is None or given not in mark.kwargs.get("but", ()):
+                item.add_marker(pytest.mark.skip(reason=SLOW))
+    if named - met:
+        raise pytest.UsageError(f"marked slow but for what is not there: {sorted(named - met)}")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

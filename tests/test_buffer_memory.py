@@ -57,6 +57,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return path
 
 
+@pytest.mark.slow(but=["{'chunks': (4, 64, 128), 'compression': 1}-32"])
 @pytest.mark.parametrize("batch", SIZES)
 def test_a_process_grows_by_no_more_than_its_buffer(path: Path, batch: int) -> None:
     command = [sys.executable, "-c", PROGRAM, str(path), str(batch), str(SIZES[batch])]

@@ -102,6 +102,7 @@ def test_the_end_can_be_dropped_and_the_seed_chosen(scan: str, capsys: pytest.Ca
     assert answer["seed"] == 5
 
 
+@pytest.mark.slow(but=["mpi-2", "gloo-2"])
 @pytest.mark.parametrize(("how", "ranks"), [("mpi", 1), ("mpi", 2), ("mpi", 4), ("gloo", 2)])
 def test_the_counts_of_all_ranks_add_up(how: str, ranks: int, scan: str) -> None:
     said = on_ranks(how, ranks, scan, "--batch-size", str(BATCH), "--epochs", "2", "--compute", "1ms", "--json")
@@ -134,6 +135,7 @@ def test_what_rank_0_cannot_open_is_said_once_and_ends_all_ranks(tmp_path: Path)
     assert said[1][2] == ""
 
 
+@pytest.mark.slow(but=["mpi"])
 @pytest.mark.parametrize("how", ["mpi", "gloo"])
 def test_what_another_rank_cannot_do_names_that_rank_and_ends_all(how: str, scan: str) -> None:
     said = on_ranks(how, 3, scan, "--batch-size", "8", "1:--buffer", "1:much")
@@ -144,6 +146,7 @@ def test_what_another_rank_cannot_do_names_that_rank_and_ends_all(how: str, scan
     assert said[0][2] == said[2][2] == ""
 
 
+@pytest.mark.slow
 def test_an_error_amid_the_epochs_ends_the_other_ranks_too(scan: str, tmp_path: Path) -> None:
     program = f"""
 import os

@@ -143,6 +143,7 @@ def test_an_epoch_is_the_same_however_it_is_stored_and_read(
     assert WAYS[way](files[form]) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("threads", "backend"), ENGINES)
 def test_an_epoch_is_the_same_by_any_number_of_threads_and_any_way_to_read(
     threads: int, backend: str, files: dict[str, str], wanted: str
@@ -154,6 +155,7 @@ def test_an_epoch_is_the_same_by_any_number_of_threads_and_any_way_to_read(
     assert set(found.values()) == {wanted}
 
 
+@pytest.mark.slow
 def test_one_two_and_four_ranks_make_the_same_epoch_and_go_on_with_each_others(
     files: dict[str, str], wanted: str, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def trained(name: str, loader: str, out: Path, more: str = "") -> tuple[int, dic
     return status, json.loads((out / f"{name}-{loader}.json").read_text())
 
 
+@pytest.mark.slow(but=["autophasenn"])
 @EACH
 def test_both_loaders_give_the_same_losses_to_the_bit_and_these_fall(name: str, tmp_path: Path) -> None:
     reached, ours = trained(name, "solar", tmp_path, "--level 1e9")
@@ -66,6 +67,7 @@ def test_a_buffer_leaves_the_losses_as_they_are(tmp_path: Path) -> None:
     assert buffered == plain
 
 
+@pytest.mark.slow
 def test_two_ranks_share_the_samples_and_both_loaders_give_the_same_losses(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
@@ -141,6 +143,7 @@ def test_without_the_measured_frames_their_example_is_skipped_and_says_why(
     assert f"skipped: no {tmp_path}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_ptychonn_learns_on_the_measured_frames(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = part("ptychonn.measured")
     monkeypatch.setenv("SOLAR_SHARED", str(SHARED.parent))

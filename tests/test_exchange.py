@@ -37,6 +37,7 @@ def played(tmp_path: Path) -> Played:
     return play
 
 
+@pytest.mark.slow(but=["mpi-2", "torch-2"])
 @pytest.mark.parametrize(("by", "ranks"), MORE)
 def test_every_batch_has_the_samples_of_its_plan_wherever_they_are_read(by: str, ranks: int, played: Played) -> None:
     seeds = range(3) if by == "mpi" else [ranks]
@@ -47,6 +48,7 @@ def test_every_batch_has_the_samples_of_its_plan_wherever_they_are_read(by: str,
         assert sent == received > 0
 
 
+@pytest.mark.slow(but=["torch-2"])
 @pytest.mark.parametrize(("by", "ranks"), [("mpi", 3), ("torch", 2)])
 def test_a_sample_that_cannot_be_read_fails_the_batches_that_need_it_on_all_ranks(
     by: str, ranks: int, played: Played
@@ -56,11 +58,13 @@ def test_a_sample_that_cannot_be_read_fails_the_batches_that_need_it_on_all_rank
     assert [one["threads"] for one in said] == [1] * ranks
 
 
+@pytest.mark.slow(but=["mpi-3"])
 @pytest.mark.parametrize(("by", "ranks"), [("mpi", 3), ("torch", 2)])
 def test_all_may_leave_amid_a_stretch_and_begin_again(by: str, ranks: int, played: Played) -> None:
     assert played(by, ranks, "leave", 1) == [{"threads": 1}] * ranks
 
 
+@pytest.mark.slow(but=["torch-3"])
 @pytest.mark.parametrize(("by", "ranks"), [("mpi", 3), ("torch", 3)])
 def test_who_closes_alone_is_named_to_those_who_still_need_it(by: str, ranks: int, played: Played) -> None:
     first, *others = played(by, ranks, "alone", 1)
@@ -70,6 +74,7 @@ def test_who_closes_alone_is_named_to_those_who_still_need_it(by: str, ranks: in
         assert one["error"] == f"rank 0 of {ranks} has closed its loader, and others go on"
 
 
+@pytest.mark.slow(but=["30"])
 @pytest.mark.parametrize("after", [0, 30])
 def test_a_killed_rank_is_named_to_all_others(after: int, played: Played) -> None:
     said = played("torch", 3, "killed", 1, after, dying=[1])
@@ -104,11 +109,13 @@ def test_under_mpi_nobody_outlives_a_killed_rank(played: Played) -> None:
     assert all(one["error"].startswith("rank 1 of 3 is gone: ") for one in said)
 
 
+@pytest.mark.slow(but=["torch-2"])
 @pytest.mark.parametrize(("by", "most"), [("mpi", 1), ("mpi", 3), ("torch", 2)])
 def test_no_more_batches_than_the_window_has_are_with_the_exchange(by: str, most: int, played: Played) -> None:
     assert played(by, 2, "window", most) == [{"most": most}] * 2
 
 
+@pytest.mark.slow(but=["mpi-2"])
 @pytest.mark.parametrize(("by", "ranks"), WAYS)
 def test_ranks_with_different_plans_all_end_with_an_error(by: str, ranks: int, played: Played) -> None:
     said = played(by, ranks, "different")
@@ -116,17 +123,20 @@ def test_ranks_with_different_plans_all_end_with_an_error(by: str, ranks: int, p
     assert all("the ranks carry out different plans" in one["error"] for one in said)
 
 
+@pytest.mark.slow(but=["torch-2"])
 @pytest.mark.parametrize(("by", "ranks"), WAYS)
 def test_who_waits_too_long_is_told_for_whom_and_may_wait_again(by: str, ranks: int, played: Played) -> None:
     first, _ = played(by, ranks, "late")
     assert first["text"] == "no values after 0.6 s: still waiting for rank 1 of 2"
 
 
+@pytest.mark.slow(but=["mpi-2"])
 @pytest.mark.parametrize(("by", "ranks"), WAYS)
 def test_an_exchange_that_nobody_has_any_more_ends(by: str, ranks: int, played: Played) -> None:
     assert played(by, ranks, "garbage") == [{"threads": 1}] * ranks
 
 
+@pytest.mark.slow(but=["torch-2"])
 @pytest.mark.parametrize(("by", "ranks"), WAYS)
 def test_whoever_drops_an_exchange_does_not_stand_still_until_others_close_theirs(
     by: str, ranks: int, played: Played
@@ -134,16 +144,19 @@ def test_whoever_drops_an_exchange_does_not_stand_still_until_others_close_their
     assert played(by, ranks, "dropped") == [{"threads": 1}] * ranks
 
 
+@pytest.mark.slow(but=["mpi-2"])
 @pytest.mark.parametrize(("by", "ranks"), WAYS)
 def test_a_forked_process_has_no_exchange_and_leaves_its_parents_alone(by: str, ranks: int, played: Played) -> None:
     assert played(by, ranks, "forked") == [{"status": 7}] * ranks
 
 
+@pytest.mark.slow(but=["torch-3"])
 @pytest.mark.parametrize(("by", "ranks"), [("mpi", 3), ("torch", 3)])
 def test_a_program_may_end_amid_a_stretch_without_closing(by: str, ranks: int, played: Played) -> None:
     assert played(by, ranks, "unclosed") == [{"rank": rank} for rank in range(ranks)]
 
 
+@pytest.mark.slow(but=["mpi-2"])
 @pytest.mark.parametrize(("by", "ranks"), WAYS)
 def test_who_closes_long_before_the_others_waits_a_little_and_still_takes_what_they_send(
     by: str, ranks: int, played: Played

@@ -149,6 +149,15 @@ def check_page(name: str, said: str, head: list[str], length: int) -> None:
         assert table_of_the_page(head, length)[name] == said
 
 
+@pytest.mark.slow(
+    but=[
+        "a read fails (EIO), once",
+        "the file is gone (ENOENT)",
+        "the file is written to after the first batch",
+        "a bit of a chunk with a checksum is wrong",
+        "reads bring fewer bytes than were asked for",
+    ]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_what_the_page_says_becomes_of_a_fault_is_what_becomes_of_it(name: str, tmp_path: Path) -> None:
     found: dict[str, str] = {}

@@ -77,6 +77,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("start", "ranks"), [(under_mpi, (4, 2, 1)), (under_gloo, (2, 4))])
 def test_a_run_that_is_warned_goes_on_with_other_ranks_as_if_nothing_had_been(
     start: Callable[..., list[Any]], ranks: tuple[int, ...], uninterrupted: Path, tmp_path: Path
@@ -149,6 +150,7 @@ def environment(**more: str) -> dict[str, str]:
     return os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"} | more
 
 
+@pytest.mark.slow
 def test_mpiexec_hands_the_warning_on_and_the_exit_status_back(place: Path) -> None:
     path = f"{Path(mpiexec()).parent}{os.pathsep}{environment()['PATH']}"
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

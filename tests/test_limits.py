@@ -37,6 +37,7 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_memory_stays_within_the_buffer_however_samples_are_stored(scenes: dict[str, Any]) -> None:
     forms = len(limits_kit.FORMS) + 1
     assert len(scenes) == forms * len(limits_kit.SCENES) + 2 * len(limits_kit.FEW_SCENES)
@@ -53,6 +54,7 @@ bytearray(32 << 20)
 """
 
 
+@pytest.mark.slow
 def test_every_scene_lives_in_a_control_group_that_may_have_its_buffer_and_little_more(scenes: dict[str, Any]) -> None:
     with limits_groups.made() as group:
         if group is None:
@@ -64,6 +66,7 @@ def test_every_scene_lives_in_a_control_group_that_may_have_its_buffer_and_littl
     assert all(had["limited"] for had in scenes.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("under", [mpi_kit.under_gloo, mpi_kit.under_mpi], ids=["gloo", "mpi"])
 def test_two_ranks_live_together_in_a_group_that_may_have_one_buffer(
     under: Callable[..., list[Any]], tmp_path: Path

@@ -252,6 +252,7 @@ def try_all(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow(but=["contiguous-False", "chunks of eight-True"])
 @pytest.mark.parametrize(
     ("kind", "whole"), [*((kind, False) for kind in KINDS), ("chunks of one", True), ("chunks of eight", True)]
 )
@@ -279,6 +280,7 @@ def test_the_memory_of_a_node_is_there_once_and_in_no_file_system(files: dict[st
     assert trial["in files"] == [False] * 3
 
 
+@pytest.mark.slow
 def test_when_a_process_is_killed_at_any_moment_the_others_get_an_error_that_names_it(files: dict[str, str]) -> None:
     draw = random.Random(5)
     specs = []

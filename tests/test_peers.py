@@ -59,6 +59,7 @@ def on(request: pytest.FixtureRequest) -> Start:
 # --- meeting ----
 
 
+@pytest.mark.slow(but=["mpi-2", "torch-3"])
 @pytest.mark.parametrize(("by", "ranks"), [("mpi", 2), ("torch", 3), ("mpi", 4)])
 def test_all_ranks_learn_who_is_there_what_they_tell_and_the_least(by: str, ranks: int) -> None:
     said = ranks_by(
@@ -77,6 +78,7 @@ say([these.rank == rank, these.ranks == ranks, these.by, meet(
     assert said == {rank: [True, True, by, [[0] * ranks, mates, least], True] for rank in range(ranks)}
 
 
+@pytest.mark.slow(but=["torch"])
 def test_many_meetings_follow_each_other_and_none_is_taken_for_another(on: Start) -> None:
     """Also those of several threads, and those with letters of a megabyte."""
     said = on(
@@ -151,6 +153,7 @@ def test_after_a_difference_the_ranks_can_meet_again(by: str) -> None:
 # --- who is late ----
 
 
+@pytest.mark.slow(but=["torch"])
 def test_a_rank_that_does_not_come_is_named_and_finds_why_the_others_left(on: Start) -> None:
     said = on(
         3,
@@ -167,6 +170,7 @@ say([meet("the first batch", seconds=1.0), meet("something else")[0]])
     assert [nodes for _, nodes in said.values()] == [[0, 0, 0]] * 3, "the meeting after it is none the worse"
 
 
+@pytest.mark.slow(but=["mpi"])
 def test_rank_0_that_does_not_come_is_named(on: Start) -> None:
     said = on(
         3,
@@ -182,6 +186,7 @@ say(meet("the first batch", seconds=1.0))
     assert said[0].startswith(("rank 1 came for the first batch, and waited 1 s and gave up", "rank 2 came for"))
 
 
+@pytest.mark.slow
 def test_who_comes_first_waits_as_long_as_rank_0_who_comes_later(on: Start) -> None:
     said = on(
         3,
@@ -214,6 +219,7 @@ def test_a_program_whose_ranks_failed_to_meet_ends() -> None:
     assert len(under_mpi(2, BEGINS["mpi"] + ALL + body)) == 1
 
 
+@pytest.mark.slow(but=["mpi-0", "torch-1"])
 @pytest.mark.parametrize("who", [0, 1])
 def test_ctrl_c_ends_the_waiting_and_tells_the_others(on: Start, who: int) -> None:
     said = on(

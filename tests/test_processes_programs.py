@@ -93,6 +93,7 @@ def test_work_that_only_a_prompt_knows_says_where_to_put_it(tmp_path: Path) -> N
     assert "own was defined at a prompt or in a notebook, put it into a module" in done.stderr
 
 
+@pytest.mark.slow(but=["spawn"])
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_another_start_method_is_honoured(tmp_path: Path, method: str) -> None:
     work = "lambda x: 2 * x" if method == "fork" else "work.double"
@@ -133,6 +134,7 @@ task.wait()
 """
 
 
+@pytest.mark.slow(but=["forkserver"])
 @pytest.mark.parametrize("context", ["", ", context='fork'"], ids=["forkserver", "fork"])
 def test_processes_end_when_their_parent_is_killed(tmp_path: Path, context: str) -> None:
     program, pid = run_until_at_work(tmp_path, AT_WORK.format(context=context))

@@ -296,6 +296,7 @@ except PlanError as error:
 """
 
 
+@pytest.mark.slow(but=["2"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_of_a_real_mpiexec_have_its_numbers_and_places(ranks: int) -> None:
     assert dict(under_mpi(ranks, WORLD_OF_MPI)) == {rank: [rank, ranks, rank, ranks] for rank in range(ranks)}

@@ -22,6 +22,7 @@ CURVE = os.environ.get("SOLAR_SOAK_CURVE")
 SPARE = 16 << 20  # bytes that the second half may have more: threads of the allocator, batches of a size not met before
 
 
+@pytest.mark.slow
 def test_a_program_that_goes_on_for_long_takes_no_more_than_it_did(tmp_path: Path) -> None:
     kit = Path(__file__).with_name("soak_kit.py")
     command = [sys.executable, str(kit), str(SECONDS), str(tmp_path)]

@@ -155,12 +155,14 @@ def where(file: Path, sample: int) -> str:
     return f"{file}: /x, sample {sample}, offset {offset}"
 
 
+@pytest.mark.slow(but=["pread"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_stalled_read_is_named_and_the_program_ends_while_it_is_stalled(file: Path, shim: Path, backend: str) -> None:
     said = run(BEGIN.format(path=sys.path, backend=backend), file, shim)
     assert said == f"no values after 0.2 s: still waiting for {where(file, 3)}\n"
 
 
+@pytest.mark.slow(but=["pread"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_read_that_was_stalled_comes_whole(file: Path, shim: Path, backend: str) -> None:
     assert where(file, 3) in run(BEGIN.format(path=sys.path, backend=backend) + RELEASED, file, shim)

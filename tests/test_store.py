@@ -194,6 +194,7 @@ def test_chunk_shapes_are_of_bounded_size() -> None:
     assert chunk_of((5, 1 << 20), 4, samples=100) == (4, 1 << 20)
 
 
+@pytest.mark.slow(but=["rel=1e-4-field-femm", "lossless-tomo-tooth"])
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared files are not here")
 @pytest.mark.parametrize("folder", ["climate-ukesm1", "field-femm", "neutron-chopper", "ptycho-petra3", "tomo-tooth"])
 @pytest.mark.parametrize("codec", ["rel=1e-4", "lossless"])

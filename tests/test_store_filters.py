@@ -103,6 +103,7 @@ def test_what_zfp_cannot_keep_is_refused_with_its_place(tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir()] == ["a.h5"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_another_filter_goes_on(tmp_path: Path) -> None:
     many_samples(tmp_path / "a.h5", 300)
     out, task = tmp_path / "b.h5", 256 * 64 * 64 * 4
@@ -125,6 +126,7 @@ def test_a_killed_run_with_another_filter_goes_on(tmp_path: Path) -> None:
         out.unlink()
 
 
+@pytest.mark.slow
 def test_ranks_write_the_same_bytes_with_another_filter(tmp_path: Path) -> None:
     many_samples(tmp_path / "a.h5", 300)
     compress(tmp_path / "a.h5", tmp_path / "whole.h5", "abs=0.01,filter=zfp")

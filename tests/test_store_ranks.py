@@ -39,6 +39,7 @@ def large(tmp_path: Path) -> Path:
     return tmp_path / "a.h5"
 
 
+@pytest.mark.slow(but=["2"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_write_the_same_bytes_as_one_process(ranks: int, large: Path) -> None:
     said = under_mpi(ranks, PROGRAM, large, large.with_name("b.h5"), "", 0)
@@ -50,6 +51,7 @@ def test_ranks_write_the_same_bytes_as_one_process(ranks: int, large: Path) -> N
     assert not [*large.parent.glob(".*")]
 
 
+@pytest.mark.slow
 def test_what_ranks_did_before_the_job_ended_is_not_done_again(large: Path) -> None:
     out = large.with_name("b.h5")
     under_mpi(3, PROGRAM, large, out, "", 2, dying=range(3))

@@ -46,6 +46,7 @@ def finished(large: Path) -> int:
     return again
 
 
+@pytest.mark.slow(but=["1"])
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_a_killed_run_goes_on_and_gives_the_same_bytes(tasks: int, large: Path) -> None:
     code, _ = ended(signal.SIGKILL, tasks * TASK, *command(large))
@@ -54,6 +55,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(tasks: int, large: Path) 
     assert finished(large) == tasks * TASK
 
 
+@pytest.mark.slow
 def test_a_run_may_be_killed_again_and_again(large: Path) -> None:
     for tasks in (1, 1, 2):
         code, _ = ended(signal.SIGKILL, tasks * TASK, *command(large))
@@ -101,6 +103,7 @@ def test_two_runs_do_not_write_the_same_file(large: Path) -> None:
     assert large.with_name("b.h5").read_bytes() == large.with_name("whole.h5").read_bytes()
 
 
+@pytest.mark.slow
 def test_damage_to_what_was_left_costs_time_only(large: Path) -> None:
     rng = np.random.default_rng(0)
     for damage in ("bytes", "half", "lines", "gone"):
@@ -169,6 +172,7 @@ def test_a_full_disk_leaves_what_was_done(large: Path) -> None:
     assert finished(large) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a small file system")
 def test_a_small_file_system_leaves_what_was_done(large: Path) -> None:
     folder = large.with_name("small")
@@ -221,6 +225,7 @@ sys.exit(code)
     return int(run.stdout.split()[-1])
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     peaks = []
     for samples in (1800, 7200):

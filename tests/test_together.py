@@ -119,6 +119,7 @@ def check_counts(found: dict[int, Any], *, at_end: bool = True) -> None:
         assert reads == planned if at_end else 0 < reads <= planned
 
 
+@pytest.mark.slow(but=["2-mpi", "2-torch"])
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_of_a_node_have_torchs_batches_and_one_plan(by: str, ranks: int, tmp_path: Path) -> None:
@@ -133,6 +134,7 @@ def test_ranks_of_a_node_have_torchs_batches_and_one_plan(by: str, ranks: int, t
         check_counts(found)
 
 
+@pytest.mark.slow(but=["read-mpi-2", "auto-torch-2"])
 @pytest.mark.parametrize(("by", "ranks"), [("mpi", 2), ("torch", 2), ("mpi", 3)])
 @pytest.mark.parametrize("exchange", ["read", "auto"])
 def test_each_node_reads_its_home_and_steps_have_the_same_samples(
@@ -168,6 +170,7 @@ def any_case(rng: np.random.Generator, ranks: int, folder: Path, number: int) ->
     )  # fmt: skip
 
 
+@pytest.mark.slow(but=["2-1", "2-2"])
 @pytest.mark.parametrize(("ranks", "nodes"), WORLDS)
 def test_any_configuration_has_each_steps_samples(ranks: int, nodes: int, tmp_path: Path) -> None:
     rng = np.random.default_rng([ranks, nodes])
@@ -179,6 +182,7 @@ def test_any_configuration_has_each_steps_samples(ranks: int, nodes: int, tmp_pa
         check_counts(found, at_end=one["known"] is not None)
 
 
+@pytest.mark.slow(but=["2-1"])
 @pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (4, 2)])
 def test_all_that_fits_is_read_once_by_one_rank(ranks: int, nodes: int, tmp_path: Path) -> None:
     samples = 96
@@ -198,6 +202,7 @@ def by_node(found: dict[int, Any]) -> list[list[dict[str, Any]]]:
     return list(nodes.values())
 
 
+@pytest.mark.slow(but=["2-2"])
 @pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (2, 2), (4, 2)])
 def test_ranks_that_leave_an_epoch_begin_the_next_and_go_on_from_a_state(
     ranks: int, nodes: int, tmp_path: Path
@@ -255,6 +260,7 @@ except PlanError as error:
     assert all("order" in text for text in said[2::3])
 
 
+@pytest.mark.slow(but=["2-2"])
 @pytest.mark.parametrize(("ranks", "nodes"), [(3, 1), (2, 2)])
 def test_an_epoch_may_be_shorter_than_a_step(ranks: int, nodes: int, tmp_path: Path) -> None:
     path = written(tmp_path / "a.h5", 25, LAYOUTS[2])
@@ -313,6 +319,7 @@ def test_without_a_buffer_asked_for_a_rank_may_look_at_a_batch_alone(tmp_path: P
     assert said_by(2, program, path) == [[8, 8], "nothing"]
 
 
+@pytest.mark.slow(but=["node"])
 @pytest.mark.parametrize("apart", [[], ["-launcher", "fork", "-hosts", "n0,n1"]], ids=["node", "nodes"])
 def test_all_may_leave_shortly_before_the_end_whatever_threads_have_taken_ahead(
     apart: list[str], tmp_path: Path

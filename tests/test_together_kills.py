@@ -91,6 +91,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a.h5"
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_when_a_rank_is_killed_at_any_time_the_others_end_with_an_error_that_names_it(path: Path) -> None:
     specs = trials(path, TRIALS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import h5py
 import mpi_kit
 import numpy as np
+import pytest
 from kit import settle
 
 SAMPLES, BUFFER = 5120, 256 << 20  # of 64 KiB each, 320 MiB
@@ -47,6 +48,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_four_ranks_of_a_node_take_the_memory_of_one(tmp_path: Path) -> None:
     path = tmp_path / "x.h5"
     with h5py.File(path, "w") as file:

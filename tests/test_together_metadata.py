@@ -60,6 +60,7 @@ def test_layouts_over_many_files_are_the_same_when_they_have_been_packed(make: C
     assert other.paths == tuple(paths)
 
 
+@pytest.mark.slow(but=["mpi"])
 def test_all_ranks_have_the_layouts_that_only_rank_0_has_read(on: Callable[..., dict[int, Any]], zoo: str) -> None:
     body = """
 path = sys.argv[1]
@@ -84,6 +85,7 @@ say([
     assert said == {rank: [True] * 4 + [total, 3 if rank == 0 else 0] for rank in range(3)}
 
 
+@pytest.mark.slow(but=["torch"])
 def test_large_chunk_tables_go_from_rank_to_rank(on: Callable[..., dict[int, Any]], tmp_path: Path) -> None:
     path = tmp_path / "many.h5"
     with h5py.File(path, "w") as file:
@@ -103,6 +105,7 @@ say([layout.digest, len(layout.chunk_offset), int(dataset[29_997][1]), layout.ch
         assert not writeable or rank == 0
 
 
+@pytest.mark.slow(but=["torch"])
 def test_an_error_of_rank_0_is_the_same_error_on_all(on: Callable[..., dict[int, Any]], zoo: str) -> None:
     body = """
 found = []

@@ -79,6 +79,7 @@ def test_one_rank_takes_the_same_course_also_resumed(files: tuple[Path, Path], p
     check_same(together(told, "resume"), four[SAVED_AT:])
 
 
+@pytest.mark.slow
 def test_two_ranks_take_the_same_course_also_resumed_and_with_uneven_batches(
     files: tuple[Path, Path], program: Program, four: Steps
 ) -> None:
@@ -91,6 +92,7 @@ def test_two_ranks_take_the_same_course_also_resumed_and_with_uneven_batches(
     assert len(shares) > 3, "the batches were even"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [3, 8])
 def test_other_numbers_of_ranks_go_on_from_amid_an_epoch_as_the_first_would_have(
     ranks: int, files: tuple[Path, Path], program: Program, four: Steps
