@@ -19,7 +19,7 @@ from solar.errors import LayoutError, SolarError
 from solar.io import datatype, slow
 from solar.io.index import Folder, Table, chunk_table
 from solar.io.metadata import read_together
-from solar.io.nearest import hint
+from solar.io.nearest import hint, listed, nearest
 from solar.io.paths import Paths, files_of
 from solar.io.peers import peers
 from solar.values import Filter, Form, Layout
@@ -153,18 +153,21 @@ def _inspect_one(files: list[str], name: str, per_file: bool, cache: Folder) -> 
 def _with_hint(said: str, file: str, name: str) -> str:
     """The error about a name; where the file has no such dataset, with the full paths of what may have been meant."""
     told, missing, what = said.partition(": there is no ")
-    if not missing:
+    group = said.endswith(": it is a group, not a dataset")
+    if not missing and not group:
         return said
     try:
-        names = [dataset["name"] for dataset in _native.read_metadata(file)["datasets"]]
+        shapes = {dataset["name"]: dataset["shape"] for dataset in _native.read_metadata(file)["datasets"]}
     except SolarError:  # its own error is another story
         return said
-    if "/" + name.strip("/") in names:
-        return said
+    asked = "/" + name.strip("/")
+    if group:
+        inside = {path: shape for path, shape in shapes.items() if path.startswith(asked.rstrip("/") + "/")}
+        return f"{said}; {listed(inside, file)}"
     missed, near, _ = what.partition("; did you mean ")
-    if not (meant := hint(name, names)):
-        return said if near else f"{said}; `solar inspect {file}` lists what there is"
-    return f"{told}{missing}{missed}; {meant}"
+    if asked in shapes or (near and not nearest(name, shapes)):
+        return said
+    return f"{told}{missing}{missed}; {hint(name, shapes, file)}"
 
 
 def _check_counts(layouts: list[Layout]) -> None:

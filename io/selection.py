@@ -139,7 +139,7 @@ def _known(name: str | None, found: Mapping[str, Any], file: str) -> str:
     path = "/" + (name or "").strip("/")
     if path in found:
         return path
-    meant = hint(path, found) or "`solar inspect` lists what there is"
+    meant = hint(path, {name: one.shape or () for name, one in found.items()}, file)
     raise LayoutError(f"{file}: there is no dataset {path} to be compressed; {meant}")
 
 

@@ -45,6 +45,9 @@ def read_metadata(path: str, name: str = "") -> Metadata: ...
 def read_metadata_of_many(paths: list[str], name: str, threads: int) -> list[Metadata]:
     """The same dataset of many files, in parallel; the first bad file (in order) is the error."""
 
+def why_not_hdf5(path: str) -> str:
+    """What a file without HDF5's signature seems to be, and what to do; empty: it has one."""
+
 def chunk_table(path: str, name: str, header_address: int = ...) -> tuple[U64, U64, U64, U32]:
     """index, offset, nbytes, mask of every chunk that was written, by ascending index.
 

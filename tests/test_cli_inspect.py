@@ -174,7 +174,7 @@ def test_a_name_without_its_groups_finds_the_path_that_was_meant(
         assert capsys.readouterr().err.endswith(f"; did you mean /entry/data/{meant}?\n")
     assert main(["inspect", path, "wholly-different"]) == 1
     assert capsys.readouterr().err.endswith(
-        f"there is no wholly-different; `solar inspect {path}` lists what there is\n"
+        "there is no wholly-different; it has /entry/data/counts, /entry/truth/phase\n"
     )
     with pytest.raises(LayoutError, match=r"there is no phase; did you mean /entry/truth/phase\?"):
         inspect([path, path], "phase")

@@ -1,4 +1,4 @@
-// read_metadata, read_metadata_of_many, chunk_table.
+// read_metadata, read_metadata_of_many, chunk_table, why_not_hdf5.
 
 #include "solar/metadata.hpp"
 
@@ -210,6 +210,16 @@ nb::tuple chunk_table(nb::str python_path, nb::str python_name, std::uint64_t he
                         array(std::move(table.mask)));
 }
 
+nb::str why_not_hdf5(nb::str python_path) {
+  const std::string path = bytes_of(python_path);
+  std::string why;
+  {
+    nb::gil_scoped_release released;
+    why = solar::why_not_hdf5(solar::File::plain(path));
+  }
+  return text(why);
+}
+
 }  // namespace
 
 void bind_metadata(nb::module_& module) {
@@ -217,4 +227,5 @@ void bind_metadata(nb::module_& module) {
   module.def("read_metadata_of_many", &read_metadata_of_many, nb::arg("paths"), nb::arg("name"), nb::arg("threads"));
   module.def("chunk_table", &chunk_table, nb::arg("path"), nb::arg("name"),
              nb::arg("header_address") = solar::undefined_address);
+  module.def("why_not_hdf5", &why_not_hdf5, nb::arg("path"));
 }

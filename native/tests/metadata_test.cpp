@@ -188,8 +188,13 @@ TEST_CASE("a file behind a user block is found, and its addresses are absolute")
 }
 
 TEST_CASE("what is no HDF5 file is refused") {
-  CHECK(says(refusal({}), "signature"));
+  CHECK(says(refusal({}), "0 bytes: empty"));
   CHECK(says(refusal(std::vector<std::byte>(5000)), "signature"));
+  Writer tar;
+  tar.bytes.resize(257);
+  tar.text("ustar");
+  CHECK(says(refusal(tar.bytes), "a tar archive"));
+  CHECK(says(refusal({tar.bytes.begin(), tar.bytes.end() - 1}), "signature"));
 }
 
 TEST_CASE("a file cut short is refused at every length") {
