@@ -12,6 +12,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from solar.torch.dataset import H5Dataset, Room, alike, start_together
 from solar.torch.pending import PendingBatch, leaves
+from solar.values import Layout
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 Locate = Callable[[Sequence[Any] | Array], tuple[Array, Array]]
@@ -40,10 +41,20 @@ class Beneath:
         """What samples are called, in whatever subset."""
         return rows if len(self.datasets) == 1 else rows + self.firsts[which]
 
+    def layouts(self) -> list[Layout]:
+        """Of each H5Dataset each field."""
+        return [layout for dataset in self.datasets for layout in leaves(dataset.layouts)]
+
     def filters(self) -> set[int]:
         """HDF5's numbers of the filters that are undone to read it."""
-        layouts = [layout for dataset in self.datasets for layout in leaves(dataset.layouts)]
-        return {one.id for layout in layouts for form in layout.forms for one in form.filters}
+        return {one.id for layout in self.layouts() for form in layout.forms for one in form.filters}
+
+    def samples_per_chunk(self) -> int:
+        """How many samples share a chunk that is decompressed, at most."""
+        shared = [
+            min(form.chunk[0], layout.samples) for layout in self.layouts() for form in layout.forms if form.filters
+        ]
+        return max([1, *shared])
 
     @cached_property
     def firsts(self) -> Array:

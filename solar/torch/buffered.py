@@ -47,16 +47,7 @@ log = logging.getLogger("solar")
 USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
 SEGMENTS = 32, 256  # at most
 
-
-NAMES = (
-    "_nbytes",
-    "_asked",
-    "_epochs",
-    "_storage",
-    "_stats",
-    "_exchange",
-    "_balance",
-)  # what a copy in another process has
+NAMES = ("_nbytes", "_asked", "_epochs", "_storage", "_stats", "_exchange", "_balance")  # what a copy elsewhere has
 
 
 class Queued(NamedTuple):
@@ -115,6 +106,10 @@ class Buffered:
         self._work: Work | None = None
         self._holder: Turn | None = None
         self._budget: Budget | None = None
+
+    def share(self, beneath: Beneath) -> float:
+        """How much of the data the buffer has room for; 0: there is none."""
+        return min(1.0, (self._chosen or 0) / max(1, sum(one.stored_nbytes for one in beneath.layouts())))
 
     # --- an iterator begins, and ends ----
 

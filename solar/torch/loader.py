@@ -258,7 +258,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def report(self) -> str:
         """The counts in words: how long your training waited for data, for what, and what would help."""
         found = h5_beneath(self.dataset) if self._engine_told else ""
-        return self._stats.report(() if isinstance(found, str) else found.filters())
+        if isinstance(found, str):
+            return self._stats.report()
+        return self._stats.report(found.filters(), found.samples_per_chunk(), self._buffered.share(found))
 
     # --- the end ----
 
