@@ -1,4 +1,4 @@
-"""What is no HDF5 file is called by its name, with what to do; a name that no dataset has is answered with those there."""
+"""What is no HDF5 file is called by its name; a name that no dataset has is answered with those there are."""
 
 from __future__ import annotations
 
@@ -123,11 +123,11 @@ def test_a_name_like_none_is_answered_with_the_datasets_there_are(make: Callable
 
 def test_a_group_is_answered_with_the_datasets_in_it(make: Callable[..., str]) -> None:
     path = make("a.h5", **{"scan/counts": np.zeros((50, 4)), "truth": np.zeros(50)})
-    with pytest.raises(LayoutError, match="/scan: it is a group, not a dataset; it has /scan/counts$"):
+    with pytest.raises(LayoutError, match=r"/scan: it is a group, not a dataset; it has /scan/counts$"):
         solar.inspect(path, "scan")
     with h5py.File(path, "r+") as file:
         file.create_group("void")
-    with pytest.raises(SolarError, match="/void: it is a group, not a dataset; it has no dataset$"):
+    with pytest.raises(SolarError, match=r"/void: it is a group, not a dataset; it has no dataset$"):
         solar.inspect(path, "void", cache=None)
 
 

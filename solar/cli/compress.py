@@ -59,7 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bounds.add_argument("--lossless", action="store_true", help="every bit comes back")
     add("--field", metavar="NAME:HOW,...", action="append", default=[], help="of single data sets: x:abs=1e-3,y:keep")
     add("--coder", choices=CODERS, default="auto", help="pack decodes fastest, dense is smallest (auto: smallest)")
-    add("--predictor", choices=PREDICTORS, default="auto", help="what values are foretold from (auto: tried)")
+    add(
+        "--predictor",
+        choices=PREDICTORS,
+        default="auto",
+        help="how values are predicted from their neighbours (auto: tried)",
+    )
     add("--filter", choices=FILTERS, default=OURS, help=f"who makes the chunks: {OURS}, or one of hdf5plugin's")
     add("--chunk-samples", metavar="K", type=quantities.count, help="samples in a chunk (1, or several small ones)")
     add("--threads", metavar="N", type=quantities.count, help="that encode (as many as there are processors)")
@@ -137,7 +142,7 @@ def _stopped(target: Path) -> str:
         return "stopped: nothing is left of it"
     return (
         f"stopped: {words.count(chunks, 'chunk')} are kept in {left[-1].path}; "
-        "the same command goes on from there, --force begins anew"
+        "the same command goes on from there, --force starts again"
     )
 
 
@@ -237,12 +242,12 @@ def _warnings(source: str, stored: Stored) -> Iterator[str]:
     if already := [one.name for one in stored.left if one.reason == COMPRESSED]:
         yield (
             f"{source}: solar compressed {', '.join(already[:SHOWN])} already: copied with the bound it has; for "
-            "another one, compress the file that it was made of"
+            "another one, compress the original file"
         )
     if twice := [part.name for part, _ in stored.parts if _was_ours(source, part.name)]:
         yield (
-            f"{source}: solar compressed {', '.join(twice[:SHOWN])} already: the new bound is counted from values that "
-            "may be off by the old one, which comes on top"
+            f"{source}: solar compressed {', '.join(twice[:SHOWN])} already: its values may be off by the old bound, "
+            "and are now off by the new one as well"
         )
 
 
