@@ -220,7 +220,8 @@ def _check_readable(layout: Layout) -> None:
     if layout.reader == "none":
         raise LayoutError(f"{layout.paths[0]}: {layout.name}: {layout.reason}")
     if layout.reader == "h5py":
-        log.info("%s: %s is read through libhdf5: %s", layout.paths[0], layout.name, layout.reason)
+        slower = "which is often slower than PyTorch with h5py"
+        log.info("%s: %s is read through libhdf5, %s: %s", layout.paths[0], layout.name, slower, layout.reason)
 
 
 def _read_whole(layout: Layout, values: NDArray[Any]) -> None:

@@ -109,7 +109,7 @@ def test_contiguous_data_cost_one_read_per_sample(make: Callable[..., str]) -> N
 def test_a_chunk_of_many_samples_is_told_with_its_remedy(make: Callable[..., str]) -> None:
     told, what_to_do = words_of(make, np.zeros((256, 64, 64), "f4"), chunks=(64, 64, 64), compression="gzip")
     assert told == "64 samples share a chunk: reading one decodes 1 MiB for 16 KiB of values."
-    assert "the dataset 64 times over" in what_to_do
+    assert "64 times the dataset" in what_to_do
     assert 'DataLoader(..., buffer="25%")' in what_to_do
     assert what_to_do.splitlines()[1:] == [
         "solar compress OLD NEW --chunk-samples 1 --field x:rel=1e-3",
@@ -204,6 +204,19 @@ def test_a_sample_of_one_chunk_is_told_as_it_is(make: Callable[..., str]) -> Non
     told, what_to_do = words_of(make, np.zeros((64, 128, 128), "f4"), chunks=(1, 128, 128), compression="gzip")
     assert told == "Reading one sample decodes its one chunk, 64 KiB, nothing else."
     assert what_to_do == ""
+
+
+def test_a_virtual_dataset_is_told_to_be_slow_and_what_is_faster(make: Callable[..., str], tmp_path: Path) -> None:
+    source, large = make("source.h5", x=np.zeros((300, 1024), "f8")), h5py.VirtualLayout((600, 1024), "f8")
+    for begin in (0, 300):
+        large[begin : begin + 300] = h5py.VirtualSource(source, "x", (300, 1024))
+    with h5py.File(tmp_path / "view.h5", "w") as file:
+        file.create_virtual_dataset("x", large)
+    layout = inspect(tmp_path / "view.h5", "x", cache=None)
+    assert "one process, which is often slower than PyTorch with h5py: it is a virtual" in costs_in_words(layout)
+    assert "give the list of their files in place of this one: they are read natively" in advice(layout)
+    listed = inspect([source, source], "x", cache=None)
+    assert (listed.reader, advice(listed)) == ("direct", "")
 
 
 def test_cost_counts_reads_and_waste(make: Callable[..., str]) -> None:

@@ -185,7 +185,7 @@ def test_counts_are_told_their_sigma_and_that_lossless_is_nearly_free(
     assert (field["rungs"][1]["rms_error"], field["recommended"]) == (0, "lossless")
     assert main(["tune", path, *line.split(), "--fraction", "1e-6"]) == 0
     shown = capsys.readouterr().out
-    assert f"counts: by Poisson's law uncertain by sigma, {np.sqrt(counts.mean()):.3g} as" in shown
+    assert f"counts have Poisson noise: sigma is {np.sqrt(counts.mean()):.3g} as" in shown
     assert "recommended: lossless. These are whole numbers" in shown
 
 
@@ -211,7 +211,7 @@ def test_what_solar_compressed_before_is_told(
     monkeypatch.setattr("solar.cli.progress.EVERY", 0.0)
     assert main(["tune", small, *line.split()]) == 0
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith(f"solar: {small}: solar compressed x already: what is found is of these values")
+    assert said[0].startswith(f"solar: {small}: solar compressed x already: the answer leaves out by how much")
     assert "training, step: 1 of 2" in said  # a line now and then for who reads them later
     assert any(re.fullmatch(r"taking gradients for 2 bounds on x, batch: \d of 8", one) for one in said)
 

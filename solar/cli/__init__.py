@@ -21,7 +21,7 @@ COMMANDS = {
     "inspect": "what a file holds, and what reading it in random order will cost",
     "plan": "what an epoch will cost on your storage, by our policy and by others'",
     "probe": "measures a storage: latency, bandwidth, requests a second",
-    "rehearse": "reads whole epochs as a training on these ranks would, and says whether it would be fed",
+    "rehearse": "reads whole epochs as a training on these ranks would, and says whether it would wait",
     "tune": "how far inputs may be off before a model's gradients notice: which bound to choose",
     "verify": "whether a compressed file holds what its original does, or whether a file is damaged",
 }

@@ -47,7 +47,7 @@ keys of --json: version (1), file, model, loss, batch, seed, steps, fraction, fi
   changes, shared}]; these two and anew of each state, as shares of its noise), ignored, recommended}]), command
 """
 LADDER = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-ALREADY = "what is found is of these values, and what they were off by before is not seen; give the original file"
+ALREADY = "the answer leaves out by how much these values are off already; give the original file"
 HARDLY = 1.25  # times smaller than lossless: not worth being off
 
 
@@ -302,14 +302,15 @@ def _percent(share: float) -> str:
 def _remarks(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]:
     for name, noise in zip(tuned.states, tuned.noises, strict=True):
         yield (
-            f"  {name}: the gradient of a batch is {noise.size:.3g} (± {_percent(noise.error)}) from their mean, "
-            f"which is {noise.mean:.3g} long"
+            f"  {name}: the gradient of a batch is off the mean of all by {noise.size:.3g} (± {_percent(noise.error)})"
+            f"; that mean is {noise.mean:.3g} long"
         )
-    yield "  the last columns: by how much compressed inputs change it, as a share of that; off by: root mean square"
+    yield "  last columns: by how much compressed inputs change it, in % of what it is off the mean"
+    yield "  off by: root mean square error of the values"
     if tuned.sigma:
         said = " and ".join(_percent(share) for share in tuned.shares(tuned.anew or []))
-        yield f"  counts: by Poisson's law uncertain by sigma, {tuned.sigma:.3g} as a root mean square"
-        yield f"  counted once more, they would change it by {said}"
+        yield f"  counts have Poisson noise: sigma is {tuned.sigma:.3g} as a root mean square"
+        yield f"  the same measurement once more would change it by {said}"
     yield from _verdict(tuned, arguments.fraction)
     yield from _shared(tuned, arguments)
 
@@ -338,6 +339,6 @@ def _shared(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]:
     left_open = math.sqrt(arguments.batch_size / tuned.samples)
     if shared > left_open:
         yield (
-            f"  beware: {_percent(shared)} is the same in all batches and does not average out; "
-            f"{tuned.samples:,} samples leave {_percent(left_open)} open"
+            f"  beware: a change of {_percent(shared)} is the same in all batches, and does not average out; "
+            f"so few samples ({tuned.samples:,}) leave {_percent(left_open)} uncertain in any case"
         )
