@@ -239,7 +239,7 @@ TEST_CASE("soft links are followed by name, and those that lead nowhere are name
   REQUIRE(found.problems.size() == 2);
   CHECK(says(found.problems[0], "/loop"));
   CHECK(says(found.problems[1], "/lost"));
-  CHECK(says(refusal(bytes, "loop"), "too many soft links"));
+  CHECK(says(refusal(bytes, "loop"), "too many links"));
 }
 
 TEST_CASE("a name that is missing is refused with the nearest one") {
