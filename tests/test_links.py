@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from kit import same, settle
+from kit import SHARED, same, settle
 
 import solar
 from solar import H5Dataset, _native
@@ -104,6 +104,35 @@ def test_old_groups_have_soft_links_too(tmp_path: Path) -> None:
     found = solar.inspect(tmp_path / "old.h5")
     assert list(found) == ["/a/s", "/a/x", "/u"]  # the group is listed by its own name
     assert found["/u"].names == ("/a/x",)
+
+
+def links_of(file: h5py.File) -> list[str]:
+    """Every soft and external link of a file."""
+    found: list[str] = []
+    file.visititems_links(lambda name, link: found.append(name) if isinstance(link, (Soft, External)) else None)
+    return found
+
+
+@pytest.mark.skipif(not (SHARED / "hdf5-odd").is_dir(), reason="the shared collection of odd HDF5 files is not here")
+def test_links_in_other_peoples_files_give_h5pys_values() -> None:
+    datasets = 0
+    for path in sorted((SHARED / "hdf5-odd").rglob("*.h*5")):
+        try:
+            with h5py.File(path) as file:
+                links = links_of(file)
+        except (OSError, RuntimeError, SystemError, TypeError):  # also what h5py says of links of unknown types
+            continue
+        for name in links:
+            theirs = by_h5py(path, name)
+            try:
+                ours = solar.read(path, name)
+            except SolarError:
+                assert isinstance(theirs, str), (path, name)
+                continue
+            assert same(ours, theirs) or (np.asarray(ours).dtype.kind == "f" and np.array_equal(ours, theirs, True))
+            assert "/" + name in solar.inspect(path), (path, name)
+            datasets += 1
+    assert datasets >= 20
 
 
 # --- which file is meant ----
@@ -242,6 +271,31 @@ def test_a_link_whose_value_is_damaged_costs_no_other_dataset(tmp_path: Path, at
     assert len(found["datasets"]) == 3 and "/link is damaged" in found["problems"][0]
     with pytest.raises(LayoutError, match="external link /link is damaged"):
         solar.inspect(path, "link")
+
+
+def test_random_damage_to_links_is_an_error_or_a_description(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    other, path = write(tmp_path / "other.h5", up=Soft("/entry"), back=External("a.h5", "/")), tmp_path / "a.h5"
+    for libver in ("earliest", "v108"):
+        with h5py.File(path, "w", libver=(libver, "v108")) as file:
+            file["x"] = np.arange(4)
+            for i in range(12 if libver == "v108" else 3):
+                file[f"l{i}"] = External("other.h5", "/up/data") if i % 2 else Soft(f"l{i + 1}")
+            file["all"] = External("other.h5", "/")
+        sound = path.read_bytes()
+        at = [i for i in range(len(sound)) if sound[i : i + 5] in (b"other", b"/up/d")]
+        for _ in range(200):
+            damaged = bytearray(sound)
+            for _ in range(rng.integers(1, 4)):
+                damaged[max(0, int(rng.choice(at)) + rng.integers(-12, 20))] = rng.integers(256)
+            path.write_bytes(damaged)
+            try:
+                found = _native.read_metadata(str(path))
+            except LayoutError:
+                continue
+            for dataset in found["linked"]:
+                held = Path(dataset["path"] or path)
+                assert held in (path, other) and dataset["file_nbytes"] == held.stat().st_size
 
 
 # --- what is read, kept and said is of the file that holds it ----

@@ -64,7 +64,7 @@ class Found:
     def readable(self) -> bool:
         """Whether anything of it can be read; what holds nothing is no failure."""
         layouts = self.survey.layouts.values()
-        nothing_wrong = not layouts and not self.survey.problems
+        nothing_wrong = not layouts and not self.survey.problems and not self.kinds
         return nothing_wrong or any(layout.reader != "none" for layout in layouts)
 
 
@@ -90,9 +90,10 @@ def _surveyed(files: list[str]) -> tuple[Survey, list[Kind]]:
     try:
         seen = survey(files)
     except LayoutError:
-        if len(files) == 1:
+        kinds = kinds_of(files) if len(files) > 1 else []
+        if len(kinds) < 2:  # they are alike in that, and the first one's error is theirs
             raise
-        seen = Survey({}, [f"{files[0]} cannot be read"], {})
+        return Survey({}, [], {}), kinds
     alike = len(files) == 1 or (seen.layouts and all(layout.reader != "none" for layout in seen.layouts.values()))
     kinds = [] if alike else kinds_of(files)
     return seen, kinds if len(kinds) > 1 else []
@@ -189,6 +190,8 @@ def _unlike(found: Found, everything: bool, paint: Paint) -> Iterator[str]:
             )
         else:
             first = survey([kind.files[0]])
+            if not first.layouts:
+                yield "  no datasets"
             yield from tree_lines(first.layouts, first.aliases, _show(kind.files[0], False, everything, paint))
     if len(shown) < len(found.kinds):
         yield ""

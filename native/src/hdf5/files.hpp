@@ -22,7 +22,7 @@ struct Opened {
   explicit Opened(const File& file);
   explicit Opened(std::unique_ptr<const File> file);
 
-  // Of the group whose header is there, in order of name; read once. Error(layout) naming `wanted` where it is no group.
+  // Of the group whose header is there, in order of name; read once. Error(layout) naming `wanted` if it is no group.
   const std::vector<Link>& links_at(std::uint64_t group, const std::string& wanted);
   const std::vector<Link>& links_of_group(std::uint64_t group, const ObjectHeader& header);
 
