@@ -184,12 +184,13 @@ def _check_counts(layouts: list[Layout]) -> None:
     for other in layouts[1:]:
         if other.shape[:1] != first.shape[:1]:
             raise LayoutError(
-                f"{first.paths[0]}: fields of one sample differ in length: "
+                f"{(first.asked or first.paths)[0]}: fields of one sample differ in length: "
                 f"{first.name} has {first.samples} samples, {other.name} has {other.samples}"
             )
         if not np.array_equal(first.part_first, other.part_first):
             part = int(np.flatnonzero(np.diff(first.part_first) != np.diff(other.part_first))[0])
-            raise LayoutError(f"{first.paths[part]}: {first.name} and {other.name} differ in length in this file")
+            file = (first.asked or first.paths)[part]
+            raise LayoutError(f"{file}: {first.name} and {other.name} differ in length in this file")
 
 
 # --- from metadata to a Layout ----

@@ -19,6 +19,7 @@ from solar import H5Dataset, _native
 from solar.cli import main
 from solar.errors import LayoutError, ReadError, SolarError
 from solar.io.index import chunk_table
+from solar.io.metadata import packed, unpacked
 
 External, Soft = h5py.ExternalLink, h5py.SoftLink
 
@@ -376,6 +377,12 @@ def test_the_digest_and_the_kept_index_are_those_of_the_file_that_holds_it(tmp_p
     assert chunk_table(str(held), found).nbytes.tolist() == [160] * 3
     soft = write(tmp_path / "soft.h5", s=Soft("/entry/data"))
     assert solar.inspect(soft, "s").names == ("/entry/data",)
+
+
+def test_a_layout_travels_to_other_ranks_with_its_links(tmp_path: Path, scans: list[str]) -> None:
+    layouts = [solar.inspect(scans, name) for name in ("scan/data", "entry/data", "scan/text")]
+    for sent, came in zip(layouts, unpacked(packed(layouts)), strict=True):
+        assert (came.digest, came.names, came.asked) == (sent.digest, sent.names, sent.asked)
 
 
 def test_a_virtual_dataset_behind_a_link_takes_its_sources_beside_itself(tmp_path: Path) -> None:
