@@ -114,7 +114,7 @@ def source_of(layout: Layout, swap: int, page_cache: bool | None) -> _native.Sou
     """The native form of a Layout that is read directly."""
     bypass = bypassed_share(layout, page_cache)
     return _native.Source(
-        layout.name,
+        layout.title,
         list(layout.paths),
         layout.file_nbytes,
         layout.file_mtime_ns,
@@ -161,7 +161,7 @@ def source_of_part(layout: Layout, part: int) -> _native.Source:
     file = int(layout.part_file[part])
     entries = slice(layout.part_chunks[part], layout.part_chunks[part + 1])
     return _native.Source(
-        layout.name,
+        layout.title,
         [layout.paths[file]],
         layout.file_nbytes[file : file + 1],
         layout.file_mtime_ns[file : file + 1],

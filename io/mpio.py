@@ -32,7 +32,7 @@ def by_mpio(layout: Layout, reader: By) -> Layout:
         raise ValueError(f"reader={reader!r}: it is one of {', '.join(map(repr, get_args(By)))}")
     if reader == "auto" or layout.reader == "none":
         return layout
-    asked = f"reader={reader!r} for {layout.paths[0]}: {layout.name}"
+    asked = f"reader={reader!r} for {layout.paths[0]}: {layout.title}"
     _check_mpi(asked, reader)
     if reader == "mpio-collective" and (len(layout.paths) > 1 or layout.per_file):
         raise PlanError(
@@ -66,7 +66,7 @@ class CollectiveRead:
 
     def __init__(self, layout: Layout, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         self._count = len(rows)
-        read_into(unchanged(layout, 0), layout.name, rows, out, chunk_nbytes(layout, 0), collective=True)
+        read_into(unchanged(layout, 0), layout.name_in(0), rows, out, chunk_nbytes(layout, 0), collective=True)
 
     def poll(self, seconds: float) -> bool:
         """It has come."""

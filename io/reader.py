@@ -218,10 +218,10 @@ class Rows:
 
 def _check_readable(layout: Layout) -> None:
     if layout.reader == "none":
-        raise LayoutError(f"{layout.paths[0]}: {layout.name}: {layout.reason}")
+        raise LayoutError(f"{layout.paths[0]}: {layout.title}: {layout.reason}")
     if layout.reader == "h5py":
         slower = "which is often slower than PyTorch with h5py"
-        log.info("%s: %s is read through libhdf5, %s: %s", layout.paths[0], layout.name, slower, layout.reason)
+        log.info("%s: %s is read through libhdf5, %s: %s", layout.paths[0], layout.title, slower, layout.reason)
 
 
 def _read_whole(layout: Layout, values: NDArray[Any]) -> None:
@@ -234,7 +234,8 @@ def _read_whole(layout: Layout, values: NDArray[Any]) -> None:
         target = rows[layout.part_first[part] : layout.part_first[part + 1]]
         if layout.reader == "h5py":
             whole = values if not layout.shape else target
-            slow.read_into(unchanged(layout, part), layout.name, None, whole, chunk_nbytes(layout, part))
+            name = layout.name_in(int(layout.part_file[part]))
+            slow.read_into(unchanged(layout, part), name, None, whole, chunk_nbytes(layout, part))
         elif target.size:
             memory = target.reshape(-1).view(np.uint8)
             ticket = Ticket(source_of_part(layout, part), np.zeros(1, np.int64), memory)
@@ -254,7 +255,7 @@ def _destination(layout: Layout, counts: tuple[int, ...], out: NDArray[Any] | No
         if out.flags.c_contiguous and out.flags.aligned:
             return out
     nbytes = math.prod(shape) * layout.dtype.itemsize
-    where = f"{layout.paths[0]}: {layout.name}"
+    where = f"{layout.paths[0]}: {layout.title}"
     if nbytes > LARGE and nbytes > (free := machine.free_nbytes()):
         raise ReadError(
             f"{where}: {nbytes:,} bytes were asked for and {free:,} bytes of memory are free: read fewer at a time"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.errors import LayoutError
+from solar.errors import LayoutError, SolarError
 from solar.io.codec import FILTER, OURS, Codec
 from solar.io.filters import encoded, pipeline
 from solar.io.grid import Grid, chunk_of
@@ -139,8 +139,19 @@ def _known(name: str | None, found: Mapping[str, Any], file: str) -> str:
     path = "/" + (name or "").strip("/")
     if path in found:
         return path
+    if led := _behind_link(file, path):
+        raise LayoutError(f"{file}: {path} is a link to {led}, and stays one: compress what it leads to")
     meant = hint(path, {name: one.shape or () for name, one in found.items()}, file)
     raise LayoutError(f"{file}: there is no dataset {path} to be compressed; {meant}")
+
+
+def _behind_link(file: str, name: str) -> str:
+    """The file and the dataset that a link leads to; empty where this name is none."""
+    try:
+        (dataset,) = _native.read_metadata(file, name)["datasets"]
+    except SolarError:
+        return ""
+    return f"{dataset['path'] or file}: {dataset['target']}" if dataset["target"] else ""
 
 
 def _refused(dataset: Any) -> str:

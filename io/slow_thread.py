@@ -48,7 +48,7 @@ class SlowRead:
         """The file and dataset it has come to."""
         layout = self._layout
         way = "through libhdf5's process" if layout.reader == "h5py" else "over MPI"
-        return f"{layout.paths[int(layout.part_file[self._part])]}: {layout.name}, {way}"
+        return f"{layout.paths[int(layout.part_file[self._part])]}: {layout.title}, {way}"
 
     def counts(self) -> dict[str, int]:
         """What is known of it, once it has come: nobody counts what libhdf5 reads."""
@@ -68,14 +68,14 @@ class SlowRead:
         for part in np.unique(parts):
             self._part = int(part)
             here = np.flatnonzero(parts == part)
-            path = unchanged(layout, self._part)
+            path, name = unchanged(layout, self._part), layout.name_in(int(layout.part_file[part]))
             if layout.per_file:
                 for position in here:
-                    self._read_into(path, layout.name, None, out[position, ...])
+                    self._read_into(path, name, None, out[position, ...])
                 continue
             values = out if len(here) == len(rows) else np.empty((len(here), *out.shape[1:]), out.dtype)
             of_part = rows[here] - layout.part_first[part]
-            self._read_into(path, layout.name, of_part, values, chunk_nbytes(layout, self._part))
+            self._read_into(path, name, of_part, values, chunk_nbytes(layout, self._part))
             if values is not out:
                 out[here] = values
 

@@ -19,6 +19,8 @@ class Dataset(TypedDict):
     """One dataset as its object header describes it (native/include/solar/metadata.hpp)."""
 
     name: str
+    path: str  # the file that holds it, where links lead to another one
+    target: str  # its path there without links, where that is another one
     problem: str
     elsewhere: str
     null_space: bool
@@ -34,11 +36,15 @@ class Dataset(TypedDict):
     filters: Filters
     fill: bytes
     header_address: int
+    file_nbytes: int  # of the file that holds it
+    file_mtime_ns: int
 
 class Metadata(TypedDict):
     nbytes: int  # of the file
     mtime_ns: int
     datasets: list[Dataset]
+    linked: list[Dataset]  # what soft and external links lead to
+    aliases: list[tuple[str, str, str]]  # groups that links lead to: name, file ("": this one), path there
     problems: list[str]
 
 def read_metadata(path: str, name: str = "") -> Metadata: ...

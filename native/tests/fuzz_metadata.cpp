@@ -88,8 +88,25 @@ void check_alone(const File& file, const Dataset& dataset) {
   }
 }
 
+// What links lead to is found by its name too, in the same file. Names there may lead to any file: only ours is checked.
+void check_links(const File& file, const std::vector<Dataset>& linked) {
+  for (std::size_t i = 0; i < std::min(linked.size(), most_datasets); ++i) {
+    if (!linked[i].problem.empty()) continue;
+    try {
+      const Dataset alone = solar::read_metadata(file, linked[i].name).datasets.at(0);
+      const bool same = alone.shape == linked[i].shape && alone.address == linked[i].address &&
+                        alone.path == linked[i].path && alone.target == linked[i].target;
+      fuzz::require(same, "a dataset behind a link is another one when it is read alone");
+    } catch (const solar::Error&) {  // as in check_alone
+    }
+    const bool inside = linked[i].nbytes <= linked[i].file_nbytes || linked[i].address == solar::undefined_address;
+    fuzz::require(inside, "values leave their file");
+  }
+}
+
 void check(const File& file) {
   const solar::Metadata found = solar::read_metadata(file);
+  check_links(file, found.linked);
   for (std::size_t i = 0; i < std::min(found.datasets.size(), most_datasets); ++i) {
     const Dataset& dataset = found.datasets[i];
     if (!dataset.problem.empty()) continue;

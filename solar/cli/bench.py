@@ -69,10 +69,12 @@ def _span(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     layouts = _numbers(arguments)
-    paths = [*next(iter(layouts.values())).paths]
-    cached = sum(Path(path).stat().st_size for path in paths) <= min(LARGEST, machine.free_nbytes() // 2)
+    first = next(iter(layouts.values()))
+    paths = [*(first.asked or first.paths)]
+    holding = [*dict.fromkeys(path for one in layouts.values() for path in one.paths)]
+    cached = sum(Path(path).stat().st_size for path in holding) <= min(LARGEST, machine.free_nbytes() // 2)
     if cached:
-        read_once(paths)
+        read_once(holding)
     with ended_in_order():
         compared, readers = _contest(arguments, paths, [*layouts])
     answer = as_json(arguments, layouts, cached, compared, readers)

@@ -179,7 +179,7 @@ def layouts_of(path: str, names: list[str]) -> dict[str, Layout]:
             found = ", ".join(f"{name}: {layout.samples:,}" for name, layout in layouts.items())
             raise PlanError(f"{path}: the fields of a sample must have the same number of samples, not {found}")
     else:
-        surveyed = survey(files)[0]
+        surveyed = survey(files).layouts
         layouts = fields_of(surveyed)
         if not layouts:
             raise PlanError(f"{path}: it has no dataset with samples that can be read; `solar inspect` says why")
@@ -190,8 +190,13 @@ def layouts_of(path: str, names: list[str]) -> dict[str, Layout]:
 
 
 def fields_of(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
-    """Those that have as many samples as the largest; none where none can be read."""
+    """Those that have as many samples as the largest, each once; none where none can be read."""
     usable = {name: one for name, one in layouts.items() if one.reader != "none" and one.nbytes and one.shape}
+    first: dict[object, str] = {}  # by where it is: the name that is its own, or else the first link's
+    for name, one in sorted(usable.items(), key=lambda item: bool(item[1].names)):
+        first.setdefault((one.paths, one.names or (one.name,) * len(one.paths)), name)
+    once = set(first.values())
+    usable = {name: one for name, one in usable.items() if name in once}
     samples = max(usable.values(), key=lambda layout: layout.nbytes).samples if usable else 0
     return {name: layout for name, layout in usable.items() if layout.samples == samples}
 

@@ -179,7 +179,7 @@ def modelled(units: Units, batch: int, memory: int, storage: Storage) -> tuple[f
 
 def not_carried(layout: Layout) -> str:
     """Why samples of this Layout cannot be kept; empty if they can."""
-    where = f"{layout.paths[0]}: {layout.name}"
+    where = f"{layout.paths[0]}: {layout.title}"
     if layout.reader != "direct":
         return f"{where} is read through libhdf5: {layout.reason}"
     if layout.samples > MOST:

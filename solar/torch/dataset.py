@@ -216,8 +216,8 @@ def _fields(fields: Any, layouts: Any) -> Any:
     def checked(layout: Layout) -> Field | None:
         if not layout.shape:
             raise LayoutError(
-                f'{layout.paths[0]}: {layout.name} is a scalar, not rows of samples; with samples="files" each file is '
-                "one sample, and `solar inspect` lists what else is in it"
+                f'{layout.paths[0]}: {layout.title} is a scalar, not rows of samples; with samples="files" each file '
+                "is one sample, and `solar inspect` lists what else is in it"
             )
         field = next(given)
         if not isinstance(field, Field):
