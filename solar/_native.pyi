@@ -45,6 +45,12 @@ def read_metadata(path: str, name: str = "") -> Metadata: ...
 def read_metadata_of_many(paths: list[str], name: str, threads: int) -> list[Metadata]:
     """The same dataset of many files, in parallel; the first bad file (in order) is the error."""
 
+def read_attributes(path: str, name: str, wanted: list[str]) -> dict[str, tuple[bytes, int, bytes, str]]:
+    """Those of these attributes that a dataset has: datatype, how many values, their bytes; or what is wrong with it.
+
+    Of text of variable length the bytes are those of the text.
+    """
+
 def chunk_table(path: str, name: str, header_address: int = ...) -> tuple[U64, U64, U64, U32]:
     """index, offset, nbytes, mask of every chunk that was written, by ascending index.
 

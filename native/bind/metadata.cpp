@@ -1,4 +1,4 @@
-// read_metadata, read_metadata_of_many, chunk_table.
+// read_metadata, read_metadata_of_many, read_attributes, chunk_table.
 
 #include "solar/metadata.hpp"
 
@@ -14,6 +14,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "solar/attributes.hpp"
 #include "text.hpp"
 
 namespace nb = nanobind;
@@ -186,6 +187,21 @@ nb::list read_metadata_of_many(nb::list python_paths, nb::str python_name, unsig
   return out;
 }
 
+nb::dict read_attributes(nb::str python_path, nb::str python_name, nb::list python_wanted) {
+  const std::string path = bytes_of(python_path), name = name_of(python_name);
+  std::vector<std::string> wanted;
+  for (const nb::handle one : python_wanted) wanted.push_back(name_of(one));
+  std::vector<solar::Attribute> found;
+  {
+    nb::gil_scoped_release released;
+    found = solar::read_attributes(solar::File::plain(path), name, wanted);
+  }
+  nb::dict out;
+  for (const solar::Attribute& one : found)
+    out[text(one.name)] = nb::make_tuple(raw(one.datatype), one.values, raw(one.bytes), text(one.problem));
+  return out;
+}
+
 template <class T>
 nb::object array(std::vector<T>&& values) {
   auto* kept = new std::vector<T>(std::move(values));
@@ -215,6 +231,7 @@ nb::tuple chunk_table(nb::str python_path, nb::str python_name, std::uint64_t he
 void bind_metadata(nb::module_& module) {
   module.def("read_metadata", &read_metadata, nb::arg("path"), nb::arg("name") = "");
   module.def("read_metadata_of_many", &read_metadata_of_many, nb::arg("paths"), nb::arg("name"), nb::arg("threads"));
+  module.def("read_attributes", &read_attributes, nb::arg("path"), nb::arg("name"), nb::arg("wanted"));
   module.def("chunk_table", &chunk_table, nb::arg("path"), nb::arg("name"),
              nb::arg("header_address") = solar::undefined_address);
 }
