@@ -115,10 +115,16 @@ class Field:
             object.__setattr__(self, key, value)
         if missing is not None and not cf:
             raise ValueError(f"{self}: which values are missing is known by cf=True alone; give that as well")
-        what = "mean and std give fractions" if self._normalises else "cf=True gives fractions and NaN" if cf else ""
-        if what and self.dtype is not None and self.dtype.kind not in "fc" and self.dtype != BFLOAT16:
+        whole = self.dtype is not None and self.dtype.kind not in "fc" and self.dtype != BFLOAT16
+        if whole and self._normalises:
             raise ValueError(
-                f"{self}: {what}, which {self.dtype} cannot hold; use dtype='float32', or leave dtype away"
+                f"{self}: mean and std give fractions, which {self.dtype} cannot hold; use dtype='float32', or leave "
+                "dtype away"
+            )
+        if whole and cf:
+            raise ValueError(
+                f"{self}: cf=True gives fractions and NaN, which {self.dtype} cannot hold; use dtype='float32', or "
+                "leave dtype away"
             )
 
     def bound(self, layout: Layout) -> Field:

@@ -6,6 +6,7 @@ is done in, and what counts as missing, is what `xarray.open_dataset(path, decod
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.errors import LayoutError
+from solar.errors import LayoutError, SolarError
 from solar.io import datatype
 from solar.values import Layout
+
+log = logging.getLogger("solar")
 
 MISSING = ("_FillValue", "missing_value")
 SCALING = ("scale_factor", "add_offset")
@@ -40,6 +43,7 @@ class Packing:
     dtype: Dtype  # what they become
     wide: bool = False  # products and sums are worked out in float64, each rounded to the type that they are made in
     missing: tuple[float, ...] = ()  # which that type has exactly
+    unmet: tuple[float, ...] = ()  # which it has not, so that they are never met, though numbers of the file may be so
     scale: float | None = None
     offset: float | None = None
 
@@ -100,12 +104,29 @@ def packings_of(layout: Layout) -> Packings:
                 f"{path}: {layout.name} is unpacked to {one.dtype} ({words(one)}), but to {found[0].dtype} in "
                 f"{layout.paths[0]} ({words(found[0])}): make an H5Dataset of each sort of file"
             )
+    for path, one in zip(layout.paths, found, strict=True):
+        if one.unmet:
+            log.warning(
+                "%s: %s: missing values of %s are unpacked as numbers, for %s, in which xarray looks for them, does not"
+                " have that value",
+                *(path, layout.name, _listed(one.unmet), one.work),
+            )
+            break
     kinds = tuple(dict.fromkeys(found))
     number = {kind: i for i, kind in enumerate(kinds)}
     of_parts = [number[found[int(file)]] for file in layout.part_file]
     new = [i for i, kind in enumerate(of_parts) if i == 0 or kind != of_parts[i - 1]]
     first = layout.part_first
     return Packings(kinds, tuple(int(first[i]) for i in new), tuple(of_parts[i] for i in new))
+
+
+def packed(layout: Layout) -> str:
+    """How the numbers of a Layout's first file are packed, in few words; empty where cf=True would change nothing."""
+    try:
+        found = _packing(layout.paths[0], layout.name, layout.dtype.newbyteorder("="))
+    except SolarError:  # it is told where it is asked for
+        return ""
+    return "" if found.plain and found.seen == found.stored else words(found)
 
 
 def _packing(path: str, name: str, stored: Dtype) -> Packing:
@@ -157,7 +178,7 @@ def packing_by(attributes: Attributes, stored: Dtype) -> Packing:
     return replace(
         packing,
         wide=dtype == np.float32 and any(np.result_type(dtype, term.dtype) == np.float64 for term in terms),
-        missing=_missing(fills, packing),
+        **_missing(fills, packing),
         scale=None if scale is None else float(scale),
         offset=None if offset is None else float(offset),
     )
@@ -189,18 +210,21 @@ def _floating(seen: Dtype, scale: Any, offset: Any) -> Dtype:
     return np.dtype(np.float64) if scale is None or offset is not None else scale.dtype
 
 
-def _missing(fills: list[tuple[str, Any]], packing: Packing) -> tuple[float, ...]:
-    """The values that are missing, in the type that numbers are compared in; others can never be met."""
-    found = set()
+def _missing(fills: list[tuple[str, Any]], packing: Packing) -> dict[str, Any]:
+    """The values that are missing, as the type has them in which they are looked for; and those that it has not."""
+    missing, unmet = set(), set()
     for key, fill in fills:
         value = float(fill)
         if packing.seen != packing.stored and key == "_FillValue":  # what is stored there, seen as all is
             seen = np.array(fill).astype(packing.stored).view(packing.seen)
             value = float(seen.astype(packing.work)) if packing.seen.kind == "u" else float(seen)
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
+            stored = np.array(fill).astype(packing.stored)
             if float(packing.work.type(value)) == value:
-                found.add(value)
-    return tuple(sorted(found))
+                missing.add(value)
+            elif np.isfinite(stored) and (stored == fill or packing.stored.kind == "f"):
+                unmet.add(value)
+    return {"missing": tuple(sorted(missing)), "unmet": tuple(sorted(unmet))}
 
 
 def _told(scale: Any, offset: Any) -> str:
@@ -213,7 +237,13 @@ def words(packing: Packing) -> str:
     said = {"scale_factor": packing.scale, "add_offset": packing.offset}
     parts = [f"{key} {value:g}" for key, value in said.items() if value is not None]
     if packing.missing:
-        parts.append(f"missing {', '.join(f'{value:g}' for value in packing.missing)}")
+        parts.append(f"missing {_listed(packing.missing)}")
+    if packing.unmet:
+        parts.append(f"missing but never met {_listed(packing.unmet)}")
     if packing.seen != packing.stored:
         parts.append(f"seen as {packing.seen}")
     return ", ".join(parts)
+
+
+def _listed(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:.9g}" for value in values)

@@ -20,6 +20,7 @@ from solar.cli.cost import advice, commonest, cost, costs_in_words
 from solar.cli.plan import fields_of
 from solar.io.codec import FILTER, OURS
 from solar.io.hdf5 import inspect, survey
+from solar.io.packing import packed
 from solar.io.paths import files_of
 from solar.values import Filter, Layout
 
@@ -27,6 +28,7 @@ DETAILS = """\
 keys of --json: version (1), files, nbytes, problems (damaged groups, links that lead nowhere), datasets; of each:
   name shape dtype nbytes stored_nbytes samples sample_nbytes storage index chunk chunks fill (hexadecimal; "" is zeros)
   filters ([{id, name, flags, values}]), reader (direct, h5py or none), reason (why not direct),
+  packed (what attributes say of scale, offset and missing values, for Field(name, cf=True); "" where nothing),
   cost ({samples_per_chunk, chunks_per_sample, reads, read_nbytes, decoded_nbytes, waste}, or null), words, advice
 """
 
@@ -95,6 +97,7 @@ def _dataset(layout: Layout) -> dict[str, Any]:
         "filters": [dict(asdict(one), name=NAMES.get(one.id, "")) for one in filters],
         "reader": layout.reader,
         "reason": layout.reason,
+        "packed": packed(layout),
         "cost": asdict(known) if known else None,
         "words": costs_in_words(layout),
         "advice": advice(layout),
@@ -164,13 +167,17 @@ def _next(asked: str, layouts: dict[str, Layout], paint: _Paint) -> Iterator[str
     fields = {name.strip("/") if keys[last] > 1 else last: name for name in named if (last := name.rpartition("/")[2])}
     shown = dict(list(fields.items())[:SHOWN])
     more = ", ..." if len(fields) > SHOWN else ""
-    told = ", ".join(f"{_quoted(key)}: {_quoted(name)}" for key, name in shown.items())
+    told = ", ".join(f"{_quoted(key)}: {_field(name, named[name])}" for key, name in shown.items())
     yield ""
     yield f"{paint('dim', 'in Python:')} {words.printable(f'H5Dataset({_quoted(asked)}, {{{told}{more}}})')}"
     plain = [one for one in named.values() if one.dtype.kind in "iuf" and not any(form.filters for form in one.forms)]
     if sum(one.nbytes for one in plain) >= WORTH_COMPRESSING and len(plain[0].paths) == 1:
         command = words.printable(f"solar compress --advise {shlex.quote(asked)}")
         yield f"{paint('dim', 'smaller?')}   {command}   {paint('dim', 'tries bounds and lossless coders')}"
+
+
+def _field(name: str, layout: Layout) -> str:
+    return f"Field({_quoted(name)}, cf=True)" if packed(layout) else _quoted(name)
 
 
 def _quoted(text: str) -> str:
@@ -193,7 +200,7 @@ def _branch(tree: dict[str, Any], indent: str, in_detail: bool, paint: _Paint) -
         reader = paint(READER_COLOURS[member.reader], member.reader) + padded[len(member.reader) :]
         told = in_detail or _worth_words(member)
         why = "" if told or not member.reason else paint("dim", words.printable(f"({member.reason})"))
-        line = [paint("bold", label), *facts, reader, _storage(member), why]
+        line = [paint("bold", label), *facts, reader, _storage(member), _packed(member), why]
         yield paint("dim", indent + stem) + "  ".join(line).rstrip()
         if told:
             yield from _words(member, paint("dim", indent + under), len(indent) + 3, paint)
@@ -225,6 +232,11 @@ def _storage(layout: Layout) -> str:
         pipeline = " + ".join(map(_filter_name, form.filters))
         parts.append(f"{pipeline} {words.ratio(layout.nbytes, layout.stored_nbytes)}".strip())
     return " · ".join(parts)
+
+
+def _packed(layout: Layout) -> str:
+    said = packed(layout)
+    return f"· packed: {said}" if said else ""
 
 
 def _filter_name(one: Filter) -> str:

@@ -36,9 +36,9 @@ struct Term {
 struct Packing {
   Number in = Number::float64;      // the type that x is cast to, in which all of it is worked out: float32 or float64
   bool wide = false;                // products and sums are worked out in float64, and each is rounded to `in`
-  std::vector<double> missing;      // REQUIRES: `in` has them exactly
-  std::optional<double> scale, offset;
-  std::optional<double> instead;    // comes at last wherever the result is NaN
+  std::vector<double> missing{};    // REQUIRES: `in` has them exactly
+  std::optional<double> scale{}, offset{};
+  std::optional<double> instead{};  // comes at last wherever the result is NaN
 };
 
 // Casts and normalises into `out`: all items, in C order; unpacks them first where there is a packing.
