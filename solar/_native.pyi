@@ -54,6 +54,12 @@ def read_metadata_of_many(paths: list[str], name: str, threads: int) -> list[Met
 def why_not_hdf5(path: str) -> str:
     """What a file without HDF5's signature seems to be, and what to do; empty: it has one."""
 
+def read_attributes(path: str, name: str, wanted: list[str]) -> dict[str, tuple[bytes, int, bytes, str]]:
+    """Those of these attributes that a dataset has: datatype, how many values, their bytes; or what is wrong with it.
+
+    Of text of variable length the bytes are those of the text.
+    """
+
 def chunk_table(path: str, name: str, header_address: int = ...) -> tuple[U64, U64, U64, U32]:
     """index, offset, nbytes, mask of every chunk that was written, by ascending index.
 
@@ -123,12 +129,19 @@ def take(nbytes: int) -> U8:
 
 def pool_stats() -> dict[str, int]: ...  # in_use, idle: bytes
 def convert(
-    source: NDArray[Any], out: NDArray[Any], mean: NDArray[Any] | None = None, std: NDArray[Any] | None = None
+    source: NDArray[Any],
+    out: NDArray[Any],
+    mean: NDArray[Any] | None = None,
+    std: NDArray[Any] | None = None,
+    packing: tuple[bool, bool, tuple[float, ...], float | None, float | None, float | None] | None = None,
 ) -> None:
-    """Writes (source - mean) / std into `out`, in its type: float32 or float64, or with neither that of the source.
+    """Writes (source - mean) / std into `out`, in its type: float32 or float64, or with nothing else its own.
 
     The source may have any strides and be unaligned; mean and std, of the type of `out`, broadcast against it. All
-    but the source are contiguous, and `out` shares no memory with the others.
+    but the source are contiguous, and `out` shares no memory with the others. An `out` of structures of one uint16
+    called bfloat16 is that, worked out in float32, which mean and std then are.
+    `packing`: what is done before, in float64 or else in float32; whether each step is in float64; what is missing;
+    scale and offset; and what at last takes the place of NaN (Packing in native/include/solar/convert.hpp).
     """
 
 def randperm(n: int, seed: int, skipped: int = 0) -> I32:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import cf_kit
 import h5py
 import numpy as np
 import pytest
@@ -151,6 +152,24 @@ def test_the_next_step_has_the_full_names(make: Callable[..., str], capsys: pyte
     )
     assert main(["inspect", make("twice.h5", **{"a/x": rows, "b/x": rows})]) == 0
     assert '{"a/x": "/a/x", "b/x": "/b/x"})' in capsys.readouterr().out
+
+
+def test_packed_numbers_are_told_with_the_field_that_unpacks_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = cf_kit.write(tmp_path / "radar.h5", only="velocity")
+    with h5py.File(path, "a") as file:
+        file["plain"] = np.zeros(cf_kit.SAMPLES)
+        file["odd"] = np.zeros(cf_kit.SAMPLES)
+        file["odd"].attrs["scale_factor"] = "no number"
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "contiguous  · packed: scale_factor 0.01, add_offset 0, missing -32768" in shown
+    fields = '{"odd": "/odd", "plain": "/plain", "velocity": Field("/velocity", cf=True)}'
+    assert shown.endswith(f'\nin Python: H5Dataset("{path}", {fields})\n')
+    assert main(["inspect", "--json", str(path)]) == 0
+    told = {one["name"]: one["packed"] for one in json.loads(capsys.readouterr().out)["datasets"]}
+    assert told == {"/odd": "", "/plain": "", "/velocity": "scale_factor 0.01, add_offset 0, missing -32768"}
 
 
 def test_a_large_file_without_filters_is_told_that_it_may_be_smaller(

@@ -1,4 +1,4 @@
-// read_metadata, read_metadata_of_many, chunk_table, why_not_hdf5.
+// read_metadata, read_metadata_of_many, read_attributes, chunk_table, why_not_hdf5.
 
 #include "solar/metadata.hpp"
 
@@ -15,6 +15,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "solar/attributes.hpp"
 #include "text.hpp"
 
 namespace nb = nanobind;
@@ -204,6 +205,21 @@ nb::list read_metadata_of_many(nb::list python_paths, nb::str python_name, unsig
   return out;
 }
 
+nb::dict read_attributes(nb::str python_path, nb::str python_name, nb::list python_wanted) {
+  const std::string path = bytes_of(python_path), name = name_of(python_name);
+  std::vector<std::string> wanted;
+  for (const nb::handle one : python_wanted) wanted.push_back(name_of(one));
+  std::vector<solar::Attribute> found;
+  {
+    nb::gil_scoped_release released;
+    found = solar::read_attributes(solar::File::plain(path), name, wanted);
+  }
+  nb::dict out;
+  for (const solar::Attribute& one : found)
+    out[text(one.name)] = nb::make_tuple(raw(one.datatype), one.values, raw(one.bytes), text(one.problem));
+  return out;
+}
+
 template <class T>
 nb::object array(std::vector<T>&& values) {
   auto* kept = new std::vector<T>(std::move(values));
@@ -243,6 +259,7 @@ nb::str why_not_hdf5(nb::str python_path) {
 void bind_metadata(nb::module_& module) {
   module.def("read_metadata", &read_metadata, nb::arg("path"), nb::arg("name") = "");
   module.def("read_metadata_of_many", &read_metadata_of_many, nb::arg("paths"), nb::arg("name"), nb::arg("threads"));
+  module.def("read_attributes", &read_attributes, nb::arg("path"), nb::arg("name"), nb::arg("wanted"));
   module.def("chunk_table", &chunk_table, nb::arg("path"), nb::arg("name"),
              nb::arg("header_address") = solar::undefined_address);
   module.def("why_not_hdf5", &why_not_hdf5, nb::arg("path"));

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "fuzz.hpp"
+#include "solar/attributes.hpp"
 #include "solar/metadata.hpp"
 
 namespace {
@@ -74,6 +75,23 @@ void check_chunks(const File& file, const solar::FileFacts& facts, const Dataset
   decode_some(file, dataset, table);
 }
 
+// What is found of attributes is what was asked for, each once, with its bytes or with what is wrong with it.
+void check_attributes(const File& file, const Dataset& dataset) {
+  static const std::vector<std::string> wanted{"scale_factor", "_FillValue", "units", "CLASS", "NAME"};
+  std::vector<solar::Attribute> found;
+  try {
+    found = solar::read_attributes(file, dataset.name, wanted);
+  } catch (const solar::Error& error) {
+    fuzz::require(error.kind() == solar::Kind::layout, "a damaged attribute is an error of another kind");
+  }
+  for (const solar::Attribute& one : found) {
+    const auto named = [&](const solar::Attribute& other) { return other.name == one.name; };
+    fuzz::require(std::ranges::find(wanted, one.name) != wanted.end(), "an attribute was not asked for");
+    fuzz::require(std::ranges::count_if(found, named) == 1, "an attribute is found twice");
+    fuzz::require(!one.problem.empty() || !one.datatype.empty(), "an attribute has no type");
+  }
+}
+
 // The dataset read alone is the one that was found among all.
 void check_alone(const File& file, const Dataset& dataset) {
   for (const std::uint64_t address : {solar::undefined_address, dataset.header_address}) {
@@ -111,6 +129,7 @@ void check(const File& file) {
     const Dataset& dataset = found.datasets[i];
     if (!dataset.problem.empty()) continue;
     check_alone(file, dataset);
+    check_attributes(file, dataset);
     if (!dataset.elsewhere.empty()) continue;
     if (dataset.storage == solar::Storage::chunked) {
       check_chunks(file, found.facts, dataset);

@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "hdf5/lookup3.hpp"
+#include "made.hpp"
 #include "solar/bytes.hpp"
+#include "solar/file.hpp"
 
 namespace made {
 
@@ -149,6 +152,12 @@ inline std::vector<std::byte> file_with(std::uint64_t nbytes, std::vector<Messag
   const std::uint64_t root = object(file, links);
   finish(file, root, version, flags);
   return file.bytes;
+}
+
+// The bytes as a file without a name.
+inline std::unique_ptr<const solar::File> opened(const std::vector<std::byte>& bytes) {
+  const Folder folder;
+  return std::make_unique<const solar::File>(write_file(folder / "a", bytes).path);
 }
 
 }  // namespace made

@@ -15,16 +15,10 @@
 namespace {
 
 using made::compact_group, made::dataset, made::file_with, made::finish, made::hard_link, made::Message, made::object,
-    made::soft_link, made::start, made::superblock_nbytes, made::Writer;
+    made::opened, made::soft_link, made::start, made::superblock_nbytes, made::Writer;
 using solar::Error;
 using solar::File;
 using solar::Metadata;
-
-// The bytes as a file without a name.
-std::unique_ptr<const File> opened(const std::vector<std::byte>& bytes) {
-  const made::Folder folder;
-  return std::make_unique<const File>(made::write_file(folder / "a", bytes).path);
-}
 
 Metadata read(const std::vector<std::byte>& bytes, const std::string& name = {}) {
   return solar::read_metadata(*opened(bytes), name);

@@ -23,6 +23,7 @@ from solar.errors import LayoutError
 from solar.io.codec import FILTER, OURS
 from solar.io.hdf5 import Survey, inspect, survey
 from solar.io.kinds import Kind, kinds_of
+from solar.io.packing import packed
 from solar.io.paths import files_of
 from solar.io.virtual import Stack, pattern_of, stack_of
 from solar.values import Layout
@@ -32,8 +33,9 @@ keys of --json: version (1), files, nbytes, problems (damaged groups, links that
   that links lead to: name, file, target), kinds (files that are not alike: files, first, problem); of each dataset:
   name shape dtype nbytes stored_nbytes samples sample_nbytes storage index chunk chunks fill (hexadecimal; "" is zeros)
   filters ([{id, name, flags, values}]), reader (direct, h5py or none), reason (why not direct), link (null, or the file
-  and the name that a link leads to), cost ({samples_per_chunk, chunks_per_sample, reads, read_nbytes, decoded_nbytes,
-  waste}, or null), words, advice
+  and the name that a link leads to), packed (what attributes say of scale, offset and missing values, for
+  Field(name, cf=True); "" where nothing), cost ({samples_per_chunk, chunks_per_sample, reads, read_nbytes,
+  decoded_nbytes, waste}, or null), words, advice
 exit code: 1 where nothing can be read, so also where files do not make one data set
 """
 
@@ -134,6 +136,7 @@ def _dataset(layout: Layout) -> dict[str, Any]:
         "reader": layout.reader,
         "reason": layout.reason,
         "link": {"file": layout.paths[0], "name": layout.names[0]} if layout.names else None,
+        "packed": packed(layout),
         "cost": asdict(known) if known else None,
         "words": costs_in_words(layout),
         "advice": advice(layout),
@@ -212,9 +215,10 @@ def _next(asked: str, layouts: dict[str, Layout], paint: Paint) -> Iterator[str]
     keys = Counter(name.rpartition("/")[2] for name in named)
     fields = {name.strip("/") if keys[last] > 1 else last: name for name in named if (last := name.rpartition("/")[2])}
     shown = dict(list(fields.items())[:SHOWN])
+    told = {key: _field(name, named[name]) for key, name in shown.items()}
     more = f"  # and {words.count(len(fields) - SHOWN, 'field')} more" if len(fields) > SHOWN else ""
     yield ""
-    yield f"{paint('dim', 'in Python:')} {paint.code(words.printable(_dataset_call(_quoted(asked), shown)))}{more}"
+    yield f"{paint('dim', 'in Python:')} {paint.code(words.printable(_dataset_call(_quoted(asked), told)))}{more}"
     plain = [one for one in named.values() if one.dtype.kind in "iuf" and not any(form.filters for form in one.forms)]
     own = [one for one in plain if not one.names]
     if sum(one.nbytes for one in own) >= WORTH_COMPRESSING and len(own[0].paths) == 1:
@@ -244,17 +248,21 @@ def _stack_call(layout: Layout, stack: Stack, asked: str, whole: bool) -> str:
         if len(stack.files) > SHOWN and not pattern and not whole:
             return f"# `solar inspect {shlex.quote(asked)} {shlex.quote(layout.name)}` prints all {len(stack.files):,}"
         of = _quoted(pattern or stack.files[0]) if pattern or len(stack.files) == 1 else _quoted(list(stack.files))
-        return _dataset_call(of, {key: stack.names[0]}, samples)
+        return _dataset_call(of, {key: _quoted(stack.names[0])}, samples)
     if len(stack.files) > SHOWN and not whole:
         return f"# `solar inspect {shlex.quote(asked)} {shlex.quote(layout.name)}` prints all {len(stack.files):,}"
     pairs = zip(stack.files, stack.names, strict=True)
-    calls = ", ".join(_dataset_call(_quoted(file), {key: name}, samples) for file, name in pairs)
+    calls = ", ".join(_dataset_call(_quoted(file), {key: _quoted(name)}, samples) for file, name in pairs)
     return f"ConcatDataset([{calls}])"
 
 
 def _dataset_call(of: str, fields: dict[str, str], samples: str = "") -> str:
-    told = ", ".join(f"{_quoted(key)}: {_quoted(name)}" for key, name in fields.items())
+    told = ", ".join(f"{_quoted(key)}: {text}" for key, text in fields.items())
     return f"H5Dataset({of}, {{{told}}}{samples})"
+
+
+def _field(name: str, layout: Layout) -> str:
+    return f"Field({_quoted(name)}, cf=True)" if packed(layout) else _quoted(name)
 
 
 def _quoted(value: str | list[str]) -> str:

@@ -12,6 +12,7 @@ from solar.cli import words
 from solar.cli.cost import advice, costs_in_words
 from solar.cli.paint import Paint
 from solar.cli.stored import how_stored
+from solar.io.packing import packed
 from solar.values import Layout
 
 WORTH_WORDS = 64 << 10  # bytes; smaller datasets have one line
@@ -150,7 +151,7 @@ def _branch(group: Group, indent: str, show: Show) -> Iterator[str]:
         reader = paint(READER_COLOURS[one.reader], one.reader) + padded[len(one.reader) :]
         told = show.in_detail or _worth_words(one)
         why = "" if told or not one.reason else paint("dim", words.printable(f"({one.reason})"))
-        line = [paint("bold", label), *facts, reader, _stored(member), _link(member, show), why]
+        line = [paint("bold", label), *facts, reader, _stored(member), _packed(one), _link(member, show), why]
         yield paint("dim", indent + stem) + "  ".join(part for part in line if part).rstrip()
         if told:
             yield from _words(one, paint("dim", indent + under), len(indent) + 3, paint)
@@ -184,6 +185,11 @@ def _stored(datasets: Datasets) -> str:
     how = {how_stored(layout) for layout in datasets}
     text = how.pop() if len(how) == 1 else datasets[0].storage
     return text if len(datasets) == 1 else f"{text} · {len(datasets):,} alike".removeprefix(" · ")
+
+
+def _packed(layout: Layout) -> str:
+    said = packed(layout)
+    return f"· packed: {said}" if said else ""
 
 
 def _link(datasets: Datasets, show: Show) -> str:

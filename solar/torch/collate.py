@@ -37,6 +37,8 @@ class Collation:
             if tensor.dtype is not dtype:
                 tensor = tensor.to(dtype)
             return tensor if self._auto_collation else tensor[0]
+        if isinstance(arrays, torch.Tensor):  # of bfloat16
+            return arrays if self._auto_collation else arrays[0]
         if isinstance(arrays, dict):
             return {name: self(part) for name, part in arrays.items()}
         if isinstance(arrays, tuple):

@@ -30,8 +30,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     `fields` names what a sample is made of, and its structure: a dataset's name gives the array itself, a tuple or
     list of names a tuple, a dict of names a dict; tuples and dicts may hold others. In place of a name, a solar.Field
-    gives it sliced, transposed, cast or normalised, by native code. With samples="files" each file is one sample.
-    Arrays are numpy's, in the machine's byte order; of a dataset of numbers along one axis, numpy scalars.
+    gives it unpacked, sliced, transposed, cast or normalised, by native code. With samples="files" each file is one
+    sample. Arrays are numpy's, in the machine's byte order; of a dataset of numbers along one axis, numpy scalars.
 
     `transform` makes of a sample what the loader collates: transform(sample), or transform(sample, rng) with a
     numpy.random.Generator that solar's loader seeds by its seed, the epoch and the sample. It runs in `num_workers`
@@ -124,7 +124,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         fields = []
         for number, leaf in enumerate(self._straight):
             out = None if room is None else leaf.room(room, number, len(rows))
-            fields.append(PendingField([leaf.rows.start(rows, out)], leaf.field))
+            fields.append(PendingField([leaf.rows.start(rows, out)], leaf.field, rows))
         return PendingBatch(self.layouts, fields)
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -194,7 +194,7 @@ def start_together(
         out = None if room is None else leaf.room(room, number, len(rows))
         out = leaf.rows.room(len(rows)) if out is None else out
         pending = [opened[number].rows.start(rows[here], out, here) for opened, here in parts]
-        fields.append(PendingField(pending, leaf.field))
+        fields.append(PendingField(pending, leaf.field, rows))
     return PendingBatch(datasets[0].layouts, fields)
 
 
@@ -222,6 +222,7 @@ def _fields(fields: Any, layouts: Any) -> Any:
         field = next(given)
         if not isinstance(field, Field):
             return None
+        field = field.bound(layout)
         try:
             field.shape_of(layout.sample_shape, layout.dtype.newbyteorder("="))
         except ValueError as error:
