@@ -132,6 +132,8 @@ def source_of(layout: Layout, swap: int, page_cache: bool | None) -> _native.Sou
         layout.chunk_mask,
         bypass,
         worth_mapping(layout, bypass),
+        layout.file_inode,
+        layout.file_ctime_ns,
     )
 
 
@@ -177,4 +179,6 @@ def source_of_part(layout: Layout, part: int) -> _native.Source:
         layout.chunk_offset[entries],
         layout.chunk_nbytes[entries],
         layout.chunk_mask[entries],
+        file_inode=layout.file_inode[file : file + 1],
+        file_ctime_ns=layout.file_ctime_ns[file : file + 1],
     )

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError, ReadError
-from solar.io.slow_thread import unchanged
+from solar.io.identity import unchanged
 from solar.values import Layout
 
 KEPT = 64  # files kept open

@@ -212,8 +212,6 @@ def _layout(
     return Layout(
         name=first["name"],
         paths=tuple(files),
-        file_nbytes=np.fromiter((one["nbytes"] for one in found), np.uint64, parts),
-        file_mtime_ns=np.fromiter((one["mtime_ns"] for one in found), np.int64, parts),
         shape=(total, *row_shape) if per_file or first["shape"] else (),
         dtype=dtype,
         storage=storages.pop() if len(storages) == 1 else "mixed",
@@ -226,6 +224,7 @@ def _layout(
         part_form=np.array(part_form, np.int32),
         part_first=_running(lengths),
         **tables,
+        **_identities(found),
     )
 
 
@@ -233,15 +232,23 @@ def _unreadable(file: str, found: _native.Metadata, dataset: _native.Dataset, re
     return Layout(
         name=dataset["name"],
         paths=(file,),
-        file_nbytes=np.array([found["nbytes"]], np.uint64),
-        file_mtime_ns=np.array([found["mtime_ns"]], np.int64),
         shape=tuple(dataset["shape"]),
         dtype=np.dtype("V0"),
         storage=dataset["storage"],
         index=dataset["index"],
         reader="none",
         reason=reason,
+        **_identities([found]),  # type: ignore[arg-type]
     )
+
+
+def _identities(found: list[_native.Metadata]) -> dict[str, NDArray[Any]]:
+    """What tells the files from others (native/include/solar/file.hpp), of each as it was when it was looked at."""
+    kinds = {"nbytes": np.uint64, "mtime_ns": np.int64, "inode": np.uint64, "ctime_ns": np.int64}
+    return {
+        f"file_{name}": np.fromiter((one[name] for one in found), kind, len(found))  # type: ignore[literal-required]
+        for name, kind in kinds.items()
+    }
 
 
 def _check_agreement(files: list[str], datasets: list[_native.Dataset], per_file: bool) -> np.dtype[Any]:

@@ -17,9 +17,10 @@ from solar.io import machine, mpio, slow
 from solar.io.engine import Ticket, source_of, source_of_part
 from solar.io.engine import bypassed_share as bypassed_share
 from solar.io.hdf5 import inspect
+from solar.io.identity import unchanged
 from solar.io.late import Late
 from solar.io.paths import Paths
-from solar.io.slow_thread import SlowRead, chunk_nbytes, unchanged
+from solar.io.slow_thread import SlowRead, chunk_nbytes
 from solar.values import Layout
 
 log = logging.getLogger("solar")

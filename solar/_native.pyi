@@ -38,6 +38,8 @@ class Dataset(TypedDict):
 class Metadata(TypedDict):
     nbytes: int  # of the file
     mtime_ns: int
+    inode: int
+    ctime_ns: int
     datasets: list[Dataset]
     problems: list[str]
 
@@ -75,6 +77,8 @@ class Source:
         chunk_mask: U32,
         bypass: float = 0.0,  # share that is read past the page cache
         mapped: bool = False,  # copied from mapped files while the page cache holds them
+        file_inode: U64 | None = None,  # None or empty, with file_ctime_ns: not known
+        file_ctime_ns: I64 | None = None,
     ) -> None: ...
     @property
     def row_nbytes(self) -> int: ...
@@ -105,6 +109,17 @@ class Reader:
     @property
     def backend(self) -> str: ...
     def stats(self) -> dict[str, int]: ...
+
+def check_unchanged(
+    paths: list[str],
+    file_nbytes: U64,
+    file_mtime_ns: I64,
+    file_inode: U64,
+    file_ctime_ns: I64,
+    gone: bool,
+    threads: int,
+) -> None:
+    """ReadError for the first file that is another now than these say; or, where `gone`, that is there no more."""
 
 def count_names() -> tuple[str, ...]:
     """What a Reader counts: rows, requests, stretches, buffer_hits, bypassed, bytes_read, bytes_mapped, ..."""

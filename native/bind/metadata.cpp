@@ -25,14 +25,13 @@ using solar::bind::name_of;
 using solar::bind::text;
 
 struct Found {
-  std::uint64_t nbytes = 0;
-  std::int64_t mtime_ns = 0;
+  solar::Identity identity;
   solar::Metadata metadata;
 };
 
 Found find(const std::string& path, const std::string& name) {
   const solar::File file = solar::File::plain(path);
-  return {file.nbytes(), file.mtime_ns(), solar::read_metadata(file, name)};
+  return {file.identity(), solar::read_metadata(file, name)};
 }
 
 const char* word(solar::Storage storage) {
@@ -113,8 +112,10 @@ nb::dict to_dict(const Found& found) {
   for (const solar::Dataset& dataset : found.metadata.datasets) datasets.append(to_dict(dataset, datatypes));
   nb::list problems;
   for (const std::string& problem : found.metadata.problems) problems.append(text(problem));
-  out["nbytes"] = found.nbytes;
-  out["mtime_ns"] = found.mtime_ns;
+  out["nbytes"] = found.identity.nbytes;
+  out["mtime_ns"] = found.identity.mtime_ns;
+  out["inode"] = found.identity.inode;
+  out["ctime_ns"] = found.identity.ctime_ns;
   out["datasets"] = datasets;
   out["problems"] = problems;
   return out;

@@ -228,7 +228,7 @@ TEST_CASE("a file that changed since it was inspected is refused, a missing one 
   {
     Reader reader(1, 1, 0, Backend::automatic);
     const std::string message = message_of(reader, reader.submit(source, row, out), Kind::read);
-    CHECK(message.find("changed since it was inspected: size 1512 -> 1500; run inspect again") != std::string::npos);
+    CHECK(message.find("changed since it was inspected: size 1512 -> 1500; make the H5Dataset again") != std::string::npos);
     CHECK(message.find("(/x, sample 1)") != std::string::npos);
   }
   std::filesystem::remove(source->files[0].path);
