@@ -123,10 +123,10 @@ class Gds:
         name = int(names[place[2] + done // self.sample_nbytes])
         sample = name - int(self._firsts[np.searchsorted(self._firsts, name, "right") - 1])
         path, where = layout.paths[int(layout.part_file[part])], f"{layout.name}, sample {sample}"
-        if isinstance(said, ReadError) and said.errno is not None:
-            return ReadError(said.errno, f"{said.strerror} ({where})", path)
         if isinstance(said, ReadError):
-            return ReadError(f"{said} ({where})")
+            error = ReadError(f"{said} ({where})")
+            error.errno = said.errno
+            return error
         return ReadError(f"{path}: {where}, offset {place[1] + done}: {said} (reader='gds', by kvikio)")
 
     def _part(self, part: int) -> tuple[Layout, int]:

@@ -166,7 +166,7 @@ def _told(error: BaseException) -> tuple[str, list[Any]]:
         return "PlanError", [f"rank 0, which reads the metadata for all, was interrupted: {type(error).__name__}"]
     if type(error).__name__ not in _KINDS:
         return "SolarError", [f"rank 0, which reads the metadata for all: {type(error).__name__}: {error}"]
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError) and error.strerror is not None:
         return type(error).__name__, [error.errno, error.strerror, error.filename]
     return type(error).__name__, [str(error)]
 

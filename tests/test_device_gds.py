@@ -180,7 +180,7 @@ def test_a_file_that_changed_before_it_is_opened_is_named_with_the_sample(
         iterator = iter(there)
         next(iterator)
         act(paths[1])
-        with pytest.raises(ReadError, match=rf"1\.h5: {said}.*\(/?plain, sample 0\)"):
+        with pytest.raises(ReadError, match=rf"1\.h5: {said}.*\(/?plain, sample {SAMPLES}\)"):
             list(iterator)
 
 

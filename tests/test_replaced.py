@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from transforms import twice
 
 from solar import DataLoader, H5Dataset, PlanSampler, ReadError, _native
+from solar.cli import main
 
 SAMPLES, BATCH = 24, 4
 CHANGED = "changed since it was inspected: {}; make the H5Dataset again"
@@ -327,3 +328,36 @@ def test_a_file_that_was_deleted_is_skipped_where_that_is_asked_for(folder: Path
         another(folder / "1.h5")
         with pytest.raises(ReadError, match=r"1\.h5: changed"):
             next(iter(loader))
+
+
+def test_a_deleted_file_is_skipped_also_where_a_buffer_is_chosen(folder: Path) -> None:
+    for name in ("2.h5", "3.h5"):
+        written(folder / name, 0, 10, chunks=(5, 8), compression="gzip")
+    for buffer in ("1MiB", None):
+        dataset = H5Dataset([folder / "2.h5", folder / "3.h5"], "x")
+        (folder / "2.h5").rename(folder / "away")
+        with DataLoader(dataset, 5, on_error="skip", buffer=buffer) as loader:
+            assert sum(map(len, loader)) == 10
+        (folder / "away").rename(folder / "2.h5")
+
+
+def test_sources_of_a_virtual_dataset_are_read_as_they_are(path: Path, tmp_path: Path) -> None:
+    layout = h5py.VirtualLayout((SAMPLES, 8), "f4")
+    layout[:] = h5py.VirtualSource(path.name, "x", (SAMPLES, 8))
+    with h5py.File(tmp_path / "virtual.h5", "w") as file:
+        file.create_virtual_dataset("x", layout)
+    with DataLoader(H5Dataset(tmp_path / "virtual.h5", "x"), BATCH) as loader:
+        assert next(iter(loader))[0, 0] == 0
+        another_of_the_same_time(path)
+        assert next(iter(loader))[0, 0] == 1000
+
+
+def test_a_file_that_goes_while_a_command_runs_is_one_line(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone(arguments: Any) -> int:
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", arguments.file)
+
+    monkeypatch.setattr("solar.cli.inspect.run", gone)
+    assert main(["inspect", str(path)]) == 1
+    assert capsys.readouterr().err == f"solar: [Errno 2] No such file or directory: '{path}'\n"
