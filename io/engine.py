@@ -110,7 +110,7 @@ def worth_mapping(layout: Layout, bypass: float) -> bool:
     return bypass == 0 and len(layout.paths) <= MAPPED
 
 
-def source_of(layout: Layout, swap: int, page_cache: bool | None) -> _native.Source:
+def source_of(layout: Layout, swap: int, page_cache: bool | None, *, mapped: bool = True) -> _native.Source:
     """The native form of a Layout that is read directly."""
     bypass = bypassed_share(layout, page_cache)
     return _native.Source(
@@ -131,7 +131,7 @@ def source_of(layout: Layout, swap: int, page_cache: bool | None) -> _native.Sou
         layout.chunk_nbytes,
         layout.chunk_mask,
         bypass,
-        worth_mapping(layout, bypass),
+        mapped and worth_mapping(layout, bypass),
         layout.file_inode,
         layout.file_ctime_ns,
     )
