@@ -15,7 +15,6 @@ namespace solar {
 namespace {
 
 constexpr std::size_t looked_at_alone = 256;  // files: for fewer no thread is worth its start
-constexpr const char* remedy = "make the H5Dataset again";
 
 // The identity of a file now. Nothing where it cannot be had, if that is no error: who reads it is told.
 std::optional<Identity> look(const std::string& path, bool gone) {
@@ -24,7 +23,8 @@ std::optional<Identity> look(const std::string& path, bool gone) {
   } catch (const Error& error) {
     if (!gone) return std::nullopt;
     if (error.code() != ENOENT && error.code() != ENOTDIR) throw;
-    throw Error(Kind::read, path + ": there is no such file any more; put it back, or " + remedy, error.code());
+    throw Error(Kind::read, path + ": there is no such file any more; put it back, or make the H5Dataset again",
+                error.code());
   }
 }
 
@@ -63,7 +63,7 @@ class Look {
 
 void SourceFile::check(const Identity& now) const {
   if (const std::string what = was.differs(now); !what.empty()) {
-    throw Error(Kind::read, path + ": changed since it was inspected: " + what + "; " + remedy);
+    throw Error(Kind::read, path + ": changed since it was inspected: " + what + "; make the H5Dataset again");
   }
 }
 
