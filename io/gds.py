@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError, ReadError
-from solar.io.slow_thread import unchanged
+from solar.io.identity import unchanged
 from solar.values import Layout
 
 KEPT = 64  # files kept open
@@ -126,7 +126,9 @@ class Gds:
         if isinstance(said, ReadError) and said.errno is not None:
             return ReadError(said.errno, f"{said.strerror} ({where})", path)
         if isinstance(said, ReadError):
-            return ReadError(f"{said} ({where})")
+            error = ReadError(f"{said} ({where})")
+            error.errno = said.errno
+            return error
         return ReadError(f"{path}: {where}, offset {place[1] + done}: {said} (reader='gds', by kvikio)")
 
     def _part(self, part: int) -> tuple[Layout, int]:

@@ -246,8 +246,7 @@ def _files_of(asked: list[str], datasets: list[_native.Dataset]) -> dict[str, An
     elsewhere = any(dataset["path"] for dataset in datasets)
     return {
         "paths": tuple(dataset["path"] or file for file, dataset in zip(asked, datasets, strict=True)),
-        "file_nbytes": np.fromiter((dataset["file_nbytes"] for dataset in datasets), np.uint64, len(datasets)),
-        "file_mtime_ns": np.fromiter((dataset["file_mtime_ns"] for dataset in datasets), np.int64, len(datasets)),
+        **_identities(datasets),
         "names": tuple(dataset["target"] or dataset["name"] for dataset in datasets) if linked else (),
         "asked": tuple(asked) if elsewhere else (),
     }
@@ -271,6 +270,15 @@ def _unreadable(file: str, dataset: _native.Dataset, reason: str) -> Layout:
         reader="none",
         reason=reason,
     )
+
+
+def _identities(datasets: list[_native.Dataset]) -> dict[str, NDArray[Any]]:
+    """What tells their files from others (native/include/solar/file.hpp), of each as it was when it was looked at."""
+    kinds = {"file_nbytes": np.uint64, "file_mtime_ns": np.int64, "file_inode": np.uint64, "file_ctime_ns": np.int64}
+    return {
+        name: np.fromiter((one[name] for one in datasets), kind, len(datasets))  # type: ignore[literal-required]
+        for name, kind in kinds.items()
+    }
 
 
 def _check_agreement(files: list[str], datasets: list[_native.Dataset], per_file: bool) -> np.dtype[Any]:

@@ -30,7 +30,7 @@ from solar.io import whole
 WORTH_KEEPING = 100_000  # chunks; a smaller table is walked in less than a tenth of a second
 FOLDER_NBYTES = 4 << 30  # what the cache folder may grow to
 SETTLED_NS = 2_000_000_000  # a file younger than this may change without changing its mtime
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<8sIIQ32s4I")
 HEADER_NBYTES, ALIGNMENT = 128, 64
 HAS_INDEX, HAS_MASK = 1, 2
@@ -80,6 +80,8 @@ def _key(path: str, dataset: _native.Dataset) -> bytes:
         os.path.realpath(path),
         dataset["file_nbytes"],
         dataset["file_mtime_ns"],
+        dataset["file_inode"],
+        dataset["file_ctime_ns"],
         dataset["target"] or dataset["name"],
         dataset["header_address"],
     ]

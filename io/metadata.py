@@ -128,6 +128,8 @@ def unpacked(sections: Sequence[Section]) -> list[Layout]:
         facts["paths"] = tuple(head["paths"][facts["paths"]])
         facts["asked"] = tuple(head["paths"][facts["asked"]]) if facts["asked"] >= 0 else ()
         facts["names"] = tuple(facts["names"])
+        # A copy of the file on this machine, of the same size and time, is as good as rank 0's.
+        facts["file_inode"], facts["file_ctime_ns"] = np.empty(0, np.uint64), np.empty(0, np.int64)
         facts["shape"] = tuple(facts["shape"])
         message = bytes.fromhex(facts["dtype"])
         facts["dtype"] = datatype.decode(message)[0] if message else np.dtype("V0")
@@ -167,7 +169,7 @@ def _told(error: BaseException) -> tuple[str, list[Any]]:
         return "PlanError", [f"rank 0, which reads the metadata for all, was interrupted: {type(error).__name__}"]
     if type(error).__name__ not in _KINDS:
         return "SolarError", [f"rank 0, which reads the metadata for all: {type(error).__name__}: {error}"]
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError) and error.strerror is not None:
         return type(error).__name__, [error.errno, error.strerror, error.filename]
     return type(error).__name__, [str(error)]
 

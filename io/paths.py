@@ -37,7 +37,10 @@ def _files_of_one(path: str) -> list[str]:
     if not isinstance(path, str):
         raise TypeError(f"a path must be str or os.PathLike[str], not {type(path).__name__}")
     if os.path.isdir(path):
-        names = [name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)]
+        try:
+            names = [name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)]
+        except OSError as error:  # it may not be read, or is gone since
+            raise ReadError(error.errno, error.strerror, path) from None
         if not names:
             refuse_zarr(path)
         return _ordered([os.path.join(path, name) for name in names], f"{path}: no file ends in {' '.join(SUFFIXES)}")

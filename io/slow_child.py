@@ -149,15 +149,15 @@ class OpenDataset:
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] = ()
+        self._sources: dict[Path, Any] = {}  # and what they were when it was opened: libhdf5 keeps them open with it
         self._file: Any = None
         self.dataset: Any = None
 
     def of(self, path: str, name: str) -> Any:
         import h5py
 
-        facts = Path(path).stat()
-        key = (path, name, facts.st_size, facts.st_mtime_ns, facts.st_ino)
-        if key != self._key:
+        key = (path, name, identity_of(Path(path)))
+        if key != self._key or any(identity_of(place) != was for place, was in self._sources.items()):
             self._key, self.dataset = (), None
             if self._file is not None:
                 self._file.close()
@@ -165,22 +165,34 @@ class OpenDataset:
             self.dataset = self._file[name.encode("utf-8", "surrogateescape")]
             if not isinstance(self.dataset, h5py.Dataset):
                 raise Unreadable("it is a group, not a dataset")
-            check_sources(path, self.dataset)
+            self._sources = {place: identity_of(place) for place in checked_sources(path, self.dataset)}
             self._key = key
         return self.dataset
 
 
-def check_sources(path: str, dataset: Any) -> None:
-    """Unreadable where the values are to be in what is no file: libhdf5 would wait for a FIFO without end.
+def identity_of(place: Path) -> tuple[int, ...]:
+    """What tells a file from another that has taken its place; nothing where there is none."""
+    try:
+        facts = place.stat()
+    except OSError:
+        return ()
+    return facts.st_size, facts.st_mtime_ns, facts.st_ino
+
+
+def checked_sources(path: str, dataset: Any) -> list[Path]:
+    """Where the values may be. Unreadable where that is no file: libhdf5 would wait for a FIFO without end.
 
     A folder it refuses by itself, and "." is a virtual dataset's own file.
     """
+    places = []
     names = [one[0] for one in dataset.external or ()]
     names += [one.file_name for one in dataset.virtual_sources()] if dataset.is_virtual else []
     for name in dict.fromkeys(names):
         for place in (Path(name), Path(path).parent / name):  # as libhdf5 takes it for raw files, and for virtual ones
             if place.exists() and not (place.is_file() or place.is_dir()):
                 raise Unreadable(f"its values are to be in {place}, which is no plain file")
+            places.append(place)
+    return places
 
 
 def read(dataset: Any, rows: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:

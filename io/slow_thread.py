@@ -7,15 +7,14 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.errors import ReadError
 from solar.io import slow
+from solar.io.identity import unchanged
 from solar.values import Layout
 
 
@@ -114,19 +113,6 @@ atexit.register(_Thread.end)  # after slow.py's own was, and so called before it
 
 def _parts(layout: Layout, rows: NDArray[np.int64]) -> NDArray[np.intp]:
     return np.searchsorted(layout.part_first, rows, side="right") - 1
-
-
-def unchanged(layout: Layout, part: int) -> str:
-    """The path of a part's file, which must be as it was when it was inspected. (The engine sees to that itself.)"""
-    file = int(layout.part_file[part])
-    path = layout.paths[file]
-    try:
-        facts = Path(path).stat()
-    except OSError as error:
-        raise ReadError(error.errno, error.strerror, path) from None
-    if (facts.st_size, facts.st_mtime_ns) != (layout.file_nbytes[file], layout.file_mtime_ns[file]):
-        raise ReadError(f"{path}: the file changed after it was inspected")
-    return path
 
 
 def chunk_nbytes(layout: Layout, part: int) -> int:

@@ -38,10 +38,14 @@ class Dataset(TypedDict):
     header_address: int
     file_nbytes: int  # of the file that holds it
     file_mtime_ns: int
+    file_inode: int
+    file_ctime_ns: int
 
 class Metadata(TypedDict):
     nbytes: int  # of the file
     mtime_ns: int
+    inode: int
+    ctime_ns: int
     datasets: list[Dataset]
     linked: list[Dataset]  # what soft and external links lead to
     aliases: list[tuple[str, str, str]]  # groups that links lead to: name, file ("": this one), path there
@@ -90,6 +94,8 @@ class Source:
         chunk_mask: U32,
         bypass: float = 0.0,  # share that is read past the page cache
         mapped: bool = False,  # copied from mapped files while the page cache holds them
+        file_inode: U64 | None = None,  # None or empty, with file_ctime_ns: not known
+        file_ctime_ns: I64 | None = None,
     ) -> None: ...
     @property
     def row_nbytes(self) -> int: ...
@@ -120,6 +126,17 @@ class Reader:
     @property
     def backend(self) -> str: ...
     def stats(self) -> dict[str, int]: ...
+
+def check_unchanged(
+    paths: list[str],
+    file_nbytes: U64,
+    file_mtime_ns: I64,
+    file_inode: U64,
+    file_ctime_ns: I64,
+    gone: bool,
+    threads: int,
+) -> None:
+    """ReadError for the first file that is another now than these say; or, where `gone`, that is there no more."""
 
 def count_names() -> tuple[str, ...]:
     """What a Reader counts: rows, requests, stretches, buffer_hits, bypassed, bytes_read, bytes_mapped, ..."""

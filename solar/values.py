@@ -101,12 +101,16 @@ class Layout:
     chunk_mask: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     names: tuple[str, ...] = ()  # where a link leads to it, what it is called in each of `paths`; empty: `name`
     asked: tuple[str, ...] = ()  # where links lead from file to file, those that were asked for; empty: `paths`
+    # Not in the digest, for copies on other machines have others. Empty: not known.
+    file_inode: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    file_ctime_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
         parts, chunks = len(self.part_file), len(self.chunk_offset)
         fits = (
             self.reader in READERS
             and len(self.paths) == len(self.file_nbytes) == len(self.file_mtime_ns)
+            and len(self.file_inode) == len(self.file_ctime_ns) in (0, len(self.paths))
             and len(self.part_form) == parts
             and len(self.part_first) == len(self.part_chunks) == parts + 1
             and self.part_chunks[-1] == chunks == len(self.chunk_nbytes) == len(self.chunk_mask)
@@ -166,7 +170,7 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """A name for exactly these bytes in these files: another file, size, time, chunk or type gives another one."""
+        """A name for exactly these bytes in these files: another path, size, time, chunk or type gives another one."""
         facts: tuple[Any, ...] = (
             self.name,
             self.paths,

@@ -80,3 +80,7 @@ class DyingOnce:
             self.mark.touch()
             os._exit(3)
         return sample["x"]
+
+
+def twice(sample: np.ndarray[Any, Any]) -> Any:
+    return sample * 2

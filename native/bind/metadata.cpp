@@ -27,8 +27,7 @@ using solar::bind::name_of;
 using solar::bind::text;
 
 struct Found {
-  std::uint64_t nbytes = 0;
-  std::int64_t mtime_ns = 0;
+  solar::Identity identity;
   solar::Metadata metadata;
 };
 
@@ -40,7 +39,7 @@ std::string link_prefixes() {
 
 Found find(const std::string& path, const std::string& name, const std::string& prefixes) {
   const solar::File file = solar::File::plain(path);
-  return {file.nbytes(), file.mtime_ns(), solar::read_metadata(file, name, solar::undefined_address, prefixes)};
+  return {file.identity(), solar::read_metadata(file, name, solar::undefined_address, prefixes)};
 }
 
 const char* word(solar::Storage storage) {
@@ -113,8 +112,10 @@ nb::dict to_dict(const solar::Dataset& dataset, Datatypes& datatypes) {
   out["filters"] = filters_of(dataset);
   out["fill"] = raw(dataset.fill);
   out["header_address"] = dataset.header_address;
-  out["file_nbytes"] = dataset.file_nbytes;
-  out["file_mtime_ns"] = dataset.file_mtime_ns;
+  out["file_nbytes"] = dataset.identity.nbytes;
+  out["file_mtime_ns"] = dataset.identity.mtime_ns;
+  out["file_inode"] = dataset.identity.inode;
+  out["file_ctime_ns"] = dataset.identity.ctime_ns;
   return out;
 }
 
@@ -129,8 +130,10 @@ nb::dict to_dict(const Found& found) {
   }
   nb::list problems;
   for (const std::string& problem : found.metadata.problems) problems.append(text(problem));
-  out["nbytes"] = found.nbytes;
-  out["mtime_ns"] = found.mtime_ns;
+  out["nbytes"] = found.identity.nbytes;
+  out["mtime_ns"] = found.identity.mtime_ns;
+  out["inode"] = found.identity.inode;
+  out["ctime_ns"] = found.identity.ctime_ns;
   out["datasets"] = datasets;
   out["linked"] = linked;
   out["aliases"] = aliases;

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
+from solar.errors import ReadError
+from solar.io.identity import check_unchanged
 from solar.torch.dataset import H5Dataset, Room, alike, start_together
 from solar.torch.pending import PendingBatch, leaves
 from solar.values import Layout
@@ -55,6 +57,14 @@ class Beneath:
             min(form.chunk[0], layout.samples) for layout in self.layouts() for form in layout.forms if form.filters
         ]
         return max([1, *shared])
+
+    def replaced(self, *, gone: bool) -> ReadError | None:
+        """What is wrong where a file is another one now than was inspected; or, where `gone`, is there no more."""
+        try:
+            check_unchanged((layout for one in self.datasets for layout in leaves(one.layouts)), gone=gone)
+        except ReadError as error:
+            return error.with_traceback(None)
+        return None
 
     @cached_property
     def firsts(self) -> Array:

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from solar.errors import PlanError
+from solar.errors import PlanError, ReadError
 from solar.io.buffered import Running
 from solar.io.exchange import Exchange
 from solar.io.peers import Peers
@@ -46,8 +46,7 @@ log = logging.getLogger("solar")
 
 USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
 SEGMENTS = 32, 256  # at most
-
-NAMES = ("_nbytes", "_asked", "_epochs", "_storage", "_stats", "_exchange", "_balance")  # what a copy elsewhere has
+NAMES = ("_nbytes", "_asked", "_epochs", "_storage", "_stats", "_exchange", "_balance")  # that copies elsewhere have
 
 
 class Queued(NamedTuple):
@@ -113,9 +112,14 @@ class Buffered:
 
     # --- an iterator begins, and ends ----
 
+    def has_mates(self, order: Order) -> bool:
+        """Whether other ranks may wait for this one when a pass begins."""
+        return self._nbytes != 0 and those_of(self._exchange, order) is not None
+
     def begin(
-        self, beneath: Beneath, batches: Iterator[Any], passage: Passage, course: Course, pace: Pace
-    ) -> Turn | None:
+        self, beneath: Beneath, batches: Iterator[Any], passage: Passage, course: Course, pace: Pace,
+        replaced: ReadError | None,
+    ) -> Turn | None:  # fmt: skip
         """The batches of a pass, to be taken from the buffer; None where they are read without one."""
         if self._owner != os.getpid():  # a forked process makes its own
             self._reset()
@@ -124,6 +128,8 @@ class Buffered:
                 self._chosen = self._choose(beneath, course, passage.order, pace)
             if not self._chosen or self._held_by_another(None):
                 return None
+            if self._together is not None:
+                self._together.replaced = replaced
             left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
             return Turn(self, beneath, batches, passage, course, pace, self._chosen, left, self._together)
 
@@ -212,6 +218,8 @@ class Buffered:
         if queued is not None and not queued.segment.same(segment):
             self._end()
             queued = None
+        if queued is not None and self._together is not None:
+            self._together.check_files(self.running)
         if queued is None:
             try:
                 queued = self._begin(turn, segment, amid)

@@ -14,6 +14,7 @@ from solar.errors import LayoutError, PlanError
 from solar.io.as_float import straight
 from solar.io.field import Field
 from solar.io.hdf5 import Samples, inspect
+from solar.io.identity import check_unchanged
 from solar.io.index import Folder
 from solar.io.mpio import By, by_mpio
 from solar.io.paths import Paths
@@ -116,7 +117,9 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def start_batch(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> PendingBatch:
         """Starts what read_batch does, and returns at once; `wait` gives the batch."""
-        return self.start_rows(self.checked(indices))
+        rows = self.checked(indices)
+        check_unchanged(leaves(self.layouts), rows)  # solar's loader looks at all files when an epoch begins
+        return self.start_rows(rows)
 
     def start_rows(self, rows: np.ndarray[Any, np.dtype[np.int64]], room: Room | None = None) -> PendingBatch:
         """start_batch of rows that `checked` gave; to memory that `room` gives, where it does."""

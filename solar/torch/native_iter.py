@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections import deque
@@ -14,7 +13,6 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from solar.errors import PlanError, ReadError, SolarError
 from solar.io.late import Late
 from solar.io.processes import Processes
-from solar.io.ranks import detect
 from solar.torch.beneath import Beneath
 from solar.torch.dataset import H5Dataset
 from solar.torch.landing import InLanding, Landed, Landing
@@ -23,6 +21,7 @@ from solar.torch.pending import PendingBatch, leaves
 from solar.torch.position import Draws, Passage
 from solar.torch.samplers import leaves_a_rank_without
 from solar.torch.skipping import UNREADABLE, LeftOut, skipping
+from solar.torch.together import placed
 from solar.torch.transform import Key
 from solar.torch.turn import Pace, Turn
 from solar.torch.uneven import weighted
@@ -59,6 +58,7 @@ class NativeIter(Draws):
         super().__init__(loader)
         self.passage: Passage = self._sampler_iter.passage
         self.passage.base_seed = self._base_seed
+        self._files = beneath  # all that it reads, wherever samples of it are kept
         self._course, self._stats, self._buffered = loader._course, loader._stats, loader._buffered
         self._indices: Iterator[Any] = self._sampler_iter
         first = beneath.first
@@ -151,11 +151,11 @@ class NativeIter(Draws):
                     samples = self._skipping.readable(error, self._timeout or None)
                 coming = self._made_anew(samples)
         except SolarError as error:
-            raise _placed(error) from error.__cause__
+            raise placed(error) from error.__cause__
         except Late as error:
             number = self.passage.before[0] + self.passage.batches
             text = f"batch {number} of {self._dataset} did not come in {self._timeout:g} s: {error}"
-            raise _placed(ReadError(text)) from None
+            raise placed(ReadError(text)) from None
         finally:
             del coming
 
@@ -226,12 +226,25 @@ class NativeIter(Draws):
     def _prepare(self) -> None:
         """Starts what makes the batches, when the first is asked for: threads and processes are not had for nothing.
 
-        Whoever interrupts it may ask again.
+        Whoever interrupts it may ask again. Nothing is served of a file that was replaced since the epoch before.
         """
+        replaced = self._files.replaced(gone=self._skipping is None)
+        try:
+            if replaced is None or self._buffered.has_mates(self.passage.order):
+                self._begin_pass(replaced)
+            if replaced is not None:
+                raise placed(replaced)
+        finally:
+            del replaced  # or it and this frame, which its traceback keeps, would keep each other alive
+        self._prepared = True
+
+    def _begin_pass(self, replaced: ReadError | None) -> None:
+        """Finds out who makes the batches; and tells the other ranks where there are to be none."""
         if self._pace is None:
             self._pace = self._started_making()
         if self._turn is None:
-            self._turn = self._buffered.begin(self._beneath, self._indices, self.passage, self._course, self._pace)
+            course, pace = self._course, self._pace
+            self._turn = self._buffered.begin(self._beneath, self._indices, self.passage, course, pace, replaced)
         turn = self._turn
         if self._closed:  # by another thread, meanwhile: what was started since is let go too
             self._release()
@@ -239,7 +252,6 @@ class NativeIter(Draws):
         if turn is not None:
             turn.draw()
             self._indices, self._ahead = turn, turn.ahead
-        self._prepared = True
 
     def _prepared_since(self, asked: float) -> float:
         """The time when all was prepared; what that took is counted, and is not the storage's."""
@@ -380,12 +392,3 @@ def _copying(coming: Coming, data: Any) -> float:
     if isinstance(data, Landed):
         return data.seconds
     return coming.landing_seconds if isinstance(coming, InLanding) else 0.0
-
-
-def _placed(error: SolarError) -> SolarError:
-    """The error with the rank that it happened on, where there are several."""
-    with contextlib.suppress(PlanError):
-        world = detect()
-        if world.ranks > 1 and error.args:
-            error.args = (f"rank {world.rank} of {world.ranks}: {error}",)
-    return error

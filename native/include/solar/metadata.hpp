@@ -48,8 +48,7 @@ struct Dataset {
   std::uint8_t layout_flags = 0;                    // layout message v4
   std::uint8_t layout_version = 0;
   std::uint64_t header_address = undefined_address; // of the object header, absolute
-  std::uint64_t file_nbytes = 0;                    // of the file that holds it
-  std::int64_t file_mtime_ns = 0;
+  Identity identity;                                // of the file that holds it
 };
 
 // A group that is listed by another name, or below this one, which is a link.

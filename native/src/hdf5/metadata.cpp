@@ -204,8 +204,7 @@ class Walk {
   // Says in which file a dataset is, and by which name, where these are not those that were asked for.
   void locate(Dataset& dataset, const Place& place) const {
     const File& file = place.file->image.file();
-    dataset.file_nbytes = file.nbytes();
-    dataset.file_mtime_ns = file.mtime_ns();
+    dataset.identity = file.identity();
     const bool other_file = !files_.is_asked(place);
     if (other_file) dataset.path = file.path();
     if (other_file || place.name != dataset.name) dataset.target = place.name;
