@@ -80,3 +80,7 @@ class DyingOnce:
             self.mark.touch()
             os._exit(3)
         return sample["x"]
+
+
+def of_its_own_length(sample: Any) -> Any:
+    return {"x": np.zeros(int(sample["x"]))}
