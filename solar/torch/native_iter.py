@@ -81,7 +81,10 @@ class NativeIter(Draws):
         """torch's, without the range for its profiler while that does not run."""
         if profiling():
             return super().__next__()
-        data = self._next_data()
+        try:
+            data = self._next_data()
+        except SolarError as error:  # its words are what matters, not where they came by
+            raise error.with_traceback(None) from error.__cause__
         self._num_yielded += 1
         return data
 

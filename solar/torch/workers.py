@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import pickle
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data._utils import worker as torchs
 
-from solar.io.processes import Processes
+from solar.io.processes import Processes, unsendable
 from solar.torch.making import Making
 from solar.torch.transform import Key, seed_global_generators
 
@@ -78,13 +78,12 @@ class Workers:
             return self._kept
         work = Work(making)
         start = Start(wanted.count, base_seed, wanted.dataset if wanted.init is not None else None, wanted.init)
-        for what in (work, start):
-            if not _can_be_sent(what):
-                return None
+        forked = wanted.context is not None and wanted.context.get_start_method() == "fork"
+        if not forked and not _can_be_sent((work, start)):
+            return None
         if wanted.context is None:
             _import_torch_once()
-        reducers: dict[type, Callable[[Any], Any]] = {torch.Tensor: tensor_as_array}
-        processes = Processes(wanted.count, work, context=wanted.context, init=start, reducers=reducers)
+        processes = Processes(wanted.count, work, context=wanted.context, init=start, reducers=REDUCERS)
         if wanted.persistent:
             self._kept = processes
         return processes
@@ -120,17 +119,19 @@ os.register_at_fork(after_in_child=_forget_server)
 
 
 def _can_be_sent(what: Any) -> bool:
-    try:
-        pickle.dumps(what)
-    except Exception as error:
-        warnings.warn(
-            f"transform, collate_fn or worker_init_fn cannot be sent to another process ({error}), so num_workers has "
-            "no effect and they run in this one: define them at the top of a module instead of in a function, or, if "
-            "the transform may run in several threads at once, give the H5Dataset thread_safe=True",
-            stacklevel=2,
-        )
-        return False
-    return True
+    why = unsendable(what, REDUCERS)
+    if not why:
+        return True
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(("solar.", "torch.")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"transform, collate_fn or worker_init_fn cannot be sent to another process ({why}), so num_workers has no "
+        "effect and they run in this one: define them at the top of a module instead of in a function, or, if the "
+        "transform may run in several threads at once, give the H5Dataset thread_safe=True",
+        stacklevel=level,
+    )
+    return False
 
 
 def tensor_as_array(tensor: torch.Tensor) -> Any:
@@ -147,3 +148,6 @@ def tensor_as_array(tensor: torch.Tensor) -> Any:
 
 def _from_bits(bits: Any) -> torch.Tensor:
     return torch.from_numpy(bits).view(torch.bfloat16)
+
+
+REDUCERS: dict[type, Callable[[Any], Any]] = {torch.Tensor: tensor_as_array}
