@@ -17,9 +17,9 @@ from solar.io.processes import Processes
 from solar.io.ranks import detect
 from solar.torch.beneath import Beneath
 from solar.torch.dataset import H5Dataset
-from solar.torch.landing import InLanding, Landed, Landing
+from solar.torch.landing import InLanding, Landed, Landing, copying
 from solar.torch.making import Coming, Inline, Making, Threads, cores, profiling, span
-from solar.torch.pending import PendingBatch, leaves
+from solar.torch.pending import BATCHES_AHEAD, NBYTES_AHEAD, PendingBatch, leaves
 from solar.torch.position import Draws, Passage
 from solar.torch.samplers import leaves_a_rank_without
 from solar.torch.skipping import UNREADABLE, LeftOut, skipping
@@ -71,7 +71,9 @@ class NativeIter(Draws):
         self._wanted = Wanted(loader.num_workers, context, init, loader.persistent_workers, self._dataset)
         self._started = 0  # batches
         self._sampler_failed = False
-        self._ahead = loader.ahead
+        self._ahead = loader.ahead or BATCHES_AHEAD
+        self._nbytes_ahead = NBYTES_AHEAD if loader.ahead is None else sys.maxsize
+        self._most = 0  # batches as large as the newest that may be ahead of the oldest
         self._bar = loader._progress_bar()
         self._handed_out = 0.0  # the time when the last batch was
 
@@ -100,7 +102,7 @@ class NativeIter(Draws):
             elif self._handed_out:
                 self._stats.busy(asked - self._handed_out)
             # With the one that takes the place of the oldest: when that is there, the consumer waits for nothing else.
-            while not self._drained and len(self._coming) <= self._ahead:
+            while not self._drained and len(self._coming) <= min(self._ahead, self._most):
                 self._start_one()
             if not self._coming:
                 self._end()
@@ -109,6 +111,8 @@ class NativeIter(Draws):
             except LeftOut:
                 self._handed_out = 0.0  # the time since then was not the training's
                 continue
+            if not self._coming and not self._drained:  # of large batches the next is begun when this one is there
+                self._start_one()
             if self._drained and not self._coming:
                 self._stats.whole()
             if self._bar is not None:
@@ -134,9 +138,9 @@ class NativeIter(Draws):
             self._skipping.handed_out()
         waited, pending = time.perf_counter() - asked, coming.pending
         if self._landing is not None:
-            copying = min(waited, _copying(coming, data))
-            self._stats.waited("device copy", copying)
-            waited -= copying
+            seconds = min(waited, copying(coming, data))
+            self._stats.waited("device copy", seconds)
+            waited -= seconds
         self._stats.handed_out(
             coming.samples, pending.nbytes, pending.counts(), waited, coming.transform_seconds, coming.collate_seconds
         )
@@ -241,7 +245,7 @@ class NativeIter(Draws):
             raise RuntimeError(CLOSED)
         if turn is not None:
             turn.draw()
-            self._indices, self._ahead = turn, turn.ahead
+            self._indices, self._ahead, self._nbytes_ahead = turn, turn.ahead, sys.maxsize  # it has a size
         self._prepared = True
 
     def _prepared_since(self, asked: float) -> float:
@@ -315,8 +319,10 @@ class NativeIter(Draws):
         except Exception as error:
             self._coming.append(error)
             return
-        self._stats.held(coming.pending.nbytes)
+        nbytes = coming.pending.nbytes
+        self._stats.held(nbytes)
         self._coming.append(coming)
+        self._most = max(0, self._nbytes_ahead // max(1, nbytes) - 1)
 
     def _begun(self, source: Beneath | Turn, samples: Any, number: int) -> Coming:
         pending, called = source.start(samples)
@@ -376,13 +382,6 @@ class NativeIter(Draws):
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self._release()
-
-
-def _copying(coming: Coming, data: Any) -> float:
-    """The seconds that it took the host to bring a batch on its way to the device."""
-    if isinstance(data, Landed):
-        return data.seconds
-    return coming.landing_seconds if isinstance(coming, InLanding) else 0.0
 
 
 def _placed(error: SolarError) -> SolarError:
