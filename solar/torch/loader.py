@@ -260,7 +260,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def report(self) -> str:
         """The counts in words: how long your training waited for data, for what, and what would help."""
         found = h5_beneath(self.dataset) if self._engine_told else ""
-        return self._stats.report(() if isinstance(found, str) else found.filters())
+        buffer = "" if self._on_device.unbuffered else self._buffered.advice()
+        return self._stats.report(() if isinstance(found, str) else found.filters(), buffer)
 
     # --- the end ----
 

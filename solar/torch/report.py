@@ -12,9 +12,14 @@ IDLE = 0.05  # share of the time below which nothing was computed between the ba
 
 
 def report(
-    totals: Mapping[str, Any], epochs: Sequence[tuple[int, Mapping[str, Any]]] = (), filters: Collection[int] = ()
+    totals: Mapping[str, Any],
+    epochs: Sequence[tuple[int, Mapping[str, Any]]] = (),
+    filters: Collection[int] = (),
+    buffer: str = "",
 ) -> str:
     """What Stats.as_dict gives, in words; with what Stats.by_epoch gives, and filters that are undone (HDF5's numbers).
+
+    `buffer`: what one would gain, where there is none.
 
     >>> from solar.torch.stats import Stats
     >>> report(Stats().as_dict())
@@ -23,7 +28,7 @@ def report(
     waited = sum(totals["wait_seconds"].values())
     if not totals["batches"]:
         return "No batch has been handed out." + (f" {_waiting(totals, waited)}" if waited else "")
-    told = {**totals, "filters": frozenset(filters)}
+    told = {**totals, "filters": frozenset(filters), "with_buffer": f" {buffer}" if buffer else ""}
     return "\n".join(line for line in (_amounts(told), *_table(epochs), *_times(told, waited)) if line)
 
 
@@ -132,15 +137,14 @@ def _of_storage(totals: Mapping[str, Any]) -> str:
         )
         if not totals["epochs"]:
             said += " This is the first epoch: what stays in the page cache need not be read again in the next."
-    return said + _amplified(totals, "bytes", "read")
+    return f"{said}{_amplified(totals, 'bytes', 'read')}{totals['with_buffer']}"
 
 
 def _of_decoding(totals: Mapping[str, Any]) -> str:
     faster = next((said for number, said in FASTER.items() if number in totals["filters"]), "")
     said = "it runs on one thread for each CPU core the process may use (32 at most). More cores would help"
     said += (f", or {faster}" if faster else "") + "." + _amplified(totals, "bytes_decoded", "decoded")
-    again = totals["bytes_decoded"] > 2 * max(1, totals["batch_bytes"]) and not totals["buffer_hits"]
-    return said + (" A buffer would have each chunk decoded less often (`buffer`)." if again else "")
+    return f"{said}{totals['with_buffer']}"
 
 
 def _of_buffer(totals: Mapping[str, Any]) -> str:

@@ -205,12 +205,12 @@ class Stats:
             begin = self._epochs + self._whole + 1 - len(rows)
             return [(1 if not place else begin + place, row) for place, row in enumerate(rows)]
 
-    def report(self, filters: Collection[int] = ()) -> str:
+    def report(self, filters: Collection[int] = (), buffer: str = "") -> str:
         """The counters in words: what was read, how long the training waited and for what, what would help.
 
-        `filters`: the numbers of HDF5's filters that are undone, for the advice.
+        `filters`: the numbers of HDF5's filters that are undone; `buffer`: what one would gain. Both for the advice.
         """
-        return in_words(self.as_dict(), self.by_epoch(), filters)
+        return in_words(self.as_dict(), self.by_epoch(), filters, buffer)
 
     def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
         return type(self), ()
