@@ -18,7 +18,7 @@ from solar.torch.beneath import Beneath, h5_beneath
 from solar.torch.budget import Profile, Size
 from solar.torch.buffered import Buffered
 from solar.torch.dataset import H5Dataset
-from solar.torch.making import cores
+from solar.torch.making import Making, cores
 from solar.torch.metrics import progress as progress_bar
 from solar.torch.native_iter import NativeIter
 from solar.torch.on_device import By, Device, OnDevice, Where
@@ -164,6 +164,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._workers = Workers()
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine_told = False
+        found = h5_beneath(dataset) if num_workers > 0 and multiprocessing_context is None else ""
+        if not isinstance(found, str) and self._making(found).in_processes:
+            self._workers.expect()
 
     def __repr__(self) -> str:
         """What it loads, and what of its arguments is not the default."""
@@ -217,6 +220,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             self.ahead or f"up to {BATCHES_AHEAD}",
             "" if found.first.transform is None else f", transform in {self._place_of_transform(found.first)}",
         )
+
+    def _making(self, beneath: Beneath) -> Making:
+        first = beneath.first
+        return Making(first.transform, first.thread_safe, self.collate_fn, self._auto_collation)
 
     def _place_of_transform(self, dataset: H5Dataset) -> str:
         if dataset.thread_safe:

@@ -45,6 +45,7 @@ class Making:
         whole = self.transform is None and self.collates_itself
         self._collation = Collation(self.auto_collation) if whole else None
         self.in_python = not whole  # Python of the user's is called for it
+        self.in_processes = self.in_python and not self.thread_safe  # if there are any
 
     def transformed(self, arrays: Any, keys: Sequence[Key]) -> Any:
         """The samples, transformed; the arrays themselves where they are collated as they are."""

@@ -18,7 +18,7 @@ from solar.io.ranks import detect
 from solar.torch.beneath import Beneath
 from solar.torch.dataset import H5Dataset
 from solar.torch.landing import InLanding, Landed, Landing, copying
-from solar.torch.making import Coming, Inline, Making, Threads, cores, profiling, span
+from solar.torch.making import Coming, Inline, Threads, cores, profiling, span
 from solar.torch.pending import BATCHES_AHEAD, NBYTES_AHEAD, PendingBatch, leaves
 from solar.torch.position import Draws, Passage
 from solar.torch.samplers import leaves_a_rank_without
@@ -61,8 +61,7 @@ class NativeIter(Draws):
         self.passage.base_seed = self._base_seed
         self._course, self._stats, self._buffered = loader._course, loader._stats, loader._buffered
         self._indices: Iterator[Any] = self._sampler_iter
-        first = beneath.first
-        self._making = Making(first.transform, first.thread_safe, self._collate_fn, self._auto_collation)
+        self._making = loader._making(beneath)
         self._landing, self._beneath = loader._on_device.native_landing(loader, beneath, self._making)
         self._skipping = skipping(loader, beneath)  # it looks for bad samples on the host, also if decoded elsewhere
         self._device_transform = loader.device_transform
@@ -277,7 +276,7 @@ class NativeIter(Draws):
     def _start_making(self, first: H5Dataset, workers: int) -> int:
         """Starts threads and processes that make the batches, as they are needed. Gives the number of threads."""
         converts = any(leaf is not None for leaf in leaves(first.fields))
-        if self._making.in_python and workers > 0 and not first.thread_safe:
+        if self._making.in_processes and workers > 0:
             self._processes = self._workers.start(self._making, self._wanted, self._base_seed)
         if self._processes is not None:
             threads = workers
