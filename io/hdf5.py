@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError, SolarError
@@ -273,7 +274,7 @@ def _unreadable(file: str, dataset: _native.Dataset, reason: str) -> Layout:
 
 
 def _identities(datasets: list[_native.Dataset]) -> dict[str, NDArray[Any]]:
-    """What tells their files from others (native/include/solar/file.hpp), of each as it was when it was looked at."""
+    """What tells their files from others (native/include/solar/file.hpp), as they were when they were looked at."""
     kinds = {"file_nbytes": np.uint64, "file_mtime_ns": np.int64, "file_inode": np.uint64, "file_ctime_ns": np.int64}
     return {
         name: np.fromiter((one[name] for one in datasets), kind, len(datasets))  # type: ignore[literal-required]

@@ -17,6 +17,7 @@ from solar.torch.pending import PendingBatch, leaves
 from solar.values import Layout
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
+READING = ("read_batch", "start_batch", "start_rows", "checked")  # by which an H5Dataset makes its samples
 Locate = Callable[[Sequence[Any] | Array], tuple[Array, Array]]
 
 
@@ -78,7 +79,7 @@ def h5_beneath(dataset: Any) -> Beneath | str:
     Only classes that take samples as torch's and ours do are seen through; a subclass with its own __getitem__ is
     asked.
     """
-    if isinstance(dataset, H5Dataset) and _takes_as(dataset, H5Dataset):
+    if isinstance(dataset, H5Dataset) and _takes_as(dataset, H5Dataset, *READING):
         return Beneath([dataset], lambda asked: (np.zeros(len(asked), np.int64), dataset.checked(asked)))
     if isinstance(dataset, Subset) and _takes_as(dataset, Subset):
         found = h5_beneath(dataset.dataset)
@@ -138,6 +139,6 @@ def _in_range(positions: np.ndarray[Any, Any], samples: int) -> np.ndarray[Any, 
     return np.where(positions < 0, positions + samples, positions)
 
 
-def _takes_as(dataset: Any, kind: type) -> bool:
-    names = ("__getitem__", "__getitems__")
+def _takes_as(dataset: Any, kind: type, *names: str) -> bool:
+    names = ("__getitem__", "__getitems__", *names)
     return all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in names)

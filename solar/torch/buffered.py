@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cache, partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from solar.torch.budget import (
     not_carried,
     ranks_here,
     storage_of,
-)
+)  # fmt: skip
 from solar.torch.order import Order
 from solar.torch.position import Course, Passage
 from solar.torch.segment import Segment
@@ -89,6 +90,7 @@ class Buffered:
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._chosen: int | None = None  # bytes, once it is known what is to be read
+        self._weighed: Callable[[], tuple[int, str]] | None = None  # what a buffer gains, where one is possible
         self._together: Together | None = None
         self._threads: int | None = None  # that decode, of all ranks of the node, where they read together
         self._ways: tuple[Any, Sequence[Way | None]] = (None, [])  # chosen last, and under which conditions
@@ -147,23 +149,23 @@ class Buffered:
 
     def _choose(self, beneath: Beneath, course: Course, order: Order, pace: Pace) -> int:
         """The bytes of the buffer, of all ranks of the node if they have one together, 0 for none. Says why."""
-        if self._nbytes == 0:
-            return 0
         layouts = layouts_of(beneath)
         if refused := next((said for layout in layouts if (said := not_carried(layout))), ""):
-            if self._nbytes is not None:
+            if self._nbytes:
                 log.info("no buffer: %s", refused)
             return 0
-        if self._nbytes is None and not order.fixed:
-            return 0  # nobody has asked for a buffer, and it would draw from the sampler long before
-        found = those_of(self._exchange, order)
+        left = self._nbytes == 0 or (self._nbytes is None and not order.fixed)
+        found = None if left else those_of(self._exchange, order)
         ranks = ranks_here() if found is None else 1  # that have a buffer each
+        batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
+        least = needs(beneath, pace, batch).least
+        self._weighed = cache(partial(auto, layouts, batch * all_, self._storage, least, ranks=ranks))
+        if left:
+            return 0  # where nobody has asked for a buffer, it would draw from the sampler long before
         if self._nbytes is not None:
             nbytes = max(1, self._nbytes // ranks)
         else:
-            batch = course.batch_size or 1
-            all_, least = 1 if found is None else found.ranks, needs(beneath, pace, batch).least
-            nbytes, why = auto(layouts, batch * all_, self._storage, least, ranks=ranks)
+            nbytes, why = self._weighed()
             log.log(logging.DEBUG if why == FITS else logging.INFO, "%s buffer: %s", "a" if nbytes else "no", why)
         try:
             self._together = self._met(found, beneath, course, order, nbytes) if nbytes else None
@@ -171,8 +173,14 @@ class Buffered:
             if self._nbytes is not None or self._exchange != "auto":
                 raise
             log.warning("no buffer, which nobody has asked for: %s", error)
+            self._weighed = None
             return 0
         return nbytes if self._together is None else self._together.nbytes
+
+    def advice(self) -> str:
+        """What a buffer would gain where there is none, by what decides whether one is taken; empty if nothing."""
+        nbytes, why = (0, "") if self._chosen or self._weighed is None else self._weighed()
+        return f"A buffer (`buffer='25%'`, say) would help: {why}, as modelled." if nbytes else ""
 
     def _met(self, found: Peers | None, beneath: Beneath, course: Course, order: Order, nbytes: int) -> Together | None:
         """Those who share the samples, if there are any, after they have found each other to be of one mind."""
@@ -227,7 +235,7 @@ class Buffered:
                 if self._nbytes is not None:
                     raise
                 log.info("no buffer: %s", error)  # which nobody has asked for
-                self._chosen = 0
+                self._chosen, self._weighed = 0, None
         return queued
 
     def _foretold(self) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -51,6 +54,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     It holds no open file, can be pickled, and may be used in forked and spawned processes.
 
+    A subclass may make its samples itself: of `super().__getitem__(i)`, or `super().__getitems__([i, i + 1])`.
+
     >>> import h5py, numpy, tempfile
     >>> path = tempfile.mkdtemp() + "/scan.h5"
     >>> with h5py.File(path, "w") as file:
@@ -91,6 +96,14 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         self._straight: list[_Leaf] = []
         self._process = -1
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Where a subclass makes its samples one by one, it is also asked for those of a batch one by one."""
+        super().__init_subclass__(**options)
+        names = ("__getitem__", "__getitems__")
+        one, many = (next(place for place, kind in enumerate(cls.__mro__) if name in vars(kind)) for name in names)
+        if one < many and (cls.__mro__[many] is H5Dataset or hasattr(cls.__getitems__, "one_by_one")):
+            cls.__getitems__ = _one_by_one(cls)  # type: ignore[assignment, method-assign]
+
     def __len__(self) -> int:
         samples: int = self._samples
         return samples
@@ -101,8 +114,6 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at these indices, read together. They share memory, which is free when all of them are gone."""
-        if type(self).__getitem__ is not H5Dataset.__getitem__:  # a subclass that makes its samples there
-            return [self[index] for index in indices]
         positions = np.asarray(list(indices))
         batch = self.read_batch(positions)
         samples = [_sample(batch, i) for i in range(len(positions))]
@@ -210,6 +221,35 @@ def alike(one: H5Dataset, other: H5Dataset) -> bool:
         for dataset in (one, other)
     ]
     return bool(facts[0] == facts[1]) and leaves(one.fields) == leaves(other.fields)
+
+
+def _one_by_one(kind: type[H5Dataset]) -> Callable[[H5Dataset, Iterable[int]], list[Any]]:
+    """`__getitems__` of a class that makes its samples in `__getitem__`.
+
+    Not H5Dataset's own: that is what `super().__getitems__` means there.
+    """
+
+    def __getitems__(self: H5Dataset, indices: Iterable[int]) -> list[Any]:
+        try:
+            return [kind.__getitem__(self, index) for index in indices]
+        except RecursionError as error:
+            here = sys._getframe()
+            inside = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame is not here)
+            outside = (frame for frame, _ in traceback.walk_stack(here.f_back))
+            # Said by the outermost call, or it would come with a thousand lines of where it went round.
+            if _called(__getitems__, outside) or not _called(__getitems__, inside):
+                raise
+        raise RuntimeError(
+            f"{kind.__name__}.__getitem__ asks self.__getitems__ for samples, which asks it for each of them, without "
+            "end: ask super().__getitems__, which reads them"
+        )
+
+    __getitems__.one_by_one = True  # type: ignore[attr-defined]
+    return __getitems__
+
+
+def _called(function: Any, frames: Iterable[FrameType]) -> bool:
+    return any(frame.f_code is function.__code__ for frame in frames)
 
 
 def _fields(fields: Any, layouts: Any) -> Any:

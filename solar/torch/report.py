@@ -18,11 +18,14 @@ def report(
     filters: Collection[int] = (),
     per_chunk: int = 1,
     memory: float = 0.0,
+    buffer: str = "",
 ) -> str:
     """What Stats.as_dict gives, in words; with what Stats.by_epoch gives, and what is known of the data.
 
     `filters` are undone to read them (HDF5's numbers), up to `per_chunk` samples share a chunk that is decompressed,
     and the buffer has room for the share `memory` of them (0: there is none).
+
+    `buffer`: what one would gain, where there is none.
 
     >>> from solar.torch.stats import Stats
     >>> report(Stats().as_dict())
@@ -32,6 +35,7 @@ def report(
     if not totals["batches"]:
         return "No batch has been handed out." + (f" {_waiting(totals, waited)}" if waited else "")
     told = {**totals, "filters": frozenset(filters), "per_chunk": per_chunk, "memory": memory}
+    told["with_buffer"] = f" {buffer}" if buffer else ""
     return "\n".join(line for line in (_amounts(told), *_table(epochs), *_times(told, waited)) if line)
 
 
@@ -143,15 +147,14 @@ def _of_storage(totals: Mapping[str, Any]) -> str:
         )
         if not totals["epochs"]:
             said += " This is the first epoch: what stays in the page cache need not be read again in the next."
-    return said + _read_again(totals)
+    return f"{said}{_read_again(totals)}{totals['with_buffer']}"
 
 
 def _of_decoding(totals: Mapping[str, Any]) -> str:
     faster = next((said for number, said in FASTER.items() if number in totals["filters"]), "")
     said = "it runs on one thread for each CPU core the process may use (32 at most). More cores would help"
     said += (f", or {faster}" if faster else "") + "." + _decoded_again(totals)
-    again = totals["bytes_decoded"] > 2 * max(1, totals["batch_bytes"]) and not totals["buffer_hits"]
-    return said + (" A buffer would have each chunk decoded less often (`buffer`)." if again else "")
+    return f"{said}{totals['with_buffer']}"
 
 
 def _of_buffer(totals: Mapping[str, Any]) -> str:
