@@ -94,6 +94,10 @@ class Budget:
     parts: int  # bytes for what is kept
     batch: int  # samples, at most
 
+    def in_words(self) -> str:
+        """How large it is, and how much of it waits to be taken."""
+        return f"{in_words(self.nbytes)} with {self.staged} batch{'es' if self.staged > 1 else ''} ready"
+
 
 class Needs(NamedTuple):
     """The bytes that the batches of a process take, beside what is kept."""

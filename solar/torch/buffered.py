@@ -18,7 +18,6 @@ from solar.errors import PlanError, ReadError
 from solar.io.buffered import Running
 from solar.io.exchange import Exchange
 from solar.io.peers import Peers
-from solar.io.quantities import in_words as size_in_words
 from solar.planner.sweep import Counts, Way, total
 from solar.torch.beneath import Beneath
 from solar.torch.budget import (
@@ -40,7 +39,7 @@ from solar.torch.segment import Segment
 from solar.torch.stats import Stats
 from solar.torch.together import Together, checked, those_of
 from solar.torch.turn import Pace, Turn, needs
-from solar.torch.windows import Piece, Window, fit, in_words, layouts_of, pieces_of
+from solar.torch.windows import Window, fit, in_words, layouts_of, pieces_of
 from solar.torch.work import Work, apart, begun, failed, unless
 
 log = logging.getLogger("solar")
@@ -313,30 +312,23 @@ class Buffered:
     ) -> Window:
         """The next window of these segments, by the ways of the last one, whose samples may have come to stay."""
         last, kind = self._window, (budget, len(makers) > 1)
-        pieces = self._pieces(beneath) if last is None else last.pieces
-        ways: Sequence[Way | None] = [None] * len(pieces)
         if last is not None:
-            ways = last.ways
-        elif self._ways[0] == kind:
-            ways = self._ways[1]
+            pieces, ways = last.pieces, list[Way | None](last.ways)
+        else:
+            pieces = pieces_of(beneath) if self._together is None else self._together.pieces()
+            ways = list(self._ways[1]) if self._ways[0] == kind else [None] * len(pieces)
         first = 0 if last is None else last.segments.stop
         storages = [storage_of(layout, self._storage, self._threads)[0] for layout in layouts_of(beneath)]
         makers = [unless(stopped, make) for make in makers]
-        window = Window(
-            makers, first, beneath, pieces, budget.parts, budget.batch, storages, ways, holding=last is not None
-        )
+        window = Window(makers, first, beneath, pieces, budget.parts, budget.batch, storages, ways, last is not None)
         self._ways = kind, window.ways
         return window
 
-    def _pieces(self, beneath: Beneath) -> list[Piece]:
-        return pieces_of(beneath) if self._together is None else self._together.pieces()
-
     def _goes_on(self, window: Window) -> bool:
         """Whether the run there is can carry this window out after its last."""
-        running, last = self.running, self._window
-        return (
-            running is not None and last is not None and last.ways == window.ways and fit(window.parts(), running.parts)
-        )
+        last, running = self._window, self.running
+        alike = last is not None and last.ways == window.ways
+        return alike and running is not None and fit(window.parts(), running.parts)
 
     def _start(self, turn: Turn, window: Window, budget: Budget) -> None:
         parts, together = window.parts(), self._together
@@ -347,11 +339,7 @@ class Buffered:
             self.running = together.running(rows, parts, budget.staged, budget.scratch)
         self._stats.held(self.running.nbytes)
         sources = dict.fromkeys(storage_of(layout, self._storage)[1] for layout in layouts_of(turn.beneath))
-        log.info(
-            "a buffer of %s with %d batch%s ready: %s; storage %s",
-            size_in_words(budget.nbytes), budget.staged, "es" if budget.staged > 1 else "", in_words(window),
-            ", ".join(sources),
-        )  # fmt: skip
+        log.info("a buffer of %s: %s; storage %s", budget.in_words(), in_words(window), ", ".join(sources))
 
     def _append(self, window: Window) -> Queued:
         """Hands the next segment of the window to the run."""
