@@ -257,9 +257,18 @@ def codec_paths() -> tuple[str, ...]:
     """The ways this machine can decode: "plain", "avx2", "avx512", "neon"; the fastest last."""
 
 def encode(
-    array: NDArray[Any], bound: float, coder: str = "auto", predictor: str = "auto", tables: bytes = b""
+    array: NDArray[Any],
+    bound: float,
+    coder: str = "auto",
+    predictor: str = "auto",
+    tables: bytes = b"",
+    marks: bytes = b"",
+    limits: bytes = b"",
 ) -> bytes:
-    """A chunk in which every value is within `bound` (0: bit for bit)."""
+    """A chunk in which every value is within `bound` (0: bit for bit).
+
+    `marks` come back bit for bit, and nothing else becomes one; `limits` are not crossed. Bytes of the array's type.
+    """
 
 def decode_into(stored: bytes, out: NDArray[Any], tables: bytes = b"", path: str = "") -> None:
     """Fills `out`, of the chunk's own type, or float16 of a chunk of float32."""
@@ -267,7 +276,9 @@ def decode_into(stored: bytes, out: NDArray[Any], tables: bytes = b"", path: str
 def decode_many(stored: list[bytes], out: NDArray[Any], tables: bytes = b"", path: str = "") -> None:
     """The same of several chunks of one size, one after another."""
 
-def train(arrays: list[NDArray[Any]], bound: float, predictor: str = "auto") -> bytes: ...
+def train(
+    arrays: list[NDArray[Any]], bound: float, predictor: str = "auto", marks: bytes = b"", limits: bytes = b""
+) -> bytes: ...
 def client_data(tables: bytes) -> list[int]: ...
 def describe_codec(stored: bytes) -> dict[str, Any]: ...
 def check_chunks(rows: U8, lengths: I64, like: NDArray[Any], nbytes: int, tables: bytes = b"") -> U8:

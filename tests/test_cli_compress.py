@@ -59,7 +59,7 @@ def test_the_keys_of_the_answer_are_fixed(scan: str, tmp_path: Path, capsys: pyt
     counts, field = answer["datasets"]
     assert [*counts] == [
         *("name", "kind", "asked", "bound", "coder", "filter", "samples", "chunk", "nbytes", "original_nbytes"),
-        *("stored_nbytes", "ratio"),
+        *("stored_nbytes", "ratio", "why"),
     ]
     assert (counts["name"], counts["kind"], counts["bound"], counts["coder"]) == ("/counts", "abs", 0.01, "pack")
     assert (field["kind"], field["asked"], field["coder"], field["chunk"]) == ("rel", 1e-3, "dense", [5, 40, 40])

@@ -189,6 +189,18 @@ def test_counts_are_told_their_sigma_and_that_lossless_is_nearly_free(
     assert "recommended: lossless. These are whole numbers" in shown
 
 
+def test_of_labels_lossless_is_recommended(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    values = np.where(np.random.default_rng(0).random((16, 6, 6)) < 0.5, np.float32(-9999), np.float32(0.5))
+    path = make("a.h5", x=values, y=np.random.default_rng(1).normal(size=16))
+    line = "--model users_model:with_bias --loss mse --input x --target y --batch-size 2 --steps 0 --abs 0.3"
+    with h5py.File(path, "r+") as file:
+        file["x"].attrs["flag_values"] = np.array([0.5], "f4")
+    assert main(["tune", path, *line.split()]) == 0
+    shown = capsys.readouterr().out
+    assert "A bound would make others of them: its values are flags (flag_values)" in shown
+    assert "--field x:lossless" in shown
+
+
 def test_counts_are_drawn_anew_with_the_spread_that_poisson_has(make: Make, tuned: Run) -> None:
     counts = np.random.default_rng(1).poisson(20, (64, 6, 6))
     line = "--model users_model:with_bias --loss users_model:projected --input x --batch-size 4 --steps 0 --abs 2"

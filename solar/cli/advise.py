@@ -58,7 +58,8 @@ def run(arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]
         found = []
         for name in candidates(file, named):
             asked = list(settings(codecs.get(name, codecs.get(REST))))
-            found.append(tried(path, file, name, asked, arguments.chunk_samples))
+            chosen = codecs.get(name) is not None
+            found.append(tried(path, file, name, asked, arguments.chunk_samples, named=chosen))
         left = [] if found else select(file, {REST: Codec("lossless")})[1]
     if any(one.reason == COMPRESSED for one in left):
         raise LayoutError(f"{path}: solar compressed its samples already: give --advise the original file")
@@ -115,6 +116,7 @@ def as_json(path: str, found: list[Advice], arguments: argparse.Namespace, stora
                 "samples": one.part.shape[0],
                 "sample_nbytes": one.part.nbytes // one.part.shape[0],
                 "stored_nbytes": one.part.stored_nbytes,
+                "why": one.part.why,
                 "now": _gain_as_json(one.now),
                 "trials": [_trial_as_json(trial) | _gain_as_json(gain) for trial, gain in one.trials],
             }
@@ -148,6 +150,9 @@ def as_text(found: list[Advice], arguments: argparse.Namespace, storage: Storage
             f"stored in {words.size(part.stored_nbytes)}"
         )
         yield from _table(one)
+        if part.why:
+            name = words.printable(part.name[1:])
+            yield f"  only lossless is tried, for {part.why}; --field {name}:rel=E tries a bound"
         if _fits(one):
             yield "  It fits into this memory as it is stored: only the first epoch reads it, whatever the bound."
         yield ""

@@ -200,8 +200,10 @@ def _found(option: str, text: str) -> Any:
 
 
 def _recommended(tuned: Tuned, fraction: float) -> Rung:
-    """What is chosen; of whole numbers lossless where a bound is hardly smaller."""
+    """What is chosen; lossless of labels, and of whole numbers where a bound is hardly smaller."""
     found, exact = tuned.chosen(fraction), tuned.rungs[0]
+    if tuned.labels:
+        return exact
     return exact if tuned.whole and found.effort.ratio < HARDLY * exact.effort.ratio else found
 
 
@@ -319,7 +321,9 @@ def _verdict(tuned: Tuned, fraction: float) -> Iterator[str]:
     passed, said = tuned.chosen(fraction), _recommended(tuned, fraction)
     if tuned.ignored:
         yield "  the model ignores this input: no bound changes its gradients, so that any is fine, and none is tested"
-    if said is not passed:
+    if tuned.labels:
+        yield f"  recommended: lossless, {said.effort.ratio:.1f}:1. A bound would make others of them: {tuned.labels}"
+    elif said is not passed:
         yield (
             f"  recommended: lossless. These are whole numbers, exact at {said.effort.ratio:.1f}:1; "
             f"{_setting(passed.asked)} would be {passed.effort.ratio:.1f}:1"
