@@ -123,8 +123,6 @@ class Gds:
         name = int(names[place[2] + done // self.sample_nbytes])
         sample = name - int(self._firsts[np.searchsorted(self._firsts, name, "right") - 1])
         path, where = layout.paths[int(layout.part_file[part])], f"{layout.title}, sample {sample}"
-        if isinstance(said, ReadError) and said.errno is not None:
-            return ReadError(said.errno, f"{said.strerror} ({where})", path)
         if isinstance(said, ReadError):
             error = ReadError(f"{said} ({where})")
             error.errno = said.errno

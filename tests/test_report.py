@@ -161,7 +161,8 @@ def test_a_loader_reports_what_it_knows_of_its_data(make: Callable[..., str], mo
         with DataLoader(H5Dataset(path, name), batch_size=16, shuffle=True, buffer=buffer) as loader:
             list(loader)
             loader.report()
-    assert told == [({1}, 40, 0.0), (set(), 1, 0.0), (set(), 1, 2 * MIB / rows.nbytes)]
+    assert [arguments[:3] for arguments in told] == [({1}, 40, 0.0), (set(), 1, 0.0), (set(), 1, 2 * MIB / rows.nbytes)]
+    assert [bool(arguments[3]) for arguments in told] == [True, False, False]  # what a buffer would gain
 
 
 numbers = st.integers(0, 10**15)
