@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from solar import Field, H5Dataset
+
 Array = NDArray[Any]
 SAMPLES, SHAPE = 24, (7, 9)
+ALL = np.arange(SAMPLES)
+ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
 
 
 def by_numpy(raw: Array, attributes: dict[str, Any]) -> Array:
@@ -99,6 +103,7 @@ FIELDS: dict[str, tuple[str, dict[str, Any], list[Any]]] = {
     "height": (">f8", {"scale_factor": np.float32(0.3)}, [1e36]),
     "nothing": ("f4", {"scale_factor": 0.1}, [np.nan]),
     "count": ("i8", {}, [-1]),
+    "half": ("f2", {}, [-999]),
     "bare": ("i2", {}, []),
     "times": ("f8", {"units": "days since 1970-01-01"}, []),
 }
@@ -123,3 +128,27 @@ def write(path: Path, seed: int = 0, only: str | None = None, **options: Any) ->
             if len(missing) > 1:
                 stored.attrs["missing_value"] = np.array(missing[1:], stored.dtype)
     return path
+
+
+def odd(path: Path, values: Any, **attributes: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        stored = file.create_dataset("x", data=values)
+        for key, value in attributes.items():
+            stored.attrs[key] = value
+    return path
+
+
+def attributes_of(path: Path | str, name: str) -> dict[str, Any]:
+    """By h5py, as netCDF's libraries give them."""
+    with h5py.File(path) as file:
+        found = {key: value for key, value in file[name].attrs.items() if key in ATTRIBUTES}
+    return {key: value[0] if np.shape(value) == (1,) else value for key, value in found.items()}
+
+
+def wanted(path: Path | str, name: str) -> Array:
+    with h5py.File(path) as file:
+        return by_numpy(file[name][()], attributes_of(path, name))
+
+
+def rows_of(path: Any, name: str, rows: Any = ALL, **options: Any) -> Any:
+    return H5Dataset(path, Field(name, cf=True, **options)).read_batch(rows)

@@ -42,7 +42,7 @@ TEST_CASE("an external link leads to the dataset in the other file") {
     CHECK(found.path == folder / "scan.h5");
     CHECK(found.target == "/data");
     CHECK(found.address == superblock_nbytes);
-    CHECK(found.file_nbytes == solar::File(folder / "scan.h5").nbytes());
+    CHECK(found.identity.nbytes == solar::File(folder / "scan.h5").nbytes());
   }
   const solar::Dataset home = read(folder / "master.h5", "all/back").datasets.at(0);
   CHECK(home.path == "");

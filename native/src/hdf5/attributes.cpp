@@ -113,7 +113,7 @@ void read_values(Image& image, const Parts& parts, Attribute& attribute) {
     attribute.bytes.assign(stored.begin(), stored.end());
   } else if (values == 1) {
     attribute.bytes = text_of(image, stored);
-  } else {
+  } else if (values > 1) {
     throw Elsewhere{"it is a list of text"};
   }
   attribute.values = values;
