@@ -66,11 +66,11 @@ def run(arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]
     if not found:
         raise LayoutError(f"{path}: it has no samples to be compressed; `solar inspect {path}` shows what it has")
     total = sum(part.nbytes for part, _ in found)
-    advices = [_advice(path, part, trials, arguments, storage, part.nbytes / total) for part, trials in found]
+    advised = [_advice(path, part, trials, arguments, storage, part.nbytes / total) for part, trials in found]
     if arguments.json:
-        print(json.dumps(as_json(path, advices, arguments, storage), indent=1))
+        print(json.dumps(as_json(path, advised, arguments, storage), indent=1))
     else:
-        for line in as_text(advices, arguments, storage, source):
+        for line in as_text(advised, arguments, storage, source):
             print(line)
     return 0
 
