@@ -203,8 +203,11 @@ std::vector<std::string> Files::candidates(const Opened& from, const std::string
 std::shared_ptr<Opened> Files::open(Opened& from, const std::string& name) {
   if (name.size() > longest_name) throw Error(Kind::layout, "an external link names a file too long to be one");
   std::string tried;
+  std::vector<std::string> paths;  // two ways may lead to one
   for (const std::string& candidate : candidates(from, name)) {
     const std::string path = tidy(candidate);
+    if (std::find(paths.begin(), paths.end(), path) != paths.end()) continue;
+    paths.push_back(path);
     if (const auto known = by_path_.find(path); known != by_path_.end()) {
       if (std::shared_ptr<Opened> open = known->second.lock()) return open;
     }
