@@ -22,7 +22,7 @@ COMMANDS = {
     "plan": "what an epoch will cost on your storage, by our policy and by others'",
     "probe": "measures a storage: latency, bandwidth, requests a second",
     "rehearse": "reads whole epochs as a training on these ranks would, and says whether it would wait",
-    "selftest": "checks this installation: reads small files of each kind as h5py and PyTorch do; some seconds",
+    "selftest": "checks this installation on small files of each kind, in some seconds",
     "tune": "how far inputs may be off before a model's gradients notice: which bound to choose",
     "verify": "whether a compressed file holds what its original does, or whether a file is damaged",
 }
