@@ -24,7 +24,7 @@ struct Quantiser {
   double bound = 0;
   double unit = 0;              // of a lattice: what all values are multiples of
   std::int64_t whole_unit = 1;  // the same of whole numbers, counted from whole_base
-  Marks marks;                  // what is not to be confused
+  Marks marks = {};             // what is not to be confused
 };
 
 Quantiser quantiser_for(const void* values, Number number, std::size_t count, double bound, const Marks& marks);
