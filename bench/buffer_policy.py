@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from bench.buffer_data import FIELD, NBYTES, SHAPE
 from solar import _native, inspect
-from solar.io.engine import Engine, source_of
-from solar.planner.course import Course, plan_rows
-from solar.planner.sweep import Way
+from solar.io.read.engine import Engine, source_of
+from solar.planner.course import Plan, plan_rows
+from solar.planner.sweep import KeepPolicy
 from solar.planner.units import of_layout
 from solar.values import Layout, Script, Storage
 
@@ -28,14 +28,14 @@ GLANCE = 1.0
 class Carried:
     """The batches of all epochs one after another, and the plan that they follow, if it is one of solar's."""
 
-    course: Course | None
+    course: Plan | None
     batches: Iterator[NDArray[np.float32]]
     counts: Any  # of the run so far
 
 
-def pinned_way(memory: int) -> Way:
+def pinned_way(memory: int) -> KeepPolicy:
     """As many samples as there is room for beside the batches, the first ones, for ever; the others read each time."""
-    return Way(pinned=(memory - batches_nbytes()) // NBYTES, direct=True)
+    return KeepPolicy(pinned=(memory - batches_nbytes()) // NBYTES, direct=True)
 
 
 def batches_nbytes(batch: int = 64) -> int:
@@ -43,7 +43,9 @@ def batches_nbytes(batch: int = 64) -> int:
     return (STAGED + AHEAD + 2) * batch * NBYTES + SCRATCH
 
 
-def carried_out(path: Path, orders: list[NDArray[np.int64]], memory: int, storage: Storage, way: Way | None) -> Carried:
+def carried_out(
+    path: Path, orders: list[NDArray[np.int64]], memory: int, storage: Storage, way: KeepPolicy | None
+) -> Carried:
     """Each of the orders [batch, place] is an epoch. Without a way: the cheapest that the planner finds."""
 
     def rows_of(epoch: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

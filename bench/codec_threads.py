@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 import solar
 from solar import DataLoader, H5Dataset, _native
-from solar.io.encoded import tables_of
+from solar.io.read.encoded import tables_of
 
 Part = subprocess.Popen[str]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.cli.compare import NAMES
+from solar.cli.compare import POLICY_NAMES
 from solar.planner import plan, policies, simulate
-from solar.planner.order import Order, distributed
+from solar.planner.order import ShuffledUses, distributed
 from solar.planner.units import Units, uniform
 from solar.values import Storage, World
 
@@ -87,7 +87,7 @@ def scans(samples: int = 16384, batch: int = 64) -> dict[str, list[float]]:
     return found
 
 
-def _seconds(of: Order, units: Units, batch: int, memory: int) -> dict[str, float]:
+def _seconds(of: ShuffledUses, units: Units, batch: int, memory: int) -> dict[str, float]:
     known = (of, units, ALONE)
     return {
         "torch": policies.torch(*known, batch=batch, storage=DISK).seconds,
@@ -170,7 +170,7 @@ def memory() -> str:
         x, y = (float(part) for part in shown[SHARES.index(share)].split(","))
         place = f'x="{x + right:.0f}" y="{y + down:.0f}" text-anchor="{anchor}"'
         style = f"fill:{COLOURS[name]};font-weight:600"
-        parts.append(f'<text {place} style="{style}">{NAMES[name]}</text>')
+        parts.append(f'<text {place} style="{style}">{POLICY_NAMES[name]}</text>')
     title = "Time of an epoch, in sequential reads of the whole file"
     parts.append(f'<text class="t" x="{left}" y="24">{title}</text>')
     return _svg(left + wide + 48, top + high + 50, title, parts)

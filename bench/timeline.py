@@ -17,7 +17,7 @@ from typing import Any
 
 from bench import machine
 from solar import DataLoader, H5Dataset, PlanSampler
-from solar.io import specimen
+from solar.io import sample_file as specimen
 from solar.io.plain import Plain
 from solar.torch.plain import plain_loader
 

@@ -28,7 +28,7 @@ from solar.io.given import (
     slices_of,
     text_of,
 )
-from solar.io.packing import Packing, Packings, packings_of
+from solar.io.layout.packing import Packing, Packings, packings_of
 from solar.values import Layout
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from solar.errors import CodecError, LayoutError, PlanError, ReadError, SolarError
 
 if TYPE_CHECKING:
-    from solar.io.audit import verify as verify
+    from solar.io.compress.store import compress as compress
+    from solar.io.compress.verify import verify as verify
     from solar.io.field import Field as Field
-    from solar.io.hdf5 import inspect as inspect
-    from solar.io.reader import read as read
-    from solar.io.store import compress as compress
+    from solar.io.layout.hdf5 import inspect as inspect
+    from solar.io.read.reader import read as read
     from solar.torch import DataLoader as DataLoader
     from solar.torch import H5Dataset as H5Dataset
     from solar.torch.samplers import PlanBatchSampler as PlanBatchSampler
@@ -33,10 +33,10 @@ _LAZY = {
     "PlanBatchSampler": "solar.torch.samplers",
     "PlanSampler": "solar.torch.samplers",
     "World": "solar.values",
-    "compress": "solar.io.store",
-    "inspect": "solar.io.hdf5",
-    "read": "solar.io.reader",
-    "verify": "solar.io.audit",
+    "compress": "solar.io.compress.store",
+    "inspect": "solar.io.layout.hdf5",
+    "read": "solar.io.read.reader",
+    "verify": "solar.io.compress.verify",
 }
 
 __all__ = [

@@ -23,7 +23,8 @@ from torch.utils.data import (
 )
 
 from solar import DataLoader, H5Dataset, PlanError, PlanSampler, _native
-from solar.io import buffered, engine
+from solar.io.read import engine
+from solar.io.read import run as buffered
 from solar.values import Storage
 
 SAMPLES = 96
@@ -121,7 +122,7 @@ def least_of(make: Callable[[int], DataLoader[Any]]) -> int:
 
 def plain_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on runs are those of the kit. Only for data sets that are made after this."""
-    monkeypatch.setattr("solar.io.reader.source_of", run_kit.recorded(engine.source_of))
+    monkeypatch.setattr("solar.io.read.reader.source_of", run_kit.recorded(engine.source_of))
     monkeypatch.setattr(_native, "Run", run_kit.Run)
 
 

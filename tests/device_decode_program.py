@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from solar.device import Decoder, launch
+from solar.gpu.kernels import Decoder, launch
 
 GUARD = 4096
-launch.SCRATCH = 300_000  # so that some batches go in parts
+launch.LAUNCH_SCRATCH = 300_000  # so that some batches go in parts
 
 
 def at_the_end_of_memory(rows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], mmap.mmap]:

@@ -16,7 +16,7 @@ from kit import settle
 from store_kit import smooth
 
 from solar import DataLoader, compress
-from solar.torch import streams
+from solar.gpu import streams
 
 Tensor = torch.Tensor
 SAMPLES = 41

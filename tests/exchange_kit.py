@@ -13,10 +13,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.io.buffered import Part, Running, Told
-from solar.io.exchange import Exchange, Parcels, mail
-from solar.io.hdf5 import inspect
-from solar.io.reader import Rows
+from solar.io.exchange.exchanged import Exchange, Parcels, mail
+from solar.io.layout.hdf5 import inspect
+from solar.io.read.reader import Rows
+from solar.io.read.run import Running, RunPart, Told
 from solar.values import Script
 
 SAMPLES = 120
@@ -88,7 +88,7 @@ def _plan(owned: list[list[NDArray[np.int64]]], rank: int, ranks: int, order: ND
 def running(path: str) -> Running:
     """A run that holds nothing, and reads for each batch what its plan says."""
     rows = [Rows(inspect(path, name), native_order=True) for name in FIELDS]
-    parts = [Part(field, 0, one.sample_nbytes, False, True, 2, 0) for field, one in enumerate(rows)]
+    parts = [RunPart(field, 0, one.sample_nbytes, False, True, 2, 0) for field, one in enumerate(rows)]
     return Running(rows, parts, 2, 1 << 16)
 
 

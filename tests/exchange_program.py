@@ -14,7 +14,7 @@ import exchange_kit as kit
 import numpy as np
 
 from solar.errors import PlanError, ReadError, SolarError
-from solar.io import exchange as module
+from solar.io.exchange import exchanged as module
 
 STEPS = 25
 

@@ -266,7 +266,7 @@ def many_files(folder: str, files: str, limit: str) -> None:
     import torch
 
     from solar import DataLoader, H5Dataset
-    from solar.io.engine import Engine
+    from solar.io.read.engine import Engine
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), int(limit)))
     paths = write_many(Path(folder), int(files), 3)

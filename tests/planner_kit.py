@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from solar.planner.course import Course
+from solar.planner.course import Plan
 from solar.planner.sweep import Counts, Record, received_nbytes, staging_nbytes, total
 from solar.values import Filter, Form, Layout
 
@@ -234,7 +234,7 @@ class Carrier:
     than there are pages.
     """
 
-    def __init__(self, layout: Layout, course: Course, gap: int) -> None:
+    def __init__(self, layout: Layout, course: Plan, gap: int) -> None:
         self.places = places(layout)
         self.course, self.gap = course, gap
         self.held: dict[int, int] = {}  # what is in memory: the step from which it may be used
@@ -321,7 +321,7 @@ class Carrier:
         self.now += 1
 
 
-def check_course(layout: Layout, course: Course) -> None:
+def check_course(layout: Layout, course: Plan) -> None:
     """Carries a course out, and finds all that it counts exact."""
     carrier, region = Carrier(layout, course, course.terms.gap), course.region
     counted = course.start_counts

@@ -8,7 +8,7 @@ import pytest
 from buffer_kit import chunked, generator, passes
 
 from solar import DataLoader
-from solar.torch import budget
+from solar.torch.buffer import budget
 
 
 def modelled(monkeypatch: pytest.MonkeyPatch, without: float, with_it: float) -> None:

@@ -12,8 +12,9 @@ import transforms
 from torch.utils.data import DataLoader as TorchLoader
 
 from solar import DataLoader, H5Dataset, _native
-from solar.io.buffered import pooled_nbytes
-from solar.torch import native_iter, pending
+from solar.io.read.run import pooled_nbytes
+from solar.torch.batch import pending
+from solar.torch.epoch import native as native_iter
 
 NBYTES = 1 << 16  # of a sample, which is a batch
 

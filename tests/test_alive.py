@@ -11,11 +11,9 @@ from typing import Any
 
 from mpi_kit import under_gloo
 
-from solar.io.alive import Watch, has_ended, own_process
+from solar.io.ranks.alive import Watch, has_ended, own_process
 
-CHILD = (
-    "import json, sys; from solar.io.alive import own_process; print(json.dumps(own_process()), flush=True); input()"
-)
+CHILD = "import json, sys; from solar.io.ranks.alive import own_process; print(json.dumps(own_process()), flush=True); input()"
 
 
 def test_a_process_is_there_until_it_has_ended_even_if_nobody_buries_it() -> None:
@@ -46,7 +44,7 @@ BEGIN = """
 import json, os, signal, sys, threading, time
 import torch.distributed as dist
 from solar import SolarError
-from solar.io.peers import peers
+from solar.io.ranks.peers import peers
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=3)
 these = peers("auto")

@@ -13,10 +13,11 @@ import pytest
 from buffer_kit import BATCH, DISK, chunked, dataset_of, equal, generator, loader_of, passes
 
 from solar import DataLoader, H5Dataset, PlanError, _native, inspect
-from solar.io import machine, profile
-from solar.io.buffered import PIECE, pooled_nbytes, scratch_nbytes
-from solar.io.quantities import in_words, size_of
-from solar.torch import budget
+from solar.io.machine import available as machine
+from solar.io.machine import profile
+from solar.io.machine.quantities import in_words, size_of
+from solar.io.read.run import READ_PIECE, pooled_nbytes, scratch_nbytes
+from solar.torch.buffer import budget
 from solar.values import Storage
 
 MEMORY = 1 << 30
@@ -109,7 +110,7 @@ def test_a_budget_never_exceeds_the_buffer(more: int, ahead: int, ranks: int) ->
     assert made.parts >= 0
 
 
-@pytest.mark.parametrize(("nbytes", "least"), [(1 << 10, 1 << 10), (64 << 20, PIECE)])
+@pytest.mark.parametrize(("nbytes", "least"), [(1 << 10, 1 << 10), (64 << 20, READ_PIECE)])
 def test_samples_that_are_not_encoded_are_read_in_pieces(nbytes: int, least: int, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "large.h5", "w") as file:
         file.create_dataset("x", (2, nbytes), "u1")
@@ -145,7 +146,7 @@ def test_what_gains_nothing_worth_a_word_is_left(make: Callable[..., str], caplo
 def test_chunks_of_many_samples_get_a_buffer(
     make: Callable[..., str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "SECONDS", 0.0)
+    monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
     taken, said = chosen(chunked(make), caplog, epochs=3)
     assert taken
     assert "a buffer: chunks of several samples are decoded less often" in said
@@ -168,7 +169,7 @@ def test_files_larger_than_the_page_cache_get_one_where_requests_are_dear(
 def test_what_has_no_room_for_its_batches_gets_no_buffer(
     make: Callable[..., str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "SECONDS", 0.0)
+    monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
     monkeypatch.setattr(machine, "free_nbytes", lambda: 4 * 100_000)
     taken, said = chosen(chunked(make), caplog)
     assert not taken
@@ -179,7 +180,7 @@ def test_batches_found_too_large_when_they_are_drawn_get_none(
     make: Callable[..., str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "solar")
-    monkeypatch.setattr(budget, "SECONDS", 0.0)
+    monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
     dataset = chunked(make)
     batches = [list(range(4096))] * 3
     with DataLoader(dataset, batch_sampler=batches) as loader:
@@ -194,8 +195,8 @@ def test_more_samples_than_plans_number_are_read_without(
     buffer: Any, make: Callable[..., str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "solar")
-    monkeypatch.setattr(budget, "SECONDS", 0.0)
-    monkeypatch.setattr("solar.torch.budget.MOST", 4095)
+    monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr("solar.torch.buffer.budget.MOST_SAMPLES", 4095)
     with DataLoader(chunked(make), 64, buffer=buffer) as loader:
         assert len(list(loader)) == 64
         assert loader._buffered.running is None
@@ -215,7 +216,7 @@ def test_the_memory_of_a_batch_is_counted_as_the_pool_rounds_it(nbytes: int) -> 
 def test_samplers_that_may_follow_the_training_get_one_only_if_asked_for(
     make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "SECONDS", 0.0)
+    monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
 
     class Following(list[int]):
         """A sampler whose order changes while it is iterated."""

@@ -26,7 +26,7 @@ from buffer_kit import (
 from torch.utils.data import DataLoader as TorchLoader
 
 from solar import DataLoader, PlanError
-from solar.torch import budget
+from solar.torch.buffer import budget
 
 EPOCHS = 3
 FEW = ("shuffled", "by a generator", "weighted", "distributed")

@@ -16,8 +16,10 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import RandomSampler
 
 from solar import DataLoader, H5Dataset, PlanSampler, ReadError, _native
-from solar.io.buffered import Running
-from solar.torch import buffered, windows, work
+from solar.io.read.run import Running
+from solar.torch.buffer import buffer as buffered
+from solar.torch.buffer import planned_passes as windows
+from solar.torch.buffer import thread as work
 
 BUFFER = 22_000
 
@@ -112,7 +114,7 @@ def test_a_batch_whose_transform_was_interrupted_comes_again(nbytes: int, tmp_pa
 
 def test_a_pass_whose_planning_was_interrupted_goes_on(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     once = Interrupting(work.apart)
-    monkeypatch.setattr("solar.torch.buffered.apart", once)
+    monkeypatch.setattr("solar.torch.buffer.buffer.apart", once)
     with loader_of(dataset, "by a generator", buffer=BUFFER) as loader:
         iterator = iter(loader)
         with pytest.raises(KeyboardInterrupt):
@@ -127,15 +129,15 @@ def test_a_pass_whose_planning_was_interrupted_goes_on(dataset: Any, monkeypatch
 def test_a_plan_of_later_passes_that_fails_is_said_once_and_made_anew(
     dataset: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told, faults = windows.Window.told, [True, True]
+    told, faults = windows.PlannedPasses.told, [True, True]
 
-    def failing(self: windows.Window, number: int) -> Any:
+    def failing(self: windows.PlannedPasses, number: int) -> Any:
         if number and faults:
             faults.pop()
             raise MemoryError("for a moment")
         return told(self, number)
 
-    monkeypatch.setattr(windows.Window, "told", failing)
+    monkeypatch.setattr(windows.PlannedPasses, "told", failing)
     with loader_of(dataset, "by a generator", buffer=BUFFER) as loader:
         assert equal(passes(loader, 5), passes(plain(dataset, "by a generator"), 5))
         assert run_of(loader).counts()["steps"] > len(loader)  # it is foreseen again
@@ -145,11 +147,11 @@ def test_a_plan_of_later_passes_that_fails_is_said_once_and_made_anew(
 def test_without_a_thread_passes_are_planned_when_they_begin(
     dataset: Any, runs: list[Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: work.Work) -> None:
+    def refuse(self: work.Background) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(work.Work, "start", refuse)
-    monkeypatch.setattr("solar.torch.buffered.SEGMENTS", (2, 3))
+    monkeypatch.setattr(work.Background, "start", refuse)
+    monkeypatch.setattr("solar.torch.buffer.buffer.SEGMENTS", (2, 3))
     with loader_of(dataset, "by a generator", buffer=BUFFER, epochs=7) as loader:
         assert equal(passes(loader, 7), passes(plain(dataset, "by a generator"), 7))
     assert len(runs) == 1
@@ -171,7 +173,7 @@ def test_what_fails_after_a_pass_was_told_leaves_no_run_behind(dataset: Any, mon
 
 
 def test_the_end_of_the_program_ends_what_is_planned() -> None:
-    program = "from solar.torch.work import begun; begun(lambda stopped: stopped.wait())"
+    program = "from solar.torch.buffer.thread import begun; begun(lambda stopped: stopped.wait())"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
 

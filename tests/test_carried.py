@@ -10,7 +10,7 @@ import torch
 from carried_kit import SAMPLES, Counting, Generated, check_resumes, loader, share, take
 from torch.utils.data import Dataset, IterableDataset
 
-from solar.torch.carried import Carried
+from solar.torch.epoch.carried import Carried
 
 # torch warns of more workers than the machine has cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

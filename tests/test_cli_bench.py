@@ -183,10 +183,10 @@ def test_one_setting_of_each_reader_is_measured_however_long_it_takes(files: Pat
 def test_what_is_going_on_is_told_now_and_then_where_nobody_looks_on(
     files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("solar.cli.progress.EVERY", 1e9)
+    monkeypatch.setattr("solar.cli.progress.LINE_EVERY", 1e9)
     assert told(files, monkeypatch, ["p", "q"], (3200.0, 800.0)) == 0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("solar.cli.progress.EVERY", 0.0)
+    monkeypatch.setattr("solar.cli.progress.LINE_EVERY", 0.0)
     assert told(files, monkeypatch, ["p", "q"], (3200.0, 800.0)) == 0
     said = capsys.readouterr().err.splitlines()
     assert said[:2] == ["solar gets ready", "PyTorch + h5py gets ready, and tries its settings"]

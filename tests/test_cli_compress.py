@@ -16,7 +16,7 @@ from store_kit import smooth
 
 from solar import read
 from solar.cli import main
-from solar.io import profile
+from solar.io.machine import profile
 
 Make = Callable[..., str]
 
@@ -164,7 +164,7 @@ class Terminal(io.StringIO):
 def test_progress_is_a_line_now_and_then_or_a_bar_on_a_terminal(
     scan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.cli.progress.EVERY", 0.0)
+    monkeypatch.setattr("solar.cli.progress.LINE_EVERY", 0.0)
     line = ["compress", scan, str(tmp_path / "b.h5"), "--rel", "1e-3", "--force"]
     assert main(line) == 0
     said = capsys.readouterr().err

@@ -22,7 +22,7 @@ from solar.cli import inspect as command
 from solar.cli import main, words
 from solar.cli.cost import advice, cost, costs_in_words
 from solar.errors import LayoutError
-from solar.io.hdf5 import inspect
+from solar.io.layout.hdf5 import inspect
 
 
 def test_every_dataset_is_shown_in_a_tree(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +95,7 @@ def test_output_is_ascii_where_the_terminal_has_no_more(zoo: str) -> None:
 def test_help_imports_neither_torch_nor_numpys_friends() -> None:
     program = "import sys, solar.cli\ntry: solar.cli.main(['--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout.split()
-    assert not {"torch", "h5py", "solar._native", "solar.io.hdf5"} & set(loaded)
+    assert not {"torch", "h5py", "solar._native", "solar.io.layout.hdf5"} & set(loaded)
 
 
 def words_of(make: Callable[..., str], data: np.ndarray, **options: object) -> tuple[str, str]:

@@ -20,7 +20,7 @@ import pytest
 from solar.cli import compare, main, plot, quantities
 from solar.cli.compare import Case
 from solar.cli.trace import trace
-from solar.io import profile
+from solar.io.machine import profile
 from solar.planner import policies
 from solar.planner.units import uniform
 from solar.values import Outcome, Storage, World
@@ -263,7 +263,7 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown.splitlines()
     head = next(place for place, line in enumerate(lines) if line.startswith("per epoch"))
     rows = lines[head + 1 : head + 1 + len(POLICIES)]
-    assert all(row.startswith(compare.NAMES[name]) for name, row in zip(POLICIES, rows, strict=True))
+    assert all(row.startswith(compare.POLICY_NAMES[name]) for name, row in zip(POLICIES, rows, strict=True))
     assert len({len(row) for row in rows}) == 1
     assert "\x1b" not in shown
 
@@ -278,7 +278,7 @@ def fields(make: Callable[..., str]) -> str:
 def test_a_rate_is_never_told_without_the_storage_it_is_modelled_for(
     fields: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("solar.io.machine.page_cache_nbytes", lambda: 0)
+    monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 0)
     asking = ["plan", fields, "--memory", "20k", "--batch-size", "5"]
     given = ["--latency", "1ms", "--bandwidth", "2GB/s", "--iops", "100"]
     profile.save(_profile(Storage(0.5, 5e8, 100, 4)), kept := Path(fields).parent / "disk.json")
@@ -296,7 +296,7 @@ def test_what_the_page_cache_holds_is_nothing_to_plan(
     fields: str, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asking = ["plan", fields, "--memory", "20k", "--batch-size", "5"]
-    monkeypatch.setattr("solar.io.machine.page_cache_nbytes", lambda: 1 << 30)
+    monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 1 << 30)
     assert main(asking) == 0
     shown = capsys.readouterr().out
     assert (
@@ -307,7 +307,7 @@ def test_what_the_page_cache_holds_is_nothing_to_plan(
     packed = make("b.h5", x=(np.zeros((300, 64), "f4"), {"chunks": (20, 64), "compression": "gzip"}))
     assert main(["plan", packed, "--memory", "20k", "--batch-size", "5"]) == 0
     assert "only decoding is left to plan.\nThe figures are for" in capsys.readouterr().out
-    monkeypatch.setattr("solar.io.machine.page_cache_nbytes", lambda: 300 * (8 + 256 + 8))
+    monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 300 * (8 + 256 + 8))
     assert asked(*asking, capsys=capsys)["fits_page_cache"] is False
     assert asked(*SMALL, capsys=capsys)["fits_page_cache"] is False
 
@@ -404,7 +404,7 @@ def test_a_page_needs_nothing_and_is_well_formed(tmp_path: Path, capsys: pytest.
     assert "http" not in text.replace("http://www.w3.org/2000/svg", ""), "nothing is loaded from elsewhere"
     svg = ElementTree.fromstring(text[text.index("<svg") : text.index("</svg>") + 6])
     words = [element.text or "" for element in svg.iter() if element.tag.endswith("text")]
-    assert all(name in words for name in compare.NAMES.values())
+    assert all(name in words for name in compare.POLICY_NAMES.values())
     assert sum(element.tag.endswith("rect") for element in svg.iter()) >= 2 * len(POLICIES)
     assert "nan" not in text.lower().replace("--", "")
 
@@ -412,7 +412,7 @@ def test_a_page_needs_nothing_and_is_well_formed(tmp_path: Path, capsys: pytest.
 def test_a_picture_of_several_fields_is_of_all_of_them_and_says_that_it_is_modelled(
     fields: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.io.machine.page_cache_nbytes", lambda: 0)
+    monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 0)
     path = tmp_path / "out.html"
     asking = ["plan", fields, "--memory", "20k", "--batch-size", "5", "--iops", "100", "--plot", str(path)]
     assert main(asking) == 0
@@ -423,7 +423,7 @@ def test_a_picture_of_several_fields_is_of_all_of_them_and_says_that_it_is_model
     assert "page cache" not in text
     assert len(re.findall('class="title"', text)) == 4
     assert "<p>Where solar reads, and what is in memory: of /image, 94% of the bytes.</p>" in text
-    monkeypatch.setattr("solar.io.machine.page_cache_nbytes", lambda: 1 << 30)
+    monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 1 << 30)
     assert main(asking) == 0
     assert "and there is nothing to plan.</p>" in path.read_text()
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from solar.cli import main
-from solar.io import profile
-from solar.io.probe import LEAST
+from solar.io.machine import profile
+from solar.io.machine.probe import LEAST
 
 
 @pytest.fixture

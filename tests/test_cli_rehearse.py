@@ -14,7 +14,7 @@ import pytest
 from mpi_kit import under_gloo, under_mpi
 
 from solar.cli import main, rehearse, rehearsed
-from solar.torch.stats import CAUSES
+from solar.torch.monitor.stats import CAUSES
 
 SAMPLES, WIDTH, BATCH = 101, 16, 8
 NBYTES = 4 * WIDTH + 8
@@ -282,5 +282,5 @@ def test_of_many_ranks_the_slowest_are_shown() -> None:
     answer = answer_of(0.0, *[(1 + (rank * 7 % 40) / 100, 0.0) for rank in range(40)])
     lines = [*rehearsed.as_text(answer)]
     shown = {int(line.split()[0]) for line in lines if re.match(r" *\d+ +n\d", line)}
-    assert shown == {rank for rank in range(40) if rank * 7 % 40 >= 40 - rehearsed.SHOWN}
-    assert f"and {40 - rehearsed.SHOWN} ranks more, each faster than these; --json has them all" in lines
+    assert shown == {rank for rank in range(40) if rank * 7 % 40 >= 40 - rehearsed.RANKS_SHOWN}
+    assert f"and {40 - rehearsed.RANKS_SHOWN} ranks more, each faster than these; --json has them all" in lines

@@ -15,8 +15,8 @@ from store_kit import all_of_hdf5, smooth
 
 from solar import read
 from solar.cli import main
-from solar.io.hdf5 import inspect
-from solar.io.store import compress
+from solar.io.compress.store import compress
+from solar.io.layout.hdf5 import inspect
 
 Shown = pytest.CaptureFixture[str]
 

@@ -22,8 +22,8 @@ import solar
 import solar.filters
 from solar import H5Dataset, _native
 from solar.errors import CodecError
-from solar.io.codec import CODERS, FILTER, PREDICTORS, Codec, parse, span_of
-from solar.io.encoded import encoded
+from solar.io.compress.codec import CODERS, FILTER, PREDICTORS, Codec, parse, span_of
+from solar.io.read.encoded import encoded
 
 GOLDEN = Path(__file__).parent / "golden" / "codec"
 TYPES = ["f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"]

@@ -19,11 +19,11 @@ from torch.utils.data import TensorDataset, default_collate
 
 from solar import DataLoader, Field, H5Dataset
 from solar.errors import CodecError, PlanError
-from solar.io.late import Late
-from solar.torch import landing as landing_module
-from solar.torch import ring as ring_module
-from solar.torch.landing import Form, Landing
-from solar.torch.stats import Stats
+from solar.gpu import copier as landing_module
+from solar.gpu import ring as ring_module
+from solar.gpu.copier import DeviceCopier, DeviceForm
+from solar.io.machine.late import Late
+from solar.torch.monitor.stats import Stats
 
 Pair = namedtuple("Pair", ["one", "two"])
 _ = pretended  # a fixture
@@ -126,7 +126,7 @@ def test_what_is_pinned_and_what_waits_on_the_device_is_bounded(
     assert {len(slot) for slot in made[0].slots} == {nbytes}
     assert len(made[0].slots) <= loader.ahead + 1 + ring_module.SLOTS
     stats = loader.stats()
-    assert 0 < stats["device_peak_bytes"] <= landing_module.AHEAD * nbytes
+    assert 0 < stats["device_peak_bytes"] <= landing_module.COPIES_AHEAD * nbytes
     assert stats["device_bytes"] == SAMPLES * nbytes // 2
     assert stats["device_copy_seconds"] > 0
 
@@ -186,9 +186,9 @@ def test_memory_that_is_read_to_is_lent_once_until_all_let_go_of_it_and_it_was_c
     assert ring.room(2, H5Dataset(path, "text").opened()[0].rows, 4) is None
 
 
-def on_lazy(ahead: int = 2) -> tuple[Landing, Lazy]:
+def on_lazy(ahead: int = 2) -> tuple[DeviceCopier, Lazy]:
     device = Lazy(torch.device("cpu"))
-    return Landing(Form(torch.device("cpu")), device, Stats(), ahead=ahead), device
+    return DeviceCopier(DeviceForm(torch.device("cpu")), device, Stats(), ahead=ahead), device
 
 
 def test_a_batch_larger_than_its_slot_gets_a_larger_one() -> None:

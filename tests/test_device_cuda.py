@@ -13,7 +13,7 @@ import torch.distributed
 from device_kit import same, write
 
 from solar import DataLoader, Field, H5Dataset
-from solar.torch import landing
+from solar.gpu import copier as landing
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -126,7 +126,7 @@ def test_what_waits_on_a_gpu_is_bounded_and_let_go(path: str) -> None:
     for _batch in loader:
         torch.cuda.synchronize()
     stats = loader.stats()
-    assert stats["device_peak_bytes"] <= landing.AHEAD * nbytes
+    assert stats["device_peak_bytes"] <= landing.COPIES_AHEAD * nbytes
     assert stats["device_copy_seconds"] > 0 and stats["device_bytes"] == 41 * 24 * 40 * 4
     loader.close()
     del _batch, loader

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.device import Decoder
 from solar.errors import CodecError, PlanError
-from solar.io.codec import Codec
+from solar.gpu.kernels import Decoder
+from solar.io.compress.codec import Codec
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden" / "codec"
@@ -326,10 +326,10 @@ def test_kernels_compile_for_a_gpu_and_keep_to_their_registers(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from solar.device import entropy, launch, tables, tiles
+    from solar.gpu.kernels import entropy, launch, tables, tiles
 
     module, cut = {"entropy": (entropy, launch.WARP), "restore": (tiles, launch.WIDE["cuda"]),
-                   "frequencies": (tables, launch.WARP), "places": (tables, launch.PLACED["cuda"])}[name]  # fmt: skip
+                   "frequencies": (tables, launch.WARP), "places": (tables, launch.PLACEMENTS["cuda"])}[name]  # fmt: skip
     function = getattr(module, name)
     options = {key: value for key, value in cut.items() if key.islower()}
     constants = {"ITEMSIZE": 4, "SIZE": 4, "REAL": True, "HALF": 0, **cut}

@@ -17,8 +17,8 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from solar import DataLoader, Field, H5Dataset, _native, compress, inspect
 from solar.errors import CodecError, PlanError
-from solar.io.encoded import ALIGNED, KEPT, SLACK, encoded
-from solar.io.reader import Rows
+from solar.io.read.encoded import KEPT_ENCODED, ROW_ALIGNMENT, SLACK, encoded
+from solar.io.read.reader import Rows
 
 _ = pretended  # a fixture
 
@@ -56,7 +56,7 @@ def test_a_row_of_the_view_is_the_chunk_as_it_is_stored_and_zeros(folder: Path) 
     largest = max(int(layout.chunk_nbytes.max()) for layout in layouts)
     for view, name in zip(views, ("a.h5", "b.h5"), strict=True):
         [stride] = view.layout.sample_shape
-        assert stride % ALIGNED == 0 and largest + SLACK <= stride < largest + SLACK + ALIGNED
+        assert stride % ROW_ALIGNMENT == 0 and largest + SLACK <= stride < largest + SLACK + ROW_ALIGNMENT
         with h5py.File(folder / name) as file:
             chunks = [stored(file, i) for i in range(view.layout.samples)]
         rows = Rows(view.layout).start(np.arange(len(chunks))[::-1].copy()).wait()
@@ -113,7 +113,7 @@ def test_each_chunk_is_checked_once(folder: Path, monkeypatch: pytest.MonkeyPatc
         return _native.check_chunks(rows, *given)
 
     native = SimpleNamespace(**{**vars(_native), "check_chunks": counting})
-    monkeypatch.setattr("solar.device.heads._native", native)
+    monkeypatch.setattr("solar.gpu.kernels.heads._native", native)
     for options in ({}, {"buffer": "1MiB"}, {"resident": "1MB"}):
         checked.clear()
         loader = DataLoader(H5Dataset(str(folder / "a.h5"), "x"), 6, device="cpu", decode="device", **options)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ def test_files_with_coding_tables_of_their_own_are_decoded_by_those(
     assert isinstance(views, list) and len(views[0].tables) == 3
     host, there = loaders(dataset, 9, True, decode="device")
     assert all_same(host, there)
-    monkeypatch.setattr("solar.io.encoded.MOST_TABLES", 2)
+    monkeypatch.setattr("solar.io.read.encoded.MOST_TABLES", 2)
     with pytest.raises(PlanError, match="3 different coding tables in its files, more than 2"):
         iter(DataLoader(dataset, 9, device="cpu", decode="device"))
 
@@ -179,7 +179,7 @@ def test_chunks_of_other_numbers_than_the_data_sets_are_refused(folder: Path) ->
     number, low, high, _which = kept.values
 
     def row(values: list[int], nbytes: int = stride, given: bytes = chunk) -> bytes:
-        return _native.decode([(KEPT, 0, values)], 1, nbytes, 0, given)
+        return _native.decode([(KEPT_ENCODED, 0, values)], 1, nbytes, 0, given)
 
     assert row([number, low, high, 3]) == chunk.ljust(stride - 4, b"\0") + b"\3\0\0\0"
     for values, nbytes, given, said in (
@@ -196,7 +196,7 @@ def test_chunks_of_other_numbers_than_the_data_sets_are_refused(folder: Path) ->
 
 
 def test_no_file_can_ask_for_its_chunks_as_they_are_stored() -> None:
-    assert "has no native decoder" in _native.unsupported([(KEPT, 0, [1, 4, 0])], 1)
+    assert "has no native decoder" in _native.unsupported([(KEPT_ENCODED, 0, [1, 4, 0])], 1)
 
 
 def test_same_tells_batches_apart() -> None:

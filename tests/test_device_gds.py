@@ -21,7 +21,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from solar import DataLoader, Field, H5Dataset, compress
 from solar.errors import PlanError, ReadError
-from solar.io import gds as gds_module
+from solar.io.read import gds as gds_module
 
 _ = kvikio  # a fixture
 SAMPLES, SHAPE = 37, (5, 3)  # 15 values: few samples begin at a multiple of anything
@@ -87,7 +87,7 @@ def test_batches_are_those_that_the_host_reads(
 def test_samples_of_many_files_come_from_theirs(
     folder: Path, device: list[Eager], kvikio: Kvikio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gds_module, "KEPT", 2)
+    monkeypatch.setattr(gds_module, "GDS_FILES_KEPT", 2)
     parts = [H5Dataset([str(folder / f"{i}.h5") for i in (2, 0)], ("plain", "several")),
              H5Dataset(str(folder / "1.h5"), ("plain", "several"))]  # fmt: skip
     whole = ConcatDataset([Subset(parts[0], range(60, 5, -1)), parts[1], Subset(parts[1], [3, 3, 3])])

@@ -16,8 +16,8 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from solar import DataLoader, Field, H5Dataset
 from solar.errors import CodecError, PlanError
-from solar.torch.stats import Stats
-from solar.torch.tier import Joining, Tier
+from solar.gpu.cache import DeviceCache, Joining
+from solar.torch.monitor.stats import Stats
 
 _ = pretended  # a fixture
 ROW = 24 * 40 * 4  # bytes of a sample of x
@@ -179,12 +179,12 @@ def test_static_batches_and_dtypes_are_of_the_whole_batch(pretended: str, folder
 # --- the tier itself ----
 
 
-def tier(samples: int, nbytes: int) -> tuple[Tier, Stats]:
+def tier(samples: int, nbytes: int) -> tuple[DeviceCache, Stats]:
     stats = Stats()
-    return Tier(samples, nbytes, torch.device("cpu"), stats), stats
+    return DeviceCache(samples, nbytes, torch.device("cpu"), stats), stats
 
 
-def join(one: Tier, names: list[int], fail: bool = False) -> torch.Tensor:
+def join(one: DeviceCache, names: list[int], fail: bool = False) -> torch.Tensor:
     """The batch of these names, whose values are their names."""
     slots = one.slots(np.array(names))
     came = torch.tensor(names)[torch.from_numpy(slots) < 0]

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import DistributedSampler, SequentialSampler, TensorDataset
 
 from solar import DataLoader, H5Dataset, PlanSampler, ReadError
-from solar.torch.pending import PendingBatch
+from solar.torch.batch.pending import PendingBatch
 
 SAMPLES = 30
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from solar.errors import PlanError, ReadError
-from solar.io.exchange import Parcels, inbox_nbytes, mail
+from solar.io.exchange.exchanged import Parcels, inbox_nbytes, mail
 
 PROGRAM = Path(__file__).with_name("exchange_program.py")
 BAD = 44  # a sample that cannot be read
@@ -173,7 +173,7 @@ mpi4py.rc.thread_level = "single"
 from mpi4py import MPI
 import exchange_kit as kit
 from solar.errors import PlanError
-from solar.io.exchange import mail
+from solar.io.exchange.exchanged import mail
 try:
     mail("mpi")
 except PlanError as error:

@@ -26,7 +26,8 @@ pytest.importorskip("torch")
 from faults_kit import BATCH, SAMPLES, WAYS, WIDTH, Way, engine, fault, outcome, reads, truth, truth_of, written
 
 from solar import DataLoader, H5Dataset, compress, inspect
-from solar.io import index, profile, whole
+from solar.io.layout import index
+from solar.io.machine import profile, whole
 
 PAGE = Path(__file__).parent.parent / "docs" / "failures.md"
 TABLE = os.environ.get("SOLAR_FAULT_TABLE")  # a file to which the table goes, for the page

@@ -25,9 +25,12 @@ import solar
 from solar import cli
 from solar.errors import CodecError, LayoutError, PlanError, SolarError
 from solar.filters import FILTER, filter_values
-from solar.io import audit, index, profile, unfinished, whole
-from solar.io.codec import Codec
-from solar.io.store import compress
+from solar.io.compress import unfinished
+from solar.io.compress import verify as audit
+from solar.io.compress.codec import Codec
+from solar.io.compress.store import compress
+from solar.io.layout import index
+from solar.io.machine import profile, whole
 
 often = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 DEEP = b"[" * 50_000  # an attribute has at most 64 KiB

@@ -15,9 +15,10 @@ from store_kit import smooth
 
 from solar import read
 from solar.errors import LayoutError, ReadError
-from solar.io import grid, slow
-from solar.io.audit import Checked, Verified, verify
-from solar.io.store import compress
+from solar.io.compress import grid
+from solar.io.compress.store import compress
+from solar.io.compress.verify import Checked, Verified, verify
+from solar.io.libhdf5 import slow
 
 FATAL = 299  # of the numbers that HDF5 leaves to tests
 PLUGIN = """
@@ -85,7 +86,7 @@ NAMED = r"a\.h5: /x: libhdf5 crashed \(SIGABRT\) .* \(the chunk from \[6, 0, 20\
 def test_a_filter_that_crashes_is_an_error_that_names_the_chunk(
     largest: int, damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid, "LARGEST", largest)
+    monkeypatch.setattr(grid, "LARGEST_CHUNK", largest)
     with pytest.raises(ReadError, match=NAMED):
         compress(damaged, tmp_path / "b.h5", {"x": "lossless"})
     assert [path.name for path in tmp_path.glob("*.h5")] == ["a.h5"]

@@ -14,7 +14,7 @@ from kit import settle
 
 import solar
 from solar import _native
-from solar.io import index
+from solar.io.layout import index
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ import solar
 from solar import H5Dataset, _native
 from solar.cli import main
 from solar.errors import LayoutError, ReadError, SolarError
-from solar.io.index import chunk_table
-from solar.io.metadata import packed, unpacked
+from solar.io.layout.index import chunk_table
+from solar.io.layout.metadata import packed, unpacked
 
 External, Soft = h5py.ExternalLink, h5py.SoftLink
 

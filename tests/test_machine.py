@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import solar
-from solar.io import machine, reader
+from solar.io.machine import available as machine
+from solar.io.read import reader
 
 
 def group(root: Path, path: str, name: str, text: str) -> None:

@@ -16,11 +16,11 @@ import solar
 import solar.filters
 from solar.cli import main
 from solar.errors import CodecError
-from solar.io.audit import Verified
-from solar.io.codec import Codec
-from solar.io.marks import like_labels, marks_of
-from solar.io.store import BOUND
-from solar.torch.as_stored import AsStored, Effort
+from solar.io.compress.codec import Codec
+from solar.io.compress.marks import like_labels, marks_of
+from solar.io.compress.store import BOUND_ATTRIBUTE
+from solar.io.compress.verify import Verified
+from solar.torch.tuning.as_stored import AsStored, Effort
 
 Shown = pytest.CaptureFixture[str]
 
@@ -135,7 +135,7 @@ def test_the_mean_of_a_packed_field_is_what_it_was_within_the_bound(how: str, tm
     with h5py.File(tmp_path / "b.h5") as file:
         for name, packed in fields.items():
             back = np.array([loaded[i][name] for i in range(len(packed))])
-            bound = json.loads(file[name].attrs[BOUND])["bound"] * float(file[name].attrs["scale_factor"])
+            bound = json.loads(file[name].attrs[BOUND_ATTRIBUTE])["bound"] * float(file[name].attrs["scale_factor"])
             mean, again = (unpacked(one, file[name].attrs).mean() for one in (packed, back))
             assert ((packed == -32768) == (back == -32768)).all()
             assert abs(mean - again) <= bound

@@ -29,11 +29,11 @@ from kit import open_files, settle
 
 import solar
 from solar.errors import ReadError
-from solar.io.buffered import Part, Running, Told, shared_nbytes
-from solar.io.node import join
-from solar.io.reader import Rows
-from solar.planner import Course, plan_rows
-from solar.planner.sweep import Way
+from solar.io.ranks.node import join
+from solar.io.read.reader import Rows
+from solar.io.read.run import Running, RunPart, Told, shared_nbytes
+from solar.planner import Plan, plan_rows
+from solar.planner.sweep import KeepPolicy
 from solar.planner.units import of_layout
 from solar.values import Script, Storage
 
@@ -55,7 +55,7 @@ def names_of(ranks: int) -> list[str]:
 # --- a rank ----
 
 
-def course_of(path: str, epochs: int, seed: int, whole: bool) -> tuple[Rows, Course]:
+def course_of(path: str, epochs: int, seed: int, whole: bool) -> tuple[Rows, Plan]:
     layout = solar.inspect(path, "x")
     starts = np.append(np.arange(0, SAMPLES, STEP), SAMPLES)
 
@@ -63,7 +63,7 @@ def course_of(path: str, epochs: int, seed: int, whole: bool) -> tuple[Rows, Cou
         return np.random.default_rng((seed, number)).permutation(SAMPLES).astype(np.int32), starts
 
     units, memory = of_layout(layout), layout.nbytes // 2
-    way = Way(whole=True) if whole else Way()
+    way = KeepPolicy(whole=True) if whole else KeepPolicy()
     made = plan_rows(epoch, units, memory=memory, storage=DISK, epochs=range(epochs), ahead=1, facts=(), way=way)
     return Rows(layout), made
 
@@ -84,7 +84,7 @@ def rank_of(spec: dict[str, Any], place: int, ranks: int, say: Callable[[Any], N
     seed = spec["seed"] + (1 if place == spec.get("differs") else 0)
     rows, course = course_of(spec["path"], spec["epochs"], seed, spec.get("whole", False))
     stored = course.kept == "stored"
-    parts = [Part(0, course.pages, course.page, stored, course.way.direct, course.terms.ahead, 0)]
+    parts = [RunPart(0, course.pages, course.page, stored, course.way.direct, course.terms.ahead, 0)]
     node = join(spec["door"], place, names_of(ranks), shared_nbytes(parts), 5)
     running = Running([rows], parts, 2, 1 << 20, node)
     wanted: list[Any] = []

@@ -19,7 +19,7 @@ import pytest
 from test_node import names_of
 
 from solar.errors import PlanError, ReadError
-from solar.io.node import join
+from solar.io.ranks.node import join
 
 Told = list[Any]  # by a thread: what it got, or its error
 

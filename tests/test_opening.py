@@ -16,9 +16,9 @@ from ready_kit import python
 from store_kit import all_of_hdf5, smooth
 
 from solar.errors import LayoutError
-from solar.io import opening, opening_child
-from solar.io.audit import verify
-from solar.io.store import compress
+from solar.io.compress.store import compress
+from solar.io.compress.verify import verify
+from solar.io.libhdf5 import opening, opening_child
 
 Make = Callable[..., str]
 CRASHES = SHARED / "hdf5-corrupt" / "cve" / "cvefiles" / "cve-2024-32609.h5"
@@ -62,7 +62,7 @@ def test_what_libhdf5_does_not_survive_is_refused_in_words(
     path = make("a.h5", x=smooth(20, 40, 40))
     (tmp_path / "child.py").write_text(CHILDREN[what])
     monkeypatch.setattr(opening_child, "__file__", str(tmp_path / "child.py"))
-    monkeypatch.setattr(opening, "PATIENCE", 0.5)
+    monkeypatch.setattr(opening, "OPENING_PATIENCE", 0.5)
     for refused in (
         lambda: compress(path, tmp_path / "b.h5", "lossless"),
         lambda: verify(path),

@@ -16,8 +16,8 @@ import pytest
 import solar
 from solar.cli import main
 from solar.errors import LayoutError, SolarError
-from solar.io import nearest
-from solar.io.opening import opened
+from solar.io.layout import nearest
+from solar.io.libhdf5.opening import opened
 
 
 def tar() -> bytes:

@@ -16,8 +16,8 @@ import solar
 from solar.errors import PlanError
 from solar.planner import costs, order, plan, policies, regions, simulate
 from solar.planner.assign import Flow
-from solar.planner.order import Order
-from solar.planner.sweep import Terms, Way, steady, total
+from solar.planner.order import ShuffledUses
+from solar.planner.sweep import KeepPolicy, Terms, steady, total
 from solar.planner.units import of_layout, uniform
 from solar.values import Storage, World
 
@@ -37,7 +37,7 @@ def test_a_plan_runs_without_a_late_read_within_its_memory_and_its_counts_are_ex
     per_node = data.draw(st.sampled_from([1, ranks]))
     rank = data.draw(st.integers(0, ranks - 1))
     world = World(rank, ranks, rank % per_node, per_node)
-    made: Order = order.distributed(units.samples, seed=data.draw(st.integers(0, 99)), ranks=ranks)
+    made: ShuffledUses = order.distributed(units.samples, seed=data.draw(st.integers(0, 99)), ranks=ranks)
     if data.draw(st.booleans()):
         sequences = [np.random.default_rng(seed).integers(0, units.samples, 30) for seed in range(3)]
         made = order.given(sequences, units.samples)
@@ -100,7 +100,7 @@ def test_ours_is_never_dearer_than_nothing_kept_pinning_or_a_plain_sweep(data: s
             region.fitting(max(0, 2 * memory - region.held_nbytes(samples, whole=False)), whole=False),
         ):
             try:
-                swept = steady(region, Way(pinned_part), flow.uses(region), range(6), range(1, 3), terms)
+                swept = steady(region, KeepPolicy(pinned_part), flow.uses(region), range(6), range(1, 3), terms)
             except PlanError:
                 continue
             assert cost <= costs.seconds(total(one.counts for one in swept), units, on) / 2
@@ -140,7 +140,7 @@ def test_the_plan_stops_exactly_at_the_end() -> None:
         memory=300_000,
         storage=DISK,
         epochs=range(2),
-        way=Way(),
+        way=KeepPolicy(),
     )
     last = made.script(1)
     uses = made.counts[0].reads + made.counts[1].reads + made.start_counts.reads

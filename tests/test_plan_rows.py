@@ -19,9 +19,9 @@ from planner_kit import check_course, some_layouts
 import solar
 from solar import _native
 from solar.errors import PlanError
-from solar.planner import Course, costs, plan_rows
+from solar.planner import Plan, costs, plan_rows
 from solar.planner.regions import Region
-from solar.planner.sweep import Counts, Terms, Way, swept_uses, total
+from solar.planner.sweep import Counts, KeepPolicy, Terms, swept_uses, total
 from solar.planner.units import Units, of_layout, uniform
 from solar.values import Storage
 
@@ -49,17 +49,17 @@ def some_epochs(draw: st.DrawFn, samples: int) -> list[Epoch]:
     return epochs
 
 
-def some_ways(units: Units) -> st.SearchStrategy[Way | None]:
+def some_ways(units: Units) -> st.SearchStrategy[KeepPolicy | None]:
     """None, for the cheapest; or any that the samples allow."""
     firsts = Region(units, 0, units.samples)._columns(0)[0].tolist()
     wholes = [False, True, True] if units.per_unit > 1 and units.storable else [False]
     pinned, whole = st.just(0) | st.sampled_from(firsts[: len(firsts) // 2 + 1]), st.sampled_from(wholes)
     gaps: dict[str, Any] = {"gap": st.none() | st.sampled_from([0, 500, 20_000])}
-    sweep = st.builds(Way, pinned, st.sampled_from([0, 10_000, 100_000]), whole, lasting=st.booleans(), **gaps)
-    return st.none() | sweep | sweep | st.builds(Way, pinned, whole=whole, direct=st.just(True), **gaps)
+    sweep = st.builds(KeepPolicy, pinned, st.sampled_from([0, 10_000, 100_000]), whole, lasting=st.booleans(), **gaps)
+    return st.none() | sweep | sweep | st.builds(KeepPolicy, pinned, whole=whole, direct=st.just(True), **gaps)
 
 
-def planned(sequences: list[Epoch], units: Units, memory: int, gap: float, **settings_: Any) -> Course:
+def planned(sequences: list[Epoch], units: Units, memory: int, gap: float, **settings_: Any) -> Plan:
     made: dict[str, Any] = {"ahead": 0, "facts": ("any",), "epochs": range(len(sequences))} | settings_
     return plan_rows(sequences.__getitem__, units, memory=memory, storage=storage(gap), **made)
 
@@ -151,7 +151,7 @@ def test_what_is_chosen_is_never_dearer_than_nothing_kept_or_pinning(data: st.Da
         return
     most = Region(units, 0, units.samples).fitting(memory, whole=False)
 
-    def cost(course: Course) -> float:
+    def cost(course: Plan) -> float:
         before = Counts()  # what the sweep has in memory before the first step; what is pinned outlasts the course
         if course.marks:
             sweep = course.marks[0].copy()
@@ -159,7 +159,7 @@ def test_what_is_chosen_is_never_dearer_than_nothing_kept_or_pinning(data: st.Da
             before = Counts(*sweep.residents()[0])
         return costs.seconds(total([*course.counts, before]), units, storage(gap))
 
-    for way in (Way(direct=True), Way(most, direct=most < units.samples)):
+    for way in (KeepPolicy(direct=True), KeepPolicy(most, direct=most < units.samples)):
         assert cost(chosen) <= cost(planned(epochs, units, memory, gap, way=way)) * (1 + 1e-9)
 
 
@@ -169,23 +169,23 @@ def test_the_least_memory_that_an_error_names_works(data: st.DataObject) -> None
     layout = data.draw(some_layouts())
     units, epochs = of_layout(layout), data.draw(some_epochs(layout.samples))
     try:
-        planned(epochs, units, 1, 401, way=Way())
+        planned(epochs, units, 1, 401, way=KeepPolicy())
     except PlanError as refused:
         found = re.search(r"give at least ([0-9,]+), or 0", str(refused))
     else:  # nothing that is used was ever written
         return
     assert found
     least = int(found[1].replace(",", ""))
-    course = planned(epochs, units, least, 401, ahead=2, way=Way())
+    course = planned(epochs, units, least, 401, ahead=2, way=KeepPolicy())
     assert (course.terms.ahead, max(one.peak for one in course.counts)) == (0, least)
     with pytest.raises(PlanError, match="give at least"):
-        planned(epochs, units, least - 1, 401, way=Way())
+        planned(epochs, units, least - 1, 401, way=KeepPolicy())
 
 
 def test_large_samples_are_kept_from_epoch_to_epoch_and_holes_are_read_only_where_that_gains() -> None:
     disks = Storage(latency=1e-3, bandwidth=1e9, iops=500)
 
-    def chosen(samples: int, nbytes: int, f: float) -> Course:
+    def chosen(samples: int, nbytes: int, f: float) -> Plan:
         return plan_rows(
             shuffles(samples, 8, 6).__getitem__, uniform(samples, nbytes), memory=int(f * samples * nbytes),
             storage=disks, epochs=range(6), ahead=4, facts=(),
@@ -198,7 +198,7 @@ def test_large_samples_are_kept_from_epoch_to_epoch_and_holes_are_read_only_wher
     assert little.terms.gap == little.way.gap == disks.gap // 2
     wide = plan_rows(
         shuffles(8000, 8, 6).__getitem__, uniform(8000, 65536), memory=800 * 65536, storage=disks, epochs=range(6),
-        ahead=4, facts=(), way=Way(),
+        ahead=4, facts=(), way=KeepPolicy(),
     )  # fmt: skip
     spent, more = (disks.seconds(one.counts[2].requests, one.counts[2].bytes) for one in (little, wide))
     assert spent < 0.9 * more
@@ -233,14 +233,19 @@ def test_a_digest_names_the_sequences_the_units_the_memory_and_the_storage() -> 
         ahead: int = 0,
         facts: tuple[object, ...] = ("seed", 1),
         epochs: range = range(2),
-        way: Way | None = None,
+        way: KeepPolicy | None = None,
     ) -> str:
         sequences = shuffles(samples, steps, 3)
         settings_: dict[str, Any] = {"ahead": ahead, "facts": facts, "epochs": epochs, "way": way}
         return planned(sequences, uniform(samples, 1000), memory, gap, **settings_).digest
 
     others = [digest(101), digest(memory=50_000), digest(gap=5000), digest(steps=3), digest(ahead=1)]
-    others += [digest(facts=("seed", 2)), digest(epochs=range(3)), digest(epochs=range(1, 3)), digest(way=Way(7))]
+    others += [
+        digest(facts=("seed", 2)),
+        digest(epochs=range(3)),
+        digest(epochs=range(1, 3)),
+        digest(way=KeepPolicy(7)),
+    ]
     assert digest() == digest()
     assert len({digest(), *others}) == len(others) + 1
 
@@ -268,8 +273,8 @@ def test_of_large_data_sets_fewer_ways_are_counted(monkeypatch: pytest.MonkeyPat
     region = Region(units, 0, 400)
     terms = Terms(100_000, 3000, batch=0)
     few = len(list(costs.candidates(region, terms, storage(3000), (False,))))
-    monkeypatch.setattr(costs, "LARGE", 300)
-    monkeypatch.setattr(costs, "SMALL", 300)
+    monkeypatch.setattr(costs, "FORMULA_ITEMS", 300)
+    monkeypatch.setattr(costs, "SMALL_ITEMS", 300)
     assert len(list(costs.candidates(region, terms, storage(3000), (False,)))) <= 3 < few
     course = planned(shuffles(400, 4, 8), units, 100_000, 3000)
     assert course.kept == kept
@@ -290,10 +295,10 @@ def test_sequences_that_do_not_fit_are_refused(rows: list[int], starts: list[int
 def test_ways_and_memory_that_do_not_fit_are_refused() -> None:
     epochs = shuffles(40, 4, 2)
     with pytest.raises(PlanError, match="whole units, of up to 4"):
-        planned(epochs, uniform(40, 10, per_unit=4), 400, 1, way=Way(5))
+        planned(epochs, uniform(40, 10, per_unit=4), 400, 1, way=KeepPolicy(5))
     with pytest.raises(PlanError, match="41 pinned samples of 40"):
-        planned(epochs, uniform(40, 10), 4000, 1, way=Way(41))
+        planned(epochs, uniform(40, 10), 4000, 1, way=KeepPolicy(41))
     with pytest.raises(PlanError, match="neither can be below 0"):
         planned(epochs, uniform(40, 10), -1, 1)
     with pytest.raises(PlanError, match="and what is pinned 200; give at least 240"):
-        planned(epochs, uniform(40, 10), 220, 1, way=Way(20))
+        planned(epochs, uniform(40, 10), 220, 1, way=KeepPolicy(20))

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 import solar
 from solar import _native
 from solar.errors import PlanError
-from solar.io.engine import Engine, source_of
-from solar.planner import Course, plan_rows
-from solar.planner.sweep import Way, total
+from solar.io.read.engine import Engine, source_of
+from solar.planner import Plan, plan_rows
+from solar.planner.sweep import KeepPolicy, total
 from solar.planner.units import of_layout
 from solar.values import Layout, Storage
 
@@ -50,7 +50,7 @@ def sequences(samples: int, seed: int) -> list[Epoch]:
     return found
 
 
-def carried_out(courses: list[Course], layout: Layout, values: Any) -> dict[str, int]:
+def carried_out(courses: list[Plan], layout: Layout, values: Any) -> dict[str, int]:
     """What a native run of all epochs counts, after its batches were compared."""
     run, one = _native.Run(Engine.get(), 3, 1 << 24), courses[0]
     stored, ahead, gap = one.kept == "stored", one.terms.ahead, one.terms.gap
@@ -68,7 +68,7 @@ def carried_out(courses: list[Course], layout: Layout, values: Any) -> dict[str,
     return run.counts()
 
 
-def check_counts(courses: list[Course], layout: Layout, values: Any) -> None:
+def check_counts(courses: list[Plan], layout: Layout, values: Any) -> None:
     found = carried_out(courses, layout, values)
     counted = total(counts for one in courses for counts in (*one.counts, one.start_counts))
     assert (found["reads"], found["requests"], found["bytes"]) == (counted.reads, counted.requests, counted.bytes)
@@ -88,8 +88,8 @@ def test_a_run_reads_requests_and_holds_what_its_plan_counts(
 ) -> None:
     layout, values = files(tmp_path, chunk, gzip, count, seed)
     units, epochs = of_layout(layout), sequences(layout.samples, seed)
-    ways: list[Way | None] = [None, Way(), Way(burst=9000)]
-    ways += [Way(whole=True)] if units.per_unit > 1 and units.storable else []
+    ways: list[KeepPolicy | None] = [None, KeepPolicy(), KeepPolicy(burst=9000)]
+    ways += [KeepPolicy(whole=True)] if units.per_unit > 1 and units.storable else []
     done = 0
     for percent in (0, 12, 30, 60, 120):
         for way in ways:
@@ -106,8 +106,8 @@ def test_a_run_reads_requests_and_holds_what_its_plan_counts(
     assert done >= 8
 
 
-@pytest.mark.parametrize("way", [None, Way(16), Way(16, direct=True), Way(16, whole=True)])
-def test_what_is_pinned_stays_from_one_course_to_the_next(tmp_path: Path, way: Way | None) -> None:
+@pytest.mark.parametrize("way", [None, KeepPolicy(16), KeepPolicy(16, direct=True), KeepPolicy(16, whole=True)])
+def test_what_is_pinned_stays_from_one_course_to_the_next(tmp_path: Path, way: KeepPolicy | None) -> None:
     layout, values = files(tmp_path, (4, *SHAPE), True, 2, 1)
     settings: dict[str, Any] = {"storage": DISK, "ahead": 0, "memory": layout.nbytes // 2, "facts": ()}
     of, units = sequences(layout.samples, 1).__getitem__, of_layout(layout)

@@ -16,11 +16,11 @@ STORAGE = Storage(latency=0.0, bandwidth=1000.0, iops=10.0)
 ONE = World(0, 1)
 
 
-def sequence(*epochs: list[int]) -> order.Order:
+def sequence(*epochs: list[int]) -> order.ShuffledUses:
     return order.given(epochs, 1 + max(map(max, epochs)))
 
 
-def shuffled(samples: int, ranks: int = 1, epochs: int = 3) -> order.Order:
+def shuffled(samples: int, ranks: int = 1, epochs: int = 3) -> order.ShuffledUses:
     """Random epochs, padded as torch does."""
     rng = np.random.default_rng(9)
     uses = -(-samples // ranks) * ranks
@@ -256,5 +256,5 @@ def test_blocks_of_steps_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         lambda: policies.solar_paper(shuffle, units, world, batch=7, memory=9000, storage=STORAGE),
     ]
     whole = [one() for one in every]
-    monkeypatch.setattr(policies, "BLOCK", 60)
+    monkeypatch.setattr(policies, "POLICY_BLOCK", 60)
     assert [one() for one in every] == whole

@@ -19,10 +19,10 @@ from kit import open_files
 
 from solar import _native
 from solar.errors import PlanError, ReadError, SolarError
-from solar.io import probe as probing
-from solar.io import profile
-from solar.io.probe import LARGE, LEAST, SMALL, probe
-from solar.io.profile import Profile, Rate, storage_of
+from solar.io.machine import probe as probing
+from solar.io.machine import profile
+from solar.io.machine.probe import LARGE_REQUEST, LEAST, SMALL_REQUEST, probe
+from solar.io.machine.profile import Profile, Rate, storage_of
 from solar.values import Storage
 
 
@@ -35,7 +35,7 @@ def large(tmp_path: Path) -> str:
 
 
 def profile_of(**changes: Any) -> Profile:
-    rates = (Rate(SMALL, 1, 100, 100, 1.0), Rate(LARGE, 1, 10, 10, 1.0))
+    rates = (Rate(SMALL_REQUEST, 1, 100, 100, 1.0), Rate(LARGE_REQUEST, 1, 10, 10, 1.0))
     return replace(Profile("/data", "2026-01-01T00:00:00+00:00", "as told", rates, storage_of(rates)), **changes)
 
 
@@ -56,11 +56,11 @@ def test_a_folder_is_measured_with_a_file_that_is_gone_afterwards(tmp_path: Path
 
 def test_requests_of_two_sizes_are_counted_at_growing_depths(large: str) -> None:
     made = probe(large, 0.1)
-    small = [rate for rate in made.rates if rate.nbytes == SMALL]
-    assert [rate.depth for rate in small] == list(probing.DEPTHS[SMALL])[: len(small)]
+    small = [rate for rate in made.rates if rate.nbytes == SMALL_REQUEST]
+    assert [rate.depth for rate in small] == list(probing.DEPTHS[SMALL_REQUEST])[: len(small)]
     assert len(small) >= 2
     # Four large pieces are in the file: more than one at a time would soon read the same again.
-    assert [rate.depth for rate in made.rates if rate.nbytes == LARGE] == [1]
+    assert [rate.depth for rate in made.rates if rate.nbytes == LARGE_REQUEST] == [1]
     assert all(0 <= rate.bypassed <= rate.requests and rate.requests >= 1 for rate in made.rates)
 
 
@@ -73,7 +73,7 @@ def test_without_io_uring_threads_make_the_depth(large: str, monkeypatch: pytest
 
     monkeypatch.setattr(_native, "Reader", reader)
     found = probe(large, 0.1)
-    depths = [rate.depth for rate in found.rates if rate.nbytes == SMALL]
+    depths = [rate.depth for rate in found.rates if rate.nbytes == SMALL_REQUEST]
     assert len(depths) >= 2
     assert made == [pair for depth in depths for pair in ((1, depth), (depth, depth))]
 
@@ -104,7 +104,7 @@ def test_where_nothing_bypasses_the_page_cache_it_is_emptied_and_that_is_said(
     monkeypatch.setattr(os, "open", refuse)
     monkeypatch.setattr(os, "posix_fadvise", count)
     made = probe(large, 0.05)
-    assert all(rate.bypassed == 0 for rate in made.rates if rate.nbytes == LARGE)
+    assert all(rate.bypassed == 0 for rate in made.rates if rate.nbytes == LARGE_REQUEST)
     assert "through the page cache" in made.how or "memory" in made.how
     assert dropped == [(0, 0, os.POSIX_FADV_DONTNEED)] * (1 + len(made.rates))
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_shrinks_meanwhile_is_an_error(large: str) -> None:
     def shrink(line: str) -> None:
-        os.truncate(large, SMALL)
+        os.truncate(large, SMALL_REQUEST)
 
     with pytest.raises(SolarError, match=r"large\.bin"):
         probe(large, 0.05, told=shrink)
@@ -172,7 +172,7 @@ def test_the_storage_explains_both_sizes(truth: Storage) -> None:
         some = Storage(truth.latency, truth.bandwidth, truth.iops, min(depth, truth.depth))
         return Rate(nbytes, depth, 1000, 0, some.seconds(1000, 1000 * nbytes))
 
-    found = storage_of(tuple(rate(nbytes, depth) for nbytes in (SMALL, LARGE) for depth in (1, 2, 4)))
+    found = storage_of(tuple(rate(nbytes, depth) for nbytes in (SMALL_REQUEST, LARGE_REQUEST) for depth in (1, 2, 4)))
     assert found.depth == truth.depth
     assert found.iops == pytest.approx(truth.iops, rel=0.01)
     assert found.latency == pytest.approx(truth.latency, rel=0.01)
@@ -181,9 +181,9 @@ def test_the_storage_explains_both_sizes(truth: Storage) -> None:
 
 
 def test_noise_gives_a_storage_all_the_same() -> None:
-    found = storage_of((Rate(SMALL, 1, 10, 0, 1.0), Rate(LARGE, 1, 20, 0, 1.0)))
-    assert (found.bandwidth, found.iops) == (20 * LARGE, pytest.approx(10, rel=0.01))
-    found = storage_of((Rate(SMALL, 1, 10_000, 0, 1.0), Rate(LARGE, 1, 2500, 0, 1.0)))
+    found = storage_of((Rate(SMALL_REQUEST, 1, 10, 0, 1.0), Rate(LARGE_REQUEST, 1, 20, 0, 1.0)))
+    assert (found.bandwidth, found.iops) == (20 * LARGE_REQUEST, pytest.approx(10, rel=0.01))
+    found = storage_of((Rate(SMALL_REQUEST, 1, 10_000, 0, 1.0), Rate(LARGE_REQUEST, 1, 2500, 0, 1.0)))
     assert found.iops > 0
 
 

@@ -15,7 +15,7 @@ from kit import open_files, settle
 
 import solar
 from solar import ReadError, _native
-from solar.io import known
+from solar.io.read import known
 
 SAMPLES = 60
 

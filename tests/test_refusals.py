@@ -19,14 +19,14 @@ import solar
 from solar import H5Dataset
 from solar.errors import CodecError, LayoutError, PlanError, ReadError
 from solar.filters import filter_values, named
-from solar.io.audit import verify
-from solar.io.codec import Codec, parse
-from solar.io.metadata import packed, unpacked
-from solar.io.probe import probe
-from solar.io.quantities import size, size_of
-from solar.io.reader import Rows
-from solar.io.store import compress
-from solar.torch.tune import made
+from solar.io.compress.codec import Codec, parse
+from solar.io.compress.store import compress
+from solar.io.compress.verify import verify
+from solar.io.layout.metadata import packed, unpacked
+from solar.io.machine.probe import probe
+from solar.io.machine.quantities import size, size_of
+from solar.io.read.reader import Rows
+from solar.torch.tuning.tune import made
 
 
 @pytest.fixture

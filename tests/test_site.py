@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import solar
-from solar.io import specimen
+from solar.io import sample_file as specimen
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

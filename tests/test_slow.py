@@ -12,7 +12,7 @@ import pytest
 from kit import same
 
 import solar
-from solar.io import slow, slow_child
+from solar.io.libhdf5 import slow, slow_child
 
 
 def process_id() -> int:
@@ -40,7 +40,7 @@ def test_rows_come_in_the_order_asked_with_repeats(zoo: str) -> None:
 
 
 def test_what_is_large_is_asked_for_in_pieces(zoo: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow, "PIECE", 300)
+    monkeypatch.setattr(slow, "ASKED_AT_ONCE", 300)
     with h5py.File(zoo) as file:
         theirs = file["contiguous"][...]
     ours = np.empty_like(theirs)
@@ -82,7 +82,7 @@ def test_after_a_crash_the_next_request_is_answered(zoo: str) -> None:
 
 def test_a_process_that_hangs_is_given_up(zoo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     solar.read(zoo, "text")
-    monkeypatch.setattr(slow, "PATIENCE", 0.2)
+    monkeypatch.setattr(slow, "ANSWER_PATIENCE", 0.2)
     hung = process_id()
     os.kill(hung, signal.SIGSTOP)
     with pytest.raises(solar.ReadError, match="no sign of life"):

@@ -79,9 +79,9 @@ sys.path[:0] = {path!r}
 from pathlib import Path
 import numpy as np
 from solar import _native
-from solar.io.engine import Engine
-from solar.io.hdf5 import inspect
-from solar.io.reader import Rows
+from solar.io.read.engine import Engine
+from solar.io.layout.hdf5 import inspect
+from solar.io.read.reader import Rows
 gate = Path(os.environ["GATE"])
 Engine.reader = _native.Reader(2, 8, 0, {backend!r})
 rows = Rows(inspect(os.environ["FILE"], "x"), page_cache=False)  # or it would be copied from memory
@@ -177,9 +177,9 @@ STOPPED = """
 import os, signal, sys
 sys.path[:0] = {path!r}
 import numpy as np
-from solar.io import slow
-from solar.io.hdf5 import inspect
-from solar.io.reader import Rows
+from solar.io.libhdf5 import slow
+from solar.io.layout.hdf5 import inspect
+from solar.io.read.reader import Rows
 rows = Rows(inspect({file!r}, "text"))
 assert list(rows.start(np.array([2])).wait()) == [b"sample 2"]
 os.kill(slow._child._process.pid, signal.SIGSTOP)

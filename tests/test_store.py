@@ -15,11 +15,11 @@ from store_kit import all_of_hdf5, smooth
 
 from solar import DataLoader, H5Dataset, read
 from solar.errors import LayoutError, PlanError, ReadError
-from solar.io import grid
-from solar.io.audit import Verified, verify
-from solar.io.codec import Codec
-from solar.io.grid import Grid, chunk_of
-from solar.io.store import Stored, compress
+from solar.io.compress import grid
+from solar.io.compress.codec import Codec
+from solar.io.compress.grid import Grid, chunk_of
+from solar.io.compress.store import Stored, compress
+from solar.io.compress.verify import Verified, verify
 
 Make = Callable[..., str]
 
@@ -160,7 +160,7 @@ def test_any_shape_is_compressed(shape: tuple[int, ...], samples: int | None, ma
 
 
 def test_samples_too_large_for_a_chunk_are_cut(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "LARGEST", 20_000)
+    monkeypatch.setattr(grid, "LARGEST_CHUNK", 20_000)
     values = smooth(3, 37, 50, 60)
     stored = compressed(make("a.h5", x=values), tmp_path / "b.h5", "abs=0.01")
     assert stored.parts[0][0].chunk == (1, 1, 50, 60)

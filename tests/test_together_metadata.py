@@ -12,7 +12,7 @@ import pytest
 from mpi_kit import under_gloo, under_mpi
 
 from solar import H5Dataset, Layout, inspect
-from solar.io.metadata import packed, unpacked
+from solar.io.layout.metadata import packed, unpacked
 
 Start = Callable[..., list[Any]]
 BEGIN = """
@@ -26,7 +26,7 @@ else:
     rank = MPI.COMM_WORLD.rank
 import numpy as np
 from solar import H5Dataset, SolarError, inspect
-from solar.io import hdf5
+from solar.io.layout import hdf5
 
 def say(value):
     print(json.dumps([rank, value]))
@@ -91,7 +91,7 @@ def test_large_chunk_tables_go_from_rank_to_rank(on: Callable[..., dict[int, Any
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (30_000, 2), "u1", chunks=(1, 2))[::3] = np.arange(10_000)[:, None] % 256
     body = """
-from solar.io import cast
+from solar.io.ranks import cast
 cast.PIECE = 50_000
 layout = inspect(sys.argv[1], "x", together=True)
 dataset = H5Dataset(sys.argv[1], "x", together=True)

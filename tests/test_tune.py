@@ -21,11 +21,11 @@ from store_kit import smooth
 
 from solar import compress, read
 from solar.cli import main
-from solar.io import grid
-from solar.io.codec import Codec
-from solar.torch.as_stored import AsStored, Effort
-from solar.torch.gradients import KEPT, Taker, change_of, noise_of
-from solar.torch.tune import drawn
+from solar.io.compress import grid
+from solar.io.compress.codec import Codec
+from solar.torch.tuning.as_stored import AsStored, Effort
+from solar.torch.tuning.gradients import NUMBERS_KEPT, Taker, change_of, noise_of
+from solar.torch.tuning.tune import drawn
 
 Make = Callable[..., str]
 Run = Callable[..., dict[str, Any]]
@@ -217,10 +217,10 @@ def test_what_solar_compressed_before_is_told(
     path, small = make("a.h5", **fields()), str(tmp_path / "small.h5")
     compress(path, small, {"x": "rel=1e-3"})
     line = "--model users_model:Linear --loss mse --input x --target y --batch-size 8 --steps 2 --rel 1e-2"
-    monkeypatch.setattr("solar.cli.progress.EVERY", 1e9)
+    monkeypatch.setattr("solar.cli.progress.LINE_EVERY", 1e9)
     assert main(["tune", path, *line.split()]) == 0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("solar.cli.progress.EVERY", 0.0)
+    monkeypatch.setattr("solar.cli.progress.LINE_EVERY", 0.0)
     assert main(["tune", small, *line.split()]) == 0
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"solar: {small}: solar compressed x already: the answer leaves out by how much")
@@ -339,7 +339,7 @@ def test_an_error_of_the_users_own_code_comes_as_it_is_with_the_batch_it_was_giv
 def test_samples_come_from_whole_chunks_however_these_are_cut(
     largest: int, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid, "LARGEST", largest)
+    monkeypatch.setattr(grid, "LARGEST_CHUNK", largest)
     values = smooth(50, 9, 7, 11)
     path, rows = make("a.h5", x=values), np.array([3, 17, 48, 49])
     with h5py.File(path, locking=False) as file, ThreadPoolExecutor(2) as pool:
@@ -355,12 +355,12 @@ def test_samples_come_from_whole_chunks_however_these_are_cut(
 
 
 def test_what_is_kept_of_long_gradients_tells_their_lengths_and_differences() -> None:
-    rng, parameters = np.random.default_rng(0), 2 * KEPT
+    rng, parameters = np.random.default_rng(0), 2 * NUMBERS_KEPT
     model = torch.nn.Linear(parameters, 1, bias=False)
     taker = Taker(model, lambda model, batch: model(batch["x"]).sum(), seed=3)
     rows = rng.normal(size=(12, parameters)).astype("f4")
     kept = np.array([taker.take({"x": torch.from_numpy(row)}) for row in rows])
-    assert kept.shape == (12, KEPT)
+    assert kept.shape == (12, NUMBERS_KEPT)
     exact, sketched = noise_of(rows.astype("f8")), noise_of(kept)
     assert sketched.size == pytest.approx(exact.size, rel=0.02)
     together, alone = change_of(kept - kept[::-1]), change_of(rows[:1] * np.ones((12, 1)))

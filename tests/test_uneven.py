@@ -20,7 +20,7 @@ from torch.utils.data import default_convert
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from solar.errors import PlanError
-from solar.torch.uneven import WeightedAverage, weighted, weighted_loss
+from solar.torch.batch.uneven import WeightedAverage, weighted, weighted_loss
 
 
 class Pair(NamedTuple):

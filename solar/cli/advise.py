@@ -13,16 +13,16 @@ from typing import Any
 from solar.cli import quantities, words
 from solar.cli.plan import fits_page_cache, modelled, storage_of
 from solar.errors import LayoutError
-from solar.io.codec import Codec
-from solar.io.hdf5 import inspect
-from solar.io.opening import look, opened
-from solar.io.selection import COMPRESSED, REST, Part, select
-from solar.io.trials import Trial, candidates, settings, tried
+from solar.io.compress.advise import Trial, candidates, settings, tried
+from solar.io.compress.codec import Codec
+from solar.io.compress.selection import COMPRESSED, REST, Part, select
+from solar.io.layout.hdf5 import inspect
+from solar.io.libhdf5.opening import look, opened
 from solar.planner import order, simulate
 from solar.planner.units import Units, of_layout, uniform
 from solar.values import Outcome, Storage, World
 
-EPOCHS = 3
+EPOCHS_FORESEEN = 3
 
 
 @dataclass(frozen=True)

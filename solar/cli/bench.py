@@ -19,8 +19,8 @@ from solar.cli.plan import layouts_of
 from solar.cli.progress import Doing, ended_in_order
 from solar.cli.quantities import figure
 from solar.errors import PlanError, ReadError
-from solar.io import machine
-from solar.io.resident import read_once
+from solar.io.machine import available as machine
+from solar.io.machine.resident import read_once
 from solar.values import Layout
 
 DETAILS = """\
@@ -39,12 +39,12 @@ keys of --json: version (1), file, datasets, samples, nbytes (of a sample), batc
   ratio (of the medians, or null), step_seconds (a training with longer steps does not wait), verdict, cores, versions
 """
 
-ROUNDS = 5
+BENCH_ROUNDS = 5
 TRYING = 20.0  # seconds after which no other setting is tried; or those of ten rounds, if that is more
-LONGEST = 30.0  # seconds after which no other round begins; or those of fifteen
-LARGEST = 16 << 30  # bytes that are read once before, at most
+LONGEST_ROUNDS = 30.0  # seconds after which no other round begins; or those of fifteen
+LARGEST_READ = 16 << 30  # bytes that are read once before, at most
 COMPARED_SECONDS = 2.0  # of reading, about
-KINDS = {"items": "sample by sample", "sorted": "sorted batches"}
+WAY_NAMES = {"items": "sample by sample", "sorted": "sorted batches"}
 LABELS = {"solar": "solar", "torch": "PyTorch + h5py"}
 
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", help="an HDF5 file, a directory of them, or a quoted glob pattern")
     add("dataset", metavar="DATASET", nargs="*", help="the fields of a sample; else those as long as the largest one")
     add("--batch-size", metavar="B", type=quantities.count, default=64, help="samples of a batch (64)")
-    add("--seconds", metavar="S", type=_span, default=2.0, help=f"of each of {ROUNDS} rounds, about (2)")
+    add("--seconds", metavar="S", type=_span, default=2.0, help=f"of each of {BENCH_ROUNDS} rounds, about (2)")
     add("--buffer", metavar="SIZE", help="memory for samples that wait for their turn, as DataLoader's buffer: 8GiB, 0")
     add("--workers", metavar="N", type=int, nargs="+", default=WORKERS, help="what PyTorch tries (0 1 2 4)")
     add("--json", action="store_true", help="for programs: one JSON object")
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     first = next(iter(layouts.values()))
     paths = [*(first.asked or first.paths)]
     holding = [*dict.fromkeys(path for one in layouts.values() for path in one.paths)]
-    cached = sum(Path(path).stat().st_size for path in holding) <= min(LARGEST, machine.free_nbytes() // 2)
+    cached = sum(Path(path).stat().st_size for path in holding) <= min(LARGEST_READ, machine.free_nbytes() // 2)
     if cached:
         read_once(holding)
     with ended_in_order():
@@ -166,10 +166,10 @@ def _compared(arguments: argparse.Namespace, readers: list[Reader], found: dict[
 
 def _rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, Any]], doing: Doing) -> None:
     begin = time.monotonic()
-    for turn in range(ROUNDS):
-        if turn and time.monotonic() - begin > max(LONGEST, 15 * seconds):
+    for turn in range(BENCH_ROUNDS):
+        if turn and time.monotonic() - begin > max(LONGEST_ROUNDS, 15 * seconds):
             break
-        doing("rounds", turn, ROUNDS)
+        doing("rounds", turn, BENCH_ROUNDS)
         for reader in readers[:: 1 if turn % 2 else -1]:
             came = reader.ask(seconds=seconds)
             reader.rest()
@@ -240,8 +240,8 @@ def _left_out(readers: list[dict[str, Any]], made: int) -> Iterator[str]:
     tried, untried = len(readers[1].get("tried", ())), readers[1].get("untried", 0)
     if untried:
         yield f"Batches take long: {tried} of {tried + untried} settings of PyTorch were tried; its best may be faster."
-    if made < ROUNDS:
-        yield f"Batches take long: there was time for {words.count(made, 'round')} of {ROUNDS}; --seconds gives more."
+    if made < BENCH_ROUNDS:
+        yield f"Batches take long: there was time for {words.count(made, 'round')} of {BENCH_ROUNDS}; --seconds gives more."
 
 
 def _verdict(answer: dict[str, Any]) -> Iterator[str]:
@@ -262,4 +262,4 @@ def _verdict(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _set(setting: Mapping[str, Any]) -> str:
-    return f"   {KINDS[setting['kind']]}, {words.count(setting['workers'], 'worker')}" if setting else ""
+    return f"   {WAY_NAMES[setting['kind']]}, {words.count(setting['workers'], 'worker')}" if setting else ""

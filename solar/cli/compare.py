@@ -11,12 +11,12 @@ from typing import Any
 
 from solar.planner import order, policies, regions, simulate
 from solar.planner.assign import Flow
-from solar.planner.order import Order
-from solar.planner.sweep import Way, backwards
+from solar.planner.order import ShuffledUses
+from solar.planner.sweep import KeepPolicy, backwards
 from solar.planner.units import Units, uniform
 from solar.values import Outcome, Storage, World
 
-NAMES = {
+POLICY_NAMES = {
     "torch": "PyTorch",
     "lru": "LRU in each rank",
     "pinned": "pinned part",
@@ -24,7 +24,7 @@ NAMES = {
     "solar": "solar",
 }
 MOST_LRU = 3_000_000  # uses that are followed one by one; more are followed on a smaller copy of the data set
-KEPT = 4  # epochs whose order is kept
+ORDERS_KEPT = 4  # epochs whose order is kept
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Case:
     epochs: int
 
     @cached_property
-    def order(self) -> Order:
+    def order(self) -> ShuffledUses:
         """The shuffles of all epochs, of which the last ones made are kept."""
         made = order.distributed(self.units.samples, seed=self.seed, ranks=self.world.ranks)
-        return replace(made, of=lru_cache(KEPT)(made.of))
+        return replace(made, of=lru_cache(ORDERS_KEPT)(made.of))
 
     @property
     def scan_seconds(self) -> float:
@@ -78,7 +78,7 @@ class Answer:
     plan_seconds: float
     overflow_fraction: float
     travel: Travel = Travel(0, 0, 0, 0)
-    way: Way | None = None  # of our plan, of its first node
+    way: KeepPolicy | None = None  # of our plan, of its first node
 
 
 def answer(case: Case) -> Answer:
@@ -108,7 +108,7 @@ def _travel(case: Case) -> Travel:
     return Travel(len(flow.starts) - 1, samples, samples * each, most * each)
 
 
-def _plan_seconds(case: Case, way: Way) -> float:
+def _plan_seconds(case: Case, way: KeepPolicy) -> float:
     """How long one epoch takes to plan on the first node, its order included; the way is known by then."""
     epochs = range(2)
     new = replace(case, seed=case.seed + len(epochs))  # its orders are not made yet

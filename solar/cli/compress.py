@@ -16,12 +16,12 @@ from solar.cli.cost import is_ours
 from solar.cli.gather import Ranks, together
 from solar.cli.progress import Shown, ended_in_order
 from solar.errors import PlanError, SolarError
-from solar.io.codec import CODERS, FILTERS, OURS, PREDICTORS, Codec, parse
-from solar.io.hdf5 import inspect
-from solar.io.selection import COMPRESSED, REST, SMALL
-from solar.io.shares import compress_together
-from solar.io.store import Stored, compress
-from solar.io.unfinished import leftovers
+from solar.io.compress.codec import CODERS, FILTER_CHOICES, OUR_FILTER, PREDICTORS, Codec, parse
+from solar.io.compress.selection import COMPRESSED, REST, SMALL_SKIPPED
+from solar.io.compress.shares import compress_together
+from solar.io.compress.store import Stored, compress
+from solar.io.compress.unfinished import leftovers
+from solar.io.layout.hdf5 import inspect
 
 DETAILS = """\
 The bounds: --abs E, no value is off by more than E; --rel E, by more than E x (largest - smallest) of the data set;
@@ -69,7 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="how values are predicted from their neighbours (auto: tried)",
     )
-    add("--filter", choices=FILTERS, default=OURS, help=f"who makes the chunks: {OURS}, or one of hdf5plugin's")
+    add(
+        "--filter",
+        choices=FILTER_CHOICES,
+        default=OUR_FILTER,
+        help=f"who makes the chunks: {OUR_FILTER}, or one of hdf5plugin's",
+    )
     add("--chunk-samples", metavar="K", type=quantities.count, help="samples in a chunk (1, or several small ones)")
     add("--threads", metavar="N", type=quantities.count, help="that encode (as many as there are processors)")
     add("--force", action="store_true", help="overwrites OUT, and forgets what an earlier run left")
@@ -91,7 +96,7 @@ def _bound(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     codecs = _codecs(arguments)
     if arguments.advise:
-        if any(codec is not None and codec.filter != OURS for codec in codecs.values()):
+        if any(codec is not None and codec.filter != OUR_FILTER for codec in codecs.values()):
             raise PlanError("--advise tries solar's own coders: leave filters out, or write the file and see")
         return advise.run(arguments, codecs)
     if arguments.target is None:
@@ -191,7 +196,7 @@ def _fields(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _parsed(name: str, how: str, settings: dict[str, str]) -> Codec:
-    if re.search(rf"filter=(?!{OURS}\b)", how):
+    if re.search(rf"filter=(?!{OUR_FILTER}\b)", how):
         settings = {}  # coder and predictor are those of ours
     said = ",".join([how, *(f"{key}={value}" for key, value in settings.items() if f"{key}=" not in how)])
     try:
@@ -241,17 +246,17 @@ def _warnings(source: str, stored: Stored) -> Iterator[str]:
     """What somebody should know who reads nothing else."""
     if unread := [one.name for one in stored.left if one.unread]:
         yield (
-            f"{source}: {', '.join(unread[:SHOWN])} cannot be read, and was copied as it is, damage and all: "
+            f"{source}: {', '.join(unread[:COPIES_SHOWN])} cannot be read, and was copied as it is, damage and all: "
             f"`solar verify {source}` lists what is bad"
         )
     if already := [one.name for one in stored.left if one.reason == COMPRESSED]:
         yield (
-            f"{source}: solar compressed {', '.join(already[:SHOWN])} already: copied with the bound it has; for "
+            f"{source}: solar compressed {', '.join(already[:COPIES_SHOWN])} already: copied with the bound it has; for "
             "another one, compress the original file"
         )
     if twice := [part.name for part, _ in stored.parts if _was_ours(source, part.name)]:
         yield (
-            f"{source}: solar compressed {', '.join(twice[:SHOWN])} already: its values may be off by the old bound, "
+            f"{source}: solar compressed {', '.join(twice[:COPIES_SHOWN])} already: its values may be off by the old bound, "
             "and are now off by the new one as well"
         )
 
@@ -272,7 +277,7 @@ def as_text(target: str, stored: Stored) -> Iterator[str]:
         yield f"{what}  {bound_in_words(part.asked, part.codec)}{why}: {small}"
     if not stored.parts:
         yield "nothing was compressed: every dataset was copied as it is (--json says why)"
-    large = [one for one in stored.left if one.nbytes >= SMALL or one.unread][:SHOWN]
+    large = [one for one in stored.left if one.nbytes >= SMALL_SKIPPED or one.unread][:COPIES_SHOWN]
     for one in large:
         yield f"{words.printable(one.name)}  copied, {words.size(one.nbytes)}: {words.printable(one.reason)}"
     if others := len(stored.left) - len(large):
@@ -287,7 +292,7 @@ def as_text(target: str, stored: Stored) -> Iterator[str]:
     )
 
 
-SHOWN = 8  # large datasets that are copied as they are, one line each
+COPIES_SHOWN = 8  # large datasets that are copied as they are, one line each
 
 
 def bound_in_words(asked: Codec, codec: Codec) -> str:

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from solar.errors import ReadError
-from solar.io.resident import resident_nbytes
+from solar.io.machine.resident import resident_nbytes
 
-PATIENCE = 1800.0  # seconds without an answer
-LOOK = 0.05  # seconds between two looks at the memory
+CONTEST_PATIENCE = 1800.0  # seconds without an answer
+MEMORY_LOOK = 0.05  # seconds between two looks at the memory
 
 
 class Failed(Exception):
@@ -43,10 +43,10 @@ class Reader:
     def answer(self) -> Any:
         """The next line it says. Failed if there is none."""
         assert self._process.stdout is not None
-        said, end = b"", time.monotonic() + PATIENCE
+        said, end = b"", time.monotonic() + CONTEST_PATIENCE
         while not said.endswith(b"\n"):
             if not select.select([self._process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise ReadError(f"{self.name} gave no batch for {PATIENCE:g} s: try a smaller --batch-size")
+                raise ReadError(f"{self.name} gave no batch for {CONTEST_PATIENCE:g} s: try a smaller --batch-size")
             piece = os.read(self._process.stdout.fileno(), 65536)
             if not piece:
                 raise Failed(self._last_words())
@@ -95,7 +95,7 @@ class Reader:
         def look() -> None:
             looking = True
             while looking:
-                looking = not done.wait(LOOK)
+                looking = not done.wait(MEMORY_LOOK)
                 peak[0] = max(peak[0], resident_nbytes(self._process.pid))
 
         watcher = threading.Thread(target=look, daemon=True)

@@ -19,10 +19,10 @@ from solar.errors import SolarError
 
 Batch = dict[str, Any]
 WORKERS = (0, 1, 2, 4)
-KINDS = ("items", "sorted")
+WAYS_TO_READ = ("items", "sorted")
 TRIED = 1_000_000  # the epoch that settings are tried with, so that the rounds read others
 TRIAL = 5.0  # seconds at most for each setting
-AHEAD = 4  # batches that solar's loader has on their way
+BATCHES_AHEAD = 4  # batches that solar's loader has on their way
 
 
 class Contestant:
@@ -74,7 +74,7 @@ def solar_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
 
     data = H5Dataset(job["paths"], {name: name for name in job["names"]})
     sampler = PlanSampler(data, 1, 0, seed=job["seed"], drop_last=True)
-    loader = DataLoader(data, job["batch"], sampler=sampler, drop_last=True, buffer=job["buffer"], ahead=AHEAD)
+    loader = DataLoader(data, job["batch"], sampler=sampler, drop_last=True, buffer=job["buffer"], ahead=BATCHES_AHEAD)
 
     def begin(epochs: Iterator[int]) -> Iterator[Batch]:
         for epoch in epochs:
@@ -82,7 +82,7 @@ def solar_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
             yield from loader
 
     facts: dict[str, Any] = {"setting": {}, "tried": [], "untried": 0}
-    return Contestant(begin, AHEAD, 1, lambda: int(loader.stats()["buffer_hits"])), facts
+    return Contestant(begin, BATCHES_AHEAD, 1, lambda: int(loader.stats()["buffer_hits"])), facts
 
 
 def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
@@ -100,7 +100,7 @@ def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
         return Contestant(begin, 2 * workers, epoch)  # torch has two batches of each worker on their way
 
     cores, started = len(os.sched_getaffinity(0)), time.monotonic()
-    settings = [*itertools.product(KINDS, job["workers"])]
+    settings = [*itertools.product(WAYS_TO_READ, job["workers"])]
     for kind, workers in sorted(settings, key=lambda one: abs(one[1] - cores)):  # the likeliest first: time may run out
         if tried and time.monotonic() - started > job["trying"]:
             break

@@ -8,15 +8,15 @@ from collections import Counter
 from dataclasses import dataclass
 
 from solar.cli.words import count, size
-from solar.io.codec import FILTER
+from solar.io.compress.codec import FILTER
 from solar.values import Form, Layout
 
-SMALL = 1 << 20  # bytes; a dataset below this is not worth advice
-QUICK = 64 << 10  # bytes of a chunk of ours, that holds several small samples on purpose
-KNOWN = ("compact", "contiguous", "chunked", "mixed")  # ways of storing whose costs are known
+SMALL_DATASET = 1 << 20  # bytes; a dataset below this is not worth advice
+QUICK_CHUNK = 64 << 10  # bytes of a chunk of ours, that holds several small samples on purpose
+KNOWN_STORAGES = ("compact", "contiguous", "chunked", "mixed")  # ways of storing whose costs are known
 FEW_BYTES = 4096  # a request for less costs as much as one for this
 
-VIRTUAL = (
+VIRTUAL_IS_SLOW = (
     "That is slower than torch with h5py, 2.4 to 3.3 times as slow where it was measured, and 30 times as slow as its "
     "sources read as a list of files."
 )
@@ -45,7 +45,7 @@ def _most(numbers: list[int]) -> int:
 
 def cost(layout: Layout) -> Cost | None:
     """The cost of a sample; None where it is not known."""
-    if not layout.forms or layout.storage not in KNOWN or not layout.sample_nbytes:
+    if not layout.forms or layout.storage not in KNOWN_STORAGES or not layout.sample_nbytes:
         return None
     form = commonest(layout)
     if form.chunk[0] == 0 or not layout.shape:
@@ -68,7 +68,7 @@ def costs_in_words(layout: Layout) -> str:
     slower = "Read through libhdf5 in one process, which is often slower than PyTorch with h5py"
     through = f"{slower}: {layout.reason}." if layout.reader == "h5py" else ""
     if layout.storage == "virtual":
-        through += f" {VIRTUAL}"
+        through += f" {VIRTUAL_IS_SLOW}"
     if one is None:
         return through
     return f"{through} {_direct_words(layout, one)}".strip()
@@ -93,15 +93,15 @@ def _direct_words(layout: Layout, one: Cost) -> str:
 
 def advice(layout: Layout) -> str:
     """What to do about the cost, commands in lines of their own; empty when there is little to gain."""
-    if layout.storage == "virtual" and layout.nbytes >= SMALL and layout.samples > 1:
+    if layout.storage == "virtual" and layout.nbytes >= SMALL_DATASET and layout.samples > 1:
         return (
             "If its sources follow one another along axis 0, give the list of their files in place of this one: they "
             "are read natively, many times as fast."
         )
     one = cost(layout)
-    if one is None or layout.reader != "direct" or layout.nbytes < SMALL or layout.samples < 2:
+    if one is None or layout.reader != "direct" or layout.nbytes < SMALL_DATASET or layout.samples < 2:
         return ""
-    if one.waste >= 2 and not (is_ours(layout) and one.decoded_nbytes <= QUICK):
+    if one.waste >= 2 and not (is_ours(layout) and one.decoded_nbytes <= QUICK_CHUNK):
         epoch = size(one.decoded_nbytes * layout.samples)
         return (
             f"Read one by one in random order, an epoch decodes {epoch}: {one.waste:.0f} times the dataset. A batch "

@@ -24,8 +24,8 @@ keys of --json: version (1), samples, sample_nbytes, batch, storages ([{storage,
   two in samples a second)
 """
 
-ROUNDS = 3
-SECONDS = 0.3  # of a round
+DEMO_ROUNDS = 3
+ROUND_SECONDS = 0.3  # of a round
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def compared(path: Path, samples: int, batch: int) -> dict[str, Any]:
     """What was read of a file that is made for it, by both loaders."""
-    from solar.io import specimen  # h5py, and torch below: seconds that `solar --help` need not take
+    from solar.io import sample_file as specimen  # h5py, and torch below: seconds that `solar --help` need not take
     from solar.io.plain import Plain
     from solar.torch import DataLoader, H5Dataset, PlanSampler
     from solar.torch.plain import plain_loader
@@ -59,7 +59,7 @@ def compared(path: Path, samples: int, batch: int) -> dict[str, Any]:
         theirs = plain_loader(Plain([str(path)], [name]), batch, 0, "items", 0)
         ours = DataLoader(data, batch, sampler=PlanSampler(data, 1, 0, seed=0, drop_last=True), drop_last=True)
         batches, same = _same(ours, theirs)
-        rates = [[_rate(loader, batch) for loader in (theirs, ours)] for _ in range(ROUNDS)]
+        rates = [[_rate(loader, batch) for loader in (theirs, ours)] for _ in range(DEMO_ROUNDS)]
         torch, solar = (statistics.median(found) for found in zip(*rates, strict=True))
         storages.append({"storage": storage, "batches": batches, "same": same, "torch": torch, "solar": solar})
         ours.close()
@@ -79,12 +79,12 @@ def _same(ours: Any, theirs: Any) -> tuple[int, bool]:
 
 
 def _rate(loader: Any, batch: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Samples a second of as many epochs as begin within SECONDS."""
+    """Samples a second of as many epochs as begin within ROUND_SECONDS."""
     begin, batches = clock(), 0
     while True:
         for _ in loader:
             batches += 1
-        if (passed := clock() - begin) >= SECONDS:
+        if (passed := clock() - begin) >= ROUND_SECONDS:
             return batches * batch / passed
 
 

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError, SolarError
-from solar.io.ranks import detect
+from solar.io.ranks.world import detect
 from solar.values import World
 
 Bytes = NDArray[np.uint8]
 
-PATIENCE = timedelta(hours=1)  # that torch's ranks wait for the slowest; one that has died is noticed at once
-GRACE = 1.0  # seconds in which others may say what went wrong with them, before MPI ends them
+GATHER_PATIENCE = timedelta(hours=1)  # that torch's ranks wait for the slowest; one that has died is noticed at once
+ABORT_GRACE = 1.0  # seconds in which others may say what went wrong with them, before MPI ends them
 
 
 class Ranks:
@@ -82,7 +82,7 @@ class ByMpi(Ranks):
     def give_up(self) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        time.sleep(GRACE)
+        time.sleep(ABORT_GRACE)
         self._comm.Abort(1)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class ByTorch(Ranks):
         super().__init__(world)
         self._distributed, self._torch = distributed, import_module("torch")
         with self._lost():
-            distributed.init_process_group("gloo", rank=world.rank, world_size=world.ranks, timeout=PATIENCE)
+            distributed.init_process_group("gloo", rank=world.rank, world_size=world.ranks, timeout=GATHER_PATIENCE)
 
     def close(self) -> None:
         self._distributed.destroy_process_group()

@@ -20,12 +20,12 @@ from solar.cli.plan import fields_of
 from solar.cli.stored import ways
 from solar.cli.tree import Show, tree_lines
 from solar.errors import LayoutError
-from solar.io.codec import FILTER, OURS
-from solar.io.hdf5 import Survey, inspect, survey
-from solar.io.kinds import Kind, kinds_of
-from solar.io.packing import packed
-from solar.io.paths import files_of
-from solar.io.virtual import Stack, pattern_of, stack_of
+from solar.io.compress.codec import FILTER, OUR_FILTER
+from solar.io.layout.hdf5 import Survey, inspect, survey
+from solar.io.layout.kinds import Kind, kinds_of
+from solar.io.layout.packing import packed
+from solar.io.layout.paths import files_of
+from solar.io.layout.virtual import Stack, pattern_of, stack_of
 from solar.values import Layout
 
 DETAILS = """\
@@ -40,10 +40,10 @@ exit code: 1 where nothing can be read, so also where files do not make one data
 """
 
 WORTH_COMPRESSING = 64 << 20  # bytes that no filter has made smaller yet
-SHOWN = 6  # fields of a sample that are told by name, and sources of a virtual dataset
+FIELDS_SHOWN = 6  # fields of a sample that are told by name, and sources of a virtual dataset
 KINDS = 8  # of files that are shown
 VIRTUAL = 8  # datasets of which it is looked up what they are made of
-NAMES = words.FILTERS | {FILTER: OURS}
+FILTER_NAMES = words.FILTER_WORDS | {FILTER: OUR_FILTER}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundDataset:
     """What there is to be shown."""
 
     asked: str
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         seen = Survey({layout.name: layout}, [], {})
     else:
         seen, kinds = _surveyed(files)
-    found = Found(arguments.file, files, seen, kinds)
+    found = FoundDataset(arguments.file, files, seen, kinds)
     if arguments.json:
         print(json.dumps(as_json(found), indent=1))
     else:
@@ -101,7 +101,7 @@ def _surveyed(files: list[str]) -> tuple[Survey, list[Kind]]:
     return seen, kinds if len(kinds) > 1 else []
 
 
-def as_json(found: Found) -> dict[str, Any]:
+def as_json(found: FoundDataset) -> dict[str, Any]:
     """The answer of --json; its keys are listed in DETAILS."""
     links = found.survey.aliases.items()
     return {
@@ -132,7 +132,7 @@ def _dataset(layout: Layout) -> dict[str, Any]:
         "chunk": form.chunk if form and form.chunk[0] else None,
         "chunks": len(layout.chunk_offset),
         "fill": form.fill.hex() if form else "",
-        "filters": [dict(asdict(one), name=NAMES.get(one.id, "")) for one in filters],
+        "filters": [dict(asdict(one), name=FILTER_NAMES.get(one.id, "")) for one in filters],
         "reader": layout.reader,
         "reason": layout.reason,
         "link": {"file": layout.paths[0], "name": layout.names[0]} if layout.names else None,
@@ -143,7 +143,7 @@ def _dataset(layout: Layout) -> dict[str, Any]:
     }
 
 
-def as_text(found: Found, in_detail: bool, everything: bool, paint: Paint) -> Iterator[str]:
+def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint) -> Iterator[str]:
     """The lines for people."""
     files, layouts = found.files, found.survey.layouts
     nbytes = sum(map(os.path.getsize, files))
@@ -175,7 +175,7 @@ def _show(file: str, in_detail: bool, everything: bool, paint: Paint) -> Show:
 # --- files that are not alike ----
 
 
-def _unlike(found: Found, everything: bool, paint: Paint) -> Iterator[str]:
+def _unlike(found: FoundDataset, everything: bool, paint: Paint) -> Iterator[str]:
     """What differs, once; then the files by kind, with what the first of each holds."""
     apart = [one for one in found.survey.layouts.values() if one.reader == "none"]
     if apart:
@@ -214,9 +214,9 @@ def _next(asked: str, layouts: dict[str, Layout], paint: Paint) -> Iterator[str]
         return
     keys = Counter(name.rpartition("/")[2] for name in named)
     fields = {name.strip("/") if keys[last] > 1 else last: name for name in named if (last := name.rpartition("/")[2])}
-    shown = dict(list(fields.items())[:SHOWN])
+    shown = dict(list(fields.items())[:FIELDS_SHOWN])
     told = {key: _field(name, named[name]) for key, name in shown.items()}
-    more = f"  # and {words.count(len(fields) - SHOWN, 'field')} more" if len(fields) > SHOWN else ""
+    more = f"  # and {words.count(len(fields) - FIELDS_SHOWN, 'field')} more" if len(fields) > FIELDS_SHOWN else ""
     yield ""
     yield f"{paint('dim', 'in Python:')} {paint.code(words.printable(_dataset_call(_quoted(asked), told)))}{more}"
     plain = [one for one in named.values() if one.dtype.kind in "iuf" and not any(form.filters for form in one.forms)]
@@ -244,12 +244,12 @@ def _stack_call(layout: Layout, stack: Stack, asked: str, whole: bool) -> str:
     key = layout.name.rpartition("/")[2]
     samples = ', samples="files"' if stack.samples == "files" else ""
     if len(set(stack.names)) == 1:
-        pattern = "" if len(stack.files) <= SHOWN else pattern_of(stack.files)
-        if len(stack.files) > SHOWN and not pattern and not whole:
+        pattern = "" if len(stack.files) <= FIELDS_SHOWN else pattern_of(stack.files)
+        if len(stack.files) > FIELDS_SHOWN and not pattern and not whole:
             return f"# `solar inspect {shlex.quote(asked)} {shlex.quote(layout.name)}` prints all {len(stack.files):,}"
         of = _quoted(pattern or stack.files[0]) if pattern or len(stack.files) == 1 else _quoted(list(stack.files))
         return _dataset_call(of, {key: _quoted(stack.names[0])}, samples)
-    if len(stack.files) > SHOWN and not whole:
+    if len(stack.files) > FIELDS_SHOWN and not whole:
         return f"# `solar inspect {shlex.quote(asked)} {shlex.quote(layout.name)}` prints all {len(stack.files):,}"
     pairs = zip(stack.files, stack.names, strict=True)
     calls = ", ".join(_dataset_call(_quoted(file), {key: _quoted(name)}, samples) for file, name in pairs)

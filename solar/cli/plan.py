@@ -11,12 +11,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from solar.cli import quantities, words
-from solar.cli.compare import NAMES, Answer, Case, answer, together
+from solar.cli.compare import POLICY_NAMES, Answer, Case, answer, together
 from solar.errors import PlanError
-from solar.io import machine, profile
-from solar.io.engine import ROOM
-from solar.io.hdf5 import inspect, survey
-from solar.io.paths import files_of
+from solar.io.layout.hdf5 import inspect, survey
+from solar.io.layout.paths import files_of
+from solar.io.machine import available as machine
+from solar.io.machine import profile
+from solar.io.read.engine import ROOM
 from solar.planner.units import Units, of_layout, uniform
 from solar.values import Layout, Outcome, Storage, World
 
@@ -347,7 +348,7 @@ def _row(name: str, outcome: Outcome, answered: Answer) -> tuple[str, ...]:
     uses = outcome.reads + outcome.hits
     sign = "~" if name in answered.estimated else ""
     return (
-        NAMES[name],
+        POLICY_NAMES[name],
         sign + quantities.duration(outcome.seconds),
         quantities.figure(outcome.scans),
         f"{sign}{outcome.requests:,.0f}",
@@ -363,7 +364,9 @@ def _in_short(answered: Answer) -> str:
     ours = answered.outcomes.get("solar")
     if ours is None or not ours.seconds:
         return ""
-    others = [(NAMES[name], other.seconds / ours.seconds) for name, other in answered.outcomes.items() if other != ours]
+    others = [
+        (POLICY_NAMES[name], other.seconds / ours.seconds) for name, other in answered.outcomes.items() if other != ours
+    ]
     return (
         "solar is " + ", ".join(f"{quantities.figure(ratio)} times as fast as {name}" for name, ratio in others) + "."
     )

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.cli import quantities, words
-from solar.cli.compare import NAMES, Answer, Case
+from solar.cli.compare import POLICY_NAMES, Answer, Case
 from solar.cli.progress import ended_in_order
 from solar.cli.trace import trace
 from solar.errors import PlanError
-from solar.io import whole
+from solar.io.machine import whole
 
 PICTURES = (".png", ".svg", ".pdf")  # what matplotlib is asked for
-COLOURS = {"torch": "#8c8c8c", "lru": "#b08d57", "pinned": "#c2703d", "solar_paper": "#7a6fb0", "solar": "#1f77b4"}
+LINE_COLOURS = {"torch": "#8c8c8c", "lru": "#b08d57", "pinned": "#c2703d", "solar_paper": "#7a6fb0", "solar": "#1f77b4"}
 WIDTH, HEIGHT = 560, 300  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 40, 44  # around its axes
 MOST_POINTS = 2000  # of a line; more cannot be told apart
@@ -140,8 +140,8 @@ def _bars(panel: Bars) -> Iterator[str]:
     for row, (name, value) in enumerate(panel.values.items()):
         y, length = TOP + row * step, (WIDTH - left - 110) * value / most
         middle = y + 0.4 * step + 4
-        yield f'<text x="{left - 8}" y="{middle:.1f}" text-anchor="end">{html.escape(NAMES[name])}</text>'
-        yield f'<rect x="{left}" y="{y:.1f}" width="{length:.1f}" height="{0.8 * step:.1f}" fill="{COLOURS[name]}"/>'
+        yield f'<text x="{left - 8}" y="{middle:.1f}" text-anchor="end">{html.escape(POLICY_NAMES[name])}</text>'
+        yield f'<rect x="{left}" y="{y:.1f}" width="{length:.1f}" height="{0.8 * step:.1f}" fill="{LINE_COLOURS[name]}"/>'
         yield f'<text x="{left + length + 6:.1f}" y="{middle:.1f}">{html.escape(panel.say(value))}</text>'
 
 
@@ -164,7 +164,9 @@ def _curve(panel: Curve) -> Iterator[str]:
     if not panel.dots:
         yield f'<path class="level" d="M{LEFT} {at(0, panel.level)[1]:.1f}H{LEFT + across}"/>'
     xs, ys = thinned(panel)
-    yield _points([at(*point) for point in zip(xs.tolist(), ys.tolist(), strict=True)], COLOURS["solar"], panel.dots)
+    yield _points(
+        [at(*point) for point in zip(xs.tolist(), ys.tolist(), strict=True)], LINE_COLOURS["solar"], panel.dots
+    )
 
 
 def _points(points: list[tuple[float, float]], colour: str, dots: bool) -> str:
@@ -221,7 +223,9 @@ def _by_matplotlib(file: BinaryIO, kind: str, said: Sequence[str], shown: list[P
         if isinstance(panel, Bars):
             names = [*panel.values]
             drawn = axes.barh(
-                [NAMES[name] for name in names], [*panel.values.values()], color=[COLOURS[name] for name in names]
+                [POLICY_NAMES[name] for name in names],
+                [*panel.values.values()],
+                color=[LINE_COLOURS[name] for name in names],
             )
             axes.bar_label(drawn, [panel.say(value) for value in panel.values.values()], padding=3, fontsize=9)
             axes.invert_yaxis()
@@ -230,7 +234,7 @@ def _by_matplotlib(file: BinaryIO, kind: str, said: Sequence[str], shown: list[P
             continue
         xs, ys = thinned(panel)
         dots = {"marker": ".", "linestyle": "none", "markersize": WIDE if len(xs) <= FEW else 1}
-        axes.plot(xs, ys, color=COLOURS["solar"], **(dots if panel.dots else {"linewidth": 1}))
+        axes.plot(xs, ys, color=LINE_COLOURS["solar"], **(dots if panel.dots else {"linewidth": 1}))
         if not panel.dots:
             axes.axhline(panel.level, color="#c33", linestyle="--", linewidth=1)
         axes.set_yticks(_marks(panel), [panel.say(value) for value in _marks(panel)])

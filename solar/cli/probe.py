@@ -13,8 +13,8 @@ from types import FrameType
 from typing import Any
 
 from solar.cli import quantities, words
-from solar.io import profile
-from solar.io.probe import probe
+from solar.io.machine import profile
+from solar.io.machine.probe import probe
 
 DETAILS = """\
 In a folder a temporary file is written, and removed afterwards, also after Ctrl-C. A file is only read; one that has

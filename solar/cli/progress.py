@@ -13,9 +13,9 @@ from types import FrameType
 from typing import Any
 
 from solar.cli import quantities, words
-from solar.io.preparation import Progress
+from solar.io.compress.preparation import Progress
 
-EVERY = 10.0  # seconds between lines
+LINE_EVERY = 10.0  # seconds between lines
 WORDS = {"range": "looking for the range", "sample": "trying", "copy": "copying", "encode": "compressing"}
 WORDS |= {"verify": "comparing", "check": "decoding"}
 
@@ -35,7 +35,7 @@ class Doing:
         text = words.printable(what) + ("" if done is None else f": {done} of {of}")
         if sys.stderr.isatty():
             print("\r" + text, end="\033[K", file=sys.stderr, flush=True)
-        elif what and now - self._last >= EVERY:
+        elif what and now - self._last >= LINE_EVERY:
             self._last = now
             print(text, file=sys.stderr, flush=True)
 
@@ -62,7 +62,7 @@ class Shown:
             return
         if sys.stderr.isatty():
             self._draw(progress)
-        elif time.monotonic() - self._last >= EVERY:
+        elif time.monotonic() - self._last >= LINE_EVERY:
             self._last = time.monotonic()
             print(self._line(progress), file=sys.stderr, flush=True)
 

@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 
 from solar.errors import PlanError
-from solar.io import quantities
-from solar.io.quantities import SIZES
+from solar.io.machine import quantities
+from solar.io.machine.quantities import SIZES
 
-SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0}
-COUNTS = {"": 1.0} | quantities.DECIMAL
-MOST = 2**31 - 1
+TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0}
+COUNT_UNITS = {"": 1.0} | quantities.DECIMAL
+COUNT_LIMIT = 2**31 - 1
 MOST_RANKS = 1_000_000
 
 
@@ -31,13 +31,13 @@ def rate(text: str) -> float:
 
 def seconds(text: str) -> float:
     """A time: 2ms, 150us, 1s; without a unit only 0."""
-    units = SECONDS | ({"": 1.0} if text.strip("0. ") == "" else {})
+    units = TIME_UNITS | ({"": 1.0} if text.strip("0. ") == "" else {})
     return _value(text, units, "a time with its unit, such as 2ms or 150us")
 
 
 def count(text: str) -> int:
     """A number of things, at least 1: 8, 200_000, 10M (of 1000)."""
-    return _counted(text, MOST)
+    return _counted(text, COUNT_LIMIT)
 
 
 def ranks(text: str) -> int:
@@ -54,12 +54,12 @@ def seed(text: str) -> int:
 
 def per_second(text: str) -> float:
     """Things a second: 500, 20k, 1.5M."""
-    units = COUNTS | {f"{unit}/s": factor for unit, factor in COUNTS.items()}
+    units = COUNT_UNITS | {f"{unit}/s": factor for unit, factor in COUNT_UNITS.items()}
     return _above_zero(text, _value(text, units, "a number a second, such as 500 or 20k"))
 
 
 def _counted(text: str, most: int) -> int:
-    number = _whole(text, _value(text, COUNTS, "a whole number such as 64 or 10M"))
+    number = _whole(text, _value(text, COUNT_UNITS, "a whole number such as 64 or 10M"))
     if number > most:
         raise argparse.ArgumentTypeError(f"{text!r} is too large: at most {most:,}")
     return int(_above_zero(text, number))

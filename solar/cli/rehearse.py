@@ -14,7 +14,7 @@ from typing import Any
 from solar.cli import quantities, words
 from solar.cli.gather import Ranks, together
 from solar.errors import SolarError
-from solar.io.peers import peers
+from solar.io.ranks.peers import peers
 
 DETAILS = """\
 Alone, or one for each rank, started as the training will be:

@@ -10,7 +10,7 @@ from solar.cli import quantities, words
 from solar.cli.rehearse import SUMMED
 
 FED = 0.02  # share of its time that a rank may wait and still count as fed
-SHOWN = 16  # ranks in the table; of more, the slowest
+RANKS_SHOWN = 16  # ranks in the table; of more, the slowest
 
 Epoch = Mapping[str, Any]
 
@@ -139,7 +139,7 @@ def _asked(answer: Mapping[str, Any]) -> Iterator[str]:
 def _ranks(answer: Mapping[str, Any]) -> Iterator[str]:
     """The table of ranks, over the epochs but the first."""
     of = sorted(((_later(one["epochs"]), one) for one in answer["per_rank"]), key=lambda pair: -pair[0]["seconds"])
-    shown = sorted(of[:SHOWN], key=lambda pair: pair[1]["rank"])
+    shown = sorted(of[:RANKS_SHOWN], key=lambda pair: pair[1]["rank"])
     fields = len(answer["datasets"])
     head = ("rank", "node", "samples/s", "MB/s read", "requests", "hits", "waited", "most for", "memory")
     rows = [
@@ -155,8 +155,8 @@ def _ranks(answer: Mapping[str, Any]) -> Iterator[str]:
     total = _later(answer["epochs"])
     rows.append(("all", "", *_rates(total, fields, answer["ranks"]), _most(total), ""))
     yield from _table(head, rows)
-    if len(of) > SHOWN:
-        yield f"and {len(of) - SHOWN:,} ranks more, each faster than these; --json has them all"
+    if len(of) > RANKS_SHOWN:
+        yield f"and {len(of) - RANKS_SHOWN:,} ranks more, each faster than these; --json has them all"
     if len(answer["epochs"]) > 1:
         yield "Ranks are summed over the epochs after the first."
 

@@ -26,7 +26,7 @@ Prints one line for each check. The exit code is 0 if all passed, 1 if not.
 `python -m solar.selftest` is the same.
 """
 
-BOUND = 2.0  # photons
+TRIED_BOUND = 2.0  # photons
 BATCH = 8
 PLUGIN = """
 import sys, h5py
@@ -66,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def checks(folder: Path) -> Iterator[tuple[str, Check]]:
     """What is checked, by name, one after another."""
-    from solar.io import one_of_each, specimen  # h5py, and torch below: seconds that `solar --help` need not take
+    from solar.io import one_of_each
+    from solar.io import sample_file as specimen  # h5py, and torch below: seconds that `solar --help` need not take
 
     path, cut, whole, small, same = (str(folder / f"{name}.h5") for name in ("each", "cut", "whole", "small", "same"))
     for name, values in one_of_each.write(path).items():
@@ -79,7 +80,7 @@ def checks(folder: Path) -> Iterator[tuple[str, Check]]:
     yield "transform in processes", partial(transformed, path, names[0], num_workers=2)
     yield "refuse a file that is cut short", partial(refused, path, cut)
     specimen.write(whole, 64)
-    yield "compress with a bound", partial(compressed, whole, small, BOUND)
+    yield "compress with a bound", partial(compressed, whole, small, TRIED_BOUND)
     yield "compress without loss", partial(compressed, whole, same, 0)
     yield "h5py alone, by the plug-in", partial(read_by_plugin, whole, small)
 
@@ -90,8 +91,8 @@ def checks(folder: Path) -> Iterator[tuple[str, Check]]:
 def read_as_h5py(path: str, name: str, values: Any) -> str:
     import numpy as np
 
-    from solar.io.hdf5 import inspect
-    from solar.io.reader import read
+    from solar.io.layout.hdf5 import inspect
+    from solar.io.read.reader import read
 
     order = np.random.default_rng(1).integers(0, len(values), 2 * len(values))
     for got, expected in ((read(path, name), values), (read(path, name, order), values[order])):
@@ -162,7 +163,7 @@ def doubled(sample: Any) -> Any:
 
 
 def refused(path: str, cut: str) -> str:
-    from solar.io.reader import read
+    from solar.io.read.reader import read
 
     Path(cut).write_bytes(Path(path).read_bytes()[:-4096])
     try:
@@ -175,9 +176,9 @@ def refused(path: str, cut: str) -> str:
 
 
 def compressed(source: str, target: str, bound: float) -> str:
-    from solar.io.audit import verify
-    from solar.io.reader import read
-    from solar.io.store import compress
+    from solar.io.compress.store import compress
+    from solar.io.compress.verify import verify
+    from solar.io.read.reader import read
 
     compress(source, target, f"abs={bound}" if bound else "lossless")
     furthest = abs(read(source, "counts") - read(target, "counts")).max()
@@ -191,7 +192,7 @@ def read_by_plugin(source: str, target: str) -> str:
     from solar.filters import FOLDER
 
     env = {**os.environ, "HDF5_PLUGIN_PATH": FOLDER}
-    command = [sys.executable, "-c", PLUGIN, source, target, str(BOUND)]
+    command = [sys.executable, "-c", PLUGIN, source, target, str(TRIED_BOUND)]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     if ended.returncode:
         raise AssertionError(ended.stderr.strip().rpartition("\n")[2] or f"the process ended with {ended.returncode}")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from solar.cli import words
-from solar.io.codec import FILTER, OURS
+from solar.io.compress.codec import FILTER, OUR_FILTER
 from solar.values import Filter, Layout
 
 WAYS = 3  # of storing a dataset that are told
@@ -48,4 +48,4 @@ def _numbered(layout: Layout) -> Iterator[str]:
 
 
 def _filter_name(one: Filter) -> str:
-    return OURS if one.id == FILTER else words.filter_name(one)
+    return OUR_FILTER if one.id == FILTER else words.filter_name(one)

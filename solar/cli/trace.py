@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.cli.compare import Case
-from solar.planner import Course, plan, policies
-from solar.planner.sweep import Way
+from solar.planner import Plan, plan, policies
+from solar.planner.sweep import KeepPolicy
 
-EPOCHS = range(3)  # from the first batch to the last
+EPOCHS_TRACED = range(3)  # from the first batch to the last
 POINTS = 3000  # of the head's way
 
 Floats = NDArray[np.float64]
@@ -28,14 +28,14 @@ class Trace:
     held: Floats
 
 
-def trace(case: Case, way: Way) -> Trace | None:
+def trace(case: Case, way: KeepPolicy) -> Trace | None:
     """What the first node does when the training has three epochs; None where no head moves."""
     if way.direct:
         return None
     of = case.order, case.units, case.world
     room = case.memory
-    course = plan(*of, batch=case.batch, memory=room, storage=case.storage, epochs=EPOCHS, ahead=0, way=way)
-    scripts = [course.script(epoch) for epoch in EPOCHS]
+    course = plan(*of, batch=case.batch, memory=room, storage=case.storage, epochs=EPOCHS_TRACED, ahead=0, way=way)
+    scripts = [course.script(epoch) for epoch in EPOCHS_TRACED]
     if not any(len(one.loads) for one in scripts):
         return None
     steps = len(scripts[0].ends) - 1
@@ -47,12 +47,14 @@ def trace(case: Case, way: Way) -> Trace | None:
     after = np.cumsum(np.concatenate(comes) - np.concatenate(goes))
     # When the last step is over nothing is left but what is pinned: so it is known how much there was at first.
     held = np.concatenate(([0.0], after[:-1])) + (course.region.held_nbytes(way.pinned, whole=way.whole) - after[-1])
-    read_at = np.concatenate([epoch + _issued_at(one.ends) / steps for epoch, one in zip(EPOCHS, scripts, strict=True)])
+    read_at = np.concatenate(
+        [epoch + _issued_at(one.ends) / steps for epoch, one in zip(EPOCHS_TRACED, scripts, strict=True)]
+    )
     shown = np.linspace(0, len(read_at) - 1, min(POINTS, len(read_at))).astype(int)
     return Trace(read_at[shown], np.concatenate(loads)[shown] / case.units.units, np.arange(len(held)) / steps, held)
 
 
-def _weights(course: Course, unit: Ints) -> Floats:
+def _weights(course: Plan, unit: Ints) -> Floats:
     """What each takes in memory: a sample of the unit, or all of it."""
     units = course.region.units
     if course.kept == "rows":

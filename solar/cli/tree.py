@@ -12,7 +12,7 @@ from solar.cli import words
 from solar.cli.cost import advice, costs_in_words
 from solar.cli.paint import Paint
 from solar.cli.stored import how_stored
-from solar.io.packing import packed
+from solar.io.layout.packing import packed
 from solar.values import Layout
 
 WORTH_WORDS = 64 << 10  # bytes; smaller datasets have one line
@@ -25,10 +25,10 @@ Datasets = tuple[Layout, ...]  # one, or several that share a line
 
 
 @dataclass
-class Group:
+class TreeGroup:
     """What a group holds, by name; of several alike the first."""
 
-    members: dict[str, Group | Datasets] = field(default_factory=dict)
+    members: dict[str, TreeGroup | Datasets] = field(default_factory=dict)
     link: str = ""  # where it leads, if its name is a link
     alike: int = 1
 
@@ -58,25 +58,25 @@ def tree_lines(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, s
         yield show.paint.signs(f"… and {words.count(left, 'line')} more: --all shows them")
 
 
-def _tree(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, str]], folder: str) -> Group:
-    root = Group()
+def _tree(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, str]], folder: str) -> TreeGroup:
+    root = TreeGroup()
     for name, layout in layouts.items():
         group, leaf = _parent(root, name)
         group.members[leaf] = (layout,)
     for name, (file, path) in aliases.items():
         group, leaf = _parent(root, name)
-        linked = group.members.setdefault(leaf + "/", Group())
-        assert isinstance(linked, Group)
+        linked = group.members.setdefault(leaf + "/", TreeGroup())
+        assert isinstance(linked, TreeGroup)
         linked.link = f"{_near(file, folder)}:{path}" if file else path
     return root
 
 
-def _parent(root: Group, name: str) -> tuple[Group, str]:
+def _parent(root: TreeGroup, name: str) -> tuple[TreeGroup, str]:
     """The group that a name is in, made if it is not there, and the last part of the name."""
     *groups, leaf = name.strip("/").split("/", DEEPEST)
     for part in groups:
-        below = root.members.setdefault(part + "/", Group())
-        assert isinstance(below, Group)
+        below = root.members.setdefault(part + "/", TreeGroup())
+        assert isinstance(below, TreeGroup)
         root = below
     return root, leaf
 
@@ -88,7 +88,7 @@ def _near(file: str, folder: str) -> str:
 # --- what is alike ----
 
 
-def _folded(group: Group) -> Group:
+def _folded(group: TreeGroup) -> TreeGroup:
     """The same group, in which members alike share a line where there are many of them."""
     sets: dict[Hashable, list[str]] = defaultdict(list)
     for name, member in group.members.items():
@@ -102,47 +102,47 @@ def _folded(group: Group) -> Group:
     chosen += [names for names in rest.values() if len(names) >= ALIKE]
     together = {names[0]: names for names in chosen}
     others = {name for names in chosen for name in names[1:]}
-    folded = Group({}, group.link, group.alike)
+    folded = TreeGroup({}, group.link, group.alike)
     for name in group.members:
         if name in others:
             continue
         names = together.get(name, [name])
         label = name if len(names) == 1 else f"{name} … {names[-1]}"
         merged = _merged([group.members[one] for one in names])
-        folded.members[label] = _folded(merged) if isinstance(merged, Group) else merged
+        folded.members[label] = _folded(merged) if isinstance(merged, TreeGroup) else merged
     return folded
 
 
-def _kind(member: Group | Datasets) -> Hashable:
+def _kind(member: TreeGroup | Datasets) -> Hashable:
     """The same for members that may share a line: what they hold, whatever its length along axis 0."""
-    if isinstance(member, Group):
+    if isinstance(member, TreeGroup):
         return bool(member.link), tuple((name, _kind(below)) for name, below in member.members.items())
     one = member[0]
     return one.shape[1:], len(one.shape), str(one.dtype), one.storage, one.reader, one.reason, bool(one.names)
 
 
-def _merged(members: list[Group | Datasets]) -> Group | Datasets:
+def _merged(members: list[TreeGroup | Datasets]) -> TreeGroup | Datasets:
     """Members of one kind as one."""
     first = members[0]
-    if not isinstance(first, Group):
-        return tuple(layout for member in members if not isinstance(member, Group) for layout in member)
-    groups = [member for member in members if isinstance(member, Group)]
+    if not isinstance(first, TreeGroup):
+        return tuple(layout for member in members if not isinstance(member, TreeGroup) for layout in member)
+    groups = [member for member in members if isinstance(member, TreeGroup)]
     below = {name: _merged([group.members[name] for group in groups]) for name in first.members}
-    return Group(below, first.link, sum(group.alike for group in groups))
+    return TreeGroup(below, first.link, sum(group.alike for group in groups))
 
 
 # --- lines ----
 
 
-def _branch(group: Group, indent: str, show: Show) -> Iterator[str]:
+def _branch(group: TreeGroup, indent: str, show: Show) -> Iterator[str]:
     """The lines of a group's members."""
     paint = show.paint
-    rows = {name: _facts(name, member) for name, member in group.members.items() if not isinstance(member, Group)}
+    rows = {name: _facts(name, member) for name, member in group.members.items() if not isinstance(member, TreeGroup)}
     widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
     for position, (name, member) in enumerate(group.members.items()):
         last = position == len(group.members) - 1
         stem, under = ("└─ ", "   ") if last else ("├─ ", "│  ")
-        if isinstance(member, Group):
+        if isinstance(member, TreeGroup):
             yield paint("dim", indent + stem) + _group_line(name, member, paint)
             yield from _branch(member, indent + under, show)
             continue
@@ -157,7 +157,7 @@ def _branch(group: Group, indent: str, show: Show) -> Iterator[str]:
             yield from _words(one, paint("dim", indent + under), len(indent) + 3, paint)
 
 
-def _group_line(name: str, group: Group, paint: Paint) -> str:
+def _group_line(name: str, group: TreeGroup, paint: Paint) -> str:
     alike = (
         f"  {paint('dim', words.count(group.alike, 'group') + ' alike')}" if " … " in name and group.alike > 1 else ""
     )

@@ -20,12 +20,12 @@ from solar.cli import quantities, words
 from solar.cli.cost import is_ours
 from solar.cli.progress import Doing, Shown
 from solar.errors import PlanError
-from solar.io.codec import Codec
-from solar.io.hdf5 import inspect
-from solar.io.opening import look, opened
+from solar.io.compress.codec import Codec
+from solar.io.layout.hdf5 import inspect
+from solar.io.libhdf5.opening import look, opened
 
 if TYPE_CHECKING:  # torch takes its time: run() imports it
-    from solar.torch.tune import Rung, Task, Tuned
+    from solar.torch.tuning.tune import Rung, Training, Tuned
 
 DETAILS = """\
   solar tune scan.h5 --model mymodel:build --loss mse --input entry/data/counts --target entry/truth/phase
@@ -48,7 +48,7 @@ keys of --json: version (1), file, model, loss, batch, seed, steps, fraction, fi
 """
 LADDER = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 ALREADY = "the answer leaves out by how much these values are off already; give the original file"
-HARDLY = 1.25  # times smaller than lossless: not worth being off
+HARDLY_SMALLER = 1.25  # times smaller than lossless: not worth being off
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +96,7 @@ def _ladder(text: str) -> list[float]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from solar.torch import tune  # here: torch takes a second to import, which --help should not
+    from solar.torch.tuning import tune  # here: torch takes a second to import, which --help should not
 
     with _this_folder_importable():
         fields = _fields([*arguments.input, *arguments.target])
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
             loss = _found("--loss", arguments.loss)
         else:
             raise PlanError(f"there is no --loss {arguments.loss!r}, only {', '.join(tune.LOSSES)}, or MODULE:LOSS")
-        task = tune.Task(
+        task = tune.Training(
             arguments.file, fields, model, loss, arguments.batch_size, seed=arguments.seed, device=arguments.device
         )
         again = [fields[name] for name in inputs if is_ours(inspect(arguments.file, fields[name]))]
@@ -126,9 +126,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tuned(task: Task, inputs: list[str], arguments: argparse.Namespace) -> Iterator[Tuned]:
-    from solar.torch import tune  # as above
-    from solar.torch.as_stored import AsStored
+def _tuned(task: Training, inputs: list[str], arguments: argparse.Namespace) -> Iterator[Tuned]:
+    from solar.torch.tuning import tune  # as above
+    from solar.torch.tuning.as_stored import AsStored
 
     kind = "abs" if arguments.abs else "rel"
     asked = [Codec("lossless"), *(Codec(kind, bound) for bound in arguments.abs or arguments.rel or LADDER)]
@@ -204,7 +204,7 @@ def _recommended(tuned: Tuned, fraction: float) -> Rung:
     found, exact = tuned.chosen(fraction), tuned.rungs[0]
     if tuned.labels:
         return exact
-    return exact if tuned.whole and found.effort.ratio < HARDLY * exact.effort.ratio else found
+    return exact if tuned.whole and found.effort.ratio < HARDLY_SMALLER * exact.effort.ratio else found
 
 
 def _setting(codec: Codec) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from solar.cli import quantities, words
 from solar.cli.progress import Shown, ended_in_order
-from solar.io.audit import Checked, Kept, Verified, store_result, verify
+from solar.io.compress.verify import Checked, Kept, Verified, store_result, verify
 
 DETAILS = """\
 The original is read by h5py, the compressed file by solar's decoder, chunk by chunk, and by libhdf5, too, where
@@ -29,7 +29,7 @@ keys of --json, of two files: version (1), holds, fields ([{name, kind, bound, v
   differences ([text]), by (who read OUT); of one: version, holds, chunks, nbytes, bad ([{name, chunk, offset, nbytes,
   sample, why}])
 """
-SHOWN = 20  # bad chunks that have a line
+BAD_CHUNKS_SHOWN = 20  # bad chunks that have a line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,10 +95,10 @@ def as_text(found: Verified | Checked, arguments: argparse.Namespace) -> Iterato
         elif field.holds:
             quality = "" if math.isinf(field.psnr) else f", PSNR {field.psnr:.1f} dB"
             yield f"{name}  off by {field.largest:.6g} at most, {field.bound:.6g} was allowed{quality}{kept}"
-    for text in found.differences[:SHOWN]:
+    for text in found.differences[:BAD_CHUNKS_SHOWN]:
         yield words.printable(text)
-    if len(found.differences) > SHOWN:
-        yield f"and {len(found.differences) - SHOWN:,} more differences (--json lists them)"
+    if len(found.differences) > BAD_CHUNKS_SHOWN:
+        yield f"and {len(found.differences) - BAD_CHUNKS_SHOWN:,} more differences (--json lists them)"
     verdict = "holds" if found.holds else "does not hold"
     source, target = words.printable(arguments.source), words.printable(arguments.target)
     yield f"{target} {verdict} what {source} does, as read by {' and '.join(found.by)}"
@@ -116,10 +116,10 @@ def _meanings(name: str, field: Kept) -> Iterator[str]:
 
 
 def _chunks(found: Checked, path: str) -> Iterator[str]:
-    for one in found.bad[:SHOWN]:
+    for one in found.bad[:BAD_CHUNKS_SHOWN]:
         where = f"chunk {one.chunk:,} (from sample {one.sample:,}), {one.nbytes:,} bytes at {one.offset:,}"
         yield f"{words.printable(one.name)}  {where if one.chunk >= 0 else 'all of it'}: {words.printable(one.why)}"
-    if len(found.bad) > SHOWN:
-        yield f"and {len(found.bad) - SHOWN:,} more bad chunks (--json lists them)"
+    if len(found.bad) > BAD_CHUNKS_SHOWN:
+        yield f"and {len(found.bad) - BAD_CHUNKS_SHOWN:,} more bad chunks (--json lists them)"
     verdict = "all can be decoded" if found.holds else f"{len(found.bad):,} cannot be read"
     yield f"{words.printable(path)}: {words.count(found.chunks, 'chunk')}, {words.size(found.nbytes)}: {verdict}"

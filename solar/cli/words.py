@@ -19,7 +19,7 @@ INDEXES = {
     "extensible_array": "extensible array",
 }
 
-FILTERS = {
+FILTER_WORDS = {
     1: "deflate",
     2: "shuffle",
     3: "fletcher32",
@@ -96,7 +96,7 @@ def kind(dtype: np.dtype[Any]) -> str:
 
 def filter_name(one: Filter) -> str:
     """A filter by name; deflate with its level."""
-    name = FILTERS.get(one.id, f"filter {one.id}")
+    name = FILTER_WORDS.get(one.id, f"filter {one.id}")
     return f"{name} {one.values[0]}" if one.id == 1 and one.values else name
 
 

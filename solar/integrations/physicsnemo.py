@@ -21,7 +21,7 @@ from physicsnemo.datapipes.readers.base import Reader
 from physicsnemo.datapipes.registry import register
 
 from solar.errors import LayoutError
-from solar.io.hdf5 import inspect
+from solar.io.layout.hdf5 import inspect
 from solar.torch import H5Dataset
 
 log = logging.getLogger("solar")

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from solar.planner import costs, regions
 from solar.planner.assign import Flow
-from solar.planner.course import Course as Course
+from solar.planner.course import Plan as Plan
 from solar.planner.course import plan as plan
 from solar.planner.course import plan_rows as plan_rows
-from solar.planner.order import Order
-from solar.planner.sweep import Way, total
+from solar.planner.order import ShuffledUses
+from solar.planner.sweep import KeepPolicy, total
 from solar.planner.units import Units
 from solar.values import Outcome, Storage, World
 
@@ -22,13 +22,13 @@ class Simulated:
     """What ours costs, and how it goes about it."""
 
     outcome: Outcome
-    way: Way  # of the first node
+    way: KeepPolicy  # of the first node
     overflow_fraction: float  # of the uses: taken by another rank than the one at whose home they lie
     nodes: int  # that were counted; fewer than there are: the others were taken to be alike
 
 
 def simulate(
-    order: Order,
+    order: ShuffledUses,
     units: Units,
     world: World,
     *,
@@ -51,7 +51,7 @@ def simulate(
     way, found = costs.choose(nodes[0], flow.uses(nodes[0]), epochs, measured, terms, storage)
     counted = nodes if len(nodes) * order.uses <= ALL_NODES else nodes[:1]
     for node in counted[1:]:
-        if order.uses <= costs.LARGE:
+        if order.uses <= costs.FORMULA_ITEMS:
             found += costs.choose(node, flow.uses(node), epochs, measured, terms, storage)[1]
         else:
             found += costs.as_first(node, way, flow.uses(node), epochs, measured, terms, storage)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.planner.order import Order, steps
+from solar.planner.order import ShuffledUses, steps
 from solar.planner.regions import Region, homes
 from solar.planner.sweep import Terms, Uses
 from solar.planner.units import Units
@@ -18,8 +18,8 @@ from solar.values import World
 
 Items = NDArray[np.int32]
 Starts = NDArray[np.int64]
-KEPT = 1 << 26  # uses whose order is kept between passes over the epochs
-EPOCHS = 8  # of which so many
+USES_KEPT = 1 << 26  # uses whose order is kept between passes over the epochs
+EPOCHS_ORDERED = 8  # of which so many
 
 
 def takers(items: Items, starts: Starts, units: Units, world: World, *, balance: str = "equal") -> Items:
@@ -63,7 +63,7 @@ def overflow(items: Items, taking: Items, units: Units, world: World) -> NDArray
 class Flow:
     """Which uses there are for whom: the order, cut into steps, and divided among ranks."""
 
-    order: Order
+    order: ShuffledUses
     units: Units
     world: World
     batch: int
@@ -82,7 +82,7 @@ class Flow:
 
     @cached_property
     def _kept(self) -> Callable[[int], Items]:
-        return lru_cache(EPOCHS if EPOCHS * self.order.uses <= KEPT else 1)(self._items)
+        return lru_cache(EPOCHS_ORDERED if EPOCHS_ORDERED * self.order.uses <= USES_KEPT else 1)(self._items)
 
     def items(self, epoch: int) -> Items:
         """The items of an epoch in the order of their use."""
@@ -105,7 +105,9 @@ class Flow:
 
         if not keep:
             return of
-        return lru_cache(EPOCHS if EPOCHS * region.items <= KEPT < EPOCHS * self.order.uses else 1)(of)
+        return lru_cache(
+            EPOCHS_ORDERED if EPOCHS_ORDERED * region.items <= USES_KEPT < EPOCHS_ORDERED * self.order.uses else 1
+        )(of)
 
     def overflow(self, epoch: int) -> tuple[int, int, int]:
         """Uses not taken at home; those taken on another node; and of these the most that one node has in a step."""

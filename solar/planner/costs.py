@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from solar.errors import PlanError
-from solar.planner.order import Order
+from solar.planner.order import ShuffledUses
 from solar.planner.regions import Region
 from solar.planner.sweep import (
     Counts,
     Epoch,
+    KeepPolicy,
     Terms,
     Uses,
-    Way,
     check_room,
     received_nbytes,
     staging_nbytes,
@@ -26,16 +26,16 @@ from solar.planner.units import Units
 from solar.values import Outcome, Storage
 
 EPOCHS, MEASURED = range(6), range(1, 3)  # the first follows the start, and in the last three memory runs empty
-LARGE = 300_000  # items from which on only what the formulas find best is counted
-SMALL = 4096  # items up to which it is no matter in how small pieces they are read
-EMPTY = 0.02  # of the memory that is freed at a time, at most: half of that is empty on average
+FORMULA_ITEMS = 300_000  # items from which on only what the formulas find best is counted
+SMALL_ITEMS = 4096  # items up to which it is no matter in how small pieces they are read
+FREED_SHARE = 0.02  # of the memory that is freed at a time, at most: half of that is empty on average
 STEPS = 24  # sizes of the pinned part that the formulas try
-WORTH = 0.9  # of the time, above which another gap is not worth that numbers of a storage are never exact
+WORTH_ANOTHER_GAP = 0.9  # of the time, above which another gap is not worth that numbers of a storage are never exact
 WIDEST = 3  # times that it is doubled, or halved
 NEAR = 16  # units to a gap, above which many lie within one, and a head that passes some over reads the same again
 
 
-def epochs_of(order: Order) -> tuple[range, range]:
+def epochs_of(order: ShuffledUses) -> tuple[range, range]:
     """The epochs to count, and those of them that stand for all."""
     if order.epochs is None or order.epochs >= len(EPOCHS):
         return EPOCHS, MEASURED
@@ -73,13 +73,13 @@ def choose(
     *,
     kinds: tuple[bool, ...] | None = None,
     start: bool = False,
-) -> tuple[Way, list[Epoch]]:
+) -> tuple[KeepPolicy, list[Epoch]]:
     """The cheapest way for one node, and its measured epochs; with `start` what they begin with is paid, too.
 
     `kinds` says whether units may be held whole, or must be: (False,), (True,) or both.
     """
 
-    def counted(way: Way) -> Tried:
+    def counted(way: KeepPolicy) -> Tried:
         try:
             check_room(region, way, terms)
             # Nothing that direct reading does depends on other epochs.
@@ -89,7 +89,7 @@ def choose(
         counts = total(one.counts for one in found)
         return Tried(seconds(counts, region.units, storage), counts, way, found)
 
-    best = counted(Way(direct=True))
+    best = counted(KeepPolicy(direct=True))
     for way in candidates(region, terms, storage, region.kinds if kinds is None else kinds):
         best = min(best, counted(way), key=Tried.cost)
     best = _balanced(best, counted, terms.gap, storage)
@@ -101,7 +101,7 @@ class Tried(NamedTuple):
 
     seconds: float
     counts: Counts
-    way: Way
+    way: KeepPolicy
     epochs: list[Epoch]
 
     def cost(self) -> tuple[float, int, int]:
@@ -109,20 +109,20 @@ class Tried(NamedTuple):
         return self.seconds, self.counts.requests, self.counts.bytes
 
 
-def _balanced(best: Tried, counted: Callable[[Way], Tried], gap: int, storage: Storage) -> Tried:
+def _balanced(best: Tried, counted: Callable[[KeepPolicy], Tried], gap: int, storage: Storage) -> Tried:
     """The way with a narrower gap where bytes decide, or a wider one where requests do, as long as that gains."""
     passing = best.counts.bytes / storage.bandwidth
     factor = 0.5 if passing > best.counts.requests * storage.request_seconds else 2
     for power in range(1, WIDEST + 1):
         tried = counted(replace(best.way, gap=int(gap * factor**power)))
-        if tried.seconds >= best.seconds * WORTH:
+        if tried.seconds >= best.seconds * WORTH_ANOTHER_GAP:
             break
         best = tried
     return best
 
 
 def as_first(
-    node: Region, way: Way, uses: Uses, epochs: range, measured: range, terms: Terms, storage: Storage
+    node: Region, way: KeepPolicy, uses: Uses, epochs: range, measured: range, terms: Terms, storage: Storage
 ) -> list[Epoch]:
     """The measured epochs of another node that goes the way of the first, if it can; else the cheapest of its own."""
     pinned = node.fitting(node.held_nbytes(min(way.pinned, node.items), whole=way.whole), whole=way.whole)
@@ -145,30 +145,30 @@ def read_alone(uses: int, units: Units) -> Counts:
     return Counts(uses, uses, uses, nbytes, uses * units.per_unit, 0, 0)
 
 
-def candidates(region: Region, terms: Terms, storage: Storage, kinds: tuple[bool, ...]) -> Iterator[Way]:
+def candidates(region: Region, terms: Terms, storage: Storage, kinds: tuple[bool, ...]) -> Iterator[KeepPolicy]:
     """The ways worth counting beside keeping nothing: all that fits pinned, and sweeps over what formulas leave."""
     room = terms.room - received_nbytes(region, terms)
-    everything = [Way(region.items, whole=w) for w in kinds if region.held_nbytes(region.items, whole=w) <= room]
+    everything = [KeepPolicy(region.items, whole=w) for w in kinds if region.held_nbytes(region.items, whole=w) <= room]
     yield from everything
-    if Way(region.items) in everything:
+    if KeepPolicy(region.items) in everything:
         return
     if terms.room <= 0:
         return
     guesses: list[tuple[float, int, bool]] = []
     for whole in kinds:
-        if region.items <= LARGE or NEAR * region.units.stored_nbytes >= terms.gap:
-            yield Way(whole=whole, lasting=True)
+        if region.items <= FORMULA_ITEMS or NEAR * region.units.stored_nbytes >= terms.gap:
+            yield KeepPolicy(whole=whole, lasting=True)
         room = terms.room - staging_nbytes(region, terms)
         beside = region.fitting(max(0, room - terms.ahead * terms.step), whole=whole)
         if 0 < beside < region.items:
-            yield Way(pinned=beside, whole=whole, direct=True)
+            yield KeepPolicy(pinned=beside, whole=whole, direct=True)
         most = region.fitting(room, whole=whole)
         guesses += _guesses(region, most, whole, terms, storage)
-    worth = [min(guesses)] if region.items > LARGE else guesses
+    worth = [min(guesses)] if region.items > FORMULA_ITEMS else guesses
     for _, pinned, whole in worth:
-        if region.items <= SMALL:
-            yield Way(pinned, 0, whole)
-        yield Way(pinned, _burst(region, pinned, whole, terms), whole)
+        if region.items <= SMALL_ITEMS:
+            yield KeepPolicy(pinned, 0, whole)
+        yield KeepPolicy(pinned, _burst(region, pinned, whole, terms), whole)
 
 
 def _guesses(region: Region, most: int, whole: bool, terms: Terms, storage: Storage) -> list[tuple[float, int, bool]]:
@@ -193,7 +193,7 @@ def _burst(region: Region, pinned: int, whole: bool, terms: Terms) -> int:
     """
     free = terms.room - region.held_nbytes(pinned, whole=whole) - staging_nbytes(region, terms)
     swept = region.stored_nbytes(region.items) - region.stored_nbytes(pinned)
-    return max(0, int(free * min(EMPTY, 2 * math.sqrt(terms.gap / swept)))) if swept else 0
+    return max(0, int(free * min(FREED_SHARE, 2 * math.sqrt(terms.gap / swept)))) if swept else 0
 
 
 def estimate(region: Region, pinned: int, whole: bool, terms: Terms, storage: Storage) -> float:

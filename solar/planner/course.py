@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import PlanError
 from solar.planner import costs, regions
-from solar.planner.assign import KEPT, Flow
-from solar.planner.order import Order
+from solar.planner.assign import USES_KEPT, Flow
+from solar.planner.order import ShuffledUses
 from solar.planner.regions import Region
 from solar.planner.sweep import (
     Counts,
-    Start,
+    FirstLoads,
+    KeepPolicy,
     Terms,
     Uses,
-    Way,
     backwards,
     check_room,
     staging_nbytes,
@@ -50,16 +50,16 @@ class TooLittle(PlanError):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Course:
+class Plan:
     """All epochs of a plan. It begins with empty memory, or with its pinned part, and ends so."""
 
     uses: Uses
     region: Region
-    way: Way
+    way: KeepPolicy
     terms: Terms
     epochs: range
     counts: tuple[Counts, ...]  # of each epoch
-    start: Start  # what is read before anything else, and what that takes
+    start: FirstLoads  # what is read before anything else, and what that takes
     start_counts: Counts
     digest: str  # of all that it follows from
     marks: tuple[_native.Sweep, ...]  # where the sweep stands at the end of each epoch; none without a sweep
@@ -93,7 +93,7 @@ class Course:
             record = self.marks[place].copy().back(*swept, record=True)[1]
             assert record is not None
             loads, ends, last[items >= self.way.pinned] = record
-        start = self.start if place == 0 else Start(self.start.items[:0], self.start.ends[:0], self.start.due[:0])
+        start = self.start if place == 0 else FirstLoads(self.start.items[:0], self.start.ends[:0], self.start.due[:0])
         whole, pinned = self.way.whole, self.way.pinned
         return Script(
             rows=self.region.rows(items, 0, whole=False),
@@ -108,7 +108,7 @@ class Course:
 
 
 def plan(
-    order: Order,
+    order: ShuffledUses,
     units: Units,
     world: World,
     *,
@@ -118,8 +118,8 @@ def plan(
     epochs: range,
     ahead: int = 1,
     drop_last: bool = False,
-    way: Way | None = None,
-) -> Course:
+    way: KeepPolicy | None = None,
+) -> Plan:
     """The plan of this rank's node for these epochs, by the cheapest way there is, unless one is given.
 
     With memory=0 nothing is kept; too little for the batches in use and on their way is a PlanError.
@@ -146,7 +146,7 @@ def plan(
     if way is None and region.items:
         way = costs.choose(region, uses, *costs.epochs_of(order), terms, storage)[0]
     facts = (*order.facts, world.ranks, world.ranks_per_node, batch, drop_last)
-    made = _course(uses, region, way or Way(direct=True), terms, epochs, (*facts, storage))
+    made = _course(uses, region, way or KeepPolicy(direct=True), terms, epochs, (*facts, storage))
     # What was kept for choosing goes; an epoch's order is made again when its script is asked for.
     return replace(made, uses=replace(flow).uses(region, keep=False))
 
@@ -160,16 +160,16 @@ def plan_rows(
     epochs: range,
     ahead: int,
     facts: tuple[object, ...],
-    way: Way | None = None,
+    way: KeepPolicy | None = None,
     holding: bool = False,
     region: Region | None = None,
-) -> Course:
+) -> Plan:
     """The plan of one process or node by itself, for any sequence of samples in each epoch, with repeats or without.
 
     `memory` is for what is kept: batches have memory of their own. Epochs may differ in length, and in steps; `facts`
     are what the sequences follow from. Reads are issued up to `ahead` steps before their use, as far as these steps
     take no more than an eighth of the memory. Less than the largest step takes is a PlanError. With `holding` memory
-    has the pinned part of the way that is given already, as a Course of that way leaves it. All samples lie in the
+    has the pinned part of the way that is given already, as a Plan of that way leaves it. All samples lie in the
     `region`, if one is given.
     """
     _check_epochs(epochs, None)
@@ -178,9 +178,9 @@ def plan_rows(
     region = region or Region(units, 0, units.samples)
     uses = _uses_of(of, region)
     longest = len(uses(epochs.start)[0])
-    kept = lru_cache(max(1, KEPT // max(longest, units.samples)))(uses)
+    kept = lru_cache(max(1, USES_KEPT // max(longest, units.samples)))(uses)
     if way is None:
-        way = Way(direct=True) if memory == 0 else _cheapest(kept, region, epochs, memory, storage, ahead)
+        way = KeepPolicy(direct=True) if memory == 0 else _cheapest(kept, region, epochs, memory, storage, ahead)
     terms = _terms(kept, region, epochs, memory, storage.gap, ahead, way)
     sizes = tuple((len(items), len(starts) - 1) for items, starts in map(kept, epochs))
     made = _course(kept, region, way, terms, epochs, (*facts, sizes, storage, holding), holding=holding)
@@ -219,7 +219,7 @@ def _uses_of(of: Sequence, region: Region) -> Uses:
     return uses
 
 
-def _terms(uses: Uses, region: Region, epochs: range, memory: int, gap: int, ahead: int, way: Way) -> Terms:
+def _terms(uses: Uses, region: Region, epochs: range, memory: int, gap: int, ahead: int, way: KeepPolicy) -> Terms:
     """As many steps ahead as take an eighth of the memory; PlanError where not even one step has room."""
     if way.direct or way.pinned == region.items:
         return Terms(memory, gap, ahead, batch=0)
@@ -239,18 +239,18 @@ def _largest_step(uses: tuple[NDArray[np.int32], NDArray[np.int64]], region: Reg
     return Counts(*_native.direct(region.native(0, whole=whole), items, uses[1], 0)).peak
 
 
-def _cheapest(uses: Uses, region: Region, epochs: range, memory: int, storage: Storage, ahead: int) -> Way:
+def _cheapest(uses: Uses, region: Region, epochs: range, memory: int, storage: Storage, ahead: int) -> KeepPolicy:
     """By what a later epoch costs; where there are few, by what all of them cost with their start."""
     # Of a large data set an epoch is like another, and memory runs empty in the last two.
-    most, measures = (4, slice(1, 2)) if region.items > costs.LARGE else (len(costs.EPOCHS), slice(1, 3))
+    most, measures = (4, slice(1, 2)) if region.items > costs.FORMULA_ITEMS else (len(costs.EPOCHS), slice(1, 3))
     few = len(epochs) < most
     counted = epochs if few else epochs[:most]
     measured = counted if few else counted[measures]
-    found: list[tuple[float, Way]] = []
+    found: list[tuple[float, KeepPolicy]] = []
     refused: list[TooLittle] = []
     for whole in region.kinds:
         try:
-            terms = _terms(uses, region, epochs, memory, storage.gap, ahead, Way(whole=whole))
+            terms = _terms(uses, region, epochs, memory, storage.gap, ahead, KeepPolicy(whole=whole))
         except TooLittle as error:
             refused.append(error)
             continue
@@ -267,20 +267,20 @@ def _cheapest(uses: Uses, region: Region, epochs: range, memory: int, storage: S
 def _course(
     uses: Uses,
     region: Region,
-    way: Way,
+    way: KeepPolicy,
     terms: Terms,
     epochs: range,
     facts: tuple[object, ...],
     *,
     holding: bool = False,
-) -> Course:
+) -> Plan:
     terms = terms.by(way)
     check_room(region, way, terms)
     *found, rest = backwards(region, way, uses, epochs, terms, marks=True)
     found.reverse()
     first = np.empty(0, np.int32) if rest.mark is None else rest.mark.residents()[1]
     start = start_of(first, region, way, uses(epochs.start), terms.gap, holding=holding)
-    return Course(
+    return Plan(
         uses,
         region,
         way,

@@ -15,7 +15,7 @@ Samples = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
-class Order:
+class ShuffledUses:
     """The order in which the uses of each epoch take samples, over all ranks, after torch's padding or dropping.
 
     Rank r of W takes of(epoch)[r::W]; step t of all ranks together is of(epoch)[t*G:(t+1)*G], G = batch * W.
@@ -28,7 +28,9 @@ class Order:
     epochs: int | None = None  # how many there are; None: any number
 
 
-def distributed(samples: int, *, seed: int = 0, ranks: int = 1, drop_last: bool = False, shuffle: bool = True) -> Order:
+def distributed(
+    samples: int, *, seed: int = 0, ranks: int = 1, drop_last: bool = False, shuffle: bool = True
+) -> ShuffledUses:
     """torch's DistributedSampler(seed=seed, drop_last=drop_last) of all its ranks together.
 
     >>> distributed(10, seed=3, ranks=4).of(0).tolist()
@@ -42,10 +44,10 @@ def distributed(samples: int, *, seed: int = 0, ranks: int = 1, drop_last: bool 
         once = _native.randperm(samples, seed + epoch) if shuffle else np.arange(samples, dtype=np.int32)
         return np.resize(once, uses) if uses > samples else once[:uses]
 
-    return Order(samples, uses, of, ("distributed", samples, seed, ranks, drop_last, shuffle))
+    return ShuffledUses(samples, uses, of, ("distributed", samples, seed, ranks, drop_last, shuffle))
 
 
-def random(samples: int, *, seed: int = 0, between: int = 0) -> Order:
+def random(samples: int, *, seed: int = 0, between: int = 0) -> ShuffledUses:
     """torch's RandomSampler(generator=g) after g.manual_seed(seed): one generator goes through all epochs.
 
     `between` is how many 32-bit numbers others take from it before each epoch: 2 when it is the DataLoader's too.
@@ -58,10 +60,10 @@ def random(samples: int, *, seed: int = 0, between: int = 0) -> Order:
     def of(epoch: int) -> Samples:
         return _native.randperm(samples, seed, between * (epoch + 1) + draws * epoch)
 
-    return Order(samples, samples, of, ("random", samples, seed, between))
+    return ShuffledUses(samples, samples, of, ("random", samples, seed, between))
 
 
-def keyed(samples: int, *, seed: int = 0, ranks: int = 1, drop_last: bool = False) -> Order:
+def keyed(samples: int, *, seed: int = 0, ranks: int = 1, drop_last: bool = False) -> ShuffledUses:
     """A shuffle of our own whose positions are worked out one by one: for data sets too large to hold a permutation.
 
     It is not torch's. sample_at(...) and position_of(...) give any part of it alone.
@@ -72,7 +74,7 @@ def keyed(samples: int, *, seed: int = 0, ranks: int = 1, drop_last: bool = Fals
     def of(epoch: int) -> Samples:
         return sample_at(np.arange(uses) % samples, samples, seed=seed, epoch=epoch).astype(np.int32)
 
-    return Order(samples, uses, of, ("keyed", samples, seed, ranks, drop_last))
+    return ShuffledUses(samples, uses, of, ("keyed", samples, seed, ranks, drop_last))
 
 
 def sample_at(positions: ArrayLike, samples: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -85,7 +87,7 @@ def position_of(sample: ArrayLike, samples: int, *, seed: int, epoch: int) -> ND
     return _native.keyed(np.ascontiguousarray(sample, np.int64), samples, seed, epoch, True)
 
 
-def given(sequences: Sequence[ArrayLike], samples: int) -> Order:
+def given(sequences: Sequence[ArrayLike], samples: int) -> ShuffledUses:
     """An order that is known beforehand, an epoch a sequence: a sampler's of one's own, with repeats or without."""
     _check(samples, 1)
     if not sequences:
@@ -103,10 +105,10 @@ def given(sequences: Sequence[ArrayLike], samples: int) -> Order:
             )
     held = [sequence.astype(np.int32) for sequence in epochs]
     facts = ("given", samples, *(sequence.tobytes() for sequence in held))
-    return Order(samples, len(held[0]), held.__getitem__, facts, len(held))
+    return ShuffledUses(samples, len(held[0]), held.__getitem__, facts, len(held))
 
 
-def steps(order: Order, global_batch: int, *, drop_last: bool = False) -> NDArray[np.int64]:
+def steps(order: ShuffledUses, global_batch: int, *, drop_last: bool = False) -> NDArray[np.int64]:
     """Where each step of an epoch begins in the order, and at last where the last one ends."""
     if global_batch < 1:
         raise PlanError(f"a global batch of {global_batch} samples: it must have at least one")

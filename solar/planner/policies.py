@@ -15,22 +15,22 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.planner.order import Order, Samples
+from solar.planner.order import Samples, ShuffledUses
 from solar.planner.units import Units
 from solar.values import Outcome, Storage, World
 
 Ints = NDArray[np.int64]
-BLOCK = 1 << 22  # uses looked at together, so that memory does not grow with the data set
+POLICY_BLOCK = 1 << 22  # uses looked at together, so that memory does not grow with the data set
 
 
-def torch(order: Order, units: Units, world: World, *, batch: int, storage: Storage, epoch: int = 1) -> Outcome:
+def torch(order: ShuffledUses, units: Units, world: World, *, batch: int, storage: Storage, epoch: int = 1) -> Outcome:
     """PyTorch's loader: every sample is read in its turn by a request of its own, and forgotten with its batch."""
     unit = unit_of(units, order.of(epoch))
     peak = max(_staged(held, world, batch) for held in _in_steps(held_nbytes(units)[unit], world, batch))
     return _outcome(units, storage, len(unit), 0, len(unit), stored_nbytes(units)[unit].sum(), unit, peak)
 
 
-def lru(order: Order, units: Units, world: World, *, memory: int, storage: Storage, epoch: int = 1) -> Outcome:
+def lru(order: ShuffledUses, units: Units, world: World, *, memory: int, storage: Storage, epoch: int = 1) -> Outcome:
     """A cache in each rank that forgets what was used longest ago; the ranks of a node divide its memory equally.
 
     Whole units are kept, as the chunk cache of HDF5 does: what came along with a sample is there for the next one.
@@ -69,7 +69,7 @@ def _lru_misses(uses: Ints, nbytes: Ints, room: int) -> tuple[NDArray[np.bool_],
 
 
 def pinned(
-    order: Order, units: Units, world: World, *, batch: int, memory: int, storage: Storage, epoch: int = 1
+    order: ShuffledUses, units: Units, world: World, *, batch: int, memory: int, storage: Storage, epoch: int = 1
 ) -> Outcome:
     """A fixed set that fits into the memory of all nodes together, the rest read one by one: what any cache can reach.
 
@@ -124,7 +124,7 @@ def _pinned_set(nbytes: Ints, room: int, nodes: int) -> tuple[NDArray[np.bool_],
 
 
 def solar_paper(
-    order: Order, units: Units, world: World, *, batch: int, memory: int, storage: Storage, epoch: int = 1
+    order: ShuffledUses, units: Units, world: World, *, batch: int, memory: int, storage: Storage, epoch: int = 1
 ) -> Outcome:
     """The policy of SOLAR (Sun et al., PVLDB 16(1), 2022): what one epoch ends with serves the beginning of the next.
 
@@ -211,7 +211,7 @@ def _counts(units: Units) -> Ints:
 def _in_steps(uses: NDArray[np.int64] | NDArray[np.int32], world: World, batch: int) -> Iterator[Ints]:
     """The uses in blocks of whole steps."""
     step = batch * world.ranks
-    length = max(1, BLOCK // step) * step
+    length = max(1, POLICY_BLOCK // step) * step
     for begin, end in pairwise((*range(0, len(uses), length), len(uses))):
         yield uses[begin:end]  # type: ignore[misc]
 

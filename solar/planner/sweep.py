@@ -15,7 +15,7 @@ from solar.planner.regions import Region
 
 Items = NDArray[np.int32]
 Starts = NDArray[np.int64]
-BLOCK = 1 << 18  # uses looked at together, so that memory does not grow with an epoch
+SWEEP_BLOCK = 1 << 18  # uses looked at together, so that memory does not grow with an epoch
 Uses = Callable[[int], tuple[Items, Starts]]  # of an epoch: a region's items in the order of use, where steps begin
 
 
@@ -49,7 +49,7 @@ class Epoch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Way:
+class KeepPolicy:
     """One way of using a node's memory: a pinned part, and a sweep over the rest, or else reading that step by step."""
 
     pinned: int = 0  # its first items, which stay for ever
@@ -71,7 +71,7 @@ class Terms:
     received: int = 0  # samples among these that come from other nodes, at most
     step: int = 0  # bytes of the largest step; where batches have memory of their own, what is read straight to them
 
-    def by(self, way: Way) -> Terms:
+    def by(self, way: KeepPolicy) -> Terms:
         """These with the gap of the way, if it has one."""
         return self if way.gap is None else replace(self, gap=way.gap)
 
@@ -84,7 +84,14 @@ def total(counts: Iterable[Counts]) -> Counts:
 
 
 def backwards(
-    region: Region, way: Way, uses: Uses, epochs: range, terms: Terms, *, record: bool = False, marks: bool = False
+    region: Region,
+    way: KeepPolicy,
+    uses: Uses,
+    epochs: range,
+    terms: Terms,
+    *,
+    record: bool = False,
+    marks: bool = False,
 ) -> Iterator[Epoch]:
     """The epochs from the last to the first, and after them what the start must read (an Epoch of no uses)."""
     terms = terms.by(way)
@@ -113,7 +120,7 @@ def backwards(
 
 
 def steady(
-    region: Region, way: Way, uses: Uses, epochs: range, measured: range, terms: Terms, *, start: bool = False
+    region: Region, way: KeepPolicy, uses: Uses, epochs: range, measured: range, terms: Terms, *, start: bool = False
 ) -> list[Epoch]:
     """The measured ones of these epochs; with `start` what they find in memory, too, but for the pinned part."""
     *counted, rest = backwards(region, way, uses, epochs, terms)
@@ -123,13 +130,13 @@ def steady(
     return found
 
 
-def swept_uses(region: Region, way: Way, uses: tuple[Items, Starts]) -> tuple[Items, Starts]:
+def swept_uses(region: Region, way: KeepPolicy, uses: tuple[Items, Starts]) -> tuple[Items, Starts]:
     """The uses of what is not pinned, counted from there on; of units where a sweep holds them whole."""
     items, starts = _native.select(*uses, way.pinned, region.items) if way.pinned else uses
     return (region.whole(items, way.pinned) if way.whole and not way.direct else items), starts
 
 
-def always_nbytes(region: Region, way: Way, terms: Terms) -> int:
+def always_nbytes(region: Region, way: KeepPolicy, terms: Terms) -> int:
     """What is held all the time: the pinned part, and beside a sweep room for what other nodes send."""
     pinned = region.held_nbytes(way.pinned, whole=way.whole)
     return pinned + (0 if way.direct else received_nbytes(region, terms))
@@ -145,7 +152,7 @@ def received_nbytes(region: Region, terms: Terms) -> int:
     return (terms.ahead + 1) * terms.received * region.heaviest(whole=False)
 
 
-def _all_pinned(region: Region, way: Way, uses: Uses, epochs: range, terms: Terms) -> Iterator[Epoch]:
+def _all_pinned(region: Region, way: KeepPolicy, uses: Uses, epochs: range, terms: Terms) -> Iterator[Epoch]:
     held = always_nbytes(region, way, terms)
     for epoch in reversed(epochs):
         count = len(uses(epoch)[0])
@@ -153,12 +160,12 @@ def _all_pinned(region: Region, way: Way, uses: Uses, epochs: range, terms: Term
     yield Epoch(_pinning(region, way, Counts()), 0)
 
 
-def _decoding(counts: Counts, way: Way, region: Region, uses: int) -> Counts:
+def _decoding(counts: Counts, way: KeepPolicy, region: Region, uses: int) -> Counts:
     """Counts whose `decoded` holds for units that are held whole: each use decodes one."""
     return counts._replace(decoded=uses * region.units.per_unit) if way.whole else counts
 
 
-def _pinning(region: Region, way: Way, rest: Counts) -> Counts:
+def _pinning(region: Region, way: KeepPolicy, rest: Counts) -> Counts:
     """What the start reads: the pinned part in one request, and what the first steps need of the rest."""
     if not way.pinned:
         return rest
@@ -168,7 +175,7 @@ def _pinning(region: Region, way: Way, rest: Counts) -> Counts:
     return total([pinned, rest])._replace(peak=held + rest.peak)
 
 
-def check_room(region: Region, way: Way, terms: Terms) -> None:
+def check_room(region: Region, way: KeepPolicy, terms: Terms) -> None:
     """Refuses a pinned part that leaves too little for the batches; of a sweep the counts say what it needs."""
     if not 0 <= way.pinned <= region.items or not region.ends_unit(way.pinned):
         raise PlanError(
@@ -182,7 +189,7 @@ def check_room(region: Region, way: Way, terms: Terms) -> None:
         raise PlanError(f"{way.pinned} pinned samples leave {left} bytes of {terms.room}; the batches take {needed}")
 
 
-class Start(NamedTuple):
+class FirstLoads(NamedTuple):
     """What is read before anything else, in groups; group g is needed at step due[g]."""
 
     items: Items
@@ -191,8 +198,8 @@ class Start(NamedTuple):
 
 
 def start_of(
-    items: Items, region: Region, way: Way, uses: tuple[Items, Starts], gap: int, *, holding: bool = False
-) -> Start:
+    items: Items, region: Region, way: KeepPolicy, uses: tuple[Items, Starts], gap: int, *, holding: bool = False
+) -> FirstLoads:
     """Short groups first, so that the first batch comes soon: what the first step needs, the next two, the next four.
 
     It doubles while these groups together cost less than a sixteenth of reading everything; all else follows in one
@@ -220,15 +227,15 @@ def start_of(
     due.append(begin)
     there = [place for place, group in enumerate(groups) if len(group)]
     ends = np.cumsum([len(groups[place]) for place in there], dtype=np.int64)
-    return Start(np.concatenate(groups), ends, np.array(due, np.int64)[there])
+    return FirstLoads(np.concatenate(groups), ends, np.array(due, np.int64)[there])
 
 
-def _first_uses(count: int, region: Region, way: Way, uses: tuple[Items, Starts]) -> Items:
+def _first_uses(count: int, region: Region, way: KeepPolicy, uses: tuple[Items, Starts]) -> Items:
     """The step that first uses each of the first so many items, or units held whole; the number of steps: none does."""
     items, starts = uses
     first = np.full(count, len(starts) - 1, np.int32)
-    for end in range(len(items), 0, -BLOCK):  # from the back, so that the first use is written last
-        block = items[max(0, end - BLOCK) : end]
+    for end in range(len(items), 0, -SWEEP_BLOCK):  # from the back, so that the first use is written last
+        block = items[max(0, end - SWEEP_BLOCK) : end]
         block = region.whole(block, 0) if way.whole else block
         step = np.searchsorted(starts, np.arange(end - len(block), end), side="right") - 1
         known = block < count
@@ -236,7 +243,7 @@ def _first_uses(count: int, region: Region, way: Way, uses: tuple[Items, Starts]
     return first
 
 
-def start_counts(start: Start, region: Region, way: Way, gap: int) -> Counts:
+def start_counts(start: FirstLoads, region: Region, way: KeepPolicy, gap: int) -> Counts:
     """What the start takes when each group is read in the order of storage, joined over small holes."""
     if not len(start.items):
         return Counts()

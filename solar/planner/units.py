@@ -115,7 +115,7 @@ def uniform(samples: int, nbytes: int, *, per_unit: int = 1, stored: int | None 
     return Units(samples, per_unit, nbytes, own if stored is None else stored, stored is not None and stored != own)
 
 
-class Found(NamedTuple):
+class UnitChunks(NamedTuple):
     """The units of one part, in the order of its samples: their chunks, as they lie in storage, one after another."""
 
     counts: Places  # samples of each unit
@@ -134,11 +134,11 @@ def of_layout(layout: Layout) -> Units:
         return uniform(layout.samples, layout.sample_nbytes)  # no list of samples is needed
     bases = np.concatenate(([0], np.cumsum(layout.file_nbytes.astype(np.int64) + FAR)[:-1]))
     parts = [_part(layout, part, int(bases[file])) for part, file in enumerate(layout.part_file)]
-    found = Found(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    found = UnitChunks(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
     return _evenly(layout, found) or _listed(layout, found)
 
 
-def _evenly(layout: Layout, found: Found) -> Units | None:
+def _evenly(layout: Layout, found: UnitChunks) -> Units | None:
     """Samples one after another from the first to the last: no list of them is needed."""
     size = layout.sample_nbytes
     alone = len(found.chunks) == layout.samples == len(found.offset) and not any(form.filters for form in layout.forms)
@@ -147,7 +147,7 @@ def _evenly(layout: Layout, found: Found) -> Units | None:
     return None
 
 
-def _listed(layout: Layout, found: Found) -> Units:
+def _listed(layout: Layout, found: UnitChunks) -> Units:
     """Units with a list of where they lie, in the order of storage; what was never written comes last."""
     counts, chunks, offset, nbytes = found
     chunk_first = np.concatenate(([0], np.cumsum(chunks)))
@@ -195,7 +195,7 @@ def _within(counts: Places) -> Places:
     return np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
 
 
-def _part(layout: Layout, part: int, base: int) -> Found:
+def _part(layout: Layout, part: int, base: int) -> UnitChunks:
     """The units of one part; in a chunked one that is not read row by row, all chunks that cover the same samples."""
     begin, end = int(layout.part_first[part]), int(layout.part_first[part + 1])
     chunks = slice(int(layout.part_chunks[part]), int(layout.part_chunks[part + 1]))
@@ -206,17 +206,17 @@ def _part(layout: Layout, part: int, base: int) -> Found:
     index = np.arange(len(offset)) if not len(layout.chunk_index) else layout.chunk_index[chunks].astype(np.int64)
     lines, line = -(-samples // rows), index // across
     if samples == 0:
-        return Found(*[np.empty(0, np.int64)] * 4)
+        return UnitChunks(*[np.empty(0, np.int64)] * 4)
     if _row_by_row(form, layout.sample_shape):
         return _rows(samples, rows, line, offset, layout, base)
     order = np.lexsort((offset, line))
     order = order[nbytes[order] > 0]
     counts = np.full(lines, rows, np.int64)
     counts[-1:] = samples - rows * (lines - 1)
-    return Found(counts, np.bincount(line[order], minlength=lines), offset[order], nbytes[order])
+    return UnitChunks(counts, np.bincount(line[order], minlength=lines), offset[order], nbytes[order])
 
 
-def _rows(samples: int, rows: int, line: Places, offset: Places, layout: Layout, base: int) -> Found:
+def _rows(samples: int, rows: int, line: Places, offset: Places, layout: Layout, base: int) -> UnitChunks:
     """Rows alone, each with its own place in its chunk."""
     if not len(line) and layout.reader != "direct":
         line, offset = np.zeros(1, np.int64), np.full(1, base)  # where libhdf5 finds it
@@ -226,7 +226,9 @@ def _rows(samples: int, rows: int, line: Places, offset: Places, layout: Layout,
     at = at[row // rows]
     there = at >= 0
     place = (at + row % rows * layout.sample_nbytes)[there]
-    return Found(np.ones(samples, np.int64), there.astype(np.int64), place, np.full(len(place), layout.sample_nbytes))
+    return UnitChunks(
+        np.ones(samples, np.int64), there.astype(np.int64), place, np.full(len(place), layout.sample_nbytes)
+    )
 
 
 def _row_by_row(form: Form, shape: tuple[int, ...]) -> bool:

@@ -14,16 +14,16 @@ import numpy as np
 import torch.utils.data
 
 from solar.errors import LayoutError, PlanError
-from solar.io.as_float import straight
 from solar.io.field import Field
-from solar.io.hdf5 import Samples, inspect
-from solar.io.identity import check_unchanged
-from solar.io.index import Folder
-from solar.io.mpio import By, by_mpio
-from solar.io.paths import Paths
-from solar.io.reader import Rows, checked_rows
-from solar.torch.pending import PendingBatch, PendingField, leaves, mapped
-from solar.torch.transform import Transform, transformed
+from solar.io.layout.hdf5 import Samples, inspect
+from solar.io.layout.index import Folder
+from solar.io.layout.paths import Paths
+from solar.io.libhdf5.mpio import By, by_mpio
+from solar.io.machine.identity import check_unchanged
+from solar.io.read.as_float import straight
+from solar.io.read.reader import Rows, checked_rows
+from solar.torch.batch.pending import PendingBatch, PendingField, leaves, mapped
+from solar.torch.batch.transform import Transform, transformed
 from solar.values import Layout
 
 Room = Callable[[int, Rows, int], "np.ndarray[Any, Any] | None"]  # a field's number, what reads it, samples -> where to

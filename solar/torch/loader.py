@@ -14,22 +14,22 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from solar.errors import PlanError
-from solar.torch.beneath import Beneath, h5_beneath
-from solar.torch.budget import Profile, Size
-from solar.torch.buffered import Buffered
+from solar.gpu.on_device import By, Device, OnDevice, Where
+from solar.torch.batch.make import BatchMaker, cores
+from solar.torch.batch.pending import BATCHES_AHEAD
+from solar.torch.batch.workers import Workers
+from solar.torch.buffer.budget import Profile, Size
+from solar.torch.buffer.buffer import Buffered
+from solar.torch.buffer.group import Balance, Exchanges
 from solar.torch.dataset import H5Dataset
-from solar.torch.making import Making, cores
-from solar.torch.metrics import progress as progress_bar
-from solar.torch.native_iter import NativeIter
-from solar.torch.on_device import By, Device, OnDevice, Where
-from solar.torch.pending import BATCHES_AHEAD
-from solar.torch.position import Course
+from solar.torch.epoch.by_torch import SingleProcessIter, WorkersIter
+from solar.torch.epoch.native import NativeIter
+from solar.torch.epoch.skipping import OnError, checked
+from solar.torch.monitor.metrics import progress as progress_bar
+from solar.torch.monitor.stats import Stats
+from solar.torch.order.position import SamplerState
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
-from solar.torch.skipping import OnError, checked
-from solar.torch.stats import Stats
-from solar.torch.together import Balance, Exchanges
-from solar.torch.torch_iter import SingleProcessIter, WorkersIter
-from solar.torch.workers import Workers
+from solar.torch.source import SampleSource, h5_beneath
 
 T = TypeVar("T", covariant=True)
 log = logging.getLogger("solar")
@@ -156,7 +156,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if isinstance(sampler, PlanSampler) and batch_size is not None:
             # Only it can cut an exact tail. Past torch's __setattr__, which forbids what it has itself just done.
             self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
-        self._course = Course(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
+        self._course = SamplerState(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
         self._stats = Stats()
         if self._on_device.unbuffered and buffer is None:
             buffer = 0
@@ -208,7 +208,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         """What torch's iterators draw indices from: the samplers, seen through what remembers the position."""
         return self._course
 
-    def _tell_engine(self, found: Beneath | str) -> None:
+    def _tell_engine(self, found: SampleSource | str) -> None:
         self._engine_told = True
         if isinstance(found, str):
             log.info("torch's own engine with num_workers=%d: %s", self.num_workers, found)
@@ -221,9 +221,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             "" if found.first.transform is None else f", transform in {self._place_of_transform(found.first)}",
         )
 
-    def _making(self, beneath: Beneath) -> Making:
+    def _making(self, beneath: SampleSource) -> BatchMaker:
         first = beneath.first
-        return Making(first.transform, first.thread_safe, self.collate_fn, self._auto_collation)
+        return BatchMaker(first.transform, first.thread_safe, self.collate_fn, self._auto_collation)
 
     def _place_of_transform(self, dataset: H5Dataset) -> str:
         if dataset.thread_safe:

@@ -8,7 +8,7 @@ from typing import Any
 
 from solar.errors import PlanError
 
-LONGEST = 60  # letters of a value in a message
+LONGEST_VALUE = 60  # letters of a value in a message
 COUNT = (0, 2**63 - 1)
 SEED = (-(2**63), 2**64 - 1)  # what torch takes for one
 MOST_PASSES = 1_000_000  # that are drawn again to come to where a generator was
@@ -62,4 +62,6 @@ def _check_number(name: str, value: object, limits: tuple[int, int]) -> None:
 
 def _refuse(name: str, value: object) -> None:
     said = repr(value)
-    raise PlanError(f"the state is damaged: {name} is {said if len(said) <= LONGEST else said[:LONGEST] + '…'}")
+    raise PlanError(
+        f"the state is damaged: {name} is {said if len(said) <= LONGEST_VALUE else said[:LONGEST_VALUE] + '…'}"
+    )

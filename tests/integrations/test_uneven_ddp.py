@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from solar.torch.uneven import weighted
+from solar.torch.batch.uneven import weighted
 
 Told = dict[str, Any]
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from solar.torch.uneven import WeightedAverage, weighted, weighted_loss
+from solar.torch.batch.uneven import WeightedAverage, weighted, weighted_loss
 
 STEP = 12  # samples
 # Of each step how many samples each rank takes.

@@ -1,0 +1,229 @@
+"""Which datasets of a file are compressed, how, and why the others are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import LayoutError, SolarError
+from solar.io.compress.codec import FILTER, OUR_FILTER, Codec
+from solar.io.compress.filters import encoded, pipeline
+from solar.io.compress.grid import Grid, chunk_of
+from solar.io.compress.marks import labelled, marks_of
+from solar.io.compress.skeleton import H5_ERRORS, links_of
+from solar.io.layout.nearest import hint
+
+SMALL_SKIPPED = 64 << 10  # bytes of a dataset that is not worth it
+LONG_AXIS = 16 << 20  # bytes of one with a single axis that is: shorter ones are labels, times, positions
+SPARSE = 4  # times as much as was written, if all values were
+COMPRESSED = "solar compressed it already"
+REST = None  # in a Mapping of codecs: that of datasets it does not name
+
+Codecs = Mapping[str | None, Codec | None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A dataset to be compressed, or compressed already."""
+
+    name: str  # its path, from the root
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]  # as it will be stored: little-endian
+    chunk: tuple[int, ...]
+    codec: Codec  # as asked, until its bound is absolute and its tables trained
+    asked: Codec
+    stored_rows: int  # of a chunk of the original
+    stored_nbytes: int  # of the original
+    span: float = 0.0  # of its finite values, where a relative bound asked
+    why: str = ""  # it is lossless although a bound was asked for
+
+    @property
+    def grid(self) -> Grid:
+        """Its chunks."""
+        return Grid(self.shape, self.chunk, self.dtype.itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def filters(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """What its filter message holds: number and values of each."""
+        return pipeline(self.codec, self.dtype, self.chunk)
+
+    def encoded(self, values: NDArray[Any]) -> bytes:
+        """The chunk of these values."""
+        return encoded(self.codec, values)
+
+    def mask_of(self, chunk: bytes) -> int:
+        """Which of its filters such a chunk has not been through, in bits: none, or all where it is as it was."""
+        as_it_was = self.codec.filter != OUR_FILTER and len(chunk) == self.grid.chunk_nbytes
+        return (1 << len(self.filters)) - 1 if as_it_was else 0
+
+
+@dataclass(frozen=True)
+class Left:
+    """A dataset that is copied as it is, and why."""
+
+    name: str
+    reason: str
+    nbytes: int  # as it is stored
+    unread: bool = False  # its values cannot be read: what is stored was copied, damage and all
+
+
+def select(file: Any, codecs: Codecs, chunk_samples: int | None = None) -> tuple[list[Part], list[Left]]:
+    """What of an open file is compressed, and what is left as it is, both in the order of the file's links.
+
+    What attributes say are labels is compressed bit for bit, unless its name is given with a bound.
+    `codecs` has the codec of each dataset named (None: leave it), and under REST that of all others with samples.
+    """
+    found = datasets_of(file)
+    named = {_known(name, found, file.filename): codec for name, codec in codecs.items() if name is not REST}
+    parts, left = [], []
+    for name, dataset in found.items():
+        codec = named.get(name, codecs.get(REST))
+        must = name in named and codec is not None
+        unread = False
+        try:
+            reason = _refused(dataset) or ("" if must else _not_samples(dataset))
+        except H5_ERRORS as error:
+            reason, unread = f"it cannot be read: {error}", True
+        if must and reason:
+            raise LayoutError(f"{file.filename}: {name} cannot be compressed: {reason}; leave it out of the fields")
+        if codec is None:
+            reason = "you said so" if name in named else "not among the fields named"
+        exact = "" if must or codec is None or reason else _exact(dataset, codec)
+        if exact and codec is not None and codec.filter != OUR_FILTER:
+            reason = f"{exact}, which {codec.filter} would change: name it to have it compressed another way"
+        if codec is None or reason:
+            left.append(Left(name, reason, dataset.id.get_storage_size(), unread))
+        else:
+            kept = replace(codec, kind="lossless", bound=0.0) if exact else codec
+            parts.append(replace(_part(name, dataset, kept, chunk_samples), why=exact))
+    return parts, left
+
+
+def datasets_of(file: Any, broken: dict[str, str] | None = None) -> dict[str, Any]:
+    """Every dataset that hard links lead to from the root, by the first path to it.
+
+    What libhdf5 cannot open is a LayoutError; or, if `broken` is given, is left out and put there, with the reason.
+    """
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    pending: list[Iterator[bytes]] = [iter([b""])]
+    while pending:
+        if (path := next(pending[-1], None)) is None:
+            pending.pop()
+            continue
+        name = path.decode("utf-8", "surrogateescape") or "/"
+        try:
+            made = h5py.h5o.open(file.id, path or b"/")
+            address = h5py.h5o.get_info(made).addr
+            if address not in seen and isinstance(made, h5py.h5d.DatasetID):
+                found[name] = h5py.Dataset(made)
+            elif address not in seen and isinstance(made, h5py.h5g.GroupID):
+                hard = [child for child, info in links_of(made) if info.type == h5py.h5l.TYPE_HARD]
+                pending.append(iter([path + b"/" + child for child in hard]))
+            seen.add(address)
+        except H5_ERRORS as error:
+            why = str(error.args[0]) if error.args else str(error)  # a KeyError's own text has quotes
+            if broken is None:
+                all_of_them = f"`solar verify {file.filename}` names all that cannot be read"
+                raise LayoutError(f"{file.filename}: {name}: libhdf5 cannot open it: {why}; {all_of_them}") from error
+            broken[name] = why
+    return found
+
+
+def _known(name: str | None, found: Mapping[str, Any], file: str) -> str:
+    path = "/" + (name or "").strip("/")
+    if path in found:
+        return path
+    if led := _behind_link(file, path):
+        raise LayoutError(f"{file}: {path} is a link to {led}, and stays one: compress what it leads to")
+    meant = hint(path, {name: one.shape or () for name, one in found.items()}, file)
+    raise LayoutError(f"{file}: there is no dataset {path} to be compressed; {meant}")
+
+
+def _behind_link(file: str, name: str) -> str:
+    """The file and the dataset that a link leads to; empty where this name is none."""
+    try:
+        (dataset,) = _native.read_metadata(file, name)["datasets"]
+    except SolarError:
+        return ""
+    return f"{dataset['path'] or file}: {dataset['target']}" if dataset["target"] else ""
+
+
+def _refused(dataset: Any) -> str:
+    """Why a dataset cannot be compressed; empty if it can."""
+    kind = dataset.id.get_type()
+    if kind.get_class() not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT):
+        return "its values are no numbers"
+    try:
+        dtype = dataset.dtype
+    except (KeyError, TypeError, ValueError) as error:
+        return f"its type is none that h5py knows: {error}"
+    if dtype.kind not in "iuf" or dtype.str[1:] == "f2" or dtype.itemsize > 8 or h5py.check_dtype(enum=dtype):
+        return f"its values are of type {dtype}: the codec takes float32, float64 and integers of 8 to 64 bits"
+    if not kind.equal(h5py.h5t.py_create(dtype)):
+        return "its numbers are of an unusual form"
+    if dataset.shape == ():
+        return "it is a single value"
+    if dataset.shape is None or 0 in dataset.shape:
+        return "it has no values"
+    return ""
+
+
+def _not_samples(dataset: Any) -> str:
+    """Why a dataset that nobody named is left as it is; empty if it holds samples."""
+    plan = dataset.id.get_create_plist()
+    layout = plan.get_layout()
+    if is_ours(dataset):
+        return COMPRESSED
+    if layout == h5py.h5d.VIRTUAL or plan.get_external_count():
+        return "its values lie in other files"
+    if dataset.is_scale or dataset.attrs.get("CLASS") in (b"DIMENSION_SCALE", "DIMENSION_SCALE"):
+        return "it is the scale of an axis"
+    nbytes = dataset.size * dataset.dtype.itemsize
+    if nbytes < SMALL_SKIPPED:
+        return "it is small"
+    if dataset.ndim == 1 and nbytes < LONG_AXIS:
+        return "it has a single axis"
+    stored = dataset.id.get_storage_size()
+    if stored == 0:
+        return "nothing was written to it"
+    if layout == h5py.h5d.CHUNKED:
+        written = dataset.id.get_num_chunks() * math.prod(dataset.chunks) * dataset.dtype.itemsize
+        if nbytes > SPARSE * written:
+            return "most of it was never written"
+    return ""
+
+
+def _exact(dataset: Any, codec: Codec) -> str:
+    """Why a dataset that nobody named is compressed bit for bit although a bound is asked for; empty if it is not."""
+    return "" if codec.kind == "lossless" else labelled(dataset) or marks_of(dataset).too_many
+
+
+def is_ours(dataset: Any) -> bool:
+    """Whether its chunks are in our own format."""
+    plan = dataset.id.get_create_plist()
+    try:
+        return any(plan.get_filter(i)[0] == FILTER for i in range(plan.get_nfilters()))
+    except AssertionError:  # h5py, of a filter with more than 256 values
+        found = _native.read_metadata(dataset.file.filename, dataset.name)["datasets"]
+        return any(number == FILTER for number, _, _ in found[0]["filters"])
+
+
+def _part(name: str, dataset: Any, codec: Codec, chunk_samples: int | None) -> Part:
+    dtype = dataset.dtype.newbyteorder("<")
+    chunk = chunk_of(dataset.shape, dtype.itemsize, chunk_samples)
+    rows = dataset.chunks[0] if dataset.chunks else 1
+    stored = dataset.id.get_storage_size()
+    return Part(name, dataset.shape, np.dtype(dtype), chunk, codec, codec, rows, stored)

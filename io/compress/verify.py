@@ -1,0 +1,395 @@
+"""Whether a compressed file holds what its original holds, and whether every chunk of a file can be decoded.
+
+The original is read by h5py, in a process of its own where it has filters, which may crash. Chunks of the compressed
+file are decoded one by one by our decoders, and read by libhdf5, too, where the plug-in is there. Differences are
+worked out without the codec.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import LayoutError, SolarError
+from solar.io.compress.codec import OUR_FILTER
+from solar.io.compress.diff import differences
+from solar.io.compress.filters import readable, registered
+from solar.io.compress.grid import Grid
+from solar.io.compress.marks import Marks, marks_of
+from solar.io.compress.pieces import Restored, by_libhdf5
+from solar.io.compress.preparation import Progress, Told, in_order
+from solar.io.compress.selection import datasets_of, is_ours
+from solar.io.compress.skeleton import H5_ERRORS, slabs, stored_values
+from solar.io.compress.store import BOUND_ATTRIBUTE
+from solar.io.layout.hdf5 import inspect
+from solar.io.libhdf5.opening import look, opened
+from solar.io.read.reader import Rows
+from solar.values import Layout
+
+VERIFIED = "solar_verified"  # the attribute with what was found
+MEANINGS = ("missing", "moved", "made", "crossed")  # how many values are, or became, something else than a number
+TASKS_A_THREAD = 2  # tasks for each thread
+READ_AT_ONCE = 16 << 20  # bytes read at a time
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How well a compressed dataset keeps its original."""
+
+    name: str
+    kind: str  # "abs", "rel" or "lossless"
+    bound: float  # as a number; 0: bit for bit
+    values: int
+    beyond: int  # values further off than the bound
+    first: tuple[int, ...]  # where the first that is not as it should be lies; empty if all are
+    largest: float  # difference
+    psnr: float  # of the range, in dB; infinite where nothing differs
+    missing: int = 0  # values that say that nothing was measured
+    moved: int = 0  # of these, that came back as others
+    made: int = 0  # values that were measured, and came back as missing ones
+    crossed: int = 0  # values that came back on the other side of a limit of what is valid
+
+    @property
+    def holds(self) -> bool:
+        """Whether every value is within the bound, and none means something else."""
+        return not (self.beyond or self.moved or self.made or self.crossed)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What comparing two files found."""
+
+    fields: tuple[Kept, ...]
+    differences: tuple[str, ...]  # in anything else
+    by: tuple[str, ...]  # who read the compressed file
+
+    @property
+    def holds(self) -> bool:
+        """Whether every bound holds, and nothing else differs."""
+        return not self.differences and all(field.holds for field in self.fields)
+
+
+@dataclass(frozen=True)
+class BadChunk:
+    """A chunk that cannot be decoded, or a dataset or group that cannot be read at all (chunk -1)."""
+
+    name: str
+    chunk: int
+    offset: int
+    nbytes: int
+    sample: int  # the first it holds
+    why: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What reading every chunk of a file found."""
+
+    chunks: int
+    nbytes: int  # as stored
+    bad: tuple[BadChunk, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether all could be decoded."""
+        return not self.bad
+
+
+def verify(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    *,
+    threads: int | None = None,
+    told: Told | None = None,
+) -> Verified | Checked:
+    """Whether `target` holds what `source` does, each value within its bound; or, of one file, whether all decodes.
+
+    >>> import h5py, numpy, tempfile, solar.io.compress.store
+    >>> folder = tempfile.mkdtemp()
+    >>> with h5py.File(folder + "/a.h5", "w") as file:
+    ...     file["x"] = numpy.linspace(0, 1, 64 * 1024, dtype="f4").reshape(64, 32, 32)
+    >>> _ = solar.io.compress.store.compress(folder + "/a.h5", folder + "/b.h5", "abs=1e-3")
+    >>> verify(folder + "/a.h5", folder + "/b.h5").holds
+    True
+    """
+    threads = threads or len(os.sched_getaffinity(0))
+    told = told or (lambda progress: None)
+    with ThreadPoolExecutor(threads, "solar-verify") as pool:
+        try:
+            if target is None:
+                return _check(str(source), pool, threads, told)
+            look(Path(source))
+            look(Path(target))
+            with opened(Path(source)) as here, opened(Path(target)) as there:
+                return _compare(here, there, pool, threads, told)
+        except SolarError:
+            raise
+        except H5_ERRORS as error:
+            why = f"one of them is damaged: {error}; `solar verify FILE` says of each by itself what cannot be read"
+            raise LayoutError(f"{source} and {target} cannot be compared: {why}") from error
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+# --- two files ----
+
+
+def _compare(here: Any, there: Any, pool: Executor, threads: int, told: Told) -> Verified:
+    compressed = {name: dataset for name, dataset in datasets_of(there).items() if _is_compressed(dataset)}
+    found = list(differences(here, there, set(compressed)))
+    originals, fields = datasets_of(here), []
+    by: set[str] = set()
+    everything = sum(one.size * one.dtype.itemsize for one in compressed.values())
+    done = 0
+    for name, restored in compressed.items():
+        original = originals.get(name)
+        if original is None or original.shape != restored.shape:
+            found.append(f"{name}: the original has no such dataset, or one of another shape")
+            continue
+        parts, ours = [], _said(restored).get("filter", OUR_FILTER) == OUR_FILTER
+        reader = Restored(restored, ours)
+        plug_in = readable(reader.filters)
+        by |= {"solar"} if reader.direct else {"libhdf5"}
+        by |= {"libhdf5"} if plug_in else set()
+        for part in _compare_dataset(original, reader, plug_in, pool, threads):
+            parts.append(part)
+            done += part.values * restored.dtype.itemsize
+            told(Progress("verify", name, done, everything))
+        fields.append(_together(name, restored, parts))
+        if other := next((part.other for part in parts if part.other), ""):
+            found.append(f"{name}: {other}")
+    return Verified(tuple(fields), tuple(found), tuple(sorted(by, reverse=True)) or ("solar",))
+
+
+def _is_compressed(dataset: Any) -> bool:
+    try:
+        return BOUND_ATTRIBUTE in dataset.attrs
+    except H5_ERRORS:  # attributes that nobody can read
+        return False
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What comparing a few chunks found."""
+
+    values: int
+    beyond: int
+    first: tuple[int, ...]  # of all that are not as they should be; empty if there are none
+    largest: float
+    meanings: dict[str, int]
+    squares: float  # of the differences, summed
+    least: float
+    most: float
+    other: str  # what libhdf5 makes of them, if that is not what our decoder does
+
+
+def _compare_dataset(original: Any, reader: Restored, plug_in: bool, pool: Executor, threads: int) -> Iterator[_Piece]:
+    restored = reader.dataset
+    rows, bound = original.chunks[0] if original.chunks else 1, float(_said(restored)["bound"])
+    values_of, marks = _values_of(original), marks_of(original)
+
+    def one(first: int, count: int) -> _Piece:
+        box = reader.grid.box(first, count)
+        wanted = np.ascontiguousarray(values_of(box), restored.dtype)
+        got = reader.values(first, count)
+        other = _read_otherwise(restored, box, got) if plug_in and reader.direct else ""
+        beyond, at, largest = _native.compare(wanted, got, bound)
+        firsts, counts = _meanings(wanted, got, marks)
+        firsts += [at] if beyond else []
+        place = np.unravel_index(min(firsts), wanted.shape) if firsts else ()
+        where = tuple(int(side.start + i) for side, i in zip(box, place, strict=bool(place)))
+        return _Piece(wanted.size, beyond, where, largest, counts, *_spread(wanted, got, marks), other)
+
+    def begun() -> Iterator[tuple[None, Future[_Piece]]]:
+        for task in reader.grid.tasks(rows):
+            yield None, pool.submit(one, *task)
+
+    for _, piece in in_order(begun(), TASKS_A_THREAD * threads):
+        yield piece
+
+
+def _read_otherwise(restored: Any, box: Any, got: NDArray[Any]) -> str:
+    """How libhdf5 reads a box, if not as our decoder did; else empty."""
+    try:
+        alike = by_libhdf5(restored, box).tobytes() == got.tobytes()
+    except SolarError as error:
+        return f"our decoder reads it, and libhdf5 does not: {error}"
+    return "" if alike else "libhdf5 reads other values than our decoder"
+
+
+def _values_of(original: Any) -> Callable[[Any], NDArray[Any]]:
+    """Reads a box by libhdf5; by the Reader where the original is in our own format, and libhdf5 has no plug-in."""
+    if not is_ours(original) or registered():
+        return lambda box: by_libhdf5(original, box)
+    rows = Rows(inspect(original.file.filename, original.name, cache=None), native_order=True)
+    return lambda box: rows.start(np.arange(box[0].start, box[0].stop)).wait()[(slice(None), *box[1:])]
+
+
+def _meanings(wanted: NDArray[Any], got: NDArray[Any], marks: Marks) -> tuple[list[int], dict[str, int]]:
+    """How many values say "missing", no longer do, newly do, and crossed a limit; where the first of each lies."""
+    missing, are = marks.missing(wanted), marks.missing(got)
+    bits = f"u{wanted.dtype.itemsize}"
+    moved = missing & (wanted.view(bits) != got.view(bits))
+    wrong = moved, are & ~missing, marks.crossed(wanted, got) & ~missing & ~are
+    firsts = [int(one.argmax()) for one in wrong if one.any()]
+    return firsts, {name: int(one.sum()) for name, one in zip(MEANINGS, (missing, *wrong), strict=True)}
+
+
+def _spread(wanted: NDArray[Any], got: NDArray[Any], marks: Marks) -> tuple[float, float, float]:
+    """The sum of the squares of the differences, the least and the largest value; of finite ones that are no marks."""
+    real = marks.real(wanted)
+    exact, off = (marks.numbers(values[real]).astype(np.float64) for values in (wanted, got))
+    if not exact.size:
+        return 0.0, math.inf, -math.inf
+    return float(np.square(exact - off).sum()), float(exact.min()), float(exact.max())
+
+
+def _together(name: str, dataset: Any, pieces: list[_Piece]) -> Kept:
+    said = _said(dataset)
+    values, squares = sum(one.values for one in pieces), sum(one.squares for one in pieces)
+    span = max((one.most for one in pieces), default=0.0) - min((one.least for one in pieces), default=0.0)
+    psnr = 20 * math.log10(span / math.sqrt(squares / values)) if squares > 0 and 0 < span < math.inf else math.inf
+    return Kept(
+        name=name,
+        kind=said["kind"],
+        bound=float(said["bound"]),
+        values=values,
+        beyond=sum(one.beyond for one in pieces),
+        first=next((one.first for one in pieces if one.first), ()),
+        largest=max((one.largest for one in pieces), default=0.0),
+        psnr=psnr,
+        **{name: sum(one.meanings[name] for one in pieces) for name in MEANINGS},
+    )
+
+
+def _said(dataset: Any) -> dict[str, Any]:
+    """What a compressed dataset says of its bound."""
+    try:
+        said: dict[str, Any] = json.loads(dataset.attrs[BOUND_ATTRIBUTE])
+        float(said["bound"])
+        str(said["kind"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:  # whatever JSON can hold
+        raise LayoutError(
+            f"{dataset.file.filename}: {dataset.name}: its attribute {BOUND_ATTRIBUTE} makes no sense"
+        ) from error
+    return said
+
+
+def store_result(target: str | os.PathLike[str], found: Verified, when: str) -> None:
+    """Writes into the compressed file what was found: attributes of the root and of each compressed dataset."""
+    with h5py.File(target, "r+") as file:
+        said: dict[str, Any] = {"when": when, "holds": found.holds, "differences": len(found.differences)}
+        _set(file, said | {"read_by": found.by})
+        for field in found.fields:
+            facts = {"bound": field.bound, "largest_error": field.largest, "beyond": field.beyond}
+            facts |= {name: getattr(field, name) for name in MEANINGS}
+            _set(file[field.name], {"when": when, "holds": field.holds, **facts})
+
+
+def _set(thing: Any, said: dict[str, Any]) -> None:
+    thing.attrs[VERIFIED] = np.bytes_(json.dumps(said))
+
+
+# --- one file ----
+
+
+def _check(path: str, pool: Executor, threads: int, told: Told) -> Checked:
+    look(Path(path))
+    with opened(Path(path)) as file:
+        broken: dict[str, str] = {}
+        names = list(datasets_of(file, broken))
+        bad = [BadChunk(name, -1, 0, 0, 0, why) for name, why in broken.items()]
+        layouts = []
+        for name in names:
+            try:
+                layouts.append(inspect(path, name, cache=None))
+            except SolarError as error:  # a null dataspace, say, or a type that only libhdf5 knows
+                bad += [replace(one, why=str(error)) for one in _read_through(file, name)]
+        everything = sum(layout.stored_nbytes for layout in layouts)
+        chunks = done = 0
+        with Path(path).open("rb") as raw:
+            for layout in layouts:
+                work = _begun(layout, raw.fileno(), file, pool)
+                for (count, nbytes), found in in_order(work, TASKS_A_THREAD * threads):
+                    chunks, done = chunks + count, done + nbytes
+                    bad += found
+                    told(Progress("check", layout.name, done, everything))
+    return Checked(chunks, everything, tuple(bad))
+
+
+def _begun(
+    layout: Layout, descriptor: int, file: Any, pool: Executor
+) -> Iterator[tuple[tuple[int, int], Future[list[BadChunk]]]]:
+    if layout.reader == "none" or not layout.shape or layout.storage != "chunked":
+        yield (0, layout.stored_nbytes), pool.submit(_read_through, file, layout.name)
+        return
+    each = 256
+    for begin in range(0, len(layout.chunk_offset), each):
+        some = range(begin, min(begin + each, len(layout.chunk_offset)))
+        work = _decode_some if layout.reader == "direct" else _read_some
+        nbytes = int(layout.chunk_nbytes[some.start : some.stop].sum())
+        yield (len(some), nbytes), pool.submit(work, layout, descriptor, file, some)
+
+
+def _read_through(file: Any, name: str) -> list[BadChunk]:
+    """Of what has no chunks that we know all is read, by libhdf5."""
+    try:
+        dataset = file[name]
+        if dataset.shape is not None and dataset.id.get_storage_size():
+            for begin, count in slabs(dataset.shape, dataset.id.get_type().get_size(), READ_AT_ONCE):
+                stored_values(dataset.id, begin, count)
+    except H5_ERRORS as error:
+        return [BadChunk(name, -1, 0, 0, 0, str(error))]
+    return []
+
+
+def _decode_some(layout: Layout, descriptor: int, file: Any, some: range) -> list[BadChunk]:
+    form = layout.forms[0]
+    filters = [(one.id, one.flags, list(one.values)) for one in form.filters]
+    nbytes = math.prod(form.chunk) * layout.dtype.itemsize
+    bad = []
+    for i in some:
+        offset, length = int(layout.chunk_offset[i]), int(layout.chunk_nbytes[i])
+        try:
+            stored = os.pread(descriptor, length, offset)
+            if len(stored) != length:
+                raise LayoutError(f"the file ends {length - len(stored):,} bytes before the chunk does")
+            _native.decode(filters, layout.dtype.itemsize, nbytes, int(layout.chunk_mask[i]), stored)
+        except SolarError as error:
+            bad.append(_bad(layout, i, str(error)))
+    return bad
+
+
+def _read_some(layout: Layout, descriptor: int, file: Any, some: range) -> list[BadChunk]:
+    dataset, bad = file[layout.name], []
+    for i in some:
+        try:
+            by_libhdf5(dataset, _grid(layout).box(_number(layout, i)))
+        except SolarError as error:
+            bad.append(_bad(layout, i, str(error)))
+    return bad
+
+
+def _bad(layout: Layout, i: int, why: str) -> BadChunk:
+    number = _number(layout, i)
+    sample = _grid(layout).begin(number)[0]
+    return BadChunk(layout.name, number, int(layout.chunk_offset[i]), int(layout.chunk_nbytes[i]), sample, why)
+
+
+def _grid(layout: Layout) -> Grid:
+    return Grid(layout.shape, layout.forms[0].chunk, layout.dtype.itemsize)
+
+
+def _number(layout: Layout, i: int) -> int:
+    return int(layout.chunk_index[i]) if len(layout.chunk_index) else i

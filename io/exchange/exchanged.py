@@ -1,0 +1,190 @@
+"""Exchange: batches of which some rows lie at other nodes' homes. Who has them sends them, ahead of need.
+
+    Running --batch--> its parcel is sent, its own places wait for rows of others --all here--> wait() --> let_go()
+
+A batch's memory has its own rows, and behind them the parcel: the rows that other ranks take. Ranks send each other the
+rows of a batch that they have in common in the order of their batches: a head of three numbers, then the rows of each
+field. Who closes says END, and takes what still comes until the others have said so, too: so nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import sys
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.errors import ReadError
+from solar.io.exchange.traffic import Traffic
+from solar.io.exchange.underway import Stretch, Underway
+from solar.io.machine.late import Late
+from solar.io.ranks.mail import Mail
+from solar.io.ranks.mail import mail as mail
+from solar.io.read.reader import READER_GLANCE
+from solar.io.read.run import Running, Told
+
+log = logging.getLogger("solar")
+
+LAST_WORDS = 5.0  # seconds that all ranks have to close, once one does
+
+
+class Parcels(NamedTuple):
+    """What travels between ranks in a stretch of batches, whose steps are counted from 0."""
+
+    sizes: NDArray[np.int64]  # rows of this rank's own batches
+    sent: NDArray[np.int64]  # [n, 4] ascending by step: step, peer, and which rows of the batch's memory: begin, end
+    come: NDArray[np.int64]  # [m, 3] ascending by (step, peer), as the sender has them: step, peer, place in the batch
+
+
+def inbox_nbytes(parcels: Parcels, row_nbytes: int, window: int) -> int:
+    """The bytes that an Exchange takes at most beside the memory of `window` batches, for rows that arrive."""
+    rows = np.bincount(parcels.come[:, 0], minlength=len(parcels.sizes))
+    return int(np.sort(rows)[::-1][:window].sum()) * row_nbytes
+
+
+class Exchange:
+    """A Running of which each batch also has the rows that come from other ranks.
+
+    At most `window` batches are with it: on their way, or here and not yet taken. All ranks make it together, append
+    stretches that fit each other, and take all batches, or close it.
+    """
+
+    def __init__(self, running: Running, mail: Mail, window: int) -> None:
+        assert window >= 1
+        self.parts, self.nbytes = running.parts, running.nbytes
+        self._running = running
+        self._underway = Underway(window)
+        self._waited = 0.0  # seconds, for what comes from others alone
+        self._travelled = 0.0  # of them when it was on its way
+        self._traffic: Traffic | None = Traffic(running, mail, self._underway)  # None: another process's
+        _live.add(self)
+
+    @property
+    def appended(self) -> int:
+        """Batches."""
+        return self._running.appended
+
+    @property
+    def given(self) -> int:
+        """Batches that nobody will ask for again."""
+        return self._underway.given
+
+    def append(self, sizes: NDArray[np.int64], told: Sequence[Told], parcels: Parcels) -> None:
+        """The next stretch of batches, whose memory has so many rows each: own ones and the parcel."""
+        assert len(sizes) == len(parcels.sizes)
+        assert np.all(sizes >= parcels.sizes)
+        base = self._running.appended
+        self._running.append(sizes, told)
+        sent, come, steps = parcels.sent, parcels.come, np.arange(len(sizes) + 1)
+        sent_at, come_at = np.searchsorted(sent[:, 0], steps), np.searchsorted(come[:, 0], steps)
+        self._underway.append(Stretch(base, sizes, sent, sent_at, come, come_at))
+
+    def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
+        """The fields of this batch, and what it took. TimeoutError after `seconds`, saying what is missing.
+
+        It may be asked for again until it is let go, so that Ctrl-C loses nothing. Beside what a Running counts:
+        exchanged_bytes, which came from other ranks; exchange_wait_ns, that this call stood still for them alone, and
+        travel_wait_ns of it for what was on its way.
+        """
+        begin = time.monotonic()
+        end = math.inf if seconds is None else begin + seconds
+        while True:
+            if self._traffic is None:
+                raise RuntimeError("this run was closed")
+            left = end - time.monotonic()
+            batch = self._underway.whole(number, max(0.0, min(READER_GLANCE, left)))
+            if batch is not None:
+                break
+            if left <= 0:
+                missing = self._traffic.waiting_for(number)
+                raise Late(f"no values after {seconds:g} s" + (f": still waiting for {missing}" if missing else ""))
+        if batch.error is not None:
+            try:
+                raise batch.error
+            finally:
+                del batch  # or its error and this frame, which its traceback keeps, would keep each other alive
+        stood = max(0.0, batch.here - max(begin, batch.read))
+        on_way = max(0.0, batch.here - max(begin, batch.read, batch.said))
+        with self._underway.changed:
+            self._waited += stood
+            self._travelled += on_way
+        took = {
+            "exchanged_bytes": batch.exchanged, "exchange_wait_ns": int(stood * 1e9),
+            "travel_wait_ns": int(on_way * 1e9),
+        }  # fmt: skip
+        return [one[:samples] for one in batch.values], {**batch.counts, **took}
+
+    def let_go(self, number: int) -> None:
+        """Whoever waited for this batch keeps it now."""
+        if self._traffic is not None:
+            self._underway.let_go(number)
+
+    def forget(self, number: int) -> None:
+        """Nobody will ask for this batch: others get their rows of it, and it is not kept."""
+        if self._traffic is not None:
+            self._underway.forget(number)
+
+    def counts(self) -> dict[str, int]:
+        """What the run has read, held and found since it began; and what was sent, received, and waited for."""
+        if self._traffic is None:
+            return {}
+        waits = {"exchange_wait_ns": int(self._waited * 1e9), "travel_wait_ns": int(self._travelled * 1e9)}
+        return {**self._running.counts(), **self._traffic.counts(), **waits}
+
+    def fail(self, why: Exception) -> None:
+        """Tells all other ranks why this one does not go on. Then it is closed."""
+        self._running.fail(why)
+        if self._traffic is not None:
+            self._traffic.fail(ReadError(str(why)))
+
+    def close(self) -> None:
+        """Ends the exchange and the run. Waits a little for the other ranks, for whom what is sent is still taken."""
+        traffic = self._traffic
+        if traffic is not None and traffic not in _left and not traffic.close(LAST_WORDS):
+            log.info(
+                "%s not closed their loaders after %g s: what they send is taken until this process ends",
+                traffic.open_peers(), LAST_WORDS,
+            )  # fmt: skip
+            _left.append(traffic)
+
+    def __del__(self) -> None:
+        traffic = getattr(self, "_traffic", None)
+        if traffic is not None and traffic not in _left and not sys.is_finalizing():
+            _dropped.add(traffic)
+            traffic.drop()  # wherever the garbage collector comes from, nobody waits there for other ranks
+
+
+# --- the end of the process, and its forks ----
+
+_live: weakref.WeakSet[Exchange] = weakref.WeakSet()
+_dropped: weakref.WeakSet[Traffic] = weakref.WeakSet()  # which their own threads close
+_left: list[Traffic] = []  # never destroyed: others still send to them, or they are another process's
+
+
+def _close_all() -> None:
+    for exchange in list(_live):
+        exchange.close()
+    for traffic in list(_dropped):
+        traffic.close(LAST_WORDS)
+
+
+def _forget_all() -> None:
+    for exchange in list(_live):
+        if exchange._traffic is not None:
+            _left.append(exchange._traffic)
+            exchange._traffic = None
+    _left.extend(_dropped)
+    _live.clear()
+    _dropped.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+atexit.register(_close_all)  # before that of the runs, which was registered first

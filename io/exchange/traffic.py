@@ -1,0 +1,361 @@
+"""Traffic: what an Exchange's threads do. One takes batches from the run and posts their rows; errands do the rest."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import PlanError, ReadError, SolarError
+from solar.io.exchange.underway import Batch, Stretch, Underway
+from solar.io.machine.late import Late
+from solar.io.ranks.mail import NAME, Bytes, Errand, Gone, Mail
+from solar.io.read.engine import LAST_WAIT
+from solar.io.read.reader import READER_GLANCE
+from solar.io.read.run import Running
+
+# A head is three numbers: what follows, of which batch, and how many rows that are, or bytes of a text that says why.
+ROWS, FAILED, END = 1, 2, 3
+HEAD = 3
+TEXT = 4096  # bytes of an error's text, at most
+LAST = -1  # the number of what is no batch: the ENDs
+
+
+class Traffic:
+    """The threads that work on what is underway, and what they know of the peers."""
+
+    def __init__(self, running: Running, mail: Mail, underway: Underway) -> None:
+        self._running, self._mail, self._underway = running, mail, underway
+        self._changed = underway.changed
+        self._due: dict[int, deque[tuple[Batch, NDArray[np.int64]]]] = defaultdict(deque)  # by peer
+        self._outgoing: deque[Batch] = deque()
+        self._bells: dict[int, threading.Event] = {}  # of who listens to each peer; our own rank's: of who sends
+        self._reasons: dict[int, str] = {}  # peers of whom nothing comes any more, and why
+        self._broken = ""  # what all others are told with the END
+        self._late = ""
+        self._over = self._freed = self._dropped = False
+        self._posting = True
+        self._open = 1  # threads and errands: the poster
+        self._counted = dict.fromkeys(
+            ("sent_rows", "sent_bytes", "received_rows", "received_bytes", "inbox_bytes", "inbox_peak_bytes"), 0
+        )
+        self._poster = threading.Thread(target=self._post_all, name=NAME, daemon=True)
+        self._poster.start()
+
+    def waiting_for(self, number: int) -> str:
+        """What this batch waits for, in words."""
+        with self._changed:
+            batch = self._underway.batches.get(number)
+            return self._late if batch is None else ", ".join(self._named(peer) for peer in sorted(batch.missing))
+
+    def counts(self) -> dict[str, int]:
+        """Rows and bytes sent and received, and what the boxes for those that arrive take, and took at most."""
+        with self._changed:
+            return dict(self._counted)
+
+    def close(self, seconds: float) -> bool:
+        """Ends it. Whether all others have, within this time; if not, threads stay to take what they send."""
+        self._underway.close()
+        self._running.close()  # the poster may wait for it
+        if threading.current_thread().name == NAME:
+            return True  # the garbage collector's doing: no thread can wait for itself
+        if not self._all_over(seconds):
+            self._mail.slow_down()
+            return False
+        self._poster.join(seconds)
+        self._free(seconds)
+        return True
+
+    def drop(self) -> None:
+        """Ends it, and waits for nobody: the poster does, and frees what there was."""
+        with self._changed:
+            self._dropped, posting = True, self._posting
+        self._underway.close()
+        if not posting:
+            self._running.close()
+
+    def _all_over(self, seconds: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._open == 0, seconds)
+
+    def _free(self, seconds: float) -> None:
+        """Ends the threads of the mail, once all is over; gives back what carried it, once."""
+        with self._changed:
+            free, self._freed = not self._freed and not self._broken, True
+        self._mail.join(seconds)
+        if free:
+            self._mail.free()
+
+    def open_peers(self) -> str:
+        """The ranks that have not closed, in words."""
+        with self._changed:
+            names = [self._named(peer) for peer in self._others() if peer not in self._reasons]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f"{', '.join(names[:3])}{more} {'has' if len(names) == 1 else 'have'}"
+
+    def _others(self) -> list[int]:
+        return [peer for peer in range(self._mail.ranks) if peer != self._mail.rank]
+
+    def _named(self, peer: int) -> str:
+        return f"rank {peer} of {self._mail.ranks}"
+
+    # --- the poster: takes batches from the run, in their order ----
+
+    def _post_all(self) -> None:
+        try:
+            while (coming := self._underway.room()) is not None and (batch := self._read(*coming)) is not None:
+                self._post(batch, coming[1])
+        except Exception as error:  # a bug; nobody shall wait for ever because of it
+            self._underway.fail(error)
+        self._say_end()
+        self._closed()
+        with self._changed:
+            self._posting = self._dropped
+        if self._posting:
+            self._running.close()
+            self._all_over(None)
+            self._free(LAST_WAIT)
+
+    def _read(self, number: int, stretch: Stretch) -> Batch | None:
+        """The next batch, when the run has made it; None at the end."""
+        batch = Batch(number)
+        rows = int(stretch.sizes[number - stretch.base])
+        while not batch.read:
+            try:
+                batch.values, batch.counts = self._running.wait(number, rows, READER_GLANCE)
+            except Late as late:
+                self._late = str(late).partition("still waiting for ")[2]
+                if self._underway.ends():
+                    return None
+                continue
+            except Exception as error:  # of this batch: whoever takes it is told
+                if self._underway.closing:
+                    return None
+                batch.error = error.with_traceback(None)
+            batch.read = batch.here = time.monotonic()
+        self._running.let_go(number)
+        return batch
+
+    def _post(self, batch: Batch, stretch: Stretch) -> None:
+        """Sends what others take of this batch, and lets come what others have."""
+        step = batch.number - stretch.base
+        come = stretch.come[stretch.come_at[step] : stretch.come_at[step + 1]]
+        found, firsts = np.unique(come[:, 1], return_index=True)
+        peers, places = found.tolist(), np.split(come[:, 2], firsts[1:])
+        for _, peer, begin, end in stretch.sent[stretch.sent_at[step] : stretch.sent_at[step + 1]].tolist():
+            self._send(batch, peer, begin, end)
+        batch.missing, batch.sent = set(peers), not batch.letters
+        with self._changed:
+            self._underway.put(batch)
+            for peer, its in zip(peers, places, strict=False):  # where no peer is, there is one empty array
+                self._due[peer].append((batch, its))
+                if peer in self._reasons:
+                    self._fail_due(peer)
+        for peer in peers:
+            self._listen_to(peer)
+        if not batch.sent:
+            self._wait_sent(batch)
+
+    def _send(self, batch: Batch, peer: int, begin: int, end: int) -> None:
+        """Sends rows [begin, end) of this batch, or why there are none."""
+        if begin == end:
+            return
+        if batch.error is None:
+            pieces = [_bytes(one[begin:end]) for one in batch.values]
+            self._letters(batch, peer, ROWS, end - begin, pieces)
+            self._count(sent_rows=end - begin, sent_bytes=sum(piece.nbytes for piece in pieces))
+        else:
+            text = _encoded(str(batch.error))
+            self._letters(batch, peer, FAILED, len(text), [text])
+
+    def _letters(self, batch: Batch, peer: int, kind: int, length: int, pieces: list[Bytes]) -> None:
+        head = np.array([kind, batch.number, length], np.int64)
+        try:
+            for piece in (_bytes(head), *pieces):
+                if piece.nbytes:
+                    batch.letters.append((peer, self._mail.send(peer, piece)))
+        except Gone as error:
+            self._lost(peer, error)
+
+    def _say_end(self) -> None:
+        """Tells all others that nothing more comes, and listens to them until they say so, too."""
+        last, text = Batch(LAST), _encoded(self._broken)
+        for peer in self._others():
+            self._letters(last, peer, END, len(text), [text])
+        self._over = True
+        self._wait_sent(last)
+        for peer in self._others():
+            self._listen_to(peer)
+
+    # --- the errands: what was sent has left, what is to come has come ----
+
+    def _wait_sent(self, batch: Batch) -> None:
+        self._outgoing.append(batch)
+        self._begin(self._mail.rank, self._finish_sending)
+
+    def _listen_to(self, peer: int) -> None:
+        self._begin(peer, lambda: self._listen(peer))
+
+    def _begin(self, name: int, errand: Callable[[], Errand]) -> None:
+        """Begins this errand, or wakes it if it was begun. Called by the poster alone."""
+        bell = self._bells.get(name)
+        if bell is not None:
+            bell.set()
+            return
+        with self._changed:
+            self._open += 1
+        self._bells[name] = self._mail.run(self._guarded(errand()))
+
+    def _guarded(self, errand: Errand) -> Errand:
+        try:
+            yield from errand
+        except Exception as error:  # a bug; nobody shall wait for ever because of it
+            self._underway.fail(error)
+        finally:
+            self._closed()
+
+    def _closed(self) -> None:
+        with self._changed:
+            self._open -= 1
+            self._changed.notify_all()
+
+    def _finish_sending(self) -> Errand:
+        while True:
+            while not self._outgoing:
+                yield None
+            batch = self._outgoing.popleft()
+            for peer, letter in batch.letters:
+                try:
+                    yield [letter]
+                except Gone as error:
+                    self._lost(peer, error)
+            self._underway.left(batch)
+            if batch.number == LAST:
+                return
+
+    def _listen(self, peer: int) -> Errand:
+        """Takes what a peer sends as long as something is due; at the end until it says END."""
+        due = self._due[peer]
+        head = np.zeros(HEAD, np.int64)
+        try:
+            while True:
+                while not due and not self._over:
+                    yield None
+                yield [self._mail.receive(peer, _bytes(head))]
+                kind, number, length = head.tolist()
+                if kind == END:
+                    text = yield from self._take_text(peer, length)
+                    self._ended(peer, text)
+                    return
+                if due and self._fits(peer, kind, number, length, *due[0]):
+                    batch, places = due.popleft()
+                    batch.said = time.monotonic()
+                    yield from self._take(peer, kind, length, batch, places)
+                else:
+                    yield from self._take(peer, kind, length, None, None)
+        except Gone as error:
+            self._lost(peer, error)
+
+    def _fits(self, peer: int, kind: int, number: int, length: int, batch: Batch, places: NDArray[np.int64]) -> bool:
+        """Whether a peer sends what is due. What it sends after that is thrown away."""
+        fits = batch.number == number and (kind == FAILED or len(places) == length)
+        if not fits:
+            what = f"{length} rows of batch {number}, and {len(places)} of {batch.number} were to come"
+            self.fail(PlanError(f"{self._named(peer)} sends {what}: the ranks carry out different plans"))
+        return fits
+
+    def _take(
+        self, peer: int, kind: int, length: int, batch: Batch | None, places: NDArray[np.int64] | None
+    ) -> Errand:  # fmt: skip
+        """Takes what follows a head. Where nobody needs it, it is thrown away."""
+        nbytes, error = 0, None
+        if kind == FAILED:
+            text = yield from self._take_text(peer, length)
+            error = ReadError(f"{self._named(peer)} could not read what it was to send: {text}")
+        else:
+            values = [] if batch is None or batch.error is not None else batch.values
+            yield from self._take_rows(peer, length, values, places)
+            nbytes = length * sum(self._running.row_nbytes)
+            if batch is not None:
+                self._count(received_rows=length, received_bytes=nbytes)
+        if batch is not None:
+            self._underway.came(peer, batch, nbytes, error)
+
+    def _take_text(self, peer: int, length: int) -> Generator[list[Any] | None, None, str]:
+        text = np.zeros(length, np.uint8)
+        if length:
+            yield [self._mail.receive(peer, text)]
+        return text.tobytes().decode(errors="replace")
+
+    def _take_rows(
+        self, peer: int, length: int, values: list[NDArray[np.generic]], places: NDArray[np.int64] | None
+    ) -> Errand:
+        """Takes rows to their places in these values, if there are any."""
+        first = int(places[0]) if places is not None else 0
+        straight = bool(values) and places is not None and np.array_equal(places, np.arange(first, first + length))
+        if straight:  # most often it is one row
+            boxes = [_bytes(one[first : first + length]) for one in values]
+        else:
+            boxes = [_native.take(length * of) if of else np.empty(0, np.uint8) for of in self._running.row_nbytes]
+        held = 0 if straight else sum(box.nbytes for box in boxes)
+        self._count(inbox_bytes=held)
+        try:
+            yield [self._mail.receive(peer, box) for box in boxes if box.nbytes]
+            if not straight:
+                for one, box in zip(values, boxes, strict=False):
+                    one[places] = box.view(one.dtype).reshape(length, *one.shape[1:])
+        finally:
+            self._count(inbox_bytes=-held)
+
+    def _count(self, **more: int) -> None:
+        with self._changed:
+            for name, number in more.items():
+                self._counted[name] += number
+            self._counted["inbox_peak_bytes"] = max(self._counted["inbox_peak_bytes"], self._counted["inbox_bytes"])
+
+    # --- what becomes of peers ----
+
+    def _ended(self, peer: int, why: str) -> None:
+        """This peer has closed its loader; perhaps because something is wrong for all."""
+        with self._changed:
+            self._reasons[peer] = why or f"{self._named(peer)} has closed its loader, and others go on"
+            if why:
+                self.fail(ReadError(why), why)
+            self._fail_due(peer)
+
+    def _lost(self, peer: int, error: Gone) -> None:
+        """Nothing can be sent to this peer, or come from it. Who has closed before may go."""
+        with self._changed:
+            if peer in self._reasons:
+                return
+            self._reasons[peer] = (
+                f"{self._named(peer)} is gone: its process has ended, or the network between ({error})"
+            )
+            self.fail(ReadError(self._reasons[peer]))
+            self._fail_due(peer)
+
+    def fail(self, error: SolarError, told: str = "") -> None:
+        """It cannot go on. The others are told, lest they wait for what no rank will send."""
+        with self._changed:
+            if not self._underway.closing and not self._broken:
+                self._broken = told or f"{error} (found by {self._named(self._mail.rank)})"
+                self._underway.fail(error)
+
+    def _fail_due(self, peer: int) -> None:
+        """What was to come from this peer never will."""
+        while self._due[peer]:
+            self._underway.came(peer, self._due[peer].popleft()[0], 0, ReadError(self._reasons[peer]))
+
+
+def _bytes(values: NDArray[np.generic]) -> Bytes:
+    return values.reshape(-1).view(np.uint8)
+
+
+def _encoded(text: str) -> Bytes:
+    return np.frombuffer(bytearray(text.encode(errors="replace")[:TEXT]), np.uint8)

@@ -1,0 +1,363 @@
+"""HDF5 files -> Layouts, from metadata alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import LayoutError, SolarError
+from solar.io.layout import datatype
+from solar.io.layout.extents import chunk_arrays, running
+from solar.io.layout.index import Folder
+from solar.io.layout.metadata import read_together
+from solar.io.layout.nearest import hint, listed, nearest
+from solar.io.layout.paths import Paths, files_of
+from solar.io.libhdf5 import slow
+from solar.io.ranks.peers import peers
+from solar.values import Filter, Form, Layout
+
+log = logging.getLogger("solar")
+
+THREADS = 8  # that open files at the same time, when there are many
+
+Samples = Literal["rows", "files"]
+
+
+@overload
+def inspect(
+    path: Paths, field: None = None, *, samples: Samples = "rows", cache: Folder = "auto", together: bool = False
+) -> dict[str, Layout]: ...
+@overload
+def inspect(
+    path: Paths, field: str, *, samples: Samples = "rows", cache: Folder = "auto", together: bool = False
+) -> Layout: ...
+@overload
+def inspect(
+    path: Paths, field: Any, *, samples: Samples = "rows", cache: Folder = "auto", together: bool = False
+) -> Any: ...
+
+
+def inspect(
+    path: Paths, field: Any = None, *, samples: Samples = "rows", cache: Folder = "auto", together: bool = False
+) -> Any:
+    """The Layout of a dataset, of each of several, or (field None) of every dataset, by name.
+
+    `path`: a file, a list of files, a directory (its HDF5 files) or a glob pattern, the last two in the order of the
+    bytes of their paths. Several files make one data set, one after another.
+    `field`: a name, or names in a tuple, list or dict (nested as wanted), which make up one sample together; the
+    Layouts come in the same structure.
+    `samples`: "rows", a sample is an index along axis 0; "files", a sample is the whole dataset of one file.
+    `cache`: the folder where chunk tables of large datasets are kept; "auto" for the user's, None for none.
+    `together`: all ranks of MPI or torch.distributed call this with the same arguments; rank 0 reads the metadata, the
+    others get it sent, or the error. Each waits for all of them. A process that is alone reads as without.
+
+    >>> import h5py, numpy, tempfile
+    >>> path = tempfile.mkdtemp() + "/scan.h5"
+    >>> with h5py.File(path, "w") as file:
+    ...     file["x"] = numpy.zeros((100, 8, 8), "f4")
+    >>> layout = inspect(path, "x")
+    >>> layout.shape, layout.storage, layout.reader
+    ((100, 8, 8), 'contiguous', 'direct')
+    """
+    if samples not in ("rows", "files"):
+        raise ValueError(f'samples={samples!r}: either "rows" or "files"')
+    names: list[str] | None = None if field is None else []
+    if names is not None:
+        _structured(field, names.append)
+
+    def read() -> list[Layout]:
+        return _read(files_of(path), names, samples, cache)
+
+    these = peers() if together else None
+    layouts = read() if these is None else read_together(these, *_asked(path, names, samples), read)
+    if names is None:
+        return {layout.name: layout for layout in layouts}
+    waiting = iter(layouts)
+    return _structured(field, lambda _: next(waiting))
+
+
+def _asked(path: Paths, names: list[str] | None, samples: Samples) -> tuple[str, dict[str, Any]]:
+    """What is read, in words, and what must be the same on all ranks that read it together."""
+    facts = {"fields": names, "samples": samples}
+    if isinstance(path, (str, os.PathLike)):
+        return str(path), {"path": str(path), **facts}
+    paths = [str(one) for one in path]
+    named = hashlib.sha256(json.dumps(paths).encode()).hexdigest()  # there may be fifty thousand
+    return f"{len(paths)} paths", {"paths": [len(paths), named], **facts}
+
+
+def _read(files: list[str], names: list[str] | None, samples: Samples, cache: Folder) -> list[Layout]:
+    if names is None:
+        found = survey(files, samples=samples, cache=cache)
+        for problem in found.problems:
+            log.warning("%s: %s", files[0], problem)
+        return list(found.layouts.values())
+    layouts = [_inspect_one(files, name, samples == "files", cache) for name in names]
+    _check_counts(layouts)
+    return layouts
+
+
+class Survey(NamedTuple):
+    """What a file holds: every dataset by name, those behind links by the names that lead to them."""
+
+    layouts: dict[str, Layout]
+    problems: list[str]  # damaged groups, and links that lead nowhere
+    aliases: dict[str, tuple[str, str]]  # groups that links lead to: the file (empty: this one), and the path there
+
+
+def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto") -> Survey:
+    """Every dataset of the first file, in all files, in the order of a tree.
+
+    A dataset that cannot be read is there too, with reader "none" and the reason.
+    """
+    first = _native.read_metadata(files[0])
+    datasets = first["datasets"] + first["linked"]
+    if first["linked"]:
+        datasets.sort(key=lambda dataset: [os.fsencode(part) for part in dataset["name"].split("/")])
+    layouts = {}
+    for dataset in datasets:
+        try:
+            if len(files) == 1:
+                layout = _layout(files, [dataset], samples == "files", cache)
+            else:
+                layout = _inspect_one(files, dataset["name"], samples == "files", cache)
+        except SolarError as error:
+            reason = str(error).removeprefix(f"{_where(files[0], dataset)}: ")
+            layout = _unreadable(files[0], dataset, reason)
+        layouts[dataset["name"]] = layout
+    return Survey(layouts, first["problems"], {name: (file, path) for name, file, path in first["aliases"]})
+
+
+def _structured(field: Any, one: Callable[[str], Any]) -> Any:
+    """What `one` gives of each name in `field`, in its structure."""
+    if isinstance(field, str):
+        return one(field)
+    if isinstance(field, Mapping):
+        return {key: _structured(part, one) for key, part in field.items()}
+    if isinstance(field, (tuple, list)):
+        return tuple(_structured(part, one) for part in field)
+    raise TypeError(f"a field is a dataset's name, or names in a tuple, list or dict, not {type(field).__name__}")
+
+
+def _inspect_one(files: list[str], name: str, per_file: bool, cache: Folder) -> Layout:
+    try:
+        if len(files) == 1:
+            found = [_native.read_metadata(files[0], name)]
+        else:
+            found = _native.read_metadata_of_many(files, name, THREADS)
+    except LayoutError as error:
+        raise LayoutError(_with_hint(str(error), files[0], name)) from None
+    return _layout(files, [one["datasets"][0] for one in found], per_file, cache)
+
+
+def _with_hint(said: str, file: str, name: str) -> str:
+    """The error about a name; where the file has no such dataset, with the full paths of what may have been meant."""
+    told, missing, what = said.partition(": there is no ")
+    group = said.endswith(": it is a group, not a dataset")
+    if (not missing and not group) or "; on the way: " in said:  # a link's target is missing: it says which
+        return said
+    try:
+        found = _native.read_metadata(file)
+    except SolarError:  # its own error is another story
+        return said
+    shapes = {one["name"]: one.get("shape", ()) for one in found["datasets"] + found["linked"]}
+    asked = "/" + name.strip("/")
+    if group:
+        inside = {path: shape for path, shape in shapes.items() if path.startswith(asked.rstrip("/") + "/")}
+        return f"{said}; {listed(inside, file)}"
+    missed, near, _ = what.partition("; did you mean ")
+    if asked in shapes or (near and not nearest(name, shapes)):
+        return said
+    return f"{told}{missing}{missed}; {hint(name, shapes, file)}"
+
+
+def _check_counts(layouts: list[Layout]) -> None:
+    """Raises unless the fields have as many samples, each file by itself."""
+    if not layouts:
+        raise LayoutError("asked for samples of no fields")
+    first = layouts[0]
+    for other in layouts[1:]:
+        if other.shape[:1] != first.shape[:1]:
+            raise LayoutError(
+                f"{(first.asked or first.paths)[0]}: fields of one sample differ in length: "
+                f"{first.name} has {first.samples} samples, {other.name} has {other.samples}"
+            )
+        if not np.array_equal(first.part_first, other.part_first):
+            part = int(np.flatnonzero(np.diff(first.part_first) != np.diff(other.part_first))[0])
+            file = (first.asked or first.paths)[part]
+            raise LayoutError(f"{file}: {first.name} and {other.name} differ in length in this file")
+
+
+# --- from metadata to a Layout ----
+
+
+def _layout(asked: list[str], datasets: list[_native.Dataset], per_file: bool, cache: Folder) -> Layout:
+    """The Layout of the datasets that have its name in the files that were asked for: in these, or where links lead."""
+    files = [dataset["path"] or file for file, dataset in zip(asked, datasets, strict=True)]
+    for file, dataset in zip(files, datasets, strict=True):
+        if dataset["storage"] == "virtual" and not dataset["problem"]:
+            dataset["shape"] = list(slow.shape_of(file, dataset["target"] or dataset["name"]))
+    first = datasets[0]
+    dtype = _check_agreement(asked, datasets, per_file)
+    forms, part_form, reasons = _forms(datasets, dtype, per_file)
+    reason = next((why for why in reasons if why), "")
+    if reason and len(files) > 1:
+        reason += f" (in {files[part_form.index(reasons.index(reason))]})"
+    tables: dict[str, Any] = chunk_arrays(files, datasets, cache, wanted=not reason)
+    parts = len(files)
+    shapes = [dataset["shape"] for dataset in datasets]
+    lengths = [1] * parts if per_file or not first["shape"] else [shape[0] for shape in shapes]
+    row_shape = first["shape"] if per_file else first["shape"][1:]
+    total = sum(lengths)
+    if total >= 2**63 or math.prod(row_shape) * dtype.itemsize >= 2**63:
+        raise LayoutError(
+            f"{_where(asked[0], first)}: {total} samples of shape {tuple(row_shape)} are more than can be counted"
+        )
+    storages = {dataset["storage"] for dataset in datasets}
+    return Layout(
+        name=first["name"],
+        **_files_of(asked, datasets),
+        shape=(total, *row_shape) if per_file or first["shape"] else (),
+        dtype=dtype,
+        storage=storages.pop() if len(storages) == 1 else "mixed",
+        index=first["index"],
+        reader="h5py" if reason else "direct",
+        reason=reason,
+        per_file=per_file,
+        forms=tuple(forms),
+        part_file=np.arange(parts, dtype=np.int32),
+        part_form=np.array(part_form, np.int32),
+        part_first=running(lengths),
+        **tables,
+    )
+
+
+def _files_of(asked: list[str], datasets: list[_native.Dataset]) -> dict[str, Any]:
+    """Which files hold the datasets, and what these are called there where links lead from those asked for."""
+    linked = any(dataset["target"] for dataset in datasets)
+    elsewhere = any(dataset["path"] for dataset in datasets)
+    return {
+        "paths": tuple(dataset["path"] or file for file, dataset in zip(asked, datasets, strict=True)),
+        **_identities(datasets),
+        "names": tuple(dataset["target"] or dataset["name"] for dataset in datasets) if linked else (),
+        "asked": tuple(asked) if elsewhere else (),
+    }
+
+
+def _where(asked: str, dataset: _native.Dataset) -> str:
+    """A dataset in messages: the file that holds it, its name there, and the link that led to it from another."""
+    if not dataset["path"]:
+        return f"{asked}: {dataset['name']}"
+    return f"{dataset['path']}: {dataset['target']} (linked from {asked}: {dataset['name']})"
+
+
+def _unreadable(file: str, dataset: _native.Dataset, reason: str) -> Layout:
+    return Layout(
+        name=dataset["name"],
+        **_files_of([file], [dataset]),
+        shape=tuple(dataset["shape"]),
+        dtype=np.dtype("V0"),
+        storage=dataset["storage"],
+        index=dataset["index"],
+        reader="none",
+        reason=reason,
+    )
+
+
+def _identities(datasets: list[_native.Dataset]) -> dict[str, NDArray[Any]]:
+    """What tells their files from others (native/include/solar/file.hpp), as they were when they were looked at."""
+    kinds = {"file_nbytes": np.uint64, "file_mtime_ns": np.int64, "file_inode": np.uint64, "file_ctime_ns": np.int64}
+    return {
+        name: np.fromiter((one[name] for one in datasets), kind, len(datasets))  # type: ignore[literal-required]
+        for name, kind in kinds.items()
+    }
+
+
+def _check_agreement(files: list[str], datasets: list[_native.Dataset], per_file: bool) -> np.dtype[Any]:
+    """The dtype of all parts; raises where one is damaged, or differs from the first in dtype or shape of a row."""
+    first = datasets[0]
+    for file, dataset in zip(files, datasets, strict=True):
+        where = _where(file, dataset)
+        if dataset["problem"]:
+            raise LayoutError(f"{where}: {dataset['problem']}")
+        if not dataset["datatype"]:
+            raise LayoutError(f"{where}: only libhdf5 can find it: {dataset['elsewhere']}")
+        if dataset["null_space"]:
+            raise LayoutError(f"{where}: its dataspace is null: it has no values")
+        if dataset["datatype"] != first["datatype"] and (ours := _dtype_in(file, dataset)) != (
+            theirs := _dtype_in(files[0], first)
+        ):
+            raise LayoutError(f"{where} is of type {ours[0]}, but of type {theirs[0]} in {files[0]}")
+        shape, other = dataset["shape"], first["shape"]
+        if len(files) > 1 and not per_file and not shape:
+            raise LayoutError(f'{where} is a scalar, not rows of samples; with samples="files" each file is one sample')
+        if (shape != other) if per_file else (shape[1:] != other[1:] or len(shape) != len(other)):
+            raise LayoutError(
+                f"{where} has shape {tuple(shape)}, which does not fit shape {tuple(other)} in {files[0]}"
+            )
+    return _dtype_in(files[0], first)[0]
+
+
+_dtype = lru_cache(maxsize=1024)(datatype.decode)  # by the bytes of the message: alike in many files and datasets
+
+
+def _dtype_in(file: str, dataset: _native.Dataset) -> tuple[np.dtype[Any], str]:
+    """The dtype of a dataset, and why its bytes cannot be used as they are (empty: they can)."""
+    try:
+        return _dtype(dataset["datatype"])
+    except LayoutError as error:
+        raise LayoutError(f"{_where(file, dataset)}: {error}") from None
+
+
+def _forms(
+    datasets: list[_native.Dataset], dtype: np.dtype[Any], per_file: bool
+) -> tuple[list[Form], list[int], list[str]]:
+    """The different Forms, which of them each part has, and for each why it cannot be read directly (empty: it can)."""
+    forms: list[Form] = []
+    reasons: list[str] = []
+    numbers: dict[tuple[Any, ...], int] = {}
+    part_form = []
+    for dataset in datasets:
+        key = (
+            str(dataset["chunk"]),
+            str(dataset["filters"]),
+            dataset["fill"],
+            dataset["storage"],
+            dataset["elsewhere"],
+        )
+        if (number := numbers.get(key)) is None:
+            number = numbers[key] = len(forms)
+            forms.append(_form(dataset, per_file))
+            reasons.append(_reason(dataset, dtype))
+        part_form.append(number)
+    return forms, part_form, reasons
+
+
+def _form(dataset: _native.Dataset, per_file: bool) -> Form:
+    filters = tuple(Filter(number, flags, tuple(values)) for number, flags, values in dataset["filters"])
+    shape = dataset["shape"]
+    if dataset["storage"] == "chunked":
+        chunk = ((1,) if per_file else ()) + tuple(dataset["chunk"])
+    else:
+        chunk = (0, *(shape if per_file else shape[1:]))
+    return Form(chunk, filters, dataset["fill"])
+
+
+def _reason(dataset: _native.Dataset, dtype: np.dtype[Any]) -> str:
+    if dataset["elsewhere"]:
+        return dataset["elsewhere"]
+    if why := _dtype(dataset["datatype"])[1]:
+        return why
+    if dtype.itemsize != dataset["itemsize"]:
+        return f"an element has {dataset['itemsize']} bytes in the file and {dtype.itemsize} in memory"
+    return _native.unsupported(dataset["filters"], dataset["itemsize"])

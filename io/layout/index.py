@@ -1,0 +1,188 @@
+"""The chunk table of a dataset: from the file, or for large ones from the user's cache, where it was kept last time.
+
+The cache (io/FORMAT.md) is mapped, not read; it is checked whole before use, and whatever is wrong with it only means
+that the table is built again. Nothing here but damage to the HDF5 file is an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import mmap
+import os
+import stat
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.io.machine import whole
+
+WORTH_KEEPING = 100_000  # chunks; a smaller table is walked in less than a tenth of a second
+FOLDER_NBYTES = 4 << 30  # what the cache folder may grow to
+SETTLED_NS = 2_000_000_000  # a file younger than this may change without changing its mtime
+INDEX_VERSION = 2
+HEADER = struct.Struct("<8sIIQ32s4I")
+HEADER_NBYTES, ALIGNMENT = 128, 64
+HAS_INDEX, HAS_MASK = 1, 2
+
+Folder = str | os.PathLike[str] | None
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Where each chunk lies, by ascending position in the grid; `index` is empty when entry k is chunk k."""
+
+    index: NDArray[np.uint64]
+    offset: NDArray[np.uint64]
+    nbytes: NDArray[np.uint64]
+    mask: NDArray[np.uint32]
+
+
+def chunk_table(path: str, dataset: _native.Dataset, cache: Folder = "auto") -> Table:
+    """The table of a chunked dataset that is in this file. `cache`: a folder, "auto" for the user's, None for none."""
+    grid = math.prod(-(-size // chunk) for size, chunk in zip(dataset["shape"], dataset["chunk"], strict=True) if chunk)
+    if cache is None or grid < WORTH_KEEPING:
+        return _walked(path, dataset)
+    key = _key(path, dataset)
+    kept = (_default_folder() if cache == "auto" else Path(cache)) / f"{key.hex()}.index"
+    if (table := _quietly(lambda: _load(kept, key))) is not None:
+        return table
+    table = _walked(path, dataset)
+    settled = time.time_ns() - dataset["file_mtime_ns"] > SETTLED_NS
+    if len(table.offset) >= WORTH_KEEPING and settled:
+        _quietly(lambda: _store(kept, key, table))
+    return table
+
+
+def _walked(path: str, dataset: _native.Dataset) -> Table:
+    index, offset, nbytes, mask = _native.chunk_table(
+        path, dataset["target"] or dataset["name"], dataset["header_address"]
+    )
+    if np.array_equal(index, np.arange(len(index), dtype=np.uint64)):
+        index = np.empty(0, np.uint64)
+    return Table(index, offset, nbytes, mask)
+
+
+def _key(path: str, dataset: _native.Dataset) -> bytes:
+    facts = [
+        INDEX_VERSION,
+        os.path.realpath(path),
+        dataset["file_nbytes"],
+        dataset["file_mtime_ns"],
+        dataset["file_inode"],
+        dataset["file_ctime_ns"],
+        dataset["target"] or dataset["name"],
+        dataset["header_address"],
+    ]
+    facts += [dataset["shape"], dataset["chunk"], dataset["index"], dataset["filters"]]
+    return hashlib.blake2b(json.dumps(facts, separators=(",", ":")).encode(), digest_size=32).digest()
+
+
+def _default_folder() -> Path:
+    named = os.environ.get("XDG_CACHE_HOME")
+    return (Path(named) if named else Path.home() / ".cache") / "solar"
+
+
+def _quietly(act: Callable[[], T]) -> T | None:
+    """What `act` gives, or None when the cache is missing, damaged, full or forbidden: never an error."""
+    try:
+        return act()
+    except (OSError, ValueError, RuntimeError, struct.error):
+        return None
+
+
+def _check_private(facts: os.stat_result) -> None:
+    if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
+        raise ValueError("others could have written it")
+
+
+def _starts(flags: int, count: int) -> tuple[list[int], int]:
+    """Where each column begins (-1: not there), and where the file ends."""
+    starts, at = [], HEADER_NBYTES
+    for width, there in ((8, flags & HAS_INDEX), (8, True), (8, True), (4, flags & HAS_MASK)):
+        at = -(-at // ALIGNMENT) * ALIGNMENT if there else at
+        starts.append(at if there else -1)
+        at += width * count if there else 0
+    return starts, at
+
+
+def _sums(columns: list[Any]) -> list[int]:
+    """CRC-32 of each column; zlib lets go of the GIL, so together they take as long as one."""
+    with ThreadPoolExecutor(len(columns)) as threads:
+        return list(threads.map(lambda column: zlib.crc32(column) if len(column) else 0, columns))
+
+
+def _load(kept: Path, key: bytes) -> Table:
+    _check_private(kept.parent.stat())
+    descriptor = os.open(kept, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # or a FIFO waits
+    try:
+        facts = os.fstat(descriptor)
+        _check_private(facts)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ValueError("not a plain file")
+        view = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(descriptor)
+    magic, version, flags, count, its_key, *sums = HEADER.unpack_from(view)
+    (header_sum,) = struct.unpack_from("<I", view, HEADER.size)
+    starts, end = _starts(flags, count)
+    sound = (magic, version, its_key, header_sum) == (b"SOLARIDX", INDEX_VERSION, key, zlib.crc32(view[: HEADER.size]))
+    if not sound or end != len(view):
+        raise ValueError("damaged, or another version")
+    kinds = (np.uint64, np.uint64, np.uint64, np.uint32)
+    columns: list[NDArray[Any]] = [
+        np.frombuffer(view, kind, count, start) if start >= 0 else np.empty(0, kind)
+        for kind, start in zip(kinds, starts, strict=True)
+    ]
+    if _sums(columns) != sums:
+        raise ValueError("damaged")
+    os.utime(kept)  # what is used stays longest
+    index, offset, nbytes, mask = columns
+    return Table(index, offset, nbytes, mask if flags & HAS_MASK else np.zeros(count, np.uint32))
+
+
+def _store(kept: Path, key: bytes, table: Table) -> None:
+    folder = kept.parent
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(folder.stat())
+    flags = (HAS_INDEX if len(table.index) else 0) | (HAS_MASK if table.mask.any() else 0)
+    columns: list[NDArray[Any]] = [
+        table.index,
+        table.offset,
+        table.nbytes,
+        table.mask if flags & HAS_MASK else np.empty(0, np.uint32),
+    ]
+    header = HEADER.pack(b"SOLARIDX", INDEX_VERSION, flags, len(table.offset), key, *_sums(columns))
+    with whole.written(kept, sync=False) as file:
+        file.write(header + struct.pack("<I", zlib.crc32(header)))
+        for start, column in zip(_starts(flags, len(table.offset))[0], columns, strict=True):
+            if start >= 0:
+                file.write(bytes(start - file.tell()))
+                file.write(column.data)
+    _prune(folder)
+
+
+def _prune(folder: Path) -> None:
+    """Removes what was used longest ago until the folder is small enough, and what a crashed writer left behind."""
+    whole.sweep(folder)
+    sizes = []
+    for path in folder.glob("*.index"):
+        facts = path.lstat()
+        sizes.append((facts.st_mtime_ns, facts.st_size, path))
+    total = sum(size for _, size, _ in sizes)
+    for _, size, path in sorted(sizes):
+        if total <= FOLDER_NBYTES:
+            break
+        path.unlink()
+        total -= size

@@ -1,0 +1,159 @@
+"""The process in which libhdf5 goes through a file for the first time. Started by io/libhdf5/opening.py, imports no solar.
+
+It may crash. What is wrong without a crash is no matter here: whoever opens the file next meets it, and says so. A dot
+on stdout now and then is a sign of life. Before and behind the values of a dataset comes a zero byte, and its name
+between them: what was begun last, and has no end, is where it crashed.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+TOO_MUCH = 3  # the exit code where memory was short
+SPARE = 1 << 30  # address space for libhdf5 and its caches
+LARGEST_ATTRIBUTE = 64 << 20  # bytes of an attribute that is read
+
+ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError)
+
+
+def objects(file: Any) -> Iterator[Any]:
+    """Every object that hard links lead to from the root; looks at all other links on the way."""
+    import h5py
+
+    seen: set[int] = set()
+    pending = [b"/"]  # paths: a million open objects would take a gigabyte
+    while pending:
+        path = pending.pop()
+        with suppress(*ERRORS):
+            one = h5py.h5o.open(file.id, path)
+            address = h5py.h5o.get_info(one).addr
+            if address in seen:
+                continue
+            seen.add(address)
+            yield one
+            if isinstance(one, h5py.h5g.GroupID):
+                pending += [path.rstrip(b"/") + b"/" + name for name in hard_links(one)]
+
+
+def hard_links(group: Any) -> list[bytes]:
+    """The names of a group's hard links; looks at what the others lead to."""
+    import h5py
+
+    names: list[bytes] = []
+    with suppress(*ERRORS):
+        group.links.iterate(names.append)
+    found = []
+    for name in names:
+        with suppress(*ERRORS):
+            if group.links.get_info(name).type == h5py.h5l.TYPE_HARD:
+                found.append(name)
+            else:
+                group.links.get_val(name)
+    return found
+
+
+def look_at(one: Any) -> None:
+    """Reads what an object says of itself."""
+    import h5py
+
+    for i in range(h5py.h5a.get_num_attrs(one)):
+        with suppress(*ERRORS):
+            look_at_attribute(h5py.h5a.open(one, index=i))
+    if isinstance(one, h5py.h5g.GroupID):
+        one.get_create_plist().get_link_creation_order()
+    if isinstance(one, h5py.h5d.DatasetID):
+        with suppress(*ERRORS):
+            look_at_type(one)
+        plan = one.get_create_plist()
+        for i in range(plan.get_nfilters()):
+            with suppress(*ERRORS):
+                plan.get_filter(i)
+        one.get_storage_size()
+        if plan.get_layout() == h5py.h5d.CHUNKED:
+            one.chunk_iter(lambda info: None)
+        if plan.get_layout() == h5py.h5d.VIRTUAL:
+            for i in range(plan.get_virtual_count()):
+                plan.get_virtual_filename(i)
+        look_at_values(one)
+
+
+def look_at_values(one: Any) -> None:
+    """Reads values that libhdf5 decodes when the dataset is copied: references and lists behind filters."""
+    import h5py
+    import numpy as np
+
+    kind, plan = one.get_type(), one.get_create_plist()
+    lists = (
+        kind.detect_class(h5py.h5t.REFERENCE) or kind.detect_class(h5py.h5t.VLEN) or kind.detect_class(h5py.h5t.STRING)
+    )
+    if not lists or plan.get_layout() != h5py.h5d.CHUNKED or not plan.get_nfilters():
+        return
+    os.write(1, b"\0" + (h5py.h5i.get_name(one) or b"") + b"\0")
+    space = one.get_space()
+    for i in range(one.get_num_chunks()):
+        begin = one.get_chunk_info(i).chunk_offset
+        count = tuple(min(c, n - b) for b, c, n in zip(begin, plan.get_chunk(), one.shape, strict=True))
+        space.select_hyperslab(begin, count)
+        # In its own type: h5py makes nothing of it that might fail.
+        values = np.empty(count, np.dtype((np.void, kind.get_size())))
+        with suppress(*ERRORS):
+            one.read(h5py.h5s.create_simple(count), space, values, kind)
+        os.write(1, b".")
+    os.write(1, b"\0\0")
+
+
+def look_at_type(one: Any) -> None:
+    """Reads the type of a dataset, its shape and what it is filled with."""
+    import h5py
+
+    dataset = h5py.Dataset(one)
+    if dataset.shape is not None and dataset.dtype is not None:
+        _ = dataset.fillvalue
+
+
+def look_at_attribute(one: Any) -> None:
+    """Reads an attribute, in its own type: h5py makes lists of region references of memory that nobody set."""
+    import numpy as np
+
+    shape, kind = one.shape, one.get_type()
+    if one.get_storage_size() <= LARGEST_ATTRIBUTE and 0 not in shape:
+        one.read(np.empty(shape, np.dtype((np.void, kind.get_size()))), kind)
+
+
+def allow(nbytes: int) -> None:
+    """Lets the process grow by `nbytes` and no more."""
+    with Path("/proc/self/statm").open() as facts:
+        pages = int(facts.read().split()[0])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = pages * resource.getpagesize() + nbytes
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def main() -> int:
+    import h5py
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    allow(Path(sys.argv[1]).stat().st_size + SPARE)
+    said = time.monotonic()
+    try:
+        with suppress(*ERRORS), h5py.File(sys.argv[1], "r", locking=False) as file:
+            for one in objects(file):
+                with suppress(*ERRORS):
+                    look_at(one)
+                if time.monotonic() > said + 1:
+                    said = time.monotonic()
+                    os.write(1, b".")
+    except MemoryError:
+        return TOO_MUCH
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

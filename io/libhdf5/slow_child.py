@@ -1,0 +1,328 @@
+"""The process in which libhdf5 reads what solar does not read itself. Started by io/libhdf5/slow.py; imports nothing of solar.
+
+libhdf5 crashes on some damaged files. Here it may: the caller's process sees the pipe close, and says so.
+
+The conversation, over the socket that is stdin: both sides send frames, a JSON header of one line, then `nbytes` bytes.
+
+    request  {"path", "dataset", "rows": count, "nbytes", "memory"}   rows as int64, ascending and different
+                                                                      count -1: all of them; -2: only the shape;
+                                                                      -3: a box, begin and end of each axis
+                                                                      -4: what a virtual dataset is made of
+    answer   {"array": DESCRIPTION, "nbytes"}                         the values
+             {"shape", "nbytes": 0}
+             {"shape", "sources": [{"file", "name", "to", "whole"}], "nbytes": 0}   to: begin and end of each axis
+             {"error": TEXT, "kind": "layout" | "read", "nbytes": 0}
+
+The values of an array travel by its DESCRIPTION, {"shape", "dtype"}: plain ones as their bytes; a structured one that
+holds objects field by field; objects one after another, each a tag and what the tag needs:
+
+    N                 None
+    B, S   u64 bytes  bytes, str (UTF-8, lone surrogates kept)
+    A      u64 text   an array: the length of its DESCRIPTION as JSON, that, then its values
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import struct
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+LENGTH = struct.Struct("<Q")
+ALL_ROWS, ONLY_SHAPE, BOX, SOURCES = -1, -2, -3, -4
+SPARE_MEMORY = 1 << 30  # address space for the library itself, its caches, and what variable-length values need
+
+
+class Unreadable(Exception):
+    """The dataset is of a kind that cannot be read at all."""
+
+
+# --- values to bytes and back (the caller decodes with the same functions) ----
+
+
+def describe(dtype: np.dtype[Any]) -> Any:
+    """A dtype in terms of JSON."""
+    if dtype.subdtype is not None:
+        return {"base": describe(dtype.subdtype[0]), "dims": dtype.subdtype[1]}
+    if dtype.names is None:
+        return dtype.str
+    fields: Any = dtype.fields  # its type has no str for a key
+    return {
+        "names": dtype.names,
+        "formats": [describe(fields[name][0]) for name in dtype.names],
+        "offsets": [fields[name][1] for name in dtype.names],
+        "itemsize": dtype.itemsize,
+    }
+
+
+def described(description: Any) -> np.dtype[Any]:
+    """The dtype that `describe` described."""
+    if isinstance(description, str):
+        return np.dtype(description)
+    if "base" in description:
+        return np.dtype((described(description["base"]), tuple(description["dims"])))
+    formats = [described(one) for one in description["formats"]]
+    made: np.dtype[Any] = np.dtype(dict(description, formats=formats))  # type: ignore[call-overload]
+    return made
+
+
+def put(array: np.ndarray[Any, Any], out: list[bytes]) -> None:
+    """Appends the bytes of an array's values."""
+    if not array.dtype.hasobject:
+        out.append(array.tobytes())
+    elif array.dtype.names is not None:
+        for name in array.dtype.names:
+            put(array[name], out)
+    else:
+        for value in array.reshape(-1):
+            put_object(value, out)
+
+
+def put_object(value: Any, out: list[bytes]) -> None:
+    if value is None:
+        out.append(b"N")
+    elif isinstance(value, bytes):
+        out += [b"B", LENGTH.pack(len(value)), value]
+    elif isinstance(value, str):
+        text = value.encode("utf-8", "surrogateescape")
+        out += [b"S", LENGTH.pack(len(text)), text]
+    elif isinstance(value, np.ndarray):
+        description = json.dumps({"shape": value.shape, "dtype": describe(value.dtype)}).encode()
+        out += [b"A", LENGTH.pack(len(description)), description]
+        put(value, out)
+    else:
+        raise Unreadable(f"it holds values of {type(value).__name__}, and references cannot be samples")
+
+
+class Values:
+    """Takes values out of bytes that `put` made."""
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+
+    def take(self, nbytes: int) -> memoryview:
+        if nbytes < 0 or nbytes > len(self._data) - self._at:
+            raise ValueError("the answer is cut short")
+        self._at += nbytes
+        return self._data[self._at - nbytes : self._at]
+
+    def array(self, description: Any) -> np.ndarray[Any, Any]:
+        made = np.empty(tuple(description["shape"]), described(description["dtype"]))
+        self.fill(made)
+        return made
+
+    def fill(self, array: np.ndarray[Any, Any]) -> None:
+        if not array.dtype.hasobject:
+            array[...] = np.frombuffer(self.take(array.nbytes), array.dtype).reshape(array.shape)
+        elif array.dtype.names is not None:
+            for name in array.dtype.names:
+                self.fill(array[name])
+        else:
+            cells = array[np.newaxis]  # an element of an array without dimensions cannot be set to an array
+            for position in np.ndindex(cells.shape):
+                cells[position] = self._object()
+
+    def _object(self) -> Any:
+        tag = bytes(self.take(1))
+        if tag == b"N":
+            return None
+        data = self.take(LENGTH.unpack(self.take(LENGTH.size))[0])
+        if tag == b"B":
+            return bytes(data)
+        if tag == b"S":
+            return str(data, "utf-8", "surrogateescape")
+        return self.array(json.loads(bytes(data)))
+
+
+# --- reading ----
+
+
+class OpenDataset:
+    """The dataset asked for last, kept open: batches come from the same one again and again."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] = ()
+        self._sources: dict[Path, Any] = {}  # and what they were when it was opened: libhdf5 keeps them open with it
+        self._file: Any = None
+        self.dataset: Any = None
+
+    def of(self, path: str, name: str) -> Any:
+        import h5py
+
+        key = (path, name, identity_of(Path(path)))
+        if key != self._key or any(identity_of(place) != was for place, was in self._sources.items()):
+            self._key, self.dataset = (), None
+            if self._file is not None:
+                self._file.close()
+            self._file = h5py.File(path, "r", locking=False, rdcc_nbytes=64 << 20)
+            self.dataset = self._file[name.encode("utf-8", "surrogateescape")]
+            if not isinstance(self.dataset, h5py.Dataset):
+                raise Unreadable("it is a group, not a dataset")
+            self._sources = {place: identity_of(place) for place in checked_sources(path, self.dataset)}
+            self._key = key
+        return self.dataset
+
+
+def identity_of(place: Path) -> tuple[int, ...]:
+    """What tells a file from another that has taken its place; nothing where there is none."""
+    try:
+        facts = place.stat()
+    except OSError:
+        return ()
+    return facts.st_size, facts.st_mtime_ns, facts.st_ino
+
+
+def checked_sources(path: str, dataset: Any) -> list[Path]:
+    """Where the values may be. Unreadable where that is no file: libhdf5 would wait for a FIFO without end.
+
+    A folder it refuses by itself, and "." is a virtual dataset's own file.
+    """
+    places = []
+    names = [one[0] for one in dataset.external or ()]
+    names += [one.file_name for one in dataset.virtual_sources()] if dataset.is_virtual else []
+    for name in dict.fromkeys(names):
+        for place in (Path(name), Path(path).parent / name):  # as libhdf5 takes it for raw files, and for virtual ones
+            if place.exists() and not (place.is_file() or place.is_dir()):
+                raise Unreadable(f"its values are to be in {place}, which is no plain file")
+            places.append(place)
+    return places
+
+
+def read(dataset: Any, rows: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    """All of a dataset, or the rows or (where these are pairs) the box asked for, as h5py gives them."""
+    if dataset.shape is None:
+        raise Unreadable("its dataspace is null: it has no values")
+    if rows is None:
+        whole: np.ndarray[Any, Any] = dataset[...]
+        return whole
+    if rows.ndim == 2:
+        box: np.ndarray[Any, Any] = dataset[tuple(slice(int(begin), int(end)) for begin, end in rows)]
+        return box
+    value = np.empty((len(rows), *dataset.shape[1:]), dataset.dtype)
+    starts = np.flatnonzero(np.diff(rows, prepend=rows[:1] - 2) != 1)
+    for first, last in zip(starts, np.append(starts[1:], len(rows)), strict=True):
+        value[first:last] = dataset[int(rows[first]) : int(rows[last - 1]) + 1]
+    return value
+
+
+def sources(dataset: Any) -> list[dict[str, Any]]:
+    """What a virtual dataset is made of; `to` is None where a source does not fill a box that has an end."""
+    found = []
+    for one in dataset.virtual_sources() if dataset.is_virtual else []:
+        taken = box(one.src_space)
+        extent = one.src_space.get_simple_extent_dims()
+        whole = taken is not None and taken == [[0, length] for length in extent]
+        found.append({"file": one.file_name, "name": one.dset_name, "to": box(one.vspace), "whole": whole})
+    return found
+
+
+def box(space: Any) -> list[list[int]] | None:
+    """Begin and end along each axis of what is selected, if that is a box."""
+    import h5py
+
+    if space.get_select_type() == h5py.h5s.SEL_ALL:
+        return [[0, length] for length in space.get_simple_extent_dims()]
+    if space.get_select_type() != h5py.h5s.SEL_HYPERSLABS or not space.is_regular_hyperslab():
+        return None
+    begin, stride, count, block = space.get_regular_hyperslab()
+    sides = [*zip(begin, stride, count, block, strict=True)]
+    if any(
+        h5py.h5s.UNLIMITED in (count, block) or (count > 1 and stride != block) for _, stride, count, block in sides
+    ):
+        return None
+    return [[begin, begin + count * block] for begin, _, count, block in sides]
+
+
+def missing_filters(dataset: Any) -> list[str]:
+    """The filters of a dataset that libhdf5 has no plug-in for."""
+    import h5py
+
+    creation = dataset.id.get_create_plist()
+    filters = [creation.get_filter(i) for i in range(creation.get_nfilters())]
+    return [
+        f"filter {number} ({name.decode(errors='replace').strip() or 'no name'})"
+        for number, _, _, name in filters
+        if not h5py.h5z.filter_avail(number)
+    ]
+
+
+def plainly(error: BaseException, dataset: Any) -> dict[str, Any]:
+    """The answer that tells of an error: what is wrong, and what to do."""
+    if isinstance(error, Unreadable):
+        return {"error": str(error), "kind": "layout"}
+    if isinstance(error, MemoryError):
+        return {"error": "it needs more memory than its size justifies", "kind": "read"}
+    text = str(error).strip("'\"")
+    if dataset is not None and (missing := missing_filters(dataset)):
+        text = (
+            f"{' and '.join(missing)} cannot be undone here: no plug-in. pip install hdf5plugin (the [filters] extra)"
+        )
+        if "hdf5plugin" in sys.modules:
+            text = f"{' and '.join(missing)} cannot be undone here: neither hdf5plugin nor a plug-in of libhdf5 has it"
+        return {"error": text, "kind": "layout"}
+    sort = "read" if isinstance(error, OSError) else "layout"
+    return {"error": f"libhdf5 cannot read it: {text or type(error).__name__}", "kind": sort}
+
+
+def allow(nbytes: int) -> None:
+    """Lets the process grow by `nbytes` and no more."""
+    with Path("/proc/self/statm").open() as facts:
+        pages = int(facts.read().split()[0])
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = pages * resource.getpagesize() + nbytes + SPARE_MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def answer(request: dict[str, Any], payload: bytes, kept: OpenDataset) -> tuple[dict[str, Any], list[bytes]]:
+    values: list[bytes] = []
+    dataset = None
+    try:
+        allow(request["memory"])
+        dataset = kept.of(request["path"], request["dataset"])
+        if request["rows"] == ONLY_SHAPE:
+            return {"shape": dataset.shape}, []
+        if request["rows"] == SOURCES:
+            return {"shape": dataset.shape, "sources": sources(dataset)}, []
+        rows = np.frombuffer(payload, np.int64) if request["rows"] != ALL_ROWS else None
+        if rows is not None and request["rows"] == BOX:
+            rows = rows.reshape(-1, 2)
+        array = read(dataset, rows)
+        put(array, values)
+        return {"array": {"shape": array.shape, "dtype": describe(array.dtype)}}, values
+    except Exception as error:
+        return plainly(error, dataset), []
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answers until the caller is gone."""
+    kept = OpenDataset()
+    while line := requests.readline():
+        request = json.loads(line)
+        header, values = answer(request, requests.read(request["nbytes"]), kept)
+        header["nbytes"] = sum(map(len, values))
+        answers.write(json.dumps(header).encode() + b"\n")
+        for value in values:
+            answers.write(value)
+        answers.flush()
+
+
+def main() -> None:
+    import h5py
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    h5py.h5pl.prepend(os.fsencode(sys.argv[1]))  # solar's own filter
+    with suppress(ImportError):
+        import hdf5plugin  # noqa: F401  (its import makes the filters known to libhdf5)
+    with os.fdopen(os.dup(0), "wb") as answers:
+        serve(sys.stdin.buffer, answers)
+
+
+if __name__ == "__main__":
+    main()

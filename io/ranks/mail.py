@@ -1,0 +1,284 @@
+"""Mail: bytes on their way between ranks, by MPI or torch.distributed, and the threads that wait for them.
+
+Nothing here knows what is sent. An *errand* is a generator that deals with one matter: it yields the letters it waits
+for, or None until its bell rings. By MPI one thread goes from errand to errand and never blocks in MPI, which burns a
+core; gloo can only be waited for, which burns nothing, so there each errand has a thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from datetime import timedelta
+from queue import Empty, Queue
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.errors import PlanError, ReadError
+from solar.io.ranks.alive import BURIAL
+
+Bytes: TypeAlias = NDArray[np.uint8]
+Errand: TypeAlias = Generator[list[Any] | None, None, None]
+
+SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between two looks at what MPI has done
+FOR_EVER = timedelta(days=365)  # for a letter: were gloo's own limit to pass, all connections would break
+TOGETHER = timedelta(seconds=60)  # that ranks which have just met may need to connect
+GLANCE = 0.2  # seconds between looks at whether somebody is gone
+NAME = "solar exchange"  # of the threads
+MAIL_TAG = 0  # one for all: what one rank sends another comes in the order in which it was sent
+
+
+class Gone(Exception):
+    """What was waited for cannot come: the connection is broken. Raised in the errand that waited."""
+
+
+class Mail(Protocol):
+    """Letters between all ranks. Those from one rank to another are received in the order in which they are sent."""
+
+    rank: int
+    ranks: int
+
+    def send(self, peer: int, letter: Bytes) -> Any:
+        """Begins to send. The bytes must stay as they are until this letter has been waited for."""
+
+    def receive(self, peer: int, letter: Bytes) -> Any:
+        """Begins to receive as many bytes as there is room for."""
+
+    def run(self, errand: Errand) -> threading.Event:
+        """Begins an errand, in a thread that lives as long as it. Gives the bell that wakes it."""
+
+    def join(self, seconds: float) -> None:
+        """Waits for the threads whose errands are over: Python must not end while they still let go of letters."""
+
+    def slow_down(self) -> None:
+        """Nobody is in a hurry for what is still on its way."""
+
+    def free(self) -> None:
+        """Gives back what carries the letters. Nothing may be on its way."""
+
+
+def mail(by: str, check: Callable[[], None] = lambda: None) -> Mail:
+    """New Mail among all ranks, by "mpi" or "torch". All ranks make it together.
+
+    `check` is called now and then while they come, and raises what is wrong: somebody is gone, say.
+    """
+    if by == "mpi":
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+            raise PlanError('samples were to be exchanged over MPI, and MPI is not initialised: import "mpi4py.MPI"')
+        return MpiMail(mpi, check)
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        raise PlanError(
+            "samples were to be exchanged over torch.distributed, and it has no process group: call init_process_group"
+        )
+    return TorchMail(distributed, check)
+
+
+def go_on(errand: Errand, error: Gone | None) -> tuple[bool, list[Any] | None]:
+    """Whether the errand has more to do, and what it waits for now."""
+    try:
+        return True, next(errand) if error is None else errand.throw(error)
+    except StopIteration:
+        return False, None
+
+
+class MpiMail:
+    """Letters by a communicator of their own."""
+
+    def __init__(self, mpi: Any, check: Callable[[], None]) -> None:
+        if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+            raise PlanError(
+                "MPI was initialised for one thread at a time, and samples are exchanged beside the training: leave "
+                'mpi4py.rc.thread_level at "multiple" and use an MPI that has it, or give exchange="read"'
+            )
+        self._mpi = mpi
+        self._communicator, request = mpi.COMM_WORLD.Idup()
+        while not request.Test():  # not Wait: Ctrl-C works
+            check()
+            time.sleep(LONGEST)
+        self.rank, self.ranks = self._communicator.Get_rank(), self._communicator.Get_size()
+        self._bell, self._lock = threading.Event(), threading.Lock()
+        self._begun: list[_Walk] = []  # that the thread has not yet seen
+        self._thread, self._goes_round = threading.Thread(target=self._go_round), False
+        self._longest = LONGEST
+
+    def send(self, peer: int, letter: Bytes) -> Any:
+        return self._started("Isend", letter, peer)
+
+    def receive(self, peer: int, letter: Bytes) -> Any:
+        return self._started("Irecv", letter, peer)
+
+    def _started(self, verb: str, letter: Bytes, peer: int) -> Any:
+        if self._mpi.Is_finalized():  # what is called now would end the process
+            raise Gone("MPI was finalised")
+        try:
+            return getattr(self._communicator, verb)([letter, self._mpi.BYTE], peer, MAIL_TAG)
+        except self._mpi.Exception as error:
+            raise Gone(str(error)) from error
+
+    def run(self, errand: Errand) -> threading.Event:
+        with self._lock:
+            self._begun.append(_Walk(errand))
+            if not self._goes_round:
+                self._goes_round = True
+                self._thread = threading.Thread(target=self._go_round, name=NAME, daemon=True)
+                self._thread.start()
+        self._bell.set()
+        return self._bell
+
+    def _go_round(self) -> None:
+        walks: list[_Walk] = []
+        pause = SHORTEST
+        while True:
+            rung = self._bell.is_set()
+            self._bell.clear()  # before they look at what it rang for
+            with self._lock:
+                walks, self._begun = walks + self._begun, []
+                if not walks:
+                    self._goes_round = False
+                    return
+            moved = [self._advanced(walk, rung) for walk in walks]
+            walks = [walk for walk in walks if walk.goes_on]
+            if any(moved):
+                pause = SHORTEST
+            elif any(walk.letters for walk in walks):
+                time.sleep(pause)
+                pause = min(2 * pause, self._longest)
+            elif walks:
+                self._bell.wait()
+
+    def _advanced(self, walk: _Walk, rung: bool) -> bool:
+        error = None
+        if walk.letters:
+            try:
+                if self._mpi.Is_finalized():
+                    raise Gone("MPI was finalised")
+                if not self._mpi.Request.Testall(walk.letters):
+                    return False
+            except self._mpi.Exception as broken:
+                error = Gone(str(broken))
+            except Gone as gone:
+                error = gone
+        elif walk.begun and not rung:
+            return False
+        walk.begun = True
+        walk.goes_on, walk.letters = go_on(walk.errand, error)
+        return not walk.goes_on or bool(walk.letters)
+
+    def join(self, seconds: float) -> None:
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(seconds)
+
+    def slow_down(self) -> None:
+        self._longest = 50 * LONGEST
+
+    def free(self) -> None:
+        if not self._mpi.Is_finalized():
+            self._communicator.Free()
+
+
+class _Walk:
+    """An errand, and what it waits for."""
+
+    def __init__(self, errand: Errand) -> None:
+        self.errand = errand
+        self.begun, self.goes_on = False, True
+        self.letters: list[Any] | None = None
+
+
+class TorchMail:
+    """Letters by a gloo group of their own."""
+
+    def __init__(self, distributed: Any, check: Callable[[], None]) -> None:
+        self._distributed = distributed
+        self._tensor = sys.modules["torch"].from_numpy
+        self._threads: list[threading.Thread] = []
+        self._group = _group(distributed, check)
+        self.rank, self.ranks = distributed.get_rank(), distributed.get_world_size()
+
+    def send(self, peer: int, letter: Bytes) -> Any:
+        return self._started(self._distributed.isend, _writable(letter), peer)
+
+    def receive(self, peer: int, letter: Bytes) -> Any:
+        return self._started(self._distributed.irecv, letter, peer)
+
+    def _started(self, verb: Any, letter: Bytes, peer: int) -> Any:
+        try:
+            return verb(self._tensor(letter), peer, group=self._group, tag=MAIL_TAG)
+        except (RuntimeError, ValueError) as error:  # a broken connection; a group that the user has destroyed
+            raise Gone(str(error)) from error
+
+    def run(self, errand: Errand) -> threading.Event:
+        bell = threading.Event()
+        self._threads.append(threading.Thread(target=_walk, args=(errand, bell), name=NAME, daemon=True))
+        self._threads[-1].start()
+        return bell
+
+    def join(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def slow_down(self) -> None:
+        pass
+
+    def free(self) -> None:
+        if self._distributed.is_initialized():
+            self._distributed.destroy_process_group(self._group)
+
+
+def _group(distributed: Any, check: Callable[[], None]) -> Any:
+    """A new group of all ranks. It is made in a thread, for it waits for all of them and hears no Ctrl-C."""
+    made: Queue[Any] = Queue(1)
+
+    def make() -> None:
+        try:
+            made.put(distributed.new_group(backend="gloo", timeout=TOGETHER))
+        except Exception as error:
+            made.put(error)
+
+    threading.Thread(target=make, name=NAME, daemon=True).start()
+    while True:
+        with suppress(Empty):
+            group = made.get(timeout=GLANCE)
+            break
+        check()
+    if isinstance(group, Exception):
+        end = time.monotonic() + BURIAL
+        while time.monotonic() < end:  # whose end it was may be seen to have ended only now
+            check()
+            time.sleep(LONGEST)
+        raise ReadError(f"the ranks cannot exchange samples over torch.distributed ({group})") from group
+    return group
+
+
+def _writable(letter: Bytes) -> Bytes:
+    """The same bytes: torch has no tensors that may only be read, and warns."""
+    if letter.flags.writeable or not len(letter):
+        return letter
+    address = letter.__array_interface__["data"][0]
+    alias: Any = (ctypes.c_uint8 * len(letter)).from_address(address)
+    alias.letter = letter  # which must not go while this is sent
+    return np.frombuffer(memoryview(alias), np.uint8)
+
+
+def _walk(errand: Errand, bell: threading.Event) -> None:
+    goes_on, error = True, None
+    while goes_on:
+        bell.clear()  # before it looks at what it rang for
+        goes_on, letters = go_on(errand, error)
+        error = None
+        if goes_on and letters is None:
+            bell.wait()
+        for letter in letters or ():
+            try:
+                letter.wait(FOR_EVER)
+            except RuntimeError as broken:
+                error = Gone(str(broken))

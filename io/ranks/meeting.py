@@ -1,0 +1,342 @@
+"""A meeting: all ranks come together, find what must be the same to be so, and learn who is on their node.
+
+Each sends one letter to rank 0 and gets one back: a thousand ranks are two thousand letters. Whatever is wrong is told
+to all. Waiting is asking again after a short sleep, so that Ctrl-C ends it, and never longer than allowed. Who waits
+looks whether the others of its machine live, as far as it has met them before.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from solar import __version__
+from solar.errors import PlanError, SolarError
+from solar.io.ranks.alive import Process, Watch, gone, machine
+from solar.io.ranks.letters import Post
+
+log = logging.getLogger("solar")
+
+DIFFERENCES_SHOWN = 3  # differences, and ranks, that a message lists
+MEETING_PATIENCE = 10.0  # seconds after which who waits says so
+NUDGE = 0.1  # seconds after which rank 0 tells those who wait that it is there
+LETTER_GRACE = 5.0  # seconds that a letter may travel
+MEETING_PARTING = 1.0  # as long an interrupted rank 0 stays for the others to have its last letter
+LAST_WORD = 1.0  # as long who has told rank 0 of a death waits for what it says: it may have given up before
+
+TROUBLE = "trouble"  # among what must be the same: why a rank cannot take part; None if it can
+
+Letter = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Met:
+    """What a rank learns at a meeting."""
+
+    node_of: tuple[int, ...]  # of each rank its node; nodes are numbered as their lowest ranks follow each other
+    mates: dict[int, dict[str, Any]]  # of each rank on this node, itself too, ascending: what it told as its own
+    least: dict[str, int]  # over all ranks
+    told: Any = None  # what rank 0 tells all
+
+
+def letter_of(
+    what: str,
+    same: Mapping[str, Any],
+    own: Mapping[str, Any],
+    least: Mapping[str, int],
+    place: Any,
+    process: Process | None,
+    tell: Any,
+) -> Letter:
+    """What a rank tells at a meeting; `place` is which of how many of its node it is, None: nobody says."""
+    return {
+        "what": what,
+        "same": {"version of solar": __version__, **same},
+        "own": dict(own),
+        "least": dict(least),
+        "machine": machine(),
+        "place": place,
+        "process": process,
+        "tell": tell,
+    }
+
+
+class Meeting:
+    """One meeting, as this rank takes part in it."""
+
+    def __init__(self, post: Post, watch: Watch, number: int, ranks: int, told: Letter, seconds: float) -> None:
+        self._post = post
+        self._watch = watch
+        self._number = number
+        self._ranks = ranks
+        self._told = told
+        self._seconds = seconds
+        self._pause = Pause(ranks)
+        self._begun = time.monotonic()
+        self._gone: list[int] = []  # ranks of this machine, as rank 0 was told
+        self._came: dict[int, Letter] = {0: told}
+
+    def report(self, rank: int) -> Letter:
+        """The answer of rank 0, to one of the others."""
+        self._send(0, self._told)
+        until, said = self._begun + self._seconds, False
+        try:
+            while time.monotonic() < until:
+                said = said or self._say_waiting(f"rank {rank}", "rank 0 to say that all have come")
+                ended = self._watch.ended()  # before the last letter of the dead is looked for
+                letter = self._next(0)
+                if letter is None:
+                    if ended and not self._gone:  # rank 0 may be on another machine
+                        until = min(until, time.monotonic() + LAST_WORD)
+                        self._tell_gone(ended)
+                    self._pause.sleep()
+                elif letter.get("wait"):  # rank 0 came later than this one: its time is what counts
+                    until = time.monotonic() + self._seconds + LETTER_GRACE
+                else:
+                    if "error" in letter:
+                        self._send(0, {"taken": True})
+                    return letter
+        except BaseException:
+            with suppress(RuntimeError):  # the first error counts
+                self._send(0, {"left": "was interrupted"})
+            raise
+        if self._gone:
+            raise gone(self._gone, self._ranks)
+        self._send(0, {"left": f"waited {self._seconds:g} s and gave up"})
+        raise PlanError(late("rank 0, where all ranks meet,", self._told["what"], f"rank {rank}", self._seconds))
+
+    def _tell_gone(self, ended: list[int]) -> None:
+        """Tells rank 0 who of this machine is gone. ReadError if it is rank 0 itself."""
+        self._gone = ended
+        if 0 in ended:
+            raise gone(ended, self._ranks)
+        self._send(0, {"gone": ended})
+
+    def lead(self) -> Letter:
+        """The answer to rank 0 itself, when all have theirs."""
+        try:
+            answers = self._answers()
+        except BaseException as error:
+            with suppress(RuntimeError):  # the first error counts
+                self._tell_error(error)
+            raise
+        for rank in range(1, self._ranks):
+            self._post.send(rank, answers[rank])
+        self._stay()
+        own: Letter = json.loads(answers[0])
+        return own
+
+    def _stay(self) -> None:
+        """Until all have their answers: this process may end, or destroy its group, as soon as it has its own."""
+        waiting, until = set(range(1, self._ranks)), time.monotonic() + LETTER_GRACE
+        pause = Pause(self._ranks)
+        while time.monotonic() < until:
+            waiting = {rank for rank in waiting if self._post.needed(rank)} - {*self._watch.ended()}
+            if not waiting:
+                return
+            pause.sleep()
+
+    def _tell_error(self, error: BaseException) -> None:
+        """Tells all others. If the letters may go down with this process, stays until those who wait have them."""
+        known = isinstance(error, SolarError)
+        text = str(error) if known else f"rank 0 left the meeting for {self._told['what']}: {type(error).__name__}"
+        for rank in range(1, self._ranks):
+            self._send(rank, {"error": text, "kind": type(error).__name__})
+        waiting, until = self._came.keys() - {0}, time.monotonic() + (LETTER_GRACE if known else MEETING_PARTING)
+        while waiting and time.monotonic() < until:
+            waiting -= {*self._watch.ended(), *(rank for rank in waiting if self._next(rank) is not None)}
+            self._pause.sleep()
+
+    def _answers(self) -> list[bytes]:
+        letters = self._letters()
+        _check(letters)
+        node_of = _nodes(letters)
+        names = dict.fromkeys(name for letter in letters for name in letter["least"])
+        least = {name: min(of["least"][name] for of in letters if name in of["least"]) for name in names}
+        mates: dict[int, dict[int, Any]] = {}
+        for rank, node in enumerate(node_of):
+            mates.setdefault(node, {})[rank] = letters[rank]["own"]
+        common = {"number": self._number, "node_of": node_of, "least": least, "told": self._told["tell"]}
+        processes = [letter["process"] for letter in letters]
+        answers = {
+            node: json.dumps({**common, "mates": of, "processes": _beside(of, processes)}).encode()
+            for node, of in mates.items()
+        }
+        return [answers[node] for node in node_of]
+
+    def _letters(self) -> list[Letter]:
+        """What each rank came for and tells, in their order."""
+        nudged = said = False
+        while len(self._came) < self._ranks:
+            ended = self._watch.ended()
+            self._collect()
+            if ended:
+                raise gone(ended, self._ranks)
+            waited = time.monotonic() - self._begun
+            missing = [rank for rank in range(self._ranks) if rank not in self._came]
+            said = said or not missing or self._say_waiting("rank 0", f"{_listed(missing)} to come")
+            if missing and waited > self._seconds:
+                raise PlanError(late(_listed(missing), self._told["what"], "rank 0", self._seconds))
+            if missing and waited > NUDGE and not nudged:
+                nudged = True
+                for rank in self._came.keys() - {0}:
+                    self._send(rank, {"wait": True})
+            if missing:
+                self._pause.sleep()
+        self._collect()  # once more: those that came before rank 0 may have left meanwhile
+        return [self._came[rank] for rank in range(self._ranks)]
+
+    def _collect(self) -> None:
+        """Takes the letters that are there. An error if one of those that came has left again, or one is gone."""
+        for rank in range(1, self._ranks):
+            while (letter := self._next(rank)) is not None:
+                if "left" in letter:
+                    self._came.pop(rank, None)  # it takes no answer
+                    raise PlanError(f"rank {rank} came for {self._told['what']}, and {letter['left']}")
+                if "gone" in letter:
+                    raise gone(letter["gone"], self._ranks)
+                self._came[rank] = letter
+                self._watch.meet({rank: letter["process"]})
+
+    def _say_waiting(self, who: str, whom: str) -> bool:
+        """Says it once it has lasted; gives whether it has."""
+        if time.monotonic() - self._begun < MEETING_PATIENCE:
+            return False
+        log.warning(
+            "%s waits for %s for %s: all ranks must iterate this loader, in the same epoch; it gives up after %g s",
+            who, whom, self._told["what"], self._seconds,
+        )  # fmt: skip
+        return True
+
+    def _send(self, rank: int, letter: Letter) -> None:
+        self._post.send(rank, json.dumps({"number": self._number, **letter}).encode())
+
+    def _next(self, rank: int) -> Letter | None:
+        """The next letter from this rank to this meeting; what is left of others that broke off is thrown away."""
+        while (text := self._post.poll(rank)) is not None:
+            letter: Letter = json.loads(text)
+            if letter["number"] == self._number:
+                return letter
+        return None
+
+
+class Pause:
+    """Sleeps between two looks: short ones first, then as long as nobody minds, the longer the more ranks look."""
+
+    def __init__(self, ranks: int) -> None:
+        self._seconds = 0.0005
+        self._longest = min(0.02 * max(1.0, ranks / 50), 0.5)
+
+    def sleep(self) -> None:
+        time.sleep(self._seconds)
+        self._seconds = min(self._seconds * 1.5, self._longest)
+
+
+# --- where they are ----
+
+
+def _beside(node: Iterable[int], processes: Sequence[Process | None]) -> dict[int, Process]:
+    """Of the processes of all ranks those that the ranks of a node can look after, also if they are of another node."""
+    places = {process[0] for process in (processes[rank] for rank in node) if process is not None}
+    return {rank: process for rank, process in enumerate(processes) if process is not None and process[0] in places}
+
+
+def _nodes(letters: Sequence[Letter]) -> list[int]:
+    """Of each rank the number of its node.
+
+    A machine is as many nodes as the launcher makes of it: two ranks with the same place are not on one.
+    """
+    nodes: list[int] = []
+    count = 0
+    known: dict[str, list[tuple[int, set[int]]]] = {}  # of each machine its nodes, and the places taken there
+    for letter in letters:
+        place, places = letter["place"] or (None, None)
+        on_machine = known.setdefault(json.dumps([letter["machine"], places]), [])
+        node = next((node for node in on_machine if place is None or place not in node[1]), None)
+        if node is None:
+            node = count, set()
+            on_machine.append(node)
+            count += 1
+        if place is not None:
+            node[1].add(place)
+        nodes.append(node[0])
+    return nodes
+
+
+# --- what is wrong ----
+
+
+def _check(letters: Sequence[Letter]) -> None:
+    """PlanError unless all came for the same, with the same."""
+    ours = letters[0]["what"]
+    found = _differing([letter["what"] for letter in letters])
+    if found:
+        others = "; ".join(f"{_listed(ranks)} for {json.loads(what)}" for what, ranks in found[:DIFFERENCES_SHOWN])
+        raise PlanError(
+            f"the ranks do not meet for the same: rank 0 came for {ours}, {others}{_more(found)}. All ranks must "
+            'iterate the same loaders in the same order; with exchange="off" each reads on its own'
+        )
+    troubles = [letter["same"].get(TROUBLE) for letter in letters]
+    if len(set(troubles)) > 1:  # where all have the same, each raises its own
+        trouble = next(one for one in troubles if one is not None)
+        who = _listed([rank for rank, one in enumerate(troubles) if one == trouble])
+        raise PlanError(f"{who} cannot take part in {ours}: {trouble}")
+    names = dict.fromkeys(name for letter in letters for name in letter["same"])
+    differences = [
+        (name, value, ranks)
+        for name in names
+        for value, ranks in _differing([letter["same"].get(name) for letter in letters])
+    ]
+    if differences:
+        texts = [
+            f"{_listed(ranks)} {'has' if len(ranks) == 1 else 'have'} {name} {_short(value)}, "
+            f"rank 0 has {_short(_text(letters[0]['same'].get(name)))}"
+            for name, value, ranks in differences[:DIFFERENCES_SHOWN]
+        ]
+        raise PlanError(
+            f"the ranks do not agree on {ours}: {'; '.join(texts)}{_more(differences)}. Give all of them the same; "
+            'with exchange="off" each reads on its own'
+        )
+
+
+def _differing(values: Sequence[Any]) -> list[tuple[str, list[int]]]:
+    """Each value that is not rank 0's, as text, and the ranks that have it."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks_of.setdefault(_text(value), []).append(rank)
+    return list(ranks_of.items())[1:]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:40]} ... {text[-15:]}"
+
+
+def _more(found: Sequence[Any]) -> str:
+    return f"; and {len(found) - DIFFERENCES_SHOWN} more" if len(found) > DIFFERENCES_SHOWN else ""
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:DIFFERENCES_SHOWN]))
+    return (
+        f"ranks {shown} and {len(ranks) - DIFFERENCES_SHOWN} more"
+        if len(ranks) > DIFFERENCES_SHOWN
+        else f"ranks {shown}"
+    )
+
+
+def late(who: str, what: str, waiting: str, seconds: float) -> str:
+    return (
+        f"{who} did not come for {what}: {waiting} waited {seconds:g} s. All ranks must iterate this loader, at about "
+        'the same time; with exchange="off" each reads on its own'
+    )

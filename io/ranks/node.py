@@ -1,0 +1,191 @@
+"""join: the shared memory of this node's processes, handed from one to the others, and in no file system."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from solar import _native
+from solar.errors import PlanError, ReadError
+
+GLANCE = 0.2  # seconds between looks at whether Ctrl-C was pressed, or somebody is gone
+RETRY = 0.02  # seconds between attempts to reach a leader who is not there yet
+HELLO_PATIENCE = 2.0  # seconds that somebody who has connected has to say hello
+
+HELLO = struct.Struct("<32sQQ32s")  # proof of the door, place, bytes of memory, digest of the names
+PEER = struct.Struct("iII")  # pid, uid, gid
+ANSWER = 4 << 10  # bytes of an answer, at most: what is wrong, unless it brings the descriptor
+
+
+def join(
+    door: str,
+    place: int,
+    names: Sequence[str],
+    nbytes: int,
+    seconds: float = 60,
+    check: Callable[[], None] = lambda: None,
+) -> _native.Node:
+    """The node that all processes of `names` share, once they are all there. `place` is this one's among them.
+
+    Place 0 makes the memory and hands it on at an abstract socket that is named after `door`: a random token which
+    only they know. Raises ReadError for those that have not come within `seconds`, PlanError for different memory, and
+    what `check` raises: it is called now and then, and looks whether the others live.
+    """
+    end = time.monotonic() + seconds
+    hall = _Hall(door, list(names), nbytes, seconds, end, check)
+    descriptor = _native.make_node(len(names), nbytes) if place == 0 else _come(hall, place)
+    try:
+        node = _native.Node(descriptor, place, list(names), nbytes)
+        try:
+            if place == 0 and len(names) > 1:
+                _hand_on(hall, descriptor)
+            while not node.joined(_left(end)):
+                hall.look(node.missing)
+        except BaseException as error:  # Ctrl-C, too: nobody waits for this one then
+            node.fail(str(error) or type(error).__name__)
+            node.leave()
+            raise
+    finally:
+        os.close(descriptor)
+    return node
+
+
+class _Hall(NamedTuple):
+    """What all who want to join have in common, and how long they wait for each other."""
+
+    door: str
+    names: list[str]
+    nbytes: int
+    seconds: float
+    end: float
+    check: Callable[[], None]
+
+    def look(self, missing: Callable[[], Sequence[str]]) -> None:
+        """ReadError for those that are missing if it is too late, or if they never will come."""
+        self.check()
+        if time.monotonic() < self.end:
+            return
+        late = missing()
+        others = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
+        raise ReadError(
+            f"{len(self.names)} ranks of a node share a buffer, and {others} did not come within {self.seconds:g} s: "
+            f"look for their errors; all must begin at the same time, in one network namespace"
+        )
+
+
+# --- the door ----
+
+
+def _address(door: str) -> str:
+    """A name in the abstract namespace, which anyone may see. It does not tell the door."""
+    return "\0solar-" + hashlib.sha256(b"address " + door.encode()).hexdigest()
+
+
+def _proof(door: str) -> bytes:
+    return hashlib.sha256(b"hello " + door.encode()).digest()
+
+
+def _digest(names: Sequence[str]) -> bytes:
+    return hashlib.sha256("\0".join(names).encode()).digest()
+
+
+def _is_own(peer: socket.socket) -> bool:
+    """Whether a process of the same user is at the other end."""
+    _, uid, _ = PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return bool(uid == os.geteuid())
+
+
+def _left(end: float) -> float:
+    return max(0.001, min(GLANCE, end - time.monotonic()))
+
+
+# --- the leader ----
+
+
+def _hand_on(hall: _Hall, descriptor: int) -> None:
+    """Gives the descriptor to each of the others."""
+    missing = set(range(1, len(hall.names)))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
+            listener.bind(_address(hall.door))
+        except OSError as error:
+            raise ReadError(f"{hall.names[0]} cannot let others join its node: {error.strerror}") from error
+        listener.listen(len(hall.names))
+        while missing:
+            hall.look(lambda: [hall.names[place] for place in sorted(missing)])
+            listener.settimeout(_left(hall.end))
+            with suppress(TimeoutError):
+                peer, _ = listener.accept()
+                with peer:
+                    missing.discard(_serve(hall, peer, descriptor))
+
+
+def _serve(hall: _Hall, peer: socket.socket, descriptor: int) -> int:
+    """The place of whoever has connected and got the descriptor; 0: a stranger, or one that went away."""
+    if not _is_own(peer):
+        return 0
+    peer.settimeout(HELLO_PATIENCE)
+    names = hall.names
+    try:
+        hello = peer.recv(HELLO.size + 1)
+        if len(hello) != HELLO.size:
+            return 0
+        proof, place, wanted, named = HELLO.unpack(hello)
+        if not hmac.compare_digest(proof, _proof(hall.door)):
+            return 0
+        wrong = ""
+        if named != _digest(names) or not 0 < place < len(names):
+            wrong = f"place {place} of the node is in another list of ranks than that of {names[0]}"
+        elif wanted != hall.nbytes:
+            wrong = (
+                f"{names[place]} shares {wanted} bytes of memory and {names[0]} {hall.nbytes}: give all the same buffer"
+            )
+        if wrong:
+            peer.send(wrong.encode()[:ANSWER])
+            raise PlanError(wrong)
+        socket.send_fds(peer, [b"\0"], [descriptor])
+    except OSError:
+        return 0  # its own error says more; if it stays away, so does ours
+    return int(place)
+
+
+# --- the others ----
+
+
+def _come(hall: _Hall, place: int) -> int:
+    """The descriptor, from the leader."""
+    hello = HELLO.pack(_proof(hall.door), place, hall.nbytes, _digest(hall.names))
+    while True:
+        gone = suppress(ConnectionError, BlockingIOError, TimeoutError)
+        with gone, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as leader:
+            leader.settimeout(_left(hall.end))
+            leader.connect(_address(hall.door))
+            if not _is_own(leader):
+                raise ReadError(f"another user's process stands in for {hall.names[0]} at the door of the node")
+            leader.send(hello)
+            return _received(hall, leader)
+        hall.look(lambda: hall.names[:1])
+        time.sleep(RETRY)
+
+
+def _received(hall: _Hall, leader: socket.socket) -> int:
+    """What the leader answers with. ConnectionError where it has gone away."""
+    while True:
+        leader.settimeout(_left(hall.end))
+        try:
+            answer, descriptors, _, _ = socket.recv_fds(leader, ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
+            break
+        except TimeoutError:
+            hall.look(lambda: hall.names[:1])
+    if descriptors:
+        return descriptors[0]
+    if not answer:
+        raise ConnectionResetError
+    raise PlanError(answer.decode(errors="replace"))

@@ -1,0 +1,108 @@
+"""The encoded view of a Layout: each sample as the bytes of its chunk, for a decoder that is elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from solar import _native
+from solar.values import Filter, Form, Layout
+
+KEPT_ENCODED = 65535  # native/include/solar/codec.hpp: chunks of our codec, checked and as they are stored; in no file
+MOST_TABLES = 64  # that are told apart
+LEARNED = 24  # a predictor (io/FORMAT.md)
+SLACK = 64  # zeros behind the largest chunk, at least: a decoder may read on past a chunk's end
+ROW_ALIGNMENT = 128  # bytes, of which a row is a multiple
+
+CODES = {"f4": 1, "f8": 2, "i1": 3, "u1": 4, "i2": 5, "u2": 6, "i4": 7, "u4": 8, "i8": 9, "u8": 10}  # io/FORMAT.md
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """The samples of a Layout of our codec, each as a row of bytes: its chunk, with zeros behind.
+
+    The last 4 bytes are the number of the tables that the chunk may ask for.
+    """
+
+    layout: Layout  # of the rows
+    shape: tuple[int, ...]  # of a sample that is decoded
+    dtype: np.dtype[Any]
+    tables: tuple[bytes, ...]  # of the filters of the files, of all views together
+
+
+def encoded(layouts: Sequence[Layout]) -> list[Encoded] | str:
+    """The encoded views of Layouts whose samples come in the same batches, or why they have none.
+
+    Their rows are read and buffered like any samples; native code checks each chunk (its checksum, and that what it
+    says of itself fits) when it copies it to its row.
+    """
+    if refused := next((said for layout in layouts if (said := _refused(layout))), ""):
+        return refused
+    of_all = [tables_of(form.filters[0].values) for layout in layouts for form in layout.forms]
+    tables = {table: number for number, table in enumerate(dict.fromkeys(of_all))}
+    if len(tables) > MOST_TABLES:
+        return f"{_where(layouts[0])}: {len(tables)} different coding tables in its files, more than {MOST_TABLES}"
+    largest = max(int(layout.chunk_nbytes.max()) for layout in layouts)
+    stride = -(-(largest + SLACK) // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    return [
+        Encoded(_rows(layout, stride, tables), layout.sample_shape, layout.dtype.newbyteorder("="), tuple(tables))
+        for layout in layouts
+    ]
+
+
+def _rows(layout: Layout, stride: int, numbers: dict[bytes, int]) -> Layout:
+    raw = math.prod(layout.sample_shape) * layout.dtype.itemsize
+    told = (CODES[layout.dtype.str[1:]], raw & 0xFFFFFFFF, raw >> 32)
+    tables = (numbers[tables_of(form.filters[0].values)] for form in layout.forms)
+    forms = tuple(Form((1, stride), (Filter(KEPT_ENCODED, 0, (*told, number)),)) for number in tables)
+    return replace(layout, shape=(layout.samples, stride), dtype=np.dtype(np.uint8), forms=forms)
+
+
+def _refused(layout: Layout) -> str:
+    where = _where(layout)
+    if layout.reader != "direct":
+        return f"{where} is read by {layout.reader}, not by solar itself"
+    if not only_ours(layout):
+        return f"{where} is not stored by solar's codec alone: `solar compress` makes a file that is"
+    if not layout.dtype.isnative or layout.dtype.str[1:] not in CODES:
+        return f"{where} is of {layout.dtype}, which the codec does not store as such"
+    if any(_learned(form.filters[0].values) for form in layout.forms):
+        return f"{where} is foretold by what was learned of it (--predictor learned), which the host alone decodes"
+    if any(form.chunk != (1, *layout.sample_shape) for form in layout.forms):
+        return f"{where} has chunks of {layout.forms[0].chunk}, not one of {(1, *layout.sample_shape)} for each sample"
+    whole = np.array_equal(np.diff(layout.part_chunks), np.diff(layout.part_first)) and layout.samples > 0
+    if not whole or layout.chunk_mask.any():
+        return f"{where} has samples that were never written, or that are stored without the codec"
+    return ""
+
+
+def _where(layout: Layout) -> str:
+    return f"{layout.paths[0]}: {layout.title}" if layout.paths else layout.title
+
+
+def only_ours(layout: Layout) -> bool:
+    """Whether its chunks are of our codec, with no other filter around it."""
+    return all([one.id for one in form.filters] == [_native.codec_filter()] for form in layout.forms)
+
+
+def behind_tables(values: Sequence[int]) -> int:
+    """Where in the values of a filter message the tables end (io/FORMAT.md); 0: they have no place for any."""
+    return 2 + -(-values[1] // 4) if len(values) > 1 and values[0] == 1 else 0
+
+
+def _learned(values: tuple[int, ...]) -> bool:
+    """Whether a writer asks for the learned predictor in the values of a filter message."""
+    end = behind_tables(values)
+    asked = values[end:] if end else ()
+    return len(asked) > 3 and asked[0] == 1 and asked[3] == LEARNED
+
+
+def tables_of(values: tuple[int, ...]) -> bytes:
+    """The tables in the values of a filter message (io/FORMAT.md), if there are any."""
+    if not behind_tables(values):
+        return b""
+    return np.array(values[2:], "<u4").tobytes()[: values[1]]

@@ -1,0 +1,184 @@
+"""The native engine of this process, and what it needs to know of a Layout."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import SolarError
+from solar.io.machine import available as machine
+from solar.io.read.encoded import CODES, behind_tables
+from solar.values import Form, Layout
+
+log = logging.getLogger("solar")
+
+DEPTH = 64  # requests in flight, over all threads
+GAP = 16 << 10  # bytes worth reading to save a request
+MAPPED = 256  # files of a Layout that are mapped into memory
+ROOM = 0.8  # of what the page cache could hold, for one Layout
+COUNT_NAMES = _native.count_names()  # of each request, and of all
+LAST_WAIT = 1.0  # seconds that reads in flight have to end when the program does
+
+
+class Engine:
+    """The one native Reader of this process. A forked process makes its own: threads do not survive a fork."""
+
+    reader: _native.Reader | None = None
+    inherited: ClassVar[list[_native.Reader]] = []  # never destroyed: their threads live in another process
+
+    @classmethod
+    def get(cls) -> _native.Reader:
+        if cls.reader is None:
+            threads = max(1, min(32, len(os.sched_getaffinity(0))))
+            cls.reader = _native.Reader(threads, DEPTH, GAP, "auto")
+        return cls.reader
+
+    @classmethod
+    def forget(cls) -> None:
+        if cls.reader is not None:
+            cls.inherited.append(cls.reader)
+        cls.reader = None
+
+    @classmethod
+    def stop(cls) -> None:
+        """Joins the threads before the interpreter goes; one whose read does not return is left, with its memory."""
+        if cls.reader is not None and not cls.reader.close(LAST_WAIT):
+            log.info("a read has not returned after %g s: its thread is left to the end of the process", LAST_WAIT)
+        cls.reader = None
+
+
+os.register_at_fork(after_in_child=Engine.forget)
+atexit.register(Engine.stop)
+
+
+class Ticket:
+    """A request the engine works on. Dropped before its end, it is given up: the engine keeps its memory till then."""
+
+    def __init__(
+        self, source: _native.Source, rows: NDArray[np.int64], memory: NDArray[np.uint8], positions: Any = None
+    ) -> None:
+        """Reads row i into the i-th place of `memory`, or into that of positions[i]."""
+        self._counts: tuple[int, ...] | None = ()
+        self._reader = Engine.get()
+        if positions is not None:
+            positions = np.ascontiguousarray(positions, np.int64)
+        self._number = self._reader.submit(source, np.ascontiguousarray(rows, np.int64), memory, positions)
+        self._counts = None
+
+    def poll(self, seconds: float) -> bool:
+        """Whether it has come within this time."""
+        try:
+            self._counts = self._reader.wait(self._number, seconds)
+        except SolarError:
+            self._counts = ()
+            raise
+        return self._counts is not None
+
+    def waiting_for(self) -> str:
+        """What is not there yet: "file: dataset, sample 17, offset 123"."""
+        return self._reader.waiting_for(self._number)
+
+    def counts(self) -> dict[str, int]:
+        """What was read and decoded for it, once it has come (native/include/solar/reader.hpp)."""
+        return dict(zip(COUNT_NAMES, self._counts or (), strict=False))
+
+    def __del__(self) -> None:
+        if self._counts is None and not sys.is_finalizing() and self._reader is Engine.reader:
+            self._reader.abandon(self._number)
+
+
+def bypassed_share(layout: Layout, page_cache: bool | None) -> float:
+    """The share of the stored bytes that is read past the page cache: what it has no room for, unless told.
+
+    Were all of it to pass through, it would evict itself: shuffled reading finds little of the last epoch again.
+    """
+    if page_cache is not None:
+        return 0.0 if page_cache else 1.0
+    stored = max(1, int(layout.chunk_nbytes.sum()))
+    return max(0.0, 1 - ROOM * machine.page_cache_nbytes() / stored)
+
+
+def worth_mapping(layout: Layout, bypass: float) -> bool:
+    """Whether the files are mapped into memory: they stay in the page cache, and there are not thousands of them."""
+    return bypass == 0 and len(layout.paths) <= MAPPED
+
+
+def source_of(layout: Layout, swap: int, page_cache: bool | None, *, mapped: bool = True) -> _native.Source:
+    """The native form of a Layout that is read directly."""
+    bypass = bypassed_share(layout, page_cache)
+    return _native.Source(
+        layout.title,
+        list(layout.paths),
+        layout.file_nbytes,
+        layout.file_mtime_ns,
+        layout.dtype.itemsize,
+        swap,
+        list(layout.sample_shape),
+        [_form(form, layout.dtype) for form in layout.forms],
+        layout.part_file,
+        layout.part_form,
+        layout.part_first,
+        layout.part_chunks,
+        layout.chunk_index,
+        layout.chunk_offset,
+        layout.chunk_nbytes,
+        layout.chunk_mask,
+        bypass,
+        mapped and worth_mapping(layout, bypass),
+        layout.file_inode,
+        layout.file_ctime_ns,
+    )
+
+
+def _form(
+    form: Form, dtype: np.dtype[Any], chunk: tuple[int, ...] | None = None
+) -> tuple[list[int], _native.Filters, bytes]:
+    filters = [(one.id, one.flags, list(one.values)) for one in form.filters]
+    if filters and filters[0][0] == _native.codec_filter():
+        filters[0] = (*filters[0][:2], _telling(filters[0][2], dtype))
+    return list(form.chunk if chunk is None else chunk), filters, form.fill
+
+
+def _telling(values: list[int], dtype: np.dtype[Any]) -> list[int]:
+    """The values of our codec's filter, with the data set's type behind the tables: chunks of another are refused."""
+    end = behind_tables(values)
+    code = CODES.get(dtype.str[1:], 0) if dtype.isnative else 0
+    if not code or end > len(values) or (values and not end):  # what the decoder is to refuse, or to ignore
+        return values
+    return [*(values[:end] or [1, 0]), 1, code]
+
+
+def source_of_part(layout: Layout, part: int) -> _native.Source:
+    """A part as one single row: so it is read in its own order, chunk after chunk."""
+    form = layout.forms[layout.part_form[part]]
+    length = int(layout.part_first[part + 1] - layout.part_first[part])
+    chunk = (1, *form.chunk) if form.chunk[0] else (0, length, *form.chunk[1:])
+    file = int(layout.part_file[part])
+    entries = slice(layout.part_chunks[part], layout.part_chunks[part + 1])
+    return _native.Source(
+        layout.title,
+        [layout.paths[file]],
+        layout.file_nbytes[file : file + 1],
+        layout.file_mtime_ns[file : file + 1],
+        layout.dtype.itemsize,
+        0,
+        [length, *layout.sample_shape],
+        [_form(form, layout.dtype, chunk)],
+        np.zeros(1, np.int32),
+        np.zeros(1, np.int32),
+        np.array([0, 1], np.int64),
+        np.array([0, entries.stop - entries.start], np.int64),
+        layout.chunk_index[entries],
+        layout.chunk_offset[entries],
+        layout.chunk_nbytes[entries],
+        layout.chunk_mask[entries],
+        file_inode=layout.file_inode[file : file + 1],
+        file_ctime_ns=layout.file_ctime_ns[file : file + 1],
+    )

@@ -1,0 +1,335 @@
+"""Layout -> arrays: starts reads in the native engine, or in libhdf5's process where a Layout says so."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import LayoutError, ReadError
+from solar.io.layout.paths import Paths
+from solar.io.libhdf5 import mpio, slow
+from solar.io.libhdf5.slow_thread import SlowRead, chunk_nbytes
+from solar.io.machine import available as machine
+from solar.io.machine.identity import unchanged
+from solar.io.machine.late import Late
+from solar.io.read.engine import Ticket, source_of, source_of_part
+from solar.io.read.engine import bypassed_share as bypassed_share
+from solar.io.read.known import known_of
+from solar.values import Layout
+
+log = logging.getLogger("solar")
+
+READER_GLANCE = 0.5  # seconds between looks at Ctrl-C while waiting
+Finish = Callable[[NDArray[Any]], NDArray[Any]]
+LARGE_MEMORY = 256 << 20  # bytes of memory worth asking the machine about before they are taken
+
+
+def read(path: Paths, dataset: str, index: Any = None, out: NDArray[Any] | None = None) -> Any:
+    """The values of a dataset: all of them, or those at `index` along axis 0 in the order asked.
+
+    `index` is an integer, a slice, a sequence or array of integers (negative ones count from the end), or of booleans.
+    Values and dtype are those that h5py gives. With `out`, an array of that shape and dtype, they are written there.
+
+    Where the values lie in a file is kept for the next call, for some files; each call looks whether it is still the
+    same file. Nothing stays open for that, but native threads close a file only when they need others.
+
+    >>> import h5py, numpy, tempfile
+    >>> path = tempfile.mkdtemp() + "/scan.h5"
+    >>> with h5py.File(path, "w") as file:
+    ...     file["x"] = numpy.arange(10)
+    >>> read(path, "x", [7, 2, -1])
+    array([7, 2, 9])
+    """
+    if not isinstance(dataset, str):
+        raise TypeError(f"dataset is the name of one dataset, not {type(dataset).__name__}: call read for each")
+    known = known_of(path, dataset)
+    layout = known.layout
+    if index is None:
+        values = _destination(layout, (layout.samples,) if layout.shape else (), out)
+        _read_whole(layout, values)
+    else:
+        rows, single = _rows_at(index, layout)
+        values = _destination(layout, () if single else (len(rows),), out)
+        target = values[np.newaxis] if single else values
+        if known.rows is None:
+            known.rows = Rows(layout, mapped=False)  # or a file would stay mapped that is read no more
+        known.rows.start(rows, target).wait()
+    if out is not None:
+        if values is not out:
+            out[...] = values
+        return out
+    return values[()] if values.ndim == 0 else values
+
+
+class Pending:
+    """Values on their way. Keeps their memory until the native threads are done with it."""
+
+    def __init__(
+        self,
+        values: NDArray[Any],
+        work: Ticket | SlowRead | mpio.CollectiveRead | _NoWork,
+        nbytes: int,
+        finish: Finish | None = None,
+    ) -> None:
+        self.nbytes = nbytes  # of these rows' values, wherever they go
+        self._values = values
+        self._work = work
+        self._finish = finish
+        self._here = False
+
+    def wait(self, seconds: float | None = None) -> NDArray[Any]:
+        """The values, when they are all there. TimeoutError after `seconds` says what is missing; one may wait on."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while not self._here:
+            left = READER_GLANCE if end is None else max(0.0, min(READER_GLANCE, end - time.monotonic()))
+            self._here = self._work.poll(left)
+            if not self._here and not left:
+                missing = self._work.waiting_for()
+                still = f": still waiting for {missing}" if missing else ""
+                raise Late(f"no values after {seconds:g} s{still}")
+        if self._finish is not None:
+            self._values, self._finish = self._finish(self._values), None
+        return self._values
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What reading them took, after wait: rows, requests, bytes_read, ...; of libhdf5's process only rows."""
+        return self._work.counts()
+
+
+class _NoWork:
+    """Rows without bytes: there at once."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+
+    def poll(self, seconds: float) -> bool:
+        return True
+
+    def waiting_for(self) -> str:
+        return ""
+
+    def counts(self) -> dict[str, int]:
+        return {"rows": self._rows}
+
+
+class Rows:
+    """The samples of one Layout, ready to be read in this process; with `native_order`, in the machine's byte order.
+
+    `page_cache` says whether the system's page cache keeps what is read; None: as much of it as there is room for.
+    """
+
+    def __init__(
+        self, layout: Layout, native_order: bool = False, page_cache: bool | None = None, *, mapped: bool = True
+    ) -> None:
+        _check_readable(layout)
+        self.layout = layout
+        self.dtype = layout.dtype.newbyteorder("=") if native_order else layout.dtype
+        # The engine turns numbers around; structures, and what libhdf5 read, are turned when they are here.
+        swap = layout.swap if native_order and layout.reader == "direct" else 0
+        self._read_dtype = self.dtype if swap else layout.dtype
+        self._as_read = self._read_dtype.base == self.dtype.base
+        self._shape = layout.sample_shape
+        self._sample_nbytes = math.prod(self._shape) * self._read_dtype.itemsize
+        self._source = source_of(layout, swap, page_cache, mapped=mapped) if layout.reader == "direct" else None
+
+    @property
+    def source(self) -> _native.Source | None:
+        """The native form of the Layout; None where libhdf5 reads it."""
+        return self._source
+
+    @property
+    def sample_nbytes(self) -> int:
+        """The bytes of a sample as the engine reads it."""
+        return self._sample_nbytes
+
+    def from_bytes(self, memory: NDArray[np.uint8], samples: int) -> NDArray[Any]:
+        """The first samples whose bytes, as the engine reads them, are in this memory."""
+        values: NDArray[Any] = np.ndarray((samples, *self._shape), self._read_dtype, memory)
+        return values if self._as_read else self._turned(values)
+
+    def _turned(self, values: NDArray[Any]) -> NDArray[Any]:
+        return values.astype(self.dtype.base, copy=False)
+
+    def room(self, samples: int) -> NDArray[Any]:
+        """Memory for this many samples, for `start` to read to."""
+        return np.ndarray((samples, *self._shape), self.dtype, self._memory(samples))
+
+    def _memory(self, samples: int) -> NDArray[np.uint8] | None:
+        """Memory from the pool for plain values; None: objects, and nothing at all, are numpy's."""
+        nbytes = samples * self._sample_nbytes
+        return None if nbytes == 0 or self.dtype.hasobject else _native.take(nbytes)
+
+    def start(
+        self,
+        rows: NDArray[np.int64],
+        out: NDArray[Any] | None = None,
+        positions: NDArray[np.int64] | None = None,
+    ) -> Pending:
+        """Starts reading these rows, which must be in range: row i to out[i], or to out[positions[i]].
+
+        `out` is C-contiguous and of this dtype. Its other places are left as they are, so several may share it.
+        """
+        if out is None:
+            if positions is not None:
+                raise ValueError("positions are places in `out`, and there is none")
+            return self._start(rows, None if self._as_read else self._turned)
+        nbytes = len(rows) * self._sample_nbytes
+        self._check_out(out, len(rows) if positions is None else len(out))
+        in_place = out.dtype == self._read_dtype.base
+        if positions is not None and (self._source is None or nbytes == 0 or not in_place):
+            _check_positions(positions, len(rows), len(out))
+            in_place = False  # else the engine puts them there, and checks them
+        if in_place:
+            memory = None if self._source is None or nbytes == 0 else out.reshape(-1).view(np.uint8)
+            return Pending(out, self._begin(rows, out, memory, positions), nbytes)
+
+        def put(values: NDArray[Any]) -> NDArray[Any]:
+            out[... if positions is None else positions] = values
+            return out
+
+        return self._start(rows, put)
+
+    def _start(self, rows: NDArray[np.int64], finish: Finish | None) -> Pending:
+        """Starts reading to memory of its own."""
+        samples = len(rows)
+        memory = self._memory(samples)
+        values = np.ndarray((samples, *self._shape), self._read_dtype, memory)
+        return Pending(values, self._begin(rows, values, memory), samples * self._sample_nbytes, finish)
+
+    def _begin(
+        self,
+        rows: NDArray[np.int64],
+        out: NDArray[Any],
+        memory: NDArray[np.uint8] | None,
+        positions: NDArray[np.int64] | None = None,
+    ) -> Ticket | SlowRead | mpio.CollectiveRead | _NoWork:
+        """The work of reading to `out`, whose bytes `memory` is if the engine can fill it."""
+        if self._source is not None and memory is not None and len(rows):
+            return Ticket(self._source, rows, memory, positions)
+        reader = self.layout.reader
+        if reader == "mpio-collective" and self._sample_nbytes:  # also for no rows: the other ranks wait for this one
+            return mpio.CollectiveRead(self.layout, rows, out)
+        if len(rows) == 0 or out.nbytes == 0:
+            return _NoWork(len(rows))
+        return SlowRead(self.layout, rows, out, mpio.read_into if reader == "mpio" else slow.read_into)
+
+    def _check_out(self, out: NDArray[Any], length: int) -> None:
+        """Whether rows can be read to `out`, in the byte order of the file or in that of `dtype`."""
+        _check_shape(out, (length, *self.layout.sample_shape), self.dtype, self._read_dtype.base)
+        if not out.flags.c_contiguous:
+            raise ValueError("out is not C-contiguous")
+
+
+def _check_readable(layout: Layout) -> None:
+    if layout.reader == "none":
+        raise LayoutError(f"{layout.paths[0]}: {layout.title}: {layout.reason}")
+    if layout.reader == "h5py":
+        slower = "which is often slower than PyTorch with h5py"
+        log.info("%s: %s is read through libhdf5, %s: %s", layout.paths[0], layout.title, slower, layout.reason)
+
+
+def _read_whole(layout: Layout, values: NDArray[Any]) -> None:
+    _check_readable(layout)
+    if values.size == 0 or values.nbytes == 0:
+        return
+    pending = []
+    rows = values if layout.shape else values[np.newaxis]
+    for part in range(len(layout.part_file)):
+        target = rows[layout.part_first[part] : layout.part_first[part + 1]]
+        if layout.reader == "h5py":
+            whole = values if not layout.shape else target
+            name = layout.name_in(int(layout.part_file[part]))
+            slow.read_into(unchanged(layout, part), name, None, whole, chunk_nbytes(layout, part))
+        elif target.size:
+            memory = target.reshape(-1).view(np.uint8)
+            ticket = Ticket(source_of_part(layout, part), np.zeros(1, np.int64), memory)
+            pending.append(Pending(target, ticket, target.nbytes))
+    for one in pending:
+        one.wait()
+
+
+# --- memory, and which rows ----
+
+
+def _destination(layout: Layout, counts: tuple[int, ...], out: NDArray[Any] | None) -> NDArray[Any]:
+    """Where to read to: `out` if it will do, else new memory."""
+    shape = (*counts, *layout.sample_shape)
+    if out is not None:
+        _check_shape(out, shape, layout.dtype, layout.dtype.base)
+        if out.flags.c_contiguous and out.flags.aligned:
+            return out
+    nbytes = math.prod(shape) * layout.dtype.itemsize
+    where = f"{layout.paths[0]}: {layout.title}"
+    if nbytes > LARGE_MEMORY and nbytes > (free := machine.free_nbytes()):
+        raise ReadError(
+            f"{where}: {nbytes:,} bytes were asked for and {free:,} bytes of memory are free: read fewer at a time"
+        )
+    try:
+        return np.empty(shape, layout.dtype)
+    except (MemoryError, ValueError) as error:
+        raise ReadError(f"{where}: no memory for {nbytes:,} bytes: read fewer at a time") from error
+
+
+def _check_shape(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], stored: np.dtype[Any]) -> None:
+    """ValueError unless samples of this dtype, or as they are stored, can be written to `out`."""
+    whole = shape + dtype.shape
+    if not isinstance(out, np.ndarray) or out.shape != whole or out.dtype not in (dtype.base, stored):
+        found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
+        raise ValueError(f"out must be an array of {dtype.base} of shape {whole}, not {found}")
+    if not out.flags.writeable:
+        raise ValueError("out is read-only")
+
+
+def _check_positions(positions: NDArray[Any], rows: int, slots: int) -> None:
+    """ValueError unless each row has a position of its own. (The engine sees to that itself.)"""
+    if len(positions) != rows:
+        raise ValueError(f"{len(positions)} positions for {rows} rows")
+    wrong = next((int(one) for one in positions if not 0 <= one < slots), None)
+    if wrong is not None:
+        raise ValueError(f"position {wrong} in an output of {slots} rows")
+    if len(np.unique(positions)) != rows:
+        raise ValueError("a position is given twice")
+
+
+def _rows_at(index: Any, layout: Layout) -> tuple[NDArray[np.int64], bool]:
+    """The rows an index means, in range and from 0; and whether it means a single one."""
+    if not layout.shape:
+        raise IndexError(f"{layout.name} is a scalar: it has no axis to index")
+    if isinstance(index, tuple):
+        raise TypeError("an index along axis 0 is an integer, a slice or a sequence of integers; make a tuple a list")
+    if isinstance(index, slice):
+        return np.arange(*index.indices(layout.samples), dtype=np.int64), False
+    asked = np.asarray(index)
+    if asked.dtype == bool:
+        if asked.shape != (layout.samples,):
+            raise IndexError(f"a mask of shape {asked.shape} does not fit {layout.samples} samples")
+        return np.flatnonzero(asked).astype(np.int64), False
+    return checked_rows(asked, layout.samples, layout.name), asked.ndim == 0
+
+
+def checked_rows(asked: NDArray[Any], samples: int, name: str) -> NDArray[np.int64]:
+    """Positions from 0 for integers of which negative ones count from the end; IndexError when out of range.
+
+    It may be the array that was asked with.
+    """
+    if asked.size == 0:
+        return np.empty(0, np.int64)
+    if asked.dtype.kind not in "iu" or asked.ndim > 1:
+        raise TypeError(f"samples are chosen by integers along axis 0, not by {asked.dtype} of shape {asked.shape}")
+    rows = asked if asked.ndim else asked.reshape(1)
+    # The ordinary case in one pass, for it is asked for every batch: seen as unsigned, negative ones are too large.
+    if rows.dtype == np.int64 and np.maximum.reduce(rows.view(np.uint64)) < samples:
+        return rows
+    if int(rows.min()) < -samples or int(rows.max()) >= samples:
+        wrong = next(int(row) for row in rows if not -samples <= row < samples)
+        raise IndexError(f"sample {wrong} of {name}, which has {samples}")
+    rows = rows.astype(np.int64)
+    return np.where(rows < 0, rows + samples, rows)

@@ -1,0 +1,228 @@
+"""Running: a native Run in this process, which carries out Scripts into a buffer and puts batches together."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.io.machine.late import Late
+from solar.io.read.engine import COUNT_NAMES, LAST_WAIT, Engine
+from solar.io.read.reader import READER_GLANCE, Rows
+from solar.values import Layout, Script
+
+log = logging.getLogger("solar")
+
+READER_SCRATCH = 8 << 20  # bytes that each of the engine's threads may use beside the buffer, where there is as much
+HUGE = 2 << 20  # bytes of a huge page, of which large batches take whole ones
+SHARED_PAGE = 4 << 10  # at which each part begins in a node's memory
+READ_PIECE = 5 << 20  # what a thread reads of samples that are not encoded in one go, at most, with what lies around it
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """One field of one H5Dataset: where its samples go, and how what is read of it is kept."""
+
+    field: int  # of the batch; parts of one field share its memory
+    pages: int
+    page: int  # bytes
+    stored: bool  # kept as it is stored, and decoded at each use
+    direct: bool  # nothing but what is pinned is kept
+    ahead: int  # steps between the issue of a read and its use
+    gap: int  # a smaller hole between two reads is read, too
+
+
+class Told(NamedTuple):
+    """What an epoch, or another stretch of batches, is for one part."""
+
+    script: Script
+    positions: NDArray[np.int32] | None  # of each use in its batch; None: they are in order
+
+
+class Running:
+    """Batches made by a native Run, in their order. Several threads may wait, each for a batch of its own."""
+
+    def __init__(
+        self,
+        rows: Sequence[Rows],
+        parts: Sequence[RunPart],
+        staged: int,
+        scratch: int,
+        node: _native.Node | None = None,  # whose processes carry out the same, in its memory: see shared_nbytes
+    ) -> None:
+        self.parts = tuple(parts)
+        self.nbytes = sum(part.pages * part.page for part in parts) + threads() * scratch
+        self.appended = 0  # batches
+        self._rows = [next(r for r, p in zip(rows, parts, strict=True) if p.field == f) for f in _fields_of(parts)]
+        self.row_nbytes = [one.sample_nbytes for one in self._rows]  # of each field
+        self.given = 0  # batches that nobody will ask for again
+        self._taking, self._counting = threading.Lock(), threading.Lock()
+        self._came: deque[Any] = deque()  # from the run, and not yet told apart
+        self._here: dict[int, Any] = {}
+        self._unwanted: set[int] = set()
+        self._taken = 0
+        self._node = node
+        shared = () if node is None else (node,)
+        self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch, *shared)
+        for one, part in zip(rows, parts, strict=True):
+            assert one.source is not None, "the loader asks only for what is read directly"
+            self._run.part(one.source, *vars(part).values())
+        _live.add(self)
+
+    def append(self, sizes: NDArray[np.int64], told: Sequence[Told]) -> None:
+        """The next stretch of batches, of so many samples each."""
+        assert self._run is not None
+        self._run.append(sizes, [_columns(one) for one in told])
+        self.appended += len(sizes)
+
+    def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
+        """The fields of this batch, and what it took. TimeoutError after `seconds`, saying what is missing.
+
+        It may be asked for again until it is let go, so that Ctrl-C loses nothing.
+        """
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        while number not in self._here:
+            if number in self._unwanted:
+                raise RuntimeError("this batch was given up")
+            left = max(0.0, min(READER_GLANCE, end - time.monotonic()))
+            if self._taking.acquire(timeout=left):
+                try:
+                    if number not in self._here:
+                        self._take(left)
+                finally:
+                    self._taking.release()
+            if number not in self._here and time.monotonic() >= end:
+                missing = "" if self._run is None else self._run.waiting_for()
+                raise Late(f"no values after {seconds:g} s" + (f": still waiting for {missing}" if missing else ""))
+        came = self._here[number]
+        if isinstance(came, Exception):
+            try:
+                raise came
+            finally:
+                del came  # or it and this frame, which its traceback keeps, would keep each other alive
+        memory, counts = came
+        values = [rows.from_bytes(one, samples) for rows, one in zip(self._rows, memory, strict=True)]
+        return values, dict(zip(COUNT_NAMES, counts, strict=False))
+
+    def let_go(self, number: int) -> None:
+        """Whoever waited for this batch keeps it now."""
+        if self._here.pop(number, None) is not None:
+            with self._counting:
+                self.given += 1
+
+    def forget(self, number: int) -> None:
+        """Nobody will ask for this batch: it is not kept, whether it is there or comes later."""
+        self._unwanted.add(number)
+        self.let_go(number)
+
+    def _take(self, seconds: float) -> None:
+        run = self._run
+        if run is None:
+            raise RuntimeError("this run was closed")
+        try:
+            # In one go: were it two, Ctrl-C could come between them, and the batch be lost.
+            self._came.extend(map(run.take, (seconds,)))
+        except Exception as error:
+            self._came.append(error)
+        while self._came:
+            if self._came[0] is not None:
+                self._here[self._taken] = self._came[0]
+                if self._taken in self._unwanted:
+                    self.let_go(self._taken)
+                self._taken += 1
+            self._came.popleft()
+
+    def counts(self) -> dict[str, int]:
+        """What the run has read, held and found since it began."""
+        return {} if self._run is None else self._run.counts()
+
+    def fail(self, why: Exception) -> None:
+        """Tells the other processes of the node why this one does not go on. Then it is closed."""
+        if self._node is not None:
+            self._node.fail(str(why))
+
+    def close(self) -> None:
+        """Drops what has not begun and ends the threads. One whose read does not return is left, with its memory."""
+        run, self._run = self._run, None
+        if run is not None and not run.close(LAST_WAIT):
+            log.info("a read has not returned after %g s: its buffer is left to the end of the process", LAST_WAIT)
+            _left.append(run)
+        if self._node is not None:
+            self._node.leave()  # also where nothing was appended; nobody gets past a step for which a read is missing
+
+
+def _fields_of(parts: Sequence[RunPart]) -> list[int]:
+    return sorted({part.field for part in parts})
+
+
+def _columns(told: Told) -> tuple[Any, ...]:
+    script = told.script
+    return (
+        script.rows, told.positions, script.starts, script.last, script.loads, script.ends,
+        script.start, script.start_ends, script.start_due,
+    )  # fmt: skip
+
+
+def threads() -> int:
+    """How many threads the engine has, each with scratch memory of its own."""
+    return max(1, min(32, len(os.sched_getaffinity(0))))
+
+
+def shared_nbytes(parts: Sequence[RunPart]) -> int:
+    """What the memory of a node needs for these parts (io/ranks/node.py: join)."""
+    return sum(-(-part.pages * part.page // SHARED_PAGE) * SHARED_PAGE for part in parts)
+
+
+def pooled_nbytes(nbytes: int) -> int:
+    """What the memory of a batch of so many bytes takes: eight sizes to each power of two, in whole pages."""
+    step = 4 << 10
+    while step * 16 < nbytes:
+        step *= 2
+    if nbytes >= HUGE:
+        step = max(step, HUGE)
+    return max(1, -(-nbytes // step)) * step
+
+
+def scratch_nbytes(layout: Layout) -> int:
+    """The least memory that a read of this Layout uses beside the buffer: a chunk as it is stored, and decoded."""
+    alone = [form for form in layout.forms if not form.filters and (not form.chunk or not form.chunk[0])]
+    if len(alone) == len(layout.forms):
+        return min(layout.sample_nbytes, READ_PIECE)
+    # A thread has one chunk at hand, however many of them a sample crosses; two filters need room between them.
+    values = max(math.prod(form.chunk) for form in layout.forms if form.chunk and form.chunk[0])
+    return 2 * values * layout.dtype.itemsize + int(layout.chunk_nbytes.max(initial=0))
+
+
+# --- the end of the process, and its forks ----
+
+_live: weakref.WeakSet[Running] = weakref.WeakSet()
+_left: list[_native.Run] = []  # never destroyed: their threads are in the midst of a read, or in another process
+
+
+def _close_all() -> None:
+    for running in list(_live):
+        running.close()
+
+
+def _forget_all() -> None:
+    for running in list(_live):
+        if running._run is not None:
+            _left.append(running._run)
+            running._run = None
+    _live.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+atexit.register(_close_all)  # before the engine's, which was registered first

@@ -1,0 +1,340 @@
+"""DeviceCopier: brings batches to a device, through a ring of pinned memory and a stream of their own, while it computes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+
+from solar.gpu.cache import DeviceCache, Joining
+from solar.gpu.finish import DeviceFinish, Reads
+from solar.gpu.parts import is_plain, plain_parts, walked
+from solar.gpu.resident import ResidentBatch, ResidentPending
+from solar.gpu.ring import SLOTS, Ring
+from solar.gpu.streams import Mark, Streams
+from solar.io.machine.late import Late
+from solar.torch.batch.make import GLANCE, UNWANTED, Coming, ended_first, span
+from solar.torch.monitor.stats import Stats
+from solar.torch.source import Array
+
+Tensor = torch.Tensor
+
+COPIES_AHEAD = 2  # batches on the device that nobody has asked for yet, at most
+
+
+@dataclass
+class DeviceForm:
+    """How the tensors of a batch come: where, as which floating type, in which order of memory, at which addresses."""
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+    channels_last: bool = False
+    static: Static | None = None
+
+    def given(self, tensor: Tensor) -> Tensor:
+        """The tensor in this type and order of memory."""
+        if self.dtype is not None and tensor.is_floating_point():
+            tensor = tensor.to(self.dtype)
+        if self.channels_last and tensor.ndim in (4, 5):
+            order = torch.channels_last if tensor.ndim == 4 else torch.channels_last_3d
+            tensor = tensor.contiguous(memory_format=order)
+        return tensor
+
+
+class Static:
+    """The same addresses for every batch of a loader: each is copied over the one before, in the consumer's stream."""
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+
+    def place(self, number: int, tensor: Tensor) -> Tensor:
+        """The tensor's values at the address of the one of this number in the batch before, if it has room."""
+        if number == len(self._kept):
+            self._kept.append(torch.empty_like(tensor))
+        kept = self._kept[number]
+        if tensor.ndim and len(tensor) < len(kept) and tensor.shape[1:] == kept.shape[1:]:
+            kept = kept[: len(tensor)]
+        if kept.shape != tensor.shape or kept.dtype != tensor.dtype or kept.stride() != tensor.stride():
+            kept = self._kept[number] = torch.empty_like(tensor)
+        return kept.copy_(tensor)
+
+    def __reduce__(self) -> tuple[type[Static], tuple[()]]:
+        return type(self), ()  # a loader in another process has its own
+
+
+@dataclass
+class OnDeviceBatch:
+    """A batch on the device, or on its way there."""
+
+    batch: Any
+    tensors: list[Tensor] = field(default_factory=list)  # those that landed beside the consumer
+    mark: Mark | None = None  # when they are there; None: they are
+    all_landed: bool = True  # False: there are parts that only their own `to` can move
+    seconds: float = 0.0  # that the host took to begin it
+    release: Callable[[], Any] = lambda: None  # it waits no more; to be called once or several times
+
+
+class DeviceCopier:
+    """Copies an iterator's batches to a device. What is pinned, and how much waits there, is bounded: Ring, COPIES_AHEAD.
+
+    `start` has a thread wait for a batch and land it ahead of the loop; `land` does it in the caller's thread, for
+    batches that the user's Python makes there. In both cases the host waits for the device only where the ring is full.
+    """
+
+    def __init__(
+        self,
+        form: DeviceForm,
+        streams: Streams | None,
+        stats: Stats,
+        finishes: Any = None,
+        ahead: int = COPIES_AHEAD,
+        tier: DeviceCache | None = None,
+    ) -> None:
+        self._form, self._streams, self._stats, self._finishes, self._tier = form, streams, stats, finishes, tier
+        # Of each batch on its way, of the one that was asked for last, and of those that are copied from.
+        self.ring = None if streams is None else Ring(streams, ahead + 1 + SLOTS)
+        self._timed: deque[tuple[Mark, Mark, Mark]] = deque()
+        self._timing = threading.Lock()
+        self._places = threading.Semaphore(min(ahead, COPIES_AHEAD))
+        self._stopped = threading.Event()
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def goes_by_itself(self) -> bool:
+        """Whether the device copies while the consumer does something else."""
+        return self._streams is not None
+
+    # --- on the way ----
+
+    def start(self, coming: Coming) -> CopyPending:
+        """Has a thread land the batch as soon as it is made, and there is a place."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "solar-landing")  # one: batches land in their order
+            ended_first(self)
+        landing = CopyPending(coming, self)
+        landing.future = self._pool.submit(landing.landed, self._places, self._stopped)
+        return landing
+
+    def expected(self, coming: Coming, names: Array) -> Coming:
+        """The batch as `start` and `land` take it: where rows stay on the device, without those."""
+        return coming if self._tier is None else ResidentPending(coming, names, self._tier, self._finishes)
+
+    def land(self, batch: Any) -> OnDeviceBatch:
+        """Begins to copy the batch to the device, and what is to be made of it there."""
+        if self._tier is None or not isinstance(batch, ResidentBatch):
+            return self._landed(batch, None)
+        hosts = [host for host, how in plain_parts(batch.batch, self._finishes) if how is not None]
+        with self._beside(), self._tier.joining(batch.names, batch.slots, hosts) as joining:
+            return self._landed(batch.batch, joining)
+
+    def _landed(self, batch: Any, joining: Joining | None) -> OnDeviceBatch:
+        streams, ring = self._streams, self.ring
+        if streams is None or ring is None:
+            if joining is not None:
+                joining.use(joining.indices.to(self._form.device))
+            act = partial(self._moved, joining=joining)
+            return OnDeviceBatch(walked(batch, self._finishes, act), all_landed=False)
+        begun = time.perf_counter()
+        plain = plain_parts(batch, self._finishes)
+        found = [part for part, _ in plain] + ([] if joining is None else [joining.indices])
+        readings = [None if how is None else how.reading for _, how in plain] + [None]
+        with torch.no_grad():
+            slots, hosts = ring.staged(found)
+            with self._beside():
+                begin = streams.mark()
+                there = [_there(host, reading, streams) for host, reading in zip(hosts, readings, strict=False)]
+                copied = streams.mark()
+                for slot in slots:
+                    slot.copied = copied
+                if joining is not None:
+                    joining.use(there[-1])
+                landed = OnDeviceBatch(batch, all_landed=True)
+                pairs = iter(zip(there, found, strict=True))
+                act = partial(self._finished, pairs=pairs, landed=landed, joining=joining)
+                landed.batch = walked(batch, self._finishes, act)
+                landed.mark = streams.mark()
+        self._count(landed, sum(one.nbytes for one in there), (begin, copied, landed.mark))
+        landed.seconds = time.perf_counter() - begun
+        return landed
+
+    def _beside(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._streams is None else self._streams.beside()
+
+    def _count(self, landed: OnDeviceBatch, sent: int, marks: tuple[Mark, Mark, Mark]) -> None:
+        nbytes = sum(tensor.nbytes for tensor in landed.tensors)
+        landed.release = _once(lambda: self._stats.landed(0, -nbytes))
+        with self._timing:
+            self._timed.append(marks)
+        self._time()
+        self._stats.landed(sent, nbytes)
+
+    def handed_out(self, landed: OnDeviceBatch) -> Any:
+        """The batch, for what the consumer begins from now on in its stream."""
+        streams, form, batch = self._streams, self._form, landed.batch
+        if streams is not None and landed.mark is not None:
+            streams.follow(landed.mark)
+            for tensor in landed.tensors:
+                streams.keep(tensor)
+        if not landed.all_landed:
+            batch = walked(batch, None, lambda part, _: _to(part, form))
+        if form.static is not None:
+            if streams is not None:
+                streams.continued()  # what still reads the batch before comes first
+            batch = _in_place(batch, form.static)
+        landed.release()
+        return batch
+
+    def _moved(self, part: Any, how: DeviceFinish | None, joining: Joining | None) -> Any:
+        return part if how is None or not is_plain(part) else _made(part.to(self._form.device), part, how, joining)
+
+    def _finished(
+        self,
+        part: Any,
+        how: DeviceFinish | None,
+        pairs: Iterator[tuple[Tensor, Tensor]],
+        landed: OnDeviceBatch,
+        joining: Joining | None,
+    ) -> Any:
+        if not is_plain(part):
+            landed.all_landed = False
+            return part
+        tensor, host = next(pairs)
+        if how is not None:
+            tensor = _made(tensor, host, how, joining)
+        landed.tensors.append(self._form.given(tensor))
+        return landed.tensors[-1]
+
+    def _time(self) -> None:
+        """Counts what took the device how long, of the batches that are there."""
+        with self._timing:
+            while self._timed and self._timed[0][-1].query():
+                begin, copied, finished = self._timed.popleft()
+                self._stats.device_took(begin.elapsed_time(copied) / 1e3, copied.elapsed_time(finished) / 1e3)
+
+    # --- the end ----
+
+    def close(self) -> None:
+        """Lands no more. What is on its way ends by itself, and its memory is let go then."""
+        self._stopped.set()
+        self._time()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class CopyPending:
+    """A batch that a thread lands."""
+
+    future: Future[OnDeviceBatch]
+
+    def __init__(self, coming: Coming, landing: DeviceCopier) -> None:
+        self.pending, self.samples = coming.pending, coming.samples
+        self.transform_seconds = self.collate_seconds = self.landing_seconds = 0.0
+        self._coming, self._landing = coming, landing
+        self._missing, self._process = "it has not begun", os.getpid()
+        self._given_up = threading.Event()
+
+    def landed(self, places: threading.Semaphore, stopped: threading.Event) -> OnDeviceBatch:
+        """Waits for the batch and for a place, and lands it. Called by the thread."""
+        data = self._when(stopped, lambda: (self._coming.wait(GLANCE),))
+        self._missing = "there is no place for it on the device"
+        self._when(stopped, lambda: places.acquire(timeout=GLANCE))
+        self._missing = "it is on its way to the device"
+        try:
+            landed = self._landing.land(data[0])
+        except BaseException:
+            places.release()
+            raise
+        counted_off = landed.release
+
+        def released() -> None:
+            counted_off()
+            places.release()
+
+        landed.release = _once(released)
+        return landed
+
+    def _when(self, stopped: threading.Event, look: Callable[[], Any]) -> Any:
+        while True:
+            if stopped.is_set() or self._given_up.is_set():
+                raise RuntimeError(UNWANTED)
+            try:
+                if found := look():
+                    return found
+            except Late as error:
+                self._missing = str(error)
+
+    def wait(self, seconds: float | None) -> Any:
+        if self._process != os.getpid():
+            raise RuntimeError("this iterator's thread is in the process that it was forked from: make a new iterator")
+        try:
+            with span("solar: wait for a batch to land"):
+                landed = self.future.result(seconds)
+        except TimeoutError:
+            if self.future.done():  # another's own
+                raise
+            raise Late(self._missing) from None
+        finally:
+            of = self._coming
+            self.transform_seconds, self.collate_seconds = of.transform_seconds, of.collate_seconds
+        self.landing_seconds = landed.seconds
+        return self._landing.handed_out(landed)
+
+    def forget(self) -> None:
+        """Nobody will ask for it. Its place is free once it is there, and its error is kept by none."""
+        self._given_up.set()
+        self._coming.forget()
+        future: Future[OnDeviceBatch] | None = self.__dict__.pop("future", None)
+        if future is not None:
+            future.add_done_callback(_let_go)
+
+
+def _let_go(future: Future[OnDeviceBatch]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().release()
+
+
+def _once(act: Callable[[], Any]) -> Callable[[], Any]:
+    acts = [act]
+    return lambda: acts.pop()() if acts else None
+
+
+def _there(host: Tensor, reading: Reads | None, streams: Streams) -> Tensor:
+    return streams.there(host) if reading is None else reading(host)
+
+
+def _made(there: Tensor, host: Tensor, how: DeviceFinish, joining: Joining | None) -> Tensor:
+    """What is made on the device of rows that came there, and of those that stayed."""
+    told = how.told(host)
+    if joining is not None:
+        there, told = joining.joined(there, told)
+    return how(there, told)
+
+
+def _to(part: Any, form: DeviceForm) -> Any:
+    moved = part.to(form.device)
+    return form.given(moved) if isinstance(moved, Tensor) else moved
+
+
+def _in_place(batch: Any, static: Static) -> Any:
+    numbers = count()
+    with torch.no_grad():
+        return walked(
+            batch, None, lambda part, _: static.place(next(numbers), part) if isinstance(part, Tensor) else part
+        )
+
+
+def copying(coming: Coming, data: Any) -> float:
+    """The seconds that it took the host to bring a batch on its way to the device."""
+    if isinstance(data, OnDeviceBatch):
+        return data.seconds
+    return coming.landing_seconds if isinstance(coming, CopyPending) else 0.0

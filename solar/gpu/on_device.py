@@ -1,0 +1,276 @@
+"""OnDevice: what a loader is to bring to a device, and as what; and the views of its datasets that are read for it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import torch
+
+from solar.errors import PlanError
+from solar.gpu.by_gds import ByGds, Reading, check_alone, unread
+from solar.gpu.cache import DeviceCache, asked
+from solar.gpu.copier import DeviceCopier, DeviceForm, Static
+from solar.gpu.decoding import Decoding
+from solar.gpu.finish import DeviceFinish, by_device, exact
+from solar.gpu.resident import Parts, ResidentSource, only, parted, stays
+from solar.gpu.streams import Streams, device_of, named, streams_of
+from solar.io.field import Field
+from solar.io.machine import available as machine
+from solar.io.read.encoded import Encoded, encoded
+from solar.torch.batch.make import BatchMaker
+from solar.torch.batch.pending import BATCHES_AHEAD, leaves, mapped
+from solar.torch.buffer.budget import Size, in_bytes
+from solar.torch.dataset import H5Dataset
+from solar.torch.monitor.stats import Stats
+from solar.torch.source import SampleSource, h5_beneath
+from solar.values import Layout
+
+if TYPE_CHECKING:
+    from solar.torch.loader import DataLoader
+
+Device = str | int | torch.device | None
+Where = Literal["host", "device"]
+By = Literal["auto", "gds"]
+log = logging.getLogger("solar")
+
+
+class OnDevice:
+    """What a loader was asked to do with its batches on a device; nothing, where `device` is None.
+
+    The views of the datasets are made once, and so opened once.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        dtype: torch.dtype | str | None,
+        channels_last: bool,
+        static: bool,
+        decode: Where,
+        resident: Size = None,
+        reader: By = "auto",
+    ) -> None:
+        wanted = {"dtype": dtype is not None, "channels_last": channels_last, "static": static}
+        wanted |= {"decode": decode == "device", "resident": resident is not None, "reader": reader != "auto"}
+        if reader not in get_args(By):
+            raise ValueError(f"reader={reader!r}: a loader's is one of {', '.join(map(repr, get_args(By)))}")
+        if decode not in ("host", "device"):
+            raise ValueError(f"decode={decode!r}: our codec is decoded on the 'host' or on the 'device'")
+        if device is None and any(wanted.values()):
+            first = next(name for name, given in wanted.items() if given)
+            raise ValueError(f"{first}= is for batches on a device: give device=, which may be 'cpu'")
+        if device is not None:
+            named(device)  # which of several it is, and whether it is there, is asked when it is used
+        self._device, self._channels_last, self._decode = device, channels_last, decode
+        # Of how much memory it is a share is asked when it is taken.
+        self._resident = resident if resident is not None and in_bytes(resident, machine.PLENTY, "resident") else None
+        self._by_gds = reader == "gds"
+        self._dtype = _floating(dtype)
+        self._static = Static() if static else None
+        self._streams: tuple[torch.device, Streams | None] | None = None
+        self._views: dict[Any, tuple[list[H5Dataset], list[H5Dataset], Any]] = {}
+        self._tier: tuple[list[H5Dataset], DeviceCache, Parts] | None = None  # of which views it keeps samples
+
+    @property
+    def keeps(self) -> bool:
+        """Whether samples are to stay on the device."""
+        return self._resident is not None
+
+    @property
+    def unbuffered(self) -> bool:
+        """Whether there is to be no buffer but one that was asked for: what comes by it is read in any case."""
+        return self.keeps or self._by_gds
+
+    def landing(self, loader: DataLoader[Any]) -> DeviceCopier | None:
+        """The landing of an iterator of torch's; None without a device."""
+        if self._device is None:
+            return None
+        if self._decode == "device":
+            raise PlanError(
+                f"decode='device' is for an H5Dataset, and {h5_beneath(loader.dataset)}: give decode='host'"
+            )
+        if self._resident is not None:
+            raise PlanError(
+                f"resident={self._resident!r} is for an H5Dataset, and {h5_beneath(loader.dataset)}: leave it out"
+            )
+        if self._by_gds:
+            raise PlanError(f"reader='gds' is for an H5Dataset, and {h5_beneath(loader.dataset)}: leave it out")
+        form = self._form(self._device)
+        return DeviceCopier(form, self._streams_of(form.device), loader._stats)
+
+    def native_landing(
+        self, loader: DataLoader[Any], beneath: SampleSource, making: BatchMaker
+    ) -> tuple[DeviceCopier | None, SampleSource]:
+        """The landing of an iterator of ours, None without a device; and what is to be read for it."""
+        if self._device is None:
+            return None, beneath
+        form = self._form(self._device)
+        streams = self._streams_of(form.device)
+        if self._by_gds:
+            self._check_alone(loader, streams, making)
+        if self._resident is not None:
+            self._check_staying(making)
+        if making.in_python:
+            if self._decode == "device":
+                raise PlanError(
+                    "decode='device', but your transform or collate_fn is to get the samples on the host: give "
+                    "decode='host', or do that in device_transform"
+                )
+            return DeviceCopier(form, streams, loader._stats, None, loader.ahead or BATCHES_AHEAD), beneath
+        datasets, finishes = self._viewed(beneath.datasets, form.device, making.auto_collation)
+        tier, parts = None, None
+        if self._resident is not None:
+            tier, parts = self._tier_of(datasets, form.device, loader._stats)
+        landing = DeviceCopier(form, streams, loader._stats, finishes, loader.ahead or BATCHES_AHEAD, tier)
+        room = None if landing.ring is None else landing.ring.room
+        if self._by_gds:
+            readings = [None if finish is None else finish.reading for finish in leaves(finishes)]
+            others = [only(one, [reading is None for reading in readings]) for one in datasets]
+            return landing, ByGds(datasets, beneath.locate, readings, others, room=room)
+        if tier is None or parts is None:
+            return landing, SampleSource(datasets, beneath.locate, room=room)
+        return landing, ResidentSource(datasets, beneath.locate, parts, tier, room=room)
+
+    def _check_alone(self, loader: DataLoader[Any], streams: Streams | None, making: BatchMaker) -> None:
+        """Whether nothing else is asked for that needs samples on the host."""
+        buffer = loader.buffer is not None and bool(in_bytes(loader.buffer, machine.PLENTY, "buffer"))
+        wanted = {"your transform or collate_fn": making.in_python, "buffer=": buffer}
+        wanted |= {"decode='device', which checks chunks there,": self._decode == "device"}
+        wanted |= {"resident=": self.keeps, "on_error='skip'": loader.on_error == "skip"}
+        check_alone(streams, device_of(self._device or "cpu"), wanted)
+
+    def _check_staying(self, making: BatchMaker) -> None:
+        if making.in_python:
+            raise PlanError(
+                f"resident={self._resident!r}, but your transform or collate_fn is to get the samples on the host: "
+                "leave resident out, or do that in device_transform"
+            )
+        if not making.auto_collation:
+            raise PlanError(f"resident={self._resident!r} is for batches, and batch_size=None has none")
+
+    def _tier_of(self, datasets: list[H5Dataset], device: torch.device, stats: Stats) -> tuple[DeviceCache, Parts]:
+        """The tier of these views, which keeps what iterators before have put there."""
+        if self._tier is None or self._tier[0] is not datasets or self._tier[1].process != os.getpid():
+            self._tier = None  # before its successor is made
+            tier = DeviceCache(sum(map(len, datasets)), asked(self._resident, device), device, stats)
+            self._tier = (datasets, tier, parted(datasets))
+        return self._tier[1:]
+
+    def close(self) -> None:
+        """Lets go of what stays on the device, and of files that it reads."""
+        for _, _, finishes in self._views.values():
+            for finish in leaves(finishes):
+                if finish is not None and finish.reading is not None:
+                    finish.reading.close()
+        if self._tier is not None and self._tier[1].process == os.getpid():
+            self._tier[1].close()
+        self._tier = None
+
+    def _form(self, device: str | int | torch.device) -> DeviceForm:
+        return DeviceForm(device_of(device), self._dtype, self._channels_last, self._static)
+
+    def _streams_of(self, device: torch.device) -> Streams | None:
+        """The device's streams, of this loader: what is made once there is in the memory of the same stream."""
+        if self._streams is None or self._streams[0] != device:
+            self._streams, self._views = (device, streams_of(device)), {}
+        return self._streams[1]
+
+    def _viewed(self, datasets: list[H5Dataset], device: torch.device, batched: bool) -> tuple[list[H5Dataset], Any]:
+        key = (device, *map(id, datasets), batched)
+        if key not in self._views:
+            streams = self._streams_of(device)
+            with nullcontext() if streams is None else streams.beside():
+                views, finishes = self._views_of(datasets, device, batched)
+            self._views = {key: (datasets, views, finishes)}  # the datasets, too: nothing else has their ids then
+        return self._views[key][1:]
+
+    def _views_of(self, datasets: list[H5Dataset], device: torch.device, batched: bool) -> tuple[list[H5Dataset], Any]:
+        """The datasets as they are read for the device, and what is then made of each field there."""
+        fields, by_leaf = leaves(datasets[0].fields), [leaves(one.layouts) for one in datasets]
+        found = [self._seen(field, ours, device, batched) for field, *ours in zip(fields, *by_leaf, strict=True)]
+        layouts, finishes = [one.layouts for one in found], [one.finish for one in found]
+        self._tell([one.refused for one in found])
+        left = [field if finish is None else None for field, finish in zip(fields, finishes, strict=True)]
+        if self._resident is not None:  # what is finished is what stays
+            finishes = [
+                DeviceFinish(None, ours[0], device) if finish is None and stays(ours[0]) else finish
+                for finish, ours in zip(finishes, layouts, strict=True)
+            ]
+        made = [_view(one, [each[k] for each in layouts], left) for k, one in enumerate(datasets)]
+        waiting = iter(finishes)
+        return made, mapped(datasets[0].layouts, lambda _: next(waiting))
+
+    def _seen(self, field: Field | None, layouts: list[Layout], device: torch.device, batched: bool) -> _Seen:
+        """How one field is read for the device, and finished there."""
+        streams, finish, refused = (
+            self._streams_of(device),
+            partial(DeviceFinish, field, device=device, single=not batched),
+            "",
+        )
+        if self._by_gds and streams is not None:
+            refused = unread(layouts) if exact(field, layouts[0]) else _inexact(field, layouts)
+            if not refused:
+                return _Seen(layouts, finish(layouts[0], reading=Reading(layouts, device, streams)))
+        if self._decode == "device":
+            views = encoded(layouts) if exact(field, layouts[0]) else _inexact(field, layouts)
+            if not isinstance(views, str):
+                decode = Decoding(views[0], device, self._straight(field, views[0]))
+                return _Seen([view.layout for view in views], finish(layouts[0], decode=decode))
+            refused = views
+        there = streams is not None and by_device(field, layouts[0])
+        return _Seen(layouts, finish(layouts[0]) if there else None, refused)
+
+    def _tell(self, refused: list[str]) -> None:
+        """Says which fields the host reads or decodes for all that. PlanError where it does that with all of them."""
+        what, instead = "decode='device'", "Give decode='host'"
+        if self._by_gds:
+            what, instead = "reader='gds'", "Leave it out"
+        if all(refused):
+            raise PlanError(f"{what}, and none of the fields can be: {refused[0]}. {instead}")
+        if any(refused):
+            log.info("%s, but on the host: %s", what, "; ".join(filter(None, refused)))
+
+    def _straight(self, field: Field | None, view: Encoded) -> torch.dtype | None:
+        """The type that is decoded to at once, where it is all that is asked for."""
+        plain = field is None or (field.dtype is None and field.mean is None and field.std is None)
+        halves = (torch.float16, torch.bfloat16)
+        return self._dtype if plain and view.dtype == "f4" and self._dtype in halves else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__, _views={}, _streams=None, _tier=None)
+
+
+class _Seen(NamedTuple):
+    """One field: what is read of it, and what is then made of that on the device."""
+
+    layouts: list[Layout]
+    finish: DeviceFinish | None = None
+    refused: str = ""  # why not as was asked
+
+
+def _inexact(field: Field | None, layouts: Sequence[Layout]) -> str:
+    return f"{layouts[0].name} comes as {field}, which a device does not make to the same bits"
+
+
+def _view(dataset: H5Dataset, layouts: list[Layout], fields: list[Field | None]) -> H5Dataset:
+    made = copy.copy(dataset)  # which has opened nothing yet
+    of_layouts, of_fields = iter(layouts), iter(fields)
+    made.layouts = mapped(dataset.layouts, lambda _: next(of_layouts))
+    made.fields = mapped(dataset.layouts, lambda _: next(of_fields))
+    return made
+
+
+def _floating(given: torch.dtype | str | None) -> torch.dtype | None:
+    """torch's dtype, also by its name. Of floating point: other tensors of a batch stay as they are."""
+    dtype = getattr(torch, given.removeprefix("torch."), None) if isinstance(given, str) else given
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype={given!r}: batches' floating-point tensors can be made of another such type only")
+    if dtype is None and given is not None:
+        raise ValueError(f"dtype={given!r} is none of torch's; 'bfloat16' is one")
+    return dtype

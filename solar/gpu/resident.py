@@ -1,0 +1,126 @@
+"""ResidentSource: batches read without the rows that are on the device already."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from solar.gpu.cache import DeviceCache, Slots
+from solar.gpu.finish import as_signed
+from solar.gpu.parts import walked
+from solar.torch.batch.make import Coming
+from solar.torch.batch.pending import TENSOR_KINDS, PendingBatch, PendingField, leaves
+from solar.torch.dataset import H5Dataset, Room, start_together
+from solar.torch.source import Array, SampleSource
+from solar.values import Layout
+
+
+class MissingBatch(PendingBatch):
+    """A batch on its way, whose fields of numbers have only the samples that are not on the device."""
+
+    def __init__(self, structure: Any, fields: list[PendingField], slots: Slots) -> None:
+        super().__init__(structure, fields)
+        self.slots = slots  # of all its samples
+
+
+class Parts(NamedTuple):
+    """Of each H5Dataset the fields of numbers, which can stay on a device, and the others."""
+
+    numbers: list[H5Dataset]
+    others: list[H5Dataset]
+
+
+@dataclass(frozen=True)
+class ResidentSource(SampleSource):
+    """What lies beneath a dataset, of which is not read again what a tier has."""
+
+    parts: Parts
+    tier: DeviceCache
+
+    def start(self, indices: Sequence[Any]) -> tuple[PendingBatch, Array]:
+        which, rows = self.locate(indices)
+        names = self.names(which, rows)
+        slots = self.tier.slots(names)
+        few = np.flatnonzero(slots < 0)
+        numbers = _fields(self.parts.numbers, which[few], rows[few], self.room)
+        others = _fields(self.parts.others, which, rows)
+        layouts = self.first.layouts
+        fields = [next(numbers if stays(layout) else others) for layout in leaves(layouts)]
+        return MissingBatch(layouts, fields, slots), names
+
+
+def parted(datasets: Sequence[H5Dataset]) -> Parts:
+    """The parts of these datasets."""
+    numbers = [stays(layout) for layout in leaves(datasets[0].layouts)]
+    others = [not one for one in numbers]
+    return Parts([only(one, numbers) for one in datasets], [only(one, others) for one in datasets])
+
+
+def only(dataset: H5Dataset, chosen: Sequence[bool]) -> H5Dataset:
+    """The dataset with these of its fields, one after another."""
+    made = copy.copy(dataset)  # which has opened nothing yet
+    every = zip(leaves(dataset.layouts), leaves(dataset.fields), chosen, strict=True)
+    found = [(layout, field) for layout, field, here in every if here]
+    made.layouts, made.fields = (tuple(one) for one in (zip(*found, strict=True) if found else ((), ())))
+    return made
+
+
+def _fields(datasets: list[H5Dataset], which: Array, rows: Array, room: Room | None = None) -> Iterator[PendingField]:
+    if not leaves(datasets[0].layouts):
+        return iter(())
+    return iter(start_together(datasets, which, rows, room).fields)
+
+
+def stays(layout: Layout) -> bool:
+    """Whether the samples are numbers, which can stay on a device."""
+    return layout.dtype.base.kind in TENSOR_KINDS
+
+
+# --- on the way ----
+
+
+@dataclass
+class ResidentBatch:
+    """A batch of which has come what is not on the device."""
+
+    batch: Any
+    names: Array  # of all its samples
+    slots: Slots
+
+
+class ResidentPending:
+    """A batch that will come without what is on the device by then; from a buffer it comes whole, and that is left out.
+
+    It is made as any other, of fewer samples.
+    """
+
+    def __init__(self, coming: Coming, names: Array, tier: DeviceCache, finishes: Any) -> None:
+        self.pending, self.samples = coming.pending, coming.samples
+        self.transform_seconds = self.collate_seconds = 0.0
+        self._coming, self._names, self._tier, self._finishes = coming, names, tier, finishes
+
+    def wait(self, seconds: float | None) -> ResidentBatch:
+        of = self._coming
+        try:
+            batch = of.wait(seconds)
+        finally:
+            self.transform_seconds, self.collate_seconds = of.transform_seconds, of.collate_seconds
+        if isinstance(self.pending, MissingBatch):
+            return ResidentBatch(batch, self._names, self.pending.slots)
+        slots = self._tier.slots(self._names)
+        if (slots >= 0).any():
+            came = torch.from_numpy(np.flatnonzero(slots < 0))
+            batch = walked(batch, self._finishes, lambda part, how: part if how is None else _chosen(part, came))
+        return ResidentBatch(batch, self._names, slots)
+
+    def forget(self) -> None:
+        self._coming.forget()
+
+
+def _chosen(part: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    return as_signed(part).index_select(0, which).view(part.dtype)

@@ -1,0 +1,119 @@
+"""PendingBatch: a batch of arrays on its way, field by field."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from solar.io.field import Field
+from solar.io.given import BFLOAT16
+from solar.io.read.reader import Pending
+
+TENSOR_KINDS = "biufc"  # what torch makes tensors of; a batch of anything else is a list of its samples
+BATCHES_AHEAD = 4  # that are read before they are asked for, where nobody says how many
+NBYTES_AHEAD = 1 << 30  # that these take at most, if there is more than one
+
+Array = np.ndarray[Any, Any]
+
+
+class PendingField:
+    """One field of a batch, read in one or several parts into the same memory."""
+
+    def __init__(self, parts: list[Pending], field: Field | None, rows: Array | None = None) -> None:
+        self.parts = parts
+        self.field = field
+        self.rows = rows  # of the samples in their data set
+        self.nbytes = 0
+        for part in parts:
+            self.nbytes += part.nbytes
+
+    def wait(self, end: float | None) -> Array:
+        """The values as stored, when all are there. TimeoutError at `end`, a time of the monotonic clock."""
+        for part in self.parts:
+            values = part.wait(None if end is None else max(0.0, end - time.monotonic()))
+        return values
+
+
+class PendingBatch:
+    """A batch on its way: arrays, to be put into the structure of `structure`."""
+
+    weight: float | None = None  # in the step of all ranks, where they have different numbers of samples
+
+    def __init__(self, structure: Any, fields: list[PendingField]) -> None:
+        self._structure = structure
+        self.fields = fields
+        self.nbytes = 0  # of memory that it fills
+        self.converts = False  # whether any field is made otherwise than it is stored
+        for one in fields:
+            self.nbytes += one.nbytes
+            self.converts |= one.field is not None
+
+    def counts(self) -> dict[str, int]:
+        """What reading it took, once it has arrived."""
+        counts: dict[str, int] = {}
+        for one in self.fields:
+            for part in one.parts:
+                counts = added(counts, part.counts) if counts else part.counts
+        return counts
+
+    def wait(self, seconds: float | None = None) -> Any:
+        """The batch, when it is there. TimeoutError after `seconds`, naming what is missing; one may wait again."""
+        return self.converted(self.arrived(seconds))
+
+    def arrived(self, seconds: float | None = None) -> list[Array]:
+        """Waits for the bytes alone: the values of the fields as they are stored."""
+        end = None if seconds is None else time.monotonic() + seconds
+        return [field.wait(end) for field in self.fields]
+
+    def converted(self, arrived: list[Array]) -> Any:
+        """What `arrived` gave, made as the fields ask, in their structure."""
+        if self.converts:
+            arrived = [
+                values if one.field is None else one.field.convert(values, rows=one.rows)
+                for one, values in zip(self.fields, arrived, strict=True)
+            ]
+        return arranged(self._structure, map(_given, arrived))
+
+
+def _given(values: Array) -> Any:
+    """What samples are made of: arrays of numbers, tensors of bfloat16, which numpy has not, lists of all else."""
+    if values.dtype == BFLOAT16:
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return values if values.dtype.kind in TENSOR_KINDS else list(values)
+
+
+def added(counts: dict[str, int], others: dict[str, int]) -> dict[str, int]:
+    """The sums of what is counted under the same name."""
+    sums = dict(counts)
+    for name, value in others.items():
+        sums[name] = sums[name] + value if name in sums else value
+    return sums
+
+
+def mapped(structure: Any, act: Callable[[Any], Any]) -> Any:
+    """The structure with `act` of each of its leaves, which are all that is no dict, tuple or list."""
+    if isinstance(structure, Mapping):
+        return {key: mapped(part, act) for key, part in structure.items()}
+    if isinstance(structure, (tuple, list)):
+        return tuple(mapped(part, act) for part in structure)
+    return act(structure)
+
+
+def leaves(structure: Any) -> list[Any]:
+    """The leaves of a structure, in order."""
+    found: list[Any] = []
+    mapped(structure, found.append)
+    return found
+
+
+def arranged(structure: Any, parts: Iterator[Any]) -> Any:
+    """These parts, in order, in the place of the leaves of a structure that `mapped` made."""
+    if isinstance(structure, dict):
+        return {key: arranged(part, parts) for key, part in structure.items()}
+    if isinstance(structure, tuple):
+        return tuple([arranged(part, parts) for part in structure])
+    return next(parts)

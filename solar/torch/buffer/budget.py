@@ -1,0 +1,194 @@
+"""What a loader's buffer is asked to be, what of it the batches take, and whether it is worth having at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
+
+from solar.errors import PlanError
+from solar.io.machine import available as machine
+from solar.io.machine import profile
+from solar.io.machine.quantities import in_words, size_of
+from solar.io.ranks.world import detect
+from solar.io.read.engine import ROOM
+from solar.io.read.run import READER_SCRATCH, threads
+from solar.planner import simulate
+from solar.planner.order import random
+from solar.planner.units import Units, of_layout, uniform
+from solar.values import Layout, Storage, World
+
+Size: TypeAlias = int | float | str | None
+Profile: TypeAlias = Storage | str | os.PathLike[str] | None
+
+AUTO = "auto"
+FITS = "the files fit into the page cache"  # as most do: there is nothing to say
+FREE = 4  # one part of so many of the free memory is taken where nobody says how much
+WORTH_A_BUFFER = 1.5  # times cheaper than without, or it is not taken
+LEAST_EPOCH_SECONDS = (
+    0.02  # that an epoch is shortened by at least: a buffer's plan takes some milliseconds, and its start more
+)
+MOST_SAMPLES = 2**31 - 1  # samples of a data set, which plans number by 32 bits
+MODEL = 20_000  # samples of the small copy of the data set that is modelled
+FEWER = 4  # batches take one part of so many of the buffer, or fewer of them wait
+
+
+def asked(buffer: Size) -> int | None:
+    """The bytes that the ranks of a node may hold together; None: whatever is best."""
+    if buffer is None or buffer == AUTO:
+        return None
+    there_is = machine.memory_nbytes()
+    nbytes = in_bytes(buffer, there_is)
+    if nbytes > there_is:
+        raise PlanError(
+            f"buffer={buffer!r}: this node has {in_words(there_is)} of memory (the limits of a container count); "
+            "give a part of that, such as '25%'"
+        )
+    return nbytes
+
+
+def in_bytes(given: int | float | str, there_is: int, name: str = "buffer") -> int:
+    """What is asked for, of so much memory. PlanError, or TypeError, for what is no size; `name` is the argument's."""
+    if isinstance(given, str):
+        try:
+            return size_of(given, there_is)
+        except PlanError as error:
+            raise PlanError(f"{name}={given!r}: {error}") from None
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise TypeError(f"{name}={given!r}: give bytes, a size such as '8GiB', or a share such as '25%' or 0.25")
+    if not given >= 0 or (isinstance(given, float) and given >= 1):
+        raise PlanError(
+            f"{name}={given!r}: bytes are a whole number from 0, and a share of the memory is above 0 and below 1"
+        )
+    return int(given * there_is) if isinstance(given, float) else given
+
+
+def checked_storage(storage: Profile) -> Storage | None:
+    """The Storage that was given, or is in the profile that was named."""
+    if storage is None or isinstance(storage, Storage):
+        return storage
+    return profile.load(storage)
+
+
+def ranks_here() -> int:
+    """The ranks that share the memory of this node."""
+    try:
+        return detect().ranks_per_node
+    except PlanError:  # which whoever needs to know the rank raises
+        return 1
+
+
+def storage_of(layout: Layout, given: Storage | None, cores: int | None = None) -> tuple[Storage, str]:
+    """What reading it and decoding it, on so many cores (None: this process's), costs; and where that is known from."""
+    storage, source = (given, "as given") if given is not None else profile.stored_or_guessed(layout.paths[0])
+    if storage.decode == float("inf"):
+        storage = replace(storage, decode=profile.decodes(layout) * (cores or threads()))
+    return storage, source
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How the memory of a buffer is divided."""
+
+    nbytes: int  # of all
+    staged: int  # batches that wait to be taken
+    scratch: int  # bytes for each of the engine's threads
+    parts: int  # bytes for what is kept
+    batch: int  # samples, at most
+
+    def in_words(self) -> str:
+        """How large it is, and how much of it waits to be taken."""
+        return f"{in_words(self.nbytes)} with {self.staged} batch{'es' if self.staged > 1 else ''} ready"
+
+
+class Needs(NamedTuple):
+    """The bytes that the batches of a process take, beside what is kept."""
+
+    waiting: int  # each batch that waits
+    beside: int  # all others
+    scratch: int  # for each of its engine's threads
+    threads: int
+    ahead: int  # batches that should wait
+
+    @property
+    def least(self) -> int:
+        """What it takes at least."""
+        return self.waiting + self.beside + self.threads * self.scratch
+
+
+def divided(nbytes: int, batch: int, needs: Sequence[Needs]) -> Budget:
+    """The budget of a buffer of so many bytes for these processes. PlanError where it is too small, saying the least.
+
+    A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it.
+    """
+    scratch = max(one.scratch for one in needs)
+    least = sum(one._replace(scratch=scratch).least for one in needs)
+    if nbytes < least:
+        among = f" of the {len(needs)} processes of this node" if len(needs) > 1 else ""
+        raise PlanError(
+            f"buffer={in_words(nbytes)} ({nbytes:,} bytes) is too small: the batches{among} alone take {least:,} bytes "
+            f"here; give at least buffer={least}, or buffer=0 to read without one"
+        )
+    threads = sum(one.threads for one in needs)
+    waiting, beside = sum(one.waiting for one in needs), sum(one.beside for one in needs)
+    room = min(nbytes // FEWER, nbytes - threads * scratch) - beside
+    staged = max(1, min(*(one.ahead for one in needs), room // max(waiting, 1)))
+    left = nbytes - beside - staged * waiting
+    each = max(scratch, min(READER_SCRATCH, left // (16 * threads)))
+    return Budget(nbytes, staged, each, left - threads * each, batch)
+
+
+def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, least: int, *, ranks: int) -> tuple[int, str]:
+    """The bytes that a buffer should have where nobody has said, or 0; and why. `least`: with less there is none.
+
+    So many ranks of this node have one each.
+    """
+    together = any(form.filters and form.chunk and form.chunk[0] > 1 for one in layouts for form in one.forms)
+    fits = sum(one.stored_nbytes for one in layouts) <= ROOM * machine.page_cache_nbytes() / ranks
+    if fits and not together:
+        return 0, FITS
+    units = [of_layout(layout) for layout in layouts]
+    stored = sum(one.total_nbytes for one in units)
+    everything = sum(layout.nbytes + 16 * batch * layout.sample_nbytes for layout in layouts)
+    memory = min(machine.free_nbytes() // FREE // ranks, everything + everything // 8)
+    if memory < least:
+        return 0, f"{in_words(memory)} of the memory could be had, and the batches alone take {in_words(least)}"
+    without = with_it = 0.0
+    for layout, one in zip(layouts, units, strict=True):
+        storage = storage_of(layout, given)[0]
+        if fits:
+            storage = replace(profile.MEMORY, decode=storage.decode)
+        plain, swept = modelled(one, batch, memory * one.total_nbytes // max(stored, 1), storage)
+        without, with_it = without + plain, with_it + swept
+    if without < max(with_it + LEAST_EPOCH_SECONDS, WORTH_A_BUFFER * with_it):
+        return 0, f"an epoch would take about {without:.2g} s without a buffer, {with_it:.2g} s with {in_words(memory)}"
+    why = "chunks of several samples are decoded less often" if fits else "the files do not fit into the page cache"
+    return memory, f"{why}: an epoch takes about {with_it:.2g} s instead of {without:.2g} s"
+
+
+def modelled(units: Units, batch: int, memory: int, storage: Storage) -> tuple[float, float]:
+    """About how many seconds an epoch takes without a buffer and with one: of a smaller copy of the data set."""
+    samples = min(units.samples, MODEL)
+    smaller = units.samples / samples
+    stored = max(1, units.total_nbytes // max(units.units, 1))
+    copy = uniform(samples, units.sample_nbytes, per_unit=units.per_unit, stored=stored)
+    batch = min(batch, samples)
+    found = []
+    for room in (0, int(memory / smaller)):
+        try:
+            made = simulate(random(samples), copy, World(0, 1), batch=batch, memory=room, storage=storage)
+            found.append(made.outcome.seconds * smaller)
+        except PlanError:  # not even a batch fits
+            found.append(found[0])
+    return found[0], found[1]
+
+
+def not_carried(layout: Layout) -> str:
+    """Why samples of this Layout cannot be kept; empty if they can."""
+    where = f"{layout.paths[0]}: {layout.title}"
+    if layout.reader != "direct":
+        return f"{where} is read through libhdf5: {layout.reason}"
+    if layout.samples > MOST_SAMPLES:
+        return f"{where} has {layout.samples:,} samples, and plans number up to {MOST_SAMPLES:,}"
+    return f"{where} has no bytes" if layout.nbytes == 0 else ""

@@ -1,0 +1,294 @@
+"""BufferedPass: the batches of one pass, which an iterator takes from its loader's buffer."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain, islice, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+
+from solar.io.exchange.exchanged import Exchange
+from solar.io.field import Field
+from solar.io.read.reader import Rows
+from solar.io.read.run import Running, pooled_nbytes, scratch_nbytes, threads
+from solar.torch.batch.pending import PendingBatch, PendingField
+from solar.torch.buffer.budget import Budget, Needs, divided
+from solar.torch.buffer.group import RankGroup
+from solar.torch.buffer.pass_uses import PassUses, alone, located
+from solar.torch.buffer.planned_passes import FETCHED
+from solar.torch.order.position import EpochPosition, SamplerState
+from solar.torch.order.stream import Array, Pass
+from solar.torch.source import SampleSource
+
+if TYPE_CHECKING:
+    from solar.torch.buffer.buffer import Buffered
+
+
+class AheadSpec(NamedTuple):
+    """How an iterator makes its batches of what is read."""
+
+    ahead: int  # batches on their way
+    threads: int  # that hold one each
+
+
+class BufferedPass:
+    """What stands between an iterator and the run: the index batches of a pass, drawn as early as can be.
+
+    `start` is called for each of the batches of `indices`, in order. What a run cannot take (an index that does not
+    exist, say) is read without one, so that it goes wrong as it always does.
+    """
+
+    orphaned = False  # nobody was there to leave it properly
+
+    def __init__(
+        self,
+        owner: Buffered,
+        beneath: SampleSource,
+        batches: Iterator[Any],
+        passage: EpochPosition,
+        course: SamplerState,
+        pace: AheadSpec,
+        nbytes: int,
+        epochs_left: int | None,
+        together: RankGroup | None,
+    ) -> None:
+        self.beneath, self.together = beneath, together
+        self._owner, self._batches, self._passage, self._course = owner, batches, passage, course
+        self._pace, self._nbytes, self._epochs_left = pace, nbytes, epochs_left
+        opened = beneath.first.opened()
+        self._fields = [PendingField([], leaf.field) for leaf in opened]
+        self._by_row = any(leaf.field is not None and leaf.field.by_row for leaf in opened)
+        self._row_nbytes = sum(leaf.rows.sample_nbytes for leaf in opened)
+        self._drawn: deque[Any] = deque()
+        self._next: deque[Any] = deque()  # drawn, but not yet known to the run
+        self._error: Exception | None = None
+        self._exhausted = False
+        self._segment: PassUses | None = None  # None: it is read without the run
+        self._facts: dict[str, Any] = {}  # of the pass of all ranks
+        self._running: Running | Exchange | None = None
+        self._base = self._started = 0  # batches
+        self.ahead = pace.ahead
+        if course.batch_size:  # what is to be raised is raised before anything is drawn
+            divided(nbytes, course.batch_size, [needs(beneath, pace, course.batch_size)])
+
+    # --- which batches ----
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        """The index batches of the pass, one after another."""
+        while not self._drawn:
+            if self._exhausted and not self._next:
+                if self._error is not None:
+                    raise self._error
+                raise StopIteration
+            self.draw()
+        return self._drawn.popleft()
+
+    def draw(self) -> None:
+        """Draws the next index batches, those of the whole pass where that has a known end, for the run to make.
+
+        What was drawn before an interruption is kept, and the next call goes on.
+        """
+        most = self._passage.order.drawn_at_once(self._course.batches)
+        if not self._exhausted and len(self._next) < most:
+            try:
+                self._next.extend(islice(self._batches, most - len(self._next)))
+            except Exception as error:  # comes after the batches before it, as in torch
+                self._error = error
+            self._exhausted = self._error is not None or len(self._next) < most
+        segment = self._located()
+        entered = None if segment is None else self._owner.enter(self, segment, self._running is not None)
+        self._started, self._segment = 0, segment if entered is not None else None
+        if entered is not None:
+            self._running, self._base, staged = entered
+            self.ahead = staged + self._pace.threads
+        self._drawn, self._next = self._next, deque()
+
+    def _located(self) -> PassUses | None:
+        if not self._next:
+            return None
+        if self.together is not None:
+            return self._divided(self.together)
+        try:
+            samples, starts = self._flat()
+            segment = alone(located(self.beneath, (samples, starts)))
+        except (IndexError, TypeError, ValueError):
+            return None
+        if self._course.cutter is not None:  # lists of ints take five times the memory
+            cuts = starts.tolist()
+            self._next = deque([samples[begin:end] for begin, end in pairwise(cuts)])
+        return segment
+
+    def _divided(self, together: RankGroup) -> PassUses:
+        """This rank's part of the pass of all ranks."""
+        made = self._passage.order.of_all(self._passage.before[1])
+        assert made is not None, "only samplers that divide one order among all ranks are taken together"
+        found = together.divided(self.beneath, made)
+        self._facts = found.facts
+        self._next = deque(found.batches)
+        return found.segment
+
+    def _flat(self) -> Pass:
+        """The samples of all batches, and where each batch begins."""
+        if self._course.cutter is None:
+            samples, lengths = np.asarray(self._next), np.ones(len(self._next), np.int64)
+        else:
+            lengths = np.array([len(batch) for batch in self._next], np.int64)
+            arrays = [batch for batch in self._next if len(batch)]
+            if arrays and isinstance(arrays[0], np.ndarray):
+                samples = np.concatenate(arrays)
+            else:
+                samples = np.array([*chain.from_iterable(arrays)])
+        if not samples.size or samples.ndim != 1 or samples.dtype.kind not in "iu":
+            raise TypeError("indices are integers")  # nobody sees this: it is read without the run
+        return samples.astype(np.int64, copy=False), np.cumsum([0, *lengths])
+
+    def later(self) -> Iterator[Callable[[], PassUses]]:
+        """The passes after this one, as far as they are known."""
+        if not self._exhausted or self._error is not None:
+            return iter(())
+        order, stride = self._passage.order, self._course.stride
+        if self.together is not None:
+            return self.together.segments(self.beneath, islice(order.later_of_all(stride), self._epochs_left))
+        return (self._maker(make) for make in islice(order.later(stride), self._epochs_left))
+
+    def _maker(self, make: Callable[[], Pass]) -> Callable[[], PassUses]:
+        return lambda: alone(located(self.beneath, make()))
+
+    # --- what they take ----
+
+    def rows(self) -> list[Rows]:
+        """What reads each part: of each H5Dataset each field."""
+        return _rows_of(self.beneath)
+
+    def needs(self, segment: PassUses) -> list[Needs]:
+        """What such batches take, for each process of this node. All ranks ask together, if they are."""
+        batch = self._batch(segment)
+        if self.together is None:
+            return [needs(self.beneath, self._pace, batch)]
+        if self.together.balance == "uneven":
+            size = self._course.cutter.batch_size
+            batch = max(batch, size + 6 * math.isqrt(size))  # that any later step has more is most unlikely
+        own = needs(self.beneath, self._pace, batch, self.together.exchange, segment.inbox)
+        return self.together.needs({**self._facts, "buffer": self._nbytes}, own)
+
+    def budget(self, segment: PassUses, of_all: list[Needs]) -> Budget:
+        """How the memory is divided when such batches come."""
+        batch = self._batch(segment) if self.together is None else self._course.cutter.batch_size
+        return divided(self._nbytes, batch, of_all)
+
+    def _batch(self, segment: PassUses) -> int:
+        return max(self._course.batch_size or 0, int(segment.sizes.max(initial=0)))
+
+    # --- batches on their way ----
+
+    def start(self, samples: Any) -> tuple[PendingBatch, Array]:
+        """The next batch, whose index batch this is; and what each of its samples is called."""
+        if self._segment is None or self._running is None:
+            return self.beneath.start(samples)
+        number, self._started = self._started, self._started + 1
+        uses = self._segment.batches
+        here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
+        names = uses.rows[here].astype(np.int64)
+        fields = [PendingField([], one.field, names) for one in self._fields] if self._by_row else self._fields
+        if uses.which is not None:
+            names = self.beneath.names(uses.which[here], names)
+        structure, nbytes = self.beneath.first.layouts, len(names) * self._row_nbytes
+        made = RunBatch(structure, fields, nbytes, self._running, self._base + number, len(names))
+        made.alone = self._pace.threads == 0
+        if self._segment.weights is not None:
+            made.weight = float(self._segment.weights[number])
+        return made, names
+
+    def forget(self, pending: PendingBatch) -> None:
+        """This batch failed, or did not come in time: nobody takes it."""
+        if isinstance(pending, RunBatch):
+            pending.forget()
+
+    def leave(self) -> None:
+        """No more is taken."""
+        self._owner.leave(self, self._running is None or self._all_taken(self._running))
+
+    def _all_taken(self, running: Running | Exchange) -> bool:
+        if self._segment is None or not self._exhausted:
+            return False
+        if self.together is not None:  # what threads have taken ahead differs from rank to rank
+            return self._passage.batches == len(self._segment.sizes)
+        return running.given == self._base + len(self._segment.sizes)
+
+
+def needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
+    """What batches of so many samples take while they are made and used.
+
+    The run makes one while others wait. In the loop, or in each thread, one is made of what was read. The user has one,
+    and the last is there until the loop's variable is bound to the next. Threads have made as many as wait. What comes
+    from other nodes is received beside each batch that waits, up to `inbox` samples of it, or read for batches to come.
+    """
+    opened = beneath.first.opened()
+    read = [pooled_nbytes(batch * leaf.rows.sample_nbytes) for leaf in opened]
+    made = [made_nbytes(leaf.field, leaf.rows) for leaf in opened]
+    made = [pooled_nbytes(batch * nbytes) if nbytes else 0 for nbytes in made]
+    given = sum(after or before for before, after in zip(read, made, strict=True))
+    busy, waiting = max(1, pace.threads), given if pace.threads else 0
+    scratch = max(scratch_nbytes(rows.layout) for rows in _rows_of(beneath))
+    beside = sum(read) + busy * (sum(read) + sum(made)) + given + waiting
+    if exchange:
+        beside += sum(read) * (FETCHED if exchange == "read" else 1)
+        waiting += sum(pooled_nbytes(inbox * leaf.rows.sample_nbytes) for leaf in opened)
+    ahead = max(1, pace.ahead - pace.threads)
+    return Needs(sum(read) + waiting, beside, scratch, threads(), ahead)
+
+
+def _rows_of(beneath: SampleSource) -> list[Rows]:
+    return [leaf.rows for dataset in beneath.datasets for leaf in dataset.opened()]
+
+
+def made_nbytes(field: Field | None, rows: Rows) -> int:
+    """The bytes of a sample as a Field makes it, in memory of its own; 0 where it stays as it was read."""
+    if field is None:
+        return 0
+    shape, dtype = field.shape_of(rows.layout.sample_shape, rows.dtype)
+    return math.prod(shape) * dtype.itemsize
+
+
+class RunBatch(PendingBatch):
+    """A batch that a run makes."""
+
+    alone = False  # taken by the consumer's thread, which Ctrl-C may interrupt
+
+    def __init__(
+        self,
+        structure: Any,
+        fields: list[PendingField],
+        nbytes: int,
+        running: Running | Exchange,
+        number: int,
+        samples: int,
+    ) -> None:
+        super().__init__(structure, fields)
+        self.nbytes = nbytes
+        self._running, self._number, self._samples = running, number, samples
+        self._came: list[Any] | None = None
+        self._counts: dict[str, int] = {}
+
+    def counts(self) -> dict[str, int]:
+        return self._counts
+
+    def arrived(self, seconds: float | None = None) -> list[Any]:
+        """The run keeps the batch until it is kept here; and it is kept here until the user has it."""
+        values = self._came
+        if values is None:
+            values, counts = self._running.wait(self._number, self._samples, seconds)
+            self._counts = {**counts, "made_by_run": 1}
+            self._came = values if self.alone else None
+        self._running.let_go(self._number)
+        return values
+
+    def forget(self) -> None:
+        """It is not asked for again."""
+        self._running.forget(self._number)

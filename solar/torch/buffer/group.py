@@ -1,0 +1,293 @@
+"""RankGroup: the ranks that share a loader's samples, as far as they read, hold and exchange them together."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.errors import PlanError, SolarError
+from solar.io.exchange.exchanged import Exchange, Parcels, mail
+from solar.io.ranks import node
+from solar.io.ranks.meeting import TROUBLE
+from solar.io.ranks.peers import Peers, peers
+from solar.io.ranks.world import detect
+from solar.io.read.reader import Rows
+from solar.io.read.run import Running, RunPart, shared_nbytes
+from solar.planner.division import at_home, by_turns, divided, seated
+from solar.planner.regions import around, homes
+from solar.torch.buffer.budget import Needs
+from solar.torch.buffer.pass_uses import PassUses, SampleUses, located
+from solar.torch.buffer.planned_passes import Piece, layouts_of, pieces_of
+from solar.torch.order.stream import Array, IndexStream, Pass
+from solar.torch.source import SampleSource
+
+log = logging.getLogger("solar")
+
+SENDING = ("mpi", "torch")
+PATIENCE, PATIENCE_UNASKED = 1800.0, 60.0  # seconds that ranks wait for each other; where nobody asked for a buffer
+Exchanges = Literal["auto", "mpi", "torch", "read", "off"]
+Balance = Literal["torch", "equal", "uneven"]
+
+
+class Divided(NamedTuple):
+    """A pass as one rank has it."""
+
+    segment: PassUses
+    batches: list[Array]  # the samples of its batches, as the dataset calls them
+    facts: dict[str, Any]  # what must be the same on all ranks
+
+
+def checked(exchange: str, balance: str | None) -> None:
+    """ValueError for what these cannot be."""
+    if exchange not in get_args(Exchanges):
+        raise ValueError(f"exchange={exchange!r}: it is one of {', '.join(map(repr, get_args(Exchanges)))}")
+    if balance is not None and balance not in get_args(Balance):
+        raise ValueError(f"balance={balance!r}: it is None, or one of {', '.join(map(repr, get_args(Balance)))}")
+
+
+def those_of(exchange: str, order: IndexStream) -> Peers | None:
+    """Whom the samples are shared with; None where each process goes its own way."""
+    if exchange == "off" or order.of_all(0) is None:
+        return None
+    replicas = order.sampler.num_replicas
+    if replicas == 1:
+        return None
+    found = peers(exchange)
+    if found is not None and found.ranks != replicas and exchange == "auto":
+        log.info(
+            "each process has a buffer of its own: the sampler divides among %d, and there are %d processes; with "
+            'exchange="read" those of a node share one, if all of them iterate',
+            replicas, found.ranks,
+        )  # fmt: skip
+        return None
+    return found
+
+
+class RankGroup:
+    """Who is there, who takes what, and who reads it.
+
+    With balance "torch" each rank takes what DistributedSampler gives it, and its node reads it. Else the data set is
+    divided into home regions of the ranks, and each node reads its own.
+    """
+
+    def __init__(
+        self,
+        with_: Peers,
+        beneath: SampleSource,
+        order: IndexStream,
+        exchange: str,
+        balance: str | None,
+        facts: Mapping[str, Any],
+        nbytes: int,
+        wanted: bool,
+    ) -> None:
+        datasets = beneath.datasets
+        self._name = " + ".join(map(str, datasets[:2])) + (" + ..." if len(datasets) > 2 else "")
+        self.peers, self._seconds = with_, PATIENCE if wanted else PATIENCE_UNASKED
+        self.rank: int = order.sampler.rank  # which part of the samples is its own
+        self.ranks: int = order.sampler.num_replicas
+        own = {"part": self.rank}
+        alone = int(self.rank == with_.rank and self.ranks == with_.ranks)  # in having this part
+        data = [f"{layout.name} in {layout.paths[0]}, {layout.digest[:16]}" for layout in layouts_of(beneath)[:8]]
+        same = {"data": data, "length": sum(map(len, datasets)), **facts, "exchange": exchange, "balance": balance}
+        least = {"alone": alone, "nbytes": nbytes}
+        self.replaced = beneath.replaced(gone=True)
+        same[TROUBLE] = None if self.replaced is None else str(self.replaced)
+        try:
+            self._met = with_.meet(f"the first batch of {self._name}", same, own, least, self._seconds)
+        except PlanError:
+            self.check_files()  # this rank's own error says more
+            raise
+        self.check_files()
+        self.nbytes = self._met.least["nbytes"]  # of a node's buffer: nodes may differ a little in what 25% is
+        self.nodes = max(self._met.node_of) + 1
+        self.mates = sorted({mate["part"] for mate in self._met.mates.values()})
+        at_home_ = balance if balance is not None else "torch" if self.nodes == 1 else "equal"
+        if at_home_ != "torch" and not self._met.least["alone"]:
+            if balance is not None:
+                raise ValueError(
+                    f"balance={balance!r}: each of the {with_.ranks} processes must have the part of the samples that "
+                    "is named after its rank; give the sampler no rank of its own"
+                )
+            at_home_ = "torch"
+        self.balance = at_home_
+        self.exchange = self._carried_by(exchange)
+        self._pieces = pieces_of(beneath)
+        if self.balance != "torch":
+            self._homes = [_Homes(self._pieces, number, self._node_of) for number in range(len(datasets))]
+
+    def _carried_by(self, exchange: str) -> str:
+        """How samples get to other nodes: "mpi", "torch", "read" (by whoever takes them), or "" where none have to."""
+        if self.nodes == 1 or self.balance != "equal":
+            return ""
+        return self.peers.by if exchange == "auto" else exchange
+
+    @property
+    def names(self) -> list[str]:
+        """What the processes of this node are called."""
+        return [f"rank {rank} of {self.peers.ranks}" for rank in self._met.mates]
+
+    @property
+    def place(self) -> int:
+        """Which of the processes of this node this is."""
+        return list(self._met.mates).index(self.peers.rank)
+
+    # --- meetings ----
+
+    def needs(self, facts: Mapping[str, Any], own: Needs) -> list[Needs]:
+        """A run begins, on all ranks: what the batches of each process of this node take."""
+        mine = {"needs": list(own), "door": secrets.token_hex(16)}
+        self._met = self.peers.meet(f"a new run of the buffer for {self._name}", facts, mine, {}, self._seconds)
+        return [Needs(*mate["needs"]) for mate in self._met.mates.values()]
+
+    def check_files(self, running: Running | Exchange | None = None) -> None:
+        """Raises what is wrong where a file was replaced. Ranks in the midst of a run with this one hear why."""
+        error, self.replaced = self.replaced, None
+        if error is not None and running is not None:
+            running.fail(error)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # or it and this frame, which its traceback keeps, would keep each other alive
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """What each rank does by itself before a run begins: where it goes wrong for one, it does for all."""
+        what = f"the plan of a new run for {self._name}"
+        try:
+            self.check_files()
+            yield
+        except Exception as error:
+            with suppress(PlanError):  # this rank's own error says more
+                self.peers.meet(what, {TROUBLE: str(error)}, {}, {}, self._seconds)
+            raise
+        self.peers.meet(what, {TROUBLE: None}, {}, {}, self._seconds)
+
+    def running(self, rows: Sequence[Rows], parts: Sequence[RunPart], staged: int, scratch: int) -> Running | Exchange:
+        """What carries out a plan of this node, right after `needs`."""
+        made, memory = max(1, staged // 2) if self.exchange in SENDING else staged, None
+        if len(self.names) > 1:
+            door = next(iter(self._met.mates.values()))["door"]
+            memory = node.join(door, self.place, self.names, shared_nbytes(parts), check=self.peers.check)
+        running = Running(rows, parts, made, scratch, memory)
+        shared = sum(part.pages * part.page for part in parts)
+        running.nbytes -= shared - shared // len(self.names)  # each rank counts its part
+        if self.exchange not in SENDING:
+            return running
+        return Exchange(running, mail(self.exchange, self.peers.check), max(1, staged - made))
+
+    # --- who takes what ----
+
+    def _facts(self, uses: SampleUses) -> dict[str, Any]:
+        """What of a pass must be the same on all ranks."""
+        checksum = 0
+        for column in (uses.which, uses.rows, uses.starts):
+            checksum = zlib.crc32(b"-" if column is None else np.ascontiguousarray(column).data, checksum)
+        return {
+            "steps": len(uses.starts) - 1, "samples": len(uses.rows),
+            "checksum of the order (epoch, seed, shuffle, Subset)": checksum,
+        }  # fmt: skip
+
+    def divided(self, beneath: SampleSource, made: Pass) -> Divided:
+        """This rank's part of a pass of all ranks."""
+        samples, starts = made
+        starts = starts.astype(np.int64)
+        uses = located(beneath, (samples, starts))
+        if self.balance == "torch":
+            taken = provided = by_turns(starts, self.ranks)
+        else:
+            provided = self._homes_of(uses)
+            taken = at_home(provided, starts, self._node_of, even=self.balance == "equal")
+        sends = self.exchange in SENDING
+        found = divided(starts, taken, provided, self.rank, self.mates, sends=sends)
+        own = _some(uses, found.batch)
+        segment = PassUses(
+            _some(uses, found.here, places=True),
+            own,
+            _some(uses, found.elsewhere, places=True) if self.exchange == "read" else None,
+            found.sizes,
+            Parcels(own.sizes, found.sent, found.come) if sends else None,
+            own.sizes * self.ranks / np.diff(starts) if self.balance == "uneven" else None,
+        )
+        batches = np.split(samples[found.batch.uses], found.batch.starts[1:-1])
+        return Divided(segment, batches, self._facts(uses))
+
+    def segments(self, beneath: SampleSource, passes: Iterator[Callable[[], Pass]]) -> Iterator[Callable[[], PassUses]]:
+        """This rank's parts of passes to come."""
+
+        def maker(make: Callable[[], Pass]) -> Callable[[], PassUses]:
+            return lambda: self.divided(beneath, make()).segment
+
+        return map(maker, passes)
+
+    @cached_property
+    def _node_of(self) -> NDArray[np.int32]:
+        return np.array(self._met.node_of, np.int32)
+
+    # --- homes ----
+
+    def pieces(self) -> list[Piece]:
+        """What this node plans: its region of each field of each H5Dataset."""
+        if self.balance == "torch":
+            return self._pieces
+        own = self._met.node_of[self.peers.rank]
+        return [self._homes[piece.dataset].of_node(piece, own) for piece in self._pieces]
+
+    def _homes_of(self, uses: SampleUses) -> NDArray[np.int32]:
+        if uses.which is None:
+            return self._homes[0].of(uses.rows)
+        found = np.empty(len(uses.rows), np.int32)
+        for number, one in enumerate(self._homes):
+            where = np.flatnonzero(uses.which == number)
+            found[where] = one.of(uses.rows[where])
+        return found
+
+
+class _Homes:
+    """The homes of an H5Dataset's samples: regions of its largest field, node by node."""
+
+    def __init__(self, pieces: Sequence[Piece], dataset: int, node_of: NDArray[np.int32]) -> None:
+        own = [piece for piece in pieces if piece.dataset == dataset]
+        self._largest = max(own, key=lambda piece: piece.units.total_nbytes).units
+        self._seats, self._node_of = seated(node_of)[0], node_of
+        self._bounds = homes(self._largest, len(node_of))
+
+    def of(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The rank at whose home each of these lies."""
+        items = rows if self._largest.item is None else self._largest.item[rows]
+        return self._seats[np.searchsorted(self._bounds[1:-1], items, side="right")]
+
+    def of_node(self, piece: Piece, number: int) -> Piece:
+        """What of a piece lies at the homes of a node."""
+        seats = np.flatnonzero(self._node_of[self._seats] == number)
+        begin, end = int(self._bounds[seats[0]]), int(self._bounds[seats[-1] + 1])
+        rows = np.arange(begin, end, dtype=np.int32)
+        if self._largest.sample is not None:
+            rows = self._largest.sample[rows]
+        items = rows if piece.units.item is None else piece.units.item[rows]
+        region = around(piece.units, items)
+        return replace(piece, region=region) if region.items else piece
+
+
+def _some(uses: SampleUses, group: Any, *, places: bool = False) -> SampleUses:
+    which = None if uses.which is None else uses.which[group.uses]
+    return SampleUses(which, uses.rows[group.uses], group.starts, group.places if places else None)
+
+
+def placed(error: SolarError) -> SolarError:
+    """The error with the rank that it happened on, where there are several."""
+    with suppress(PlanError):
+        world = detect()
+        if world.ranks > 1 and error.args:
+            error.args = (f"rank {world.rank} of {world.ranks}: {error}",)
+    return error

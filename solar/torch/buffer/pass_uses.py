@@ -1,0 +1,97 @@
+"""PassUses: batches one after another, as samples that lie somewhere and go somewhere."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.io.exchange.exchanged import Parcels
+from solar.torch.order.stream import Pass
+from solar.torch.source import SampleSource
+
+
+class SampleUses(NamedTuple):
+    """Samples used step by step: for each the number of its H5Dataset, and its row there."""
+
+    which: NDArray[np.int64] | None  # None: there is one H5Dataset
+    rows: NDArray[np.int32]
+    starts: NDArray[np.int64]  # where each step begins among the uses, and the last one ends
+    places: NDArray[np.int32] | None = None  # in the memory of the step's batch, -1: nowhere; None: they are in order
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        return np.diff(self.starts)
+
+    def same(self, other: SampleUses) -> bool:
+        """Whether the same samples come in the same steps."""
+        pairs = zip(self, other, strict=True)
+        return all(
+            np.array_equal(one, two) if one is not None and two is not None else one is two for one, two in pairs
+        )
+
+    def of(self, dataset: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """What the batches use of one H5Dataset: its rows, and where each batch begins among them."""
+        if self.which is None:
+            return self.rows, self.starts
+        where = np.flatnonzero(self.which == dataset)
+        return self.rows[where], np.searchsorted(where, self.starts)
+
+    def positions(self, dataset: int) -> NDArray[np.int32] | None:
+        """The place of each use of this H5Dataset; None where all are of it, in order."""
+        if self.which is None:
+            return self.places
+        where = np.flatnonzero(self.which == dataset)
+        if self.places is not None:
+            return self.places[where]
+        batch = np.searchsorted(self.starts, where, side="right") - 1
+        return (where - self.starts[batch]).astype(np.int32)
+
+    @property
+    def digest(self) -> str:
+        """A name for what is used, and when; not for where it goes."""
+        sha = hashlib.sha256()
+        for column in (self.which, self.rows, self.starts):
+            sha.update(b"-" if column is None else np.ascontiguousarray(column).data)
+        return sha.hexdigest()
+
+
+class PassUses(NamedTuple):
+    """Batches one after another, mostly of an epoch, made of what a plan provides: for this process, or its node."""
+
+    planned: SampleUses
+    batches: SampleUses  # the same where a process is by itself
+    elsewhere: SampleUses | None = None  # what another node has, and this process reads itself
+    sizes_: NDArray[np.int64] | None = None  # samples of the memory of each batch, with what is sent from it
+    parcels: Parcels | None = None
+    weights: NDArray[np.float64] | None = None  # of each batch in its step, where ranks have uneven ones
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """The samples that the memory of each batch has."""
+        return self.batches.sizes if self.sizes_ is None else self.sizes_
+
+    @property
+    def inbox(self) -> int:
+        """How many samples come from other nodes to a batch, at most, with room for a later segment's."""
+        if self.parcels is None or not len(self.parcels.come):
+            return 0
+        return int(1.5 * np.bincount(self.parcels.come[:, 0]).max())
+
+    def same(self, other: PassUses) -> bool:
+        """Whether the same samples come in the same batches."""
+        return self.planned.same(other.planned) and self.batches.same(other.batches)
+
+
+def located(beneath: SampleSource, made: Pass) -> SampleUses:
+    """The samples of a pass, where they lie. Raises what the datasets raise for indices that they do not have."""
+    samples, starts = made
+    which, rows = beneath.locate(samples)
+    return SampleUses(None if len(beneath.datasets) == 1 else which, rows.astype(np.int32), starts.astype(np.int64))
+
+
+def alone(uses: SampleUses) -> PassUses:
+    """The batches of a process by itself."""
+    return PassUses(uses, uses)

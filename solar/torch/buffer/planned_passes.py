@@ -1,0 +1,232 @@
+"""Windows: parts of the future, as far as the order of samples is known, planned together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import PlanError
+from solar.io.machine.quantities import in_words as size_in_words
+from solar.io.read.run import RunPart, Told, pooled_nbytes
+from solar.planner.course import Plan, plan_rows
+from solar.planner.regions import Region, whole
+from solar.planner.share import shares
+from solar.planner.sweep import Counts, KeepPolicy
+from solar.planner.units import Units, of_layout
+from solar.torch.batch.pending import leaves
+from solar.torch.buffer.pass_uses import PassUses, SampleUses
+from solar.torch.source import SampleSource
+from solar.values import Layout, Script, Storage
+
+STEPS_AHEAD = (
+    6  # steps from the issue of a read to its use, beside the batches that are ready; each takes a batch of memory
+)
+FETCHED = 2  # steps by which a sample is read beforehand that is read straight into the batch, at another node's home
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One field of one H5Dataset, or of the part of it that is read on this node: what is planned for itself."""
+
+    dataset: int
+    field: int
+    region: Region
+
+    @property
+    def units(self) -> Units:
+        return self.region.units
+
+
+def layouts_of(beneath: SampleSource) -> list[Layout]:
+    """Of each H5Dataset each field, as the pieces of `pieces_of` are."""
+    return beneath.layouts()
+
+
+def pieces_of(beneath: SampleSource) -> list[Piece]:
+    """What is planned for itself: of each H5Dataset each field."""
+    fields = len(leaves(beneath.first.layouts))
+    layouts = layouts_of(beneath)
+    return [Piece(at // fields, at % fields, whole(of_layout(layout))) for at, layout in enumerate(layouts)]
+
+
+class PlannedPasses:
+    """Segments planned together, for each piece a Plan. They are numbered from `first`, in the life of a run."""
+
+    def __init__(
+        self,
+        makers: Sequence[Callable[[], PassUses]],
+        first: int,
+        beneath: SampleSource,
+        pieces: Sequence[Piece],
+        memory: int,
+        batch: int,
+        storages: Sequence[Storage],
+        ways: Sequence[KeepPolicy | None],
+        holding: bool,
+    ) -> None:
+        self._makers = makers
+        self._made: dict[int, PassUses] = {}
+        self.beneath, self.pieces, self.memory = beneath, pieces, memory
+        self.segments = range(first, first + len(makers))
+        self.next = first  # segment to be carried out
+        self.batch = batch  # samples, at most
+        facts = (self.segment(first).planned.digest, len(makers))
+        self.courses = [
+            _course(self, piece, share, storage, facts, way, holding)
+            for piece, share, storage, way in zip(pieces, shared(memory, pieces), storages, ways, strict=True)
+        ]
+
+    def segment(self, number: int) -> PassUses:
+        """One of them. The two that were asked for last are kept: planning goes from one to the next."""
+        if number not in self._made:
+            made = self._makers[number - self.segments.start]()
+            if len(self._made) > 1:
+                del self._made[next(iter(self._made))]
+            self._made[number] = made
+        return self._made[number]
+
+    @property
+    def ways(self) -> list[KeepPolicy]:
+        """How the memory is used for each piece."""
+        return [course.way for course in self.courses]
+
+    def counts(self, number: int) -> list[Counts]:
+        """What a segment takes, as planned, for each piece."""
+        place = number - self.segments.start
+        found = [course.counts[place] for course in self.courses]
+        if place == 0:
+            found += [course.start_counts for course in self.courses]
+        return found
+
+    def counts_alone(self, number: int) -> list[Counts]:
+        """What this process reads of it by itself, at the homes of other nodes, for each piece."""
+        uses = self.segment(number).elsewhere
+        if uses is None:
+            return []
+        found = []
+        for piece, course in zip(self.pieces, self.courses, strict=True):
+            rows, starts = uses.of(piece.dataset)
+            items = rows if piece.units.item is None else piece.units.item[rows]
+            native = whole(piece.units).native(0, whole=False)
+            found.append(Counts(*_native.direct(native, items, starts, course.terms.gap)))
+        return found
+
+    def told(self, number: int) -> list[Told]:
+        """What a segment is for each of the parts."""
+        segment = self.segment(number)
+        pairs = zip(self.pieces, self.courses, strict=True)
+        told = [Told(course.script(number), segment.planned.positions(piece.dataset)) for piece, course in pairs]
+        if segment.elsewhere is not None:
+            told += [_read_alone(segment.elsewhere, piece.dataset) for piece in self.pieces]
+        return told
+
+    def parts(self) -> list[RunPart]:
+        """How each piece is held."""
+        triples = zip(self.pieces, self.courses, shared(self.memory, self.pieces), strict=True)
+        # Fields of one H5Dataset are those of all.
+        read = [self.batch * piece.units.sample_nbytes for piece in self.pieces if piece.dataset == 0]
+        batch = sum(map(pooled_nbytes, read))
+        parts = [_part(piece, course, share, batch) for piece, course, share in triples]
+        if self.segment(self.segments.start).elsewhere is not None:
+            parts += [replace(part, pages=0, stored=False, direct=True, ahead=FETCHED) for part in parts]
+        return parts
+
+
+def shared(memory: int, pieces: Sequence[Piece]) -> list[int]:
+    """How much of the memory each piece may hold. What is left when all are held as stored goes to decoded samples."""
+    given = shares(memory, [piece.region for piece in pieces])
+    left = memory - sum(given)
+    rows = [piece.region.items * piece.units.sample_nbytes for piece in pieces]
+    for place in sorted(range(len(pieces)), key=lambda place: rows[place] - given[place]):
+        more = min(left, max(0, rows[place] - given[place]))
+        given[place], left = given[place] + more, left - more
+    return given
+
+
+def _course(
+    window: PlannedPasses,
+    piece: Piece,
+    memory: int,
+    storage: Storage,
+    facts: tuple[Any, ...],
+    way: KeepPolicy | None,
+    holding: bool,
+) -> Plan:
+    """The plan of a piece; where memory is too little for its batches, nothing of it is kept.
+
+    With `holding` what stays by the way that is given is there already.
+    """
+
+    def of(number: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        return window.segment(number).planned.of(piece.dataset)
+
+    def planned(room: int, way: KeepPolicy | None, holding: bool = False) -> Plan:
+        return plan_rows(
+            of, piece.units, memory=room, storage=storage, epochs=window.segments, ahead=STEPS_AHEAD, facts=facts, way=way,
+            holding=holding, region=piece.region,
+        )  # fmt: skip
+
+    for wanted in (way, None):
+        with suppress(PlanError):
+            made = planned(memory, wanted, holding and wanted is not None)
+            # Once more where some samples stay: with the way given, as windows after this one will have it.
+            return planned(memory, made.way) if made.way.pinned and wanted is None else made
+    return planned(0, None)
+
+
+def _part(piece: Piece, course: Plan, memory: int, batch: int) -> RunPart:
+    """How a piece is held. What is read straight into batches of so many bytes takes their memory `ahead` of time."""
+    held, ahead = course.pages * course.page, course.terms.ahead
+    if course.way.pinned == piece.region.items:
+        ahead = 0  # nothing is read any more
+    elif course.way.direct:
+        ahead = max(0, min(STEPS_AHEAD, (memory - held) // max(1, batch) - 1))
+    kept = course.kept == "stored"
+    return RunPart(piece.field, course.pages, course.page, kept, course.way.direct, ahead, course.terms.gap)
+
+
+def _read_alone(uses: SampleUses, dataset: int) -> Told:
+    """The plan of what is read straight into the batches."""
+    rows, starts = uses.of(dataset)
+    none, nowhere = np.empty(0, np.int32), np.empty(0, np.int64)
+    last, ends = np.zeros(len(rows), np.uint8), np.zeros(len(starts), np.int64)
+    return Told(Script(rows, starts, last, none, ends, none, nowhere, nowhere), uses.positions(dataset))
+
+
+def fit(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
+    """Whether a run made for the others can carry out a window of these."""
+    pairs = zip(parts, others, strict=True)
+    # To wait for reads sooner than planned does no harm.
+    return all(
+        part.pages <= other.pages
+        and part.ahead >= other.ahead
+        and replace(part, pages=other.pages, ahead=other.ahead) == other
+        for part, other in pairs
+    )
+
+
+def in_words(window: PlannedPasses) -> str:
+    """What a window does with the memory, and what that takes in a later epoch."""
+    said = [_way_in_words(course, piece) for course, piece in zip(window.courses, window.pieces, strict=True)]
+    ways = " and ".join(dict.fromkeys(said))
+    typical = [course.counts[len(course.counts) // 2] for course in window.courses]
+    requests, nbytes = sum(one.requests for one in typical), sum(one.bytes for one in typical)
+    uses = len(window.segment(window.segments.start).planned.rows) * len({piece.field for piece in window.pieces})
+    return f"{ways}; an epoch takes {requests:,} requests for {size_in_words(nbytes)} and has {uses:,} uses"
+
+
+def _way_in_words(course: Plan, piece: Piece) -> str:
+    way = course.way
+    kept = f", {100 * way.pinned / piece.region.items:.0f} % of the samples stay"
+    stored = ", kept as stored" if course.kept == "stored" else ""
+    if way.pinned >= piece.region.items:
+        return f"all samples stay{stored}"
+    if way.direct:
+        return "every batch is read in one sorted go" + (kept + stored if way.pinned else "")
+    return "reading goes round in the order of the file" + (kept if way.pinned else "") + stored

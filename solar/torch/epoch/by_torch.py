@@ -1,0 +1,178 @@
+"""torch's own iterators, which also tell how far they are and can begin in the middle of an epoch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _DatasetKind,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+from solar.torch.epoch.carried import Carrying, WorkerStates, parts_of, restore_iterator, states_of
+from solar.torch.order.position import Draws, EpochPosition, Indices, has_state
+
+log = logging.getLogger("solar")
+
+
+class _Counted(_BaseDataLoaderIter):
+    """Adds to one of torch's iterators that it counts what it hands out. It draws and yields what torch's does."""
+
+    _sampler_iter: Indices
+    _handed_out: float = 0.0  # the time when the last batch was
+
+    def __init__(self, loader: Any) -> None:
+        self._course = loader._course
+        loaded = self._course.pending
+        self._told_parts = _told_parts(loaded or {}, loader.num_workers)
+        self._stats = loader._stats
+        self._device_transform = loader.device_transform
+        self._landing = loader._on_device.landing(loader)
+        self._bar = loader._progress_bar()
+        super().__init__(loader)
+        self.passage.base_seed = int(self._base_seed)
+
+    @property
+    def passage(self) -> EpochPosition:
+        return self._sampler_iter.passage
+
+    def _next_data(self) -> Any:
+        passage = self.passage
+        asked = time.perf_counter()
+        if self._handed_out:
+            self._stats.busy(asked - self._handed_out)
+        try:
+            data = self._first(passage) if passage.batches == 0 else super()._next_data()
+        except StopIteration:
+            self._finish(passage)
+            raise
+        except Exception:  # which was this batch; the next one comes after it
+            passage.advance()
+            raise
+        before: int = passage.samples
+        passage.advance()
+        self._stats.batch(passage.samples - before, 0, {})
+        if self._bar is not None:
+            self._bar.update()
+        came = time.perf_counter()
+        self._stats.waited("dataset", came - asked)
+        if self._landing is not None:
+            data = self._landing.handed_out(self._landing.land(data))
+            self._stats.waited("device copy", time.perf_counter() - came)
+        if self._device_transform is not None:
+            data = self._device_transform(data)
+        self._handed_out = time.perf_counter()
+        return data
+
+    def _first(self, passage: EpochPosition) -> Any:
+        """The first batch. Of an iterable dataset that keeps no state, those before it are read and thrown away."""
+        data: Any = super()._next_data()
+        passed_over = passage.before[0]
+        if self._dataset_kind == _DatasetKind.Iterable and not self._told_parts and passed_over:
+            log.warning(
+                "%s goes on without a state: the %d batches handed out before are read again and passed over; "
+                "with state_dict and load_state_dict on it or on its iterator they need not be",
+                type(self._dataset).__name__,
+                passed_over,
+            )
+            for _ in range(passed_over):
+                data = super()._next_data()
+        return data
+
+    def _finish(self, passage: EpochPosition) -> None:
+        if not passage.finished:
+            self._stats.epoch()
+        self._course.finish(passage)
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
+    """torch's iterator in this process. A dataset, or its iterator, that has a state keeps it."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        restore_iterator(self._dataset_fetcher, self._told_parts)
+        self.passage.parts = partial(_parts, self._dataset_fetcher)
+
+    def _restore(self, loader: Any) -> None:
+        if "dataset" in self._told_parts:
+            loader.dataset.load_state_dict(self._told_parts["dataset"])
+
+
+class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
+    """torch's iterator over worker processes. A dataset there, or its iterator, that has a state keeps it."""
+
+    _users_init_fn: Callable[[int], None] | None
+    _cycle: Iterator[int]
+
+    def _restore(self, loader: Any) -> None:
+        own = has_state(loader.dataset)
+        # Whether an iterator has a state is found out where it is made, in the worker.
+        self._may_carry = own or self._dataset_kind == _DatasetKind.Iterable
+        self._carried = WorkerStates(loader.num_workers, self._told_parts, own, loader.persistent_workers)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:
+            self._carried.next = 0
+        super()._reset(loader, first_iter)
+        if not first_iter:
+            self._carried.begin_again()
+        self.passage.parts = self._carried.state
+
+    @property
+    def _worker_init_fn(self) -> Callable[[int], None] | None:
+        """What torch gives its workers to begin with."""
+        return Carrying(self._users_init_fn, self._carried.handed_out) if self._may_carry else self._users_init_fn
+
+    @_worker_init_fn.setter
+    def _worker_init_fn(self, users: Callable[[int], None] | None) -> None:
+        self._users_init_fn = users
+
+    @property
+    def _worker_queue_idx_cycle(self) -> Any:
+        """The workers in turn, from the one whose turn it is."""
+        return self._cycle
+
+    @_worker_queue_idx_cycle.setter
+    def _worker_queue_idx_cycle(self, cycle: Any) -> None:
+        self._cycle = islice(cycle, self._carried.next, None)
+
+    def _get_data(self) -> Any:
+        index, data = super()._get_data()  # type: ignore[no-untyped-call]
+        self._carried.receive(data)
+        return index, data
+
+    def _process_data(self, data: Any, *worker: int) -> Any:
+        data = self._carried.hand_out(data, *worker)
+        return super()._process_data(data, *worker)  # type: ignore[no-untyped-call]
+
+
+def _told_parts(loaded: dict[str, Any], workers: int) -> dict[str, Any]:
+    """The dataset's own states in a loaded one, if they are of as many processes as there will be."""
+    parts = dict(loaded.get("parts", {}))
+    before = len(parts.get("workers", []))
+    if not parts or before == workers:
+        return parts
+    log.warning(
+        "the loaded state holds the dataset's own with num_workers=%d; this loader has num_workers=%d, so the dataset "
+        "begins without: make the loader with as many workers to give it back",
+        before,
+        workers,
+    )
+    return {}
+
+
+def _parts(fetcher: Any, begun: bool) -> dict[str, Any]:
+    """The states of a dataset in this process. A new epoch begins with a new iterator of it."""
+    if begun:
+        return states_of(fetcher)
+    return {name: part.state_dict() for name, part in parts_of(fetcher).items() if name == "dataset"}

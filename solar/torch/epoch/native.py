@@ -1,0 +1,395 @@
+"""One epoch through the native engine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from torch.utils.data._utils.pin_memory import pin_memory as pin
+
+from solar.errors import PlanError, ReadError, SolarError
+from solar.gpu.copier import CopyPending, DeviceCopier, OnDeviceBatch, copying
+from solar.io.machine.late import Late
+from solar.io.workers.processes import Processes
+from solar.torch.batch.make import Coming, Inline, Threads, cores, profiling, span
+from solar.torch.batch.pending import BATCHES_AHEAD, NBYTES_AHEAD, PendingBatch, leaves
+from solar.torch.batch.transform import Key
+from solar.torch.batch.uneven import weighted
+from solar.torch.batch.workers import Wanted
+from solar.torch.buffer.buffered_pass import AheadSpec, BufferedPass
+from solar.torch.buffer.group import placed
+from solar.torch.dataset import H5Dataset
+from solar.torch.epoch.skipping import UNREADABLE, LeftOut, skipping
+from solar.torch.order.position import Draws, EpochPosition
+from solar.torch.samplers import leaves_a_rank_without
+from solar.torch.source import SampleSource
+
+if TYPE_CHECKING:
+    from solar.torch.loader import DataLoader
+
+
+EMPTY_BATCH = (
+    "this rank has no sample in this step, and of an empty batch a transform or a collate_fn can make nothing: give a "
+    'larger batch_size, or another balance than "uneven"'
+)
+ITERATOR_CLOSED = "this iterator was closed with its loader"
+
+
+class NativeIter(Draws):
+    """One epoch through the native engine. The base class draws from the generators as torch's own iterators do.
+
+    It holds what it needs of the loader, not the loader, as torch's do: either may be dropped first.
+    """
+
+    def __init__(self, loader: DataLoader[Any], beneath: SampleSource) -> None:
+        self._coming: deque[Coming | Exception] = deque()
+        self._turn: BufferedPass | None = None  # where batches come from the loader's buffer
+        self._pace: AheadSpec | None = None
+        self._prepared = False
+        self._landing: DeviceCopier | None = None
+        self._lands_ahead = False  # in a thread of its own
+        self._threads: Threads | None = None
+        self._processes: Processes | None = None
+        self._bar: Any = None
+        self._drained = self._closed = False
+        super().__init__(loader)
+        self.passage: EpochPosition = self._sampler_iter.passage
+        self.passage.base_seed = self._base_seed
+        self._files = beneath  # all that it reads, wherever samples of it are kept
+        self._course, self._stats, self._buffered = loader._course, loader._stats, loader._buffered
+        self._indices: Iterator[Any] = self._sampler_iter
+        self._making = loader._making(beneath)
+        self._landing, self._beneath = loader._on_device.native_landing(loader, beneath, self._making)
+        self._skipping = skipping(loader, beneath)  # it looks for bad samples on the host, also if decoded elsewhere
+        self._device_transform = loader.device_transform
+        self._workers, self._prefetch_factor = loader._workers, loader.prefetch_factor
+        context, init = loader.multiprocessing_context, loader.worker_init_fn
+        self._wanted = Wanted(loader.num_workers, context, init, loader.persistent_workers, self._dataset)
+        self._started = 0  # batches
+        self._sampler_failed = False
+        self._ahead = loader.ahead or BATCHES_AHEAD
+        self._nbytes_ahead = NBYTES_AHEAD if loader.ahead is None else sys.maxsize
+        self._most = 0  # batches as large as the newest that may be ahead of the oldest
+        self._bar = loader._progress_bar()
+        self._handed_out = 0.0  # the time when the last batch was
+
+    # --- the consumer's side ----
+
+    def __next__(self) -> Any:
+        """torch's, without the range for its profiler while that does not run."""
+        if profiling():
+            return super().__next__()
+        try:
+            data = self._next_data()
+        except SolarError as error:  # its words are what matters, not where they came by
+            raise error.with_traceback(None) from error.__cause__
+        self._num_yielded += 1
+        return data
+
+    def _next_data(self) -> Any:
+        while True:
+            asked = time.perf_counter()
+            if self.passage.finished:
+                raise StopIteration
+            if self._closed:
+                raise RuntimeError(ITERATOR_CLOSED)
+            if not self._prepared:
+                asked = self._prepared_since(asked)
+            elif self._handed_out:
+                self._stats.busy(asked - self._handed_out)
+            # With the one that takes the place of the oldest: when that is there, the consumer waits for nothing else.
+            while not self._drained and len(self._coming) <= min(self._ahead, self._most):
+                self._start_one()
+            if not self._coming:
+                self._end()
+            try:
+                pending, data = self._taken(asked)
+            except LeftOut:
+                self._handed_out = 0.0  # the time since then was not the training's
+                continue
+            if not self._coming and not self._drained:  # of large batches the next is begun when this one is there
+                self._start_one()
+            if self._drained and not self._coming:
+                self._stats.whole()
+            if self._bar is not None:
+                self._bar.update()
+            data = self._on_device(data)
+            if pending.weight is not None:
+                data = weighted(data, pending.weight)
+            self._handed_out = time.perf_counter()
+            return data
+
+    def _taken(self, asked: float) -> tuple[PendingBatch, Any]:
+        """The oldest batch. It is gone when it failed, too, but not when the user interrupts the waiting."""
+        coming = self._coming[0]
+        try:
+            data = self._waited_for(coming)
+        except Exception as error:
+            del coming  # or it and the error, whose traceback comes by here, would keep each other alive
+            self._failed(error)
+            raise
+        coming = self._drop()
+        assert not isinstance(coming, Exception)
+        if self._skipping is not None:
+            self._skipping.handed_out()
+        waited, pending = time.perf_counter() - asked, coming.pending
+        if self._landing is not None:
+            seconds = min(waited, copying(coming, data))
+            self._stats.waited("device copy", seconds)
+            waited -= seconds
+        self._stats.handed_out(
+            coming.samples, pending.nbytes, pending.counts(), waited, coming.transform_seconds, coming.collate_seconds
+        )
+        return pending, data
+
+    def _waited_for(self, coming: Coming | Exception) -> Any:
+        try:
+            while True:
+                try:
+                    return self._made(coming)
+                except UNREADABLE as error:
+                    samplers = self._sampler_failed and len(self._coming) == 1  # no sample is to blame
+                    if self._skipping is None or samplers:
+                        raise
+                    samples = self._skipping.readable(error, self._timeout or None)
+                coming = self._made_anew(samples)
+        except SolarError as error:
+            raise placed(error) from error.__cause__
+        except Late as error:
+            number = self.passage.before[0] + self.passage.batches
+            text = f"batch {number} of {self._dataset} did not come in {self._timeout:g} s: {error}"
+            raise placed(ReadError(text)) from None
+        finally:
+            del coming
+
+    def _made(self, coming: Coming | Exception) -> Any:
+        try:
+            if isinstance(coming, Exception):
+                raise coming
+            data = coming.wait(self._timeout or None)
+            # What cannot be decoded on the device is found here, where the batch can still be made anew.
+            if self._landing is None or self._skipping is None:
+                return data
+            with span("solar: to the device"):
+                return self._landing.land(data)
+        finally:
+            del coming
+
+    def _made_anew(self, samples: list[Any]) -> Coming:
+        """The oldest batch, which failed, of these samples of it alone. They are read beside the buffer."""
+        number = self.passage.before[0] + self.passage.batches + 1
+        anew = self._begun(self._beneath, samples, number)
+        self._forget(self._coming[0])
+        self._coming[0] = anew
+        self._stats.held(anew.pending.nbytes)
+        return anew
+
+    def _forget(self, coming: Coming | Exception) -> None:
+        if isinstance(coming, Exception):
+            return
+        self._stats.held(-coming.pending.nbytes)
+        coming.forget()
+        if self._turn is not None:
+            self._turn.forget(coming.pending)
+
+    def _failed(self, error: Exception) -> None:
+        self._forget(self._drop())
+        if type(error) is SolarError:  # a process is lost, and with it those it was one of
+            self._workers.close()
+
+    def _drop(self) -> Coming | Exception:
+        """The oldest batch, which is gone then."""
+        if not self._coming:
+            raise RuntimeError(ITERATOR_CLOSED)  # by another thread, meanwhile
+        coming = self._coming.popleft()
+        if self._skipping is not None:
+            self._skipping.dropped()
+        if self._coming or not self._sampler_failed:  # its error comes last, and is no batch
+            self.passage.advance()
+        return coming
+
+    def _on_device(self, data: Any) -> Any:
+        landing = None if self._lands_ahead else self._landing
+        pins = self._pin_memory and self._landing is None  # landing has pinned memory of its own
+        if landing is None and not pins and self._device_transform is None:
+            return data
+        begin = time.perf_counter()
+        with span("solar: to the device"):
+            if landing is not None:
+                data = landing.handed_out(data if isinstance(data, OnDeviceBatch) else landing.land(data))
+            if pins:
+                data = pin(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
+            if self._device_transform is not None:
+                data = self._device_transform(data)
+        self._stats.waited("device copy", time.perf_counter() - begin)
+        return data
+
+    # --- reading ahead ----
+
+    def _prepare(self) -> None:
+        """Starts what makes the batches, when the first is asked for: threads and processes are not had for nothing.
+
+        Whoever interrupts it may ask again. Nothing is served of a file that was replaced since the epoch before.
+        """
+        replaced = self._files.replaced(gone=self._skipping is None)
+        try:
+            if replaced is None or self._buffered.has_mates(self.passage.order):
+                self._begin_pass(replaced)
+            if replaced is not None:
+                raise placed(replaced)
+        finally:
+            del replaced  # or it and this frame, which its traceback keeps, would keep each other alive
+        self._prepared = True
+
+    def _begin_pass(self, replaced: ReadError | None) -> None:
+        """Finds out who makes the batches; and tells the other ranks where there are to be none."""
+        if self._pace is None:
+            self._pace = self._started_making()
+        if self._turn is None:
+            course, pace = self._course, self._pace
+            self._turn = self._buffered.begin(self._beneath, self._indices, self.passage, course, pace, replaced)
+        turn = self._turn
+        if self._closed:  # by another thread, meanwhile: what was started since is let go too
+            self._release()
+            raise RuntimeError(ITERATOR_CLOSED)
+        if turn is not None:
+            turn.draw()
+            self._indices, self._ahead, self._nbytes_ahead = turn, turn.ahead, sys.maxsize  # it has a size
+
+    def _prepared_since(self, asked: float) -> float:
+        """The time when all was prepared; what that took is counted, and is not the storage's."""
+        self._prepare()
+        cause = "plan" if self._turn is not None else "start" if self._threads is not None else ""
+        if not cause:
+            return asked
+        now = time.perf_counter()
+        self._stats.waited(cause, now - asked)
+        return now
+
+    def _started_making(self) -> AheadSpec:
+        first, workers = self._beneath.first, self._num_workers
+        if self._making.in_python and leaves_a_rank_without(self._index_sampler.cutter):
+            raise PlanError(
+                'with tail="exact" some ranks get an empty batch here (batch_size=1, or fewer samples than ranks), of '
+                "which a transform or a collate_fn can make nothing: give batch_size=2 or more, fewer ranks, or "
+                'tail="pad"'
+            )
+        threads = self._start_making(first, workers)
+        if self._landing is not None and self._landing.goes_by_itself:
+            # Not where Python of the user's runs in the loop's thread: it is called there, when the batch is asked for.
+            by_others = self._processes is not None or (self._threads is not None and self._making.collates_itself)
+            # Nor where a batch may be made anew: it would stand behind those that wait for it to be taken.
+            self._lands_ahead = (by_others or not self._making.in_python) and self._skipping is None
+        return AheadSpec(self._ahead, threads)
+
+    def _start_making(self, first: H5Dataset, workers: int) -> int:
+        """Starts threads and processes that make the batches, as they are needed. Gives the number of threads."""
+        converts = any(leaf is not None for leaf in leaves(first.fields))
+        if self._making.in_processes and workers > 0:
+            self._processes = self._workers.start(self._making, self._wanted, self._base_seed)
+        if self._processes is not None:
+            threads = workers
+        elif first.transform is not None and first.thread_safe:
+            threads = workers or cores()
+        elif converts and not self._making.in_python:
+            threads = min(self._ahead, cores())
+        else:
+            return 0
+        per_worker = self._prefetch_factor or 2
+        self._ahead = max(self._ahead, per_worker * workers if self._making.in_python else 0, threads)
+        self._threads = Threads(self._making, threads, self._processes)
+        return threads
+
+    def _start_one(self) -> None:
+        """Starts the next batch; what goes wrong is raised when that batch's turn comes, as in torch."""
+        try:
+            indices = next(self._indices)
+            self._started += 1
+        except StopIteration:
+            self._drained = True
+            return
+        except Exception as error:
+            self._drained = self._sampler_failed = True
+            self._coming.append(error)
+            if self._skipping is not None:
+                self._skipping.started(())
+            return
+        try:
+            samples = indices if self._auto_collation else [indices]
+            if self._skipping is not None:
+                self._skipping.started(samples)
+            if not len(samples) and self._making.in_python and self._turn is not None and self._turn.together:
+                raise PlanError(EMPTY_BATCH)
+            source = self._beneath if self._turn is None else self._turn
+            coming = self._begun(source, samples, self.passage.before[0] + self._started)
+            if self._lands_ahead and self._landing is not None:
+                coming = self._landing.start(coming)
+        except Exception as error:
+            self._coming.append(error)
+            return
+        nbytes = coming.pending.nbytes
+        self._stats.held(nbytes)
+        self._coming.append(coming)
+        self._most = max(0, self._nbytes_ahead // max(1, nbytes) - 1)
+
+    def _begun(self, source: SampleSource | BufferedPass, samples: Any, number: int) -> Coming:
+        pending, called = source.start(samples)
+        keys = self._keys(called.tolist()) if self._making.transform is not None else ()
+        coming: Coming
+        if self._threads is None:
+            coming = Inline(pending, len(samples), self._making, keys)
+        else:
+            [of_batch] = self._keys([number])
+            coming = self._threads.start(pending, len(samples), keys, (*of_batch, *called[:1].tolist()))
+        return coming if self._landing is None else self._landing.expected(coming, called)
+
+    def _keys(self, names: list[int]) -> list[Key]:
+        """What seeds the samples' random numbers: nothing that depends on ranks, threads or resuming."""
+        shared = getattr(self._course.with_epochs, "seed", None)
+        seed = shared if isinstance(shared, int) else self._base_seed
+        passage = self.passage
+        return [(seed, passage.epoch, passage.repeat, name) for name in names]
+
+    # --- the end ----
+
+    def _end(self) -> NoReturn:
+        """There is no batch left."""
+        if not self._sampler_failed:
+            if not self.passage.finished:
+                self._course.finish(self.passage)
+                self._stats.epoch()
+            self._release()
+            if self._skipping is not None:
+                self._skipping.finish()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Gives up what is on its way. Nothing more can be had from this iterator."""
+        self._closed = self._drained = True
+        self._release()
+
+    def _release(self) -> None:
+        while self._coming:
+            coming = self._coming.pop()
+            if not isinstance(coming, Exception):
+                self._stats.held(-coming.pending.nbytes)
+                if isinstance(coming, CopyPending):
+                    coming.forget()
+        if self._landing is not None:
+            self._landing.close()
+        if self._turn is not None:
+            self._turn.leave()
+        if self._threads is not None:
+            self._threads.close()
+        if self._processes is not None:
+            self._workers.release(self._processes)
+        if self._bar is not None:
+            self._bar.close()
+        self._turn = self._threads = self._processes = self._bar = None
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self._release()

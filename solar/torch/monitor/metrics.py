@@ -1,0 +1,137 @@
+"""A loader's counters for monitoring: Prometheus text and a small server of it, TensorBoard scalars, a progress bar."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from solar.torch.monitor.stats import Stats
+
+if TYPE_CHECKING:
+    from solar.torch.monitor.server import MetricsServer
+
+LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")  # two underscores in front are Prometheus' own
+OUR_LABELS = {"loader", "cause"}  # labels that we set
+
+# (key of Stats.as_dict, name, type, help)
+FAMILIES = (
+    ("epochs", "solar_epochs_total", "counter", "Epochs that came to their end."),
+    ("batches", "solar_batches_total", "counter", "Batches handed out."),
+    ("samples", "solar_samples_total", "counter", "Samples handed out."),
+    ("skipped", "solar_skipped_samples_total", "counter", "Samples that could not be read, and were left out."),
+    ("batch_bytes", "solar_batch_bytes_total", "counter", "Bytes of the batches handed out."),
+    ("bytes", "solar_read_bytes_total", "counter", "Bytes read from files or copied from the page cache."),
+    ("bytes_mapped", "solar_mapped_bytes_total", "counter", "Of these, bytes copied from the page cache."),
+    ("bytes_decoded", "solar_decoded_bytes_total", "counter", "Bytes that came out of the decoders."),
+    ("requests", "solar_requests_total", "counter", "Read requests to the file system."),
+    ("retries", "solar_retries_total", "counter", "Calls of the system made again, for what failed may pass."),
+    ("bypassed", "solar_bypassed_requests_total", "counter", "Of these, requests made past the page cache."),
+    ("buffer_hits", "solar_buffer_hits_total", "counter", "Samples found in the buffer."),
+    ("exchanged_bytes", "solar_exchanged_bytes_total", "counter", "Bytes of samples had from ranks of other nodes."),
+    ("device_bytes", "solar_device_bytes_total", "counter", "Bytes sent to the device."),
+    ("device_hits", "solar_device_hits_total", "counter", "Samples found on the device."),
+    ("device_copy_seconds", "solar_device_copy_seconds_total", "counter", "Time of copying there, on its own clock."),
+    ("device_decode_seconds", "solar_device_decode_seconds_total", "counter", "Time of decoding and casting there."),
+    ("device_peak_bytes", "solar_device_peak_bytes", "gauge", "The most that ever waited on the device for the loop."),
+    ("device_resident_samples", "solar_device_resident_samples", "gauge", "Samples that stay on the device."),
+    ("device_resident_bytes", "solar_device_resident_bytes", "gauge", "Memory of the device that is taken for them."),
+    ("resident_bytes", "solar_resident_bytes", "gauge", "Memory that batches take now."),
+    ("peak_bytes", "solar_peak_bytes", "gauge", "The most memory that batches took."),
+    ("busy_seconds", "solar_busy_seconds_total", "counter", "Time between a batch and the call for the next."),
+    ("wait_seconds", "solar_wait_seconds_total", "counter", "Time the training waited for data, by cause."),
+)
+
+
+def prometheus_text(loaders: Any, labels: Mapping[str, str] | None = None) -> str:
+    """The counters of a loader (or its Stats) as Prometheus reads them, in its text format 0.0.4.
+
+    A dict of several, {"train": loader, "validation": other}, gives each its name as label: loader="train", ... All get
+    `labels`.
+    """
+    shared = _checked(labels or {})
+    named = loaders if isinstance(loaders, Mapping) else {None: loaders}
+    found = [({} if name is None else {"loader": str(name)}, totals_of(loader)) for name, loader in named.items()]
+    lines: list[str] = []
+    for key, family, kind, about in FAMILIES:
+        lines += [f"# HELP {family} {about}", f"# TYPE {family} {kind}"]
+        for own, totals in found:
+            lines += [f"{family}{_braces(shared | own | cause)} {value}" for cause, value in _values(totals[key])]
+    return "\n".join(lines) + "\n"
+
+
+def write_scalars(writer: Any, loader: Any, step: int, prefix: str = "solar/") -> None:
+    """Hands the counters of a loader (or its Stats) to a TensorBoard SummaryWriter, or what has its add_scalar."""
+    for key, value in totals_of(loader).items():
+        for cause, number in _values(value):
+            tag = "/".join((key, *(one.replace(" ", "_") for one in cause.values())))
+            writer.add_scalar(f"{prefix}{tag}", number, step)
+
+
+def serve(
+    loaders: Any, *, port: int, host: str = "127.0.0.1", labels: Mapping[str, str] | None = None
+) -> MetricsServer:
+    """Answers Prometheus at http://host:port/metrics with `prometheus_text` of the moment, until it is closed.
+
+    Port 0 takes any free one (see `url`). The host must be given for others than this machine to see it.
+
+    >>> with serve(Stats(), port=0) as server:
+    ...     server.url.startswith("http://127.0.0.1:")
+    True
+    """
+    from solar.torch.monitor.server import MetricsServer  # Python's HTTP server takes a while to import
+
+    prometheus_text(loaders, labels)  # what is wrong with them is said here, not to Prometheus
+    return MetricsServer(lambda: prometheus_text(loaders, labels), port, host)
+
+
+def progress(batches: Iterable[Any] | int | None, description: str = "") -> Any:
+    """A tqdm progress bar over the batches; or of so many (None: unknown), to be moved by `update` and closed."""
+    try:
+        tqdm = importlib.import_module("tqdm.auto").tqdm  # optional: only who wants a bar has it
+    except ImportError as error:
+        raise ImportError("a progress bar was asked for and tqdm is not installed: `pip install tqdm`") from error
+    given = {"total": batches} if batches is None or isinstance(batches, int) else {"iterable": batches}
+    return tqdm(**given, desc=description or None, unit="batch")
+
+
+def totals_of(loader: Any) -> Mapping[str, Any]:
+    """The counters of a Stats or of a loader, whose `stats()` gives them."""
+    if isinstance(loader, Stats):
+        return loader.as_dict()
+    totals = loader.stats() if callable(getattr(loader, "stats", None)) else None
+    if isinstance(totals, Stats):
+        return totals.as_dict()
+    if not isinstance(totals, Mapping) or not {key for key, *_ in FAMILIES} <= totals.keys():
+        raise TypeError(f"metrics are made of a solar DataLoader or its Stats, not of {type(loader).__name__}")
+    return totals
+
+
+def _values(value: Any) -> Iterator[tuple[dict[str, str], float]]:
+    """A counter with the labels that tell it from its sisters."""
+    if not isinstance(value, Mapping):
+        yield {}, value
+        return
+    for cause, seconds in value.items():
+        yield {"cause": cause}, seconds
+
+
+def _checked(labels: Mapping[str, str]) -> dict[str, str]:
+    for name in labels:
+        if name in OUR_LABELS or not LABEL.fullmatch(name):
+            raise ValueError(
+                f"label {name!r}: a name is made of letters, digits and _, begins with no digit and no __, and is none "
+                f"of {', '.join(sorted(OUR_LABELS))}, which solar sets"
+            )
+    return {name: str(value) for name, value in labels.items()}
+
+
+def _braces(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

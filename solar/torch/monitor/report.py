@@ -1,0 +1,278 @@
+"""What a loader's counters say in words: what was read, how long the training waited and for what, what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from solar.io.compress.codec import FILTER
+
+HARDLY_WAITED = 0.05  # share of the time below which waiting is not worth a word of advice
+MOMENT = 1.0  # seconds of waiting in all below which it is not, either
+IDLE_SHARE = 0.05  # share of the time below which nothing was computed between the batches
+
+
+def report(
+    totals: Mapping[str, Any],
+    epochs: Sequence[tuple[int, Mapping[str, Any]]] = (),
+    filters: Collection[int] = (),
+    per_chunk: int = 1,
+    memory: float = 0.0,
+    buffer: str = "",
+) -> str:
+    """What Stats.as_dict gives, in words; with what Stats.by_epoch gives, and what is known of the data.
+
+    `filters` are undone to read them (HDF5's numbers), up to `per_chunk` samples share a chunk that is decompressed,
+    and the buffer has room for the share `memory` of them (0: there is none).
+
+    `buffer`: what one would gain, where there is none.
+
+    >>> from solar.torch.monitor.stats import Stats
+    >>> report(Stats().as_dict())
+    'No batch has been handed out.'
+    """
+    waited = sum(totals["wait_seconds"].values())
+    if not totals["batches"]:
+        return "No batch has been handed out." + (f" {_waiting(totals, waited)}" if waited else "")
+    told = {**totals, "filters": frozenset(filters), "per_chunk": per_chunk, "memory": memory}
+    told["with_buffer"] = f" {buffer}" if buffer else ""
+    return "\n".join(line for line in (_amounts(told), *_table(epochs), *_times(told, waited)) if line)
+
+
+def _amounts(totals: Mapping[str, Any]) -> str:
+    epochs = _count(totals["epochs"], "epoch") if totals["epochs"] else "Not one whole epoch yet"
+    batches, samples = _count(totals["batches"], "batch", "batches"), _count(totals["samples"], "sample")
+    text = f"{epochs}: {batches}, {samples}"
+    text += f", {_size(totals['batch_bytes'])} of data." if totals["batch_bytes"] else "."
+    read = totals["bytes"] - totals["bytes_mapped"]
+    parts = (
+        (totals["requests"], f"{_size(read)} read in {_count(totals['requests'], 'request')}"),
+        (totals["bytes_mapped"], f"{_size(totals['bytes_mapped'])} copied from the page cache"),
+        (totals["buffer_hits"], f"{_count(totals['buffer_hits'], 'sample')} found in the buffer"),
+        (totals["bytes_decoded"], f"{_size(totals['bytes_decoded'])} decoded"),
+        (totals["exchanged_bytes"], f"{_size(totals['exchanged_bytes'])} had from ranks of other nodes"),
+    )
+    if sources := ", ".join(said for amount, said in parts if amount):
+        text += f"\nFor this: {sources}."
+    if totals["retries"]:
+        text += f"\nReading failed {_count(totals['retries'], 'time')}, and succeeded when it was tried again."
+    if totals["skipped"]:
+        text += f"\nLeft out, because it could not be read: {_count(totals['skipped'], 'sample')}."
+    if totals["peak_bytes"]:
+        text += f"\nMemory for batches: {_size(totals['resident_bytes'])} now, {_size(totals['peak_bytes'])} at most."
+    return text
+
+
+def _table(epochs: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
+    """A row for each epoch that gave a sample, the first and the latest; of one there is nothing to compare."""
+    epochs = [one for one in epochs if one[1]["samples"]]
+    if len(epochs) < 2:
+        return []
+    rows = [("epoch", "time", "samples/s", "waited", "most for", "read", "from the buffer")]
+    for number, one in epochs:
+        waited = sum(one["wait_seconds"].values())
+        passed = waited + one["busy_seconds"]
+        most = max(one["wait_seconds"], key=lambda cause: one["wait_seconds"][cause]) if waited else ""
+        rate = f"{one['samples'] / passed:,.0f}" if passed else ""
+        share = _percent(waited / passed) if passed else ""
+        rows.append((str(number), _time(passed), rate, share, most, _size(one["bytes"]), f"{one['buffer_hits']:,}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    if epochs[1][0] > 2:
+        lines.insert(2, "...")
+    return lines
+
+
+def _times(totals: Mapping[str, Any], waited: float) -> list[str]:
+    passed = waited + totals["busy_seconds"]
+    if passed < 1e-9:  # no clock says so little
+        return []
+    times = f"({_time(waited)} of {_time(passed)})"
+    if totals["wait_share"] < HARDLY_WAITED:
+        share = _percent(totals["wait_share"])
+        return [f"Your training hardly waited for data: {share} of the time {times}. There is nothing to gain."]
+    if totals["busy_seconds"] < IDLE_SHARE * passed:
+        rate = totals["samples"] / passed
+        speed = f"{rate:,.0f}" if rate >= 99.5 else f"{rate:.1f}"
+        first = (
+            f"Next to nothing was done between the batches: this is the loader's own speed, {speed} samples a second."
+        )
+        return [first, _waiting(totals, waited), _advice(totals, waited)]
+    share = f"Your training waited for data {_percent(totals['wait_share'])} of the time {times}: "
+    return [share + _causes(totals, waited) + ".", _advice(totals, waited)]
+
+
+def _waiting(totals: Mapping[str, Any], waited: float) -> str:
+    return f"{_time(waited)} of waiting: {_causes(totals, waited)}."
+
+
+def _causes(totals: Mapping[str, Any], waited: float) -> str:
+    """The causes in falling order; those below a hundredth of the waiting are left out."""
+    sorted_waits = sorted(totals["wait_seconds"].items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{_time(seconds)} {FOR[cause]}" for cause, seconds in sorted_waits if seconds >= waited / 100)
+
+
+def _advice(totals: Mapping[str, Any], waited: float) -> str:
+    if waited < MOMENT:
+        return f"In all that is less than {_time(MOMENT)}: nothing to gain yet."
+    cause = max(totals["wait_seconds"], key=lambda cause: totals["wait_seconds"][cause])
+    seconds = totals["wait_seconds"][cause]
+    part = "All" if seconds > 0.99 * waited else "Most" if seconds > waited / 2 else "The largest part"
+    return f"{part} of it is {cause}: {ADVICE[cause](totals)}"
+
+
+def _of_storage(totals: Mapping[str, Any]) -> str:
+    requests, bypassed, nbytes, mapped = (totals[key] for key in ("requests", "bypassed", "bytes", "bytes_mapped"))
+    if not nbytes:
+        return (
+            "no bytes were counted. Either libhdf5 reads these files in one process, which is often slower than "
+            "PyTorch with h5py (`solar inspect FILE` says why), or nothing is stored in them."
+        )
+    if mapped > 0.9 * nbytes:
+        said = (
+            f"{_percent(mapped / nbytes)} of the bytes were in the page cache already, so faster storage would not "
+            "help. They are copied by one thread for each CPU core the process may use: more cores would."
+        )
+    elif bypassed > requests / 2:
+        said = (
+            f"{bypassed:,} of {_count(requests, 'request')} went past the page cache, which has no room for the files "
+            "(or page_cache=False was asked for). More memory or faster storage would help."
+        )
+    else:
+        passed = sum(totals["wait_seconds"].values()) + totals["busy_seconds"]
+        rate, request = _size(nbytes / passed), _size((nbytes - mapped) / max(1, requests))
+        said = (
+            f"the files were read at {rate}/s, {request} a request. "
+            "If the storage can do more, read further ahead (`ahead`); if not, it is the limit."
+        )
+        if not totals["epochs"]:
+            said += " This is the first epoch: what stays in the page cache need not be read again in the next."
+    return f"{said}{_read_again(totals)}{totals['with_buffer']}"
+
+
+def _of_decoding(totals: Mapping[str, Any]) -> str:
+    faster = next((said for number, said in FASTER.items() if number in totals["filters"]), "")
+    said = "it runs on one thread for each CPU core the process may use (32 at most). More cores would help"
+    said += (f", or {faster}" if faster else "") + "." + _decoded_again(totals)
+    return f"{said}{totals['with_buffer']}"
+
+
+def _of_buffer(totals: Mapping[str, Any]) -> str:
+    return (
+        "these batches were in memory already, and no larger buffer or faster storage would help. They are copied out "
+        "of it by one thread for each CPU core the process may use: more cores would, or fewer bytes (Field's select)."
+    )
+
+
+def _read_again(totals: Mapping[str, Any]) -> str:
+    """Why much more was read than was asked for, if it was."""
+    times = _times_over(totals, "bytes")
+    if times < 2:
+        return ""
+    if totals["memory"]:
+        only = f", because memory held only {_percent(totals['memory'])} of the data" if totals["memory"] < 1 else ""
+        return f" The plan read each sample {_rounded(times)} times{only}."
+    if totals["per_chunk"] > 1:
+        return f" Each sample cost {_rounded(times)} times its size in reading, {_shared(totals)}"
+    return (
+        f" Each sample cost {_rounded(times)} times its size in reading, because reads come in whole pages and go on "
+        "over small gaps, or because Field's select takes a part of it."
+    )
+
+
+def _decoded_again(totals: Mapping[str, Any]) -> str:
+    """Why much more was decompressed than was asked for, if it was."""
+    times = _times_over(totals, "bytes_decoded")
+    if times < 2:
+        return ""
+    why = _shared(totals) if totals["per_chunk"] > 1 else "because Field's select takes a part of it."
+    return f" Each sample cost {_rounded(times)} times its size in decompression, {why}"
+
+
+def _shared(totals: Mapping[str, Any]) -> str:
+    return (
+        f"because {totals['per_chunk']:,} samples share a chunk: files whose chunks hold fewer samples would need less."
+    )
+
+
+def _times_over(totals: Mapping[str, Any], key: str) -> float:
+    return float(totals[key] / totals["batch_bytes"]) if totals["batch_bytes"] else 0.0
+
+
+def _rounded(times: float) -> str:
+    return f"{times:.1f}" if times < 9.95 else f"{times:,.0f}"
+
+
+# What decodes faster, by the number of the filter that is undone; of others nothing much faster is known.
+FASTER = {
+    307: "a codec that decodes faster: LZ4 or Zstandard in place of bzip2",
+    1: "a codec that decodes faster: `solar compress`, LZ4 or Zstandard in place of gzip",
+    4: "a codec that decodes faster: `solar compress`, LZ4 or Zstandard in place of szip",
+    FILTER: "samples that are encoded to be decoded fastest: `solar compress --coder pack`",
+}
+FOR = {
+    "storage": "for storage",
+    "buffer": "for batches to be put together from the buffer",
+    "plan": "for the buffer to be planned and made",
+    "decode": "for decoding",
+    "transform": "for transforms, casts and normalising",
+    "exchange": "for samples from other ranks",
+    "device copy": "for the copy to the device",
+    "collate": "for collating",
+    "dataset": "for the dataset",
+    "start": "for threads and processes to start",
+}
+ADVICE: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "storage": _of_storage,
+    "decode": _of_decoding,
+    "buffer": _of_buffer,
+    "plan": lambda _: (
+        "its memory is allocated once. With a `generator` or a PlanSampler, and with `epochs`, the next epoch is "
+        "planned while one runs."
+    ),
+    "transform": lambda _: (
+        "run it in threads (H5Dataset(..., thread_safe=True), if several may run it at once) or in processes "
+        "(num_workers), or in more of them."
+    ),
+    "exchange": lambda _: "the rank that reads slowest, or the network, sets the pace; compare the ranks' reports.",
+    "device copy": lambda _: (
+        "hand over fewer bytes (Field's select and dtype), and give the loader device= if it is a GPU."
+    ),
+    "collate": lambda _: "leave collate_fn to the default where you can: then batches are read into their place.",
+    "dataset": lambda _: (
+        "its own Python makes the samples, and torch's engine calls it. More num_workers may help; a solar.H5Dataset "
+        "in its place, or beneath its Subset or ConcatDataset, would be read by the native engine."
+    ),
+    "start": lambda _: "persistent_workers=True starts the processes of a transform once instead of every epoch.",
+}
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _size(nbytes: float) -> str:
+    """4.7 GiB, 512 bytes."""
+    if nbytes < 1024:
+        return _count(round(nbytes), "byte")
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        nbytes /= 1024
+        if nbytes < 1023.5 or unit == "TiB":
+            break
+    return f"{nbytes:.1f} {unit}" if nbytes < 9.95 else f"{nbytes:,.0f} {unit}"
+
+
+def _time(seconds: float) -> str:
+    """130 s, 4.1 s, 0.83 s, 35 ms, 3.2 h."""
+    if seconds < 0.0995:
+        return f"{1000 * seconds:.0f} ms" if seconds >= 0.0005 else "less than 1 ms" if seconds else "0 s"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s" if seconds >= 0.995 else f"{seconds:.2f} s"
+    return f"{seconds:,.0f} s" if seconds < 3600 else f"{seconds / 3600:,.1f} h"
+
+
+def _percent(share: float) -> str:
+    percent = 100 * share
+    if 0 < percent < 0.1:
+        return "less than 0.1 %"
+    return f"{percent:.0f} %" if percent >= 9.95 or not percent else f"{percent:.1f} %"

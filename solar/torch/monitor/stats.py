@@ -1,0 +1,217 @@
+"""What a loader has done, and for what the training waited: Stats counts; report.py says it in words."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from solar.torch.monitor.report import report as in_words
+
+CAUSES = (
+    *("storage", "decode", "buffer", "plan", "transform", "exchange"),
+    *("device copy", "collate", "dataset", "start"),
+)
+ROWS = 8  # epochs that are remembered one by one: the first, and the latest of the others
+NATIVE = (  # summed over batches
+    "requests", "retries", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits", "exchanged_bytes",
+)  # fmt: skip
+
+# One for all Stats: it is held for less than a microsecond. Reentrant, for `held` is called when memory is let go, and
+# the garbage collector may do that in the midst of anything. Taken around fork, so that no child inherits it locked.
+_LOCK = threading.RLock()
+os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
+
+
+class Stats:
+    """A loader's counters since it was made or since `reset`. Any thread may count and read.
+
+    Copied or pickled, it begins at zero: the copy's reads are its own.
+
+    >>> stats = Stats()
+    >>> stats.batch(64, 4 << 20, {"requests": 8, "bytes_read": 4 << 20})
+    >>> stats.waited("storage", 0.5)
+    >>> stats.busy(1.5)
+    >>> stats.as_dict()["wait_share"]
+    0.25
+    """
+
+    def __init__(self) -> None:
+        self._resident = self._landed = self._kept_samples = self._kept_nbytes = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Counts from zero again; memory still held stays counted."""
+        with _LOCK:
+            self._epochs = self._batches = self._samples = self._batch_nbytes = self._skipped = 0
+            self._busy = 0.0
+            self._peak = self._resident
+            self._landed_nbytes, self._landed_peak, self._kept_hits = 0, self._landed, 0
+            self._copying = self._finishing = 0.0
+            self._native = dict.fromkeys(NATIVE, 0)
+            self._waits = dict.fromkeys(CAUSES, 0.0)
+            self._first: dict[str, Any] | None = None
+            self._latest: deque[dict[str, Any]] = deque(maxlen=ROWS - 1)
+            self._told = self._so_far()  # when the epoch before ended
+            self._whole = False
+
+    def epoch(self) -> None:
+        """An epoch came to its end."""
+        with _LOCK:
+            self._epochs += 1
+            row, self._told, self._whole = self._row(), self._so_far(), False
+            if self._first is None:
+                self._first = row
+            else:
+                self._latest.append(row)
+
+    def whole(self) -> None:
+        """All of an epoch's batches were handed out. Not all loops ask once more, at which it comes to its end."""
+        with _LOCK:
+            self._whole = True
+
+    def _row(self) -> dict[str, Any]:
+        """What was counted since the epoch before ended."""
+        now, before = self._so_far(), self._told
+        waits = {cause: seconds - before["wait_seconds"][cause] for cause, seconds in now["wait_seconds"].items()}
+        return {name: now[name] - before[name] for name in now if name != "wait_seconds"} | {"wait_seconds": waits}
+
+    def _so_far(self) -> dict[str, Any]:
+        """What is told of each epoch, since the counting began."""
+        nbytes = self._native["bytes_read"] + self._native["bytes_mapped"]
+        counted = {"samples": int(self._samples), "bytes": nbytes, "buffer_hits": self._native["buffer_hits"]}
+        return counted | {"busy_seconds": self._busy, "wait_seconds": dict(self._waits)}
+
+    def skip(self, samples: int) -> None:
+        """So many samples could not be read, and were left out."""
+        with _LOCK:
+            self._skipped += samples
+
+    def batch(self, samples: int, nbytes: int, counts: Mapping[str, int]) -> None:
+        """A batch was handed out: what it holds, and the engine's counts of reading it (empty: libhdf5 read it)."""
+        with _LOCK:
+            self._count(samples, nbytes, counts)
+
+    def _count(self, samples: int, nbytes: int, counts: Mapping[str, int]) -> None:
+        if self._whole:
+            self.epoch()
+        self._batches += 1
+        self._samples += samples
+        self._batch_nbytes += nbytes
+        native = self._native
+        for name, value in counts.items():
+            if value and name in native:
+                native[name] += value
+
+    def handed_out(
+        self, samples: int, nbytes: int, counts: Mapping[str, int], waited: float, transforming: float, collating: float
+    ) -> None:
+        """`batch`, `held` and the waits of one batch at once; `waited` is in all, with transform and collation."""
+        transforming = min(waited, transforming)
+        collating = min(waited - transforming, collating)
+        with _LOCK:
+            self._count(samples, nbytes, counts)
+            self._resident -= nbytes
+            self._split(waited - transforming - collating, counts)
+            self._waits["transform"] += transforming
+            self._waits["collate"] += collating
+
+    def waited(self, cause: str, seconds: float) -> None:
+        """The training stood still for `seconds`."""
+        with _LOCK:
+            if cause not in self._waits:
+                raise ValueError(f"cause={cause!r}: the training waits for one of {', '.join(CAUSES)}")
+            self._waits[cause] += seconds
+
+    def split(self, seconds: float, counts: Mapping[str, int]) -> None:
+        """The training waited for a batch: for other ranks, storage, and decoding (by what threads spent).
+
+        A batch that a run made (`made_by_run`) and nothing was read for was put together from its buffer.
+        """
+        with _LOCK:
+            self._split(seconds, counts)
+
+    def _split(self, seconds: float, counts: Mapping[str, int]) -> None:
+        waits, cause, share = self._waits, "storage", 0.0
+        if "made_by_run" in counts and not counts.get("bytes_read", 0) + counts.get("bytes_mapped", 0):
+            cause = "buffer"
+        if decoding := counts.get("decode_ns", 0):
+            share = decoding / (counts.get("read_ns", 0) + decoding)
+        if exchanging := counts.get("exchange_wait_ns", 0):
+            exchanged = min(seconds, exchanging / 1e9)
+            waits["exchange"] += exchanged
+            seconds -= exchanged
+        waits[cause] += seconds * (1 - share)
+        waits["decode"] += seconds * share
+
+    def busy(self, seconds: float) -> None:
+        """The training had its batch for `seconds` before it asked for the next."""
+        with _LOCK:
+            self._busy += seconds
+
+    def held(self, delta_bytes: int) -> None:
+        """Memory of batches was taken, or (negative) let go."""
+        with _LOCK:
+            self._resident += delta_bytes
+            if self._resident > self._peak:
+                self._peak = self._resident
+
+    def landed(self, copied_bytes: int, delta_bytes: int) -> None:
+        """Bytes were sent to the device, and more (or, negative, fewer) of a batch's wait there for the loop."""
+        with _LOCK:
+            self._landed_nbytes += copied_bytes
+            self._landed += delta_bytes
+            self._landed_peak = max(self._landed_peak, self._landed)
+
+    def kept(self, delta_samples: int, delta_bytes: int, hits: int) -> None:
+        """More (or, negative, fewer) samples stay on the device, in more memory; and so many that did were used."""
+        with _LOCK:
+            self._kept_samples += delta_samples
+            self._kept_nbytes += delta_bytes
+            self._kept_hits += hits
+
+    def device_took(self, copying: float, finishing: float) -> None:
+        """What a batch took on the device, by its own clock: to be copied there, and to be decoded, cast and so on."""
+        with _LOCK:
+            self._copying += copying
+            self._finishing += finishing
+
+    def as_dict(self) -> dict[str, Any]:
+        """All counters, consistent with one another, and the share of the time that the training waited."""
+        with _LOCK:
+            waits, native = dict(self._waits), dict(self._native)
+            counted = {
+                "epochs": self._epochs + self._whole, "batches": self._batches, "samples": int(self._samples),
+                "skipped": self._skipped,
+                "batch_bytes": int(self._batch_nbytes), "bytes": native.pop("bytes_read") + native["bytes_mapped"],
+                **native, "resident_bytes": self._resident, "peak_bytes": self._peak, "busy_seconds": self._busy,
+                "device_bytes": self._landed_nbytes, "device_peak_bytes": self._landed_peak,
+                "device_hits": self._kept_hits, "device_resident_samples": self._kept_samples,
+                "device_resident_bytes": self._kept_nbytes,
+                "device_copy_seconds": self._copying, "device_decode_seconds": self._finishing,
+            }  # fmt: skip
+        waited = sum(waits.values())
+        passed = waited + counted["busy_seconds"]
+        return counted | {"wait_seconds": waits, "wait_share": waited / passed if passed else 0.0}
+
+    def by_epoch(self) -> list[tuple[int, dict[str, Any]]]:
+        """What was counted in each epoch, with its number from 1; of many, in the first and the latest."""
+        with _LOCK:
+            rows = [] if self._first is None else [self._first, *self._latest]
+            if self._whole:
+                rows.append(self._row())
+            begin = self._epochs + self._whole + 1 - len(rows)
+            return [(1 if not place else begin + place, row) for place, row in enumerate(rows)]
+
+    def report(self, filters: Collection[int] = (), per_chunk: int = 1, memory: float = 0.0, buffer: str = "") -> str:
+        """The counters in words: what was read, how long the training waited and for what, what would help.
+
+        For the advice: the numbers of HDF5's filters that are undone, how many samples share a chunk that is
+        decompressed, for which share of the data the buffer has room, and what one would gain where there is none.
+        """
+        return in_words(self.as_dict(), self.by_epoch(), filters, per_chunk, memory, buffer)
+
+    def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
+        return type(self), ()

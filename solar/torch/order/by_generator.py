@@ -1,0 +1,151 @@
+"""The order of a shuffle by a generator of the user's: drawn ahead by a copy, and made again from its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from solar.errors import PlanError
+from solar.torch.order.draws import check_drawing, copied, digest, draw, drawing, draws_again, shuffle, shuffle_again
+from solar.torch.order.stream import IndexStream, Pass
+
+
+class ShuffledByGenerator(IndexStream):
+    """torch's shuffle by a generator of the user's, whose state is too large to tell: told is how it came to it.
+
+    That is the seed it was given and the passes made since; the same draws made again lead to the same state.
+    Where index batches are drawn long before they are asked for, a copy of the generator draws them. The user's own
+    draws what torch draws when torch does: it may be used for other things, and the pass may be broken off.
+    """
+
+    kind = "shuffled by generator"
+    told_by_all = ("seed", "replacement", "draws", "passes", "state")
+    _state = ""
+    _ahead: torch.Generator | None = None  # the copy
+    _behind: Iterator[Any] | None = None  # draws from the user's
+    _asked = False
+
+    def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
+        super().__init__(sampler, batch_sampler, generator)
+        self._passes: list[int] = []  # since the generator was seeded: so many whole, so many broken off, and so on
+
+    def begin(self, last: IndexStream | None) -> None:
+        self._state = digest(self.sampler.generator)
+        self._passes = [] if self._newly_seeded(drawn=True) else _passes_after(last)
+
+    def foretell(self, last: IndexStream | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
+        drawn = base_seed is not None
+        self._passes = [] if self._newly_seeded(drawn) else _passes_after(last)
+        generator = self._replayed(self.tell(None), False, check=False) if drawn else self.sampler.generator
+        self._state = digest(generator)
+        return super().foretell(last, base_seed)
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        seed = self.sampler.generator.initial_seed()
+        passes = {"passes": list(self._passes), "state": self._state}
+        return {"kind": self.kind, "seed": seed, **passes, **drawing(self.sampler)}
+
+    def prepare(self, told: dict[str, Any], drawn: bool) -> None:
+        generator = self._replayed(told, begun=False)
+        if drawn:
+            self._draw_base(generator, sum(told["passes"]))
+        self.sampler.generator.set_state(generator.get_state())
+
+    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+        self._passes, self._state = list(told["passes"]), digest(self.sampler.generator)
+        return self.start()  # for `prepare` has put the generator in its place
+
+    def start(self) -> Iterator[Any]:
+        return self._drawn_after(0) if self.as_arrays else super().start()
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        check_drawing(self.sampler, told)
+        generator = self.sampler.generator
+        generator.set_state(self._replayed(told, begun=True).get_state())
+        self._passes, self._state = list(told["passes"]), told["state"]
+        return self._drawn_after(samples)
+
+    def _drawn_after(self, samples: int) -> Iterator[Any]:
+        """The index batches after so many samples. Nothing is drawn before the first is asked for."""
+        generator = self.sampler.generator
+        if self.as_arrays:
+            self._ahead = copied(generator)
+            self._behind = self.cut(islice(self._draws_again(), samples, None))
+            next(self._behind, None)
+            generator = self._ahead
+        yield from self.cut(islice(shuffle(self.sampler, generator), samples, None))
+
+    def _draws_again(self) -> Iterator[int]:
+        yield from draws_again(self.sampler, self.sampler.generator)
+        self.exhausted = True
+
+    def asked(self) -> None:
+        """The first batch was drawn when it was asked for: the others are when the consumer has them."""
+        if self._asked and self._behind is not None:
+            next(self._behind, None)
+        self._asked = True
+
+    def ended(self) -> None:
+        if self._behind is None:
+            super().ended()
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        """By a copy of the generator, as long as nobody else draws from it."""
+        return iter(()) if self._ahead is None else self._shuffled_by(copied(self._ahead))
+
+    def _shuffled_by(self, generator: torch.Generator) -> Iterator[Callable[[], Pass]]:
+        while True:
+            self._draw_base(generator, 1)
+            yield partial(self._shuffled_from, generator.get_state())
+            shuffle_again(self.sampler, generator, whole=True)
+
+    def _shuffled_from(self, state: torch.Tensor) -> Pass:
+        generator = torch.Generator(self.sampler.generator.device)
+        generator.set_state(state)
+        return self.batched(np.fromiter(shuffle(self.sampler, generator), np.int64))
+
+    def _replayed(self, told: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
+        """The generator as it was when the told pass was about to shuffle (or, not begun, about to draw at all)."""
+        generator = torch.Generator(self.sampler.generator.device).manual_seed(int(told["seed"]))
+        number = 0
+        for turn, times in enumerate(told["passes"]):
+            for _ in range(times):
+                self._draw_base(generator, number)
+                shuffle_again(self.sampler, generator, whole=turn % 2 == 0)
+                number += 1
+        if begun:
+            self._draw_base(generator, number)
+        if check and digest(generator) != told["state"]:
+            raise PlanError(
+                "the shuffle's generator was also used for other draws before the state was saved, so its order cannot "
+                "be made again: give the loader a generator of its own, or use solar.PlanSampler, or only shuffle=True"
+            )
+        return generator
+
+    def _newly_seeded(self, drawn: bool) -> bool:
+        generator = self.sampler.generator
+        seeded = torch.Generator(generator.device).manual_seed(generator.initial_seed())
+        if drawn:
+            self._draw_base(seeded, 0)
+        return digest(seeded) == digest(generator)
+
+    def _draw_base(self, generator: torch.Generator, number: int) -> None:
+        """torch's draw before pass `number`, if it is from the generator that also shuffles."""
+        if self.generator is self.sampler.generator and not (self.draws_base_once and number):
+            draw(generator)
+
+
+def _passes_after(last: IndexStream | None) -> list[int]:
+    """The passes up to and with this one. One that was not drawn to its end has drawn less."""
+    if not isinstance(last, ShuffledByGenerator):
+        return []
+    passes = list(last._passes) or [0]
+    if len(passes) % 2 != last.exhausted:  # the newest count is of the other kind
+        passes.append(0)
+    passes[-1] += 1
+    return passes

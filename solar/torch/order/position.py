@@ -1,0 +1,322 @@
+"""Where a loader is in its epoch: what it draws from its samplers, what it has handed out, and its state in JSON."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from solar.errors import PlanError
+from solar.torch.order.stream import IndexStream
+from solar.torch.order.streams import BATCHING, order_of
+from solar.torch.states import check_order, check_values
+
+STATE_VERSION = 1
+KEYS = {"epoch", "repeat", "length", "drawn", "begun", "batches", "samples", "order"}
+
+
+class EpochPosition:
+    """One pass over the samples: how it began, and how far the consumer is, who is behind what has been drawn."""
+
+    def __init__(self, order: IndexStream, epoch: int) -> None:
+        self.order = order
+        self.epoch = epoch
+        self.repeat = 0  # how often this epoch was begun before, one time after the other
+        self.base_seed: int | None = None
+        self.begun = False  # the first index was drawn
+        self.finished = False
+        self.before = (0, 0)  # batches and samples consumed before it began, when it was resumed
+        self.batches = 0
+        self.samples = 0
+        # The states that the dataset has itself: now, or (False) as an epoch would begin now.
+        self.parts: Callable[[bool], dict[str, Any]] = lambda begun: {}
+        self._drawn: deque[tuple[int, Any]] = deque()  # samples and order's mark of batches on their way
+        self._mark: Any = None
+
+    def draw(self, batch: Any) -> None:
+        """An index batch was drawn."""
+        samples = 1 if self.order.batch_sampler is None else len(batch)
+        self._drawn.append((samples, self.order.mark(batch)))
+
+    def advance(self) -> None:
+        """The next batch was handed out."""
+        self.order.asked()
+        self.batches += 1
+        if self._drawn:
+            samples, self._mark = self._drawn.popleft()
+            self.samples += samples
+
+    def state(self) -> dict[str, Any]:
+        batches, samples = self.before
+        state = {
+            "batches": batches + self.batches,
+            "samples": self.order.consumed(samples, self.batches, self.samples),
+            "order": self.order.tell(self._mark),
+        }
+        parts = self.parts(True)
+        return state | {"parts": parts} if parts else state
+
+
+class Draws(_BaseDataLoaderIter):
+    """The last base before torch's: surrounds what torch draws for a new iterator, and nothing else of its making."""
+
+    def __init__(self, loader: Any) -> None:
+        with loader._course.torchs_draws():
+            super().__init__(loader)
+        self._base_seed: int = loader._course.base_seed(self._base_seed)
+        self._restore(loader)
+
+    def _restore(self, loader: Any) -> None:
+        """Called between torch's draws and its first look at the dataset."""
+
+
+class Indices:
+    """The index batches of one pass. Nothing is drawn before the first is asked for, but what torch draws earlier."""
+
+    def __init__(self, course: SamplerState) -> None:
+        self._course = course
+        self.passage = EpochPosition(course.order(), course.epoch)
+        self.passage.base_seed = course.lasting_base_seed
+        course.newest = self.passage
+        self._resumed = course.pending
+        self._batches = None if self._resumed else self.passage.order.start()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if not self.passage.begun:
+            self._batches = self._course.begin(self.passage, self._resumed, self._batches)
+        assert self._batches is not None
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.passage.order.ended()
+            raise
+        self.passage.draw(batch)
+        return batch
+
+
+class SamplerState:
+    """A loader's index sampler over all its epochs. It belongs to the loader and its iterators, and knows neither.
+
+    It is what torch's iterators take for the sampler, so that they can begin in the middle of an epoch.
+    """
+
+    def __init__(
+        self,
+        sampler: Any,
+        batch_sampler: Any,
+        generator: torch.Generator | None,
+        dataset: Any,
+        persistent: bool = False,
+    ) -> None:
+        self._samplers = sampler, batch_sampler, generator
+        self._dataset = dataset
+        self._persistent = persistent  # workers that are, are seeded once
+        self._epoch = 0  # counted here where no sampler knows it
+        self._last_epoch: tuple[int, int] | None = None  # and repeat, of the pass begun last; None: the epoch was set
+        self.pending: dict[str, Any] | None = None  # a loaded state that no pass has begun with
+        self.newest: EpochPosition | None = None
+        self.as_arrays = False  # what known orders give, where the native engine asks
+        self.lasting_base_seed: int | None = None  # of persistent workers, which are seeded once
+        self._last: EpochPosition | None = None  # the pass begun last
+        self.stride = 1  # by how much the epoch grew from the last whole pass to the one after it
+
+    def __iter__(self) -> Indices:
+        return Indices(self)
+
+    def __len__(self) -> int:
+        sampler, batch_sampler, _ = self._samplers
+        return len(sampler if batch_sampler is None else batch_sampler)
+
+    @property
+    def batches(self) -> int | None:
+        """How many there are in a whole epoch, if that is known."""
+        return _length(self)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The most samples that a batch has, if that is known."""
+        if self.cutter is None:
+            return 1
+        samples = _length(getattr(self.cutter, "sampler", None))
+        if type(self.cutter) not in BATCHING:
+            return None
+        size = int(self.cutter.batch_size)
+        return size if samples is None else max(1, min(size, samples))
+
+    @property
+    def cutter(self) -> Any:
+        """What cuts the samples into batches, if anything does."""
+        return self._samplers[1]
+
+    def order(self) -> IndexStream:
+        order = order_of(*self._samplers)
+        order.draws_base_once, order.as_arrays = self._persistent, self.as_arrays
+        return order
+
+    @property
+    def with_epochs(self) -> Any:
+        """The sampler that is told epochs, if there is one: it has set_epoch, as torch's DistributedSampler has."""
+        sampler, batch_sampler, _ = self._samplers
+        candidates = (sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+        return next((one for one in candidates if hasattr(one, "set_epoch")), None)
+
+    @property
+    def epoch(self) -> int:
+        known = getattr(self.with_epochs, "epoch", None)
+        return known if isinstance(known, int) else self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the sampler. A position that was loaded for another epoch is forgotten."""
+        if self.with_epochs is not None:
+            self.with_epochs.set_epoch(epoch)
+        self._epoch = epoch
+        self._last_epoch = None
+        if self.pending is not None and self.pending["epoch"] != epoch:
+            self.pending = None
+
+    # --- a pass begins and ends ----
+
+    @contextmanager
+    def torchs_draws(self) -> Iterator[None]:
+        """Surrounds what torch draws for a new iterator: nothing, if it goes on with a pass that has drawn already."""
+        loaded, generator = self.pending, self._samplers[2]
+        if loaded is None:
+            drawn = self.lasting_base_seed is not None
+        else:
+            drawn = loaded["drawn"]
+            if not loaded["begun"]:
+                self.order().prepare(loaded["order"], drawn)
+        with undrawn(generator) if drawn else nullcontext():
+            yield
+
+    def base_seed(self, drawn: int) -> int:
+        """What seeds workers and transforms: as loaded, or as persistent workers were, or as torch has drawn it."""
+        told = self.lasting_base_seed if self.pending is None else self.pending.get("base_seed")
+        seed = drawn if told is None else int(told)
+        if self._persistent:
+            self.lasting_base_seed = seed
+        return seed
+
+    def begin(
+        self, passage: EpochPosition, loaded: dict[str, Any] | None, fresh: Iterator[Any] | None
+    ) -> Iterator[Any]:
+        """Begins a pass; as the loaded state says unless another pass did, or its epoch was left."""
+        passage.begun = True
+        passage.epoch = self.epoch
+        if self._last is not None and self._last.finished:
+            self.stride = max(0, passage.epoch - self._last.epoch)
+        order, told = passage.order, None
+        if loaded is not None and loaded is self.pending:
+            self.pending = None
+            if loaded["epoch"] == self.epoch or not loaded["begun"]:
+                told = loaded["order"]
+        if loaded is None or told is None:
+            passage.repeat = self._next_repeat()
+            order.begin(self._last.order if self._last is not None else None)
+            batches = order.start() if fresh is None else fresh
+        else:
+            passage.before = loaded["batches"], loaded["samples"]
+            passage.repeat = loaded["repeat"] if told.get("epoch", loaded["epoch"]) == self.epoch else 0
+            batches = order.resume(told, *passage.before) if loaded["begun"] else order.start_foretold(told)
+        self._last, self._last_epoch = passage, (passage.epoch, passage.repeat)
+        return batches
+
+    def _next_repeat(self) -> int:
+        """An epoch begun again, which nobody has set, is another one to random transforms."""
+        return self._last_epoch[1] + 1 if self._last_epoch and self._last_epoch[0] == self.epoch else 0
+
+    def finish(self, passage: EpochPosition) -> None:
+        """The pass came to its end."""
+        if not passage.finished:
+            passage.order.asked()
+            passage.finished = True
+            self._epoch = passage.epoch + 1
+
+    # --- state ----
+
+    def state(self) -> dict[str, Any]:
+        """Where the newest pass is; when it is over or none has begun, the beginning of the next."""
+        if self.pending is not None:
+            return dict(self.pending)
+        state: dict[str, Any] = {"solar": STATE_VERSION, "epoch": self.epoch, "length": _length(self._dataset)}
+        passage = self.newest
+        if passage is not None and passage.begun and not passage.finished:
+            state |= {"epoch": passage.epoch, "repeat": passage.repeat, "drawn": True, "begun": True, **passage.state()}
+            base_seed = passage.base_seed
+        else:
+            drawn = self.lasting_base_seed
+            if passage is not None and not passage.begun:
+                drawn = passage.base_seed
+            base_seed, told = self.order().foretell(None if self._last is None else self._last.order, drawn)
+            state["repeat"] = self._next_repeat()
+            if passage is not None and passage.finished:
+                state["epoch"] = max(self.epoch, passage.epoch + 1)
+            state |= {"drawn": drawn is not None, "begun": False, "batches": 0, "samples": 0, "order": told}
+            if passage is not None and (parts := passage.parts(not passage.finished)):
+                state["parts"] = parts
+        if state["order"]["kind"] != "distributed":  # whose state is the same on all ranks
+            state["base_seed"] = base_seed
+        return state
+
+    def load(self, state: dict[str, Any]) -> None:
+        """The next pass begins where this state was taken. An empty state means: at a beginning."""
+        if state:
+            self._check(state)
+            # Of a finished epoch the state names the next one. The sampler is told that by whoever counts epochs.
+            # Whoever has told it already is right.
+            if state["begun"] or self.epoch != state["epoch"]:
+                told = state["epoch"] if state["begun"] else state["order"].get("epoch", state["epoch"])
+                self.set_epoch(int(told))
+            self._epoch = int(state["epoch"])
+        self.newest, self.lasting_base_seed = None, None
+        self.pending = state or None
+
+    def _check(self, state: dict[str, Any]) -> None:
+        if not isinstance(state, dict) or state.get("solar") != STATE_VERSION:
+            found = sorted(state) if isinstance(state, dict) else type(state).__name__
+            raise PlanError(f"this is no state of solar's DataLoader, version {STATE_VERSION}: found {found}")
+        if missing := sorted(KEYS - state.keys()):
+            raise PlanError(f"this state of solar's DataLoader is not whole: it lacks {', '.join(missing)}")
+        check_values(state)
+        length, order = _length(self._dataset), self.order()
+        if state["length"] != length:
+            raise PlanError(f"the state is of a dataset of {state['length']} samples; this one has {length}")
+        if state["order"]["kind"] != order.kind:
+            raise PlanError(
+                f"the state is of a loader whose order is {state['order']['kind']}; this one's is {order.kind}: "
+                "make it with the same sampler and shuffle"
+            )
+        check_order(state["order"], order.told_by_all)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process begins anew, or where a loaded state says."""
+        return dict(self.__dict__, newest=None, _last=None, _last_epoch=None, lasting_base_seed=None)
+
+
+@contextmanager
+def undrawn(generator: torch.Generator | None) -> Iterator[None]:
+    """Draws within are as if they had not been; None means torch's global generator."""
+    state = torch.get_rng_state() if generator is None else generator.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state) if generator is None else generator.set_state(state)
+
+
+def has_state(part: Any) -> bool:
+    """Whether it has torchdata's protocol of a state."""
+    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None

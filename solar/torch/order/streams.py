@@ -1,0 +1,302 @@
+"""The orders that torch's and our samplers give, told in a few JSON values, and begun again in their middle."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, count, islice, repeat
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.dataloader import _InfiniteConstantSampler
+
+from solar.errors import PlanError
+from solar.torch.order.by_generator import ShuffledByGenerator
+from solar.torch.order.draws import check_drawing, copied, draw, drawing, shuffle, skip
+from solar.torch.order.stream import UNCOUNTED, Array, IndexStream, KnownStream, Pass
+from solar.torch.samplers import PlanBatchSampler, PlanSampler
+
+FEW = 65  # numbers that others may draw between two passes: a loader draws two, and two more if it shuffles
+STATIC = (list, tuple, range, SubsetRandomSampler, WeightedRandomSampler, SequentialSampler, RandomSampler)
+BATCHING = (BatchSampler, PlanBatchSampler)  # these cut the samples of a sampler into batches in the way we know
+
+
+def order_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> IndexStream:
+    """The order that these samplers of a loader give."""
+    if batch_sampler is not None and type(batch_sampler) not in BATCHING:
+        return Custom(sampler, batch_sampler, generator)
+    given = sampler if batch_sampler is None else batch_sampler.sampler
+    kinds: dict[type, type[IndexStream]] = {
+        SequentialSampler: Sequential,
+        _InfiniteConstantSampler: EndlessStream,
+        DistributedSampler: Distributed,
+        PlanSampler: Distributed,
+        RandomSampler: Shuffled if getattr(given, "generator", None) is None else ShuffledByGenerator,
+    }
+    return kinds.get(type(given), Custom)(given, batch_sampler, generator)
+
+
+class EndlessStream(IndexStream):
+    """Of an iterable dataset: there is nothing to choose."""
+
+    kind = "stream"
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        return self.start()
+
+
+class Sequential(KnownStream):
+    """The samples as they lie."""
+
+    kind = "sequential"
+
+    def whole(self) -> Array:
+        return np.arange(len(self.sampler))
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        return repeat(lambda: self.batched(self.whole()))
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        left = np.arange(samples, len(self.sampler))
+        return self.cut(left if self.as_arrays else left.tolist())
+
+
+class Shuffled(KnownStream):
+    """torch's shuffle by a seed that it draws from the global generator for every pass."""
+
+    kind = "shuffled"
+    told_by_all = ("seed", "replacement", "draws")
+    _seed: int | None = None
+    _after: torch.Generator | None = None  # the global generator, right after it gave the seed
+    _between: int | None = None  # numbers that others drew from it since the pass before, where they were few
+
+    def start(self) -> Iterator[Any]:
+        return super().start() if self._permutes() else IndexStream.start(self)
+
+    def whole(self) -> Array:
+        return self._permutation(draw(None))
+
+    def _permutes(self) -> bool:
+        return not self.sampler.replacement and self.sampler.num_samples == len(self.sampler.data_source)
+
+    def _permutation(self, seed: int) -> Array:
+        samples = len(self.sampler.data_source)
+        return torch.randperm(samples, generator=torch.Generator().manual_seed(seed)).numpy()
+
+    def begin(self, last: IndexStream | None) -> None:
+        self._after = copied(None)
+        self._seed = draw(self._after)
+        if isinstance(last, Shuffled) and last._after is not None:
+            tried = range(FEW)
+            self._between = next(
+                (few for few in tried if self._seed_after(copied(last._after), few) == self._seed), None
+            )
+
+    def _seed_after(self, generator: torch.Generator, between: int) -> int:
+        """The seed that the pass after it draws, if others draw so many numbers before it."""
+        skip(generator, between)
+        if self.generator is None and not self.draws_base_once:
+            draw(generator)
+        return draw(generator)
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        """If others draw as few numbers from now on as since the last pass. Whoever asks compares what comes."""
+        if self._after is None or self._between is None:
+            return
+        generator = copied(self._after)
+        while True:
+            yield partial(self._shuffled_by, self._seed_after(generator, self._between))
+
+    def _shuffled_by(self, seed: int) -> Pass:
+        if self._permutes():
+            return self.batched(self._permutation(seed))
+        return self.batched(np.fromiter(shuffle(self.sampler, torch.Generator().manual_seed(seed)), np.int64))
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        return {"kind": self.kind, "seed": self._seed, **drawing(self.sampler)}
+
+    def foretell(self, last: IndexStream | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
+        ahead = copied(None)
+        if base_seed is None:
+            base_seed = draw(ahead if self.generator is None else copied(self.generator))
+        self._seed = draw(ahead)
+        return base_seed, self.tell(None)
+
+    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+        draw(None)
+        return super().start_foretold(told)
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        check_drawing(self.sampler, told)
+        self._seed = int(told["seed"])
+        if self._permutes():
+            left = self._permutation(self._seed)[samples:]
+            return self.cut(left if self.as_arrays else left.tolist())
+        seeded = torch.Generator().manual_seed(self._seed)
+        return self.cut(islice(shuffle(self.sampler, seeded), samples, None))
+
+
+class Distributed(IndexStream):
+    """The order of all ranks together, of which each takes its part: any number of ranks can go on from it."""
+
+    kind = "distributed"
+    told_by_all = ("seed", "shuffle", "epoch")
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "seed": self.sampler.seed,
+            "shuffle": self.sampler.shuffle,
+            "epoch": self.sampler.epoch,
+        }
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        plan = self._plan()
+        if (plan.seed, plan.shuffle) != (told["seed"], told["shuffle"]):
+            raise PlanError(
+                f"the state is of an order with seed={told['seed']}, shuffle={told['shuffle']}; this loader's sampler "
+                f"has seed={plan.seed}, shuffle={plan.shuffle}: make it with those of the state"
+            )
+        plan.resume(samples)
+        return iter(plan) if self.batch_sampler is None else self._cut_plan(plan)
+
+    def start(self) -> Iterator[Any]:
+        return self._begun_late() if self.as_arrays and self.batch_sampler is not None else super().start()
+
+    def _begun_late(self) -> Iterator[Any]:
+        yield from self._cut_plan(self._plan())
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        return (partial(self._of_epoch, epoch) for epoch in count(self.sampler.epoch + stride, stride))
+
+    def _of_epoch(self, epoch: int) -> Pass:
+        """This rank's part of a whole epoch, by a copy of the sampler."""
+        plan = copy.copy(self._plan())
+        plan.set_epoch(epoch)
+        plan.resume(0)
+        batches = [*self._cut_plan(plan)] if self.batch_sampler is not None else [np.fromiter(plan, np.int64)]
+        samples = np.concatenate(batches) if batches else np.empty(0, np.int64)
+        if self.batch_sampler is None:
+            return self.batched(samples)
+        return samples, np.cumsum([0, *map(len, batches)])
+
+    def of_all(self, begun_at: int) -> Pass | None:
+        return self._of_all(self.sampler.epoch, begun_at) if self.batch_sampler is not None else None
+
+    def later_of_all(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        return (partial(self._of_all, epoch, 0) for epoch in count(self.sampler.epoch + stride, stride))
+
+    def _of_all(self, epoch: int, begun_at: int) -> Pass:
+        plan = copy.copy(self._plan())
+        plan.set_epoch(epoch)
+        return PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last).of_all(begun_at)
+
+    def _cut_plan(self, plan: PlanSampler) -> Iterator[Any]:
+        cutter = PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last)
+        return cutter.arrays() if self.as_arrays else iter(cutter)
+
+    def consumed(self, begun_at: int, batches: int, samples: int) -> int:
+        plan = self._plan()
+        if plan.tail == "exact" and self.batch_sampler is not None:
+            cutter = PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last)
+            return int(cutter.bounds(begun_at)[batches])
+        return min(len(plan.dataset), begun_at + samples * plan.num_replicas)  # type: ignore[arg-type]
+
+    def _plan(self) -> PlanSampler:
+        return self.sampler if isinstance(self.sampler, PlanSampler) else PlanSampler.like(self.sampler)
+
+
+class Custom(IndexStream):
+    """Any other sampler: its own state is told where it has one; else what was taken is drawn again and passed over."""
+
+    kind = "custom"
+
+    def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
+        super().__init__(sampler, batch_sampler, generator)
+        self._cuts = batch_sampler is None or type(batch_sampler) in BATCHING
+        self._source = sampler if self._cuts else batch_sampler
+        # A sampler of the user's may follow the training: what that has come to decides what is drawn next.
+        self.fixed = type(self._source) in STATIC
+        self._items: Iterator[Any] | None = None  # the source's iterator, which may have state too
+        self._checksum = 0
+        self._at_start: dict[str, Any] | None = None
+
+    def begin(self, last: IndexStream | None) -> None:
+        self._at_start = self._states()
+
+    def start(self) -> Iterator[Any]:
+        if self._cuts and self.batch_sampler is not None:
+            return self.cut(self._begun_late())
+        self._items = iter(self._source)
+        return self._items
+
+    def drawn_at_once(self, batches: int | None) -> int:
+        """Each draw is marked with the state after it, which may be large."""
+        return UNCOUNTED if self._states() else super().drawn_at_once(batches)
+
+    def _begun_late(self) -> Iterator[Any]:
+        """As BatchSampler does: the sampler's iterator is made when the first batch is asked for."""
+        self._items = iter(self._source)
+        yield from self._items
+
+    def mark(self, batch: Any) -> Any:
+        if states := self._states():
+            return states
+        self._checksum = _checksum(self._checksum, batch)
+        return {"checksum": self._checksum}
+
+    def _states(self) -> dict[str, Any]:
+        parts = {"sampler": self._source, "iterator": self._items}
+        return {name: part.state_dict() for name, part in parts.items() if hasattr(part, "state_dict")}
+
+    def tell(self, mark: Any) -> dict[str, Any]:
+        if mark is None:
+            mark = self._states() if self._at_start is None else self._at_start
+        return {"kind": self.kind, **mark}
+
+    def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
+        """A sampler may keep that it had come to its end: then it is begun once more, as it would have been."""
+        batches = self.resume(told, 0, 0)
+        try:
+            return chain([next(batches)], batches)
+        except StopIteration:
+            return self.start()
+
+    def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
+        if "sampler" in told:
+            self._source.load_state_dict(told["sampler"])
+        self._items = iter(self._source)
+        if "iterator" in told:
+            self._items.load_state_dict(told["iterator"])  # type: ignore[union-attr]
+        if "sampler" not in told and "iterator" not in told:
+            for item in islice(self._items, samples if self._cuts else batches):
+                self._checksum = _checksum(self._checksum, item)
+            if self._checksum != told.get("checksum", 0):
+                warnings.warn(
+                    f"{type(self._source).__name__} gave other samples than before the state was saved, so this epoch "
+                    "will not hold every sample once: seed its random numbers as they were, or use solar.PlanSampler",
+                    stacklevel=2,
+                )
+        self._at_start = self._states() or {"checksum": self._checksum}
+        return self.cut(self._items) if self._cuts else self._items
+
+
+def _checksum(before: int, drawn: Any) -> int:
+    """A checksum of integers, over all that were drawn; other kinds of indices have none."""
+    try:
+        indices = np.asarray(drawn)
+    except (TypeError, ValueError):
+        return before
+    return zlib.crc32(indices.astype(np.int64).tobytes(), before) if indices.dtype.kind in "iu" else before

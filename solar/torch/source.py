@@ -1,0 +1,144 @@
+"""Finds the H5Datasets that a torch dataset draws its samples from, through Subset, random_split and ConcatDataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset
+
+from solar.errors import ReadError
+from solar.io.machine.identity import check_unchanged
+from solar.torch.batch.pending import PendingBatch, leaves
+from solar.torch.dataset import H5Dataset, Room, alike, start_together
+from solar.values import Layout
+
+Array = np.ndarray[Any, np.dtype[np.int64]]
+READING = ("read_batch", "start_batch", "start_rows", "checked")  # by which an H5Dataset makes its samples
+Locate = Callable[[Sequence[Any] | Array], tuple[Array, Array]]
+
+
+@dataclass(frozen=True)
+class SampleSource:
+    """The H5Datasets beneath a dataset: all alike, so that the first speaks for their fields and transform."""
+
+    datasets: list[H5Dataset]
+    locate: Locate  # indices of the dataset -> for each the number of its H5Dataset, and its row there
+    room: Room | None = field(default=None, kw_only=True)  # gives memory for what is read
+
+    @property
+    def first(self) -> H5Dataset:
+        return self.datasets[0]
+
+    def start(self, indices: Sequence[Any]) -> tuple[PendingBatch, Array]:
+        """Starts reading a batch of the dataset's samples; and what each of them is called, in whatever subset."""
+        which, rows = self.locate(indices)
+        if len(self.datasets) == 1:
+            return self.datasets[0].start_rows(rows, self.room), rows
+        return start_together(self.datasets, which, rows, self.room), self.names(which, rows)
+
+    def names(self, which: Array, rows: Array) -> Array:
+        """What samples are called, in whatever subset."""
+        return rows if len(self.datasets) == 1 else rows + self.firsts[which]
+
+    def layouts(self) -> list[Layout]:
+        """Of each H5Dataset each field."""
+        return [layout for dataset in self.datasets for layout in leaves(dataset.layouts)]
+
+    def filters(self) -> set[int]:
+        """HDF5's numbers of the filters that are undone to read it."""
+        return {one.id for layout in self.layouts() for form in layout.forms for one in form.filters}
+
+    def samples_per_chunk(self) -> int:
+        """How many samples share a chunk that is decompressed, at most."""
+        shared = [
+            min(form.chunk[0], layout.samples) for layout in self.layouts() for form in layout.forms if form.filters
+        ]
+        return max([1, *shared])
+
+    def replaced(self, *, gone: bool) -> ReadError | None:
+        """What is wrong where a file is another one now than was inspected; or, where `gone`, is there no more."""
+        try:
+            check_unchanged((layout for one in self.datasets for layout in leaves(one.layouts)), gone=gone)
+        except ReadError as error:
+            return error.with_traceback(None)
+        return None
+
+    @cached_property
+    def firsts(self) -> Array:
+        """The name of the first sample of each H5Dataset, were all of them concatenated."""
+        return np.cumsum([0, *(len(dataset) for dataset in self.datasets[:-1])])
+
+
+def h5_beneath(dataset: Any) -> SampleSource | str:
+    """What lies beneath the dataset, or the reason why torch's own loader must ask it for samples.
+
+    Only classes that take samples as torch's and ours do are seen through; a subclass with its own __getitem__ is
+    asked.
+    """
+    if isinstance(dataset, H5Dataset) and _takes_as(dataset, H5Dataset, *READING):
+        return SampleSource([dataset], lambda asked: (np.zeros(len(asked), np.int64), dataset.checked(asked)))
+    if isinstance(dataset, Subset) and _takes_as(dataset, Subset):
+        found = h5_beneath(dataset.dataset)
+        if isinstance(found, str):
+            return found
+        indices, inner = dataset.indices, found.locate
+        return SampleSource(found.datasets, lambda asked: inner(_chosen(indices, asked)))
+    if isinstance(dataset, ConcatDataset) and _takes_as(dataset, ConcatDataset):
+        return _beneath_all(dataset)
+    if isinstance(dataset, H5Dataset):
+        return f"{type(dataset).__name__} makes its samples itself"
+    return f"{type(dataset).__name__} is not an H5Dataset"
+
+
+def _chosen(indices: Any, asked: Any) -> Any:
+    """The indices of a Subset at these positions, as it takes them itself."""
+    if isinstance(asked, np.ndarray):
+        if isinstance(indices, np.ndarray):
+            return indices[asked]
+        asked = asked.tolist()
+    return [indices[i] for i in asked]
+
+
+def _beneath_all(dataset: ConcatDataset[Any]) -> SampleSource | str:
+    parts = []
+    for part in dataset.datasets:
+        found = h5_beneath(part)
+        if isinstance(found, str):
+            return found
+        parts.append(found)
+    every = [one for part in parts for one in part.datasets]
+    if not all(alike(every[0], one) for one in every[1:]):
+        return "the parts of the ConcatDataset differ in shape, dtype, fields or transform"
+    firsts = np.cumsum([0, *(len(part.datasets) for part in parts)])
+    ends = np.asarray(dataset.cumulative_sizes, np.int64)
+
+    def locate(asked: Sequence[Any] | Array) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        positions = _in_range(np.asarray(asked, np.int64), int(ends[-1]))
+        part_of = np.searchsorted(ends, positions, side="right")
+        which, rows = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+        for number in np.unique(part_of).tolist():
+            here = part_of == number
+            begin = ends[number - 1] if number else 0
+            inner, rows[here] = parts[number].locate((positions[here] - begin).tolist())
+            which[here] = inner + firsts[number]
+        return which, rows
+
+    return SampleSource(every, locate)
+
+
+def _in_range(positions: np.ndarray[Any, Any], samples: int) -> np.ndarray[Any, Any]:
+    """Positions from 0; those out of range raise what ConcatDataset raises."""
+    if positions.size and int(positions.min()) < -samples:
+        raise ValueError("absolute value of index should not exceed dataset length")
+    if positions.size and int(positions.max()) >= samples:
+        raise IndexError(f"sample {int(positions.max())} of a ConcatDataset of {samples}")
+    return np.where(positions < 0, positions + samples, positions)
+
+
+def _takes_as(dataset: Any, kind: type, *names: str) -> bool:
+    names = ("__getitem__", "__getitems__", *names)
+    return all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in names)
