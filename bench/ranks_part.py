@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from solar import DataLoader, H5Dataset, PlanSampler
-from solar.io.ranks.world import detect
+from solar.io.ranks import detect
 from solar.values import Storage
 
 NAP = 50e-6  # seconds between looks whether all ranks are done with a step

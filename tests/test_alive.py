@@ -13,7 +13,10 @@ from mpi_kit import under_gloo
 
 from solar.io.ranks.alive import Watch, has_ended, own_process
 
-CHILD = "import json, sys; from solar.io.ranks.alive import own_process; print(json.dumps(own_process()), flush=True); input()"
+CHILD = """import json
+from solar.io.ranks.alive import own_process
+print(json.dumps(own_process()), flush=True)
+input()"""
 
 
 def test_a_process_is_there_until_it_has_ended_even_if_nobody_buries_it() -> None:

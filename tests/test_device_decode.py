@@ -328,8 +328,12 @@ def test_kernels_compile_for_a_gpu_and_keep_to_their_registers(
 
     from solar.gpu.kernels import entropy, launch, tables, tiles
 
-    module, cut = {"entropy": (entropy, launch.WARP), "restore": (tiles, launch.WIDE["cuda"]),
-                   "frequencies": (tables, launch.WARP), "places": (tables, launch.PLACEMENTS["cuda"])}[name]  # fmt: skip
+    module, cut = {
+        "entropy": (entropy, launch.WARP),
+        "restore": (tiles, launch.WIDE["cuda"]),
+        "frequencies": (tables, launch.WARP),
+        "places": (tables, launch.PLACEMENTS["cuda"]),
+    }[name]
     function = getattr(module, name)
     options = {key: value for key, value in cut.items() if key.islower()}
     constants = {"ITEMSIZE": 4, "SIZE": 4, "REAL": True, "HALF": 0, **cut}

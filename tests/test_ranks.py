@@ -288,7 +288,7 @@ WORLD_OF_MPI = """
 import dataclasses, json
 from mpi4py import MPI
 from solar import PlanError
-from solar.io.ranks.world import detect
+from solar.io.ranks import detect
 try:
     print(json.dumps([MPI.COMM_WORLD.rank, dataclasses.astuple(detect())]))
 except PlanError as error:
@@ -340,7 +340,7 @@ def test_who_names_several_ranks_of_a_node_is_heard_before_who_names_one(started
 
 def test_detecting_imports_neither_torch_nor_mpi() -> None:
     code = (
-        "import sys; from solar.io.ranks.world import detect; detect()\n"
+        "import sys; from solar.io.ranks import detect; detect()\n"
         "assert not {'torch', 'mpi4py'} & set(sys.modules), 'imported to find out'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

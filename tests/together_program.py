@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, DistributedSampler
 
 from solar import DataLoader, H5Dataset, PlanSampler
-from solar.io.ranks.world import detect
+from solar.io.ranks import detect
 from solar.values import Storage
 
 

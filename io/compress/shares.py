@@ -46,7 +46,7 @@ def compress_together(
     force: bool = False,
     told: Told | None = None,
 ) -> Stored | None:
-    """`solar.io.compress.store.compress` by all ranks together, which call it alike; what was written on rank 0, else None.
+    """`solar.io.compress.store.compress` by all ranks together, which call it alike. Rank 0 gets what was written.
 
     The bytes are the same as one process alone writes.
     """

@@ -1,4 +1,4 @@
-"""The process in which libhdf5 goes through a file for the first time. Started by io/libhdf5/opening.py, imports no solar.
+"""The process in which libhdf5 goes through a file for the first time. Started by opening.py; imports no solar.
 
 It may crash. What is wrong without a crash is no matter here: whoever opens the file next meets it, and says so. A dot
 on stdout now and then is a sign of life. Before and behind the values of a dataset comes a zero byte, and its name

@@ -1,4 +1,4 @@
-"""The process in which libhdf5 reads what solar does not read itself. Started by io/libhdf5/slow.py; imports nothing of solar.
+"""The process in which libhdf5 reads what solar does not read itself. Started by slow.py; imports no solar.
 
 libhdf5 crashes on some damaged files. Here it may: the caller's process sees the pipe close, and says so.
 

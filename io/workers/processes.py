@@ -1,7 +1,7 @@
 """Processes that run the Python work of a loader: transforms and collate functions that threads would not speed up.
 
 multiprocessing's forkserver starts them, from a process without threads, MPI or open files; this one is never forked,
-unless the caller's context says so. What is said to them, and in which memory arrays travel: io/workers/process_child.py.
+unless the caller's context says so. What is said to them, and in which memory arrays travel: process_child.py.
 """
 
 from __future__ import annotations

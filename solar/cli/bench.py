@@ -241,7 +241,7 @@ def _left_out(readers: list[dict[str, Any]], made: int) -> Iterator[str]:
     if untried:
         yield f"Batches take long: {tried} of {tried + untried} settings of PyTorch were tried; its best may be faster."
     if made < BENCH_ROUNDS:
-        yield f"Batches take long: there was time for {words.count(made, 'round')} of {BENCH_ROUNDS}; --seconds gives more."
+        yield f"Batches take long: time for {words.count(made, 'round')} of {BENCH_ROUNDS}; --seconds gives more."
 
 
 def _verdict(answer: dict[str, Any]) -> Iterator[str]:

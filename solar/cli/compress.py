@@ -251,13 +251,13 @@ def _warnings(source: str, stored: Stored) -> Iterator[str]:
         )
     if already := [one.name for one in stored.left if one.reason == COMPRESSED]:
         yield (
-            f"{source}: solar compressed {', '.join(already[:COPIES_SHOWN])} already: copied with the bound it has; for "
-            "another one, compress the original file"
+            f"{source}: solar compressed {', '.join(already[:COPIES_SHOWN])} already: copied with the bound it has; "
+            "for another one, compress the original file"
         )
     if twice := [part.name for part, _ in stored.parts if _was_ours(source, part.name)]:
         yield (
-            f"{source}: solar compressed {', '.join(twice[:COPIES_SHOWN])} already: its values may be off by the old bound, "
-            "and are now off by the new one as well"
+            f"{source}: solar compressed {', '.join(twice[:COPIES_SHOWN])} already: its values may be off by the old "
+            "bound, and are now off by the new one as well"
         )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError, SolarError
-from solar.io.ranks.world import detect
+from solar.io.ranks import detect
 from solar.values import World
 
 Bytes = NDArray[np.uint8]

@@ -141,7 +141,8 @@ def _bars(panel: Bars) -> Iterator[str]:
         y, length = TOP + row * step, (WIDTH - left - 110) * value / most
         middle = y + 0.4 * step + 4
         yield f'<text x="{left - 8}" y="{middle:.1f}" text-anchor="end">{html.escape(POLICY_NAMES[name])}</text>'
-        yield f'<rect x="{left}" y="{y:.1f}" width="{length:.1f}" height="{0.8 * step:.1f}" fill="{LINE_COLOURS[name]}"/>'
+        size = f'width="{length:.1f}" height="{0.8 * step:.1f}"'
+        yield f'<rect x="{left}" y="{y:.1f}" {size} fill="{LINE_COLOURS[name]}"/>'
         yield f'<text x="{left + length + 6:.1f}" y="{middle:.1f}">{html.escape(panel.say(value))}</text>'
 
 

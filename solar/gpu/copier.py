@@ -1,4 +1,4 @@
-"""DeviceCopier: brings batches to a device, through a ring of pinned memory and a stream of their own, while it computes."""
+"""DeviceCopier: brings batches to a device while it computes, through pinned memory and a stream of their own."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class OnDeviceBatch:
 
 
 class DeviceCopier:
-    """Copies an iterator's batches to a device. What is pinned, and how much waits there, is bounded: Ring, COPIES_AHEAD.
+    """Copies an iterator's batches to a device. What is pinned and waits there is bounded: Ring, COPIES_AHEAD.
 
     `start` has a thread wait for a batch and land it ahead of the loop; `land` does it in the caller's thread, for
     batches that the user's Python makes there. In both cases the host waits for the device only where the ring is full.

@@ -25,7 +25,7 @@ from solar.torch.dataset import H5Dataset
 from solar.torch.epoch.by_torch import SingleProcessIter, WorkersIter
 from solar.torch.epoch.native import NativeIter
 from solar.torch.epoch.skipping import OnError, checked
-from solar.torch.monitor.metrics import progress as progress_bar
+from solar.torch.metrics import progress as progress_bar
 from solar.torch.monitor.stats import Stats
 from solar.torch.order.position import SamplerState
 from solar.torch.samplers import PlanBatchSampler, PlanSampler

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler
 
 from solar.errors import PlanError
-from solar.io.ranks.world import detect
+from solar.io.ranks import detect
 from solar.torch.sharding import refuse_second_sharding
 from solar.torch.states import check_order
 
@@ -30,7 +30,7 @@ _orders: WeakValueDictionary[tuple[int, int | None], Indices] = WeakValueDiction
 class PlanSampler(DistributedSampler[int]):
     """torch's DistributedSampler, index for index, which can be resumed at another number of ranks.
 
-    Without `num_replicas` and `rank`, solar.io.ranks.world.detect says them: torch.distributed, MPI, the launcher, or alone.
+    Without `num_replicas` and `rank`, solar.io.ranks.detect says them: torch.distributed, MPI, the launcher, or alone.
     `tail` says what becomes of samples that do not divide by the ranks: "pad" repeats some from the start of the order
     (torch's default), "drop" leaves them out (torch's drop_last=True), "exact" gives each sample to exactly one rank.
 

@@ -11,7 +11,7 @@ from solar.errors import PlanError
 from solar.io.machine import available as machine
 from solar.io.machine import profile
 from solar.io.machine.quantities import in_words, size_of
-from solar.io.ranks.world import detect
+from solar.io.ranks import detect
 from solar.io.read.engine import ROOM
 from solar.io.read.run import READER_SCRATCH, threads
 from solar.planner import simulate

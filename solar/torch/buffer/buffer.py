@@ -126,9 +126,14 @@ class Buffered:
         return self._nbytes != 0 and those_of(self._exchange, order) is not None
 
     def begin(
-        self, beneath: SampleSource, batches: Iterator[Any], passage: EpochPosition, course: SamplerState, pace: AheadSpec,
+        self,
+        beneath: SampleSource,
+        batches: Iterator[Any],
+        passage: EpochPosition,
+        course: SamplerState,
+        pace: AheadSpec,
         replaced: ReadError | None,
-    ) -> BufferedPass | None:  # fmt: skip
+    ) -> BufferedPass | None:
         """The batches of a pass, to be taken from the buffer; None where they are read without one."""
         if self._owner != os.getpid():  # a forked process makes its own
             self._reset()

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from solar.errors import PlanError, SolarError
 from solar.io.exchange.exchanged import Exchange, Parcels, mail
-from solar.io.ranks import node
+from solar.io.ranks import detect, node
 from solar.io.ranks.meeting import TROUBLE
 from solar.io.ranks.peers import Peers, peers
-from solar.io.ranks.world import detect
 from solar.io.read.reader import Rows
 from solar.io.read.run import Running, RunPart, shared_nbytes
 from solar.planner.division import at_home, by_turns, divided, seated

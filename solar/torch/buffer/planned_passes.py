@@ -168,8 +168,8 @@ def _course(
 
     def planned(room: int, way: KeepPolicy | None, holding: bool = False) -> Plan:
         return plan_rows(
-            of, piece.units, memory=room, storage=storage, epochs=window.segments, ahead=STEPS_AHEAD, facts=facts, way=way,
-            holding=holding, region=piece.region,
+            of, piece.units, memory=room, storage=storage, epochs=window.segments, ahead=STEPS_AHEAD, facts=facts,
+            way=way, holding=holding, region=piece.region,
         )  # fmt: skip
 
     for wanted in (way, None):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from solar.errors import CodecError, PlanError, ReadError
-from solar.io.ranks.world import detect
+from solar.io.ranks import detect
 from solar.torch.batch.pending import leaves
 from solar.torch.source import SampleSource
 from solar.values import Layout

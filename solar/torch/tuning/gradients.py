@@ -78,7 +78,7 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
 class Taker:
     """Takes gradients of a model, all in the same way: with the same draws of dropout, from the same buffers.
 
-    Of more than NUMBERS_KEPT parameters it keeps so many sums of them with random signs (a count sketch): linear, so that
+    Of more than NUMBERS_KEPT parameters it keeps so many sums with random signs (a count sketch): linear, so that
     differences and means may be taken afterwards, and lengths are kept to about sqrt(2 / NUMBERS_KEPT).
     """
 

@@ -1,0 +1,3 @@
+"""Our codec's decoder on a device, under its public name."""
+
+from solar.gpu.kernels import Decoder as Decoder
