@@ -20,13 +20,13 @@ from solar import read
 from solar.cli import main
 from solar.errors import CodecError, PlanError
 from solar.io.compress.codec import FILTER_CHOICES, OUR_FILTER, Codec, parse
-from solar.io.compress.filters import NAMED_FILTERS
+from solar.io.compress.filters import NAMED
 from solar.io.compress.store import compress
 from solar.io.compress.verify import Checked, Verified, verify
 
 pytest.importorskip("hdf5plugin")
 
-LOSSLESS = [name for name in NAMED_FILTERS if name != "zfp"]
+LOSSLESS = [name for name in NAMED if name != "zfp"]
 NUMBERS = {"blosc2": [32026], "bitshuffle-lz4": [32008], "bitshuffle-zstd": [32008], "zstd": [2, 32015]}
 LATE = 2  # the sample with a NaN: among the chunks that are written, not among those that are tried
 
@@ -137,7 +137,7 @@ def test_ranks_write_the_same_bytes_with_another_filter(tmp_path: Path) -> None:
 
 
 def test_the_command_has_the_filters_that_named_has() -> None:
-    assert set(FILTER_CHOICES) == {OUR_FILTER, *NAMED_FILTERS}
+    assert set(FILTER_CHOICES) == {OUR_FILTER, *NAMED}
     assert parse("lossless,filter=zstd") == Codec("lossless", filter="zstd")
 
 

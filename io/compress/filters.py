@@ -139,7 +139,7 @@ class Bounded(h5py.filters.FilterRefBase):  # type: ignore[misc]  # h5py has no 
 # --- hdf5plugin's ----
 
 _LEVELS = {"blosc2": (5, 0, 9), "bitshuffle-lz4": (0, 0, 0), "bitshuffle-zstd": (3, 1, 22), "zstd": (3, 1, 22)}
-NAMED_FILTERS = tuple(name for name in FILTER_CHOICES if name != OUR_FILTER)
+NAMED = tuple(name for name in FILTER_CHOICES if name != OUR_FILTER)
 
 
 def named(
@@ -151,10 +151,10 @@ def named(
     while it is above some 1e-8 of the largest value nearby. NaN, infinities and values such as 1e20 come back as
     something else and spoil up to 4 x 4 x 4 around them. solar reads zfp through libhdf5, not directly.
     """
-    if name not in NAMED_FILTERS:
-        near = difflib.get_close_matches(name, NAMED_FILTERS, 1)
+    if name not in NAMED:
+        near = difflib.get_close_matches(name, NAMED, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"there is no filter {name!r}, only {', '.join(NAMED_FILTERS)}{hint}")
+        raise ValueError(f"there is no filter {name!r}, only {', '.join(NAMED)}{hint}")
     if name == "zfp":
         _check_zfp(abs, dtype)
     elif abs is not None:

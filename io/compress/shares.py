@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from solar.errors import ReadError, SolarError
 from solar.io.compress.codec import Codec
@@ -22,21 +22,11 @@ from solar.io.compress.selection import Part
 from solar.io.compress.store import Stored, facts_of, written
 from solar.io.compress.unfinished import Unfinished
 from solar.io.libhdf5.opening import opened
-
-
-class SharingRanks(Protocol):
-    """The processes: which this is, of how many, and how they talk. What they say is JSON."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def ranks(self) -> int: ...
-    def gather(self, value: Any) -> list[Any]: ...
-    def tell(self, value: Any) -> Any: ...
+from solar.io.ranks.gather import Ranks
 
 
 def compress_together(
-    ranks: SharingRanks,
+    ranks: Ranks,
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     codec: Codec | str | Mapping[str | None, Codec | str | None],
@@ -68,7 +58,7 @@ def compress_together(
 class _Others:
     """The other ranks, as rank 0 sees them."""
 
-    def __init__(self, ranks: SharingRanks) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
 
     def begin(self, head: dict[str, Any], there: list[tuple[int, int]], prepared: Prepared) -> int:
@@ -101,7 +91,7 @@ def _tasks_of(prepared: Prepared, rank: int, ranks: int) -> Iterator[Task]:
         before += part.grid.chunks
 
 
-def _share(path: Path, out: Path, task: dict[str, Any], ranks: SharingRanks, threads: int | None) -> list[Path]:
+def _share(path: Path, out: Path, task: dict[str, Any], ranks: Ranks, threads: int | None) -> list[Path]:
     """Encodes what is this rank's, and is not there yet; the journals of it."""
     prepared, head = Prepared.of_json(task["head"]), task["head"]
     if facts_of(path) | {"path": ""} != head["input"] | {"path": ""}:

@@ -13,7 +13,7 @@ from typing import Any
 
 from solar.cli import advise, quantities, words
 from solar.cli.cost import is_ours
-from solar.cli.gather import Ranks, together
+from solar.cli.gather import together
 from solar.cli.progress import Shown, ended_in_order
 from solar.errors import PlanError, SolarError
 from solar.io.compress.codec import CODERS, FILTER_CHOICES, OUR_FILTER, PREDICTORS, Codec, parse
@@ -22,6 +22,7 @@ from solar.io.compress.shares import compress_together
 from solar.io.compress.store import Stored, compress
 from solar.io.compress.unfinished import leftovers
 from solar.io.layout.hdf5 import inspect
+from solar.io.ranks.gather import Ranks
 
 DETAILS = """\
 The bounds: --abs E, no value is off by more than E; --rel E, by more than E x (largest - smallest) of the data set;

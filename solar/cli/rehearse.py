@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from solar.cli import quantities, words
-from solar.cli.gather import Ranks, together
+from solar.cli.gather import together
 from solar.errors import SolarError
+from solar.io.ranks.gather import Ranks
 from solar.io.ranks.peers import peers
 
 DETAILS = """\
