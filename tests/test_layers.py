@@ -1,77 +1,196 @@
-"""The import law: who may import whom. docs/architecture.md draws the same table."""
+"""The import law: which shelf may import which. docs/architecture.md draws them, their READMEs say what is on them."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+VALUES = "errors values _native"
+IO = "io.field io.given io.layout io.read io.libhdf5 io.ranks io.exchange io.workers io.machine"
 
-# layer: what it may import of solar
+# shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
-    "errors": set(),
-    "values": {"errors"},
-    "planner": {"errors", "values", "_native", "planner"},
-    "io": {"errors", "values", "_native", "io"},
-    "filters": {"errors", "values", "io", "filters"},
-    "device": {"errors", "values", "io", "device", "_native"},
-    "torch": {"errors", "values", "planner", "io", "device", "torch", "_native"},
-    "integrations": {"errors", "values", "planner", "io", "torch", "integrations"},
-    "cli": {"errors", "values", "planner", "io", "filters", "torch", "cli", "_native"},
+    "errors": "",
+    "values": "errors",
+    "planner": VALUES,
+    "io.machine": VALUES,
+    "io.workers": "errors io.machine",
+    "io.libhdf5": VALUES,
+    "io.ranks": VALUES,
+    "io.layout": f"{VALUES} io.machine io.ranks io.libhdf5",
+    "io.given": "",
+    "io.field": f"{VALUES} io.given io.layout",
+    "io.read": f"{VALUES} io.field io.layout io.libhdf5 io.machine",
+    "io.exchange": f"{VALUES} io.machine io.ranks io.read",
+    "io.compress": f"{VALUES} io.layout io.read io.libhdf5 io.machine io.ranks",
+    "io.plain": "",
+    "io.sample_file": "",
+    "io.one_of_each": "",
+    "filters": "io.compress",
+    "device": "gpu.kernels",
+    "torch.states": "errors",
+    "torch.sharding": "",
+    "torch.plain": "io.plain",
+    "torch.samplers": "errors io.ranks torch.states torch.sharding",
+    "torch.gather": "errors values io.ranks",
+    "torch.batch": f"{VALUES} {IO}",
+    "torch.order": f"{VALUES} torch.samplers torch.states",
+    "torch.monitor": "io.compress",
+    "torch.metrics": "torch.monitor",
+    "torch.dataset": f"{VALUES} {IO} torch.batch",
+    "torch.source": "torch.dataset torch.batch",
+    "torch.buffer": f"{VALUES} {IO} planner torch.batch torch.monitor torch.order torch.source",
+    "gpu.kernels": VALUES,
+    "gpu": f"{VALUES} {IO} gpu.kernels torch.batch torch.buffer torch.dataset torch.monitor torch.source",
+    "torch.epoch": f"{VALUES} {IO} gpu torch.batch torch.buffer torch.dataset torch.order torch.samplers torch.source",
+    "torch.loader": f"{VALUES} gpu torch.batch torch.buffer torch.dataset torch.epoch torch.metrics torch.monitor "
+    "torch.order torch.samplers torch.source",
+    "torch": "torch.dataset torch.loader torch.samplers",
+    "torch.tuning": f"{VALUES} {IO} io.compress torch.batch",
+    "integrations": f"{VALUES} {IO} torch torch.loader torch.samplers",
+    "cli": f"{VALUES} {IO} io.compress io.one_of_each io.plain io.sample_file filters planner torch torch.gather torch.plain "
+    "torch.tuning",
 }
+LAW = {shelf: set(may.split()) for shelf, may in MAY_IMPORT.items()}
+
 # outside package: the layers that may import it
 FRAMEWORKS = ("accelerate", "dlio_benchmark", "ignite", "lightning", "physicsnemo", "torchdata", "transformers")
-GUARDED = {"torch": {"device", "torch", "integrations"}, "triton": {"device"}, "h5py": {"io"}}
+GUARDED = {"torch": {"gpu", "torch", "integrations"}, "triton": {"gpu"}, "h5py": {"io"}}
 GUARDED |= {"hdf5plugin": {"io"}, "mpi4py": {"io"}, "kvikio": {"io"}}
 GUARDED |= {framework: {"integrations"} for framework in FRAMEWORKS}
 
 
-def modules() -> Iterator[tuple[Path, str]]:
-    for folder in ("solar", "io"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            layer = "io" if "io" in parts[:2] else parts[1]
-            if layer not in ("__init__", "__main__", "selftest"):  # the front doors
-                yield path, layer
+def name_of(path: Path) -> str:
+    """A module's name, without `solar.` before it."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == "solar" else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+MODULES = {
+    name_of(path): path
+    for folder in ("solar", "io")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if name_of(path) not in ("", "__main__", "selftest")  # the front doors
+}
+
+
+def shelf_of(module: str) -> str:
+    """The longest name in the law that a module's begins with; the module itself where there is none."""
+    while module and module not in LAW:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def imports(path: Path, types: bool = False) -> Iterator[str]:
+    """What a file imports, by statement or by `import_module`; with `types` also what only the type checker reads."""
+    tree = ast.parse(path.read_text())
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in for_types and not types:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
+            "import_module",
+            "__import__",
+        ):
+            yield from spelled(node.args[0])
 
 
-@pytest.mark.parametrize(("path", "layer"), list(modules()), ids=lambda value: getattr(value, "name", value))
-def test_a_layer_imports_only_what_lies_below_it(path: Path, layer: str) -> None:
+def spelled(name: ast.expr) -> Iterator[str]:
+    """The module that a call imports, as far as it is written there; a name that only the user knows is none."""
+    first = name.values[0] if isinstance(name, ast.JoinedStr) else name
+    if isinstance(first, ast.Constant):
+        yield str(first.value).rstrip(".")
+
+
+def of_solar(path: Path) -> Iterator[tuple[str, str]]:
+    """The shelves that a file imports, each with what it imports of it."""
     for name in imports(path):
         top, _, rest = name.partition(".")
-        if top == "solar":
-            part = rest.partition(".")[0]
-            own = part == layer and layer in MAY_IMPORT[layer]
-            public = part in {"__version__"}
-            assert own or public or part in MAY_IMPORT[layer], f"{path.relative_to(ROOT)} ({layer}) imports {name}"
-        elif top in GUARDED:
-            assert layer in GUARDED[top], f"{path.relative_to(ROOT)} ({layer}) imports {name}"
+        if top == "solar" and rest not in ("", "__version__"):
+            yield ("_native" if rest.partition(".")[0] == "_native" else shelf_of(rest)), name
 
 
-def test_every_layer_is_in_the_table() -> None:
-    assert {layer for _, layer in modules()} <= MAY_IMPORT.keys()
-    drawn = (ROOT / "docs" / "architecture.md").read_text()
-    assert [layer for layer in MAY_IMPORT if f"| {layer} |" not in drawn] == []
+@pytest.mark.parametrize("module", MODULES)
+def test_a_shelf_imports_only_what_lies_below_it(module: str) -> None:
+    shelf = shelf_of(module)
+    assert shelf, f"{module} lies on no shelf of the law"
+    for other, name in of_solar(MODULES[module]):
+        assert other == shelf or other in LAW[shelf], f"{module} (shelf {shelf}) imports {name} (shelf {other or name})"
 
 
-@pytest.mark.parametrize("path", [path for path, layer in modules() if layer != "cli"], ids=lambda path: path.name)
-def test_only_the_command_line_prints(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
+@pytest.mark.parametrize("module", MODULES)
+def test_what_comes_from_outside_has_one_door(module: str) -> None:
+    for name in imports(MODULES[module], types=True):
+        top = name.partition(".")[0]
+        assert module.partition(".")[0] in GUARDED.get(top, {module.partition(".")[0]}), f"{module} imports {name}"
+
+
+def test_no_shelf_is_above_itself() -> None:
+    tuple(graphlib.TopologicalSorter({shelf: may - {"_native"} for shelf, may in LAW.items()}).static_order())
+
+
+def test_the_law_allows_no_more_than_is_used() -> None:
+    used = defaultdict(set)
+    for module, path in MODULES.items():
+        used[shelf_of(module)] |= {other for other, _ in of_solar(path)}
+    assert set(used) == set(LAW)
+    everywhere = {*VALUES.split(), *IO.split()}
+    assert {shelf: more for shelf, may in LAW.items() if (more := may - used[shelf] - everywhere)} == {}
+
+
+@pytest.mark.parametrize("shelf", sorted({path.parent for path in MODULES.values()}), ids=str)
+def test_a_shelf_has_a_page_with_a_line_for_each_of_its_files(shelf: Path) -> None:
+    if shelf.name in ("solar", "cli", "integrations", "kernels"):  # one file, one command, framework or kernel each
+        return
+    page = (shelf / "README.md").read_text()
+    lines = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
+    assert {path.name for path in shelf.glob("*.py")} - {"__init__.py"} <= lines
+    assert shelf.name == "planner" or len(page.splitlines()) < 60, "a shelf's page fits on one screen"
+
+
+def test_a_name_has_one_meaning() -> None:
+    classes, numbers = defaultdict(set), defaultdict(set)
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes[node.name].add(module)
+            targets = (
+                node.targets
+                if isinstance(node, ast.Assign)
+                else [node.target]
+                if isinstance(node, ast.AnnAssign)
+                else []
+            )
+            for target in targets:
+                if isinstance(target, ast.Name) and target.id.isupper() and target.id not in ("DETAILS", "T"):
+                    numbers[target.id].add(ast.unparse(node.value) if node.value else "")
+    assert {name: where for name, where in classes.items() if len(where) > 1} == {}
+    assert {name: values for name, values in numbers.items() if len(values) > 1} == {}  # DETAILS: each command's own
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("cli")])
+def test_only_the_command_line_prints(module: str) -> None:
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
         called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id
-        assert called not in {"print", "eval", "exec", "input"}, f"{path}:{getattr(node, 'lineno', 0)}: {called}()"
+        assert called not in {"print", "eval", "exec", "input"}, f"{module}:{getattr(node, 'lineno', 0)}: {called}()"
 
 
 def test_native_code_below_bind_knows_no_python_hdf5_or_mpi() -> None:
