@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "planner": VALUES,
     "io.machine": VALUES,
     "io.workers": "errors io.machine",
-    "io.libhdf5": VALUES,
+    "io.libhdf5": f"{VALUES} io.machine",
     "io.ranks": VALUES,
     "io.layout": f"{VALUES} io.machine io.ranks io.libhdf5",
     "io.given": "",
@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "torch.monitor": "io.compress",
     "torch.metrics": "torch.monitor",
     "torch.dataset": f"{VALUES} {IO} torch.batch",
-    "torch.source": "torch.dataset torch.batch",
+    "torch.source": f"{VALUES} {IO} torch.dataset torch.batch",
     "torch.buffer": f"{VALUES} {IO} planner torch.batch torch.monitor torch.order torch.source",
     "gpu.kernels": VALUES,
     "gpu": f"{VALUES} {IO} gpu.kernels torch.batch torch.buffer torch.dataset torch.monitor torch.source",
@@ -55,8 +55,8 @@ MAY_IMPORT = {
     "torch": "torch.dataset torch.loader torch.samplers",
     "torch.tuning": f"{VALUES} {IO} io.compress torch.batch",
     "integrations": f"{VALUES} {IO} torch torch.loader torch.samplers",
-    "cli": f"{VALUES} {IO} io.compress io.one_of_each io.plain io.sample_file filters planner torch torch.gather torch.plain "
-    "torch.tuning",
+    "cli": f"{VALUES} {IO} io.compress io.one_of_each io.plain io.sample_file filters planner torch torch.gather "
+    "torch.plain torch.tuning",
 }
 LAW = {shelf: set(may.split()) for shelf, may in MAY_IMPORT.items()}
 

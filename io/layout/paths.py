@@ -14,6 +14,7 @@ import os
 from collections.abc import Sequence
 
 from solar.errors import LayoutError, ReadError
+from solar.io.machine.identity import refuse_zarr
 
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".nxs", ".cxi", ".nc", ".nc4")
 
@@ -50,12 +51,6 @@ def _files_of_one(path: str) -> list[str]:
         return [os.path.abspath(path)]
     matches = [match for match in glob.glob(path, recursive=True) if not os.path.isdir(match)]
     return _ordered(matches, f"{path}: no file matches this pattern")
-
-
-def refuse_zarr(path: Path) -> None:
-    """Raises if a folder is a Zarr store: that is what it was taken for, not for a folder of HDF5 files."""
-    if any(os.path.exists(os.path.join(path, mark)) for mark in (".zgroup", ".zarray", "zarr.json")):
-        raise LayoutError(f"{path}: it is a Zarr store, not HDF5: read it with zarr, and write its arrays with h5py")
 
 
 def _ordered(files: list[str], complaint: str) -> list[str]:

@@ -22,8 +22,8 @@ import h5py
 
 from solar import _native
 from solar.errors import LayoutError, ReadError
-from solar.io.layout.paths import refuse_zarr
 from solar.io.libhdf5 import opening_child
+from solar.io.machine.identity import refuse_zarr
 
 LONGEST_ANSWER = 1 << 16  # bytes of what the process says that are kept: a name, and signs of life
 OPENING_PATIENCE = 60.0  # seconds without a sign of life

@@ -4,14 +4,17 @@ Bytes at the places that a Layout knows are another data set's once its file was
 are of a file that is no more. What is the same file, and what another: native/include/solar/file.hpp.
 """
 
+# ruff: noqa: PTH110, PTH118
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
+from solar.errors import LayoutError
 from solar.values import Layout
 
 STAT_THREADS = 16  # that ask a file system about thousands of files, which may be across a network
@@ -76,3 +79,9 @@ def _facts(layout: Layout, files: NDArray[np.integer] | None = None) -> Facts:
     if files is None:
         return nbytes, mtime_ns, inode, ctime_ns
     return nbytes[files], mtime_ns[files], inode[files], ctime_ns[files]
+
+
+def refuse_zarr(path: str | os.PathLike[str]) -> None:
+    """Raises if a folder is a Zarr store: that is what it was taken for, not for a folder of HDF5 files."""
+    if any(os.path.exists(os.path.join(path, mark)) for mark in (".zgroup", ".zarray", "zarr.json")):
+        raise LayoutError(f"{path}: it is a Zarr store, not HDF5: read it with zarr, and write its arrays with h5py")

@@ -46,15 +46,7 @@ log = logging.getLogger("solar")
 
 USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
 SEGMENTS = 32, 256  # at most
-BUFFER_ATTRIBUTES = (
-    "_nbytes",
-    "_asked",
-    "_epochs",
-    "_storage",
-    "_stats",
-    "_exchange",
-    "_balance",
-)  # that copies elsewhere have
+BUFFER_ATTRIBUTES = ("_nbytes", "_asked", "_epochs", "_storage", "_stats", "_exchange", "_balance")  # of a copy
 
 
 class Queued(NamedTuple):
@@ -126,14 +118,9 @@ class Buffered:
         return self._nbytes != 0 and those_of(self._exchange, order) is not None
 
     def begin(
-        self,
-        beneath: SampleSource,
-        batches: Iterator[Any],
-        passage: EpochPosition,
-        course: SamplerState,
-        pace: AheadSpec,
-        replaced: ReadError | None,
-    ) -> BufferedPass | None:
+        self, beneath: SampleSource, batches: Iterator[Any], passage: EpochPosition, course: SamplerState,
+        pace: AheadSpec, replaced: ReadError | None,
+    ) -> BufferedPass | None:  # fmt: skip
         """The batches of a pass, to be taken from the buffer; None where they are read without one."""
         if self._owner != os.getpid():  # a forked process makes its own
             self._reset()
@@ -268,9 +255,7 @@ class Buffered:
         """The iterator takes no more. The run goes on if it took all."""
         if self._owner != os.getpid() or self._holder is not turn:
             return
-        if isinstance(
-            threading.current_thread(), Background
-        ):  # the garbage collector's doing: left to the next iterator
+        if isinstance(threading.current_thread(), Background):  # the garbage collector's: left to the next iterator
             turn.orphaned = True
             return
         with self._lock:
@@ -337,9 +322,8 @@ class Buffered:
         first = 0 if last is None else last.segments.stop
         storages = [storage_of(layout, self._storage, self._threads)[0] for layout in layouts_of(beneath)]
         makers = [unless(stopped, make) for make in makers]
-        window = PlannedPasses(
-            makers, first, beneath, pieces, budget.parts, budget.batch, storages, ways, last is not None
-        )
+        parts = budget.parts, budget.batch
+        window = PlannedPasses(makers, first, beneath, pieces, *parts, storages, ways, last is not None)
         self._ways = kind, window.ways
         return window
 
