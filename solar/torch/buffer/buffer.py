@@ -269,8 +269,6 @@ class Buffered:
             with self._lock:
                 self._end()
 
-    # --- the run ----
-
     def _begin(self, turn: BufferedPass, segment: PassUses, amid: bool) -> Queued | None:
         """A new window from here on, for the run there is if it can carry that out, else for a new one.
 
