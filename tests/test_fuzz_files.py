@@ -250,7 +250,7 @@ def test_a_bound_that_makes_no_sense_is_an_error_of_the_file(place: Path) -> Non
     compress(original, restored, "abs=1e-3")
     for said in (DEEP, b"7", b'{"bound": 1' + b"0" * 400 + b', "kind": "abs"}', b'{"bound": "x"}', b"\xff"):
         with h5py.File(restored, "r+") as file:
-            file["x"].attrs[audit.BOUND] = np.bytes_(said)
+            file["x"].attrs[audit.BOUND_ATTRIBUTE] = np.bytes_(said)
         with pytest.raises(LayoutError, match="makes no sense"):
             audit.verify(original, restored)
 

@@ -94,9 +94,9 @@ def test_a_process_that_hangs_is_given_up(zoo: str, monkeypatch: pytest.MonkeyPa
 
 def test_memory_beyond_what_the_request_justifies_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Path(slow_child.__file__).read_text()
-    assert "SPARE = 1 << 30" in program
+    assert "SPARE_MEMORY = 1 << 30" in program
     less = tmp_path / "slow_child.py"
-    less.write_text(program.replace("SPARE = 1 << 30", "SPARE = 1 << 27"))
+    less.write_text(program.replace("SPARE_MEMORY = 1 << 30", "SPARE_MEMORY = 1 << 27"))
     path = tmp_path / "bomb.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (2,), h5py.vlen_dtype(np.dtype("u1")))
