@@ -162,8 +162,8 @@ def test_what_fails_after_a_pass_was_told_leaves_no_run_behind(dataset: Any, mon
     with DataLoader(dataset, BATCH, sampler=sampler, buffer=BUFFER, storage=DISK) as loader:
         list(loader)
         sampler.set_epoch(1)
-        once = Interrupting(buffered.begun)
-        monkeypatch.setattr(buffered, "begun", once)
+        once = Interrupting(buffered.in_background)
+        monkeypatch.setattr(buffered, "in_background", once)
         iterator = iter(loader)
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
@@ -173,7 +173,7 @@ def test_what_fails_after_a_pass_was_told_leaves_no_run_behind(dataset: Any, mon
 
 
 def test_the_end_of_the_program_ends_what_is_planned() -> None:
-    program = "from solar.torch.buffer.thread import begun; begun(lambda stopped: stopped.wait())"
+    program = "from solar.torch.buffer.thread import in_background; in_background(lambda stopped: stopped.wait())"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert (ended.returncode, ended.stderr) == (0, "")
 

@@ -155,11 +155,15 @@ class Exchange:
             )  # fmt: skip
             _left.append(traffic)
 
-    def __del__(self) -> None:
+    def drop(self) -> None:
+        """Ends it where nobody can wait for other ranks: wherever the garbage collector comes from."""
         traffic = getattr(self, "_traffic", None)
         if traffic is not None and traffic not in _left and not sys.is_finalizing():
             _dropped.add(traffic)
-            traffic.drop()  # wherever the garbage collector comes from, nobody waits there for other ranks
+            traffic.drop()
+
+    def __del__(self) -> None:
+        self.drop()
 
 
 # --- the end of the process, and its forks ----

@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,27 @@ class Told(NamedTuple):
     positions: NDArray[np.int32] | None  # of each use in its batch; None: they are in order
 
 
+class Run(Protocol):
+    """What makes the batches of a buffer: a Running here, or an Exchange, of which some rows come from other nodes."""
+
+    parts: tuple[RunPart, ...]
+    nbytes: int  # of memory that it holds
+
+    @property
+    def appended(self) -> int: ...  # batches that it was told of
+    @property
+    def given(self) -> int: ...  # batches that nobody will ask for again
+
+    def append(self, sizes: NDArray[np.int64], told: Sequence[Told], parcels: Any) -> None: ...
+    def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]: ...
+    def let_go(self, number: int) -> None: ...
+    def forget(self, number: int) -> None: ...
+    def counts(self) -> dict[str, int]: ...
+    def fail(self, why: Exception) -> None: ...
+    def close(self) -> None: ...
+    def drop(self) -> None: ...
+
+
 class Running:
     """Batches made by a native Run, in their order. Several threads may wait, each for a batch of its own."""
 
@@ -81,8 +102,8 @@ class Running:
             self._run.part(one.source, *vars(part).values())
         _live.add(self)
 
-    def append(self, sizes: NDArray[np.int64], told: Sequence[Told]) -> None:
-        """The next stretch of batches, of so many samples each."""
+    def append(self, sizes: NDArray[np.int64], told: Sequence[Told], parcels: None = None) -> None:
+        """The next stretch of batches, of so many samples each. Nothing travels to other nodes, and no parcels."""
         assert self._run is not None
         self._run.append(sizes, [_columns(one) for one in told])
         self.appended += len(sizes)
@@ -152,6 +173,10 @@ class Running:
         """Tells the other processes of the node why this one does not go on. Then it is closed."""
         if self._node is not None:
             self._node.fail(str(why))
+
+    def drop(self) -> None:
+        """Ends it where nobody can wait: here that is how it ends anyway."""
+        self.close()
 
     def close(self) -> None:
         """Drops what has not begun and ends the threads. One whose read does not return is left, with its memory."""

@@ -1,4 +1,4 @@
-"""Buffered: a loader's buffer over its life: what is planned, what runs, and which iterator takes its batches."""
+"""Buffered: a loader's buffer over its life: what is planned, what runs, and which pass takes its batches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from solar.errors import PlanError, ReadError
-from solar.io.exchange.exchanged import Exchange
-from solar.io.ranks.peers import Peers
-from solar.io.read.run import Running
+from solar.io.read.run import Run, Running
 from solar.planner.sweep import Counts, KeepPolicy, total
 from solar.torch.buffer.budget import (
     FITS,
@@ -28,17 +27,17 @@ from solar.torch.buffer.budget import (
     asked,
     auto,
     checked_storage,
+    divided,
     not_carried,
     ranks_here,
     storage_of,
-)  # fmt: skip
-from solar.torch.buffer.buffered_pass import AheadSpec, BufferedPass, needs
-from solar.torch.buffer.group import RankGroup, checked, those_of
-from solar.torch.buffer.pass_uses import PassUses
+)
+from solar.torch.buffer.group import RankGroup, checked, met, those_of
+from solar.torch.buffer.pass_uses import PassPlan, PassUses, Queued, rows_of
 from solar.torch.buffer.planned_passes import PlannedPasses, fit, in_words, layouts_of, pieces_of
-from solar.torch.buffer.thread import Background, apart, begun, failed, unless
+from solar.torch.buffer.thread import Background, apart, failed, in_background, unless
 from solar.torch.monitor.stats import Stats
-from solar.torch.order.position import EpochPosition, SamplerState
+from solar.torch.order.position import SamplerState
 from solar.torch.order.stream import IndexStream
 from solar.torch.source import SampleSource
 
@@ -49,11 +48,22 @@ SEGMENTS = 32, 256  # at most
 BUFFER_ATTRIBUTES = ("_nbytes", "_asked", "_epochs", "_storage", "_stats", "_exchange", "_balance")  # of a copy
 
 
-class Queued(NamedTuple):
-    """A segment that the run has, and no iterator has begun."""
+@dataclass(eq=False)
+class Hold:
+    """The buffer as one pass has it, until it leaves: the run, and which of its batches are the pass's."""
 
-    segment: PassUses
-    base: int  # number of its first batch in the run
+    run: Run
+    base: int  # number of the first batch in the run
+    staged: int  # batches that wait there
+    orphaned: bool = False  # nobody was there to leave it properly
+
+
+class Room(NamedTuple):
+    """What a pass may have of the buffer."""
+
+    together: RankGroup | None  # with whom
+    nbytes: int
+    epochs_left: int | None
 
 
 class Buffered:
@@ -97,14 +107,14 @@ class Buffered:
         self._forget()
 
     def _forget(self) -> None:
-        self.running: Running | Exchange | None = None
+        self.running: Run | None = None
         self._window: PlannedPasses | None = None  # the one that the run is told of, segment by segment
         self.planned = Counts()  # what all that was handed to the run takes, as planned: of all ranks of the node
         self.planned_alone = Counts()  # what of the homes of other nodes this process reads by itself
         self._queue: deque[Queued] = deque()
         self._later: Iterator[Callable[[], PassUses]] = iter(())  # what comes after the windows
         self._work: Background | None = None
-        self._holder: BufferedPass | None = None
+        self._holder: Hold | None = None
         self._budget: Budget | None = None
 
     def share(self, beneath: SampleSource) -> float:
@@ -117,28 +127,28 @@ class Buffered:
         """Whether other ranks may wait for this one when a pass begins."""
         return self._nbytes != 0 and those_of(self._exchange, order) is not None
 
-    def begin(
-        self, beneath: SampleSource, batches: Iterator[Any], passage: EpochPosition, course: SamplerState,
-        pace: AheadSpec, replaced: ReadError | None,
-    ) -> BufferedPass | None:  # fmt: skip
-        """The batches of a pass, to be taken from the buffer; None where they are read without one."""
+    def room(
+        self, beneath: SampleSource, course: SamplerState, order: IndexStream, least: Callable[[], int],
+        replaced: ReadError | None,
+    ) -> Room | None:  # fmt: skip
+        """What a pass that begins may have; None where its batches are read without the buffer."""
         if self._owner != os.getpid():  # a forked process makes its own
             self._reset()
         with self._lock:
             if self._chosen is None:
-                self._chosen = self._choose(beneath, course, passage.order, pace)
+                self._chosen = self._choose(beneath, course, order, least)
             if not self._chosen or self._held_by_another(None):
                 return None
             if self._together is not None:
                 self._together.replaced = replaced
             left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
-            return BufferedPass(self, beneath, batches, passage, course, pace, self._chosen, left, self._together)
+            return Room(self._together, self._chosen, left)
 
-    def _held_by_another(self, turn: BufferedPass | None) -> bool:
+    def _held_by_another(self, hold: Hold | None) -> bool:
         if self._holder is not None and self._holder.orphaned:
             self._holder = None
             self._end()
-        if self._holder is None or self._holder is turn:
+        if self._holder is None or self._holder is hold:
             return False
         said = "another iterator of this loader takes batches from its buffer"
         if self._together is not None and self._together.balance == "uneven":
@@ -146,7 +156,7 @@ class Buffered:
         log.info("%s: this one reads without", said)
         return True
 
-    def _choose(self, beneath: SampleSource, course: SamplerState, order: IndexStream, pace: AheadSpec) -> int:
+    def _choose(self, beneath: SampleSource, course: SamplerState, order: IndexStream, least: Callable[[], int]) -> int:
         """The bytes of the buffer, of all ranks of the node if they have one together, 0 for none. Says why."""
         layouts = layouts_of(beneath)
         if refused := next((said for layout in layouts if (said := not_carried(layout))), ""):
@@ -157,8 +167,7 @@ class Buffered:
         found = None if left else those_of(self._exchange, order)
         ranks = ranks_here() if found is None else 1  # that have a buffer each
         batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
-        least = needs(beneath, pace, batch).least
-        self._weighed = cache(partial(auto, layouts, batch * all_, self._storage, least, ranks=ranks))
+        self._weighed = cache(partial(auto, layouts, batch * all_, self._storage, least(), ranks=ranks))
         if left:
             return 0  # where nobody has asked for a buffer, it would draw from the sampler long before
         if self._nbytes is not None:
@@ -167,7 +176,9 @@ class Buffered:
             nbytes, why = self._weighed()
             log.log(logging.DEBUG if why == FITS else logging.INFO, "%s buffer: %s", "a" if nbytes else "no", why)
         try:
-            self._together = self._met(found, beneath, course, order, nbytes) if nbytes else None
+            facts, wanted = {"buffer": self._asked, "epochs": self._epochs}, self._nbytes is not None
+            of = beneath, course.cutter, order, self._exchange, self._balance, facts, nbytes
+            self._together = met(found, *of, wanted or self._exchange != "auto") if nbytes else None
         except PlanError as error:
             if self._nbytes is not None or self._exchange != "auto":
                 raise
@@ -181,57 +192,42 @@ class Buffered:
         nbytes, why = (0, "") if self._chosen or self._weighed is None else self._weighed()
         return f"A buffer (`buffer='25%'`, say) would help: {why}, as modelled." if nbytes else ""
 
-    def _met(
-        self, found: Peers | None, beneath: SampleSource, course: SamplerState, order: IndexStream, nbytes: int
-    ) -> RankGroup | None:
-        """Those who share the samples, if there are any, after they have found each other to be of one mind."""
-        if found is None:
-            if self._balance in ("equal", "uneven"):
-                raise PlanError(
-                    f"balance={self._balance!r} divides samples among ranks by where they lie: it takes a PlanSampler "
-                    "or DistributedSampler over several ranks, a batch_size, and torch.distributed or MPI initialised"
-                )
-            return None
-        facts = {name: getattr(course.cutter, name) for name in ("batch_size", "drop_last")}
-        facts |= {"buffer": self._asked, "epochs": self._epochs}
-        wanted = self._nbytes is not None or self._exchange != "auto"
-        return RankGroup(found, beneath, order, self._exchange, self._balance, facts, nbytes, wanted)
+    def enter(self, plan: PassPlan, hold: Hold | None) -> Hold | None:
+        """Has the run make these batches next, and plans what comes later; `hold`: they go on with a pass that has it.
 
-    def enter(self, turn: BufferedPass, segment: PassUses, amid: bool) -> tuple[Running | Exchange, int, int] | None:
-        """Has the run make these batches next, and plans what comes later.
-
-        Gives the run, the number of the first of them in it, and how many batches wait there.
+        None where they are to be read without.
         """
         with self._lock:
-            if self._held_by_another(turn):
+            if self._held_by_another(hold):
                 return None
-            self._holder = turn
-            appended = None if self.running is None else self.running.appended
+            amid, appended = hold is not None, None if self.running is None else self.running.appended
             try:
-                queued = self._next(turn, segment, amid)
+                queued = self._queued(plan, amid)
                 if queued is None or self.running is None or self._budget is None:
                     return None
-                self._work = begun(self._go_on)
-                return self.running, queued.base, self._budget.staged
+                self._holder = hold = hold or Hold(self.running, 0, 0)
+                hold.run, hold.base, hold.staged = self.running, queued.base, self._budget.staged
+                self._work = in_background(self._append_later)
+                return hold
             except BaseException:  # Ctrl-C, too: nobody takes what the run was told, or will be
                 if not amid or self.running is None or self.running.appended != appended:
                     self._end()
                     self._holder = None
                 raise
 
-    def _next(self, turn: BufferedPass, segment: PassUses, amid: bool) -> Queued | None:
-        """This segment, as the run is told of it."""
+    def _queued(self, plan: PassPlan, amid: bool) -> Queued | None:
+        """The segment of this plan, as the run is told of it."""
         if self.running is not None and not self._foretold() and not amid:
             self._end()
         queued = self._queue.popleft() if self._queue else None
-        if queued is not None and not queued.segment.same(segment):
+        if queued is not None and not queued.segment.same(plan.segment):
             self._end()
             queued = None
         if queued is not None and self._together is not None:
             self._together.check_files(self.running)
         if queued is None:
             try:
-                queued = self._begin(turn, segment, amid)
+                queued = self._new_window(plan, amid)
             except PlanError as error:
                 if self._nbytes is not None:
                     raise
@@ -243,7 +239,7 @@ class Buffered:
         """Waits for what is planned in the background. Gives whether the run can go on from pass to pass."""
         work, running, self._work = self._work, self.running, None
         assert running is not None
-        error = failed(self._go_on) if work is None else work.error()  # None: there was no thread to be had
+        error = failed(self._append_later) if work is None else work.error()  # None: there was no thread to be had
         if error is not None:  # it was a guess: what begins now is planned afresh
             level, self._warned = logging.DEBUG if self._warned else logging.WARNING, True
             log.log(level, "the passes to come could not be planned beforehand: %r", error)
@@ -251,12 +247,12 @@ class Buffered:
         # Batches that nobody takes would be in the way.
         return running.given == (self._queue[0].base if self._queue else running.appended)
 
-    def leave(self, turn: BufferedPass, whole: bool) -> None:
-        """The iterator takes no more. The run goes on if it took all."""
-        if self._owner != os.getpid() or self._holder is not turn:
+    def leave(self, hold: Hold, whole: bool) -> None:
+        """The pass takes no more. The run goes on if it took all."""
+        if self._owner != os.getpid() or self._holder is not hold:
             return
         if isinstance(threading.current_thread(), Background):  # the garbage collector's: left to the next iterator
-            turn.orphaned = True
+            hold.orphaned = True
             return
         with self._lock:
             self._holder = None
@@ -269,29 +265,31 @@ class Buffered:
             with self._lock:
                 self._end()
 
-    def _begin(self, turn: BufferedPass, segment: PassUses, amid: bool) -> Queued | None:
-        """A new window from here on, for the run there is if it can carry that out, else for a new one.
+    def _new_window(self, plan: PassPlan, amid: bool) -> Queued | None:
+        """Plans from here on, for the run there is if it can carry that out, else for a new one.
 
         None amid a pass, whose run cannot be left: its batches are on their way.
         """
-        if self._together is not None and self.running is not None:
+        together = self._together
+        if together is not None and self.running is not None:
             self._end()  # all ranks begin anew
-        needs = turn.needs(segment)
-        with nullcontext() if self._together is None else self._together.agreeing():
-            found = self._begun(turn, segment, amid, needs)
+        needs = [plan.needs] if together is None else together.needs({**plan.facts, "buffer": self._chosen}, plan.needs)
+        with nullcontext() if together is None else together.agreeing():
+            found = self._window_of(plan, amid, needs)
         if found is None:
             return None
         window, budget, later = found
         if self.running is None:
-            self._start(turn, window, budget)
+            self._start(plan.beneath, window, budget)
         self._later, self._budget = later, budget
         return self._append(window)
 
-    def _begun(
-        self, turn: BufferedPass, segment: PassUses, amid: bool, needs: list[Needs]
+    def _window_of(
+        self, plan: PassPlan, amid: bool, needs: list[Needs]
     ) -> tuple[PlannedPasses, Budget, Iterator[Callable[[], PassUses]]] | None:
         """The window that begins here, how memory is divided, and what comes after it. Ends a run that cannot go on."""
-        budget, later = turn.budget(segment, needs), chain([lambda: segment], turn.later())
+        segment, beneath = plan.segment, plan.beneath
+        budget, later = divided(self._chosen or 0, plan.batch, needs), chain([lambda: segment], plan.later())
         if self._together is not None:
             self._threads = sum(one.threads for one in needs)
         if budget != self._budget:
@@ -299,18 +297,18 @@ class Buffered:
                 return None
             self._end()
         makers = list(islice(later, max(1, min(SEGMENTS[0], USES[0] // max(1, len(segment.planned.rows))))))
-        window = apart(lambda stopped: self._planned(makers, turn.beneath, budget, stopped))
+        window = apart(lambda stopped: self._planned(makers, beneath, budget, stopped))
         if self.running is not None and not self._goes_on(window):
             if amid:
                 return None
             self._end()
-            window = apart(lambda stopped: self._planned(makers, turn.beneath, budget, stopped))
+            window = apart(lambda stopped: self._planned(makers, beneath, budget, stopped))
         return window, budget, later
 
     def _planned(
         self, makers: list[Callable[[], PassUses]], beneath: SampleSource, budget: Budget, stopped: threading.Event
     ) -> PlannedPasses:
-        """The next window of these segments, by the ways of the last one, whose samples may have come to stay."""
+        """The next window of these segments. It keeps the policies of the last: its samples may still be in memory."""
         last, kind = self._window, (budget, len(makers) > 1)
         if last is not None:
             pieces, ways = last.pieces, list[KeepPolicy | None](last.ways)
@@ -331,15 +329,13 @@ class Buffered:
         alike = last is not None and last.ways == window.ways
         return alike and running is not None and fit(window.parts(), running.parts)
 
-    def _start(self, turn: BufferedPass, window: PlannedPasses, budget: Budget) -> None:
-        parts, together = window.parts(), self._together
-        rows = turn.rows() * (len(parts) // len(window.pieces))
-        if together is None:
-            self.running = Running(rows, parts, budget.staged, budget.scratch)
-        else:
-            self.running = together.running(rows, parts, budget.staged, budget.scratch)
+    def _start(self, beneath: SampleSource, window: PlannedPasses, budget: Budget) -> None:
+        parts = window.parts()
+        begin = Running if self._together is None else self._together.running
+        rows = rows_of(beneath) * (len(parts) // len(window.pieces))
+        self.running = begin(rows, parts, budget.staged, budget.scratch)
         self._stats.held(self.running.nbytes)
-        sources = dict.fromkeys(storage_of(layout, self._storage)[1] for layout in layouts_of(turn.beneath))
+        sources = dict.fromkeys(storage_of(layout, self._storage)[1] for layout in layouts_of(beneath))
         log.info("a buffer of %s: %s; storage %s", budget.in_words(), in_words(window), ", ".join(sources))
 
     def _append(self, window: PlannedPasses) -> Queued:
@@ -348,17 +344,13 @@ class Buffered:
         assert running is not None
         number, self._window = window.next, window
         segment, base = window.segment(number), running.appended
-        if isinstance(running, Exchange):
-            assert segment.parcels is not None, "ranks that exchange samples know what"
-            running.append(segment.sizes, window.told(number), segment.parcels)
-        else:
-            running.append(segment.sizes, window.told(number))
+        running.append(segment.sizes, window.told(number), segment.parcels)
         self.planned = total([self.planned, *window.counts(number)])
         self.planned_alone = total([self.planned_alone, *window.counts_alone(number)])
         window.next = number + 1
         return Queued(segment, base)
 
-    def _go_on(self, stopped: threading.Event) -> None:
+    def _append_later(self, stopped: threading.Event) -> None:
         """What is done while an epoch runs: the next one is handed to the run, after planning if need be."""
         window, budget = self._window, self._budget
         assert window is not None
@@ -393,7 +385,10 @@ class Buffered:
         self._reset()
 
     def __del__(self) -> None:
-        if getattr(self, "running", None) is not None and not sys.is_finalizing():
-            if isinstance(self.running, Exchange):  # which waits for other ranks if it is closed, not if it is dropped
-                self.running = None
+        running = getattr(self, "running", None)
+        if running is not None and not sys.is_finalizing():
+            if self._work is not None:
+                self._work.stop()
+            running.drop()
+            self.running = None
             self.close()

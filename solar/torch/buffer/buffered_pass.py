@@ -6,25 +6,22 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from solar.io.exchange.exchanged import Exchange
 from solar.io.field import Field
 from solar.io.read.reader import Rows
-from solar.io.read.run import Running, pooled_nbytes, scratch_nbytes, threads
+from solar.io.read.run import Run, pooled_nbytes, scratch_nbytes, threads
 from solar.torch.batch.pending import PendingBatch, PendingField
-from solar.torch.buffer.budget import Budget, Needs, divided
+from solar.torch.buffer.budget import Needs, divided
+from solar.torch.buffer.buffer import Buffered, Hold, Room
 from solar.torch.buffer.group import RankGroup
-from solar.torch.buffer.pass_uses import PassUses, alone, located
+from solar.torch.buffer.pass_uses import PassPlan, PassUses, alone, located, rows_of
 from solar.torch.buffer.planned_passes import FETCHED
 from solar.torch.order.position import EpochPosition, SamplerState
 from solar.torch.order.stream import Array, Pass
 from solar.torch.source import SampleSource
-
-if TYPE_CHECKING:
-    from solar.torch.buffer.buffer import Buffered
 
 
 class AheadSpec(NamedTuple):
@@ -41,23 +38,19 @@ class BufferedPass:
     exist, say) is read without one, so that it goes wrong as it always does.
     """
 
-    orphaned = False  # nobody was there to leave it properly
-
     def __init__(
         self,
-        owner: Buffered,
+        buffer: Buffered,
+        room: Room,
         beneath: SampleSource,
         batches: Iterator[Any],
         passage: EpochPosition,
         course: SamplerState,
         pace: AheadSpec,
-        nbytes: int,
-        epochs_left: int | None,
-        together: RankGroup | None,
     ) -> None:
-        self.beneath, self.together = beneath, together
-        self._owner, self._batches, self._passage, self._course = owner, batches, passage, course
-        self._pace, self._nbytes, self._epochs_left = pace, nbytes, epochs_left
+        self.together, nbytes, self._epochs_left = room
+        self._buffer, self._beneath, self._batches = buffer, beneath, batches
+        self._passage, self._course, self._pace = passage, course, pace
         opened = beneath.first.opened()
         self._fields = [PendingField([], leaf.field) for leaf in opened]
         self._by_row = any(leaf.field is not None and leaf.field.by_row for leaf in opened)
@@ -68,8 +61,8 @@ class BufferedPass:
         self._exhausted = False
         self._segment: PassUses | None = None  # None: it is read without the run
         self._facts: dict[str, Any] = {}  # of the pass of all ranks
-        self._running: Running | Exchange | None = None
-        self._base = self._started = 0  # batches
+        self._hold: Hold | None = None
+        self._started = 0  # batches
         self.ahead = pace.ahead
         if course.batch_size:  # what is to be raised is raised before anything is drawn
             divided(nbytes, course.batch_size, [needs(beneath, pace, course.batch_size)])
@@ -102,11 +95,10 @@ class BufferedPass:
                 self._error = error
             self._exhausted = self._error is not None or len(self._next) < most
         segment = self._located()
-        entered = None if segment is None else self._owner.enter(self, segment, self._running is not None)
-        self._started, self._segment = 0, segment if entered is not None else None
-        if entered is not None:
-            self._running, self._base, staged = entered
-            self.ahead = staged + self._pace.threads
+        hold = None if segment is None else self._buffer.enter(self._plan(segment), self._hold)
+        self._started, self._segment = 0, None if hold is None else segment
+        if hold is not None:
+            self._hold, self.ahead = hold, hold.staged + self._pace.threads
         self._drawn, self._next = self._next, deque()
 
     def _located(self) -> PassUses | None:
@@ -116,7 +108,7 @@ class BufferedPass:
             return self._divided(self.together)
         try:
             samples, starts = self._flat()
-            segment = alone(located(self.beneath, (samples, starts)))
+            segment = alone(located(self._beneath, (samples, starts)))
         except (IndexError, TypeError, ValueError):
             return None
         if self._course.cutter is not None:  # lists of ints take five times the memory
@@ -128,7 +120,7 @@ class BufferedPass:
         """This rank's part of the pass of all ranks."""
         made = self._passage.order.of_all(self._passage.before[1])
         assert made is not None, "only samplers that divide one order among all ranks are taken together"
-        found = together.divided(self.beneath, made)
+        found = together.divided(self._beneath, made)
         self._facts = found.facts
         self._next = deque(found.batches)
         return found.segment
@@ -148,58 +140,46 @@ class BufferedPass:
             raise TypeError("indices are integers")  # nobody sees this: it is read without the run
         return samples.astype(np.int64, copy=False), np.cumsum([0, *lengths])
 
-    def later(self) -> Iterator[Callable[[], PassUses]]:
+    def _later(self) -> Iterator[Callable[[], PassUses]]:
         """The passes after this one, as far as they are known."""
         if not self._exhausted or self._error is not None:
             return iter(())
         order, stride = self._passage.order, self._course.stride
         if self.together is not None:
-            return self.together.segments(self.beneath, islice(order.later_of_all(stride), self._epochs_left))
+            return self.together.segments(self._beneath, islice(order.later_of_all(stride), self._epochs_left))
         return (self._maker(make) for make in islice(order.later(stride), self._epochs_left))
 
     def _maker(self, make: Callable[[], Pass]) -> Callable[[], PassUses]:
-        return lambda: alone(located(self.beneath, make()))
+        return lambda: alone(located(self._beneath, make()))
 
     # --- what they take ----
 
-    def rows(self) -> list[Rows]:
-        """What reads each part: of each H5Dataset each field."""
-        return _rows_of(self.beneath)
-
-    def needs(self, segment: PassUses) -> list[Needs]:
-        """What such batches take, for each process of this node. All ranks ask together, if they are."""
-        batch = self._batch(segment)
-        if self.together is None:
-            return [needs(self.beneath, self._pace, batch)]
-        if self.together.balance == "uneven":
-            size = self._course.cutter.batch_size
-            batch = max(batch, size + 6 * math.isqrt(size))  # that any later step has more is most unlikely
-        own = needs(self.beneath, self._pace, batch, self.together.exchange, segment.inbox)
-        return self.together.needs({**self._facts, "buffer": self._nbytes}, own)
-
-    def budget(self, segment: PassUses, of_all: list[Needs]) -> Budget:
-        """How the memory is divided when such batches come."""
-        batch = self._batch(segment) if self.together is None else self._course.cutter.batch_size
-        return divided(self._nbytes, batch, of_all)
-
-    def _batch(self, segment: PassUses) -> int:
-        return max(self._course.batch_size or 0, int(segment.sizes.max(initial=0)))
+    def _plan(self, segment: PassUses) -> PassPlan:
+        batch, inbox = max(self._course.batch_size or 0, int(segment.sizes.max(initial=0))), 0
+        largest, exchange = batch, ""
+        if self.together is not None:
+            batch = self._course.cutter.batch_size
+            if self.together.balance == "uneven":
+                largest = max(largest, batch + 6 * math.isqrt(batch))  # that any later step has more is most unlikely
+            exchange, inbox = self.together.exchange, segment.inbox
+        own = needs(self._beneath, self._pace, largest, exchange, inbox)
+        return PassPlan(self._beneath, segment, self._later, own, batch, self._facts)
 
     # --- batches on their way ----
 
     def start(self, samples: Any) -> tuple[PendingBatch, Array]:
         """The next batch, whose index batch this is; and what each of its samples is called."""
-        if self._segment is None or self._running is None:
-            return self.beneath.start(samples)
+        if self._segment is None or self._hold is None:
+            return self._beneath.start(samples)
         number, self._started = self._started, self._started + 1
         uses = self._segment.batches
         here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
         names = uses.rows[here].astype(np.int64)
         fields = [PendingField([], one.field, names) for one in self._fields] if self._by_row else self._fields
         if uses.which is not None:
-            names = self.beneath.names(uses.which[here], names)
-        structure, nbytes = self.beneath.first.layouts, len(names) * self._row_nbytes
-        made = RunBatch(structure, fields, nbytes, self._running, self._base + number, len(names))
+            names = self._beneath.names(uses.which[here], names)
+        structure, nbytes = self._beneath.first.layouts, len(names) * self._row_nbytes
+        made = RunBatch(structure, fields, nbytes, self._hold.run, self._hold.base + number, len(names))
         made.alone = self._pace.threads == 0
         if self._segment.weights is not None:
             made.weight = float(self._segment.weights[number])
@@ -212,14 +192,15 @@ class BufferedPass:
 
     def leave(self) -> None:
         """No more is taken."""
-        self._owner.leave(self, self._running is None or self._all_taken(self._running))
+        if self._hold is not None:
+            self._buffer.leave(self._hold, self._all_taken(self._hold))
 
-    def _all_taken(self, running: Running | Exchange) -> bool:
+    def _all_taken(self, hold: Hold) -> bool:
         if self._segment is None or not self._exhausted:
             return False
         if self.together is not None:  # what threads have taken ahead differs from rank to rank
             return self._passage.batches == len(self._segment.sizes)
-        return running.given == self._base + len(self._segment.sizes)
+        return hold.run.given == hold.base + len(self._segment.sizes)
 
 
 def needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
@@ -235,17 +216,13 @@ def needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = ""
     made = [pooled_nbytes(batch * nbytes) if nbytes else 0 for nbytes in made]
     given = sum(after or before for before, after in zip(read, made, strict=True))
     busy, waiting = max(1, pace.threads), given if pace.threads else 0
-    scratch = max(scratch_nbytes(rows.layout) for rows in _rows_of(beneath))
+    scratch = max(scratch_nbytes(rows.layout) for rows in rows_of(beneath))
     beside = sum(read) + busy * (sum(read) + sum(made)) + given + waiting
     if exchange:
         beside += sum(read) * (FETCHED if exchange == "read" else 1)
         waiting += sum(pooled_nbytes(inbox * leaf.rows.sample_nbytes) for leaf in opened)
     ahead = max(1, pace.ahead - pace.threads)
     return Needs(sum(read) + waiting, beside, scratch, threads(), ahead)
-
-
-def _rows_of(beneath: SampleSource) -> list[Rows]:
-    return [leaf.rows for dataset in beneath.datasets for leaf in dataset.opened()]
 
 
 def made_nbytes(field: Field | None, rows: Rows) -> int:
@@ -266,7 +243,7 @@ class RunBatch(PendingBatch):
         structure: Any,
         fields: list[PendingField],
         nbytes: int,
-        running: Running | Exchange,
+        running: Run,
         number: int,
         samples: int,
     ) -> None:

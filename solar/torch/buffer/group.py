@@ -20,7 +20,7 @@ from solar.io.ranks import detect, node
 from solar.io.ranks.meeting import TROUBLE
 from solar.io.ranks.peers import Peers, peers
 from solar.io.read.reader import Rows
-from solar.io.read.run import Running, RunPart, shared_nbytes
+from solar.io.read.run import Run, Running, RunPart, shared_nbytes
 from solar.planner.division import at_home, by_turns, divided, seated
 from solar.planner.regions import around, homes
 from solar.torch.buffer.budget import Needs
@@ -69,6 +69,29 @@ def those_of(exchange: str, order: IndexStream) -> Peers | None:
         )  # fmt: skip
         return None
     return found
+
+
+def met(
+    found: Peers | None,
+    beneath: SampleSource,
+    cutter: Any,
+    order: IndexStream,
+    exchange: str,
+    balance: str | None,
+    facts: Mapping[str, Any],
+    nbytes: int,
+    wanted: bool,
+) -> RankGroup | None:
+    """Those who share the samples, if there are any, after they have found each other to be of one mind."""
+    if found is None:
+        if balance in ("equal", "uneven"):
+            raise PlanError(
+                f"balance={balance!r} divides samples among ranks by where they lie: it takes a PlanSampler "
+                "or DistributedSampler over several ranks, a batch_size, and torch.distributed or MPI initialised"
+            )
+        return None
+    cut = {name: getattr(cutter, name) for name in ("batch_size", "drop_last")}
+    return RankGroup(found, beneath, order, exchange, balance, {**cut, **facts}, nbytes, wanted)
 
 
 class RankGroup:
@@ -148,7 +171,7 @@ class RankGroup:
         self._met = self.peers.meet(f"a new run of the buffer for {self._name}", facts, mine, {}, self._seconds)
         return [Needs(*mate["needs"]) for mate in self._met.mates.values()]
 
-    def check_files(self, running: Running | Exchange | None = None) -> None:
+    def check_files(self, running: Run | None = None) -> None:
         """Raises what is wrong where a file was replaced. Ranks in the midst of a run with this one hear why."""
         error, self.replaced = self.replaced, None
         if error is not None and running is not None:
@@ -172,7 +195,7 @@ class RankGroup:
             raise
         self.peers.meet(what, {TROUBLE: None}, {}, {}, self._seconds)
 
-    def running(self, rows: Sequence[Rows], parts: Sequence[RunPart], staged: int, scratch: int) -> Running | Exchange:
+    def running(self, rows: Sequence[Rows], parts: Sequence[RunPart], staged: int, scratch: int) -> Run:
         """What carries out a plan of this node, right after `needs`."""
         made, memory = max(1, staged // 2) if self.exchange in SENDING else staged, None
         if len(self.names) > 1:

@@ -54,7 +54,7 @@ def failed(do: Callable[[Stopping], None], stopped: Stopping | None = None) -> E
     return None
 
 
-def begun(do: Callable[[Stopping], None]) -> Background | None:
+def in_background(do: Callable[[Stopping], None]) -> Background | None:
     """The work, begun; None where no thread can be had."""
     try:
         return Background(do)
@@ -65,7 +65,7 @@ def begun(do: Callable[[Stopping], None]) -> Background | None:
 def apart(make: Callable[[Stopping], Made]) -> Made:
     """What is made, in another thread, for an error caught there keeps the frames of all callers alive."""
     made: list[Made] = []
-    work = begun(lambda stopped: made.append(make(stopped)))
+    work = in_background(lambda stopped: made.append(make(stopped)))
     if work is None:
         return make(Stopping())
     try:

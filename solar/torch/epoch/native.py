@@ -19,7 +19,7 @@ from solar.torch.batch.pending import BATCHES_AHEAD, NBYTES_AHEAD, PendingBatch,
 from solar.torch.batch.transform import Key
 from solar.torch.batch.uneven import weighted
 from solar.torch.batch.workers import Wanted
-from solar.torch.buffer.buffered_pass import AheadSpec, BufferedPass
+from solar.torch.buffer.buffered_pass import AheadSpec, BufferedPass, needs
 from solar.torch.buffer.group import placed
 from solar.torch.dataset import H5Dataset
 from solar.torch.epoch.skipping import UNREADABLE, LeftOut, skipping
@@ -249,8 +249,11 @@ class NativeIter(Draws):
         if self._pace is None:
             self._pace = self._started_making()
         if self._turn is None:
-            course, pace = self._course, self._pace
-            self._turn = self._buffered.begin(self._beneath, self._indices, self.passage, course, pace, replaced)
+            beneath, pace, course = self._beneath, self._pace, self._course
+            least = lambda: needs(beneath, pace, course.batch_size or 1).least  # noqa: E731
+            room = self._buffered.room(beneath, course, self.passage.order, least, replaced)
+            if room is not None:
+                self._turn = BufferedPass(self._buffered, room, beneath, self._indices, self.passage, course, pace)
         turn = self._turn
         if self._closed:  # by another thread, meanwhile: what was started since is let go too
             self._release()
