@@ -7,7 +7,6 @@ import pickle
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,8 @@ from solar.gpu import copier as landing_module
 from solar.gpu import ring as ring_module
 from solar.gpu.copier import DeviceCopier, DeviceForm
 from solar.io.machine.late import Late
+from solar.torch.batch.coming import Coming
+from solar.torch.batch.pending import PendingBatch
 from solar.torch.monitor.stats import Stats
 
 Pair = namedtuple("Pair", ["one", "two"])
@@ -273,31 +274,21 @@ def test_an_error_comes_when_the_turn_of_its_batch_does(pretended: str, path: st
         assert loader.stats()["resident_bytes"] == 0
 
 
-class Stuck:
-    """A batch that never comes."""
-
-    pending, samples = None, 1
-    transform_seconds = collate_seconds = 0.0
-
-    def wait(self, seconds: float | None) -> Any:
-        time.sleep(min(seconds or 0.01, 0.01))
-        raise Late("still waiting for sample 17")
-
-    def forget(self) -> None: ...
+def stuck(coming: Coming, seconds: float | None) -> Any:
+    time.sleep(seconds or 0)
+    raise Late("no values: still waiting for sample 17")
 
 
-class Here(Stuck):
-    def wait(self, seconds: float | None) -> Any:
-        return torch.arange(3)
+def there(coming: Coming, seconds: float | None) -> Any:
+    return torch.arange(3)
 
 
 def test_who_waits_too_long_is_told_for_what_and_the_next_batch_lands() -> None:
     landing, _device = on_lazy(ahead=1)
-    kinds: list[Callable[[], Any]] = [Stuck, Here, Here]
-    stuck, second, third = (landing.start(kind()) for kind in kinds)
+    first, second, third = (landing.start(Coming(PendingBatch((), []), 3, get)) for get in (stuck, there, there))
     with pytest.raises(Late, match="still waiting for sample 17"):
-        stuck.wait(0.3)
-    stuck.forget()
+        first.wait(0.3)
+    first.forget()
     with pytest.raises(Late, match="no place for it on the device"):
         third.wait(0.5)
     second.forget()  # which has landed: its place is the third's

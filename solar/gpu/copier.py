@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,11 +18,10 @@ import torch
 from solar.gpu.cache import DeviceCache, Joining
 from solar.gpu.finish import DeviceFinish, Reads
 from solar.gpu.parts import is_plain, plain_parts, walked
-from solar.gpu.resident import ResidentBatch, ResidentPending
+from solar.gpu.resident import ResidentBatch, without_kept
 from solar.gpu.ring import SLOTS, Ring
 from solar.gpu.streams import Mark, Streams
-from solar.io.machine.late import Late
-from solar.torch.batch.make import GLANCE, UNWANTED, Coming, ended_first, span
+from solar.torch.batch.coming import GLANCE, Coming, ended_first
 from solar.torch.monitor.stats import Stats
 from solar.torch.source import Array
 
@@ -116,18 +114,41 @@ class DeviceCopier:
 
     # --- on the way ----
 
-    def start(self, coming: Coming) -> CopyPending:
+    def start(self, coming: Coming) -> Coming:
         """Has a thread land the batch as soon as it is made, and there is a place."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "solar-landing")  # one: batches land in their order
             ended_first(self)
-        landing = CopyPending(coming, self)
-        landing.future = self._pool.submit(landing.landed, self._places, self._stopped)
-        return landing
+        coming.ahead(self._pool, self._land_in_place, self._stopped, "solar: wait for a batch to land")
+        return coming.then(self._taken)
+
+    def _land_in_place(self, coming: Coming, data: Any) -> OnDeviceBatch:
+        coming.missing, places = "there is no place for it on the device", self._places
+        coming.until(self._stopped, lambda: places.acquire(timeout=GLANCE))
+        coming.missing = "it is on its way to the device"
+        try:
+            landed = self.land(data)
+        except BaseException:
+            places.release()
+            raise
+        counted_off = landed.release
+
+        def released() -> None:
+            counted_off()
+            places.release()
+
+        landed.release = _once(released)
+        return landed
+
+    def _taken(self, coming: Coming, landed: OnDeviceBatch) -> Any:
+        coming.copy_seconds = landed.seconds
+        return self.handed_out(landed)
 
     def expected(self, coming: Coming, names: Array) -> Coming:
         """The batch as `start` and `land` take it: where rows stay on the device, without those."""
-        return coming if self._tier is None else ResidentPending(coming, names, self._tier, self._finishes)
+        if self._tier is None:
+            return coming
+        return coming.then(partial(without_kept, names, self._tier, self._finishes))
 
     def land(self, batch: Any) -> OnDeviceBatch:
         """Begins to copy the batch to the device, and what is to be made of it there."""
@@ -231,78 +252,6 @@ class DeviceCopier:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-class CopyPending:
-    """A batch that a thread lands."""
-
-    future: Future[OnDeviceBatch]
-
-    def __init__(self, coming: Coming, landing: DeviceCopier) -> None:
-        self.pending, self.samples = coming.pending, coming.samples
-        self.transform_seconds = self.collate_seconds = self.landing_seconds = 0.0
-        self._coming, self._landing = coming, landing
-        self._missing, self._process = "it has not begun", os.getpid()
-        self._given_up = threading.Event()
-
-    def landed(self, places: threading.Semaphore, stopped: threading.Event) -> OnDeviceBatch:
-        """Waits for the batch and for a place, and lands it. Called by the thread."""
-        data = self._when(stopped, lambda: (self._coming.wait(GLANCE),))
-        self._missing = "there is no place for it on the device"
-        self._when(stopped, lambda: places.acquire(timeout=GLANCE))
-        self._missing = "it is on its way to the device"
-        try:
-            landed = self._landing.land(data[0])
-        except BaseException:
-            places.release()
-            raise
-        counted_off = landed.release
-
-        def released() -> None:
-            counted_off()
-            places.release()
-
-        landed.release = _once(released)
-        return landed
-
-    def _when(self, stopped: threading.Event, look: Callable[[], Any]) -> Any:
-        while True:
-            if stopped.is_set() or self._given_up.is_set():
-                raise RuntimeError(UNWANTED)
-            try:
-                if found := look():
-                    return found
-            except Late as error:
-                self._missing = str(error)
-
-    def wait(self, seconds: float | None) -> Any:
-        if self._process != os.getpid():
-            raise RuntimeError("this iterator's thread is in the process that it was forked from: make a new iterator")
-        try:
-            with span("solar: wait for a batch to land"):
-                landed = self.future.result(seconds)
-        except TimeoutError:
-            if self.future.done():  # another's own
-                raise
-            raise Late(self._missing) from None
-        finally:
-            of = self._coming
-            self.transform_seconds, self.collate_seconds = of.transform_seconds, of.collate_seconds
-        self.landing_seconds = landed.seconds
-        return self._landing.handed_out(landed)
-
-    def forget(self) -> None:
-        """Nobody will ask for it. Its place is free once it is there, and its error is kept by none."""
-        self._given_up.set()
-        self._coming.forget()
-        future: Future[OnDeviceBatch] | None = self.__dict__.pop("future", None)
-        if future is not None:
-            future.add_done_callback(_let_go)
-
-
-def _let_go(future: Future[OnDeviceBatch]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().release()
-
-
 def _once(act: Callable[[], Any]) -> Callable[[], Any]:
     acts = [act]
     return lambda: acts.pop()() if acts else None
@@ -335,6 +284,4 @@ def _in_place(batch: Any, static: Static) -> Any:
 
 def copying(coming: Coming, data: Any) -> float:
     """The seconds that it took the host to bring a batch on its way to the device."""
-    if isinstance(data, OnDeviceBatch):
-        return data.seconds
-    return coming.landing_seconds if isinstance(coming, CopyPending) else 0.0
+    return data.seconds if isinstance(data, OnDeviceBatch) else coming.copy_seconds

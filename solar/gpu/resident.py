@@ -13,7 +13,7 @@ import torch
 from solar.gpu.cache import DeviceCache, Slots
 from solar.gpu.finish import as_signed
 from solar.gpu.parts import walked
-from solar.torch.batch.make import Coming
+from solar.torch.batch.coming import Coming
 from solar.torch.batch.pending import TENSOR_KINDS, PendingBatch, PendingField, leaves
 from solar.torch.dataset import H5Dataset, Room, start_together
 from solar.torch.source import Array, SampleSource
@@ -93,33 +93,15 @@ class ResidentBatch:
     slots: Slots
 
 
-class ResidentPending:
-    """A batch that will come without what is on the device by then; from a buffer it comes whole, and that is left out.
-
-    It is made as any other, of fewer samples.
-    """
-
-    def __init__(self, coming: Coming, names: Array, tier: DeviceCache, finishes: Any) -> None:
-        self.pending, self.samples = coming.pending, coming.samples
-        self.transform_seconds = self.collate_seconds = 0.0
-        self._coming, self._names, self._tier, self._finishes = coming, names, tier, finishes
-
-    def wait(self, seconds: float | None) -> ResidentBatch:
-        of = self._coming
-        try:
-            batch = of.wait(seconds)
-        finally:
-            self.transform_seconds, self.collate_seconds = of.transform_seconds, of.collate_seconds
-        if isinstance(self.pending, MissingBatch):
-            return ResidentBatch(batch, self._names, self.pending.slots)
-        slots = self._tier.slots(self._names)
-        if (slots >= 0).any():
-            came = torch.from_numpy(np.flatnonzero(slots < 0))
-            batch = walked(batch, self._finishes, lambda part, how: part if how is None else _chosen(part, came))
-        return ResidentBatch(batch, self._names, slots)
-
-    def forget(self) -> None:
-        self._coming.forget()
+def without_kept(names: Array, tier: DeviceCache, finishes: Any, coming: Coming, batch: Any) -> ResidentBatch:
+    """The batch without what is on the device by now; from a buffer it comes whole, and that is left out here."""
+    if isinstance(coming.pending, MissingBatch):
+        return ResidentBatch(batch, names, coming.pending.slots)
+    slots = tier.slots(names)
+    if (slots >= 0).any():
+        came = torch.from_numpy(np.flatnonzero(slots < 0))
+        batch = walked(batch, finishes, lambda part, how: part if how is None else _chosen(part, came))
+    return ResidentBatch(batch, names, slots)
 
 
 def _chosen(part: torch.Tensor, which: torch.Tensor) -> torch.Tensor:

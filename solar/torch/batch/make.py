@@ -5,27 +5,23 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
-import torch
-from torch.profiler import record_function
 from torch.utils.data import default_collate, default_convert
 
 from solar.io.machine.late import Late
 from solar.io.workers.processes import Processes, Task
 from solar.torch.batch.collate import Collation, collated, samples_of
+from solar.torch.batch.coming import GLANCE, UNWANTED, Coming, ended_first, profiling, span
 from solar.torch.batch.pending import PendingBatch
 from solar.torch.batch.transform import Key, Transform, transformed_by_key
 
-GLANCE = 0.2  # seconds between looks at whether a batch is still wanted
-UNWANTED = "the batch is no longer wanted"
-
-profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]  # whether it runs
+WAITING = "solar: wait for a batch being made"
 
 
 @dataclass
@@ -64,50 +60,31 @@ class BatchMaker:
         return collated(samples) if self.collates_itself else self.collate_fn(samples)
 
 
-class Coming(Protocol):
-    """A batch that the user will get. After `wait`, what its parts took of the consumer's time."""
-
-    pending: PendingBatch
-    samples: int
-    transform_seconds: float
-    collate_seconds: float
-
-    def wait(self, seconds: float | None) -> Any: ...
-
-    def forget(self) -> None: ...
+def here(pending: PendingBatch, samples: int, making: BatchMaker, keys: Sequence[Key]) -> Coming:
+    """The batch, made when it is asked for, in the consumer's thread."""
+    return Coming(pending, samples, partial(_made_here, making, keys))
 
 
-class Inline:
-    """Makes the batch when it is asked for, in the consumer's thread."""
+def _made_here(making: BatchMaker, keys: Sequence[Key], coming: Coming, seconds: float | None) -> Any:
+    if not profiling():
+        return _made(making, keys, coming, coming.pending.arrived(seconds))
+    with span("solar: wait for bytes"):
+        arrived = coming.pending.arrived(seconds)
+    with span("solar: transform and collate"):
+        return _made(making, keys, coming, arrived)
 
-    def __init__(self, pending: PendingBatch, samples: int, making: BatchMaker, keys: Sequence[Key]) -> None:
-        self.pending, self.samples = pending, samples
-        self._making = making
-        self._keys = keys
-        self.transform_seconds = self.collate_seconds = 0.0
 
-    def wait(self, seconds: float | None) -> Any:
-        if not profiling():
-            return self._made(self.pending.arrived(seconds))
-        with span("solar: wait for bytes"):
-            arrived = self.pending.arrived(seconds)
-        with span("solar: transform and collate"):
-            return self._made(arrived)
-
-    def _made(self, arrived: list[Any]) -> Any:
-        begin = time.perf_counter()
-        making, pending = self._making, self.pending
-        samples = pending.converted(arrived)
-        if making.in_python:
-            samples = making.transformed(samples, self._keys)
-        middle = time.perf_counter()
-        data = making.collated(samples)
-        self.collate_seconds = time.perf_counter() - middle
-        if making.transform is not None or pending.converts:
-            self.transform_seconds = middle - begin
-        return data
-
-    def forget(self) -> None: ...
+def _made(making: BatchMaker, keys: Sequence[Key], coming: Coming, arrived: list[Any]) -> Any:
+    begin = time.perf_counter()
+    samples = coming.pending.converted(arrived)
+    if making.in_python:
+        samples = making.transformed(samples, keys)
+    middle = time.perf_counter()
+    data = making.collated(samples)
+    coming.collate_seconds = time.perf_counter() - middle
+    if making.transform is not None or coming.pending.converts:
+        coming.transform_seconds = middle - begin
+    return data
 
 
 class Threads:
@@ -120,13 +97,20 @@ class Threads:
         self._pool = ThreadPoolExecutor(threads, "solar-making")
         ended_first(self)
 
-    def start(self, pending: PendingBatch, samples: int, keys: Sequence[Key], of_batch: tuple[int, ...]) -> InThread:
+    def start(self, pending: PendingBatch, samples: int, keys: Sequence[Key], of_batch: tuple[int, ...]) -> Coming:
         """Starts making a batch; `of_batch` seeds what its collation draws in another process."""
+        coming = Coming(pending, samples, _arrived)
+        coming.ahead(self._pool, partial(self._transformed, keys, of_batch), self._stopped, WAITING)
         # The user vouches for the transform in threads, not for the collation: that is left to the consumer.
-        left = None if self._processes is not None or self._making.collates_itself else self._making.collated
-        coming = InThread(pending, samples, left)
-        coming.future = self._pool.submit(_made, coming.progress, pending, self._act, keys, of_batch, self._stopped)
-        return coming
+        left = self._processes is None and not self._making.collates_itself
+        return coming.then(partial(_collated, self._making)) if left else coming
+
+    def _transformed(self, keys: Sequence[Key], of_batch: tuple[int, ...], coming: Coming, arrived: list[Any]) -> Any:
+        coming.missing = "its transform is not done"
+        begin = time.perf_counter()
+        data = self._act(coming.pending.converted(arrived), keys, of_batch)
+        coming.transform_seconds = time.perf_counter() - begin
+        return data
 
     def _act(self, arrays: Any, keys: Sequence[Key], of_batch: tuple[int, ...]) -> Any:
         if self._processes is not None:
@@ -140,68 +124,15 @@ class Threads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-@dataclass
-class MakingProgress:
-    """What a thread tells of the batch it makes. It is not the batch: an error's traceback would keep that alive."""
-
-    missing: str = "it has not begun"
-    seconds: float = 0.0
+def _arrived(coming: Coming, seconds: float | None) -> list[Any]:
+    return coming.pending.arrived(seconds)
 
 
-class InThread:
-    """A batch that a thread makes."""
-
-    future: Future[Any]
-
-    def __init__(self, pending: PendingBatch, samples: int, collate: Callable[[Any], Any] | None) -> None:
-        self.pending, self.samples = pending, samples
-        self.transform_seconds = self.collate_seconds = 0.0
-        self.progress = MakingProgress()
-        self._collate = collate
-
-    def wait(self, seconds: float | None) -> Any:
-        try:
-            with span("solar: wait for a batch being made"):
-                made = self.future.result(seconds)
-        except TimeoutError:
-            if self.future.done():  # the transform's own
-                raise
-            raise Late(self.progress.missing) from None
-        finally:
-            self.transform_seconds = self.progress.seconds
-        if self._collate is None:
-            return made
-        begin = time.perf_counter()
-        with span("solar: collate"):
-            data = self._collate(made)
-        self.collate_seconds = time.perf_counter() - begin
-        return data
-
-    def forget(self) -> None:
-        """Lets go of the future, which an error that it holds would keep alive with all that led to it."""
-        self.__dict__.pop("future", None)
-
-
-def _made(
-    progress: MakingProgress,
-    pending: PendingBatch,
-    act: Callable[..., Any],
-    keys: Sequence[Key],
-    of_batch: tuple[int, ...],
-    stopped: threading.Event,
-) -> Any:
-    arrived = None
-    while arrived is None:
-        if stopped.is_set():
-            raise RuntimeError(UNWANTED)
-        try:
-            arrived = pending.arrived(GLANCE)
-        except Late as error:
-            progress.missing = str(error)
-    progress.missing = "its transform is not done"
+def _collated(making: BatchMaker, coming: Coming, samples: Any) -> Any:
     begin = time.perf_counter()
-    data = act(pending.converted(arrived), keys, of_batch)
-    progress.seconds = time.perf_counter() - begin
+    with span("solar: collate"):
+        data = making.collated(samples)
+    coming.collate_seconds = time.perf_counter() - begin
     return data
 
 
@@ -210,28 +141,6 @@ def _answer(task: Task, stopped: threading.Event) -> Any:
         with suppress(Late):
             return task.wait(GLANCE)
     raise RuntimeError(UNWANTED)
-
-
-# The interpreter joins a pool's threads at its end, before anything else: they must not wait for a read that stalls.
-_running: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def ended_first(pool: Any) -> None:
-    """Has a pool's `close` called when the program ends, before its threads are waited for."""
-    _running.add(pool)
-
-
-def _stop_all() -> None:
-    for threads in list(_running):
-        threads.close()
-
-
-threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # called before ThreadPoolExecutor's, which waits
-
-
-def span(name: str) -> AbstractContextManager[Any]:
-    """A range in torch's profiler, which costs next to nothing while it does not run."""
-    return record_function(name) if profiling() else nullcontext()
 
 
 def cores() -> int:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from solar.errors import PlanError, ReadError, SolarError
-from solar.gpu.copier import CopyPending, DeviceCopier, OnDeviceBatch, copying
+from solar.gpu.copier import DeviceCopier, OnDeviceBatch, copying
 from solar.io.machine.late import Late
 from solar.io.workers.processes import Processes
-from solar.torch.batch.make import Coming, Inline, Threads, cores, profiling, span
+from solar.torch.batch.coming import Coming, profiling, span
+from solar.torch.batch.make import Threads, cores, here
 from solar.torch.batch.pending import BATCHES_AHEAD, NBYTES_AHEAD, PendingBatch, leaves
 from solar.torch.batch.transform import Key
 from solar.torch.batch.uneven import weighted
@@ -341,9 +342,8 @@ class NativeIter(Draws):
     def _begun(self, source: SampleSource | BufferedPass, samples: Any, number: int) -> Coming:
         pending, called = source.start(samples)
         keys = self._keys(called.tolist()) if self._making.transform is not None else ()
-        coming: Coming
         if self._threads is None:
-            coming = Inline(pending, len(samples), self._making, keys)
+            coming = here(pending, len(samples), self._making, keys)
         else:
             [of_batch] = self._keys([number])
             coming = self._threads.start(pending, len(samples), keys, (*of_batch, *called[:1].tolist()))
@@ -379,8 +379,7 @@ class NativeIter(Draws):
             coming = self._coming.pop()
             if not isinstance(coming, Exception):
                 self._stats.held(-coming.pending.nbytes)
-                if isinstance(coming, CopyPending):
-                    coming.forget()
+                coming.forget()
         if self._landing is not None:
             self._landing.close()
         if self._turn is not None:
