@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "torch.states": "errors",
     "torch.sharding": "",
     "torch.plain": "io.plain",
+    "torch.on_device": "",
     "torch.samplers": "errors io.ranks torch.states torch.sharding",
     "torch.gather": "errors values io.ranks",
     "torch.batch": f"{VALUES} {IO}",
