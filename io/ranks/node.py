@@ -84,7 +84,7 @@ class _Hall(NamedTuple):
 
 
 def _address(door: str) -> str:
-    """A name in the abstract namespace, which anyone may see. It does not tell the door."""
+    """A name in the abstract namespace, which anyone may see. It does not reveal the secret."""
     return "\0solar-" + hashlib.sha256(b"address " + door.encode()).hexdigest()
 
 

@@ -184,7 +184,7 @@ class RankGroup:
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
-        """What each rank does by itself before a run begins: where it goes wrong for one, it does for all."""
+        """What each rank does by itself before a run begins. An error on one rank is raised on all."""
         what = f"the plan of a new run for {self._name}"
         try:
             self.check_files()

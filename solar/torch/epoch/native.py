@@ -42,7 +42,7 @@ ITERATOR_CLOSED = "this iterator was closed with its loader"
 class NativeIter(Draws):
     """One epoch through the native engine. The base class draws from the generators as torch's own iterators do.
 
-    It holds what it needs of the loader, not the loader, as torch's do: either may be dropped first.
+    It has no reference to the loader, as torch's have none: either can be deleted first.
     """
 
     def __init__(self, loader: DataLoader[Any], beneath: SampleSource) -> None:

@@ -68,7 +68,7 @@ class Stats:
                 self._latest.append(row)
 
     def whole(self) -> None:
-        """All of an epoch's batches were handed out. Not all loops ask once more, at which it comes to its end."""
+        """Marks the epoch finished at its last batch: some loops never ask for another."""
         with _LOCK:
             self._whole = True
 

@@ -62,7 +62,7 @@ class EpochPosition:
 
 
 class Draws(_BaseDataLoaderIter):
-    """The last base before torch's: surrounds what torch draws for a new iterator, and nothing else of its making."""
+    """The last base before torch's: restores the random state around torch's constructor, which draws from it."""
 
     def __init__(self, loader: Any) -> None:
         with loader._course.torchs_draws():
