@@ -11,11 +11,8 @@ bench/results/loader.jsonl.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,11 +20,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from bench import machine, report
+from bench import machine, parts, records, tables
 from bench.loader_parts import PARTS, PATTERNS, ROWS, TINY
 
-ROOT = Path(__file__).parent.parent
-RECORDED = ROOT / "bench" / "results" / "loader.jsonl"
 MILLION = 1_000_000
 LIMIT = 600  # seconds for a part
 
@@ -48,57 +43,42 @@ def make(folder: Path, patterns: int) -> None:
 
 def run_part(name: str, folder: Path, quick: bool) -> dict[str, Any]:
     """The record of a part, from its own process."""
-    command = [sys.executable, "-m", "bench.loader_parts", name, str(folder), *(["--quick"] if quick else [])]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return {"part": name, "failed": f"no end in {LIMIT} s"}
-    if done.returncode:
-        return {"part": name, "failed": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1][:300]}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {"part": name} | found
+        words = (name, str(folder), *(["--quick"] if quick else []))
+        return {"part": name} | parts.measured(LIMIT, "bench.loader_parts", *words)[0]
+    except RuntimeError as error:
+        return {"part": name, "failed": str(error)}
 
 
 def line(record: dict[str, Any]) -> str:
     """One record for people, with what is wanted of it."""
-    if "failed" in record or "skipped" in record:
-        return f"{record['part']:16} {'failed: ' + record['failed'] if 'failed' in record else record['skipped']}"
-    facts = ", ".join(f"{name} {shown(value)}" for name, value in record["measured"].items())
+    return tables.line(f"{record['part']:16}", record, said)
+
+
+def said(record: dict[str, Any]) -> str:
+    measured = record["measured"]
     verdicts = [
-        f"{name} {shown(record['measured'][name])}, wanted at most {shown(most)}: "
-        + ("yes" if record["measured"][name] <= most else "NO")
+        f"\n{'':16} {name} {tables.shown(measured[name])}, wanted at most {tables.shown(most)}: "
+        + ("yes" if measured[name] <= most else "NO")
         for name, most in record.get("wanted", {}).items()
     ]
-    return f"{record['part']:16} {facts}" + "".join(f"\n{'':16} {verdict}" for verdict in verdicts)
-
-
-def shown(value: Any) -> str:
-    return report.rate(value) if isinstance(value, int | float) else str(value)
+    return ", ".join(f"{name} {tables.shown(value)}" for name, value in measured.items()) + "".join(verdicts)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.loader", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer data and rounds")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, metavar="NAME", default=list(PARTS), help=", ".join(PARTS))
-    parser.add_argument("--folder", type=Path, help="for the data, on the disk to measure")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "loader.jsonl", help="lines are added")
-    parser.add_argument("--record", action="store_true", help=f"add them to {RECORDED.relative_to(ROOT)} instead")
+    parser = records.arguments("bench.loader", __doc__, "loader", parts=PARTS)
     asked = parser.parse_args()
-    out = RECORDED if asked.record else asked.out
-    out.parent.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=asked.folder) as name:
         folder = Path(name)
         make(folder, 1024 if asked.quick else 4096)
-        facts = {"load_before": load, "quick": asked.quick, "machine": machine.facts(folder)}
-        facts["versions"] = machine.versions()
-        for part in asked.parts:
+        facts = {"load_before": load, "quick": asked.quick, **machine.described(folder)}
+        for part in asked.parts or PARTS:
             machine.fill_cache(folder)
             record = {"bench": "loader", **run_part(part, folder, asked.quick), **facts}
-            print(line(record), file=sys.stderr, flush=True)
-            print(text := json.dumps(record), flush=True)
-            with out.open("a") as file:
-                print(text, file=file)
+            parts.note(line(record))
+            print(json.dumps(record), flush=True)
+            records.append(asked.out, record)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,17 @@ import argparse
 import gc
 import itertools
 import json
-import os
 import statistics
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import psutil
+
+from bench import parts
 
 PATTERNS, TINY, ROWS = "patterns.h5", "tiny.h5", "rows.h5"
 BATCH = 64
@@ -191,26 +190,11 @@ def holdings() -> dict[str, int]:
 # --- waiting, with computing in between ----
 
 
-class PlainH5:
-    """The dataset one writes by hand: the file is opened in each worker, a sample is one h5py read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.file = path, None
-        with h5py.File(path) as file:
-            self.samples = len(file["x"])
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, sample: int) -> Any:
-        self.file = self.file or h5py.File(self.path)
-        return self.file["x"][sample]
-
-
 def waiting(folder: Path, quick: bool, workers: int | None, on_cpu: bool = False) -> Measures:
     """The share by the clock around next(), and by stats(). Computing leaves the CPU free as a GPU's does, or not."""
     from torch.utils.data import DataLoader as TorchLoader
 
+    from examples.common import PlainH5
     from solar import DataLoader
 
     path = folder / PATTERNS
@@ -218,7 +202,7 @@ def waiting(folder: Path, quick: bool, workers: int | None, on_cpu: bool = False
         loader = DataLoader(dataset(path), BATCH, shuffle=True)
     else:
         options = {"persistent_workers": True, "multiprocessing_context": "fork"} if workers else {}
-        loader = TorchLoader(PlainH5(path), BATCH, shuffle=True, num_workers=workers, **options)
+        loader = TorchLoader(PlainH5(path, {"x": "x"}), BATCH, shuffle=True, num_workers=workers, **options)
     compute = computed_on_cpu if on_cpu else time.sleep
     waited_share(itertools.islice(loader, AHEAD), compute)  # so that everything has been started
     if hasattr(loader, "_stats"):
@@ -312,11 +296,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
-    # The record's channel is kept apart: what a library prints goes to the error output.
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    print(json.dumps(PARTS[asked.part](asked.folder, asked.quick)), file=channel, flush=True)
-    sys.stderr.flush()
+    with parts.channel() as out:
+        print(json.dumps(PARTS[asked.part](asked.folder, asked.quick)), file=out)
 
 
 if __name__ == "__main__":

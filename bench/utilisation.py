@@ -15,13 +15,9 @@ the lines to bench/results/utilisation.jsonl; given again within an hour, it goe
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,11 +28,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from bench import machine, records, slowfs
+from bench import machine, parts, records, slowfs, tables
 from bench.scene import digest
 
-ROOT = Path(__file__).parent.parent
-RECORDED = ROOT / "bench" / "results" / "utilisation.jsonl"
 PEERS = ("none", "torch", "solar")
 LIMIT = 400  # seconds for a loader
 Record = dict[str, Any]
@@ -106,20 +100,15 @@ def stored(scene: Scene, samples: int, folder: Path) -> Iterator[Record]:
         yield {"path": str(folder / "data.h5"), "storage": None}
         return
     with slowfs.mounted(folder) as mount:
-        costs = {"latency": mount.latency, "bandwidth": mount.bandwidth, "iops": mount.iops}
-        yield {"path": str(mount.path / "data.h5"), "storage": costs}
+        yield {"path": str(mount.path / "data.h5"), "storage": mount.costs}
 
 
 def measured(job: Record) -> Record:
     """What one loader reaches, from its own process."""
-    command = [sys.executable, "-m", "bench.utilisation_part", json.dumps(job)]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"no end in {LIMIT} s"}
-    if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1][:300]}
-    found: Record = json.loads(done.stdout.splitlines()[-1])
+        found = parts.measured(LIMIT, "bench.utilisation_part", json.dumps(job))[0]
+    except RuntimeError as error:
+        return {"failed": str(error)}
     return found | {"median": statistics.median(found["utilisation"])}
 
 
@@ -128,7 +117,7 @@ def run_scene(name: str, peers: list[str], quick: bool, folder: Path | None) -> 
     scene = SCENES[name]
     load, samples = scene.load, scene.load.quick if quick else scene.load.samples
     with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=folder) as made:
-        facts = {"machine": machine.facts(Path(made)), "versions": machine.versions()}
+        facts = machine.described(Path(made))
         with stored(scene, samples, Path(made)) as where:
             for peer in peers:
                 job = {
@@ -145,67 +134,31 @@ def run_scene(name: str, peers: list[str], quick: bool, folder: Path | None) -> 
                 yield record | measured(job) | facts
 
 
-HEAD = """\
-| scene | demand, MB/s | most | loader | AU | min–max | peak MiB | setting |
-|---|--:|--:|---|--:|--:|--:|---|"""
-
-
-def markdown(found: list[Record]) -> str:
-    """A row for each loader in each scene; of records of the same, the last one counts."""
-    by = {(one["scene"], one["peer"]): one for one in found if "median" in one}
-    rows = []
-    for one in by.values():
-        memory = f", memory for {one['fraction']:g}" if one["fraction"] else ""
-        span = f"{min(one['utilisation']):.0%}–{max(one['utilisation']):.0%}"
-        setting = ", ".join(f"{value}" for value in one["setting"].values())
-        cells = [
-            f"{one['scene']}{memory if one['peer'] == 'solar' else ''}",
-            f"{one['demand'] / 1e6:,.0f}",
-            f"{one['most']:.0%}",
-            one["label"],
-            f"{one['median']:.1%}",
-            span,
-            f"{one['peak_rss'] / 2**20:,.0f}",
-            setting or "default",
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join([HEAD, *rows])
-
-
 def line(record: Record) -> str:
     """One record for people."""
-    head = f"{record['scene']:20} {record['peer']:6}"
-    if "failed" in record:
-        return f"{head} failed: {record['failed']}"
-    tried = ", ".join(f"{value}" for value in record["setting"].values())
-    return f"{head} {record['median']:6.1%} (at most {record['most']:.0%})  {tried}"
+
+    def said(one: Record) -> str:
+        return f"{one['median']:6.1%} (at most {one['most']:.0%})  {', '.join(map(str, one['setting'].values()))}"
+
+    return tables.line(f"{record['scene']:20} {record['peer']:6}", record, said)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.utilisation", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer data, for a look")
-    parser.add_argument("--scenes", nargs="+", choices=SCENES, metavar="NAME", default=list(SCENES))
-    parser.add_argument("--peers", nargs="+", choices=PEERS, metavar="NAME", default=list(PEERS))
-    parser.add_argument("--folder", type=Path, help="for the data, on the local disk: 4 GB")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "utilisation.jsonl")
-    parser.add_argument("--record", action="store_true", help=f"adds to {RECORDED.relative_to(ROOT)} instead")
-    asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that data are deleted and mounts go
-    out, lacking = RECORDED if asked.record else asked.out, slowfs.lacking()
-    shown: list[Record] = []
-    for name in asked.scenes:
+    asked = records.arguments("bench.utilisation", __doc__, "utilisation", scenes=SCENES, peers=PEERS).parse_args()
+    lacking, shown = slowfs.lacking(), list[Record]()
+    for name in asked.scenes or SCENES:
         if SCENES[name].slowed and lacking:
-            print(f"{name}: skipped: {lacking}", file=sys.stderr)
+            parts.note(f"{name}: skipped: {lacking}")
             continue
-        peers = [peer for peer in asked.peers if peer != "none" or not SCENES[name].slowed]
-        there = [records.found(out, scene=name, peer=peer, quick=asked.quick) for peer in peers]
+        peers = [peer for peer in asked.peers or PEERS if peer != "none" or not SCENES[name].slowed]
+        there = [records.found(asked.out, scene=name, peer=peer, quick=asked.quick) for peer in peers]
         shown += [one for one in there if one]
         left = [peer for peer, one in zip(peers, there, strict=True) if not one]
         for record in run_scene(name, left, asked.quick, asked.folder) if left else ():
-            print(line(record), file=sys.stderr, flush=True)
-            records.append(out, record)
+            parts.note(line(record))
+            records.append(asked.out, record)
             shown.append(record)
-    print(markdown(shown))
+    print(tables.utilisation(shown))
 
 
 if __name__ == "__main__":
