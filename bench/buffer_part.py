@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import buffer_torch, machine
+from bench import machine, torch_side
 from bench.buffer_data import FIELD, NBYTES, Check
 
 Job = dict[str, Any]
@@ -80,6 +80,13 @@ def timed_part(job: Job, batches: Iterable[Any], order: NDArray[np.int64], run_u
 # --- PyTorch ----
 
 
+def by_torch(job: Job, order: NDArray[np.int64], kind: str, workers: int) -> Any:
+    """Each row of the order is a batch; the memory is shared among the workers as chunk caches."""
+    made, collate = (torch_side.Items, None) if kind == "items" else (torch_side.Sorted, torch_side.as_is)
+    data = made(Path(job["path"]), job["samples"], job["memory"] // max(1, workers))
+    return torch_side.batches(data, order, workers, collate)
+
+
 def torch_part(job: Job) -> Measures:
     if job["bounded"]:
         import solar.filters  # noqa: F401 - tells libhdf5, and that of the workers, of our filter
@@ -89,7 +96,7 @@ def torch_part(job: Job) -> Measures:
         workers = setting["workers"]
         run_up, part = 1 + 2 * workers, max(batches, 2 * workers)  # of which workers have two each on their way
         order = order_of(job, epoch)[: run_up + part + 2 * workers]
-        made = buffer_torch.batches(Path(job["path"]), job["memory"], order, **setting)
+        made = by_torch(job, order, **setting)
         return timed_part(job, made, order, run_up, part)
 
     for setting in job["settings"]:
@@ -98,7 +105,7 @@ def torch_part(job: Job) -> Measures:
     best = max(tried, key=lambda pair: pair[1])[0]
     check = Check(Path(job["folder"]), job["shape"])
     some = order_of(job, 0)[:COMPARED]
-    for batch, samples in zip(buffer_torch.batches(Path(job["path"]), job["memory"], some, **best), some, strict=True):
+    for batch, samples in zip(by_torch(job, some, **best), some, strict=True):
         check.bytes(batch, samples)
     rounds = [run(best, job["part"], 1 + number) for number in range(job["rounds"])]
     return {

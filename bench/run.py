@@ -149,7 +149,7 @@ def main() -> None:
 def answer(asked: argparse.Namespace, out: TextIO) -> None:
     """A line for each round, and the record in the end; or the record of why not."""
     trial = Trial(asked.peer, all_scenes()[asked.scene], asked.folder, asked.seconds)
-    if reason := trial.peer.lacking(trial.scene):
+    if reason := peers.lacking(trial.peer, trial.scene):
         print(json.dumps({"peer": asked.peer, "scene": asked.scene, "skipped": reason}), file=out)
         return
     trial.get_ready()
