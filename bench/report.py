@@ -97,6 +97,7 @@ def of_docs() -> dict[tuple[str, str], str]:
     """By page and mark, the tables that stand there."""
     return {
         ("benchmarks.md", "results"): tables.rates(records.read(RESULTS / "two_cores.jsonl")),
+        ("benchmarks.md", "ranks"): tables.ranks(records.read(RESULTS / "ranks.jsonl")),
         ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl")),
         ("benchmarks.md", "matrix"): matrix(),
         ("gpu.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
