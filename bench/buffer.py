@@ -18,7 +18,6 @@ ended.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import statistics
 import tempfile
@@ -26,8 +25,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import buffer_data, machine, parts, records, slowfs, tables
+from bench import machine, parts, records, slowfs, tables
 from bench.buffer_scenes import PEERS, Scene, scenes
+from bench.scene import make
 from bench.slowfs import calibrate
 from solar.values import Storage
 
@@ -40,7 +40,7 @@ Record = dict[str, Any]
 def stored(scene: Scene, folder: Path) -> Iterator[tuple[Path, slowfs.Slowed | None]]:
     """The file of the scene where readers find it, all of it in the page cache of its own disk; and the mount."""
     parts.note(f"{scene.title}: making {scene.samples * scene.sample_nbytes / 2**20:,.0f} MiB")
-    buffer_data.make(folder / "data.h5", scene.samples, scene.shape, **scene.options)
+    make(scene.data, folder)
     machine.fill_cache(folder)
     if not scene.slowed:
         yield folder / "data.h5", None
@@ -57,12 +57,12 @@ def run(scene: Scene, peer: str, fraction: float, folder: Path, path: Path, moun
         "peer": peer, "folder": str(folder), "path": str(path), "mount": mount and str(mount.path),
         "samples": scene.samples, "batch": scene.batch, "memory": memory, "rounds": rounds, "storage": storage,
         "settings": scene.settings, "part": scene.part, "search": scene.search, "shape": scene.shape,
-        "ranks": scene.ranks, "bounded": "bound" in scene.options,
+        "ranks": scene.ranks, "bounded": "plugin" in scene.data.filters,
     }  # fmt: skip
     record = {"scene": scene.name, "title": scene.title, "peer": peer, "fraction": fraction, "memory": memory,
               "samples": scene.samples, "batch": scene.batch, "storage": storage}  # fmt: skip
     try:
-        found = parts.measured(LIMIT, "bench.buffer_part", json.dumps(job), each=parts.torch_ranks(scene.ranks))
+        found = parts.measured(LIMIT, "bench.buffer_part", job, parts.torch_ranks(scene.ranks))
         return finished(record | joined(found))
     except RuntimeError as error:
         return record | {"failed": str(error)}

@@ -1,4 +1,4 @@
-"""One reader of `python -m bench.buffer`, in its own process: a job as JSON in, its measures as JSON out.
+"""One reader of `python -m bench.buffer`, in a process of its own.
 
 torch     the best of a few settings; each round is a stated part of an epoch
 solar     DataLoader(buffer=...): whole epochs, of which the first and the last are not timed, but compared byte by byte
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import machine, torch_side
-from bench.buffer_data import FIELD, NBYTES, Check
+from bench.scene import FIELD, NBYTES, Check
 
 Job = dict[str, Any]
 Measures = dict[str, Any]
@@ -210,17 +209,11 @@ PARTS: dict[str, Callable[[Job], Measures]] = {
 }
 
 
-def main() -> None:
-    job = json.loads(sys.argv[1])
+def part(job: Job) -> Measures:
     if job["ranks"] > 1:
         import torch
 
         torch.distributed.init_process_group("gloo")
     found: Measures = {}
     peak = machine.peak_rss(lambda: found.update(PARTS[job["peer"]](job)))
-    print(json.dumps(found | {"peak_rss": peak}), flush=True)
-    os._exit(0)  # workers of abandoned iterators would keep the process from ending
-
-
-if __name__ == "__main__":
-    main()
+    return found | {"peak_rss": peak}

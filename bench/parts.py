@@ -1,7 +1,11 @@
-"""Parts of a bench in processes of their own, which say what they measured as JSON."""
+"""Parts of a bench in processes of their own: a job as JSON in, what was measured as JSON out.
+
+python -m bench.parts MODULE JOB        # which has a function `part`
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -39,10 +43,23 @@ def last_words(text: str, status: int) -> str:
     return lines[-1][:300] if lines else f"exit status {status}"
 
 
-def measured(seconds: float, module: str, *words: str, each: Sequence[dict[str, Any]] = ({},)) -> list[dict[str, Any]]:
-    """The last line of each process that runs a module of ours, which is a JSON object."""
-    command = [sys.executable, "-m", module, *words]
-    return [json.loads(text.splitlines()[-1]) for text in said(command, seconds, each)]
+def command(module: str, job: dict[str, Any]) -> list[str]:
+    """A process in which a module does its part of a job."""
+    return [sys.executable, "-m", "bench.parts", module, json.dumps(job)]
+
+
+def measured(
+    seconds: float, module: str, job: dict[str, Any], each: Sequence[dict[str, Any]] = ({},)
+) -> list[dict[str, Any]]:
+    """What a module's `part` gives of a job, in a process for each environment. RuntimeError: one that failed."""
+    return [json.loads(text.splitlines()[-1]) for text in said(command(module, job), seconds, each)]
+
+
+def main() -> None:
+    module, job = sys.argv[1:]
+    with channel() as out:
+        print(json.dumps(importlib.import_module(module).part(json.loads(job))), file=out)
+    os._exit(0)  # workers of abandoned iterators would keep the process from ending
 
 
 @contextmanager
@@ -66,3 +83,7 @@ def torch_ranks(ranks: int) -> list[dict[str, Any]]:
 
 def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,14 +16,18 @@ import shlex
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import buffer_data, machine, parts, records, slowfs, tables
+from bench import machine, parts, records, slowfs, tables
+from bench.scene import NBYTES, SHAPE, make
+from bench.scene import Scene as Data
 
 HOSTS = records.ROOT / "tests" / "hosts"
 EPOCHS, BATCH, FRACTION = 5, 64, 0.25
 LIMIT = 600  # seconds
+NAP = 50e-6  # seconds between looks whether all ranks are done with a step
 
 
 class Scene(NamedTuple):
@@ -47,9 +51,80 @@ SCENES = {
 }
 
 
+# --- one rank ----
+
+
+def part(job: dict[str, Any]) -> dict[str, Any]:
+    """Iterates a loader as training does, in step with the others."""
+    import torch
+
+    from solar import DataLoader, H5Dataset, PlanSampler
+    from solar.io.ranks import detect
+    from solar.values import Storage
+
+    torch.set_num_threads(1)
+    if job["by"] == "mpi":
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD.Dup()
+
+        def together() -> None:
+            request = world.Ibarrier()
+            while not request.Test():
+                time.sleep(NAP)
+    else:
+        if job["by"] == "torch":
+            torch.distributed.init_process_group("gloo")
+
+        def together() -> None:
+            if job["by"] == "torch":
+                torch.distributed.barrier()
+
+    rank = detect()
+    dataset = H5Dataset(job["path"], "x")
+    before = pss()
+    loader: Any = DataLoader(
+        dataset, job["batch"], sampler=PlanSampler(dataset, rank.ranks, rank.rank), buffer=job["buffer"],
+        epochs=job["epochs"], storage=Storage(**job["storage"]), exchange=job["exchange"],
+    )  # fmt: skip
+    epochs, last, before_travel = [], loader.stats(), 0.0
+    for epoch in range(job["epochs"]):
+        loader.set_epoch(epoch)
+        together()
+        begin = time.perf_counter()
+        for _ in loader:
+            time.sleep(job["compute"])
+            together()
+        seconds, now = time.perf_counter() - begin, loader.stats()
+        waits = {cause: now["wait_seconds"][cause] - last["wait_seconds"][cause] for cause in now["wait_seconds"]}
+        counted = {name: now[name] - last[name] for name in ("samples", "requests", "bytes", "exchanged_bytes")}
+        travelled = loader._buffered.running.counts().get("travel_wait_ns", 0) / 1e9
+        epochs.append({"seconds": seconds, "waits": waits | {"travel": travelled - before_travel}, **counted})
+        last, before_travel = now, travelled
+    buffered = loader._buffered
+    found = {"rank": rank.rank, "epochs": epochs, "pss_grown": pss() - before, "planned": list(buffered.planned)}
+    found["counts"] = buffered.running.counts()
+    together()
+    loader.close()
+    if job["by"] == "torch":
+        torch.distributed.destroy_process_group()
+    elif job["by"] == "mpi":
+        MPI.Finalize()
+    return found
+
+
+def pss() -> int:
+    """This process's memory, of which what is shared counts for each by its part."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+# --- all of them ----
+
+
 def launched(scene: Scene, job: dict[str, Any]) -> list[dict[str, Any]]:
     """What each rank found."""
-    command = [sys.executable, "-m", "bench.ranks_part", json.dumps(job)]
+    command = parts.command("bench.ranks", job)
     quiet: dict[str, Any] = {"OMP_NUM_THREADS": 1}
     each = [quiet | one for one in parts.torch_ranks(scene.ranks)] if scene.by == "torch" else [quiet]
     hosts = [f"h{node + 1}" for node in range(scene.nodes)]
@@ -63,7 +138,8 @@ def launched(scene: Scene, job: dict[str, Any]) -> list[dict[str, Any]]:
             del known["GLOO_SOCKET_IFNAME"]
             text = shlex.join(["env", *(f"{name}={value}" for name, value in known.items()), *command])
             texts.append(shlex.join([*there, host, text]))
-        command, each = ["bash", "-c", " & ".join(texts) + " & wait"], [quiet]
+        ended = "for one in $(jobs -p); do wait $one || exit 1; done"
+        command, each = ["bash", "-c", " & ".join([*texts, ended])], [quiet]
     if scene.by == "mpi":
         command, extra = by_mpi(scene, hosts, command)
         each = [quiet | extra]
@@ -127,9 +203,9 @@ def main() -> None:
     asked = parser.parse_args()
     if reason := slowfs.lacking():
         sys.exit(f"skipped: {reason}")
-    samples, shown = asked.samples // (8 if asked.quick else 1), []
+    samples, shown = asked.samples // (2 if asked.quick else 1), []
     with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=asked.folder) as name:
-        buffer_data.make(Path(name) / "data.h5", samples)
+        make(Data("ranks", "", samples, SHAPE, "f4", numbered=True), Path(name))
         machine.fill_cache(Path(name))
         facts = machine.described(Path(name))
         with slowfs.mounted(name) as mount:
@@ -137,7 +213,7 @@ def main() -> None:
                 scene = SCENES[title]
                 job = {
                     "batch": BATCH, "epochs": EPOCHS, "by": scene.by, "storage": mount.costs, "compute": asked.compute,
-                    "buffer": int(FRACTION * samples * buffer_data.NBYTES / scene.nodes), "exchange": scene.exchange,
+                    "buffer": int(FRACTION * samples * NBYTES / scene.nodes), "exchange": scene.exchange,
                 }  # fmt: skip
                 record = {"bench": "ranks", "scene": title, **scene._asdict(), "job": job, "load": os.getloadavg()[0]}
                 try:

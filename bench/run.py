@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench import machine, parts, peers
-from bench.scene import Scene, digest
+from bench.scene import Scene, digests_of
 from bench.scenes import all_scenes
 
 RUN_UP = 16  # batches
@@ -83,7 +83,7 @@ class Trial:
         rows = np.asarray(batch)
         if rows.shape != (self.scene.batch, *self.scene.shape) or rows.dtype != np.dtype(self.scene.dtype):
             raise ValueError(f"returned {rows.dtype} {rows.shape}")
-        return np.array([digest(row) for row in rows])
+        return digests_of(rows)
 
     def timed(self, seed: int, setting: dict[str, int], seconds: float) -> float:
         """Samples per second of one pass."""
