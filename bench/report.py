@@ -45,8 +45,13 @@ def of_all(found: list[Record]) -> str:
         by.setdefault(kind(one), []).append(one)
     parts = []
     for name, some in by.items():
-        text = TABLES.get(name, tables.plain)(some)
-        parts.append(text or f"{name}: {len(some)} records, of another form than those of today.")
+        try:
+            text = TABLES.get(name, tables.plain)(some)
+        except LookupError as error:
+            text = (
+                f"{name}: no table of these {len(some)} records, which have another form than those of today ({error})."
+            )
+        parts.append(text)
         if (left := tables.not_counted(some)) not in text:
             parts.append(left)
     return parted(*parts)
