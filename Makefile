@@ -11,7 +11,7 @@ BEGIN_VENV = @test -x $(BIN)/python || { echo "$(SETTING_UP)"; $(PYTHON) -m venv
 INSTALL := tools/install $(BIN)/pip --constraint constraints.txt
 comma := ,
 SKIPS := build/skips
-EXTRAS := dev,integrations,gpu,docs,bench
+EXTRAS := dev,integrations,gpu,docs,bench,examples
 EXTRAS_MADE = $(addprefix $(VENV)/., $(subst $(comma), ,$(EXTRAS)))
 FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*.py)
 KERNELS := tests/test_device_decode.py
@@ -100,7 +100,7 @@ docs: $(VENV)/.docs
 
 report: $(VENV)/.bench
 	$(BIN)/python -m bench.timeline
-	$(BIN)/python -m bench.page
+	$(BIN)/python -m bench.report
 
 # C++ tests: plain, under Address+UndefinedBehaviorSanitizer, under ThreadSanitizer. They need doctest's header.
 core asan tsan aarch64:

@@ -10,7 +10,6 @@ hours, it goes on where it was ended. `python -m bench.matrix` runs this and all
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -24,12 +23,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench import peers, records, report
+from bench import parts, peers, records, tables
 from bench.scene import Scene, make
 from bench.scenes import all_scenes
 
-ROOT = Path(__file__).parent.parent
-RECORDED = ROOT / "bench" / "results" / "matrix.jsonl"
 READY_SECONDS, ROUND_SECONDS = 600, 240
 BUSY = 0.5  # load average above which the machine is not ours alone
 Record = dict[str, Any]
@@ -45,7 +42,7 @@ class Process:
         command = [sys.executable, "-m", "bench.run", name, scene.name, str(folder), "--told", f"--seconds={seconds}"]
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                command, cwd=records.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
                 start_new_session=True,
             )  # fmt: skip
         self.expect(READY_SECONDS)
@@ -86,8 +83,7 @@ class Process:
             self.signal(signal.SIGSTOP)
 
     def last_words(self) -> str:
-        lines = [line.strip() for line in self.errors.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1][:300] if lines else f"exit status {self.process.wait()}"
+        return parts.last_words(self.errors.read_text(errors="replace"), self.process.poll() or 0)
 
     def signal(self, number: signal.Signals) -> None:
         """To the peer and all its workers."""
@@ -104,7 +100,7 @@ def run_scene(scene: Scene, names: list[str], folder: Path, seconds: float, roun
     home = Path(tempfile.mkdtemp(prefix=f"{scene.name}-", dir=folder))
     running: list[Process] = []
     try:
-        note(f"{scene.title}: making {scene.samples * scene.sample_nbytes / 2**20:,.0f} MiB")
+        parts.note(f"{scene.title}: making {scene.samples * scene.sample_nbytes / 2**20:,.0f} MiB")
         make(scene, home)
         for name in names:
             running.append(Process(name, scene, home, seconds))
@@ -117,39 +113,33 @@ def run_scene(scene: Scene, names: list[str], folder: Path, seconds: float, roun
             process.end()
         shutil.rmtree(home)
     for record in records:
-        note(f"    {report.line(record)}")
+        parts.note(f"    {line(record)}")
     return records
 
 
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def line(record: Record) -> str:
+    """One record for people."""
+    return tables.line(
+        f"{record['peer']:20}", record,
+        lambda one: f"{tables.rate(one['median']):>8} samples/s   {tables.setting(one)}",
+    )  # fmt: skip
 
 
 def main() -> None:
     scenes = all_scenes()
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--scenes", nargs="+", choices=scenes, metavar="NAME", help=", ".join(scenes))
-    parser.add_argument("--peers", nargs="+", choices=peers.names("all"), metavar="NAME")
+    parser = records.arguments("bench", __doc__, "matrix", scenes=scenes, peers=peers.names("all"))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, help="length of a round (1; with --quick 0.4)")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "results.jsonl")
-    parser.add_argument(
-        "--folder", type=Path, default=ROOT / "build" / "bench", help="for the data, on the disk to measure"
-    )
-    parser.add_argument("--record", action="store_true", help=f"adds to {RECORDED.relative_to(ROOT)} instead")
+    parser.set_defaults(out=records.BUILD / "results.jsonl", folder=records.BUILD)
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that peers are ended and data deleted
-    seconds = asked.seconds or (0.4 if asked.quick else 1.0)
+    seconds, out = asked.seconds or (0.4 if asked.quick else 1.0), asked.out
     asked.folder.mkdir(parents=True, exist_ok=True)
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
     chosen = asked.scenes or [name for name, scene in scenes.items() if scene.quick or not asked.quick]
-    out = RECORDED if asked.record else asked.out
-    if not asked.record:
+    if records.RESULTS not in out.parents:
         out.unlink(missing_ok=True)
     load = os.getloadavg()[0]
     if load > BUSY:
-        note(f"load average {load:.1f}: others are at work here, and the figures will show it")
+        parts.note(f"load average {load:.1f}: others are at work here, and the figures will show it")
     shown: list[Record] = []
     for name in chosen:
         wanted = [peer for peer in peers.names(scenes[name].peers) if not asked.peers or peer in asked.peers]
@@ -160,7 +150,7 @@ def main() -> None:
             ran.append({"bench": "rates", **record, "load_before": load})
             records.append(out, ran[-1])
         shown += ran
-    print(report.markdown(shown))
+    print(tables.rates(shown))
 
 
 if __name__ == "__main__":

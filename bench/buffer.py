@@ -17,27 +17,20 @@ ended.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import buffer_data, buffer_report, machine, records, slowfs
+from bench import machine, parts, records, slowfs, tables
 from bench.buffer_scenes import PEERS, Scene, scenes
+from bench.scene import make
 from bench.slowfs import calibrate
 from solar.values import Storage
 
-ROOT = Path(__file__).parent.parent
-RECORDED = ROOT / "bench" / "results" / "buffer.jsonl"
 ASKED_FOR = ("course",)  # what runs only if it is named
 LIMIT = 1800  # seconds for a reader
 Record = dict[str, Any]
@@ -46,8 +39,8 @@ Record = dict[str, Any]
 @contextlib.contextmanager
 def stored(scene: Scene, folder: Path) -> Iterator[tuple[Path, slowfs.Slowed | None]]:
     """The file of the scene where readers find it, all of it in the page cache of its own disk; and the mount."""
-    note(f"{scene.title}: making {scene.samples * scene.sample_nbytes / 2**20:,.0f} MiB")
-    buffer_data.make(folder / "data.h5", scene.samples, scene.shape, **scene.options)
+    parts.note(f"{scene.title}: making {scene.samples * scene.sample_nbytes / 2**20:,.0f} MiB")
+    make(scene.data, folder)
     machine.fill_cache(folder)
     if not scene.slowed:
         yield folder / "data.h5", None
@@ -57,48 +50,22 @@ def stored(scene: Scene, folder: Path) -> Iterator[tuple[Path, slowfs.Slowed | N
 
 
 def run(scene: Scene, peer: str, fraction: float, folder: Path, path: Path, mount: Any, rounds: int) -> Record:
-    """The record of one reader, from its own process."""
+    """The record of one reader, from its own process, or those of its ranks."""
     memory = int(fraction * scene.samples * scene.sample_nbytes)
-    storage = mount and {"latency": mount.latency, "bandwidth": mount.bandwidth, "iops": mount.iops}
+    storage = mount and mount.costs
     job = {
         "peer": peer, "folder": str(folder), "path": str(path), "mount": mount and str(mount.path),
         "samples": scene.samples, "batch": scene.batch, "memory": memory, "rounds": rounds, "storage": storage,
         "settings": scene.settings, "part": scene.part, "search": scene.search, "shape": scene.shape,
-        "ranks": scene.ranks, "bounded": "bound" in scene.options,
+        "ranks": scene.ranks, "bounded": "plugin" in scene.data.filters,
     }  # fmt: skip
     record = {"scene": scene.name, "title": scene.title, "peer": peer, "fraction": fraction, "memory": memory,
               "samples": scene.samples, "batch": scene.batch, "storage": storage}  # fmt: skip
     try:
-        return finished(record | joined(launched(job)))
-    except subprocess.TimeoutExpired:
-        return record | {"failed": f"no end in {LIMIT} s"}
+        found = parts.measured(LIMIT, "bench.buffer_part", job, parts.torch_ranks(scene.ranks))
+        return finished(record | joined(found))
     except RuntimeError as error:
         return record | {"failed": str(error)}
-
-
-def launched(job: Record) -> list[Record]:
-    """What each rank of a reader found, from its own process. RuntimeError with the last words of one that failed."""
-    command, ranks = [sys.executable, "-m", "bench.buffer_part", json.dumps(job)], job["ranks"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    running = []
-    for rank in range(ranks):
-        own = {"RANK": rank, "LOCAL_RANK": rank, "GLOO_SOCKET_IFNAME": "lo", **shared} if ranks > 1 else {}
-        env = os.environ | {name: str(value) for name, value in own.items()}
-        pipe = subprocess.PIPE
-        running.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True))
-    try:
-        said = [process.communicate(timeout=LIMIT) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    for process, (_, errors) in zip(running, said, strict=True):
-        if process.returncode:
-            raise RuntimeError((errors.strip().splitlines() or [f"status {process.returncode}"])[-1][:300])
-    return [json.loads(output.splitlines()[-1]) for output, _ in said]
 
 
 def joined(found: list[Record]) -> Record:
@@ -128,25 +95,21 @@ def finished(record: Record) -> Record:
     return record
 
 
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 Left = list[tuple[float, str]]  # memory and reader
 
 
 def run_scene(scene: Scene, left: Left, folder: Path | None, rounds: int, facts: Record) -> Iterator[Record]:
     """Makes the data, lets each reader run, deletes the data."""
     if scene.slowed and (reason := slowfs.lacking()):
-        note(f"{scene.title}: skipped: {reason}")
+        parts.note(f"{scene.title}: skipped: {reason}")
         return
     with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=folder) as name:
-        facts = facts | {"machine": machine.facts(Path(name)), "versions": machine.versions()}
+        facts = facts | machine.described(Path(name))
         with stored(scene, Path(name)) as (path, mount):
             for fraction, peer in left:
                 load = os.getloadavg()[0]
                 record = run(scene, peer, fraction, Path(name), path, mount, rounds)
-                note(f"    {buffer_report.line(record)}")
+                parts.note(f"    {line(record)}")
                 yield {"bench": "buffer", **record, "load_before": load, **facts}
 
 
@@ -157,28 +120,35 @@ def calibrated() -> list[Record]:
     found = []
     with calibrate.folder() as source, slowfs.mounted(source) as mount:
         for one in calibrate.measure(mount):
-            note(f"    {calibrate.line(one)}")
+            parts.note(f"    {calibrate.line(one)}")
             found.append(one)
     return found
 
 
+def line(record: Record) -> str:
+    """One record for people."""
+    head = f"{record['title']:38} f={record['fraction']:<5} {record['peer']:7}"
+    words = {"planned_seconds": "planned", "modelled_seconds": "modelled for what the mount counted"}
+
+    def said(one: Record) -> str:
+        beside = "".join(f" ({one[name]:,.2f} {word})" for name, word in words.items() if name in one)
+        memory = f"{tables.mebibytes(one['peak_rss'])} MiB, {tables.setting(one, ' ')}"
+        return f"{one['median']:10,.1f} samples/s, {one['epoch_seconds']:8,.2f} s an epoch{beside}, {memory}"
+
+    return tables.line(head, record, said)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.buffer", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small data, for a look")
-    parser.add_argument("--scenes", nargs="+", choices=scenes(False), metavar="NAME", default=list(scenes(False)))
-    parser.add_argument("--peers", nargs="+", choices=PEERS + ASKED_FOR, metavar="NAME", default=list(PEERS))
+    peers = PEERS + ASKED_FOR
+    parser = records.arguments("bench.buffer", __doc__, "buffer", scenes=scenes(False), peers=peers)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="for the data, on the local disk: 5 GB")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "buffer.jsonl", help="lines are added")
-    parser.add_argument("--record", action="store_true", help=f"add them to {RECORDED.relative_to(ROOT)} instead")
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that data are deleted and mounts go
-    out = RECORDED if asked.record else asked.out
+    out = asked.out
     facts: Record = {"quick": asked.quick}
     shown, chosen = [], []
-    for scene in (scenes(asked.quick)[name] for name in asked.scenes):
+    for scene in (scenes(asked.quick)[name] for name in asked.scenes or scenes(False)):
         wanted = [(fraction, peer) for fraction in scene.fractions
-                  for peer in (*scene.peers_at(fraction), *ASKED_FOR) if peer in asked.peers]  # fmt: skip
+                  for peer in (*scene.peers_at(fraction), *ASKED_FOR) if peer in (asked.peers or PEERS)]  # fmt: skip
         there = [records.found(out, scene=scene.name, peer=peer, fraction=fraction, quick=asked.quick)
                  for fraction, peer in wanted]  # fmt: skip
         shown += [one for one in there if one]
@@ -189,7 +159,7 @@ def main() -> None:
         for record in run_scene(scene, left, asked.folder, asked.rounds, facts) if left else ():
             shown.append(record)
             records.append(out, record)
-    print(buffer_report.markdown(shown))
+    print(tables.buffered(shown))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One reader of `python -m bench.buffer`, in its own process: a job as JSON in, its measures as JSON out.
+"""One reader of `python -m bench.buffer`, in a process of its own.
 
 torch     the best of a few settings; each round is a stated part of an epoch
 solar     DataLoader(buffer=...): whole epochs, of which the first and the last are not timed, but compared byte by byte
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -20,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import buffer_torch, machine
-from bench.buffer_data import FIELD, NBYTES, Check
+from bench import machine, torch_side
+from bench.scene import FIELD, NBYTES, Check
 
 Job = dict[str, Any]
 Measures = dict[str, Any]
@@ -80,6 +79,13 @@ def timed_part(job: Job, batches: Iterable[Any], order: NDArray[np.int64], run_u
 # --- PyTorch ----
 
 
+def by_torch(job: Job, order: NDArray[np.int64], kind: str, workers: int) -> Any:
+    """Each row of the order is a batch; the memory is shared among the workers as chunk caches."""
+    made, collate = (torch_side.Items, None) if kind == "items" else (torch_side.Sorted, torch_side.as_is)
+    data = made(Path(job["path"]), job["samples"], job["memory"] // max(1, workers))
+    return torch_side.batches(data, order, workers, collate)
+
+
 def torch_part(job: Job) -> Measures:
     if job["bounded"]:
         import solar.filters  # noqa: F401 - tells libhdf5, and that of the workers, of our filter
@@ -89,7 +95,7 @@ def torch_part(job: Job) -> Measures:
         workers = setting["workers"]
         run_up, part = 1 + 2 * workers, max(batches, 2 * workers)  # of which workers have two each on their way
         order = order_of(job, epoch)[: run_up + part + 2 * workers]
-        made = buffer_torch.batches(Path(job["path"]), job["memory"], order, **setting)
+        made = by_torch(job, order, **setting)
         return timed_part(job, made, order, run_up, part)
 
     for setting in job["settings"]:
@@ -98,7 +104,7 @@ def torch_part(job: Job) -> Measures:
     best = max(tried, key=lambda pair: pair[1])[0]
     check = Check(Path(job["folder"]), job["shape"])
     some = order_of(job, 0)[:COMPARED]
-    for batch, samples in zip(buffer_torch.batches(Path(job["path"]), job["memory"], some, **best), some, strict=True):
+    for batch, samples in zip(by_torch(job, some, **best), some, strict=True):
         check.bytes(batch, samples)
     rounds = [run(best, job["part"], 1 + number) for number in range(job["rounds"])]
     return {
@@ -203,17 +209,11 @@ PARTS: dict[str, Callable[[Job], Measures]] = {
 }
 
 
-def main() -> None:
-    job = json.loads(sys.argv[1])
+def part(job: Job) -> Measures:
     if job["ranks"] > 1:
         import torch
 
         torch.distributed.init_process_group("gloo")
     found: Measures = {}
     peak = machine.peak_rss(lambda: found.update(PARTS[job["peer"]](job)))
-    print(json.dumps(found | {"peak_rss": peak}), flush=True)
-    os._exit(0)  # workers of abandoned iterators would keep the process from ending
-
-
-if __name__ == "__main__":
-    main()
+    return found | {"peak_rss": peak}

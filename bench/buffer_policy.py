@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.buffer_data import FIELD, NBYTES, SHAPE
+from bench.scene import FIELD, NBYTES, SHAPE
 from solar import _native, inspect
 from solar.io.read.engine import Engine, source_of
 from solar.planner.course import Plan, plan_rows

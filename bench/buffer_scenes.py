@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any
 
-from bench.buffer_data import SHAPE
+from bench import scene
+from bench.scene import SHAPE
+from bench.scenes import CODEC
 
 PEERS = ("torch", "pinned", "paper", "solar")
 TWO = ("torch", "solar")
@@ -26,19 +27,25 @@ class Scene:
     settings: tuple[dict[str, Any], ...]  # that torch tries
     part: int  # batches of a round of torch
     search: int  # batches of a try
-    options: dict[str, Any] = field(default_factory=dict)  # of buffer_data.make
+    options: dict[str, Any] = field(default_factory=dict)  # of bench.scene.Scene
     batch: int = 64
     shape: tuple[int, ...] = SHAPE
     ranks: int = 1
     paper: tuple[float, ...] = ()  # the fractions at which the published SOLAR's policy runs, which takes whole epochs
 
     @property
+    def data(self) -> scene.Scene:
+        """What is in the file."""
+        facts: dict[str, Any] = {"batch": self.batch, "numbered": True, **self.options}
+        return scene.Scene(self.name, self.title, self.samples, self.shape, "f4", **facts)
+
+    @property
     def sample_nbytes(self) -> int:
-        return prod(self.shape) * 4
+        return self.data.sample_nbytes
 
     def peers_at(self, fraction: float) -> list[str]:
         """Who runs with this much memory. What torch does with contiguous data does not depend on it."""
-        alike = fraction != self.fractions[0] and "chunks" not in self.options
+        alike = fraction != self.fractions[0] and "chunk" not in self.options
         left = {"torch"} if alike else set()
         if fraction not in self.paper:
             left.add("paper")
@@ -67,18 +74,18 @@ def scenes(quick: bool) -> dict[str, Scene]:
     auto_gzip = Scene(
         "auto_gzip", "64 KB, h5py's automatic chunks, gzip", most, (0.25,), False, TWO,
         ways(*tried), part=2 if quick else 6,
-        search=1 if quick else 2, options={"chunks": True, "compression": "gzip"},
+        search=1 if quick else 2, options={"chunk": "auto", "filters": {"compression": "gzip"}},
     )  # fmt: skip
     found = (
         slowed,
         replace(small, name="slowed_2_ranks", title="64 KB, contiguous, slowed, 2 ranks", ranks=2),
-        replace(small, name="slowed_chunk64", title="64 KB, 64-sample chunks, slowed", options={"chunks": 64}),
+        replace(small, name="slowed_chunk64", title="64 KB, 64-sample chunks, slowed", options={"chunk": 64}),
         replace(small, name="slowed_codec", title="64 KB, our codec (off by 0.4 at most), slowed", fractions=(0.1,),
-                options={"chunks": 1, "bound": 0.4}),
+                options={"chunk": 1, "filters": CODEC}),
         replace(large, name="slowed_3m", title="3 MB, contiguous, slowed", samples=most // 32, shape=(3, 512, 512),
                 batch=8),
         replace(large, name="slowed_17m", title="17 MB, contiguous, slowed", samples=96 if quick else 512,
                 shape=(4, 128, 128, 64), batch=2),
         auto_gzip,
     )  # fmt: skip
-    return {scene.name: scene for scene in found}
+    return {one.name: one for one in found}

@@ -4,7 +4,7 @@ All in one process on one thread (but for the loader's), on the same arrays with
 each sample's range of finite values. Rates are decoded bytes by the thread's own time, which other programs do not
 take; of several passes the fastest counts. "beyond" counts the values further off than the bound, NaN and infinities
 that did not come back included. "to float32" is decoding whole numbers into float32, whose bytes count there; ratios
-are of the numbers as they are. --record adds all rows, with the machine's facts, to bench/results/codec.jsonl.
+are of the numbers as they are. All rows are recorded, with the machine's facts.
 """
 
 from __future__ import annotations
@@ -14,18 +14,41 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import machine, records
+from bench import codec_tables, machine, records, tables
 from bench.codec_fields import BOUNDS, FILL, Samples, all_sets, span
 from bench.codec_peers import Peer, peers
-from bench.codec_report import RECORDED, Row, Scaling, summaries
 from bench.codec_threads import twice
 from solar import _native
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one codec did with one set."""
+
+    set: str
+    bound: float  # of the range; 0: lossless
+    codec: str
+    ratio: float
+    decode_gbs: float
+    encode_mbs: float
+    beyond: int
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How many times faster two are than one: of the loader's reader threads, and of the decoder's processes."""
+
+    set: str
+    codec: str
+    batch: int  # samples of 1 MiB
+    two_threads: float
+    two_decoders: float  # which share nothing but the machine
 
 
 def fastest(work: Callable[[], Any], seconds: float, clock: Callable[[], float] = time.thread_time) -> float:
@@ -95,34 +118,37 @@ def rows_of(name: str, samples: Samples, quick: bool) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", nargs="*", help="only these")
-    parser.add_argument("--quick", action="store_true", help="one bound, short measurements")
-    parser.add_argument("--record", action="store_true", help="add all rows to bench/results/codec.jsonl")
-    asked = parser.parse_args()
+def chosen_sets(names: Iterable[str], parser: argparse.ArgumentParser) -> dict[str, Callable[[], Samples]]:
+    """The sets of these names; without any, all."""
     known = all_sets()
-    if unknown := set(asked.sets) - set(known):
+    if unknown := set(names) - set(known):
         parser.error(f"no set {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    return {name: known[name] for name in names or known}
+
+
+def main() -> None:
+    parser = records.arguments("bench.codec", __doc__, "codec")
+    parser.add_argument("sets", nargs="*", help="only these")
+    asked = parser.parse_args()
+    sets = chosen_sets(asked.sets, parser)
     print(f"{machine.cpu_name()}, {os.cpu_count()} cores; paths {', '.join(_native.codec_paths())}\n")
-    print("| set | bound | codec | ratio | decode GB/s | encode MB/s | beyond |\n" + "| --- " * 7 + "|")
+    print(tables.heading("set|bound:|codec|ratio:|decode GB/s:|encode MB/s:|beyond:"))
     rows: list[Row] = []
-    for name in asked.sets or known:
-        for row in rows_of(name, known[name](), asked.quick):
-            print(f"| {row.set} | {row.bound:g} | {row.codec} | {row.ratio:.2f} | {row.decode_gbs:.2f} "
-                  f"| {row.encode_mbs:.0f} | {row.beyond} |", flush=True)  # fmt: skip
+    for name, samples in sets.items():
+        for row in rows_of(name, samples(), asked.quick):
+            rates = f"{row.ratio:.2f}", f"{row.decode_gbs:.2f}", f"{row.encode_mbs:.0f}"
+            print(tables.row((row.set, f"{row.bound:g}", row.codec, *rates, row.beyond)), flush=True)
             rows.append(row)
-    field = known["turb64"]()[0]
+    field = all_sets()["turb64"]()[0]
     scaling = [
         Scaling("turb64", coder, batch, *twice(field, coder, batch))
         for coder in ("pack", "dense")
         for batch in (32, 128)
     ]
-    print("\n" + summaries(rows, scaling))
-    if asked.record:
-        facts = {"machine": machine.facts(RECORDED.parent), "versions": machine.versions()}
-        for found in (*rows, *scaling):
-            records.append(RECORDED, asdict(found) | facts)
+    print("\n" + codec_tables.summary(map(asdict, rows), map(asdict, scaling)))
+    facts = {"bench": "codec", **machine.described(asked.out.parent.parent)}
+    for found in (*rows, *scaling):
+        records.append(asked.out, asdict(found) | facts)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +107,3 @@ def span(sample: NDArray[Any]) -> float:
     """The range of its values."""
     values = sample[np.abs(sample) < FILL] if sample.dtype.kind == "f" else sample
     return float(values.max()) - float(values.min())
-
-
-def mean(values: Iterable[float]) -> float:
-    """The geometric mean."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
+from examples.common import PlainH5
 from solar import DataLoader, H5Dataset
 
 SIZE = 64  # pixels along each side of a pattern
@@ -60,22 +61,6 @@ def make_patterns(path: Path, samples: int, seed: int = 0) -> None:
             counts[first:stop] = photons
             packed[first:stop] = photons
             truth[first:stop] = np.stack([np.abs(waves), np.angle(waves)], axis=1)
-
-
-class PlainH5(Dataset):
-    """The dataset one writes by hand: the file is opened lazily in each worker, a sample is one h5py read."""
-
-    def __init__(self, path: Path, fields: dict[str, str]) -> None:
-        self.path, self.fields, self.file = path, fields, None
-        with h5py.File(path) as file:
-            self.samples = len(file[next(iter(fields.values()))])
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, sample: int) -> dict[str, np.ndarray]:
-        self.file = self.file or h5py.File(self.path)
-        return {name: self.file[dataset][sample] for name, dataset in self.fields.items()}
 
 
 class Surrogate(nn.Module):

@@ -10,40 +10,26 @@ Ratios come from one run: peers take turns, three rounds each, and the median is
 from __future__ import annotations
 
 import argparse
-import functools
+import itertools
 import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
+from examples.common import PlainH5
 from solar import DataLoader, H5Dataset, compress
 
 SIDE, BATCH, ROUNDS = 256, 64, 3
-Make = Callable[[], Iterator[torch.Tensor]]
-
-
-class Rows(Dataset[Any]):
-    """A sample is one read by h5py, with a file of its own in each process."""
-
-    def __init__(self, path: str) -> None:
-        self.path, self.file = path, None
-
-    def __len__(self) -> int:
-        with h5py.File(self.path) as file:
-            return len(file["x"])
-
-    def __getitem__(self, index: int) -> Any:
-        self.file = self.file or h5py.File(self.path)["x"]
-        return self.file[index]
+FIELDS = {"x": "x"}
+Batches = Iterator[dict[str, torch.Tensor]]
 
 
 def write(folder: Path, samples: int) -> tuple[str, str]:
@@ -59,20 +45,26 @@ def write(folder: Path, samples: int) -> tuple[str, str]:
     return str(plain), str(encoded)
 
 
-def by_solar(path: str, device: str, **options: Any) -> Iterator[torch.Tensor]:
-    with DataLoader(H5Dataset(path, "x"), BATCH, True, drop_last=True, device=device, ahead=8, **options) as loader:
+def by_solar(path: str, fields: dict[str, str], batch: int, device: str, **options: Any) -> Batches:
+    data = H5Dataset(path, fields)
+    with DataLoader(data, batch, True, drop_last=True, device=device, ahead=8, **options) as loader:
         while True:
             yield from loader
 
 
-def by_torch(path: str, device: str, workers: int) -> Iterator[torch.Tensor]:
+def by_torch(path: str, fields: dict[str, str], batch: int, device: str, workers: int) -> Batches:
     loader = torch.utils.data.DataLoader(
-        Rows(path), BATCH, True, drop_last=True, num_workers=workers, pin_memory=device != "cpu",
+        PlainH5(Path(path), fields), batch, True, drop_last=True, num_workers=workers, pin_memory=device != "cpu",
         persistent_workers=workers > 0, multiprocessing_context="forkserver" if workers else None,
     )  # fmt: skip
     while True:
-        for batch in loader:
-            yield batch.to(device, non_blocking=True)
+        for one in loader:
+            yield {name: values.to(device, non_blocking=True) for name, values in one.items()}
+
+
+def needs_gpu(device: str) -> None:
+    if device != "cpu" and not torch.cuda.is_available():
+        sys.exit("skipped: torch finds no CUDA device here (--device cpu only shows that it runs)")
 
 
 def wait(device: str) -> None:
@@ -94,7 +86,7 @@ def copy_rate(device: str, seconds: float) -> float:
     return copies * host.nbytes / (time.perf_counter() - begin)
 
 
-def paced(batches: Iterator[torch.Tensor], device: str, seconds: float, products: int) -> float:
+def paced(batches: Batches, device: str, seconds: float, products: int) -> float:
     """Seconds a batch, with so many matrix products in each step."""
     weight = torch.ones((2048, 2048), device=device)
     steps = 0
@@ -104,7 +96,7 @@ def paced(batches: Iterator[torch.Tensor], device: str, seconds: float, products
         batch = next(batches)
         for _ in range(products):
             weight @ weight
-        batch.sum()
+        batch["x"].sum()
         wait(device)
         steps += 1
     return (time.perf_counter() - begin) / steps
@@ -112,7 +104,7 @@ def paced(batches: Iterator[torch.Tensor], device: str, seconds: float, products
 
 def alone(device: str, seconds: float) -> tuple[int, float]:
     """As many products as take about as long as five copies of a batch, and how long a step of them takes."""
-    given = iter(lambda: torch.ones(1, device=device), None)
+    given = itertools.repeat({"x": torch.ones(1, device=device)})
     each = (paced(given, device, seconds, 16) - paced(given, device, seconds, 0)) / 16
     copy = BATCH * SIDE * SIDE * 4 / copy_rate(device, seconds)
     products = max(1, round(5 * copy / max(each, 1e-9)))
@@ -128,8 +120,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="*", default=[2, 4, 8, 16])
     parser.add_argument("--folder")
     asked = parser.parse_args()
-    if asked.device != "cpu" and not torch.cuda.is_available():
-        sys.exit("skipped: torch finds no CUDA device here (--device cpu only shows that it runs)")
+    needs_gpu(asked.device)
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         plain, encoded = write(Path(folder), asked.samples)
         measure(plain, encoded, asked.device, asked.seconds, asked.workers)
@@ -137,19 +128,19 @@ def main() -> None:
 
 def measure(plain: str, encoded: str, device: str, seconds: float, workers: list[int]) -> None:
     """One JSON line for each peer."""
-    peers: dict[str, Make] = {
-        "solar": functools.partial(by_solar, plain, device),
-        "solar, bfloat16": functools.partial(by_solar, plain, device, dtype="bfloat16"),
-        "solar, decoded on the host": functools.partial(by_solar, encoded, device),
-        "solar, decoded on the device": functools.partial(by_solar, encoded, device, decode="device"),
+    of = (FIELDS, BATCH, device)
+    running: dict[str, Batches] = {
+        "solar": by_solar(plain, *of),
+        "solar, bfloat16": by_solar(plain, *of, dtype="bfloat16"),
+        "solar, decoded on the host": by_solar(encoded, *of),
+        "solar, decoded on the device": by_solar(encoded, *of, decode="device"),
     }
-    peers |= {f"torch, {n} workers": functools.partial(by_torch, plain, device, n) for n in workers}
+    running |= {f"torch, {n} workers": by_torch(plain, *of, n) for n in workers}
     nbytes = BATCH * SIDE * SIDE * 4
     copied = copy_rate(device, seconds)
     products, without = alone(device, seconds)
     tell(what="pinned copy", gigabytes_a_second=copied / 1e9, step_seconds_without_loader=without)
-    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in peers}
-    running = {name: make() for name, make in peers.items()}
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
     for batches in running.values():
         paced(batches, device, seconds / 3, 0)  # files come into the page cache, processes start
     for _ in range(ROUNDS):

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bench import machine
+from bench import machine, tables
 from bench.codec_fields import gaussian_field
 from solar import _native
 from solar.gpu.kernels import Decoder
@@ -153,13 +153,13 @@ def main() -> None:
         return
     place = torch.cuda.get_device_name() if DEVICE == "cuda" else "no GPU"
     print(f"{place}, torch {torch.__version__}; {machine.cpu_name()}, {os.cpu_count()} cores\n")
-    print("| what | coder | predictor | out | ratio | GB/s | median µs |\n" + "| --- " * 7 + "|")
+    print(tables.heading("what|coder|predictor|out|ratio:|GB/s:|median µs:"))
     rows = list(copying(int(asked.share * (64 << 20)), asked.passes))
     for name, (samples, *_) in SHAPES.items():
         rows += decoding(name, max(1, int(asked.share * samples)), asked.passes)
     for row in rows:
-        print(f"| {row.what} | {row.coder} | {row.predictor} | {row.out} | {row.ratio:.1f} | {row.gbs:.0f} "
-              f"| {1e6 * row.median_seconds:.0f} |")  # fmt: skip
+        rates = f"{row.ratio:.1f}", f"{row.gbs:.0f}", f"{1e6 * row.median_seconds:.0f}"
+        print(tables.row((row.what, row.coder, row.predictor, row.out, *rates)))
     if asked.json:
         with asked.json.open("a") as file:
             for row in rows:

@@ -14,11 +14,9 @@ import argparse
 import contextlib
 import itertools
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,14 +25,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.device import tell, wait
-from examples.common import PlainH5
+from bench.device import Batches, by_solar, by_torch, needs_gpu, tell, wait
 from examples.cosmoflow.model import CosmoFlow
 from examples.ptychonn.model import PtychoNN
-from solar import DataLoader, H5Dataset
 
 DISTINCT = 16  # samples that are made; the file repeats them
-Batches = Iterator[dict[str, torch.Tensor]]
 
 
 class Scene(NamedTuple):
@@ -61,24 +56,6 @@ def write(path: Path, scene: Scene, samples: int) -> None:
             made = file.create_dataset(name, (samples, *shape), dtype)
             for first in range(0, samples, DISTINCT):
                 made[first : first + DISTINCT] = some[: samples - first].astype(dtype)
-
-
-def by_solar(path: Path, scene: Scene, device: str) -> Batches:
-    fields = {name: name for name in scene.fields}
-    with DataLoader(H5Dataset(path, fields), scene.batch, True, drop_last=True, device=device, ahead=8) as loader:
-        while True:
-            yield from loader
-
-
-def by_torch(path: Path, scene: Scene, device: str, workers: int) -> Batches:
-    loader = torch.utils.data.DataLoader(
-        PlainH5(path, {name: name for name in scene.fields}), scene.batch, True, drop_last=True, num_workers=workers,
-        pin_memory=device != "cpu", persistent_workers=workers > 0,
-        multiprocessing_context="forkserver" if workers else None,
-    )  # fmt: skip
-    while True:
-        for batch in loader:
-            yield {name: values.to(device, non_blocking=True) for name, values in batch.items()}
 
 
 def there_already(scene: Scene, device: str) -> Batches:
@@ -118,8 +95,9 @@ def measure(name: str, scene: Scene, path: Path, asked: argparse.Namespace) -> N
     training, still = Training(scene, device), there_already(scene, device)
     training.seconds(still, 2)  # kernels are chosen
     steps = max(3, round(asked.seconds / training.seconds(still, 3)))
-    running: dict[str, Batches] = {"solar": by_solar(path, scene, device)}
-    running |= {f"torch, {n} workers": partial(by_torch, path, scene, device, n)() for n in asked.workers}
+    of = (str(path), {name: name for name in scene.fields}, scene.batch, device)
+    running: dict[str, Batches] = {"solar": by_solar(*of)}
+    running |= {f"torch, {n} workers": by_torch(*of, n) for n in asked.workers}
     for batches in running.values():
         training.seconds(batches, 3)  # files come into the page cache, processes start
     rounds: dict[str, list[float]] = {who: [] for who in ("no loader", *running)}
@@ -150,8 +128,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, help="samples, in place of the scene's")
     parser.add_argument("--folder", help="for the data: 5 GB")
     asked = parser.parse_args(argv)
-    if asked.device != "cpu" and not torch.cuda.is_available():
-        sys.exit("skipped: torch finds no CUDA device here (--device cpu only shows that it runs)")
+    needs_gpu(asked.device)
     if asked.device == "cpu":
         torch.set_num_threads(1)  # on a busy machine its threads wait for each other
     for name in asked.scenes:

@@ -14,23 +14,20 @@ DLIO asks for packages that this workload does not use (TensorFlow, DALI, ...); 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import machine, records, slowfs
+from bench import machine, parts, records, slowfs, tables
 
-ROOT = Path(__file__).parent.parent
-RECORDED = ROOT / "bench" / "results" / "dlio.jsonl"
+STORAGES = ("warm", "slowed")
 NEEDED = ("dlio_benchmark", "hydra", "pandas", "mpi4py", "dftracer")
 FILES, SAMPLES, NBYTES, COMPUTE, EPOCHS = 4, 48, 2_828_486, 0.0035, 3
 READERS = (0, 2, 4)
@@ -82,13 +79,10 @@ def dlio(folder: Path, asked: dict[str, Any]) -> Record:
     output = Path(asked["output"]["folder"])
     shutil.rmtree(output, ignore_errors=True)
     command = [sys.executable, "-P", "-c", PROGRAM, json.dumps(asked)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     try:
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"no end in {LIMIT} s"}
-    if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1][:300]}
+        parts.said(command, LIMIT, [{"OMP_NUM_THREADS": 1, "PYTHONPATH": records.ROOT}], folder)
+    except RuntimeError as error:
+        return {"failed": str(error)}
     summary = output / "summary.json"
     return dict(json.loads(summary.read_text())["metric"]) if summary.exists() else {}
 
@@ -132,29 +126,22 @@ def run_scene(name: str, folder: Path, place: Path, left: list[str]) -> Iterator
 
 def line(record: Record) -> str:
     """One record for people."""
-    head = f"{record['scene']:8} {record['peer']:24}"
-    if "failed" in record:
-        return f"{head} failed: {record['failed']}"
-    reached = record["utilisation"]
-    return (
-        f"{head} {sum(reached) / len(reached):6.1%} of the time computing, {record['setting']['read_threads']} readers"
-    )
+
+    def said(one: Record) -> str:
+        mean = sum(one["utilisation"]) / len(one["utilisation"])
+        return f"{mean:6.1%} of the time computing, {one['setting']['read_threads']} readers"
+
+    return tables.line(f"{record['scene']:8} {record['peer']:24}", record, said)
 
 
 def main() -> None:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m bench.dlio", description=__doc__, formatter_class=form)
-    parser.add_argument("--scenes", nargs="+", choices=("warm", "slowed"), default=["warm", "slowed"])
-    parser.add_argument("--folder", type=Path, help="for the data, on the local disk: 1 GB")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "dlio.jsonl")
-    parser.add_argument("--record", action="store_true", help=f"adds to {RECORDED.relative_to(ROOT)} instead")
-    asked = parser.parse_args()
+    asked = records.arguments("bench.dlio", __doc__, "dlio", scenes=STORAGES).parse_args()
+    scenes, out = asked.scenes or STORAGES, asked.out
     if reason := lacking():
         print(f"skipped: {reason}")
         return
-    out = RECORDED if asked.record else asked.out
     left = {name: [label for label, _ in loaders() if not records.found(out, scene=name, peer=label)]
-            for name in asked.scenes}  # fmt: skip
+            for name in scenes}  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=asked.folder) as made:
         folder = Path(made)
         source = folder / "source"
@@ -162,8 +149,8 @@ def main() -> None:
             failed = dlio(folder, workload(source / "data", folder / "output", True, {})).get("failed")
             if failed:
                 sys.exit(f"DLIO does not make its data: {failed}")
-        facts = {"machine": machine.facts(folder), "versions": machine.versions()}
-        for name in asked.scenes:
+        facts = machine.described(folder)
+        for name in scenes:
             if name == "slowed" and (reason := slowfs.lacking()):
                 print(f"slowed: skipped: {reason}")
                 continue

@@ -8,16 +8,14 @@ one thread's own time, the fastest of several passes.
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from statistics import geometric_mean as mean
 
 import numpy as np
 
-from bench.codec import beyond, fastest
-from bench.codec_fields import BOUNDS, Samples, all_sets, mean, span
+from bench import machine, records, tables
+from bench.codec import beyond, chosen_sets, fastest
+from bench.codec_fields import BOUNDS, Samples, span
 from solar import _native
 
 TRAIN = 64  # samples to train with
@@ -85,7 +83,7 @@ def line(row: Row) -> str:
              gain(row.rows, row.auto), f"{row.auto.patched:.0%}",
              gain(row.auto, row.learned), f"{row.learned.learned:.0%}",
              " / ".join(f"{one.decode_gbs:.1f}" for one in ways), str(sum(one.beyond for one in ways))]  # fmt: skip
-    return "| " + " | ".join(cells) + " |"
+    return tables.row(cells)
 
 
 def summary(rows: list[Row]) -> str:
@@ -95,33 +93,23 @@ def summary(rows: list[Row]) -> str:
     return f"Geometric means: auto over rows {auto:.3f}; learned over auto {learned:.3f}, at {slower:.2f} of its rate"
 
 
-def rows_of(names: Iterable[str], bounds: Iterable[float]) -> Iterator[Row]:
-    known = all_sets()
-    for name in names:
-        samples = known[name]()
-        for share in (0.0,) if samples[0].dtype.kind in "iu" else bounds:
-            yield row_of(name, share, samples)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = records.arguments("bench.learned", __doc__, "learned")
     parser.add_argument("sets", nargs="*", help="only these")
     parser.add_argument("--bounds", nargs="+", type=float, default=BOUNDS, help="shares of each sample's range")
-    parser.add_argument("--json", type=Path, help="append all rows to this file, a line each")
     asked = parser.parse_args()
-    known = all_sets()
-    if unknown := set(asked.sets) - set(known):
-        parser.error(f"no set {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    print("| set | bound | ratio in rows | auto over rows | tiles in patches | learned over auto | tiles learned "
-          "| GB/s: rows / auto / learned | beyond |\n" + "| --- " * 9 + "|")  # fmt: skip
+    ways = "set|bound:|ratio in rows:|auto over rows:|tiles in patches:|learned over auto:|tiles learned:"
+    print(tables.heading(f"{ways}|GB/s, rows / auto / learned:|beyond:"))
     rows = []
-    for row in rows_of(asked.sets or known, asked.bounds):
-        print(line(row), flush=True)
-        rows.append(row)
+    for name, made in chosen_sets(asked.sets, parser).items():
+        samples = made()
+        for share in (0.0,) if samples[0].dtype.kind in "iu" else asked.bounds[:1] if asked.quick else asked.bounds:
+            rows.append(row_of(name, share, samples, 0.0 if asked.quick else 0.3))
+            print(line(rows[-1]), flush=True)
     print(f"\n{summary(rows)}")
-    if asked.json:
-        with asked.json.open("a") as file:
-            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
+    facts = {"bench": "learned", **machine.described(asked.out.parent.parent)}
+    for row in rows:
+        records.append(asked.out, asdict(row) | facts)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What compressed inputs do to a training: final losses by bound, beside their spread over seeds.
 
-    python -m bench.lossy [--case ptychonn flow] [--out bench/results/lossy.jsonl] [--folder build/lossy]
+    python -m bench.lossy [--case ptychonn flow] [--folder build/lossy] [--record]
 
 ptychonn: PtychoNN on the simulated scan of examples/ptychonn, photons as integers. flow: a small network that tells how
 steep the spectrum of a random field is, float32. A case's file is made once, its inputs are compressed with each bound,
@@ -12,10 +12,9 @@ The models are for `solar tune`, too; docs/lossy.md has the commands.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench import machine
+from bench import machine, records
 from examples import common
 from examples.ptychonn import data
 from examples.ptychonn.model import PtychoNN
@@ -158,11 +157,13 @@ def trained(case: Case, path: Path, original: Path, seed: int) -> dict[str, Any]
     }
 
 
-def records(name: str, folder: Path) -> Iterator[dict[str, Any]]:
+def runs_of(name: str, folder: Path, quick: bool) -> Iterator[dict[str, Any]]:
     """A record for each run."""
     original, case = make(name, folder), CASES[name]
+    if quick:
+        case = replace(case, epochs=1, bounds=case.bounds[-1:])
     setting = {key: getattr(case, key) for key in ("samples", "size", "batch", "rate", "epochs")}
-    facts = {"machine": machine.facts(folder), "versions": machine.versions()}
+    facts = machine.described(folder)
     for relative, seed in case.runs:
         path, stored = compressed(original, case.fields[0], relative)
         found = trained(case, path, original, seed)
@@ -170,18 +171,13 @@ def records(name: str, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", choices=CASES, nargs="+", default=list(CASES))
-    parser.add_argument("--out", type=Path, default=Path("bench/results/lossy.jsonl"), help="where lines are added")
-    parser.add_argument(
-        "--folder", type=Path, default=Path("build/lossy"), help="of the files, and the compressed ones"
-    )
+    parser = records.arguments("bench.lossy", __doc__, "lossy", case=CASES)
+    parser.set_defaults(folder=records.ROOT / "build" / "lossy")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    for name in chosen.case:
-        for record in records(name, chosen.folder):
-            with chosen.out.open("a") as out:
-                out.write(json.dumps(record) + "\n")
+    for name in chosen.case or CASES:
+        for record in runs_of(name, chosen.folder, chosen.quick):
+            records.append(chosen.out, record)
             print(f"{name}, rel {record['relative']:g}, seed {record['seed']}: {record['held_out']:.4f}", flush=True)
 
 

@@ -33,6 +33,11 @@ def facts(folder: Path) -> dict[str, Any]:
     }
 
 
+def described(folder: Path) -> dict[str, Any]:
+    """What every record says of where it was measured."""
+    return {"machine": facts(folder), "versions": versions()}
+
+
 def cpu_name() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

@@ -5,7 +5,7 @@
 Without --full the quick set: small data, short rounds, less than ten minutes on a quiet machine of two cores, each
 value of the matrix at least once; what is left out is the product of all values. Each step is a command of its own,
 printed before it runs, and can be run alone. --record adds to bench/results/*.jsonl; given again within an hour, it
-goes on where it was ended. A step that fails is told at the end, and the others run. `python -m bench.matrix_report`
+goes on where it was ended. A step that fails is told at the end, and the others run. `python -m bench.report`
 makes tables of what was recorded.
 """
 
@@ -15,10 +15,10 @@ import argparse
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parent.parent
+from bench import tables
+from bench.records import ROOT
 
 # What is varied, and in which scenes: of `python -m bench`, or of the module that is named.
 MATRIX = {
@@ -79,11 +79,7 @@ def steps(full: bool, record: bool) -> list[Step]:
 
 def listed() -> str:
     """The matrix as tables."""
-    lines = []
-    for varied, values in MATRIX.items():
-        lines += [f"| {varied} | scenes |", "|---|---|"]
-        lines += [f"| {value} | {where} |" for value, where in values.items()] + [""]
-    return "\n".join(lines)
+    return tables.parted(*(tables.table(f"{varied}|scenes", values.items()) for varied, values in MATRIX.items()))
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""Pictures of plans, by the planner itself: what docs/ shows, and the report.
+"""The pictures of docs/: of plans, by the planner itself, and of rates that are recorded.
 
-    python -m bench.pictures [FOLDER]        # docs/pictures
+    python -m bench.pictures [FOLDER]        # docs/
 
 SVG by ourselves, so that the committed files are small, and the same wherever they are made.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bench import records, tables
 from solar.cli.compare import POLICY_NAMES
 from solar.planner import plan, policies, simulate
 from solar.planner.order import ShuffledUses, distributed
@@ -176,6 +177,38 @@ def memory() -> str:
     return _svg(left + wide + 48, top + high + 50, title, parts)
 
 
+def rates() -> str:
+    """Samples per second of PyTorch with h5py, of solar, and the limit, for each scene."""
+    recorded = tables.by_scene(records.read(ROOT / "bench" / "results" / "two_cores.jsonl"))
+    scenes = [found for found in recorded if {"solar_loader", "torch_h5py"} <= found.keys()]
+    left, top, wide, high, decades = 270, 44, 480, 38, range(2, 6)  # powers of ten
+
+    def at(value: float) -> float:
+        return left + wide * (math.log10(value) - decades[0]) / (decades[-1] - decades[0] + 0.6)
+
+    parts = [*_axes(left, top, wide, high * len(scenes), "", "samples per second")]
+    for power in decades:
+        x, foot = at(10**power), top + high * len(scenes)
+        parts.append(f'<path class="g" d="M{x:.1f} {top}V{foot}"/>')
+        parts.append(f'<text x="{x:.1f}" y="{foot + 16}" text-anchor="middle">{10**power:,}</text>')
+    readers = (("torch_h5py", "torch", "PyTorch + h5py, best of 0–4 workers"), ("solar_loader", "solar", "solar"))
+    for place, found in enumerate(scenes):
+        y, limit = top + high * place + 5, tables.limit(found)
+        parts.append(f'<text x="{left - 8}" y="{y + 18}" text-anchor="end">{found["solar_loader"]["title"]}</text>')
+        for shift, (peer, colour, _) in enumerate(readers):
+            long = at(found[peer]["median"]) - left
+            parts.append(
+                f'<path d="M{left} {y + 7 + 14 * shift}h{long:.1f}" stroke="{COLOURS[colour]}" stroke-width="13"/>'
+            )
+        parts += [f'<path d="M{at(limit["median"]):.1f} {y - 2}v32" stroke="#222" stroke-width="2"/>'] if limit else []
+    for x, (_, colour, label) in zip((20, 270), readers, strict=True):
+        parts.append(f'<rect x="{x}" y="14" width="14" height="12" fill="{COLOURS[colour]}"/>')
+        parts.append(f'<text x="{x + 20}" y="25">{label}</text>')
+    parts.append('<path d="M350 12v16" stroke="#222" stroke-width="2"/>')
+    parts.append('<text x="360" y="25">limit: pread, or the decoders alone</text>')
+    return _svg(left + wide + 30, top + high * len(scenes) + 50, "Samples per second of each loader", parts)
+
+
 def _axes(left: int, top: int, wide: int, high: int, upward: str, along: str) -> Iterator[str]:
     yield f'<path class="a" d="M{left} {top}V{top + high}H{left + wide}"/>'
     yield f'<text x="{left + wide}" y="{top + high + 34}" text-anchor="end">{along} →</text>'
@@ -188,12 +221,12 @@ def _svg(wide: int, high: int, title: str, parts: Iterable[str]) -> str:
     return "\n".join((head, f"<title>{html.escape(title)}</title>", STYLE + ground, *parts, "</svg>\n"))
 
 
-PICTURES = {"reads": reads, "lives": lives, "memory": memory}
+PICTURES = {"pictures/reads": reads, "pictures/lives": lives, "pictures/memory": memory, "rates": rates}
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs"
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
     for name, draw in PICTURES.items():
         (folder / f"{name}.svg").write_text(draw())
         print(folder / f"{name}.svg")

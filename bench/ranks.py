@@ -10,24 +10,24 @@ up: ranks that a launcher calls local to different ones. `link` has them in two 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import socket
+import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import buffer_data, machine, slowfs
+from bench import machine, parts, records, slowfs, tables
+from bench.scene import NBYTES, SHAPE, make
+from bench.scene import Scene as Data
 
-ROOT = Path(__file__).parent.parent
-RECORDED = ROOT / "bench" / "results" / "ranks.jsonl"
-HOSTS = ROOT / "tests" / "hosts"
+HOSTS = records.ROOT / "tests" / "hosts"
 EPOCHS, BATCH, FRACTION = 5, 64, 0.25
 LIMIT = 600  # seconds
+NAP = 50e-6  # seconds between looks whether all ranks are done with a step
 
 
 class Scene(NamedTuple):
@@ -51,58 +51,122 @@ SCENES = {
 }
 
 
+# --- one rank ----
+
+
+def part(job: dict[str, Any]) -> dict[str, Any]:
+    """Iterates a loader as training does, in step with the others."""
+    import torch
+
+    from solar import DataLoader, H5Dataset, PlanSampler
+    from solar.io.ranks import detect
+    from solar.values import Storage
+
+    torch.set_num_threads(1)
+    if job["by"] == "mpi":
+        from mpi4py import MPI
+
+        world = MPI.COMM_WORLD.Dup()
+
+        def together() -> None:
+            request = world.Ibarrier()
+            while not request.Test():
+                time.sleep(NAP)
+    else:
+        if job["by"] == "torch":
+            torch.distributed.init_process_group("gloo")
+
+        def together() -> None:
+            if job["by"] == "torch":
+                torch.distributed.barrier()
+
+    rank = detect()
+    dataset = H5Dataset(job["path"], "x")
+    before = pss()
+    loader: Any = DataLoader(
+        dataset, job["batch"], sampler=PlanSampler(dataset, rank.ranks, rank.rank), buffer=job["buffer"],
+        epochs=job["epochs"], storage=Storage(**job["storage"]), exchange=job["exchange"],
+    )  # fmt: skip
+    epochs, last, before_travel = [], loader.stats(), 0.0
+    for epoch in range(job["epochs"]):
+        loader.set_epoch(epoch)
+        together()
+        begin = time.perf_counter()
+        for _ in loader:
+            time.sleep(job["compute"])
+            together()
+        seconds, now = time.perf_counter() - begin, loader.stats()
+        waits = {cause: now["wait_seconds"][cause] - last["wait_seconds"][cause] for cause in now["wait_seconds"]}
+        counted = {name: now[name] - last[name] for name in ("samples", "requests", "bytes", "exchanged_bytes")}
+        travelled = loader._buffered.running.counts().get("travel_wait_ns", 0) / 1e9
+        epochs.append({"seconds": seconds, "waits": waits | {"travel": travelled - before_travel}, **counted})
+        last, before_travel = now, travelled
+    buffered = loader._buffered
+    found = {"rank": rank.rank, "epochs": epochs, "pss_grown": pss() - before, "planned": list(buffered.planned)}
+    found["counts"] = buffered.running.counts()
+    together()
+    loader.close()
+    if job["by"] == "torch":
+        torch.distributed.destroy_process_group()
+    elif job["by"] == "mpi":
+        MPI.Finalize()
+    return found
+
+
+def pss() -> int:
+    """This process's memory, of which what is shared counts for each by its part."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+# --- all of them ----
+
+
 def launched(scene: Scene, job: dict[str, Any]) -> list[dict[str, Any]]:
     """What each rank found."""
-    program = [sys.executable, "-m", "bench.ranks_part", json.dumps(job)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if scene.by == "":
-        return lines(subprocess.run(program, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT))
+    command = parts.command("bench.ranks", job)
+    quiet: dict[str, Any] = {"OMP_NUM_THREADS": 1}
+    each = [quiet | one for one in parts.torch_ranks(scene.ranks)] if scene.by == "torch" else [quiet]
     hosts = [f"h{node + 1}" for node in range(scene.nodes)]
+    if scene.by == "torch" and scene.nodes > 1:
+        each = [one | {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1} for one in each]
+    if scene.by == "torch" and scene.link:  # each on its host, which hands a text to a shell there, as ssh does
+        there = [sys.executable, str(HOSTS / "on_host.py")]
+        texts = []
+        for host, one in zip(hosts, each, strict=True):
+            known = {**one, "MASTER_ADDR": hosts[0]}
+            del known["GLOO_SOCKET_IFNAME"]
+            text = shlex.join(["env", *(f"{name}={value}" for name, value in known.items()), *command])
+            texts.append(shlex.join([*there, host, text]))
+        ended = "for one in $(jobs -p); do wait $one || exit 1; done"
+        command, each = ["bash", "-c", " & ".join([*texts, ended])], [quiet]
     if scene.by == "mpi":
-        command = [str(Path(sys.executable).with_name("mpiexec"))]
-        if scene.link:
-            env |= {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
-            command += ["-launcher", "ssh", "-launcher-exec", str(HOSTS / "on_host.py"), "-hosts", ",".join(hosts)]
-        elif scene.nodes > 1:
-            per_node = scene.ranks // scene.nodes
-            command += ["-launcher", "fork", "-hosts", ",".join(f"{host}:{per_node}" for host in hosts)]
-        command += ["-n", str(scene.ranks), *program]
-        if scene.link:
-            command = [sys.executable, str(HOSTS / "hosts.py"), "--rate", scene.link, "--", *command]
-        return lines(subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": scene.ranks, "MASTER_ADDR": "h1" if scene.link else "127.0.0.1", "MASTER_PORT": port}
-    shared |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1} | ({} if scene.link else {"GLOO_SOCKET_IFNAME": "lo"})
-    each = [
-        ["env", *(f"{k}={v}" for k, v in (shared | {"RANK": rank}).items()), *program] for rank in range(scene.ranks)
-    ]
-    texts = [" ".join(map(quoted, one)) for one in each]
-    if scene.link:  # which hands a text to a shell there, as ssh does
-        there = f"{quoted(sys.executable)} {quoted(str(HOSTS / 'on_host.py'))}"
-        texts = [f"{there} {host} {quoted(text)}" for host, text in zip(hosts, texts, strict=True)]
-    script = " & ".join(texts) + " & wait"
-    command = ["bash", "-c", script]
+        command, extra = by_mpi(scene, hosts, command)
+        each = [quiet | extra]
     if scene.link:
         command = [sys.executable, str(HOSTS / "hosts.py"), "--rate", scene.link, "--", *command]
-    return lines(subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT))
-
-
-def quoted(word: str) -> str:
-    return "'" + word.replace("'", "'\\''") + "'"
-
-
-def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     found, decoder = [], json.JSONDecoder()
-    at = done.stdout.find("{")
-    while at >= 0:  # a launcher may put two ranks' lines into one
-        one, end = decoder.raw_decode(done.stdout, at)
-        found.append(one)
-        at = done.stdout.find("{", end)
-    if done.returncode or not found:
-        raise RuntimeError((done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1])
+    for text in parts.said(command, LIMIT, each):
+        at = text.find("{")
+        while at >= 0:  # a launcher may put two ranks' lines into one
+            one, end = decoder.raw_decode(text, at)
+            found.append(one)
+            at = text.find("{", end)
+    if not found:
+        raise RuntimeError("no rank said anything")
     return found
+
+
+def by_mpi(scene: Scene, hosts: list[str], program: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The command that starts the ranks, and what it needs to know."""
+    command, known = [str(Path(sys.executable).with_name("mpiexec"))], dict[str, Any]()
+    if scene.link:
+        known = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
+        command += ["-launcher", "ssh", "-launcher-exec", str(HOSTS / "on_host.py"), "-hosts", ",".join(hosts)]
+    elif scene.nodes > 1:
+        per_node = scene.ranks // scene.nodes
+        command += ["-launcher", "fork", "-hosts", ",".join(f"{host}:{per_node}" for host in hosts)]
+    return [*command, "-n", str(scene.ranks), *program], known
 
 
 def summed(scene: Scene, found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -133,50 +197,33 @@ def summed(scene: Scene, found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.ranks", description=__doc__.splitlines()[0])
-    parser.add_argument("--scenes", nargs="+", choices=SCENES, metavar="NAME", default=list(SCENES))
+    parser = records.arguments("bench.ranks", __doc__, "ranks", scenes=SCENES)
     parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--compute", type=float, default=0.002, help="seconds of each step")
-    parser.add_argument("--record", action="store_true", help=f"add the lines to {RECORDED.relative_to(ROOT)}")
     asked = parser.parse_args()
     if reason := slowfs.lacking():
         sys.exit(f"skipped: {reason}")
-    print(f"{'':16}{'s/epoch':>9}{'samples/s':>11}{'MB read':>9}{'waits: storage':>16}{'exchange':>10}"
-          f"{'travel':>8}{'travelled':>11}{'memory':>9}")  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="solar-bench-") as name:
-        buffer_data.make(Path(name) / "data.h5", asked.samples)
+    samples, shown = asked.samples // (2 if asked.quick else 1), []
+    with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=asked.folder) as name:
+        make(Data("ranks", "", samples, SHAPE, "f4", numbered=True), Path(name))
         machine.fill_cache(Path(name))
-        facts = {"machine": machine.facts(Path(name)), "versions": machine.versions()}
+        facts = machine.described(Path(name))
         with slowfs.mounted(name) as mount:
-            for title in asked.scenes:
+            for title in asked.scenes or SCENES:
                 scene = SCENES[title]
                 job = {
-                    "path": str(mount.path / "data.h5"), "batch": BATCH, "epochs": EPOCHS, "by": scene.by,
-                    "buffer": int(FRACTION * asked.samples * buffer_data.NBYTES / scene.nodes),
-                    "storage": {"latency": mount.latency, "bandwidth": mount.bandwidth, "iops": mount.iops},
-                    "compute": asked.compute, "exchange": scene.exchange,
+                    "batch": BATCH, "epochs": EPOCHS, "by": scene.by, "storage": mount.costs, "compute": asked.compute,
+                    "buffer": int(FRACTION * samples * NBYTES / scene.nodes), "exchange": scene.exchange,
                 }  # fmt: skip
-                asked_of = {
-                    name: value for name, value in job.items() if name != "path"
-                }  # which says nothing elsewhere
-                record = {"bench": "ranks", "scene": title, **scene._asdict(), "job": asked_of}
-                record["load"] = os.getloadavg()[0]
+                record = {"bench": "ranks", "scene": title, **scene._asdict(), "job": job, "load": os.getloadavg()[0]}
                 try:
-                    record |= summed(scene, launched(scene, job))
-                except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    print(f"{title:16} failed: {error}", flush=True)
-                    continue
-                print(
-                    f"{title:16}{record['median']:9.2f}{record['samples'] / record['median']:11,.0f}"
-                    f"{record['bytes'] / 1e6:9,.0f}{record['storage']:16.1%}{record['exchange']:10.1%}"
-                    f"{record['travel']:8.1%}"
-                    f"{record['exchanged_bytes'] / record['samples'] / buffer_data.NBYTES:11.1%}"
-                    f"{record['memory'] / 2**20:7,.0f} M",
-                    flush=True,
-                )
-                if asked.record:
-                    with RECORDED.open("a") as out:
-                        print(json.dumps(record | facts), file=out)
+                    record |= summed(scene, launched(scene, job | {"path": str(mount.path / "data.h5")}))
+                except RuntimeError as error:
+                    record["failed"] = str(error)
+                parts.note(tables.line(f"{title:16}", record, lambda one: f"{one['median']:.2f} s an epoch"))
+                records.append(asked.out, record | facts)
+                shown.append(record)
+    print(tables.ranks(shown))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import signal
+import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 Record = dict[str, Any]
+ROOT = Path(__file__).parent.parent
+RESULTS, BUILD = ROOT / "bench" / "results", ROOT / "build" / "bench"
 RECENT = timedelta(hours=1)  # a record that is no older is not measured again by the same command
 
 
@@ -32,3 +38,22 @@ def found(path: Path, **same: Any) -> Record | None:
         if fresh and whole and all(record.get(name) == value for name, value in same.items()):
             return record
     return None
+
+
+def arguments(module: str, about: str, kept: str, **chosen: Iterable[str]) -> argparse.ArgumentParser:
+    """What every bench is asked: which of the names to choose from, --quick, and where data and records are to be.
+
+    `out` is a file of build/bench, or with --record the one of bench/results. SIGTERM ends it as an exception does, so
+    that data are deleted, and processes and mounts go.
+    """
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about, formatter_class=form)
+    for name, names in chosen.items():
+        parser.add_argument(f"--{name}", nargs="+", choices=list(names), metavar="NAME", help=", ".join(names))
+    parser.add_argument("--quick", action="store_true", help="fewer data and rounds, for a look")
+    parser.add_argument("--folder", type=Path, help="for the data, on the disk to measure")
+    parser.add_argument("--out", type=Path, default=BUILD / f"{kept}.jsonl", help="lines are added (%(default)s)")
+    to = RESULTS / f"{kept}.jsonl"
+    parser.add_argument("--record", dest="out", action="store_const", const=to, help=f"add them to {to} instead")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    return parser

@@ -21,13 +21,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import machine, peers
-from bench.scene import Scene, digest
+from bench import machine, parts, peers
+from bench.scene import Scene, digests_of
 from bench.scenes import all_scenes
 
 RUN_UP = 16  # batches
@@ -83,7 +83,7 @@ class Trial:
         rows = np.asarray(batch)
         if rows.shape != (self.scene.batch, *self.scene.shape) or rows.dtype != np.dtype(self.scene.dtype):
             raise ValueError(f"returned {rows.dtype} {rows.shape}")
-        return np.array([digest(row) for row in rows])
+        return digests_of(rows)
 
     def timed(self, seed: int, setting: dict[str, int], seconds: float) -> float:
         """Samples per second of one pass."""
@@ -112,7 +112,7 @@ class Trial:
             "batch": scene.batch, "sample_nbytes": scene.sample_nbytes, "cache": scene.cache, "cache_how": self.how,
             "seconds_per_round": self.seconds, "samples_per_second": self.rates,
             "median": statistics.median(self.rates), "best": max(self.rates), "peak_rss": self.peak_rss,
-            "machine": machine.facts(self.folder), "versions": machine.versions(),
+            **machine.described(self.folder),
         }  # fmt: skip
 
 
@@ -141,23 +141,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--told", action="store_true", help="a round for each line of the input")
     asked = parser.parse_args()
-    # The record's channel is kept apart: what the peer prints goes to the error output.
-    channel = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    with parts.channel() as out:
+        answer(asked, out)
+    os._exit(0)  # peers leave threads behind that would keep the process from ending
+
+
+def answer(asked: argparse.Namespace, out: TextIO) -> None:
+    """A line for each round, and the record in the end; or the record of why not."""
     trial = Trial(asked.peer, all_scenes()[asked.scene], asked.folder, asked.seconds)
-    if reason := trial.peer.lacking(trial.scene):
-        print(json.dumps({"peer": asked.peer, "scene": asked.scene, "skipped": reason}), file=channel)
+    if reason := peers.lacking(trial.peer, trial.scene):
+        print(json.dumps({"peer": asked.peer, "scene": asked.scene, "skipped": reason}), file=out)
         return
     trial.get_ready()
     if asked.told:
-        print("ready", file=channel)
+        print("ready", file=out)
     for number, _ in enumerate(sys.stdin if asked.told else range(asked.rounds)):
         rate = trial.round(number)
         if asked.told:
-            print(rate, file=channel)
-    print(json.dumps(trial.record()), file=channel)
-    channel.flush()
-    os._exit(0)  # peers leave threads behind that would keep the process from ending
+            print(rate, file=out)
+    print(json.dumps(trial.record()), file=out)
 
 
 if __name__ == "__main__":

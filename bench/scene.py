@@ -7,7 +7,7 @@ the filters meet what they meet in practice. All samples differ.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 FIELD = "x"
+SHAPE, NBYTES = (128, 128), 128 * 128 * 4  # of a sample of 64 KB
+BLOCK_NBYTES = 512 * NBYTES  # that are written at a time: of 64 KB as many samples as h5py's automatic chunks span
 PATTERNS = 256  # different patterns; the rest are these, shifted
 
 
@@ -37,6 +39,7 @@ class Scene:
     cache: Literal["warm", "cold"] = "warm"
     peers: Literal["hdf5", "all"] = "hdf5"  # "hdf5": only those that read this file as it is
     quick: bool = True
+    numbered: bool = False  # each sample has its number in its first value
 
     @property
     def sample_nbytes(self) -> int:
@@ -67,10 +70,14 @@ def make(scene: Scene, folder: Path) -> None:
             data = file.create_dataset(
                 FIELD, (scene.samples, *scene.shape), scene.dtype, chunks=chunks, **hdf5_filters(scene)
             )
-            for first in range(0, scene.samples, 512):  # whole chunks in every layout
-                last = min(first + 512, scene.samples)
-                data[first:last] = np.stack([sample_of(patterns, i) for i in range(first, last)])
-    digests = np.concatenate([[digest(row) for row in block] for block in blocks(scene, folder)])
+            step = max(1, BLOCK_NBYTES // scene.sample_nbytes)  # whole chunks in every layout
+            for first in range(0, scene.samples, step):
+                last = min(first + step, scene.samples)
+                block = np.stack([sample_of(patterns, i) for i in range(first, last)])
+                if scene.numbered:
+                    block.reshape(len(block), -1)[:, 0] = np.arange(first, last)  # exact below 2^24
+                data[first:last] = block
+    digests = np.concatenate([digests_of(block) for block in blocks(scene, folder)])
     if len(np.unique(digests)) != scene.samples:
         raise ValueError(f"{scene.name}: samples are not all different")
     np.save(folder / "digests.npy", digests)
@@ -145,3 +152,28 @@ def blocks(scene: Scene, folder: Path) -> Iterator[NDArray[Any]]:
 def digest(sample: NDArray[Any]) -> np.uint64:
     sample = np.ascontiguousarray(sample)
     return np.frombuffer(hashlib.blake2b(sample.data, digest_size=8).digest(), np.uint64)[0]
+
+
+def digests_of(batch: Any) -> NDArray[np.uint64]:
+    """What names the content of each sample."""
+    return np.array([digest(sample) for sample in np.asarray(batch)])
+
+
+class Check:
+    """Sees that batches are the reference's samples: by their numbers, which costs nothing, or by all their bytes."""
+
+    def __init__(self, folder: Path, shape: Sequence[int] = SHAPE) -> None:
+        self.shape = tuple(shape)
+        self.digests = np.load(folder / "digests.npy")
+        self.numbered = self.digested = 0
+
+    def numbers(self, batch: Any, samples: NDArray[np.int64]) -> None:
+        first = np.rint(np.asarray(batch).reshape(len(batch), -1)[:, 0])  # our codec may be off by less than a half
+        if tuple(batch.shape) != (len(samples), *self.shape) or not np.array_equal(first, samples):
+            raise ValueError(f"a batch of {tuple(batch.shape)} is not of samples {samples[:4]}...")
+        self.numbered += len(samples)
+
+    def bytes(self, batch: Any, samples: NDArray[np.int64]) -> None:
+        if not np.array_equal(digests_of(batch), self.digests[samples]):
+            raise ValueError(f"returned other samples than the reference: not {samples[:4]}...")
+        self.digested += len(samples)

@@ -2,26 +2,24 @@
 
     python -m bench.timeline [--out FILE] [--samples N] [--compute MS]
 
-Some seconds. The training is a sleep of so many ms a step, for an accelerator computes elsewhere.
-`python -m bench.page` draws the record.
+Some seconds. The training is a sleep of so many ms a step, for an accelerator computes elsewhere. The file has one
+record: that of the last time.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from bench import machine
+from bench import machine, records, tables
 from solar import DataLoader, H5Dataset, PlanSampler
 from solar.io import sample_file as specimen
 from solar.io.plain import Plain
 from solar.torch.plain import plain_loader
 
-ROOT = Path(__file__).parent.parent
 BATCH = 64
 DATASET = specimen.STORED["one sample a chunk, gzip"]
 Record = dict[str, Any]
@@ -65,24 +63,20 @@ def measure(folder: Path, samples: int, compute: float) -> Record:
     ours.close()
     return {
         "bench": "timeline", "title": "diffraction patterns of 16 KiB, one a chunk, gzip, cold", "samples": samples,
-        "batch": BATCH, "compute_seconds": compute, "loaders": loaders, "machine": machine.facts(folder),
-        "versions": machine.versions(),
+        "batch": BATCH, "compute_seconds": compute, "loaders": loaders, **machine.described(folder),
     }  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.timeline", description=__doc__.splitlines()[0])
+    parser = records.arguments("bench.timeline", __doc__, "timeline")
     parser.add_argument("--samples", type=int, default=4096)
     parser.add_argument("--compute", type=float, default=10.0, help="ms of a step (10)")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "timeline.jsonl")
     asked = parser.parse_args()
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="timeline-", dir=asked.out.parent) as folder:
-        record = measure(Path(folder), asked.samples, asked.compute / 1000)
+    with tempfile.TemporaryDirectory(prefix="timeline-", dir=asked.folder or asked.out.parent) as folder:
+        record = measure(Path(folder), asked.samples // (8 if asked.quick else 1), asked.compute / 1000)
     asked.out.write_text(json.dumps(record) + "\n")
-    for one in record["loaders"]:
-        print(f"{one['label']:28} {one['seconds']:7.2f} s, of which {sum(one['waited']):6.2f} s waiting")
-    print(asked.out)
+    print(tables.timeline([record]))
 
 
 if __name__ == "__main__":

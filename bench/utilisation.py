@@ -15,15 +15,13 @@ the lines to bench/results/utilisation.jsonl; given again within an hour, it goe
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
+import math
 import os
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +30,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from bench import machine, records, slowfs
+from bench import machine, parts, records, slowfs, tables
+from bench.buffer_part import order_of
 from bench.scene import digest
 
-ROOT = Path(__file__).parent.parent
-RECORDED = ROOT / "bench" / "results" / "utilisation.jsonl"
 PEERS = ("none", "torch", "solar")
 LIMIT = 400  # seconds for a loader
 Record = dict[str, Any]
@@ -106,20 +103,15 @@ def stored(scene: Scene, samples: int, folder: Path) -> Iterator[Record]:
         yield {"path": str(folder / "data.h5"), "storage": None}
         return
     with slowfs.mounted(folder) as mount:
-        costs = {"latency": mount.latency, "bandwidth": mount.bandwidth, "iops": mount.iops}
-        yield {"path": str(mount.path / "data.h5"), "storage": costs}
+        yield {"path": str(mount.path / "data.h5"), "storage": mount.costs}
 
 
 def measured(job: Record) -> Record:
     """What one loader reaches, from its own process."""
-    command = [sys.executable, "-m", "bench.utilisation_part", json.dumps(job)]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"no end in {LIMIT} s"}
-    if done.returncode:
-        return {"failed": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1][:300]}
-    found: Record = json.loads(done.stdout.splitlines()[-1])
+        found = parts.measured(LIMIT, "bench.utilisation", job)[0]
+    except RuntimeError as error:
+        return {"failed": str(error)}
     return found | {"median": statistics.median(found["utilisation"])}
 
 
@@ -128,7 +120,7 @@ def run_scene(name: str, peers: list[str], quick: bool, folder: Path | None) -> 
     scene = SCENES[name]
     load, samples = scene.load, scene.load.quick if quick else scene.load.samples
     with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=folder) as made:
-        facts = {"machine": machine.facts(Path(made)), "versions": machine.versions()}
+        facts = machine.described(Path(made))
         with stored(scene, samples, Path(made)) as where:
             for peer in peers:
                 job = {
@@ -145,67 +137,168 @@ def run_scene(name: str, peers: list[str], quick: bool, folder: Path | None) -> 
                 yield record | measured(job) | facts
 
 
-HEAD = """\
-| scene | demand, MB/s | most | loader | AU | min–max | peak MiB | setting |
-|---|--:|--:|---|--:|--:|--:|---|"""
+# --- one loader, in a process of its own ----
+
+Job = Record
+Epoch = Callable[[int], Iterator[Any]]  # the batches of an epoch
+WORKERS, KINDS = (0, 2, 4, 8), ("items", "sorted")
+AHEAD = (4, 2)  # batches
 
 
-def markdown(found: list[Record]) -> str:
-    """A row for each loader in each scene; of records of the same, the last one counts."""
-    by = {(one["scene"], one["peer"]): one for one in found if "median" in one}
-    rows = []
-    for one in by.values():
-        memory = f", memory for {one['fraction']:g}" if one["fraction"] else ""
-        span = f"{min(one['utilisation']):.0%}–{max(one['utilisation']):.0%}"
-        setting = ", ".join(f"{value}" for value in one["setting"].values())
-        cells = [
-            f"{one['scene']}{memory if one['peer'] == 'solar' else ''}",
-            f"{one['demand'] / 1e6:,.0f}",
-            f"{one['most']:.0%}",
-            one["label"],
-            f"{one['median']:.1%}",
-            span,
-            f"{one['peak_rss'] / 2**20:,.0f}",
-            setting or "default",
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join([HEAD, *rows])
+def compared(job: Job, epoch: Epoch, seconds: float) -> int:
+    """How many samples of epoch 0 were seen to be the reference's; ValueError for others. Not timed."""
+    reference = np.load(Path(job["folder"]) / "digests.npy")
+    seen, end = 0, time.perf_counter() + seconds
+    for batch, samples in zip(epoch(0), order_of(job, 0), strict=False):
+        if [digest(row) for row in np.asarray(batch)] != reference[samples].tolist():
+            raise ValueError(f"returned other samples than the reference: not {samples[:4]}...")
+        seen += len(samples)
+        if time.perf_counter() > end and seen > 8 * len(samples):
+            break
+    return seen
+
+
+def reached(job: Job, epoch: Epoch, number: int, seconds: float) -> float:
+    """Computing over all time, from the end of the first step to the end of the epoch, or of so many seconds."""
+    order, compute = order_of(job, number), job["compute"]
+    begin, steps = 0.0, 0
+    for batch, samples in zip(epoch(number), order, strict=False):
+        if float(batch[0, 0]) != samples[0] or len(batch) != len(samples):
+            raise ValueError(f"step {steps} of epoch {number} is not of samples {samples[:4]}...")
+        time.sleep(compute)
+        steps += 1
+        now = time.perf_counter()
+        if steps == 1:
+            begin = now
+        elif steps > 2 and now - begin > seconds:
+            break
+    return (steps - 1) * compute / (time.perf_counter() - begin)
+
+
+def torch_side(job: Job) -> tuple[Epoch, dict[str, Any], list[Any]]:
+    """The best of PyTorch's settings over h5py."""
+    from solar.io.plain import Plain
+    from solar.torch.plain import plain_loader
+
+    plain = Plain([job["path"]], ["x"])
+
+    def epoch_of(kind: Any, workers: int) -> Epoch:
+        loader = plain_loader(plain, job["batch"], SEED_OF, kind, workers)
+
+        def epoch(number: int) -> Iterator[Any]:
+            sampler: Any = loader.sampler
+            sampler.set_epoch(number)
+            return (batch["x"] for batch in loader)
+
+        return epoch
+
+    tried = []
+    for kind, workers in itertools.product(KINDS, WORKERS):
+        one = reached(job, epoch_of(kind, workers), 100, job["seconds"] / 2)
+        tried.append(({"kind": kind, "workers": workers}, one))
+    best = max(tried, key=lambda pair: pair[1])[0]
+    return epoch_of(**best), best, tried
+
+
+def solar_side(job: Job) -> tuple[Epoch, dict[str, Any], list[Any]]:
+    from solar import DataLoader, H5Dataset, PlanSampler
+    from solar.values import Storage
+
+    data = H5Dataset(job["path"], "x")
+    storage = Storage(**job["storage"]) if job["storage"] else None
+
+    def loader_of(ahead: int) -> Any:
+        sampler = PlanSampler(data, 1, 0, seed=SEED_OF, drop_last=True)
+        given: dict[str, Any] = {"buffer": job["buffer"], "storage": storage, "ahead": ahead}
+        return DataLoader(data, job["batch"], sampler=sampler, drop_last=True, **given)
+
+    def epoch_of(loader: Any) -> Epoch:
+        def epoch(number: int) -> Iterator[Any]:
+            loader.set_epoch(number)
+            return iter(loader)
+
+        return epoch
+
+    if job["buffer"] is None:
+        return epoch_of(loader_of(4)), {}, []
+    tried = []  # batches that wait take memory from what is kept
+    for ahead in AHEAD:
+        with loader_of(ahead) as loader:
+            reached(job, epoch_of(loader), 99, math.inf)  # fills the memory
+            tried.append(({"ahead": ahead}, reached(job, epoch_of(loader), 100, math.inf)))
+    best = max(tried, key=lambda pair: pair[1])[0]
+    said = {"buffer": f"buffer {job['buffer'] / 2**20:,.0f} MiB", "ahead": f"ahead {best['ahead']}"}
+    return epoch_of(loader_of(**best)), said, tried
+
+
+def none_side(job: Job) -> tuple[Epoch, dict[str, Any], list[Any]]:
+    """A batch that is there already: what sleeping overshoots alone."""
+    batch = np.zeros((job["batch"], 1), np.float32)
+
+    def epoch(number: int) -> Iterator[Any]:
+        for samples in order_of(job, number):
+            batch[:, 0] = samples
+            yield batch
+
+    return epoch, {}, []
+
+
+SEED_OF = 11  # as order_of has it
+SIDES = {
+    "none": (none_side, "no loader, one batch in memory"),
+    "torch": (torch_side, "PyTorch + h5py"),
+    "solar": (solar_side, "solar"),
+}
+
+
+def part(job: Job) -> Record:
+    make, label = SIDES[job["peer"]]
+    epoch, setting, tried = make(job)
+    seen: list[int] = []
+    first = (lambda: 0) if job["peer"] == "none" else (lambda: compared(job, epoch, seconds))
+    # A buffer is planned for whole epochs; PyTorch's are alike in every part.
+    seconds = math.inf if job["peer"] == "solar" else job["seconds"]
+    peak = machine.peak_rss(lambda: seen.append(first()))
+    # The first epoch after that fills the memory, and is not counted.
+    shares = [reached(job, epoch, 1 + number, seconds) for number in range(job["epochs"])][1:]
+    return {
+        "label": label,
+        "setting": setting,
+        "tried": tried,
+        "utilisation": shares,
+        "compared": seen[0],
+        "peak_rss": peak,
+    }
+
+
+# --- the command ----
 
 
 def line(record: Record) -> str:
     """One record for people."""
-    head = f"{record['scene']:20} {record['peer']:6}"
-    if "failed" in record:
-        return f"{head} failed: {record['failed']}"
-    tried = ", ".join(f"{value}" for value in record["setting"].values())
-    return f"{head} {record['median']:6.1%} (at most {record['most']:.0%})  {tried}"
+
+    def said(one: Record) -> str:
+        return f"{one['median']:6.1%} (at most {one['most']:.0%})  {', '.join(map(str, one['setting'].values()))}"
+
+    return tables.line(f"{record['scene']:20} {record['peer']:6}", record, said)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.utilisation", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer data, for a look")
-    parser.add_argument("--scenes", nargs="+", choices=SCENES, metavar="NAME", default=list(SCENES))
-    parser.add_argument("--peers", nargs="+", choices=PEERS, metavar="NAME", default=list(PEERS))
-    parser.add_argument("--folder", type=Path, help="for the data, on the local disk: 4 GB")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench" / "utilisation.jsonl")
-    parser.add_argument("--record", action="store_true", help=f"adds to {RECORDED.relative_to(ROOT)} instead")
-    asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that data are deleted and mounts go
-    out, lacking = RECORDED if asked.record else asked.out, slowfs.lacking()
-    shown: list[Record] = []
-    for name in asked.scenes:
+    asked = records.arguments("bench.utilisation", __doc__, "utilisation", scenes=SCENES, peers=PEERS).parse_args()
+    lacking, shown = slowfs.lacking(), list[Record]()
+    for name in asked.scenes or SCENES:
         if SCENES[name].slowed and lacking:
-            print(f"{name}: skipped: {lacking}", file=sys.stderr)
+            parts.note(f"{name}: skipped: {lacking}")
             continue
-        peers = [peer for peer in asked.peers if peer != "none" or not SCENES[name].slowed]
-        there = [records.found(out, scene=name, peer=peer, quick=asked.quick) for peer in peers]
+        peers = [peer for peer in asked.peers or PEERS if peer != "none" or not SCENES[name].slowed]
+        there = [records.found(asked.out, scene=name, peer=peer, quick=asked.quick) for peer in peers]
         shown += [one for one in there if one]
         left = [peer for peer, one in zip(peers, there, strict=True) if not one]
         for record in run_scene(name, left, asked.quick, asked.folder) if left else ():
-            print(line(record), file=sys.stderr, flush=True)
-            records.append(out, record)
+            parts.note(line(record))
+            records.append(asked.out, record)
             shown.append(record)
-    print(markdown(shown))
+    print(tables.utilisation(shown))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ RECORDS: list[dict[str, Any]] = [
 ]
 
 
-def test_the_table_says_what_was_measured_and_what_was_not(gpu: Any, tmp_path: Path) -> None:
-    table = gpu.markdown(WHERE | one for one in RECORDS)
+def test_the_table_says_what_was_measured_and_what_was_not(gpu: Any) -> None:
+    table = gpu.tables.gpu(WHERE | one for one in RECORDS)
     assert "A GPU, torch 2.13, 2026-01-02" in table
     for row in (
         "| tests on a GPU | all pass | 90 passed, 1 failures, 2 skipped |",
@@ -50,19 +50,6 @@ def test_the_table_says_what_was_measured_and_what_was_not(gpu: Any, tmp_path: P
         "| `dense` decoded, float32 | ≥ 80 GB/s | not measured |",
     ):
         assert row in table
-    page = tmp_path / "gpu.md"
-    page.write_text((ROOT / "docs" / "gpu.md").read_text())
-    gpu.write_page(page, table)
-    gpu.write_page(page, table)
-    assert page.read_text().count(table) == 1
-    page.write_text("no place")
-    with pytest.raises(SystemExit, match="there is no place for the table"):
-        gpu.write_page(page, table)
-
-
-def test_the_page_has_the_table_of_what_is_recorded(gpu: Any) -> None:
-    table = gpu.markdown(import_module("bench.records").read(gpu.RECORDED)).strip()
-    assert table in (ROOT / "docs" / "gpu.md").read_text()
 
 
 def test_steps_that_fail_or_hang_are_recorded_with_what_came_before(

@@ -11,19 +11,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
+from state_kit import SAMPLES, Plain
 
 from solar import DataLoader, PlanError, PlanSampler
-
-SAMPLES = 23
-
-
-class Plain(Dataset[int]):
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 class Odd:

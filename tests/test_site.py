@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib.util
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -73,11 +74,11 @@ def test_a_public_name_has_an_example_and_it_runs(
 # --- pictures and the report ----
 
 
-def test_the_pictures_of_plans_are_those_that_the_planner_draws(tmp_path: Path) -> None:
+def test_pictures_are_those_that_are_drawn_of_plans_and_of_what_is_recorded(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "bench.pictures", str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
-    for made in sorted(tmp_path.iterdir()):
-        assert made.read_text() == (DOCS / "pictures" / made.name).read_text(), "run `python -m bench.pictures`"
-    assert {made.name for made in tmp_path.iterdir()} == {path.name for path in (DOCS / "pictures").glob("*.svg")}
+    drawn = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.svg")}
+    shown = {path.relative_to(DOCS): path.read_text() for path in DOCS.rglob("*.svg")}
+    assert drawn == shown, "run `python -m bench.pictures`"
 
 
 @pytest.fixture
@@ -97,60 +98,65 @@ def test_a_drawn_sample_is_read_before_it_is_used_and_memory_keeps_its_limit() -
 
 
 RECORDS = [
-    {"scene": "a", "title": "a <scene>", "peer": "solar_loader", "label": "solar", "median": 900.0,
+    {"scene": "a", "title": "a scene", "peer": "solar_loader", "label": "solar", "median": 900.0, "batch": 64,
      "samples_per_second": [800.0, 900.0, 950.0], "peak_rss": 2e8, "setting": {}, "sample_nbytes": 65536},
-    {"scene": "a", "title": "a <scene>", "peer": "torch_h5py", "label": "torch + h5py", "median": 123.0,
+    {"scene": "a", "title": "a scene", "peer": "torch_h5py", "label": "torch + h5py", "median": 123.0, "batch": 64,
      "samples_per_second": [123.0], "peak_rss": 1e8, "setting": {"workers": 2}, "sample_nbytes": 65536},
-    {"scene": "a", "title": "a <scene>", "peer": "other", "failed": "it gave <other> samples"},
-    {"scene": "b", "title": "lonely", "peer": "solar_loader", "label": "solar", "median": 1.0},
-    {"bench": "utilisation", "title": "unet", "peer": "solar_loader", "label": "solar", "utilisation": [0.97, 0.9]},
+    {"scene": "a", "title": "a scene", "peer": "other", "failed": "it gave other samples"},
 ]  # fmt: skip
+FACTS = {"cpu": "a cpu", "cores": 2, "memory_gib": 4, "file_system": "ext4", "kernel": "6.1", "python": "3.11"}
+COMMON = {"cache": "warm", "order": "given", "seconds_per_round": 0.4, "machine": FACTS, "versions": {"torch": "2.1"}}
 
 
 @pytest.mark.usefixtures("bench")
-def test_records_are_grouped_by_scene_and_those_of_two_runs_are_not_put_beside_each_other(tmp_path: Path) -> None:
-    import json
+def test_tables_in_pages_are_those_of_the_records() -> None:
+    from bench import report
 
-    from bench import page
-
-    old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
-    old.write_text("\n".join(map(json.dumps, RECORDS)))
-    new.write_text(json.dumps(RECORDS[0] | {"median": 1234.0}))
-    groups = page.measured(page.read([new, old]))
-    assert len(groups["a <scene>"]) == 2
-    assert groups["a <scene>"][0]["median"] == 900.0
-    groups = page.measured(page.read([old, new]))
-    assert {title: [one["median"] for one in group] for title, group in groups.items()} == {
-        "a <scene>": [1234.0],
-        "lonely": [1.0],
-    }
+    for (page, mark), text in report.of_docs().items():
+        assert f"<!-- {mark} -->\n\n{text}\n\n<!-- end of {mark} -->" in (DOCS / page).read_text(), (
+            "run `python -m bench.report --docs`"
+        )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 @pytest.mark.usefixtures("bench")
-def test_the_report_is_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
-    from bench import page
+def test_a_table_stands_in_the_place_of_the_one_before(tmp_path: Path) -> None:
+    from bench import report
 
-    curve = {"loader": "solar", "steps": [1.0, 0.5, 0.4, 0.3], "held_out": [0.6, 0.35], "level": 0.4}
-    runs = [("solar's loader", curve), ("torch's loader", curve | {"loader": "torch"})]
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- x -->\nold\n<!-- end of x -->\nafter\n")
+    for _ in range(2):
+        report.put_into(page, "x", "new")
+        assert page.read_text() == "before\n<!-- x -->\n\nnew\n\n<!-- end of x -->\nafter\n"
+    with pytest.raises(ValueError, match="there is no place for the table"):
+        report.put_into(page, "y", "new")
+
+
+@pytest.mark.usefixtures("bench")
+def test_the_report_has_a_section_for_each_file_and_never_puts_two_runs_beside_each_other(tmp_path: Path) -> None:
+    from bench import report
+
+    old, new, curves = tmp_path / "old.jsonl", tmp_path / "new.jsonl", []
+    old.write_text("\n".join(json.dumps(one | COMMON) for one in RECORDS))
+    new.write_text("\n".join(json.dumps(one | COMMON) for one in [RECORDS[0], RECORDS[0] | {"median": 1234.0}]))
     epoch = {"label": "solar", "began": [0.0, 1.0], "waited": [0.5, 0.1], "seconds": 2.0}
-    epoch |= {"bytes": [10, 20], "bytes_decoded": [40, 80]}
+    epoch |= {"bytes": [10, 2e7], "bytes_decoded": [40, 8e7]}
     timeline = {"bench": "timeline", "title": "patterns", "samples": 8, "batch": 4, "compute_seconds": 0.5}
-    written = page.made(
-        [one | {"from": "x.jsonl"} for one in [*RECORDS, timeline | {"loaders": [epoch]}]], {"net": runs}, tmp_path
-    )
-    for text in (
-        "a &lt;scene&gt;",
-        "it gave &lt;other&gt; samples",
-        "the same to the bit",
-        "torch + h5py",
-        "800 – 950",
-    ):
-        assert text in written
-    assert "lonely" not in written, "a scene with nobody to compare"
-    assert re.findall(r'(?:src|href|srcset)="(?!data:|#)', written) == []
-    drawn = sorted(path.stem for path in tmp_path.glob("*.png") if not path.stem.endswith("-dark"))
-    assert drawn == ["epoch-0", "losses-net", "overview", "scene-00", "utilisation"]
+    others = [timeline | {"loaders": [epoch]}, {"bench": "unheard of", "what": "x", "rate": 12.345}]
+    (tmp_path / "other.jsonl").write_text("\n".join(map(json.dumps, others)))
+    for loader, last in (("solar", 0.3), ("torch", 0.3), ("odd", 0.2)):
+        curves.append(tmp_path / f"net-{loader}.json")
+        curves[-1].write_text(json.dumps({"loader": loader, "steps": [1.0, last], "held_out": [0.6, 0.35]}))
+    page = report.page([old, new, tmp_path / "other.jsonl", tmp_path / "none.jsonl"], curves)
+    first, second, third, losses = page.split("\n## ")[1:]
+    assert "| a scene | 64 | – | 900 | – | 123 | 7.3 | – | – |" in first
+    assert "- other: it gave other samples" in first
+    assert "a cpu, 2 cores" in first
+    assert "| a scene | 64 | – | 1,234 | – | – | – | – | – |" in second
+    assert "900" not in second.partition("Samples per second")[2]
+    assert "8 patterns: 2 batches of 4, steps of 500 ms." in third
+    assert "| solar | 2.00 | 30% | 500 | 20 | 80 |" in third
+    assert "| unheard of | x | 12.3 |" in third
+    assert [line[-6:] for line in losses.splitlines()[-3:]] == [" yes |", " yes |", "| no |"]
 
 
 @pytest.mark.usefixtures("bench")

@@ -1,10 +1,11 @@
-"""The peers: one module each, all of this shape.
+"""The peers: one module each, all of this shape. In brackets: what is taken where a module does not say it.
 
     LABEL: str                       as the report names it
-    ORDER: "given" | "own"           follows the order it is given, or shuffles in its own way
-    lacking(scene) -> str            why it cannot run here; "" when it can
-    settings(scene) -> list[dict]    what is tried before the rounds; the best is kept
-    prepare(scene, folder)           makes its own format of the scene in folder, untimed; most make nothing
+    ORDER: str                       "given": follows the order it is given; "own": shuffles in its own way [given]
+    NEEDS: str                       the distribution that it needs [solar]
+    lacking(scene) -> str            why it cannot run in the scene; "" when it can [""]
+    settings(scene) -> list[dict]    what is tried before the rounds; the best is kept [one, without words]
+    prepare(scene, folder)           makes its own format of the scene in folder, untimed [nothing]
     batches(scene, folder, order, setting) -> Iterator    one array or tensor [batch, *sample] after another
 
 The limits have, besides `batches` (for the check of their samples), what is timed:
@@ -21,6 +22,8 @@ import importlib
 import importlib.metadata
 from types import ModuleType
 
+from bench.scene import Scene
+
 LIMITS = ("limit_pread", "limit_decode")
 READERS = ("solar_loader", "solar_read", "torch_h5py", "torch_h5py_sorted", "h5py_read_direct")  # of the file as it is
 OTHERS = (
@@ -33,14 +36,28 @@ def names(kind: str) -> tuple[str, ...]:
     return LIMITS + READERS + (OTHERS if kind == "all" else ())
 
 
+DEFAULTS = {
+    "ORDER": "given", "NEEDS": "solar", "lacking": lambda scene: "", "settings": lambda scene: [{}],
+    "prepare": lambda scene, folder: None,
+}  # fmt: skip
+
+
 def load(name: str) -> ModuleType:
-    return importlib.import_module(f"bench.peers.{name}")
+    module = importlib.import_module(f"bench.peers.{name}")
+    for attribute, default in DEFAULTS.items():
+        if not hasattr(module, attribute):
+            setattr(module, attribute, default)
+    return module
 
 
-def missing(distribution: str) -> str:
-    """Why a distribution cannot be used; "" when it is installed."""
+def lacking(peer: ModuleType, scene: Scene) -> str:
+    """Why a peer cannot run; "" when it can."""
     try:
-        importlib.metadata.version(distribution)
+        importlib.metadata.version(peer.NEEDS)
     except importlib.metadata.PackageNotFoundError:
-        return f"{distribution} is not installed"
-    return ""
+        return f"{peer.NEEDS} is not installed"
+    return str(peer.lacking(scene))
+
+
+def not_contiguous(scene: Scene) -> str:
+    return "the data are not contiguous" if scene.chunk or scene.files > 1 else ""

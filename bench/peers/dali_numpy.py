@@ -11,7 +11,6 @@ import numpy as np
 from bench.scene import Scene, blocks
 
 LABEL = "DALI, CPU (one .npy per sample)"
-ORDER = "given"
 
 
 def lacking(scene: Scene) -> str:

@@ -9,15 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers import missing
 from bench.scene import Scene, blocks
 
 LABEL = "FFCV (own format)"
+NEEDS = "ffcv"
 ORDER = "own"
-
-
-def lacking(scene: Scene) -> str:
-    return missing("ffcv")
 
 
 def settings(scene: Scene) -> list[dict[str, int]]:

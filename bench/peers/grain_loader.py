@@ -8,24 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers import missing
+from bench.peers import not_contiguous
 from bench.peers.limit_pread import offset_of
 from bench.scene import Scene
 
 LABEL = "Grain threads (numpy.memmap)"
-ORDER = "given"
-
-
-def lacking(scene: Scene) -> str:
-    return missing("grain") or ("the data are not contiguous" if scene.chunk or scene.files > 1 else "")
+NEEDS = "grain"
+lacking = not_contiguous
 
 
 def settings(scene: Scene) -> list[dict[str, int]]:
     return [{"threads": threads} for threads in (0, 2, 16)]
-
-
-def prepare(scene: Scene, folder: Path) -> None:
-    pass
 
 
 def batches(scene: Scene, folder: Path, order: Any, setting: dict[str, int]) -> Iterator[Any]:

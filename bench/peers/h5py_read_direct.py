@@ -15,15 +15,10 @@ from bench.scene import FIELD, Scene
 __all__ = ["prepare"]
 
 LABEL = "h5py read_direct, no loader"
-ORDER = "given"
 
 
 def lacking(scene: Scene) -> str:
     return "opens no file per sample" if scene.files > 1 else ""
-
-
-def settings(scene: Scene) -> list[dict[str, int]]:
-    return [{}]
 
 
 def batches(scene: Scene, folder: Path, order: Any, setting: dict[str, int]) -> Iterator[Any]:

@@ -10,16 +10,11 @@ import torch
 from torch.utils.data import Dataset
 
 from bench import torch_side
-from bench.peers import missing
 from bench.scene import Scene, blocks
 
 LABEL = "h5torch (own file)"
-ORDER = "given"
+NEEDS = "h5torch"
 settings = torch_side.worker_settings
-
-
-def lacking(scene: Scene) -> str:
-    return missing("h5torch")
 
 
 def prepare(scene: Scene, folder: Path) -> None:

@@ -18,20 +18,16 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.peers import missing
 from bench.peers.torch_h5py import prepare
 from bench.scene import FIELD, Scene
 
 __all__ = ["prepare"]
 
 LABEL = "limit: decoders alone"
-ORDER = "given"
 
 
 def lacking(scene: Scene) -> str:
-    if not scene.filters or scene.chunk == "auto":
-        return "not for these chunks"
-    return missing("solar")
+    return "not for these chunks" if not scene.filters or scene.chunk == "auto" else ""
 
 
 def settings(scene: Scene) -> list[dict[str, int]]:

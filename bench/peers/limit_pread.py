@@ -22,7 +22,6 @@ from bench import pread
 from bench.scene import FIELD, Scene
 
 LABEL = "limit: pread, C threads"
-ORDER = "given"
 CALL_NBYTES = 2**29  # starting threads must not count
 
 

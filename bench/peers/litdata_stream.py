@@ -10,16 +10,12 @@ import h5py
 import torch
 
 from bench import torch_side
-from bench.peers import missing
 from bench.scene import FIELD, Scene
 
 LABEL = "LitData (own format)"
+NEEDS = "litdata"
 ORDER = "own"
 settings = torch_side.worker_settings
-
-
-def lacking(scene: Scene) -> str:
-    return missing("litdata")
 
 
 def row(place: tuple[str, int]) -> torch.Tensor:

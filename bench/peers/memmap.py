@@ -11,19 +11,11 @@ import torch
 from torch.utils.data import Dataset
 
 from bench import torch_side
+from bench.peers import not_contiguous
 from bench.scene import FIELD, Scene
 
 LABEL = "torch + numpy.memmap"
-ORDER = "given"
-settings = torch_side.worker_settings
-
-
-def lacking(scene: Scene) -> str:
-    return "the data are not contiguous" if scene.chunk or scene.files > 1 else ""
-
-
-def prepare(scene: Scene, folder: Path) -> None:
-    pass
+settings, lacking = torch_side.worker_settings, not_contiguous
 
 
 class Mapped(Dataset[torch.Tensor]):

@@ -10,16 +10,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from bench import torch_side
-from bench.peers import missing
 from bench.scene import Scene, blocks
 
 LABEL = "MosaicML streaming (MDS)"
+NEEDS = "mosaicml-streaming"
 ORDER = "own"
 settings = torch_side.worker_settings
-
-
-def lacking(scene: Scene) -> str:
-    return missing("mosaicml-streaming")
 
 
 def streaming() -> Any:

@@ -5,23 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.peers import missing
 from bench.scene import FIELD, Scene
 
 LABEL = "solar.DataLoader"
-ORDER = "given"
-
-
-def lacking(scene: Scene) -> str:
-    return missing("solar")
 
 
 def settings(scene: Scene) -> list[dict[str, int]]:
     return [{}, {"page_cache": 0}] if scene.cache == "cold" else [{}]
-
-
-def prepare(scene: Scene, folder: Path) -> None:
-    pass
 
 
 def dataset(scene: Scene, folder: Path, setting: dict[str, int]) -> Any:

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.peers.solar_loader import dataset, lacking, prepare, settings
+from bench.peers.solar_loader import dataset, settings
 from bench.scene import Scene
 
-__all__ = ["lacking", "prepare", "settings"]
+__all__ = ["settings"]
 
 LABEL = "solar read_batch, no loader"
-ORDER = "given"
 
 
 def batches(scene: Scene, folder: Path, order: Any, setting: dict[str, int]) -> Iterator[Any]:

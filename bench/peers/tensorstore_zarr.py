@@ -9,16 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers import missing
 from bench.scene import Scene, blocks
 
 LABEL = "tensorstore (zarr3, sharded)"
-ORDER = "given"
+NEEDS = "tensorstore"
 AHEAD = 2
-
-
-def lacking(scene: Scene) -> str:
-    return missing("tensorstore")
 
 
 def settings(scene: Scene) -> list[dict[str, int]]:

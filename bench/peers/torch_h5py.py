@@ -13,12 +13,7 @@ from bench import torch_side
 from bench.scene import FIELD, Scene, hdf5_filters
 
 LABEL = "torch + h5py, per item"
-ORDER = "given"
 settings = torch_side.worker_settings
-
-
-def lacking(scene: Scene) -> str:
-    return ""
 
 
 def prepare(scene: Scene, folder: Path) -> None:
@@ -26,22 +21,21 @@ def prepare(scene: Scene, folder: Path) -> None:
         hdf5_filters(scene)  # registers the filter with libhdf5
 
 
-class Items(Dataset[torch.Tensor]):
-    def __init__(self, scene: Scene, folder: Path) -> None:
-        self.scene, self.paths = scene, scene.paths(folder)
-        self.data: h5py.Dataset | None = None
+class Files(Dataset[torch.Tensor]):
+    """A sample is a file, opened for it."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
 
     def __len__(self) -> int:
-        return self.scene.samples
+        return len(self.paths)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if self.scene.files > 1:
-            with h5py.File(self.paths[index]) as file:
-                return torch.from_numpy(file[FIELD][()])
-        if self.data is None:
-            self.data = h5py.File(self.paths[0])[FIELD]
-        return torch.from_numpy(self.data[index])
+        with h5py.File(self.paths[index]) as file:
+            return torch.from_numpy(file[FIELD][()])
 
 
 def batches(scene: Scene, folder: Path, order: Any, setting: dict[str, int]) -> Any:
-    return torch_side.batches(Items(scene, folder), order, setting["workers"])
+    paths = scene.paths(folder)
+    items = Files(paths) if scene.files > 1 else torch_side.Items(paths[0], scene.samples)
+    return torch_side.batches(items, order, setting["workers"])

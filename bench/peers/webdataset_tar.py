@@ -11,17 +11,13 @@ import numpy as np
 import torch
 
 from bench import torch_side
-from bench.peers import missing
 from bench.scene import Scene, blocks
 
 LABEL = "WebDataset (tar of .npy)"
+NEEDS = "webdataset"
 ORDER = "own"
 BUFFER_NBYTES = 2**26  # 1,000 samples of 64 KB
 settings = torch_side.worker_settings
-
-
-def lacking(scene: Scene) -> str:
-    return missing("webdataset")
 
 
 def prepare(scene: Scene, folder: Path) -> None:

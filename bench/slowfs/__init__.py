@@ -36,6 +36,11 @@ class Slowed:
     bandwidth: float  # bytes a second
     iops: float  # requests a second
 
+    @property
+    def costs(self) -> dict[str, float]:
+        """As solar's Storage has them."""
+        return {"latency": self.latency, "bandwidth": self.bandwidth, "iops": self.iops}
+
     def counts(self) -> dict[str, Any]:
         """What was asked of it so far: requests, pieces, bytes, late_seconds, most_late_seconds."""
         found: dict[str, Any] = json.loads((self.path / ".slowfs").read_text())

@@ -1,0 +1,354 @@
+"""A table is a function of records: all tables of docs/ and of the report are made here."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+Record = dict[str, Any]
+LIMITS = ("limit_pread", "limit_decode")
+TORCH = ("torch_h5py", "torch_h5py_sorted")
+SAMPLE_NBYTES = 65536  # of python -m bench.ranks
+USUAL = 7  # peers of a scene that has no more than the limits and those that read its file as it is
+
+
+# --- what all of them need ----
+
+
+def heading(head: str) -> str:
+    """Of a table in markdown; a column whose name ends with a colon is one of numbers."""
+    names = head.split("|")
+    ruled = "|".join("--:" if name.endswith(":") else "---" for name in names)
+    return f"{row(name.removesuffix(':') for name in names)}\n|{ruled}|"
+
+
+def row(cells: Iterable[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def table(head: str, rows: Iterable[Iterable[object]]) -> str:
+    """In markdown; empty without rows."""
+    texts = [row(cells) for cells in rows]
+    return "\n".join([heading(head), *texts]) if texts else ""
+
+
+def parted(*parts: str) -> str:
+    """One below the other, those that there are."""
+    return "\n\n".join(part for part in parts if part)
+
+
+def newest(found: Iterable[Record], *keys: str) -> list[Record]:
+    """Of records in which these are the same, the last one that did not fail."""
+    return [*{tuple(one[key] for key in keys): one for one in found if "failed" not in one}.values()]
+
+
+def rate(value: float) -> str:
+    """At least three figures: 12.3, 456, 7,890."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def shown(value: object) -> str:
+    """A number or a word of a record."""
+    return rate(value) if isinstance(value, int | float) else str(value)
+
+
+def times(one: Record | None, other: Record | None, form: str = ".1f") -> str:
+    return f"{one['median'] / other['median']:{form}}" if one and other else "–"
+
+
+def span(values: Sequence[float], form: Callable[[float], str]) -> str:
+    """The least and the most."""
+    return f"{form(min(values))}–{form(max(values))}"
+
+
+def mebibytes(nbytes: float) -> str:
+    return f"{nbytes / 2**20:,.0f}"
+
+
+def setting(record: Record, between: str = ", ") -> str:
+    """The setting that was best."""
+    return between.join(f"{name} {value}" for name, value in record["setting"].items()) or "default"
+
+
+def where(record: Record) -> str:
+    """The machine that something was measured on, and what with."""
+    facts = record["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+    return (
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, {facts['file_system']}, "
+        f"Linux {facts['kernel']}, Python {facts['python']}; {versions}."
+    )
+
+
+def line(head: str, record: Record, said: Callable[[Record], str]) -> str:
+    """One record for people, as it comes."""
+    if "failed" in record:
+        return f"{head} failed: {record['failed']}"
+    return f"{head} skipped: {record['skipped']}" if "skipped" in record else f"{head} {said(record)}"
+
+
+# --- rates: python -m bench ----
+
+
+def by_scene(found: Iterable[Record]) -> list[dict[str, Record]]:
+    """For each scene the records of its peers; of the same, the last one that was counted."""
+    scenes: dict[str, dict[str, Record]] = {}
+    for record in newest(found, "scene", "peer"):
+        if "median" in record:
+            scenes.setdefault(record["scene"], {})[record["peer"]] = record
+    return [*scenes.values()]
+
+
+def rates(found: list[Record]) -> str:
+    """Solar beside the limit and PyTorch; all peers of scenes with more of them than usual; and who was not counted."""
+    scenes = by_scene(found)
+    tables = (peers(peers_of) for peers_of in scenes if len(peers_of) > USUAL or _any(peers_of)["cache"] == "cold")
+    return parted(measured(found), ratios(scenes), *tables, not_counted(found))
+
+
+def measured(found: Iterable[Record]) -> str:
+    """On what, and how."""
+    counted = [one for one in found if "median" in one]
+    cold = ", ".join(sorted({one["cache_how"] for one in counted if one["cache"] == "cold"}))
+    return "".join(
+        f"{where(one)} Medians of {len(one['samples_per_second'])} rounds of {one['seconds_per_round']:g} s in turns; "
+        f"load average before the run {one.get('load_before', 0):.1f}."
+        for one in counted[:1]
+    ) + (f" Cold: {cold} before each round." if cold else "")
+
+
+def ratios(scenes: Iterable[dict[str, Record]]) -> str:
+    """Solar beside the limit and beside PyTorch with h5py."""
+    rows = []
+    for peers_of in scenes:
+        solar, most, one = peers_of.get("solar_loader"), limit(peers_of), _any(peers_of)
+        cells = [one["title"], one["batch"], _shown(most), _shown(solar), times(solar, most, ".2f")]
+        for name in TORCH:
+            cells += [_shown(peers_of.get(name)), times(solar, peers_of.get(name))]
+        rows.append(cells)
+    head = "scene|batch:|limit:|solar:|of limit:|torch + h5py, items:|×:|torch + h5py, sorted:|×:"
+    return f"Samples per second.\n\n{table(head, rows)}" if rows else ""
+
+
+def limit(peers_of: dict[str, Record]) -> Record | None:
+    """The better of reading and decoding alone."""
+    return max((peers_of[one] for one in LIMITS if one in peers_of), key=lambda record: record["median"], default=None)
+
+
+def peers(peers_of: dict[str, Record]) -> str:
+    """All that ran in a scene, the fastest first."""
+    rows = (
+        (one["label"], rate(one["median"]), rate(one["median"] * one["sample_nbytes"] / 1e6),
+         f"{one['peak_rss'] / 1e6:,.0f}", one["order"], setting(one))
+        for one in sorted(peers_of.values(), key=lambda record: -record["median"])
+    )  # fmt: skip
+    head = "peer|samples/s:|MB/s:|peak MB:|order|best setting"
+    return f"{_any(peers_of)['title']}: every peer.\n\n{table(head, rows)}"
+
+
+def rounds(scenes: Iterable[dict[str, Record]]) -> str:
+    """Every peer of every scene: its rounds, and its memory beside them."""
+    rows = (
+        (one["title"], one["label"], rate(one["median"]), span(one["samples_per_second"], rate),
+         rate(one["median"] * one["sample_nbytes"] / 1e6), f"{one['peak_rss'] / 1e6:,.0f}", setting(one))
+        for peers_of in scenes for one in peers_of.values()
+    )  # fmt: skip
+    return table("scene|reader|samples/s:|min–max:|MB/s:|peak MB:|setting", rows)
+
+
+def not_counted(found: Iterable[Record]) -> str:
+    """Who was not counted anywhere, and what failed of those that were."""
+    found = [(one.get("peer") or one.get("part") or one.get("step"), one) for one in found]
+    ran = {who for who, one in found if "failed" not in one and "skipped" not in one}
+    reasons = {who: one.get("skipped") or one.get("failed") for who, one in found}
+    lines = [f"- {who}: {reason}" for who, reason in reasons.items() if who not in ran]
+    lines += [f"- {who} in {one.get('scene')}: {one['failed']}" for who, one in found if "failed" in one and who in ran]
+    return "Not counted:\n\n" + "\n".join(lines) if lines else ""
+
+
+def _any(peers_of: dict[str, Record]) -> Record:
+    return next(iter(peers_of.values()))
+
+
+def _shown(record: Record | None) -> str:
+    return rate(record["median"]) if record else "–"
+
+
+# --- memory: python -m bench.buffer ----
+
+
+def buffered(found: Iterable[Record]) -> str:
+    """A table for each scene, ratios in it, and the machine above it. Of records of the same, the last one counts."""
+    by = {(one["scene"], one["fraction"], one["peer"]): one for one in found if "median" in one}
+    return parted(*(_buffered(scene, by) for scene in dict.fromkeys(scene for scene, _, _ in by)))
+
+
+def _buffered(scene: str, by: dict[tuple[str, float, str], Record]) -> str:
+    found = [one for (name, _, _), one in by.items() if name == scene]
+    torch = next((one for one in found if one["peer"] == "torch"), None)
+    rows = []
+    for one in found:
+        # PyTorch of any memory, where it makes no difference to it.
+        beside = {peer: by.get((scene, one["fraction"], peer)) for peer in ("torch", "pinned")}
+        beside["torch"] = beside["torch"] or torch
+        rows.append([
+            f"{one['fraction']:g}, {mebibytes(one['memory'])} MiB", one["label"], f"{one['median']:,.1f}",
+            span(one["samples_per_second"], "{:,.1f}".format), f"{one['epoch_seconds']:,.2f}",
+            f"{one['planned_seconds']:,.2f}" if "planned_seconds" in one else "",
+            *(times(one, other, ",.1f") if other and peer != one["peer"] else "" for peer, other in beside.items()),
+            mebibytes(one["peak_rss"]), setting(one, " "),
+        ])  # fmt: skip
+    one, on, versions = found[0], found[0]["machine"], found[0]["versions"]
+    head = "memory|reader|samples/s:|min–max:|epoch, s:|planned, s:|× PyTorch:|× pinned:|peak MiB:|setting"
+    return (
+        f"{one['title']}: {one['samples']:,} samples, batches of {one['batch']}; {on['cpu']}, {on['cores']} cores, "
+        f"Linux {on['kernel']}; torch {versions['torch']}, h5py {versions['h5py']}.\n\n{table(head, rows)}"
+    )
+
+
+def calibrated(found: Iterable[Record]) -> str:
+    """What plain reads of the slowed mount gave, of the last run that measured it."""
+    last = next((one["calibration"] for one in reversed([*found]) if one.get("calibration")), [])
+    rows = [
+        (one["title"], one["threads"], f"{one['reads_per_second']:,.1f}", f"{one['bytes_per_second'] / 1e6:,.1f}",
+         f"{one['reads_per_second'] / one['modelled_reads_per_second'] - 1:+.1%}")
+        for one in last
+    ]  # fmt: skip
+    return table("plain reads of the slowed mount|threads:|reads/s:|MB/s:|off the model:", rows)
+
+
+# --- trainings, emulated and real ----
+
+
+def utilisation(found: Iterable[Record]) -> str:
+    """A row for each loader in each scene of python -m bench.utilisation."""
+    rows = []
+    for one in newest(found, "scene", "peer"):
+        memory = f", memory for {one['fraction']:g}" if one["fraction"] and one["peer"] == "solar" else ""
+        rows.append((
+            f"{one['scene']}{memory}", f"{one['demand'] / 1e6:,.0f}", f"{one['most']:.0%}", one["label"],
+            f"{one['median']:.1%}", span(one["utilisation"], "{:.0%}".format), mebibytes(one["peak_rss"]),
+            ", ".join(map(str, one["setting"].values())) or "default",
+        ))  # fmt: skip
+    return table("scene|demand, MB/s:|most:|loader|AU:|min–max:|peak MiB:|setting", rows)
+
+
+def dlio(found: Iterable[Record]) -> str:
+    """Utilisation as DLIO counts it: the mean of the epochs after the first."""
+    runs = newest(found, "scene", "peer")
+    rows = (
+        (one["scene"], one["peer"], f"{statistics.fmean(one['utilisation']):.1%}", len(one["utilisation"]),
+         one["setting"]["read_threads"])
+        for one in runs
+    )  # fmt: skip
+    about = (
+        f"Samples of {one['sample_nbytes'] / 1e6:.1f} MB, one a step, {one['compute_seconds'] * 1e3:g} ms of computing "
+        "each."
+        for one in runs[:1]
+    )
+    return parted(*about, table("storage|loader|AU:|epochs:|readers:", rows))
+
+
+def timeline(found: list[Record]) -> str:
+    """One epoch as it passed."""
+    last = found[-1]
+    rows = (
+        (one["label"], f"{one['seconds']:.2f}", f"{sum(one['waited']) / one['seconds']:.0%}",
+         rate(1e3 * max(one["waited"])),
+         *(rate(one[name][-1] / 1e6) if name in one else "–" for name in ("bytes", "bytes_decoded")))
+        for one in last["loaders"]
+    )  # fmt: skip
+    batches, step = len(last["loaders"][0]["began"]), f"{1000 * last['compute_seconds']:g} ms"
+    about = f"{last['samples']:,} {last['title']}: {batches} batches of {last['batch']}, steps of {step}."
+    return f"{about}\n\n{table('loader|epoch, s:|waiting:|longest wait, ms:|MB read:|MB decoded:', rows)}"
+
+
+def lossy(found: list[Record]) -> str:
+    """Final losses by bound, beside their spread over seeds."""
+    runs: dict[tuple[str, float], list[Record]] = {}
+    for one in found:
+        runs.setdefault((one["case"], one["relative"]), []).append(one)
+    rows = (
+        (case, f"rel={bound:g}" if bound else "none", f"{of[0]['ratio']:.1f}",
+         *(", ".join(f"{one[name]:.4f}" for one in of) for name in ("held_out", "held_out_compressed")))
+        for (case, bound), of in runs.items()
+    )  # fmt: skip
+    return table("training|bound|ratio:|held out as measured, by seed:|held out compressed, by seed:", rows)
+
+
+# --- ranks, and the loader itself ----
+
+
+def ranks(found: Iterable[Record]) -> str:
+    """What several ranks waited for, and what travelled between them."""
+    rows = (
+        (one["scene"], f"{one['median']:.2f}", f"{one['bytes'] / 1e6:,.0f}",
+         *(f"{one[cause]:.1%}" for cause in ("storage", "exchange", "travel")),
+         f"{one['exchanged_bytes'] / one['samples'] / SAMPLE_NBYTES:.1%}", mebibytes(one["memory"]))
+        for one in newest(found, "scene")
+    )  # fmt: skip
+    return table(
+        "scene|s an epoch:|MB read an epoch:|waiting, all:|for other ranks, all:|for what is on its way:|travels:|"
+        "memory of the node, MiB:", rows,
+    )  # fmt: skip
+
+
+def loader(found: Iterable[Record]) -> str:
+    """What each part of python -m bench.loader measured, beside what is wanted of it."""
+    rows = (
+        (one["part"], name, shown(value), shown(one.get("wanted", {}).get(name, "")))
+        for one in newest(found, "part") for name, value in one["measured"].items()
+    )  # fmt: skip
+    return table("part|what|measured:|wanted at most:", rows)
+
+
+# --- python -m bench.gpu ----
+
+
+def gpu(found: Iterable[Record]) -> str:
+    """The claims of docs/gpu.md, and what was measured of them; of records of the same, the last one counts."""
+    keys = ("step", "what", "coder", "predictor", "out")
+    whole = [one for one in found if "failed" not in one or one["step"] == "tests"]
+    by = [*{tuple(one.get(key) for key in keys): one for one in whole}.values()]
+    tests = [one for one in by if one["step"] == "tests"]
+    solar = [one for one in by if (one["step"], one.get("what")) == ("loaders", "solar")]
+    words = ("passed", "failures", "errors", "skipped")
+    rows = [
+        ("tests on a GPU", "all pass",
+         ", ".join(f"{one[what]} {what}" for one in tests for what in words if what in one)),
+        ("host to device, of the pinned copy's rate", "≥ 95 %",
+         "".join(f"{one['of_the_copy']:.0%} ({one['gigabytes_a_second']:.1f} GB/s)" for one in solar)),
+        *((f"a step waits, {scene}", "≤ 2 %", _waits(by, scene)) for scene in ("PtychoNN", "CosmoFlow")),
+        *((f"`{coder}` decoded, float32", f"≥ {least} GB/s", _decoded(by, coder))
+          for coder, least in (("pack", 200), ("dense", 80))),
+    ]  # fmt: skip
+    devices = sorted({f"{one['device']}, torch {one['torch']}, {one['made'][:10]}" for one in by})
+    said = table("claim|asked|measured", ((what, asked, is_so or "not measured") for what, asked, is_so in rows))
+    return parted("\n".join(devices), said)
+
+
+def _waits(found: list[Record], scene: str) -> str:
+    trained = [one for one in found if one["step"] == "training" and one.get("scene") == scene]
+    ours = [one for one in trained if one["loader"] == "solar"]
+    theirs = sorted((one for one in trained if one["loader"].startswith("torch")), key=lambda one: one["waited"])
+    beside = f"; {theirs[0]['waited']:.1%} with {theirs[0]['loader']}" if theirs else ""
+    return f"{ours[0]['waited']:.1%} of {1e3 * ours[0]['step_seconds']:.1f} ms{beside}" if ours else ""
+
+
+def _decoded(found: list[Record], coder: str) -> str:
+    rates = [one["gigabytes_a_second"] for one in found if one.get("coder") == coder and one.get("out") == "float32"]
+    copied = [one for one in found if one.get("what") == "copy on the device"]
+    beside = f" (a copy on the device: {copied[0]['gigabytes_a_second']:,.0f})" if copied else ""
+    return f"{min(rates):,.0f} to {max(rates):,.0f} GB/s{beside}" if rates else ""
+
+
+# --- anything else ----
+
+
+def plain(found: Iterable[Record]) -> str:
+    """What records say in numbers and words."""
+    found = [*found]
+    names = dict.fromkeys(name for one in found for name, value in one.items() if isinstance(value, str | int | float))
+    rows = ([shown(one.get(name, "")) for name in names] for one in found)
+    return table("|".join(names), rows)
