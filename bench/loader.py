@@ -49,10 +49,9 @@ def dataset(path: Path) -> Any:
 
 def bare(path: Path, orders: Iterator[np.ndarray]) -> Callable[[], Iterable[Any]]:
     """Epochs of the same native reads as the loader's, without it: rows known beforehand, memory of the pool."""
+    from solar import _native
     from solar.io.read.engine import Engine
     from solar.io.read.reader import Rows
-
-    from solar import _native
 
     rows = Rows(dataset(path).layouts, True)
     reader, source = Engine.get(), rows._source
