@@ -6,7 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
@@ -28,10 +28,6 @@ from solar.torch.order.position import Draws, EpochPosition
 from solar.torch.samplers import leaves_a_rank_without
 from solar.torch.source import SampleSource
 
-if TYPE_CHECKING:
-    from solar.torch.loader import DataLoader
-
-
 EMPTY_BATCH = (
     "this rank has no sample in this step, and of an empty batch a transform or a collate_fn can make nothing: give a "
     'larger batch_size, or another balance than "uneven"'
@@ -45,7 +41,7 @@ class NativeIter(Draws):
     It has no reference to the loader, as torch's have none: either can be deleted first.
     """
 
-    def __init__(self, loader: DataLoader[Any], beneath: SampleSource) -> None:
+    def __init__(self, loader: Any, beneath: SampleSource) -> None:
         self._coming: deque[Coming | Exception] = deque()
         self._turn: BufferedPass | None = None  # where batches come from the loader's buffer
         self._pace: AheadSpec | None = None
