@@ -1,4 +1,4 @@
-"""IndexStream: how the index batches of one pass come, as the kinds of orders.py are."""
+"""IndexStream: how the index batches of one pass come, whatever the sampler; streams.py has one for each kind."""
 
 from __future__ import annotations
 
