@@ -112,6 +112,12 @@ std::size_t Chunk::space_nbytes() const { return std::min<std::size_t>(step_coun
 
 void Chunk::decode(MutableBytes out, Scratch& scratch) {
   if (is_one_value()) return fill(out);
+  if (copied_) {  // all blocks in one go
+    Cursor cursor(stored_, Kind::codec, "a blosc chunk");
+    cursor.skip(header_nbytes_);
+    std::ranges::copy(cursor.take(nbytes_), out.begin());
+    return;
+  }
   scratch.c.resize(std::max(scratch.c.size(), space_nbytes()));
   const Bytes first = out.first(block_nbytes_);
   for (std::size_t block = 0; block < blocks(); ++block) {

@@ -39,6 +39,17 @@ inline constexpr Period periods[8] = {
     {0xffffffffffffff, 0x0100000000000001, 7},
 };
 
+// Runs of zeros are long, and a call that fills memory has wider stores than all machines have.
+inline std::byte* repeat_word(std::byte* out, std::uint64_t word, std::byte* end) noexcept {
+  if (word == (word & 0xff) * 0x0101010101010101) {
+    std::memset(out, static_cast<int>(word & 0xff), static_cast<std::size_t>(end - out));
+    return end;
+  }
+  const std::uint64_t four[4] = {word, word, word, word};
+  for (; out < end; out += sizeof four) std::memcpy(out, four, sizeof four);
+  return end;
+}
+
 // REQUIRES: length >= 1, `distance` >= 1 bytes before `out`, length + copy_slack bytes of room from `out`.
 inline std::byte* copy_wide(std::byte* out, std::size_t distance, std::size_t length) noexcept {
   const std::byte* from = out - distance;
@@ -60,6 +71,7 @@ inline std::byte* copy_wide(std::byte* out, std::size_t distance, std::size_t le
   } else {  // stores only: no load waits for the store before it
     const Period period = periods[distance];
     const std::uint64_t word = (load_le<std::uint64_t>(from) & period.bytes) * period.repeats;
+    if (period.step == 8 && length > 64) return repeat_word(out, word, end);
     do {
       std::memcpy(out, &word, sizeof word);
       std::memcpy(out + period.step, &word, sizeof word);
