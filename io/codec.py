@@ -61,7 +61,7 @@ class Codec:
     coder: str = "auto"
     predictor: str = "auto"
     tables: bytes = b""  # of train(); the filter's values carry them
-    filter: str = OURS  # or one of hdf5plugin's: libhdf5 makes the chunks, and only the bound is the codec's
+    filter: str = OURS  # or one of hdf5plugin's: others make the chunks, and only the bound is the codec's
 
     def __post_init__(self) -> None:
         _check_name("kind of bound", self.kind, KINDS)
