@@ -30,7 +30,7 @@ unsigned read_coded_weights(Bytes in, std::array<std::uint8_t, 256>& weights) {
     auto& state = states[count % 2];
     const Cell cell = cells[state];
     weights[count] = cell.symbol;
-    stream.refill();
+    if (count % 8 == 0) stream.refill();  // eight times kMaxWeightLog bits are in it
     state = cell.next + stream.take(cell.bits);
     if (stream.left() >= 0) continue;
     weights[count + 1] = cells[states[(count + 1) % 2]].symbol;
@@ -143,6 +143,14 @@ void finish(BackwardBits bits, std::byte* out, std::byte* end, const std::uint16
   if (out != end || bits.left() != 0) damaged("a Huffman stream does not end where it must");
 }
 
+// `cells`: a power of two, and the same for many symbols in turn.
+SOLAR_ZSTD_INLINE void fill_cells(std::uint16_t* to, unsigned cells, std::uint64_t cell) {
+  const std::uint64_t four = cell * 0x0001000100010001;
+  if (cells == 1) return void(std::memcpy(to, &four, 2));
+  if (cells == 2) return void(std::memcpy(to, &four, 4));
+  for (unsigned i = 0; i < cells; i += 4) std::memcpy(to + i, &four, 8);
+}
+
 }  // namespace
 
 void Huffman::read(Bytes& in) {
@@ -179,17 +187,18 @@ void Huffman::build(std::array<std::uint8_t, 256>& weights, unsigned count) {
   if (!std::has_single_bit(rest)) damaged("Huffman weights do not add up");
   weights[count++] = static_cast<std::uint8_t>(std::bit_width(rest));
 
-  std::array<unsigned, kHuffmanLog + 2> starts{};  // of each weight's cells, lightest first
-  for (unsigned s = 0; s < count; ++s) starts[weights[s] + 1] += (1u << weights[s]) >> 1;
-  if (starts[2] < 2) damaged("Huffman weights do not add up");
-  for (unsigned w = 2; w < starts.size(); ++w) starts[w] += starts[w - 1];
-  for (unsigned s = 0; s < count; ++s) {
-    const unsigned weight = weights[s];
-    if (weight == 0) continue;
+  std::array<unsigned, kHuffmanLog + 3> firsts{};  // of the symbols of each weight, lightest first
+  for (unsigned s = 0; s < count; ++s) ++firsts[weights[s] + 1];
+  if (firsts[2] < 2) damaged("Huffman weights do not add up");
+  for (unsigned w = 1; w < firsts.size(); ++w) firsts[w] += firsts[w - 1];
+  std::array<std::uint8_t, 256> symbols;
+  auto next = firsts;
+  for (unsigned s = 0; s < count; ++s) symbols[next[weights[s]]++] = static_cast<std::uint8_t>(s);
+  std::uint16_t* to = single_.data();
+  for (unsigned weight = 1; weight <= log; ++weight) {
     const unsigned cells = (1u << (weight - 1)) << (kHuffmanLog - log);
-    const auto cell = static_cast<std::uint16_t>((log + 1 - weight) | s << 8);
-    std::fill_n(single_.begin() + (starts[weight] << (kHuffmanLog - log)), cells, cell);
-    starts[weight] += 1u << (weight - 1);
+    for (unsigned i = firsts[weight]; i < firsts[weight + 1]; ++i, to += cells)
+      fill_cells(to, cells, (log + 1 - weight) | symbols[i] << 8);
   }
   empty_ = false;
   runs_built_ = false;
