@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 # One more than there are processors: many tests wait for processes of their own. Plain `pytest` runs them one by one.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
 PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder  # tests/conftest.py orders them
-INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt --editable
+SETTING_UP := Setting up $(VENV): fetches PyTorch and compiles solar, which takes some minutes the first time.
+BEGIN_VENV = @test -x $(BIN)/python || { echo "$(SETTING_UP)"; $(PYTHON) -m venv $(VENV); }
+INSTALL := tools/install $(BIN)/pip --constraint constraints.txt
 comma := ,
 SKIPS := build/skips
 EXTRAS := dev,integrations,gpu,docs,bench
@@ -15,36 +17,55 @@ FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*
 KERNELS := tests/test_device_decode.py
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
-.PHONY: demo test integrations kernels hosts lint types extras skipped docs report core asan tsan aarch64 asan-python bench bench-full gpu coverage fuzz compat clean-install clean
+.PHONY: demo test test-all skipped extras integrations kernels mpio hosts lint types format tidy docs report
+.PHONY: core asan tsan aarch64 asan-python coverage fuzz compat clean-install bench bench-full gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m bench.demo
 
+# Some of each kind, in a few minutes: those that are marked slow are left out, and counted in the end.
 test: $(VENV)/.dev
-	$(PYTEST) --skips $(SKIPS)
+	$(PYTEST) -rfE --quick --skips $(SKIPS)
+
+# All: that, and then what it has left out, with what the extras bring. .ci/run does the same step by step.
+test-all:
+	$(MAKE) test
+	$(MAKE) extras
+	$(MAKE) skipped mpio
 
 # Jobs on hosts that are network namespaces of this machine, and a real Slurm (root; iproute2, slurmctld, slurmd, munge).
 hosts: $(VENV)/.dev
-	$(INSTALL) '.[mpi]'
+	$(INSTALL) --editable '.[mpi]'
 	$(BIN)/pytest --hosts tests/test_jobs.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	git ls-files | xargs $(BIN)/codespell
+
+# Lays out Python, and of native code the lines that differ from the last commit.
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	PATH="$$PWD/$(BIN):$$PATH" git clang-format --extensions cpp,hpp || true  # 1: it has changed some
+
+# What clang-tidy finds in native code (.clang-tidy says which checks): some minutes.
+tidy: $(VENV)/.form
+	cd native && cmake --preset core -Wno-dev >/dev/null
+	find native/src -name '*.cpp' | xargs -P $(shell nproc) -n 4 $(BIN)/clang-tidy -p build/core --quiet
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
 # The package, editable, with the versions of constraints.txt; rebuilt when native code changes.
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) .
+	$(BEGIN_VENV)
+	$(INSTALL) --editable .
 	touch $@
 
 # The same with what an extra needs: .venv/.dev, .venv/.bench, ...
 $(VENV)/.%: pyproject.toml constraints.txt $(NATIVE)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) '.[$*]'
+	$(BEGIN_VENV)
+	$(INSTALL) --editable '.[$*]'
 	touch $(VENV)/.installed $@
 
 # All of them in one go, which takes one build, not five; none where the package is there already.
@@ -52,7 +73,7 @@ LIST_EXTRAS := import sys, tomllib; all = tomllib.load(open("pyproject.toml", "r
 	print(*(one for extra in sys.argv[1].split(",") for one in all[extra]), sep="\n")
 extras: $(VENV)/.installed
 	$(BIN)/python -c '$(LIST_EXTRAS)' $(EXTRAS) > $(VENV)/.extras
-	$(BIN)/pip install --quiet --constraint constraints.txt --requirement $(VENV)/.extras
+	$(INSTALL) --requirement $(VENV)/.extras
 	touch $(EXTRAS_MADE)
 
 # The frameworks' own loops over our loader. Their packages are large, so `make test` skips these by name; what needs none
@@ -64,7 +85,11 @@ integrations: $(VENV)/.dev $(VENV)/.integrations
 kernels: $(VENV)/.dev $(VENV)/.gpu
 	$(BIN)/pytest $(KERNELS)
 
-# Both, the site and whatever else `make test` has skipped, by its list: what ran there need not run again.
+# reader="mpio", where the system has an h5py with MPI (Debian's python3-h5py-mpi and openmpi-bin).
+mpio: $(VENV)/.dev
+	tools/mpio
+
+# All these but the last, the site and whatever else `make test` has left out, by its list: what ran there need not run again.
 skipped: $(EXTRAS_MADE)
 	@test -s $(SKIPS) || { echo "no list of skipped tests in $(SKIPS): run make test first"; exit 1; }
 	$(PYTEST) @$(SKIPS)
@@ -79,7 +104,7 @@ report: $(VENV)/.bench
 
 # C++ tests: plain, under Address+UndefinedBehaviorSanitizer, under ThreadSanitizer. They need doctest's header.
 core asan tsan aarch64:
-	cd native && cmake --preset $@ -Wno-dev >/dev/null && cmake --build --preset $@ --parallel $(shell nproc) && ctest --preset $@
+	cd native && cmake --preset $@ -Wno-dev $(CMAKE_ARGS) >/dev/null && cmake --build --preset $@ --parallel $(shell nproc) && ctest --preset $@
 
 # The Python tests of native code with the extension under ASan+UBSan (CONTRIBUTING.md says why each flag is there).
 asan-python: $(VENV)/.dev

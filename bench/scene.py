@@ -33,6 +33,7 @@ class Scene:
         default_factory=dict
     )  # of create_dataset; or plugin=, of hdf5plugin or ours, and its options=
     files: int = 1
+    sources: int = 0  # files of which the dataset of the one file is a view; 0: it has its own bytes
     cache: Literal["warm", "cold"] = "warm"
     peers: Literal["hdf5", "all"] = "hdf5"  # "hdf5": only those that read this file as it is
     quick: bool = True
@@ -58,6 +59,8 @@ def make(scene: Scene, folder: Path) -> None:
     patterns = photon_counts(scene)
     if scene.files > 1:
         make_many(scene, folder, patterns)
+    elif scene.sources:
+        make_virtual(scene, folder, patterns)
     else:
         with h5py.File(folder / "data.h5", "w") as file:
             chunks = True if scene.chunk == "auto" else scene.chunk and (scene.chunk, *scene.shape)
@@ -78,6 +81,19 @@ def make_many(scene: Scene, folder: Path, patterns: NDArray[Any]) -> None:
     for number, path in enumerate(scene.paths(folder)):
         with h5py.File(path, "w") as file:
             file[FIELD] = sample_of(patterns, number)
+
+
+def make_virtual(scene: Scene, folder: Path, patterns: NDArray[Any]) -> None:
+    each = scene.samples // scene.sources
+    view = h5py.VirtualLayout((scene.samples, *scene.shape), scene.dtype)
+    for number in range(scene.sources):
+        first = number * each
+        rows = np.stack([sample_of(patterns, i) for i in range(first, first + each)])
+        with h5py.File(folder / f"source{number}.h5", "w") as file:
+            file[FIELD] = rows
+        view[first : first + each] = h5py.VirtualSource(f"source{number}.h5", FIELD, rows.shape)
+    with h5py.File(folder / "data.h5", "w") as file:
+        file.create_virtual_dataset(FIELD, view)
 
 
 def hdf5_filters(scene: Scene) -> dict[str, Any]:

@@ -27,8 +27,9 @@ from solar.io.filters import readable, registered
 from solar.io.grid import Grid
 from solar.io.hdf5 import inspect
 from solar.io.likeness import differences
+from solar.io.marks import Marks, marks_of
 from solar.io.opening import look, opened
-from solar.io.pieces import Restored, by_libhdf5, marks_of
+from solar.io.pieces import Restored, by_libhdf5
 from solar.io.preparation import Progress, Told, in_order
 from solar.io.reader import Rows
 from solar.io.selection import datasets_of, is_ours
@@ -37,6 +38,7 @@ from solar.io.store import BOUND
 from solar.values import Layout
 
 VERIFIED = "solar_verified"  # the attribute with what was found
+MEANINGS = ("missing", "moved", "made", "crossed")  # how many values are, or became, something else than a number
 AHEAD = 2  # tasks for each thread
 AT_ONCE = 16 << 20  # bytes read at a time
 
@@ -50,14 +52,18 @@ class Kept:
     bound: float  # as a number; 0: bit for bit
     values: int
     beyond: int  # values further off than the bound
-    first: tuple[int, ...]  # where the first of them is; empty if there are none
+    first: tuple[int, ...]  # where the first that is not as it should be lies; empty if all are
     largest: float  # difference
     psnr: float  # of the range, in dB; infinite where nothing differs
+    missing: int = 0  # values that say that nothing was measured
+    moved: int = 0  # of these, that came back as others
+    made: int = 0  # values that were measured, and came back as missing ones
+    crossed: int = 0  # values that came back on the other side of a limit of what is valid
 
     @property
     def holds(self) -> bool:
-        """Whether every value is within the bound."""
-        return self.beyond == 0
+        """Whether every value is within the bound, and none means something else."""
+        return not (self.beyond or self.moved or self.made or self.crossed)
 
 
 @dataclass(frozen=True)
@@ -179,8 +185,9 @@ class _Piece:
 
     values: int
     beyond: int
-    first: tuple[int, ...]  # of them; empty if there are none
+    first: tuple[int, ...]  # of all that are not as they should be; empty if there are none
     largest: float
+    meanings: dict[str, int]
     squares: float  # of the differences, summed
     least: float
     most: float
@@ -198,9 +205,11 @@ def _compare_dataset(original: Any, reader: Restored, plug_in: bool, pool: Execu
         got = reader.values(first, count)
         other = _read_otherwise(restored, box, got) if plug_in and reader.direct else ""
         beyond, at, largest = _native.compare(wanted, got, bound)
-        place = np.unravel_index(at, wanted.shape) if beyond else ()
+        firsts, counts = _meanings(wanted, got, marks)
+        firsts += [at] if beyond else []
+        place = np.unravel_index(min(firsts), wanted.shape) if firsts else ()
         where = tuple(int(side.start + i) for side, i in zip(box, place, strict=bool(place)))
-        return _Piece(wanted.size, beyond, where, largest, *_spread(wanted, got, marks), other)
+        return _Piece(wanted.size, beyond, where, largest, counts, *_spread(wanted, got, marks), other)
 
     def begun() -> Iterator[tuple[None, Future[_Piece]]]:
         for task in reader.grid.tasks(rows):
@@ -227,12 +236,20 @@ def _values_of(original: Any) -> Callable[[Any], NDArray[Any]]:
     return lambda box: rows.start(np.arange(box[0].start, box[0].stop)).wait()[(slice(None), *box[1:])]
 
 
-def _spread(wanted: NDArray[Any], got: NDArray[Any], marks: list[float]) -> tuple[float, float, float]:
+def _meanings(wanted: NDArray[Any], got: NDArray[Any], marks: Marks) -> tuple[list[int], dict[str, int]]:
+    """How many values say "missing", no longer do, newly do, and crossed a limit; where the first of each lies."""
+    missing, are = marks.missing(wanted), marks.missing(got)
+    bits = f"u{wanted.dtype.itemsize}"
+    moved = missing & (wanted.view(bits) != got.view(bits))
+    wrong = moved, are & ~missing, marks.crossed(wanted, got) & ~missing & ~are
+    firsts = [int(one.argmax()) for one in wrong if one.any()]
+    return firsts, {name: int(one.sum()) for name, one in zip(MEANINGS, (missing, *wrong), strict=True)}
+
+
+def _spread(wanted: NDArray[Any], got: NDArray[Any], marks: Marks) -> tuple[float, float, float]:
     """The sum of the squares of the differences, the least and the largest value; of finite ones that are no marks."""
-    with np.errstate(invalid="ignore"):  # signalling NaN
-        exact = wanted.ravel().astype(np.float64)
-    real = np.isfinite(exact) & ~np.isin(wanted.ravel(), np.array(marks).astype(wanted.dtype))
-    exact, off = exact[real], got.ravel()[real].astype(np.float64)
+    real = marks.real(wanted)
+    exact, off = (marks.numbers(values[real]).astype(np.float64) for values in (wanted, got))
     if not exact.size:
         return 0.0, math.inf, -math.inf
     return float(np.square(exact - off).sum()), float(exact.min()), float(exact.max())
@@ -252,6 +269,7 @@ def _together(name: str, dataset: Any, pieces: list[_Piece]) -> Kept:
         first=next((one.first for one in pieces if one.first), ()),
         largest=max((one.largest for one in pieces), default=0.0),
         psnr=psnr,
+        **{name: sum(one.meanings[name] for one in pieces) for name in MEANINGS},
     )
 
 
@@ -273,6 +291,7 @@ def store_result(target: str | os.PathLike[str], found: Verified, when: str) -> 
         _set(file, said | {"read_by": found.by})
         for field in found.fields:
             facts = {"bound": field.bound, "largest_error": field.largest, "beyond": field.beyond}
+            facts |= {name: getattr(field, name) for name in MEANINGS}
             _set(file[field.name], {"when": when, "holds": field.holds, **facts})
 
 

@@ -148,6 +148,11 @@ class Running:
         """What the run has read, held and found since it began."""
         return {} if self._run is None else self._run.counts()
 
+    def fail(self, why: Exception) -> None:
+        """Tells the other processes of the node why this one does not go on. Then it is closed."""
+        if self._node is not None:
+            self._node.fail(str(why))
+
     def close(self) -> None:
         """Drops what has not begun and ends the threads. One whose read does not return is left, with its memory."""
         run, self._run = self._run, None

@@ -62,6 +62,8 @@ class Codec:
     predictor: str = "auto"
     tables: bytes = b""  # of train(); the filter's values carry them
     filter: str = OURS  # or one of hdf5plugin's: others make the chunks, and only the bound is the codec's
+    marks: bytes = b""  # numbers of the arrays' type that come back bit for bit, and that nothing else becomes
+    limits: bytes = b""  # the same: what is below one of them stays there, and nothing else gets there
 
     def __post_init__(self) -> None:
         _check_name("kind of bound", self.kind, KINDS)
@@ -102,7 +104,8 @@ class Codec:
         if self.kind == "rel" and span is None:
             span = span_of(array)
         exact = self.absolute(span or 0.0)
-        return _native.encode(np.ascontiguousarray(array), exact.bound, self.coder, self.predictor, self.tables)
+        how = exact.bound, self.coder, self.predictor, self.tables, self.marks, self.limits
+        return _native.encode(np.ascontiguousarray(array), *how)
 
     def decode(self, chunk: bytes, out: NDArray[Any]) -> None:
         """Fills `out`, contiguous and of the chunk's type; float32 takes integers, too, and float16 takes float32."""
@@ -114,7 +117,8 @@ class Codec:
             _check_numbers(array)
         bound = self.absolute(max(map(span_of, arrays), default=0.0)).bound if self.kind == "rel" else self.bound
         contiguous = [np.ascontiguousarray(array) for array in arrays]
-        return replace(self, tables=_native.train(contiguous, bound, self.predictor))
+        tables = _native.train(contiguous, bound, self.predictor, self.marks, self.limits)
+        return replace(self, tables=tables)
 
     @property
     def filter_values(self) -> tuple[int, ...]:
@@ -126,7 +130,7 @@ def parse(text: str) -> Codec:
     """The codec that settings such as "abs=1e-3", "rel=1e-4,coder=pack" or "lossless,filter=zstd" ask for.
 
     >>> parse("rel=1e-4,coder=pack")
-    Codec(kind='rel', bound=0.0001, coder='pack', predictor='auto', tables=b'', filter='solar')
+    Codec(kind='rel', bound=0.0001, coder='pack', predictor='auto', tables=b'', filter='solar', marks=b'', limits=b'')
     """
     settings: dict[str, str] = {}
     for part in text.split(","):

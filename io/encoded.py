@@ -81,7 +81,7 @@ def _refused(layout: Layout) -> str:
 
 
 def _where(layout: Layout) -> str:
-    return f"{layout.paths[0]}: {layout.name}" if layout.paths else layout.name
+    return f"{layout.paths[0]}: {layout.title}" if layout.paths else layout.title
 
 
 def only_ours(layout: Layout) -> bool:

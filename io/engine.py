@@ -110,11 +110,11 @@ def worth_mapping(layout: Layout, bypass: float) -> bool:
     return bypass == 0 and len(layout.paths) <= MAPPED
 
 
-def source_of(layout: Layout, swap: int, page_cache: bool | None) -> _native.Source:
+def source_of(layout: Layout, swap: int, page_cache: bool | None, *, mapped: bool = True) -> _native.Source:
     """The native form of a Layout that is read directly."""
     bypass = bypassed_share(layout, page_cache)
     return _native.Source(
-        layout.name,
+        layout.title,
         list(layout.paths),
         layout.file_nbytes,
         layout.file_mtime_ns,
@@ -131,7 +131,9 @@ def source_of(layout: Layout, swap: int, page_cache: bool | None) -> _native.Sou
         layout.chunk_nbytes,
         layout.chunk_mask,
         bypass,
-        worth_mapping(layout, bypass),
+        mapped and worth_mapping(layout, bypass),
+        layout.file_inode,
+        layout.file_ctime_ns,
     )
 
 
@@ -161,7 +163,7 @@ def source_of_part(layout: Layout, part: int) -> _native.Source:
     file = int(layout.part_file[part])
     entries = slice(layout.part_chunks[part], layout.part_chunks[part + 1])
     return _native.Source(
-        layout.name,
+        layout.title,
         [layout.paths[file]],
         layout.file_nbytes[file : file + 1],
         layout.file_mtime_ns[file : file + 1],
@@ -177,4 +179,6 @@ def source_of_part(layout: Layout, part: int) -> _native.Source:
         layout.chunk_offset[entries],
         layout.chunk_nbytes[entries],
         layout.chunk_mask[entries],
+        file_inode=layout.file_inode[file : file + 1],
+        file_ctime_ns=layout.file_ctime_ns[file : file + 1],
     )

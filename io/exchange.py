@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from solar.errors import ReadError
 from solar.io.buffered import Running, Told
 from solar.io.late import Late
 from solar.io.mail import Mail
@@ -137,6 +138,12 @@ class Exchange:
             return {}
         waits = {"exchange_wait_ns": int(self._waited * 1e9), "travel_wait_ns": int(self._travelled * 1e9)}
         return {**self._running.counts(), **self._traffic.counts(), **waits}
+
+    def fail(self, why: Exception) -> None:
+        """Tells all other ranks why this one does not go on. Then it is closed."""
+        self._running.fail(why)
+        if self._traffic is not None:
+            self._traffic.fail(ReadError(str(why)))
 
     def close(self) -> None:
         """Ends the exchange and the run. Waits a little for the other ranks, for whom what is sent is still taken."""

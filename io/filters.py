@@ -24,6 +24,7 @@ SEARCHED = "HDF5_PLUGIN_PATH"
 MOST_VALUES = 256  # of a filter: with more, h5py and netCDF4 fail to open the data set (H5Pget_filter refuses)
 
 _ASKED = 7  # values that a writer needs, beside the lengths of a chunk
+_MOST_KEPT = 16 + 8  # marks and limits, of two values each
 _NUMBERS = {"f4": 1, "f8": 2, "i1": 3, "u1": 4, "i2": 5, "u2": 6, "i4": 7, "u4": 8, "i8": 9, "u8": 10}
 _CODERS = {"auto": 0, "pack": 1, "dense": 2}
 _PREDICTORS = {"auto": 255, "none": 0, "x": 1, "xy": 3, "xyz": 7, "interpolation": 8, "patches": 16, "learned": 24}
@@ -60,7 +61,8 @@ def readable(filters: Iterable[int]) -> bool:
 
 def has_room(codec: Codec, axes: int) -> bool:
     """Whether a codec's tables, and type and shape of chunks with so many axes, fit into a filter's values."""
-    return len(codec.filter_values) + _ASKED + axes <= MOST_VALUES
+    kept = 2 + 2 * _MOST_KEPT if codec.marks or codec.limits else 0
+    return len(codec.filter_values) + _ASKED + axes + kept <= MOST_VALUES
 
 
 def filter_values(codec: Codec, dtype: np.dtype[Any] | None = None, chunk: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -75,14 +77,26 @@ def filter_values(codec: Codec, dtype: np.dtype[Any] | None = None, chunk: tuple
         raise CodecError(f"arrays of {dtype} cannot be encoded, only little-endian floats and integers")
     number = 0 if dtype is None else _NUMBERS[dtype.str[1:]]
     bound = struct.unpack("<II", struct.pack("<d", codec.bound))
-    asked = (1, number, _CODERS[codec.coder], _PREDICTORS[codec.predictor], *bound, len(chunk), *chunk)
-    values = codec.filter_values + asked
+    kept = _kept(codec, dtype) if codec.marks or codec.limits else ()
+    asked = (2 if kept else 1, number, _CODERS[codec.coder], _PREDICTORS[codec.predictor], *bound, len(chunk), *chunk)
+    values = codec.filter_values + asked + kept
     if len(values) > MOST_VALUES:
         raise CodecError(
             f"tables of {len(codec.tables)} bytes make {len(values)} filter values, and HDF5's tools read no more than "
             f"{MOST_VALUES}; encode without them"
         )
     return values
+
+
+def _kept(codec: Codec, dtype: np.dtype[Any] | None) -> tuple[int, ...]:
+    """Marks and limits, each as the low and the high word of its bits."""
+    if dtype is None:
+        raise ValueError("marks are numbers of a type, and none is given")
+    said: list[int] = []
+    for numbers in (codec.marks, codec.limits):
+        bits = np.frombuffer(numbers, f"<u{dtype.itemsize}").astype("<u8")
+        said += [len(bits), *bits.view("<u4").tolist()]
+    return tuple(said)
 
 
 class Bounded(h5py.filters.FilterRefBase):  # type: ignore[misc]  # h5py has no types
@@ -228,6 +242,7 @@ def encoded(codec: Codec, values: NDArray[Any]) -> bytes:
     if mask or len(chunk) >= values.nbytes:
         return values.tobytes()
     if codec.filter == "zfp":
+        _check_kept(codec, values, back)
         beyond, _, largest = _native.compare(values, back, codec.bound)
         if beyond:
             raise CodecError(
@@ -235,6 +250,28 @@ def encoded(codec: Codec, values: NDArray[Any]) -> bytes:
                 f"{largest:g}: it is too small beside the largest of them; take solar's own filter, or a larger bound"
             )
     return chunk
+
+
+def _check_kept(codec: Codec, values: NDArray[Any], back: NDArray[Any]) -> None:
+    marks, limits = (np.frombuffer(numbers, values.dtype) for numbers in (codec.marks, codec.limits))
+    bits = f"u{values.itemsize}"
+    changed = int(
+        (
+            (np.isin(values, marks) | np.isin(back, marks))
+            & (np.ascontiguousarray(values).view(bits) != back.view(bits))
+        ).sum()
+    )
+    if changed:
+        said = ", ".join(f"{mark:g}" for mark in marks)
+        raise CodecError(
+            f"zfp changes {changed:,} values that say that nothing was measured ({said}), or makes some: lossless, or "
+            "solar's own filter, which keeps them as they are"
+        )
+    if any(((values < limit) != (back < limit)).any() for limit in limits):
+        raise CodecError(
+            "zfp moves values past the limits of what is valid (valid_min, valid_max, valid_range): lossless, or "
+            "solar's own filter, which does not"
+        )
 
 
 def _by_libhdf5(

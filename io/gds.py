@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError, ReadError
-from solar.io.slow_thread import unchanged
+from solar.io.identity import unchanged
 from solar.values import Layout
 
 KEPT = 64  # files kept open
@@ -122,11 +122,11 @@ class Gds:
         layout, part = self._part(place[0])
         name = int(names[place[2] + done // self.sample_nbytes])
         sample = name - int(self._firsts[np.searchsorted(self._firsts, name, "right") - 1])
-        path, where = layout.paths[int(layout.part_file[part])], f"{layout.name}, sample {sample}"
-        if isinstance(said, ReadError) and said.errno is not None:
-            return ReadError(said.errno, f"{said.strerror} ({where})", path)
+        path, where = layout.paths[int(layout.part_file[part])], f"{layout.title}, sample {sample}"
         if isinstance(said, ReadError):
-            return ReadError(f"{said} ({where})")
+            error = ReadError(f"{said} ({where})")
+            error.errno = said.errno
+            return error
         return ReadError(f"{path}: {where}, offset {place[1] + done}: {said} (reader='gds', by kvikio)")
 
     def _part(self, part: int) -> tuple[Layout, int]:
@@ -150,7 +150,7 @@ class Gds:
 
 def refused(layout: Layout) -> str:
     """Why the samples cannot be read so; empty if they can."""
-    where = f"{layout.paths[0]}: {layout.name}" if layout.paths else layout.name
+    where = f"{layout.paths[0]}: {layout.title}" if layout.paths else layout.title
     if layout.reader != "direct":
         return f"{where} is read by {layout.reader}, not by solar itself"
     if filters := [one.id for form in layout.forms for one in form.filters]:
@@ -180,7 +180,7 @@ def _places(layout: Layout, rows: Array) -> tuple[Array, Array]:
 
 
 def _kvikio(layout: Layout) -> Any:
-    asked = f"reader='gds' for {layout.paths[0]}: {layout.name}"
+    asked = f"reader='gds' for {layout.paths[0]}: {layout.title}"
     if importlib.util.find_spec("kvikio") is None:
         raise PlanError(
             f"{asked} needs kvikio, which is not installed: pip install kvikio-cu12 (or that for your CUDA), or leave "

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import LayoutError, SolarError
 from solar.io import datatype, slow
-from solar.io.index import Folder, Table, chunk_table
+from solar.io.extents import chunk_arrays, running
+from solar.io.index import Folder
 from solar.io.metadata import read_together
-from solar.io.nearest import hint
+from solar.io.nearest import hint, listed, nearest
 from solar.io.paths import Paths, files_of
 from solar.io.peers import peers
 from solar.values import Filter, Form, Layout
 
 log = logging.getLogger("solar")
 
-UNDEFINED = 2**64 - 1  # the address of what was never written
 THREADS = 8  # that open files at the same time, when there are many
 
 Samples = Literal["rows", "files"]
@@ -97,35 +97,44 @@ def _asked(path: Paths, names: list[str] | None, samples: Samples) -> tuple[str,
 
 def _read(files: list[str], names: list[str] | None, samples: Samples, cache: Folder) -> list[Layout]:
     if names is None:
-        found, problems = survey(files, samples=samples, cache=cache)
-        for problem in problems:
+        found = survey(files, samples=samples, cache=cache)
+        for problem in found.problems:
             log.warning("%s: %s", files[0], problem)
-        return list(found.values())
+        return list(found.layouts.values())
     layouts = [_inspect_one(files, name, samples == "files", cache) for name in names]
     _check_counts(layouts)
     return layouts
 
 
-def survey(
-    files: list[str], *, samples: Samples = "rows", cache: Folder = "auto"
-) -> tuple[dict[str, Layout], list[str]]:
-    """Every dataset of the first file, in all files, by name; and what is wrong with the first file's groups and links.
+class Survey(NamedTuple):
+    """What a file holds: every dataset by name, those behind links by the names that lead to them."""
+
+    layouts: dict[str, Layout]
+    problems: list[str]  # damaged groups, and links that lead nowhere
+    aliases: dict[str, tuple[str, str]]  # groups that links lead to: the file (empty: this one), and the path there
+
+
+def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto") -> Survey:
+    """Every dataset of the first file, in all files, in the order of a tree.
 
     A dataset that cannot be read is there too, with reader "none" and the reason.
     """
     first = _native.read_metadata(files[0])
+    datasets = first["datasets"] + first["linked"]
+    if first["linked"]:
+        datasets.sort(key=lambda dataset: [os.fsencode(part) for part in dataset["name"].split("/")])
     layouts = {}
-    for dataset in first["datasets"]:
+    for dataset in datasets:
         try:
             if len(files) == 1:
-                layout = _layout(files, [first], [dataset], samples == "files", cache)
+                layout = _layout(files, [dataset], samples == "files", cache)
             else:
                 layout = _inspect_one(files, dataset["name"], samples == "files", cache)
         except SolarError as error:
-            reason = str(error).removeprefix(f"{files[0]}: ").removeprefix(f"{dataset['name']}: ")
-            layout = _unreadable(files[0], first, dataset, reason)
+            reason = str(error).removeprefix(f"{_where(files[0], dataset)}: ")
+            layout = _unreadable(files[0], dataset, reason)
         layouts[dataset["name"]] = layout
-    return layouts, first["problems"]
+    return Survey(layouts, first["problems"], {name: (file, path) for name, file, path in first["aliases"]})
 
 
 def _structured(field: Any, one: Callable[[str], Any]) -> Any:
@@ -147,24 +156,28 @@ def _inspect_one(files: list[str], name: str, per_file: bool, cache: Folder) -> 
             found = _native.read_metadata_of_many(files, name, THREADS)
     except LayoutError as error:
         raise LayoutError(_with_hint(str(error), files[0], name)) from None
-    return _layout(files, found, [one["datasets"][0] for one in found], per_file, cache)
+    return _layout(files, [one["datasets"][0] for one in found], per_file, cache)
 
 
 def _with_hint(said: str, file: str, name: str) -> str:
     """The error about a name; where the file has no such dataset, with the full paths of what may have been meant."""
     told, missing, what = said.partition(": there is no ")
-    if not missing:
+    group = said.endswith(": it is a group, not a dataset")
+    if (not missing and not group) or "; on the way: " in said:  # a link's target is missing: it says which
         return said
     try:
-        names = [dataset["name"] for dataset in _native.read_metadata(file)["datasets"]]
+        found = _native.read_metadata(file)
     except SolarError:  # its own error is another story
         return said
-    if "/" + name.strip("/") in names:
-        return said
+    shapes = {one["name"]: one.get("shape", ()) for one in found["datasets"] + found["linked"]}
+    asked = "/" + name.strip("/")
+    if group:
+        inside = {path: shape for path, shape in shapes.items() if path.startswith(asked.rstrip("/") + "/")}
+        return f"{said}; {listed(inside, file)}"
     missed, near, _ = what.partition("; did you mean ")
-    if not (meant := hint(name, names)):
-        return said if near else f"{said}; `solar inspect {file}` lists what there is"
-    return f"{told}{missing}{missed}; {meant}"
+    if asked in shapes or (near and not nearest(name, shapes)):
+        return said
+    return f"{told}{missing}{missed}; {hint(name, shapes, file)}"
 
 
 def _check_counts(layouts: list[Layout]) -> None:
@@ -175,30 +188,31 @@ def _check_counts(layouts: list[Layout]) -> None:
     for other in layouts[1:]:
         if other.shape[:1] != first.shape[:1]:
             raise LayoutError(
-                f"{first.paths[0]}: fields of one sample differ in length: "
+                f"{(first.asked or first.paths)[0]}: fields of one sample differ in length: "
                 f"{first.name} has {first.samples} samples, {other.name} has {other.samples}"
             )
         if not np.array_equal(first.part_first, other.part_first):
             part = int(np.flatnonzero(np.diff(first.part_first) != np.diff(other.part_first))[0])
-            raise LayoutError(f"{first.paths[part]}: {first.name} and {other.name} differ in length in this file")
+            file = (first.asked or first.paths)[part]
+            raise LayoutError(f"{file}: {first.name} and {other.name} differ in length in this file")
 
 
 # --- from metadata to a Layout ----
 
 
-def _layout(
-    files: list[str], found: list[_native.Metadata], datasets: list[_native.Dataset], per_file: bool, cache: Folder
-) -> Layout:
+def _layout(asked: list[str], datasets: list[_native.Dataset], per_file: bool, cache: Folder) -> Layout:
+    """The Layout of the datasets that have its name in the files that were asked for: in these, or where links lead."""
+    files = [dataset["path"] or file for file, dataset in zip(asked, datasets, strict=True)]
     for file, dataset in zip(files, datasets, strict=True):
         if dataset["storage"] == "virtual" and not dataset["problem"]:
-            dataset["shape"] = list(slow.shape_of(file, dataset["name"]))
+            dataset["shape"] = list(slow.shape_of(file, dataset["target"] or dataset["name"]))
     first = datasets[0]
-    dtype = _check_agreement(files, datasets, per_file)
+    dtype = _check_agreement(asked, datasets, per_file)
     forms, part_form, reasons = _forms(datasets, dtype, per_file)
     reason = next((why for why in reasons if why), "")
     if reason and len(files) > 1:
         reason += f" (in {files[part_form.index(reasons.index(reason))]})"
-    tables = _tables(files, found, datasets, cache, wanted=not reason)
+    tables: dict[str, Any] = chunk_arrays(files, datasets, cache, wanted=not reason)
     parts = len(files)
     shapes = [dataset["shape"] for dataset in datasets]
     lengths = [1] * parts if per_file or not first["shape"] else [shape[0] for shape in shapes]
@@ -206,14 +220,12 @@ def _layout(
     total = sum(lengths)
     if total >= 2**63 or math.prod(row_shape) * dtype.itemsize >= 2**63:
         raise LayoutError(
-            f"{files[0]}: {first['name']}: {total} samples of shape {tuple(row_shape)} are more than can be counted"
+            f"{_where(asked[0], first)}: {total} samples of shape {tuple(row_shape)} are more than can be counted"
         )
     storages = {dataset["storage"] for dataset in datasets}
     return Layout(
         name=first["name"],
-        paths=tuple(files),
-        file_nbytes=np.fromiter((one["nbytes"] for one in found), np.uint64, parts),
-        file_mtime_ns=np.fromiter((one["mtime_ns"] for one in found), np.int64, parts),
+        **_files_of(asked, datasets),
         shape=(total, *row_shape) if per_file or first["shape"] else (),
         dtype=dtype,
         storage=storages.pop() if len(storages) == 1 else "mixed",
@@ -224,17 +236,34 @@ def _layout(
         forms=tuple(forms),
         part_file=np.arange(parts, dtype=np.int32),
         part_form=np.array(part_form, np.int32),
-        part_first=_running(lengths),
+        part_first=running(lengths),
         **tables,
     )
 
 
-def _unreadable(file: str, found: _native.Metadata, dataset: _native.Dataset, reason: str) -> Layout:
+def _files_of(asked: list[str], datasets: list[_native.Dataset]) -> dict[str, Any]:
+    """Which files hold the datasets, and what these are called there where links lead from those asked for."""
+    linked = any(dataset["target"] for dataset in datasets)
+    elsewhere = any(dataset["path"] for dataset in datasets)
+    return {
+        "paths": tuple(dataset["path"] or file for file, dataset in zip(asked, datasets, strict=True)),
+        **_identities(datasets),
+        "names": tuple(dataset["target"] or dataset["name"] for dataset in datasets) if linked else (),
+        "asked": tuple(asked) if elsewhere else (),
+    }
+
+
+def _where(asked: str, dataset: _native.Dataset) -> str:
+    """A dataset in messages: the file that holds it, its name there, and the link that led to it from another."""
+    if not dataset["path"]:
+        return f"{asked}: {dataset['name']}"
+    return f"{dataset['path']}: {dataset['target']} (linked from {asked}: {dataset['name']})"
+
+
+def _unreadable(file: str, dataset: _native.Dataset, reason: str) -> Layout:
     return Layout(
         name=dataset["name"],
-        paths=(file,),
-        file_nbytes=np.array([found["nbytes"]], np.uint64),
-        file_mtime_ns=np.array([found["mtime_ns"]], np.int64),
+        **_files_of([file], [dataset]),
         shape=tuple(dataset["shape"]),
         dtype=np.dtype("V0"),
         storage=dataset["storage"],
@@ -244,13 +273,24 @@ def _unreadable(file: str, found: _native.Metadata, dataset: _native.Dataset, re
     )
 
 
+def _identities(datasets: list[_native.Dataset]) -> dict[str, NDArray[Any]]:
+    """What tells their files from others (native/include/solar/file.hpp), as they were when they were looked at."""
+    kinds = {"file_nbytes": np.uint64, "file_mtime_ns": np.int64, "file_inode": np.uint64, "file_ctime_ns": np.int64}
+    return {
+        name: np.fromiter((one[name] for one in datasets), kind, len(datasets))  # type: ignore[literal-required]
+        for name, kind in kinds.items()
+    }
+
+
 def _check_agreement(files: list[str], datasets: list[_native.Dataset], per_file: bool) -> np.dtype[Any]:
     """The dtype of all parts; raises where one is damaged, or differs from the first in dtype or shape of a row."""
     first = datasets[0]
     for file, dataset in zip(files, datasets, strict=True):
-        where = f"{file}: {dataset['name']}"
+        where = _where(file, dataset)
         if dataset["problem"]:
             raise LayoutError(f"{where}: {dataset['problem']}")
+        if not dataset["datatype"]:
+            raise LayoutError(f"{where}: only libhdf5 can find it: {dataset['elsewhere']}")
         if dataset["null_space"]:
             raise LayoutError(f"{where}: its dataspace is null: it has no values")
         if dataset["datatype"] != first["datatype"] and (ours := _dtype_in(file, dataset)) != (
@@ -275,7 +315,7 @@ def _dtype_in(file: str, dataset: _native.Dataset) -> tuple[np.dtype[Any], str]:
     try:
         return _dtype(dataset["datatype"])
     except LayoutError as error:
-        raise LayoutError(f"{file}: {dataset['name']}: {error}") from None
+        raise LayoutError(f"{_where(file, dataset)}: {error}") from None
 
 
 def _forms(
@@ -320,61 +360,3 @@ def _reason(dataset: _native.Dataset, dtype: np.dtype[Any]) -> str:
     if dtype.itemsize != dataset["itemsize"]:
         return f"an element has {dataset['itemsize']} bytes in the file and {dtype.itemsize} in memory"
     return _native.unsupported(dataset["filters"], dataset["itemsize"])
-
-
-def _tables(
-    files: list[str], found: list[_native.Metadata], datasets: list[_native.Dataset], cache: Folder, wanted: bool
-) -> dict[str, NDArray[Any]]:
-    """The chunk arrays of a Layout. Where they are not wanted for reading, damage to them is no error."""
-    if all(dataset["storage"] != "chunked" for dataset in datasets):
-        return _one_extent_each(datasets)
-    tables = []
-    for file, facts, dataset in zip(files, found, datasets, strict=True):
-        try:
-            tables.append(_table(file, facts, dataset, cache))
-        except LayoutError:
-            if wanted:
-                raise
-            tables.append(_no_chunks())
-    dense = all(len(table.index) == 0 for table in tables)
-    indices = [table.index if len(table.index) else np.arange(len(table.offset), dtype=np.uint64) for table in tables]
-    return {
-        "part_chunks": _running([len(table.offset) for table in tables]),
-        "chunk_index": np.empty(0, np.uint64) if dense else _joined(indices),
-        "chunk_offset": _joined([table.offset for table in tables]),
-        "chunk_nbytes": _joined([table.nbytes for table in tables]),
-        "chunk_mask": _joined([table.mask for table in tables]),
-    }
-
-
-def _table(file: str, facts: _native.Metadata, dataset: _native.Dataset, cache: Folder) -> Table:
-    if dataset["storage"] == "chunked":
-        return chunk_table(file, facts, dataset, cache)
-    extent = _one_extent_each([dataset])
-    return Table(np.empty(0, np.uint64), extent["chunk_offset"], extent["chunk_nbytes"], extent["chunk_mask"])
-
-
-def _no_chunks() -> Table:
-    return Table(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint32))
-
-
-def _one_extent_each(datasets: list[_native.Dataset]) -> dict[str, NDArray[Any]]:
-    """The chunk arrays of data that are not chunked: one extent for a part, or none where nothing was written."""
-    offset = np.fromiter((dataset["address"] for dataset in datasets), np.uint64, len(datasets))
-    nbytes = np.fromiter((dataset["nbytes"] for dataset in datasets), np.uint64, len(datasets))
-    written = (offset != UNDEFINED) & (nbytes > 0)
-    return {
-        "part_chunks": _running(written),
-        "chunk_offset": offset[written],
-        "chunk_nbytes": nbytes[written],
-        "chunk_mask": np.zeros(np.count_nonzero(written), np.uint32),
-    }
-
-
-def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)  # one: it may be mapped, and stays so
-
-
-def _running(counts: Any) -> NDArray[np.int64]:
-    """0, and the sums of the counts up to each."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64), dtype=np.int64)])

@@ -30,7 +30,7 @@ from solar.io import whole
 WORTH_KEEPING = 100_000  # chunks; a smaller table is walked in less than a tenth of a second
 FOLDER_NBYTES = 4 << 30  # what the cache folder may grow to
 SETTLED_NS = 2_000_000_000  # a file younger than this may change without changing its mtime
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<8sIIQ32s4I")
 HEADER_NBYTES, ALIGNMENT = 128, 64
 HAS_INDEX, HAS_MASK = 1, 2
@@ -49,36 +49,40 @@ class Table:
     mask: NDArray[np.uint32]
 
 
-def chunk_table(path: str, file: _native.Metadata, dataset: _native.Dataset, cache: Folder = "auto") -> Table:
-    """The table of a chunked dataset. `cache` is a folder, "auto" for the user's, or None for none."""
+def chunk_table(path: str, dataset: _native.Dataset, cache: Folder = "auto") -> Table:
+    """The table of a chunked dataset that is in this file. `cache`: a folder, "auto" for the user's, None for none."""
     grid = math.prod(-(-size // chunk) for size, chunk in zip(dataset["shape"], dataset["chunk"], strict=True) if chunk)
     if cache is None or grid < WORTH_KEEPING:
         return _walked(path, dataset)
-    key = _key(path, file, dataset)
+    key = _key(path, dataset)
     kept = (_default_folder() if cache == "auto" else Path(cache)) / f"{key.hex()}.index"
     if (table := _quietly(lambda: _load(kept, key))) is not None:
         return table
     table = _walked(path, dataset)
-    settled = time.time_ns() - file["mtime_ns"] > SETTLED_NS
+    settled = time.time_ns() - dataset["file_mtime_ns"] > SETTLED_NS
     if len(table.offset) >= WORTH_KEEPING and settled:
         _quietly(lambda: _store(kept, key, table))
     return table
 
 
 def _walked(path: str, dataset: _native.Dataset) -> Table:
-    index, offset, nbytes, mask = _native.chunk_table(path, dataset["name"], dataset["header_address"])
+    index, offset, nbytes, mask = _native.chunk_table(
+        path, dataset["target"] or dataset["name"], dataset["header_address"]
+    )
     if np.array_equal(index, np.arange(len(index), dtype=np.uint64)):
         index = np.empty(0, np.uint64)
     return Table(index, offset, nbytes, mask)
 
 
-def _key(path: str, file: _native.Metadata, dataset: _native.Dataset) -> bytes:
+def _key(path: str, dataset: _native.Dataset) -> bytes:
     facts = [
         VERSION,
         os.path.realpath(path),
-        file["nbytes"],
-        file["mtime_ns"],
-        dataset["name"],
+        dataset["file_nbytes"],
+        dataset["file_mtime_ns"],
+        dataset["file_inode"],
+        dataset["file_ctime_ns"],
+        dataset["target"] or dataset["name"],
         dataset["header_address"],
     ]
     facts += [dataset["shape"], dataset["chunk"], dataset["index"], dataset["filters"]]

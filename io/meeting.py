@@ -29,6 +29,8 @@ GRACE = 5.0  # seconds that a letter may travel
 PARTING = 1.0  # as long an interrupted rank 0 stays for the others to have its last letter
 LAST_WORD = 1.0  # as long who has told rank 0 of a death waits for what it says: it may have given up before
 
+TROUBLE = "trouble"  # among what must be the same: why a rank cannot take part; None if it can
+
 Letter = dict[str, Any]
 
 
@@ -279,6 +281,11 @@ def _check(letters: Sequence[Letter]) -> None:
             f"the ranks do not meet for the same: rank 0 came for {ours}, {others}{_more(found)}. All ranks must "
             'iterate the same loaders in the same order; with exchange="off" each reads on its own'
         )
+    troubles = [letter["same"].get(TROUBLE) for letter in letters]
+    if len(set(troubles)) > 1:  # where all have the same, each raises its own
+        trouble = next(one for one in troubles if one is not None)
+        who = _listed([rank for rank, one in enumerate(troubles) if one == trouble])
+        raise PlanError(f"{who} cannot take part in {ours}: {trouble}")
     names = dict.fromkeys(name for letter in letters for name in letter["same"])
     differences = [
         (name, value, ranks)

@@ -95,7 +95,7 @@ def _sums(sections: Sequence[Section]) -> list[int]:
 
 def packed(layouts: Sequence[Layout]) -> list[Section]:
     """The Layouts as arrays along one axis: the first is JSON, the others are as they are in memory."""
-    paths = list(dict.fromkeys(layout.paths for layout in layouts))
+    paths = list(dict.fromkeys(of for layout in layouts for of in (layout.paths, layout.asked) if of))
     number = {of: i for i, of in enumerate(paths)}
     arrays: list[Section] = []
     heads = []
@@ -108,6 +108,7 @@ def packed(layouts: Sequence[Layout]) -> list[Section]:
             else:
                 head[field.name] = value
         head["paths"] = number[layout.paths]
+        head["asked"] = number.get(layout.asked, -1)
         head["dtype"] = _message(layout).hex()
         head["forms"] = [dataclasses.asdict(form) | {"fill": form.fill.hex()} for form in layout.forms]
         heads.append(head)
@@ -125,6 +126,10 @@ def unpacked(sections: Sequence[Section]) -> list[Layout]:
             if field.name not in facts:
                 facts[field.name] = next(arrays)
         facts["paths"] = tuple(head["paths"][facts["paths"]])
+        facts["asked"] = tuple(head["paths"][facts["asked"]]) if facts["asked"] >= 0 else ()
+        facts["names"] = tuple(facts["names"])
+        # A copy of the file on this machine, of the same size and time, is as good as rank 0's.
+        facts["file_inode"], facts["file_ctime_ns"] = np.empty(0, np.uint64), np.empty(0, np.int64)
         facts["shape"] = tuple(facts["shape"])
         message = bytes.fromhex(facts["dtype"])
         facts["dtype"] = datatype.decode(message)[0] if message else np.dtype("V0")
@@ -137,10 +142,10 @@ def _message(layout: Layout) -> bytes:
     """The dtype as the file has it: numpy has no words for all of h5py's. Empty: of no bytes."""
     if layout.dtype == np.dtype("V0"):
         return b""
-    dataset = _native.read_metadata(layout.paths[0], layout.name)["datasets"][0]
+    dataset = _native.read_metadata(layout.paths[0], layout.name_in(0))["datasets"][0]
     message = dataset["datatype"]
     if datatype.decode(message)[0] != layout.dtype:
-        raise errors.LayoutError(f"{layout.paths[0]}: {layout.name} changed its type while it was inspected")
+        raise errors.LayoutError(f"{layout.paths[0]}: {layout.title} changed its type while it was inspected")
     return message
 
 
@@ -164,7 +169,7 @@ def _told(error: BaseException) -> tuple[str, list[Any]]:
         return "PlanError", [f"rank 0, which reads the metadata for all, was interrupted: {type(error).__name__}"]
     if type(error).__name__ not in _KINDS:
         return "SolarError", [f"rank 0, which reads the metadata for all: {type(error).__name__}: {error}"]
-    if isinstance(error, OSError) and error.errno is not None:
+    if isinstance(error, OSError) and error.strerror is not None:
         return type(error).__name__, [error.errno, error.strerror, error.filename]
     return type(error).__name__, [str(error)]
 

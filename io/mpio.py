@@ -12,16 +12,19 @@ import os
 import threading
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError, ReadError
-from solar.io.slow_thread import chunk_nbytes, unchanged
+from solar.io.identity import unchanged
+from solar.io.slow_thread import chunk_nbytes
 from solar.values import Layout
 
 By = Literal["auto", "mpio", "mpio-collective"]
+Was = tuple[int, ...]  # what tells a file from another
 KEPT = 16  # files kept open
 LAST_WAIT = 1.0  # seconds that a read has to end when the program does
 
@@ -32,7 +35,7 @@ def by_mpio(layout: Layout, reader: By) -> Layout:
         raise ValueError(f"reader={reader!r}: it is one of {', '.join(map(repr, get_args(By)))}")
     if reader == "auto" or layout.reader == "none":
         return layout
-    asked = f"reader={reader!r} for {layout.paths[0]}: {layout.name}"
+    asked = f"reader={reader!r} for {layout.paths[0]}: {layout.title}"
     _check_mpi(asked, reader)
     if reader == "mpio-collective" and (len(layout.paths) > 1 or layout.per_file):
         raise PlanError(
@@ -66,7 +69,8 @@ class CollectiveRead:
 
     def __init__(self, layout: Layout, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         self._count = len(rows)
-        read_into(unchanged(layout, 0), layout.name, rows, out, chunk_nbytes(layout, 0), collective=True)
+        path, was = unchanged_for_all(layout), (int(layout.file_nbytes[0]), int(layout.file_mtime_ns[0]))
+        read_into(path, layout.name_in(0), rows, out, chunk_nbytes(layout, 0), together=was)
 
     def poll(self, seconds: float) -> bool:
         """It has come."""
@@ -81,6 +85,24 @@ class CollectiveRead:
         return {"rows": self._count}
 
 
+def unchanged_for_all(layout: Layout) -> str:
+    """The path of the file, which is as all ranks of MPI's world inspected it; ReadError on all of them if not.
+
+    One that raised it alone would leave the others waiting in a read that takes all of them.
+    """
+    from mpi4py import MPI  # not where MPI is not asked for
+
+    try:
+        unchanged(layout, 0)
+        said = ""
+    except ReadError as error:
+        said = str(error)
+    for rank, text in enumerate(MPI.COMM_WORLD.allgather(said)):
+        if text:
+            raise ReadError(said or f"rank {rank} of {MPI.COMM_WORLD.Get_size()}: {text}")
+    return layout.paths[0]
+
+
 def read_into(
     path: str,
     dataset: str,
@@ -88,33 +110,34 @@ def read_into(
     out: NDArray[Any],
     chunk_nbytes: int = 0,
     *,
-    collective: bool = False,
+    together: Was | None = None,
 ) -> None:
     """Fills `out` with the rows of a dataset in the order asked, or with all of it: slow.read_into, by MPI.
 
-    What libhdf5 needs for a chunk is its own here; it is not held to a limit.
+    All ranks read `together` where they know what the file was. What libhdf5 needs for a chunk is its own here; it is
+    not held to a limit.
     """
     where = f"{path}: {dataset}"
     if rows is None:
-        _read(path, dataset, None, out, collective, where)
+        _read(path, dataset, None, out, together, where)
         return
     unique, inverse = np.unique(rows, return_inverse=True)
     ascending = len(unique) == len(rows) and bool(np.all(inverse[1:] > inverse[:-1]))
     values = out if ascending else np.empty((len(unique), *out.shape[1:]), out.dtype)
-    _read(path, dataset, unique, values, collective, where)
+    _read(path, dataset, unique, values, together, where)
     if not ascending:
         out[...] = values[inverse]
 
 
 def _read(
-    path: str, name: str, rows: NDArray[np.int64] | None, out: NDArray[Any], collective: bool, where: str
+    path: str, name: str, rows: NDArray[np.int64] | None, out: NDArray[Any], together: Was | None, where: str
 ) -> None:
     """One H5Dread of ascending rows, which differ."""
     _Files.check_process(where)
     try:
         with _Files.lock:
-            opened = _Files.opened(path, collective)
-            _read_opened(opened[name.encode("utf-8", "surrogateescape")], rows, out, collective)
+            opened = _Files.opened(path, together)
+            _read_opened(opened[name.encode("utf-8", "surrogateescape")], rows, out, together is not None)
     except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
         raise ReadError(f"{where}: libhdf5 cannot read it over MPI: {error}") from error
 
@@ -154,7 +177,7 @@ class _Files:
     process = -1  # the one that MPI was started in
     lock = threading.Lock()
     ended = False
-    kept: ClassVar[dict[tuple[str, bool], Any]] = {}
+    kept: ClassVar[dict[tuple[str, bool], tuple[Was, Any]]] = {}
 
     @classmethod
     def check_process(cls, where: str) -> None:
@@ -168,17 +191,25 @@ class _Files:
             raise ReadError(f"{where}: asked to be read over MPI when the program had ended")
 
     @classmethod
-    def opened(cls, path: str, collective: bool) -> Any:
+    def opened(cls, path: str, together: Was | None) -> Any:
+        """The file, which is opened anew where another has its place: by all ranks, if they have found the same."""
         import h5py  # not where MPI is not asked for
         from mpi4py import MPI  # h5py has imported it
 
-        key = (path, collective)
-        file = cls.kept.pop(key, None)
+        key, collective = (path, together is not None), together is not None
+        now = together
+        if now is None:
+            facts = Path(path).stat()
+            now = facts.st_size, facts.st_mtime_ns, facts.st_ino
+        was, file = cls.kept.pop(key, (now, None))
+        if file is not None and was != now:
+            file.close()
+            file = None
         if file is None:
             if len(cls.kept) >= KEPT:
-                cls.kept.pop(next(iter(cls.kept))).close()
+                cls.kept.pop(next(iter(cls.kept)))[1].close()
             file = h5py.File(path, "r", driver="mpio", comm=MPI.COMM_WORLD if collective else MPI.COMM_SELF)
-        cls.kept[key] = file
+        cls.kept[key] = now, file
         return file
 
     @classmethod
@@ -187,7 +218,7 @@ class _Files:
         if cls.lock.acquire(timeout=LAST_WAIT):
             cls.ended = True
             while cls.kept:
-                cls.kept.popitem()[1].close()
+                cls.kept.popitem()[1][1].close()
             cls.lock.release()
 
 

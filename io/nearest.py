@@ -1,13 +1,18 @@
-"""Which dataset somebody may have meant: its name ends as what was asked for, or is spelled much like it."""
+"""Which dataset somebody may have meant: its name ends as what was asked for, or is spelled much like it.
+
+Where none is, which there are.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 MOST = 3  # that are told
 LOOKED_AT = 10_000  # paths, of files that have more
+LISTED = 20  # datasets, where no name is near
 LONGEST = 500  # letters of a path; comparing takes longer the longer they are
 
 
@@ -30,7 +35,21 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(found))[:MOST] or difflib.get_close_matches(asked, paths, MOST)
 
 
-def hint(name: str, names: Iterable[str]) -> str:
-    """The question to be asked, empty if there is nothing to be asked: did you mean /entry/data/counts?"""
-    found = nearest(name, names)
-    return f"did you mean {' or '.join(found)}?" if found else ""
+def hint(name: str, shapes: Mapping[str, Sequence[int]], file: str) -> str:
+    """What may have been meant by `name`, or else what there is: did you mean /entry/data/counts?
+
+    `shapes` of the datasets of `file`, by their names.
+    """
+    found = nearest(name, shapes)
+    return f"did you mean {' or '.join(found)}?" if found else listed(shapes, file)
+
+
+def listed(shapes: Mapping[str, Sequence[int]], file: str) -> str:
+    """Names of datasets: at most 20, and first those that have as many samples as the largest."""
+    if not shapes:
+        return "it has no dataset"
+    largest = max(shapes.values(), key=math.prod)
+    names = sorted(shapes, key=lambda path: tuple(shapes[path][:1]) != tuple(largest[:1]))
+    shown = ", ".join(path if len(path) <= LONGEST else path[:LONGEST] + "…" for path in names[:LISTED])
+    more = f" and {len(names) - LISTED:,} more: `solar inspect {file}` lists all" if len(names) > LISTED else ""
+    return f"it has {shown}{more}"

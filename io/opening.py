@@ -20,8 +20,10 @@ from typing import Any
 
 import h5py
 
+from solar import _native
 from solar.errors import LayoutError, ReadError
 from solar.io import opening_child
+from solar.io.paths import refuse_zarr
 
 LONGEST = 1 << 16  # bytes of what the process says that are kept: a name, and signs of life
 PATIENCE = 60.0  # seconds without a sign of life
@@ -34,7 +36,8 @@ def opened(path: Path) -> Any:
     except FileNotFoundError:
         raise ReadError(errno.ENOENT, "no such file or directory", str(path)) from None
     except (OSError, RuntimeError) as error:
-        raise LayoutError(f"{path}: libhdf5 cannot open it: {error}") from error
+        why = _native.why_not_hdf5(str(path)) or f"libhdf5 cannot open it: {error}"
+        raise LayoutError(f"{path}: {why}") from error
 
 
 def look(path: Path) -> None:
@@ -47,6 +50,7 @@ def look(path: Path) -> None:
     except OSError:
         return  # opening it says why
     if not stat.S_ISREG(facts.st_mode):
+        refuse_zarr(path)
         raise LayoutError(f"{path} is no plain file: give the name of an HDF5 file")
     _look(str(path), facts.st_ino, facts.st_size, facts.st_mtime_ns)
 

@@ -37,7 +37,12 @@ def _files_of_one(path: str) -> list[str]:
     if not isinstance(path, str):
         raise TypeError(f"a path must be str or os.PathLike[str], not {type(path).__name__}")
     if os.path.isdir(path):
-        names = [name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)]
+        try:
+            names = [name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)]
+        except OSError as error:  # it may not be read, or is gone since
+            raise ReadError(error.errno, error.strerror, path) from None
+        if not names:
+            refuse_zarr(path)
         return _ordered([os.path.join(path, name) for name in names], f"{path}: no file ends in {' '.join(SUFFIXES)}")
     if os.path.exists(path) or not glob.has_magic(path):
         if not os.path.lexists(path):
@@ -45,6 +50,12 @@ def _files_of_one(path: str) -> list[str]:
         return [os.path.abspath(path)]
     matches = [match for match in glob.glob(path, recursive=True) if not os.path.isdir(match)]
     return _ordered(matches, f"{path}: no file matches this pattern")
+
+
+def refuse_zarr(path: Path) -> None:
+    """Raises if a folder is a Zarr store: that is what it was taken for, not for a folder of HDF5 files."""
+    if any(os.path.exists(os.path.join(path, mark)) for mark in (".zgroup", ".zarray", "zarr.json")):
+        raise LayoutError(f"{path}: it is a Zarr store, not HDF5: read it with zarr, and write its arrays with h5py")
 
 
 def _ordered(files: list[str], complaint: str) -> list[str]:

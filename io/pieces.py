@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -17,6 +16,7 @@ from solar.io import slow
 from solar.io.codec import FILTER
 from solar.io.grid import Box, Grid
 from solar.io.hdf5 import inspect
+from solar.io.marks import Marks
 from solar.io.reader import Rows
 from solar.io.selection import Part
 from solar.io.skeleton import H5_ERRORS
@@ -94,13 +94,10 @@ class Pieces:
         numbers = sorted({int(at) for at in np.linspace(0, self._grid.chunks - 1, most)})
         return [self.chunks(number, 1)[0] for number in numbers]
 
-    def extremes(self, first: int, count: int, marks: list[float]) -> tuple[float, float]:
-        """The least and the largest finite value of some chunks that is no mark; inf, -inf if there is none."""
+    def extremes(self, first: int, count: int, marks: Marks) -> tuple[float, float]:
+        """The least and the largest finite number of some chunks that is no mark; inf, -inf if there is none."""
         values = self.values(first, count).ravel()
-        if values.dtype.kind == "f":
-            values = values[np.isfinite(values)]
-        for mark in marks:
-            values = values[values != np.asarray(mark).astype(values.dtype)]
+        values = marks.numbers(values[marks.real(values)])
         return (float(values.min()), float(values.max())) if values.size else (math.inf, -math.inf)
 
 
@@ -160,14 +157,3 @@ class Restored:
             where = f"{self.dataset.file.filename}: {self.dataset.name}, from sample {begin[0]}"
             raise CodecError(f"{where}: {error}; `solar verify FILE` alone names all such chunks") from None
         return np.frombuffer(raw, dtype).reshape(self.grid.chunk)
-
-
-def marks_of(dataset: Any) -> list[float]:
-    """The values that say "nothing was measured here", and are no part of a range."""
-    found = []
-    with suppress(*H5_ERRORS):  # attributes that nobody can read
-        found = [dataset.attrs[name] for name in ("_FillValue", "missing_value") if name in dataset.attrs]
-    if dataset.id.get_create_plist().fill_value_defined() == 2:  # by the user
-        found.append(dataset.fillvalue)
-    values = [np.ravel(one) for one in found if not isinstance(one, (str, bytes))]
-    return sorted({float(value) for one in values if one.dtype.kind in "iuf" for value in one if np.isfinite(value)})

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from solar.errors import CodecError, LayoutError, ReadError, SolarError
 from solar.io.codec import OURS, Codec
 from solar.io.filters import has_room
-from solar.io.pieces import Pieces, marks_of
+from solar.io.marks import Marks, marks_of
+from solar.io.pieces import Pieces
 from solar.io.selection import Codecs, Left, Part, select
 
 WINDOW = 1 << 30  # bytes of values that threads work on, at most, unless two tasks are more
 PER_CHUNK = 64  # bytes of libhdf5's index for each
+KEPT = ("marks", "limits")  # of a codec
 REST_OF_FILE = 1 << 20  # bytes of groups and attributes, about
 
 
@@ -64,16 +66,19 @@ class Prepared:
 
 def codec_as_json(codec: Codec) -> dict[str, Any]:
     """For a journal, or an attribute."""
-    said = asdict(codec) | {"tables": codec.tables.hex()}
-    return {key: value for key, value in said.items() if (key, value) != ("filter", OURS)}
+    said = asdict(codec) | {name: getattr(codec, name).hex() for name in ("tables", *KEPT)}
+    usual = {"filter": OURS} | dict.fromkeys(KEPT, "")
+    return {key: value for key, value in said.items() if key not in usual or value != usual[key]}
 
 
 def _codec_of_json(said: dict[str, Any]) -> Codec:
-    return Codec(**(said | {"tables": bytes.fromhex(said["tables"])}))
+    return Codec(**(said | {name: bytes.fromhex(said[name]) for name in ("tables", *KEPT) if name in said}))
 
 
 def _part_as_json(part: Part) -> dict[str, Any]:
-    said = {name: getattr(part, name) for name in ("name", "shape", "chunk", "stored_rows", "stored_nbytes", "span")}
+    said = {
+        name: getattr(part, name) for name in ("name", "shape", "chunk", "stored_rows", "stored_nbytes", "span", "why")
+    }
     return said | {"dtype": part.dtype.str, "codec": codec_as_json(part.codec), "asked": codec_as_json(part.asked)}
 
 
@@ -88,6 +93,7 @@ def _part_of_json(said: dict[str, Any]) -> Part:
         stored_rows=said["stored_rows"],
         stored_nbytes=said["stored_nbytes"],
         span=said["span"],
+        why=said["why"],
     )
 
 
@@ -118,14 +124,15 @@ def prepare(
 
 def _ready(part: Part, path: str, dataset: Any, pool: Executor, threads: int, told: Told) -> tuple[Part, int]:
     """The part with its absolute bound and its tables, and about how many bytes it will take."""
-    pieces = Pieces(path, dataset, part)
+    pieces, marks = Pieces(path, dataset, part), marks_of(dataset)
     if part.codec.kind == "rel":
-        part = _with_range(part, pieces, marks_of(dataset), pool, threads, told)
+        part = _with_range(part, pieces, marks, pool, threads, told)
+    part = replace(part, codec=marks.kept_by(part.codec))
     told(Progress("sample", part.name, 0, part.nbytes))
     return _with_tables(part, pieces, pool)
 
 
-def _with_range(part: Part, pieces: Pieces, marks: list[float], pool: Executor, threads: int, told: Told) -> Part:
+def _with_range(part: Part, pieces: Pieces, marks: Marks, pool: Executor, threads: int, told: Told) -> Part:
     """The part with its bound as a number: a share of the range of all its values."""
     least, largest = math.inf, -math.inf
     work = ((task, pool.submit(pieces.extremes, *task, marks)) for task in part.grid.tasks(part.stored_rows))

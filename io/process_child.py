@@ -14,11 +14,9 @@ its way, into memory that both ends have touched before.
 
 from __future__ import annotations
 
-import copyreg
 import io
 import itertools
 import mmap
-import multiprocessing
 import os
 import pickle
 import select
@@ -29,10 +27,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import reduction, spawn
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,8 +37,8 @@ from numpy.typing import NDArray
 
 from solar.errors import SolarError
 from solar.io.process_errors import told
+from solar.io.process_pickle import Reducers, Sealed, Unpickler, dump
 
-Reducers = Mapping[type, Callable[[Any], Any]]
 Places = list[tuple[int, int]]  # first byte and number of bytes
 
 TASK, RESULT, ERROR = range(3)
@@ -271,77 +268,6 @@ def _returned(slab: int, kept: set[int], freed: deque[int]) -> None:
     freed.append(slab)
 
 
-# --- pickling ----
-
-
-def dump(pickler: pickle.Pickler, reducers: Reducers, value: Any, what: str) -> None:
-    """Pickles `value` with our reducers; TypeError or PicklingError says which thing could not be, and why."""
-    table: Any = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
-    pickler.dispatch_table = {**table, np.ndarray: _reduce_array, **reducers}
-    try:
-        pickler.dump(value)
-    except MemoryError:
-        raise
-    except Exception as error:
-        kind = TypeError if isinstance(error, TypeError) else pickle.PicklingError
-        raise kind(
-            f"{what} (a {type(value).__name__}) cannot be sent to another process: {error}. "
-            "What is sent must be picklable: functions and classes at the top level of a module, no open files or locks"
-        ) from error
-
-
-def _reduce_array(array: NDArray[Any]) -> Any:
-    """numpy's own way, but an array with gaps is copied once, into a buffer, and not into the pickle."""
-    if not array.flags.forc and not array.dtype.hasobject:
-        array = np.ascontiguousarray(array)
-    return array.__reduce_ex__(5)
-
-
-class Sealed:
-    """What a process starts with. Pickled, it is bytes until it is opened: an error then has somewhere to go."""
-
-    def __init__(self, value: Any, main: dict[str, str], reducers: Reducers) -> None:
-        self._value, self._main, self._reducers = value, main, reducers
-
-    def __reduce__(self) -> Any:
-        file = io.BytesIO()  # the pickler of multiprocessing knows what may only be sent at the start, as its locks
-        dump(reduction.ForkingPickler(file, 5), self._reducers, self._value, "the work of transform processes")
-        return _Opened, (file.getvalue(), self._main)
-
-    def open(self) -> Any:
-        return self._value
-
-
-class _Opened:
-    def __init__(self, data: bytes, main: dict[str, str]) -> None:
-        self._data, self._main = data, main
-
-    def open(self) -> Any:
-        _Unpickler.main = self._main
-        return _Unpickler(io.BytesIO(self._data)).load()
-
-
-class _Unpickler(pickle.Unpickler):
-    """Imports the parent's main module when, and only when, something of it is needed."""
-
-    main: dict[str, str] = {}  # noqa: RUF012  (of the process: there is one main module)
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module in ("__main__", "__mp_main__") and _Unpickler.main:
-            this: Any = multiprocessing.current_process()
-            this._inheriting = True  # whoever starts processes while the main module is imported is told of the guard
-            try:
-                spawn.prepare(dict(_Unpickler.main))
-            finally:
-                del this._inheriting
-            _Unpickler.main = {}
-        try:
-            return super().find_class(module, name)
-        except AttributeError as error:
-            error.add_note(f"If {name} was defined at a prompt or in a notebook, put it into a module.")
-            raise
-
-
 # --- the process ----
 
 
@@ -358,7 +284,7 @@ def main(end: socket.socket, start: Sealed, number: int) -> None:
             init(number)
     except Exception as error:
         failure = told(error)
-    channel = Channel(end, reducers, _Unpickler)
+    channel = Channel(end, reducers, Unpickler)
     with suppress(EOFError):
         while True:
             for letter in channel.receive() or ():

@@ -6,9 +6,28 @@ import pickle
 import traceback
 from typing import Any
 
+from solar.errors import SolarError
+
+UNGUARDED = (
+    'the script starts its work without `if __name__ == "__main__":`, and its functions are needed in other processes, '
+    "which import it again and would start the same work. Put that before it, or the function into a module of its "
+    'own, or give multiprocessing_context="fork"'
+)
+BOOTSTRAPPING = "bootstrapping phase"  # multiprocessing says it at length
+PROMPT = (
+    "{} of the main module cannot be had in another process: it was defined at a prompt, in a notebook, or below "
+    '`if __name__ == "__main__":`. Put it into a module'
+)
+
+
+class Unsendable(SolarError):
+    """What is needed in another process cannot be had there. Its words suffice, wherever it was raised."""
+
 
 def told(error: Exception) -> tuple[bytes, str, str]:
-    """An error as it travels: its type if that can be pickled, its name, its traceback."""
+    """An error as it travels: its type if that can be pickled, its name, its traceback; of ours the words alone."""
+    if isinstance(error, Unsendable):
+        return b"", "", str(error)
     try:
         kind = pickle.dumps(type(error))
     except Exception:  # a class inside a function, say; whatever its metaclass raises
@@ -25,7 +44,9 @@ class _Words(str):
 def rebuilt(failure: tuple[bytes, str, str], number: int) -> Exception:
     """The error that a process told of, of its own type where a message suffices to make one."""
     kind, name, text = failure
-    message = f"Caught {name} in transform process {number}.\nOriginal {text}{_advice(text)}"
+    if not name or BOOTSTRAPPING in text:
+        return SolarError(text if not name else UNGUARDED)
+    message = f"Caught {name} in transform process {number}.\nOriginal {text}"
     try:
         type_: Any = pickle.loads(kind)
         error = type_(_Words(message) if issubclass(type_, KeyError) else message)
@@ -34,13 +55,3 @@ def rebuilt(failure: tuple[bytes, str, str], number: int) -> Exception:
     # StopIteration would end the caller's loop as if all were well
     plain = isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration)
     return error if plain else RuntimeError(message)
-
-
-def _advice(text: str) -> str:
-    """A way out of what befalls scripts that work with forked processes, and fail with others."""
-    if "bootstrapping phase" not in text:
-        return ""
-    return (
-        '\nThe script starts its work without `if __name__ == "__main__":`. Put that before it, or the function into a '
-        'module of its own, or give multiprocessing_context="fork".'
-    )

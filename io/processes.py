@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from solar.errors import SolarError
-from solar.io import process_child, process_errors
+from solar.io import process_child, process_errors, process_pickle
 from solar.io.late import Late
-from solar.io.process_child import Channel, Letter, Reducers
+from solar.io.process_child import Channel, Letter
+from solar.io.process_pickle import Reducers
 
 PATIENCE = 1.0  # seconds that processes at work have to end when they are closed
 
@@ -42,8 +43,8 @@ class Processes:
     `context` is a start method's name or a context of multiprocessing; None is "forkserver".
 
     A process imports the main module only when it needs something of it. So a work that is defined in a module runs
-    from a script without `if __name__ == "__main__":`, too; one that is defined in such a script fails with the error
-    by which multiprocessing asks for that line. (multiprocessing itself always imports the main module first.)
+    from a script without `if __name__ == "__main__":`, too; one that is defined in such a script, or at a prompt, is a
+    SolarError that says so. (multiprocessing itself always imports the main module first.)
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Processes:
             context = multiprocessing.get_context(context or "forkserver")
         reducers = dict(reducers or {})
         main = {} if context.get_start_method() == "fork" else _main_module()
-        start = process_child.Sealed((work, init, reducers), main, reducers)
+        start = process_pickle.Sealed((work, init, reducers), main, reducers)
         self._numbers = itertools.count()
         self._last = -1
         self._children: list[_Child] = []
@@ -293,7 +294,7 @@ def _signal_name(number: int) -> str:
 # --- start and end ----
 
 
-def _started(number: int, context: Any, start: process_child.Sealed, reducers: Reducers) -> _Child:
+def _started(number: int, context: Any, start: process_pickle.Sealed, reducers: Reducers) -> _Child:
     ours, theirs = socket.socketpair()
     _ends.add(ours)
     with theirs:  # a socket among the arguments: multiprocessing passes its descriptor, by inheritance or message
@@ -327,9 +328,25 @@ def _end(children: list[_Child], owner: int) -> None:
         children.pop().end(deadline - time.monotonic())
 
 
+def unsendable(value: Any, reducers: Reducers) -> str:
+    """Why processes that are not forked cannot be started with this value; empty if they can. Raises in a process that
+    imports the main module, where none may be started."""
+    main = _main_module()
+    try:
+        process_pickle.sealed(value, main, reducers)
+    except process_errors.Unsendable as error:
+        return str(error)
+    except Exception as error:  # whatever the value's own code raises
+        return str(error.__cause__ or error)
+    return ""
+
+
 def _main_module() -> dict[str, str]:
-    """How a process would import our main module."""
-    data: dict[str, Any] = spawn.get_preparation_data("")
+    """How a process would import our main module; nothing where it cannot. Raises where this process is doing so."""
+    try:
+        data: dict[str, Any] = spawn.get_preparation_data("")
+    except RuntimeError:
+        raise process_errors.Unsendable(process_errors.UNGUARDED) from None
     path = data.get("init_main_from_path")
     if path and not Path(path).exists():
         return {}  # <stdin>, say, which nobody can import

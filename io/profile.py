@@ -126,7 +126,10 @@ def guess(path: str | os.PathLike[str]) -> tuple[Storage, str]:
 
 def _rotates(path: str | os.PathLike[str]) -> bool:
     """Whether the file lies on a disk that turns, as far as the system says."""
-    device = Path(path).stat().st_dev
+    try:
+        device = Path(path).stat().st_dev
+    except OSError:  # it is gone, which whoever reads it is told
+        return False
     folder = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
     if folder.resolve().name.startswith(("vd", "xvd")):  # virtual disks say they do, and do not know
         return False

@@ -16,10 +16,11 @@ from solar.errors import LayoutError, ReadError
 from solar.io import machine, mpio, slow
 from solar.io.engine import Ticket, source_of, source_of_part
 from solar.io.engine import bypassed_share as bypassed_share
-from solar.io.hdf5 import inspect
+from solar.io.identity import unchanged
+from solar.io.known import known_of
 from solar.io.late import Late
 from solar.io.paths import Paths
-from solar.io.slow_thread import SlowRead, chunk_nbytes, unchanged
+from solar.io.slow_thread import SlowRead, chunk_nbytes
 from solar.values import Layout
 
 log = logging.getLogger("solar")
@@ -35,6 +36,9 @@ def read(path: Paths, dataset: str, index: Any = None, out: NDArray[Any] | None 
     `index` is an integer, a slice, a sequence or array of integers (negative ones count from the end), or of booleans.
     Values and dtype are those that h5py gives. With `out`, an array of that shape and dtype, they are written there.
 
+    Where the values lie in a file is kept for the next call, for some files; each call looks whether it is still the
+    same file. Nothing stays open for that, but native threads close a file only when they need others.
+
     >>> import h5py, numpy, tempfile
     >>> path = tempfile.mkdtemp() + "/scan.h5"
     >>> with h5py.File(path, "w") as file:
@@ -42,7 +46,10 @@ def read(path: Paths, dataset: str, index: Any = None, out: NDArray[Any] | None 
     >>> read(path, "x", [7, 2, -1])
     array([7, 2, 9])
     """
-    layout = inspect(path, dataset)
+    if not isinstance(dataset, str):
+        raise TypeError(f"dataset is the name of one dataset, not {type(dataset).__name__}: call read for each")
+    known = known_of(path, dataset)
+    layout = known.layout
     if index is None:
         values = _destination(layout, (layout.samples,) if layout.shape else (), out)
         _read_whole(layout, values)
@@ -50,7 +57,9 @@ def read(path: Paths, dataset: str, index: Any = None, out: NDArray[Any] | None 
         rows, single = _rows_at(index, layout)
         values = _destination(layout, () if single else (len(rows),), out)
         target = values[np.newaxis] if single else values
-        Rows(layout).start(rows, target).wait()
+        if known.rows is None:
+            known.rows = Rows(layout, mapped=False)  # or a file would stay mapped that is read no more
+        known.rows.start(rows, target).wait()
     if out is not None:
         if values is not out:
             out[...] = values
@@ -116,7 +125,9 @@ class Rows:
     `page_cache` says whether the system's page cache keeps what is read; None: as much of it as there is room for.
     """
 
-    def __init__(self, layout: Layout, native_order: bool = False, page_cache: bool | None = None) -> None:
+    def __init__(
+        self, layout: Layout, native_order: bool = False, page_cache: bool | None = None, *, mapped: bool = True
+    ) -> None:
         _check_readable(layout)
         self.layout = layout
         self.dtype = layout.dtype.newbyteorder("=") if native_order else layout.dtype
@@ -126,7 +137,7 @@ class Rows:
         self._as_read = self._read_dtype.base == self.dtype.base
         self._shape = layout.sample_shape
         self._sample_nbytes = math.prod(self._shape) * self._read_dtype.itemsize
-        self._source = source_of(layout, swap, page_cache) if layout.reader == "direct" else None
+        self._source = source_of(layout, swap, page_cache, mapped=mapped) if layout.reader == "direct" else None
 
     @property
     def source(self) -> _native.Source | None:
@@ -218,9 +229,10 @@ class Rows:
 
 def _check_readable(layout: Layout) -> None:
     if layout.reader == "none":
-        raise LayoutError(f"{layout.paths[0]}: {layout.name}: {layout.reason}")
+        raise LayoutError(f"{layout.paths[0]}: {layout.title}: {layout.reason}")
     if layout.reader == "h5py":
-        log.info("%s: %s is read through libhdf5: %s", layout.paths[0], layout.name, layout.reason)
+        slower = "which is often slower than PyTorch with h5py"
+        log.info("%s: %s is read through libhdf5, %s: %s", layout.paths[0], layout.title, slower, layout.reason)
 
 
 def _read_whole(layout: Layout, values: NDArray[Any]) -> None:
@@ -233,7 +245,8 @@ def _read_whole(layout: Layout, values: NDArray[Any]) -> None:
         target = rows[layout.part_first[part] : layout.part_first[part + 1]]
         if layout.reader == "h5py":
             whole = values if not layout.shape else target
-            slow.read_into(unchanged(layout, part), layout.name, None, whole, chunk_nbytes(layout, part))
+            name = layout.name_in(int(layout.part_file[part]))
+            slow.read_into(unchanged(layout, part), name, None, whole, chunk_nbytes(layout, part))
         elif target.size:
             memory = target.reshape(-1).view(np.uint8)
             ticket = Ticket(source_of_part(layout, part), np.zeros(1, np.int64), memory)
@@ -253,7 +266,7 @@ def _destination(layout: Layout, counts: tuple[int, ...], out: NDArray[Any] | No
         if out.flags.c_contiguous and out.flags.aligned:
             return out
     nbytes = math.prod(shape) * layout.dtype.itemsize
-    where = f"{layout.paths[0]}: {layout.name}"
+    where = f"{layout.paths[0]}: {layout.title}"
     if nbytes > LARGE and nbytes > (free := machine.free_nbytes()):
         raise ReadError(
             f"{where}: {nbytes:,} bytes were asked for and {free:,} bytes of memory are free: read fewer at a time"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import h5py
@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.errors import LayoutError
+from solar.errors import LayoutError, SolarError
 from solar.io.codec import FILTER, OURS, Codec
 from solar.io.filters import encoded, pipeline
 from solar.io.grid import Grid, chunk_of
+from solar.io.marks import labelled, marks_of
 from solar.io.nearest import hint
 from solar.io.skeleton import H5_ERRORS, links_of
 
@@ -41,6 +42,7 @@ class Part:
     stored_rows: int  # of a chunk of the original
     stored_nbytes: int  # of the original
     span: float = 0.0  # of its finite values, where a relative bound asked
+    why: str = ""  # it is lossless although a bound was asked for
 
     @property
     def grid(self) -> Grid:
@@ -80,6 +82,7 @@ class Left:
 def select(file: Any, codecs: Codecs, chunk_samples: int | None = None) -> tuple[list[Part], list[Left]]:
     """What of an open file is compressed, and what is left as it is, both in the order of the file's links.
 
+    What attributes say are labels is compressed bit for bit, unless its name is given with a bound.
     `codecs` has the codec of each dataset named (None: leave it), and under REST that of all others with samples.
     """
     found = datasets_of(file)
@@ -97,10 +100,14 @@ def select(file: Any, codecs: Codecs, chunk_samples: int | None = None) -> tuple
             raise LayoutError(f"{file.filename}: {name} cannot be compressed: {reason}; leave it out of the fields")
         if codec is None:
             reason = "you said so" if name in named else "not among the fields named"
+        exact = "" if must or codec is None or reason else _exact(dataset, codec)
+        if exact and codec is not None and codec.filter != OURS:
+            reason = f"{exact}, which {codec.filter} would change: name it to have it compressed another way"
         if codec is None or reason:
             left.append(Left(name, reason, dataset.id.get_storage_size(), unread))
         else:
-            parts.append(_part(name, dataset, codec, chunk_samples))
+            kept = replace(codec, kind="lossless", bound=0.0) if exact else codec
+            parts.append(replace(_part(name, dataset, kept, chunk_samples), why=exact))
     return parts, left
 
 
@@ -139,8 +146,19 @@ def _known(name: str | None, found: Mapping[str, Any], file: str) -> str:
     path = "/" + (name or "").strip("/")
     if path in found:
         return path
-    meant = hint(path, found) or "`solar inspect` lists what there is"
+    if led := _behind_link(file, path):
+        raise LayoutError(f"{file}: {path} is a link to {led}, and stays one: compress what it leads to")
+    meant = hint(path, {name: one.shape or () for name, one in found.items()}, file)
     raise LayoutError(f"{file}: there is no dataset {path} to be compressed; {meant}")
+
+
+def _behind_link(file: str, name: str) -> str:
+    """The file and the dataset that a link leads to; empty where this name is none."""
+    try:
+        (dataset,) = _native.read_metadata(file, name)["datasets"]
+    except SolarError:
+        return ""
+    return f"{dataset['path'] or file}: {dataset['target']}" if dataset["target"] else ""
 
 
 def _refused(dataset: Any) -> str:
@@ -186,6 +204,11 @@ def _not_samples(dataset: Any) -> str:
         if nbytes > SPARSE * written:
             return "most of it was never written"
     return ""
+
+
+def _exact(dataset: Any, codec: Codec) -> str:
+    """Why a dataset that nobody named is compressed bit for bit although a bound is asked for; empty if it is not."""
+    return "" if codec.kind == "lossless" else labelled(dataset) or marks_of(dataset).too_many
 
 
 def is_ours(dataset: Any) -> bool:

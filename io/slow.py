@@ -67,6 +67,12 @@ def shape_of(path: str, dataset: str) -> tuple[int, ...]:
     return tuple(header["shape"])
 
 
+def sources_of(path: str, dataset: str) -> tuple[tuple[int, ...], list[dict[str, Any]]]:
+    """The shape of a virtual dataset, and what it is made of as io/slow_child.py says it."""
+    header = _child.ask(path, dataset, slow_child.SOURCES, b"", 0)
+    return tuple(header["shape"]), header["sources"]
+
+
 class _Child:
     """The process and our end of the conversation with it."""
 

@@ -7,8 +7,10 @@ The conversation, over the socket that is stdin: both sides send frames, a JSON 
     request  {"path", "dataset", "rows": count, "nbytes", "memory"}   rows as int64, ascending and different
                                                                       count -1: all of them; -2: only the shape;
                                                                       -3: a box, begin and end of each axis
+                                                                      -4: what a virtual dataset is made of
     answer   {"array": DESCRIPTION, "nbytes"}                         the values
              {"shape", "nbytes": 0}
+             {"shape", "sources": [{"file", "name", "to", "whole"}], "nbytes": 0}   to: begin and end of each axis
              {"error": TEXT, "kind": "layout" | "read", "nbytes": 0}
 
 The values of an array travel by its DESCRIPTION, {"shape", "dtype"}: plain ones as their bytes; a structured one that
@@ -33,7 +35,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 LENGTH = struct.Struct("<Q")
-ALL_ROWS, ONLY_SHAPE, BOX = -1, -2, -3
+ALL_ROWS, ONLY_SHAPE, BOX, SOURCES = -1, -2, -3, -4
 SPARE = 1 << 30  # address space for the library itself, its caches, and what variable-length values need
 
 
@@ -147,15 +149,15 @@ class OpenDataset:
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] = ()
+        self._sources: dict[Path, Any] = {}  # and what they were when it was opened: libhdf5 keeps them open with it
         self._file: Any = None
         self.dataset: Any = None
 
     def of(self, path: str, name: str) -> Any:
         import h5py
 
-        facts = Path(path).stat()
-        key = (path, name, facts.st_size, facts.st_mtime_ns, facts.st_ino)
-        if key != self._key:
+        key = (path, name, identity_of(Path(path)))
+        if key != self._key or any(identity_of(place) != was for place, was in self._sources.items()):
             self._key, self.dataset = (), None
             if self._file is not None:
                 self._file.close()
@@ -163,22 +165,34 @@ class OpenDataset:
             self.dataset = self._file[name.encode("utf-8", "surrogateescape")]
             if not isinstance(self.dataset, h5py.Dataset):
                 raise Unreadable("it is a group, not a dataset")
-            check_sources(path, self.dataset)
+            self._sources = {place: identity_of(place) for place in checked_sources(path, self.dataset)}
             self._key = key
         return self.dataset
 
 
-def check_sources(path: str, dataset: Any) -> None:
-    """Unreadable where the values are to be in what is no file: libhdf5 would wait for a FIFO without end.
+def identity_of(place: Path) -> tuple[int, ...]:
+    """What tells a file from another that has taken its place; nothing where there is none."""
+    try:
+        facts = place.stat()
+    except OSError:
+        return ()
+    return facts.st_size, facts.st_mtime_ns, facts.st_ino
+
+
+def checked_sources(path: str, dataset: Any) -> list[Path]:
+    """Where the values may be. Unreadable where that is no file: libhdf5 would wait for a FIFO without end.
 
     A folder it refuses by itself, and "." is a virtual dataset's own file.
     """
+    places = []
     names = [one[0] for one in dataset.external or ()]
     names += [one.file_name for one in dataset.virtual_sources()] if dataset.is_virtual else []
     for name in dict.fromkeys(names):
         for place in (Path(name), Path(path).parent / name):  # as libhdf5 takes it for raw files, and for virtual ones
             if place.exists() and not (place.is_file() or place.is_dir()):
                 raise Unreadable(f"its values are to be in {place}, which is no plain file")
+            places.append(place)
+    return places
 
 
 def read(dataset: Any, rows: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
@@ -196,6 +210,34 @@ def read(dataset: Any, rows: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any
     for first, last in zip(starts, np.append(starts[1:], len(rows)), strict=True):
         value[first:last] = dataset[int(rows[first]) : int(rows[last - 1]) + 1]
     return value
+
+
+def sources(dataset: Any) -> list[dict[str, Any]]:
+    """What a virtual dataset is made of; `to` is None where a source does not fill a box that has an end."""
+    found = []
+    for one in dataset.virtual_sources() if dataset.is_virtual else []:
+        taken = box(one.src_space)
+        extent = one.src_space.get_simple_extent_dims()
+        whole = taken is not None and taken == [[0, length] for length in extent]
+        found.append({"file": one.file_name, "name": one.dset_name, "to": box(one.vspace), "whole": whole})
+    return found
+
+
+def box(space: Any) -> list[list[int]] | None:
+    """Begin and end along each axis of what is selected, if that is a box."""
+    import h5py
+
+    if space.get_select_type() == h5py.h5s.SEL_ALL:
+        return [[0, length] for length in space.get_simple_extent_dims()]
+    if space.get_select_type() != h5py.h5s.SEL_HYPERSLABS or not space.is_regular_hyperslab():
+        return None
+    begin, stride, count, block = space.get_regular_hyperslab()
+    sides = [*zip(begin, stride, count, block, strict=True)]
+    if any(
+        h5py.h5s.UNLIMITED in (count, block) or (count > 1 and stride != block) for _, stride, count, block in sides
+    ):
+        return None
+    return [[begin, begin + count * block] for begin, _, count, block in sides]
 
 
 def missing_filters(dataset: Any) -> list[str]:
@@ -246,6 +288,8 @@ def answer(request: dict[str, Any], payload: bytes, kept: OpenDataset) -> tuple[
         dataset = kept.of(request["path"], request["dataset"])
         if request["rows"] == ONLY_SHAPE:
             return {"shape": dataset.shape}, []
+        if request["rows"] == SOURCES:
+            return {"shape": dataset.shape, "sources": sources(dataset)}, []
         rows = np.frombuffer(payload, np.int64) if request["rows"] != ALL_ROWS else None
         if rows is not None and request["rows"] == BOX:
             rows = rows.reshape(-1, 2)

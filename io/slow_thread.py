@@ -7,15 +7,14 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.errors import ReadError
 from solar.io import slow
+from solar.io.identity import unchanged
 from solar.values import Layout
 
 
@@ -48,7 +47,7 @@ class SlowRead:
         """The file and dataset it has come to."""
         layout = self._layout
         way = "through libhdf5's process" if layout.reader == "h5py" else "over MPI"
-        return f"{layout.paths[int(layout.part_file[self._part])]}: {layout.name}, {way}"
+        return f"{layout.paths[int(layout.part_file[self._part])]}: {layout.title}, {way}"
 
     def counts(self) -> dict[str, int]:
         """What is known of it, once it has come: nobody counts what libhdf5 reads."""
@@ -68,14 +67,14 @@ class SlowRead:
         for part in np.unique(parts):
             self._part = int(part)
             here = np.flatnonzero(parts == part)
-            path = unchanged(layout, self._part)
+            path, name = unchanged(layout, self._part), layout.name_in(int(layout.part_file[part]))
             if layout.per_file:
                 for position in here:
-                    self._read_into(path, layout.name, None, out[position, ...])
+                    self._read_into(path, name, None, out[position, ...])
                 continue
             values = out if len(here) == len(rows) else np.empty((len(here), *out.shape[1:]), out.dtype)
             of_part = rows[here] - layout.part_first[part]
-            self._read_into(path, layout.name, of_part, values, chunk_nbytes(layout, self._part))
+            self._read_into(path, name, of_part, values, chunk_nbytes(layout, self._part))
             if values is not out:
                 out[here] = values
 
@@ -114,19 +113,6 @@ atexit.register(_Thread.end)  # after slow.py's own was, and so called before it
 
 def _parts(layout: Layout, rows: NDArray[np.int64]) -> NDArray[np.intp]:
     return np.searchsorted(layout.part_first, rows, side="right") - 1
-
-
-def unchanged(layout: Layout, part: int) -> str:
-    """The path of a part's file, which must be as it was when it was inspected. (The engine sees to that itself.)"""
-    file = int(layout.part_file[part])
-    path = layout.paths[file]
-    try:
-        facts = Path(path).stat()
-    except OSError as error:
-        raise ReadError(error.errno, error.strerror, path) from None
-    if (facts.st_size, facts.st_mtime_ns) != (layout.file_nbytes[file], layout.file_mtime_ns[file]):
-        raise ReadError(f"{path}: the file changed after it was inspected")
-    return path
 
 
 def chunk_nbytes(layout: Layout, part: int) -> int:

@@ -36,7 +36,7 @@ from solar.io.skeleton import H5_ERRORS, copy_structure
 from solar.io.unfinished import Leftover, Unfinished, leftover, leftovers
 
 BOUND = "solar_bound"  # the attribute of a compressed dataset that says its bound
-ENCODER = 3  # of which a journal speaks: another one may give other chunks for the same values
+ENCODER = 4  # of which a journal speaks: another one may give other chunks for the same values
 SPARE = 1.05  # of the bytes foreseen, so that nobody else's write fails for ours
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -267,7 +267,7 @@ class Traffic:
         fits = batch.number == number and (kind == FAILED or len(places) == length)
         if not fits:
             what = f"{length} rows of batch {number}, and {len(places)} of {batch.number} were to come"
-            self._break(PlanError(f"{self._named(peer)} sends {what}: the ranks carry out different plans"))
+            self.fail(PlanError(f"{self._named(peer)} sends {what}: the ranks carry out different plans"))
         return fits
 
     def _take(
@@ -326,7 +326,7 @@ class Traffic:
         with self._changed:
             self._reasons[peer] = why or f"{self._named(peer)} has closed its loader, and others go on"
             if why:
-                self._break(ReadError(why), why)
+                self.fail(ReadError(why), why)
             self._fail_due(peer)
 
     def _lost(self, peer: int, error: Gone) -> None:
@@ -337,10 +337,10 @@ class Traffic:
             self._reasons[peer] = (
                 f"{self._named(peer)} is gone: its process has ended, or the network between ({error})"
             )
-            self._break(ReadError(self._reasons[peer]))
+            self.fail(ReadError(self._reasons[peer]))
             self._fail_due(peer)
 
-    def _break(self, error: SolarError, told: str = "") -> None:
+    def fail(self, error: SolarError, told: str = "") -> None:
         """It cannot go on. The others are told, lest they wait for what no rank will send."""
         with self._changed:
             if not self._underway.closing and not self._broken:

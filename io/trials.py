@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.io.codec import Codec
-from solar.io.pieces import Pieces, marks_of
+from solar.io.marks import Marks, like_labels, marks_of
+from solar.io.pieces import Pieces
 from solar.io.preparation import trained
 from solar.io.selection import REST, Part, select
 
@@ -36,13 +37,21 @@ class Trial:
 
 
 def tried(
-    path: str, file: Any, name: str, asked: Sequence[Codec], chunk_samples: int | None = None
+    path: str, file: Any, name: str, asked: Sequence[Codec], chunk_samples: int | None = None, *, named: bool = True
 ) -> tuple[Part, list[Trial]]:
-    """A dataset, and what each setting does with it; relative bounds are of the range of what is sampled."""
+    """A dataset, and what each setting does with it; relative bounds are of the range of what is sampled.
+
+    Of what looks like labels, only lossless settings are tried, unless it was `named`; `why` of the part says so.
+    """
     (part,) = select(file, {name: asked[0]}, chunk_samples)[0]
     arrays = _some(Pieces(path, file[part.name], part).sampled())
-    least, largest = _range(arrays, marks_of(file[part.name]))
-    return part, [_trial(codec, arrays, max(0.0, largest - least)) for codec in asked]
+    marks = marks_of(file[part.name])
+    why = "" if named else like_labels(file[part.name], arrays)
+    asked = [codec for codec in asked if codec.kind == "lossless" or not why] or [Codec("lossless")]
+    span = marks.span(arrays)
+    return replace(part, why=why), [
+        _trial(marks.kept_by(codec.absolute(span)), codec, arrays, span, marks) for codec in asked
+    ]
 
 
 def candidates(file: Any, names: Sequence[str]) -> list[str]:
@@ -57,17 +66,8 @@ def _some(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
     return [arrays[int(i)] for i in np.linspace(0, len(arrays) - 1, count)]
 
 
-def _range(arrays: list[NDArray[Any]], marks: list[float]) -> tuple[float, float]:
-    least, largest = math.inf, -math.inf
-    for array in arrays:
-        real = array[np.isfinite(array) & ~np.isin(array, np.array(marks).astype(array.dtype))]
-        if real.size:
-            least, largest = min(least, float(real.min())), max(largest, float(real.max()))
-    return least, largest
-
-
-def _trial(codec: Codec, arrays: list[NDArray[Any]], span: float) -> Trial:
-    exact = trained(codec.absolute(span), arrays)
+def _trial(codec: Codec, asked: Codec, arrays: list[NDArray[Any]], span: float, marks: Marks) -> Trial:
+    exact = trained(codec, arrays)
     begin = time.perf_counter()
     chunks = [exact.encode(array) for array in arrays]
     encoding = time.perf_counter() - begin
@@ -76,13 +76,13 @@ def _trial(codec: Codec, arrays: list[NDArray[Any]], span: float) -> Trial:
     nbytes = sum(array.nbytes for array in arrays)
     pairs = list(zip(arrays, outs, strict=True))
     return Trial(
-        codec=codec,
+        codec=asked,
         bound=exact.bound,
         ratio=nbytes / sum(map(len, chunks)),
         encode=nbytes / max(encoding, 1e-9),
         decode=nbytes / max(decoding, 1e-9),
         largest=max(_native.compare(array, out, exact.bound)[2] for array, out in pairs),
-        psnr=_psnr(pairs, span),
+        psnr=_psnr(pairs, span, marks),
     )
 
 
@@ -97,10 +97,10 @@ def _seconds(work: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
-def _psnr(pairs: list[tuple[NDArray[Any], NDArray[Any]]], span: float) -> float:
+def _psnr(pairs: list[tuple[NDArray[Any], NDArray[Any]]], span: float, marks: Marks) -> float:
     squares, values = 0.0, 0
     for array, out in pairs:
-        real = np.isfinite(array)
+        real = marks.real(array)
         off = array[real].astype(np.float64) - out[real]
         squares, values = squares + float(np.square(off).sum()), values + off.size
     return 20 * math.log10(span / math.sqrt(squares / values)) if squares > 0 and span > 0 else math.inf

@@ -19,6 +19,8 @@ class Dataset(TypedDict):
     """One dataset as its object header describes it (native/include/solar/metadata.hpp)."""
 
     name: str
+    path: str  # the file that holds it, where links lead to another one
+    target: str  # its path there without links, where that is another one
     problem: str
     elsewhere: str
     null_space: bool
@@ -34,16 +36,33 @@ class Dataset(TypedDict):
     filters: Filters
     fill: bytes
     header_address: int
+    file_nbytes: int  # of the file that holds it
+    file_mtime_ns: int
+    file_inode: int
+    file_ctime_ns: int
 
 class Metadata(TypedDict):
     nbytes: int  # of the file
     mtime_ns: int
+    inode: int
+    ctime_ns: int
     datasets: list[Dataset]
+    linked: list[Dataset]  # what soft and external links lead to
+    aliases: list[tuple[str, str, str]]  # groups that links lead to: name, file ("": this one), path there
     problems: list[str]
 
 def read_metadata(path: str, name: str = "") -> Metadata: ...
 def read_metadata_of_many(paths: list[str], name: str, threads: int) -> list[Metadata]:
     """The same dataset of many files, in parallel; the first bad file (in order) is the error."""
+
+def why_not_hdf5(path: str) -> str:
+    """What a file without HDF5's signature seems to be, and what to do; empty: it has one."""
+
+def read_attributes(path: str, name: str, wanted: list[str]) -> dict[str, tuple[bytes, int, bytes, str]]:
+    """Those of these attributes that a dataset has: datatype, how many values, their bytes; or what is wrong with it.
+
+    Of text of variable length the bytes are those of the text.
+    """
 
 def chunk_table(path: str, name: str, header_address: int = ...) -> tuple[U64, U64, U64, U32]:
     """index, offset, nbytes, mask of every chunk that was written, by ascending index.
@@ -75,6 +94,8 @@ class Source:
         chunk_mask: U32,
         bypass: float = 0.0,  # share that is read past the page cache
         mapped: bool = False,  # copied from mapped files while the page cache holds them
+        file_inode: U64 | None = None,  # None or empty, with file_ctime_ns: not known
+        file_ctime_ns: I64 | None = None,
     ) -> None: ...
     @property
     def row_nbytes(self) -> int: ...
@@ -106,6 +127,17 @@ class Reader:
     def backend(self) -> str: ...
     def stats(self) -> dict[str, int]: ...
 
+def check_unchanged(
+    paths: list[str],
+    file_nbytes: U64,
+    file_mtime_ns: I64,
+    file_inode: U64,
+    file_ctime_ns: I64,
+    gone: bool,
+    threads: int,
+) -> None:
+    """ReadError for the first file that is another now than these say; or, where `gone`, that is there no more."""
+
 def count_names() -> tuple[str, ...]:
     """What a Reader counts: rows, requests, stretches, buffer_hits, bypassed, bytes_read, bytes_mapped, ..."""
 
@@ -114,12 +146,19 @@ def take(nbytes: int) -> U8:
 
 def pool_stats() -> dict[str, int]: ...  # in_use, idle: bytes
 def convert(
-    source: NDArray[Any], out: NDArray[Any], mean: NDArray[Any] | None = None, std: NDArray[Any] | None = None
+    source: NDArray[Any],
+    out: NDArray[Any],
+    mean: NDArray[Any] | None = None,
+    std: NDArray[Any] | None = None,
+    packing: tuple[bool, bool, tuple[float, ...], float | None, float | None, float | None] | None = None,
 ) -> None:
-    """Writes (source - mean) / std into `out`, in its type: float32 or float64, or with neither that of the source.
+    """Writes (source - mean) / std into `out`, in its type: float32 or float64, or with nothing else its own.
 
     The source may have any strides and be unaligned; mean and std, of the type of `out`, broadcast against it. All
-    but the source are contiguous, and `out` shares no memory with the others.
+    but the source are contiguous, and `out` shares no memory with the others. An `out` of structures of one uint16
+    called bfloat16 is that, worked out in float32, which mean and std then are.
+    `packing`: what is done before, in float64 or else in float32; whether each step is in float64; what is missing;
+    scale and offset; and what at last takes the place of NaN (Packing in native/include/solar/convert.hpp).
     """
 
 def randperm(n: int, seed: int, skipped: int = 0) -> I32:
@@ -218,9 +257,18 @@ def codec_paths() -> tuple[str, ...]:
     """The ways this machine can decode: "plain", "avx2", "avx512", "neon"; the fastest last."""
 
 def encode(
-    array: NDArray[Any], bound: float, coder: str = "auto", predictor: str = "auto", tables: bytes = b""
+    array: NDArray[Any],
+    bound: float,
+    coder: str = "auto",
+    predictor: str = "auto",
+    tables: bytes = b"",
+    marks: bytes = b"",
+    limits: bytes = b"",
 ) -> bytes:
-    """A chunk in which every value is within `bound` (0: bit for bit)."""
+    """A chunk in which every value is within `bound` (0: bit for bit).
+
+    `marks` come back bit for bit, and nothing else becomes one; `limits` are not crossed. Bytes of the array's type.
+    """
 
 def decode_into(stored: bytes, out: NDArray[Any], tables: bytes = b"", path: str = "") -> None:
     """Fills `out`, of the chunk's own type, or float16 of a chunk of float32."""
@@ -228,7 +276,9 @@ def decode_into(stored: bytes, out: NDArray[Any], tables: bytes = b"", path: str
 def decode_many(stored: list[bytes], out: NDArray[Any], tables: bytes = b"", path: str = "") -> None:
     """The same of several chunks of one size, one after another."""
 
-def train(arrays: list[NDArray[Any]], bound: float, predictor: str = "auto") -> bytes: ...
+def train(
+    arrays: list[NDArray[Any]], bound: float, predictor: str = "auto", marks: bytes = b"", limits: bytes = b""
+) -> bytes: ...
 def client_data(tables: bytes) -> list[int]: ...
 def describe_codec(stored: bytes) -> dict[str, Any]: ...
 def check_chunks(rows: U8, lengths: I64, like: NDArray[Any], nbytes: int, tables: bytes = b"") -> U8:

@@ -99,16 +99,24 @@ class Layout:
     chunk_offset: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     chunk_nbytes: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     chunk_mask: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    names: tuple[str, ...] = ()  # where a link leads to it, what it is called in each of `paths`; empty: `name`
+    asked: tuple[str, ...] = ()  # where links lead from file to file, those that were asked for; empty: `paths`
+    # Not in the digest, for copies on other machines have others. Empty: not known.
+    file_inode: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    file_ctime_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
         parts, chunks = len(self.part_file), len(self.chunk_offset)
         fits = (
             self.reader in READERS
             and len(self.paths) == len(self.file_nbytes) == len(self.file_mtime_ns)
+            and len(self.file_inode) == len(self.file_ctime_ns) in (0, len(self.paths))
             and len(self.part_form) == parts
             and len(self.part_first) == len(self.part_chunks) == parts + 1
             and self.part_chunks[-1] == chunks == len(self.chunk_nbytes) == len(self.chunk_mask)
             and len(self.chunk_index) in (0, chunks)
+            and len(self.names) in (0, len(self.paths))
+            and len(self.asked) in (0, len(self.names))
         )
         if not fits:
             raise LayoutError(f"{self.name}: the arrays of this Layout do not fit each other")
@@ -117,6 +125,15 @@ class Layout:
         files = self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files"
         read_by = f"{self.reader}: {self.reason}" if self.reason else self.reader
         return f"Layout({self.name!r} in {files}: {self.shape} {self.dtype}, {self.storage}, {read_by})"
+
+    @property
+    def title(self) -> str:
+        """What messages call it behind the name of the file it lies in: where a link led there, from where."""
+        return f"{self.names[0]} (linked from {self.asked[0]}: {self.name})" if self.asked else self.name
+
+    def name_in(self, file: int) -> str:
+        """What it is called in one of `paths`."""
+        return self.names[file] if self.names else self.name
 
     @property
     def samples(self) -> int:
@@ -153,8 +170,18 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """A name for exactly these bytes in these files: another file, size, time, chunk or type gives another one."""
-        facts = (self.name, self.paths, self.shape, repr(self.dtype), self.storage, self.reader, self.per_file)
+        """A name for exactly these bytes in these files: another path, size, time, chunk or type gives another one."""
+        facts: tuple[Any, ...] = (
+            self.name,
+            self.paths,
+            self.shape,
+            repr(self.dtype),
+            self.storage,
+            self.reader,
+            self.per_file,
+        )
+        if self.asked:  # else its own name says which it is
+            facts += (self.names,)
         sha = hashlib.sha256(repr((facts, self.forms)).encode("utf-8", "surrogateescape"))
         of_files = (self.file_nbytes, self.file_mtime_ns)
         of_parts = (self.part_file, self.part_form, self.part_first, self.part_chunks)

@@ -23,6 +23,7 @@ with contextlib.suppress(ModuleNotFoundError):  # some tests need no hypothesis,
     settings.register_profile("solar", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("solar")
 
+SLOW = "it takes long: make test-all"
 # Those that take longest begin first, so that no process of pytest-xdist has much to do when the others have done all.
 LONGEST = (
     "test_together", "test_peers", "test_exchange", "test_jobs", "test_store_resume", "test_same_curve", "test_node",
@@ -35,6 +36,7 @@ LONGEST = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--hosts", action="store_true", help="also tests on hosts made up of namespaces, and Slurm (root)")
+    parser.addoption("--quick", action="store_true", help="skip those that are marked slow")
     parser.addoption("--skips", metavar="FILE", help="write the names of skipped tests there, for `pytest @FILE` later")
 
 
@@ -42,19 +44,29 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell begins in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "alone: beside no other test of pytest-xdist; it looks at the clock")
+    config.addinivalue_line("markers", "slow: not in `make test`; a test beside it shows the same in less time")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items if config.getoption("--quick") else ():
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason=SLOW))
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if config.getoption("--skips"):
-        path = Path(config.getoption("--skips"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        names = {report.nodeid for report in terminalreporter.stats.get("skipped", ())}
-        path.write_text("".join(f"{name}\n" for name in sorted(names)))
+    if not config.getoption("--skips"):
+        return
+    path = Path(config.getoption("--skips"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    skipped = {report.nodeid: str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", ())}
+    path.write_text("".join(f"{name}\n" for name in sorted(skipped)))
+    slow = sum(reason.endswith(SLOW) for reason in skipped.values())
+    terminalreporter.section("left out")
+    terminalreporter.line(f"{slow} tests that take long, and {len(skipped) - slow} that need what is not here.")
+    terminalreporter.line(f"Their names are in {path}; `.venv/bin/pytest -rs @{path}` says what each needs.")
+    terminalreporter.line("`make test-all` runs them, with what pip can bring.")
 
 
 _locks: list[int] = []  # which a child would hold when this process is killed

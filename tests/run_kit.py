@@ -23,8 +23,8 @@ _known: dict[int, tuple[Any, Layout]] = {}  # by the id of its Source, which is 
 def recorded(source_of: Callable[..., Any]) -> Callable[..., Any]:
     """solar.io.engine.source_of, which tells this kit what lies behind a Source: that does not say it."""
 
-    def made(layout: Layout, *others: Any) -> Any:
-        source = source_of(layout, *others)
+    def made(layout: Layout, *others: Any, **options: Any) -> Any:
+        source = source_of(layout, *others, **options)
         _known[id(source)] = source, layout
         return source
 

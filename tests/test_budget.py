@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from buffer_kit import BATCH, DISK, dataset_of, equal, generator, loader_of, passes
+from buffer_kit import BATCH, DISK, chunked, dataset_of, equal, generator, loader_of, passes
 
 from solar import DataLoader, H5Dataset, PlanError, _native, inspect
 from solar.io import machine, profile
@@ -117,12 +117,6 @@ def test_samples_that_are_not_encoded_are_read_in_pieces(nbytes: int, least: int
 
 
 # --- whether at all ----
-
-
-def chunked(make: Callable[..., str], samples: int = 4096) -> H5Dataset:
-    """A data set of many chunks, each with many samples, encoded."""
-    values = np.zeros((samples, 64), "f4")
-    return H5Dataset(make("chunked.h5", x=(values, {"chunks": (256, 64), "compression": "gzip"})), "x")
 
 
 def chosen(dataset: Any, caplog: pytest.LogCaptureFixture, **options: Any) -> tuple[bool, str]:

@@ -215,7 +215,7 @@ def test_a_file_that_h5py_cannot_read_is_measured_alone(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["words"], "words holds text, and no numbers"),
+        (["words"], "words holds text, and torch has no such numbers"),
         (["x", "--batch-size", "64"], "has 96 samples: two batches of 64 are needed at least"),
         (["x", "--batch-size", "8", "--workers", "-1"], "--workers -1: a number of processes cannot be below 0"),
         (["nothing"], "nothing"),

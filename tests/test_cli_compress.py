@@ -16,6 +16,7 @@ from store_kit import smooth
 
 from solar import read
 from solar.cli import main
+from solar.io import profile
 
 Make = Callable[..., str]
 
@@ -58,7 +59,7 @@ def test_the_keys_of_the_answer_are_fixed(scan: str, tmp_path: Path, capsys: pyt
     counts, field = answer["datasets"]
     assert [*counts] == [
         *("name", "kind", "asked", "bound", "coder", "filter", "samples", "chunk", "nbytes", "original_nbytes"),
-        *("stored_nbytes", "ratio"),
+        *("stored_nbytes", "ratio", "why"),
     ]
     assert (counts["name"], counts["kind"], counts["bound"], counts["coder"]) == ("/counts", "abs", 0.01, "pack")
     assert (field["kind"], field["asked"], field["coder"], field["chunk"]) == ("rel", 1e-3, "dense", [5, 40, 40])
@@ -223,9 +224,9 @@ def test_what_solar_compressed_before_keeps_its_bound_and_that_is_said(
     assert main(["compress", once, twice, "--rel", "1e-2"]) == 0
     assert f"{once}: solar compressed /counts, /field already: copied with the bound it has" in capsys.readouterr().err
     assert main(["compress", once, twice, "--force", "--field", "field:rel=1e-2"]) == 0
-    assert f"{once}: solar compressed /field already: the new bound is counted from" in capsys.readouterr().err
+    assert f"{once}: solar compressed /field already: its values may be off by the old bound" in capsys.readouterr().err
     assert main(["compress", once, "--advise"]) == 1
-    assert "solar compressed its samples already: ask this of the file" in capsys.readouterr().err
+    assert "solar compressed its samples already: give --advise the original file" in capsys.readouterr().err
 
 
 # --- advice ----
@@ -233,7 +234,9 @@ def test_what_solar_compressed_before_keeps_its_bound_and_that_is_said(
 
 def test_advice_has_bounds_and_coders_with_their_costs(scan: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = Path(scan).stat()
-    assert main(["compress", "--advise", scan, "--memory", "100k", "--batch-size", "4", "--json"]) == 0
+    disks = profile.Profile("/data", "2026-01-01T00:00:00+00:00", "as told", (), profile.NETWORK)
+    profile.save(disks, profile.default_path(scan))
+    assert main(["compress", "--advise", scan, "--memory", "150k", "--batch-size", "4", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [*answer] == ["version", "file", "memory", "batch", "storage", "datasets"]
     assert [one["name"] for one in answer["datasets"]] == ["/counts", "/field"]
@@ -270,7 +273,32 @@ def test_advice_says_of_which_memory_and_storage_its_epochs_are(scan: str, capsy
         main(["compress", "--advise", scan, "--memory", "100k", "--batch-size", "4", "--field", "field:abs=0.5"]) == 0
     )
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith("An epoch with batches of 4 and 100 KiB of memory, from storage of ")
+    asked = next(line for line in lines if "batches of 4 and 100 KiB of memory" in line)
+    assert re.match("Modelled, for a guessed storage of .* requests/s: reading in the second and later epochs", asked)
+    assert "divided" not in asked
+    assert "page cache: here only the first epoch would wait." in lines[-1]
+
+
+def test_advice_divides_the_memory_among_the_datasets(scan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asking = ["compress", "--advise", scan, "--batch-size", "4", "--memory", "150k"]
+    assert main([*asking, "--json"]) == 0
+    shares = [one["now"]["memory_share"] for one in json.loads(capsys.readouterr().out)["datasets"]]
+    assert shares == pytest.approx([150 * 1024 / (40**3 * (2 + 4))] * 2, rel=1e-3)
+    assert main(asking) == 0
+    assert "of memory, divided among 2 datasets by their values." in capsys.readouterr().out
+
+
+def test_advice_has_no_columns_that_say_the_same_in_every_row(scan: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asking = ["compress", "--advise", scan, "--batch-size", "4", "--field", "field:abs=0.5", "--memory"]
+    assert main([*asking, "8GiB"]) == 0
+    shown = capsys.readouterr().out
+    assert "It fits into this memory as it is stored: only the first epoch reads it, whatever the bound." in shown
+    assert not re.search(r"in memory|scans|as it is  |\b0 µs", shown)
+    assert main([*asking, "200k"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:5]
+    assert rows[0].endswith("in memory  scans  reading")
+    assert rows[1].split()[:3] == ["as", "it", "is"]
+    assert all(re.search(r" 100%\s+0\s+nothing$", row) for row in rows[2:]), "the columns say that it pays here"
 
 
 def test_advice_for_what_has_no_samples_is_an_error(make: Make, capsys: pytest.CaptureFixture[str]) -> None:

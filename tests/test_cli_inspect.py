@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import cf_kit
 import h5py
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_one_dataset_is_shown_in_detail(zoo: str, capsys: pytest.CaptureFixture[
 def test_json_has_the_documented_keys_and_the_values_of_inspect(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "--json", zoo]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert set(told) == {"version", "files", "nbytes", "problems", "datasets"}
+    assert set(told) == {"version", "files", "nbytes", "problems", "datasets", "links", "kinds"}
     by_name = {dataset["name"]: dataset for dataset in told["datasets"]}
     deflate = by_name["/deflate"]
     assert deflate["shape"] == [10, 6, 5]
@@ -109,7 +110,7 @@ def test_contiguous_data_cost_one_read_per_sample(make: Callable[..., str]) -> N
 def test_a_chunk_of_many_samples_is_told_with_its_remedy(make: Callable[..., str]) -> None:
     told, what_to_do = words_of(make, np.zeros((256, 64, 64), "f4"), chunks=(64, 64, 64), compression="gzip")
     assert told == "64 samples share a chunk: reading one decodes 1 MiB for 16 KiB of values."
-    assert "the dataset 64 times over" in what_to_do
+    assert "64 times the dataset" in what_to_do
     assert 'DataLoader(..., buffer="25%")' in what_to_do
     assert what_to_do.splitlines()[1:] == [
         "solar compress OLD NEW --chunk-samples 1 --field x:rel=1e-3",
@@ -153,6 +154,24 @@ def test_the_next_step_has_the_full_names(make: Callable[..., str], capsys: pyte
     assert '{"a/x": "/a/x", "b/x": "/b/x"})' in capsys.readouterr().out
 
 
+def test_packed_numbers_are_told_with_the_field_that_unpacks_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = cf_kit.write(tmp_path / "radar.h5", only="velocity")
+    with h5py.File(path, "a") as file:
+        file["plain"] = np.zeros(cf_kit.SAMPLES)
+        file["odd"] = np.zeros(cf_kit.SAMPLES)
+        file["odd"].attrs["scale_factor"] = "no number"
+    assert main(["inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "contiguous  · packed: scale_factor 0.01, add_offset 0, missing -32768" in shown
+    fields = '{"odd": "/odd", "plain": "/plain", "velocity": Field("/velocity", cf=True)}'
+    assert shown.endswith(f'\nin Python: H5Dataset("{path}", {fields})\n')
+    assert main(["inspect", "--json", str(path)]) == 0
+    told = {one["name"]: one["packed"] for one in json.loads(capsys.readouterr().out)["datasets"]}
+    assert told == {"/odd": "", "/plain": "", "/velocity": "scale_factor 0.01, add_offset 0, missing -32768"}
+
+
 def test_a_large_file_without_filters_is_told_that_it_may_be_smaller(
     make: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +193,7 @@ def test_a_name_without_its_groups_finds_the_path_that_was_meant(
         assert capsys.readouterr().err.endswith(f"; did you mean /entry/data/{meant}?\n")
     assert main(["inspect", path, "wholly-different"]) == 1
     assert capsys.readouterr().err.endswith(
-        f"there is no wholly-different; `solar inspect {path}` lists what there is\n"
+        "there is no wholly-different; it has /entry/data/counts, /entry/truth/phase\n"
     )
     with pytest.raises(LayoutError, match=r"there is no phase; did you mean /entry/truth/phase\?"):
         inspect([path, path], "phase")
@@ -204,6 +223,19 @@ def test_a_sample_of_one_chunk_is_told_as_it_is(make: Callable[..., str]) -> Non
     told, what_to_do = words_of(make, np.zeros((64, 128, 128), "f4"), chunks=(1, 128, 128), compression="gzip")
     assert told == "Reading one sample decodes its one chunk, 64 KiB, nothing else."
     assert what_to_do == ""
+
+
+def test_a_virtual_dataset_is_told_to_be_slow_and_what_is_faster(make: Callable[..., str], tmp_path: Path) -> None:
+    source, large = make("source.h5", x=np.zeros((300, 1024), "f8")), h5py.VirtualLayout((600, 1024), "f8")
+    for begin in (0, 300):
+        large[begin : begin + 300] = h5py.VirtualSource(source, "x", (300, 1024))
+    with h5py.File(tmp_path / "view.h5", "w") as file:
+        file.create_virtual_dataset("x", large)
+    layout = inspect(tmp_path / "view.h5", "x", cache=None)
+    assert "one process, which is often slower than PyTorch with h5py: it is a virtual" in costs_in_words(layout)
+    assert "give the list of their files in place of this one: they are read natively" in advice(layout)
+    listed = inspect([source, source], "x", cache=None)
+    assert (listed.reader, advice(listed)) == ("direct", "")
 
 
 def test_cost_counts_reads_and_waste(make: Callable[..., str]) -> None:

@@ -257,7 +257,7 @@ def test_ours_is_never_dearer_than_the_others(capsys: pytest.CaptureFixture[str]
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--ranks", "2"]) == 0
     shown = capsys.readouterr().out
-    assert "2,000 samples, 2 MiB" in shown
+    assert "2,000 samples, 1 KiB each, 2 MiB in all" in shown
     assert "2 ranks on 1 node, 10 samples each a step; 500 KiB on each node: 25% of the data set" in shown
     assert "assumed: measure yours with `solar probe`" in shown
     lines = shown.splitlines()
@@ -266,6 +266,59 @@ def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row.startswith(compare.NAMES[name]) for name, row in zip(POLICIES, rows, strict=True))
     assert len({len(row) for row in rows}) == 1
     assert "\x1b" not in shown
+
+
+@pytest.fixture
+def fields(make: Callable[..., str]) -> str:
+    """Three fields of a sample; the largest is not the first of them."""
+    rows = np.zeros((300, 64), "f4")
+    return make("scan.h5", angle=np.arange(300.0), image=rows, mask=rows[:, :8].astype("u1"))
+
+
+def test_a_rate_is_never_told_without_the_storage_it_is_modelled_for(
+    fields: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("solar.io.machine.page_cache_nbytes", lambda: 0)
+    asking = ["plan", fields, "--memory", "20k", "--batch-size", "5"]
+    given = ["--latency", "1ms", "--bandwidth", "2GB/s", "--iops", "100"]
+    profile.save(_profile(Storage(0.5, 5e8, 100, 4)), kept := Path(fields).parent / "disk.json")
+    kinds = {"a guessed": asking, "the given": [*asking, *given], "an assumed": SMALL}
+    kinds |= {"a measured": [*asking, "--profile", str(kept)], "an assumed ": [*SMALL, "--latency", "3ms"]}
+    for kind, arguments in kinds.items():
+        assert main(arguments) == 0
+        claims = [line for line in capsys.readouterr().out.splitlines() if "times as fast" in line]
+        assert len(claims) == 1
+        assert re.match(rf"Modelled, for {kind.strip()} storage of .* and [0-9,]+ requests/s: solar is ", claims[0])
+        assert "e+" not in claims[0]
+
+
+def test_what_the_page_cache_holds_is_nothing_to_plan(
+    fields: str, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asking = ["plan", fields, "--memory", "20k", "--batch-size", "5"]
+    monkeypatch.setattr("solar.io.machine.page_cache_nbytes", lambda: 1 << 30)
+    assert main(asking) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "neither PyTorch nor solar waits for the storage, and there is nothing to plan.\nThe figures are for" in shown
+    )
+    assert "times as fast" not in shown
+    assert asked(*asking, capsys=capsys)["fits_page_cache"] is True
+    packed = make("b.h5", x=(np.zeros((300, 64), "f4"), {"chunks": (20, 64), "compression": "gzip"}))
+    assert main(["plan", packed, "--memory", "20k", "--batch-size", "5"]) == 0
+    assert "only decoding is left to plan.\nThe figures are for" in capsys.readouterr().out
+    monkeypatch.setattr("solar.io.machine.page_cache_nbytes", lambda: 300 * (8 + 256 + 8))
+    assert asked(*asking, capsys=capsys)["fits_page_cache"] is False
+    assert asked(*SMALL, capsys=capsys)["fits_page_cache"] is False
+
+
+def test_a_memory_for_all_of_it_is_said_to_be_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--memory", "8MiB"]) == 0
+    assert "All of it fits into this memory: solar reads it in the first epoch, and never again." in (
+        capsys.readouterr().out
+    )
+    assert main(SMALL) == 0
+    assert "never again" not in capsys.readouterr().out
 
 
 def case(samples: int, **changes: Any) -> Case:
@@ -356,9 +409,34 @@ def test_a_page_needs_nothing_and_is_well_formed(tmp_path: Path, capsys: pytest.
     assert "nan" not in text.lower().replace("--", "")
 
 
+def test_a_picture_of_several_fields_is_of_all_of_them_and_says_that_it_is_modelled(
+    fields: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("solar.io.machine.page_cache_nbytes", lambda: 0)
+    path = tmp_path / "out.html"
+    asking = ["plan", fields, "--memory", "20k", "--batch-size", "5", "--iops", "100", "--plot", str(path)]
+    assert main(asking) == 0
+    text = path.read_text()
+    assert "300 samples of /angle, /image, /mask, 272 B each, 79.7 KiB in all</h1>" in text
+    assert re.search(r"<p>1 rank on 1 node, 5 samples each a step; (19\.9|20) KiB on each node: 25% of", text)
+    assert re.search(r"<p>Modelled, for a guessed storage of .* and 100 requests/s\.</p>", text)
+    assert "page cache" not in text
+    assert len(re.findall('class="title"', text)) == 4
+    assert "<p>Where solar reads, and what is in memory: of /image, 94% of the bytes.</p>" in text
+    monkeypatch.setattr("solar.io.machine.page_cache_nbytes", lambda: 1 << 30)
+    assert main(asking) == 0
+    assert "and there is nothing to plan.</p>" in path.read_text()
+
+
+def test_few_dots_are_drawn_large_enough_to_be_seen() -> None:
+    few, many = (plot.Curve("", np.arange(n), np.arange(n), str, 1.0, dots=True) for n in (10.0, 2000.0))
+    widths = [re.findall('stroke-width="([0-9.]+)"', plot.page(["x"], [one])) for one in (few, many)]
+    assert widths == [["4"], ["1.5"]]
+
+
 def test_bars_are_as_long_as_what_they_say() -> None:
     answered = compare.Answer({"torch": _outcome(8.0), "solar": _outcome(2.0)}, {}, (), 0.0, 0.0)
-    text = plot.page("x & y", plot.panels(case(10), answered))
+    text = plot.page(["x & y"], plot.panels([case(10)], [answered], answered)[0])
     lengths = [float(length) for length in re.findall(r'<rect [^>]*width="([0-9.]+)"', text)]
     assert lengths[0] == pytest.approx(4 * lengths[1], rel=0.01)
     assert "x &amp; y" in text

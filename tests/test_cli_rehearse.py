@@ -192,7 +192,7 @@ def test_ranks_that_have_nothing_to_meet_by_are_told_what_would_do(
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.setitem(__import__("sys").modules, "mpi4py.MPI", None)
     assert main(["rehearse", scan, "--batch-size", "8"]) == 1
-    assert "rank 1 of 2 cannot meet the others: mpi4py is not to be had" in capsys.readouterr().err
+    assert "rank 1 of 2 cannot meet the others: mpi4py cannot be imported" in capsys.readouterr().err
     assert main(["rehearse", scan, "--batch-size", "8", "--exchange", "torch"]) == 1
     assert "rank 1 of 2: --exchange torch, but MASTER_ADDR is not set" in capsys.readouterr().err
 
@@ -234,16 +234,19 @@ def answer_of(compute: float, *ranks: tuple[float, float], epochs: int = 2, batc
 
 def test_the_verdict_is_of_the_later_epochs_and_of_the_slowest_rank() -> None:
     fed = answer_of(0.01, (1.0, 0.0), (1.0, 0.015))
-    assert (fed["fed"], fed["verdict"]) == (True, "Steps of 10 ms are fed: no rank waited more than 1.5% of the time.")
+    assert (fed["fed"], fed["verdict"]) == (
+        True,
+        "Steps of 10 ms hardly wait for data: no rank waited more than 1.5% of the time.",
+    )
     hungry = answer_of(0.01, (1.0, 0.0), (1.5, 0.5))
     assert hungry["fed"] is False
     assert hungry["verdict"].startswith(
-        "Steps of 10 ms are NOT fed: the slowest, rank 1, took 15 ms a step, 33% of it waiting, most for storage."
+        "Steps of 10 ms WAIT for data: the slowest, rank 1, took 15 ms a step, 33% of it waiting, most for storage."
     )
     alone = answer_of(0.0, (0.5, 0.5))
     assert alone["fed"] is None
     assert "there was a batch every 5 ms" in alone["verdict"]
-    assert "not one batch" in answer_of(0.0, (0.5, 0.5), batches=0)["verdict"]
+    assert "too few samples for one batch" in answer_of(0.0, (0.5, 0.5), batches=0)["verdict"]
 
 
 @pytest.mark.parametrize(

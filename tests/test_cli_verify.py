@@ -51,7 +51,10 @@ def test_a_result_need_not_be_stored(two: tuple[str, str], capsys: Shown) -> Non
     assert Path(two[1]).read_bytes() == before
     answer = json.loads(capsys.readouterr().out)
     assert [*answer] == ["version", "holds", "fields", "differences", "by"]
-    assert [*answer["fields"][0]] == ["name", "kind", "bound", "values", "beyond", "first", "largest", "psnr"]
+    assert [*answer["fields"][0]] == [
+        *("name", "kind", "bound", "values", "beyond", "first", "largest", "psnr"),
+        *("missing", "moved", "made", "crossed"),
+    ]
 
 
 def test_a_file_that_may_not_be_written_is_verified_all_the_same(

@@ -91,7 +91,11 @@ def made() -> dict[str, Case]:
     pack = [Codec("abs", 0.01, "pack", predictor) for predictor in ("none", "x", "xy", "xyz", "interpolation")]
     halves = special((3, 40, 33))
     halves.reshape(-1)[:12] = [65519, 65520, 6e-8, 2.98e-8, 2.99e-8, 1e-7, 6.1e-5, 70000, -65520, 2049, 2051, -1e-9]
+    masked, flat = np.where(plane > 0, np.float32(-9999), plane), np.where(plane > 0, np.float32(-9999), np.float32(7))
+    missing = np.float32(-9999).tobytes()
     cases = {
+        "marks": encoded(masked, *(Codec("abs", 0.01, coder, marks=missing) for coder in ("pack", "dense"))),
+        "marks-over-a-constant": encoded(flat, Codec("abs", 0.01, marks=missing)),
         "tiles-in-space": encoded(space, pack[1], *pack[3:]),
         "tiles-in-a-plane": encoded(plane, pack[2], pack[4]),
         "tiles-of-a-line": encoded(special((16500,)), Codec("abs", 0.01, "pack", "x")),

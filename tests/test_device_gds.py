@@ -160,12 +160,28 @@ def test_a_file_that_ends_too_early_or_has_changed_is_an_error_with_a_name(
     with pytest.raises(ReadError, match=r"sample 20, offset \d+: the file ends 293 bytes too early"):
         list(iterator)
     os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    with pytest.raises(ReadError, match=r"the file changed after it was inspected \(/?plain, sample 0\)"):
+    with pytest.raises(ReadError, match=r"changed since it was inspected: size \d+ -> \d+; make the H5Dataset again"):
         next(iter(DataLoader(there.dataset, 5, device="cpu", reader="gds")))
     path.unlink()
-    with pytest.raises(ReadError, match=r"No such file.*plain, sample 0") as raised:
+    with pytest.raises(ReadError, match="there is no such file any more") as raised:
         next(iter(DataLoader(there.dataset, 5, device="cpu", reader="gds")))
     assert raised.value.errno == 2
+
+
+def test_a_file_that_changed_before_it_is_opened_is_named_with_the_sample(
+    folder: Path, tmp_path: Path, device: list[Eager], kvikio: Kvikio
+) -> None:
+    paths = [tmp_path / name for name in ("0.h5", "1.h5")]
+    for act, said in ((os.utime, "changed since it was inspected: mod"), (os.unlink, "there is no such file any more")):
+        for path in paths:
+            path.write_bytes((folder / path.name).read_bytes())
+            settle(path)
+        _, there = pair(H5Dataset([str(path) for path in paths], "plain"), 5, ahead=1)
+        iterator = iter(there)
+        next(iterator)
+        act(paths[1])
+        with pytest.raises(ReadError, match=rf"1\.h5: {said}.*\(/?plain, sample {SAMPLES}\)"):
+            list(iterator)
 
 
 def test_memory_is_not_written_to_before_the_stream_that_it_was_taken_for_is_done_with_it(

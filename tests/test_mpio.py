@@ -119,7 +119,7 @@ def test_a_process_that_mpi_was_not_started_in_is_told_so(told: list[dict[str, A
 
 @with_mpi
 def test_a_file_that_changed_is_an_error(told: list[dict[str, Any]]) -> None:
-    assert all("changed after it was inspected" in said for rank in told for said in rank["changed"])
+    assert all("changed since it was inspected" in said for rank in told for said in rank["changed"])
 
 
 @with_mpi

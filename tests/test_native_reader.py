@@ -244,7 +244,9 @@ def test_a_foreign_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with (tmp_path / "a.h5").open("ab") as file:
         file.write(b"more")
     reader = _native.Reader(1, 1, 0, "auto")
-    with pytest.raises(ReadError, match=r"a\.h5: changed since it was inspected: size \d+ -> \d+; run inspect again"):
+    with pytest.raises(
+        ReadError, match=r"a\.h5: changed since it was inspected: size \d+ -> \d+; make the H5Dataset again"
+    ):
         read(reader, source, np.array([0]), np.empty((1, 5, 7), np.float32))
 
 

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 from processes_kit import SOON, gone
 
@@ -63,8 +65,8 @@ def test_work_of_a_script_without_a_guard_is_the_error_that_asks_for_it(tmp_path
     done = run(tmp_path, "def own(x): return x\nprint(Processes(1, own).submit(21).wait(30))\n")
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "RuntimeError: Caught RuntimeError in transform process 0." in done.stderr
-    assert "if __name__ == '__main__':" in done.stderr
+    assert 'SolarError: the script starts its work without `if __name__ == "__main__":`' in done.stderr
+    assert "process 0" not in done.stderr and "freeze_support" not in done.stderr  # no traceback but the script's own
 
 
 def test_work_payload_and_result_may_be_of_the_main_module(tmp_path: Path) -> None:
@@ -89,8 +91,8 @@ if __name__ == "__main__":
 def test_work_that_only_a_prompt_knows_says_where_to_put_it(tmp_path: Path) -> None:
     text = "def own(x): return x\nfrom solar.io.processes import Processes\nProcesses(1, own).submit(1).wait(30)\n"
     done = subprocess.run([sys.executable, "-"], input=text, cwd=tmp_path, capture_output=True, text=True, timeout=SOON)
-    assert "AttributeError: Caught AttributeError in transform process 0" in done.stderr
-    assert "own was defined at a prompt or in a notebook, put it into a module" in done.stderr
+    assert ": own of the main module cannot be had in another process: it was defined at" in done.stderr
+    assert "process 0" not in done.stderr
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -149,3 +151,82 @@ def test_an_interrupt_ends_program_and_processes(tmp_path: Path) -> None:
     assert gone(pid)
     assert stderr.count("Traceback") == 1
     assert stderr.endswith("KeyboardInterrupt\n")
+
+
+LOADED = """
+from solar import DataLoader, H5Dataset
+def doubled(sample): return 2 * sample
+{more}
+for batch in DataLoader(H5Dataset("a.h5", "x", transform={work}), 4, num_workers=2{options}):
+    print(*batch.flatten().tolist())
+"""
+GUARDED = """
+if __name__ == "__main__":
+    def below(sample): return 2 * sample
+    from solar import DataLoader, H5Dataset
+    next(iter(DataLoader(H5Dataset("a.h5", "x", transform=below), 4, num_workers=1)))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(8)
+    return tmp_path
+
+
+def program(folder: Path, text: str, where: str) -> subprocess.CompletedProcess[str]:
+    """What a text does as a script, as what python reads from its standard input, or as its option -c."""
+    (folder / "program.py").write_text(text)
+    command = {"script": ["program.py"], "input": ["-"], "option": ["-c", text]}[where]
+    return subprocess.run(
+        [sys.executable, *command], input=text if where == "input" else None, cwd=folder, capture_output=True,
+        text=True, timeout=SOON,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("where", "more", "work", "why"),
+    [
+        ("input", "", "doubled", "doubled of the main module cannot be had in another process"),
+        ("option", "", "doubled", "doubled of the main module cannot be had in another process"),
+        ("script", "", "lambda sample: 2 * sample", "Can't pickle <function <lambda>"),
+        ("input", "", "lambda sample: 2 * sample", "Can't pickle <function <lambda>"),
+        ("script", "def made():\n def inner(sample): return 2 * sample\n return inner", "made()", "local object"),
+    ],
+)
+def test_a_transform_that_no_process_can_have_runs_here_and_one_line_says_so(
+    folder: Path, where: str, more: str, work: str, why: str
+) -> None:
+    done = program(folder, LOADED.format(more=more, work=work, options=""), where)
+    assert (done.returncode, done.stdout) == (0, "0 2 4 6\n8 10 12 14\n")
+    said, *source = done.stderr.splitlines()
+    assert "UserWarning: transform, collate_fn or worker_init_fn cannot be sent" in said
+    assert why in said
+    assert not said.startswith("/") or said.startswith(f"{folder}/program.py:")  # the line of the loop, where there is
+    assert len(source) == (where == "script")
+
+
+def test_with_fork_it_runs_in_processes_as_it_does_in_torchs(folder: Path) -> None:
+    text = LOADED.format(more="import os", work="lambda sample: sample * 0 + os.getppid()", options=CONTEXT)
+    done = program(folder, text + "    assert set(batch.tolist()) == {os.getpid()}\n", "script")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+CONTEXT = ', multiprocessing_context="fork"'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LOADED.format(more="", work="doubled", options=""), "the script starts its work without `if __name__ =="),
+        (GUARDED, "below of the main module cannot be had in another process: it was defined at a prompt, in a"),
+    ],
+)
+def test_what_a_process_finds_missing_is_said_in_our_words_alone(folder: Path, text: str, said: str) -> None:
+    done = program(folder, text, "script")
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[-1].startswith(f"solar.errors.SolarError: {said}")
+    assert len(lines) <= 8
+    assert "multiprocessing/" not in done.stderr and "process_child" not in done.stderr

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from stats_kit import KEYS, MIB, counts, used
 
+from solar import DataLoader, H5Dataset
 from solar.io.codec import FILTER
 from solar.torch.report import report
 from solar.torch.stats import CAUSES, Stats
@@ -23,16 +26,16 @@ def test_before_the_first_batch_the_report_says_so() -> None:
 
 
 def test_the_report_of_a_training_that_waited() -> None:
-    stats = used(3, 1200, 125.9, {"storage": 2.9, "decode": 0.8, "collate": 0.4})
+    stats = used(3, 1200, 60.9, {"storage": 2.9, "decode": 0.8, "collate": 0.4})
     stats.held(40 * MIB)
     stats.held(-30 * MIB)
     assert stats.report() == (
         "3 epochs: 1,200 batches, 76,800 samples, 4.7 GiB of data.\n"
         "For this: 4.7 GiB read in 9,600 requests.\n"
         "Memory for batches: 10 MiB now, 40 MiB at most.\n"
-        "Your training waited for data 3.2 % of the time (4.1 s of 130 s): 2.9 s for storage, 0.80 s for decoding, "
+        "Your training waited for data 6.3 % of the time (4.1 s of 65 s): 2.9 s for storage, 0.80 s for decoding, "
         "0.40 s for collating.\n"
-        "Most of it is storage: the files were read at 37 MiB/s, 512 KiB a request. If the storage can do more, read "
+        "Most of it is storage: the files were read at 74 MiB/s, 512 KiB a request. If the storage can do more, read "
         "further ahead (`ahead`); if not, it is the limit."
     )
 
@@ -46,8 +49,20 @@ def test_one_of_each_is_said_in_the_singular() -> None:
 
 def test_a_training_that_hardly_waited_gets_no_advice() -> None:
     last = used(busy=100.0, waits={"storage": 0.0004}).report().splitlines()[-1]
-    assert last == "Your training hardly waited for data: less than 0.1 % of the time (less than 1 ms of 100 s)."
-    assert used(busy=9.0).report().splitlines()[-1].endswith("hardly waited for data: 0 % of the time (0 s of 9.0 s).")
+    said = "Your training hardly waited for data: less than 0.1 % of the time (less than 1 ms of 100 s)."
+    assert last == f"{said} There is nothing to gain."
+    assert "hardly waited for data: 0 % of the time (0 s of 9.0 s)." in used(busy=9.0).report().splitlines()[-1]
+    assert "hardly waited for data: 4.8 % of the time" in used(busy=60.0, waits={"storage": 3.0}).report()
+    assert "of it is" not in used(busy=60.0, waits={"storage": 3.0}).report()
+
+
+@pytest.mark.parametrize("busy", [0.0, 0.1])
+def test_a_moment_of_waiting_gets_no_advice(busy: float) -> None:
+    for cause in CAUSES:
+        text = used(busy=busy, waits={cause: 0.032}, bytes_decoded=12 * MIB).report()
+        assert "32 ms" in text
+        assert text.endswith("In all that is less than 1.0 s: nothing to gain yet.")
+        assert "would" not in text
 
 
 def test_a_loop_that_computes_nothing_is_told_the_loaders_speed_instead() -> None:
@@ -72,14 +87,14 @@ ADVISED = {
     "all": ({"storage": 2.0}, {}, "All of it is storage: the files were read at 50 MiB/s"),
     "most": ({"decode": 1.5, "storage": 1.0}, {}, r"Most of it is decode: .*More cores would help\.$"),
     "buffer": ({"buffer": 2.0, "storage": 1.0}, {}, "for batches to be put.*\n.*no larger buffer or faster storage"),
-    "plan": ({"plan": 2.0}, {}, "for the buffer to be planned and made.\n.*PlanSampler, and `epochs`"),
+    "plan": ({"plan": 2.0}, {}, "for the buffer to be planned and made.\n.*PlanSampler, and with `epochs`"),
     "largest": ({"decode": 1.0, "storage": 0.9, "collate": 0.9}, {}, "The largest part of it is decode: "),
     "in the cache": ({"storage": 2.0}, {"bytes_mapped": 40 * MIB, "bytes_read": 0, "requests": 0},
                      "100 % of the bytes were in the page cache already, so faster storage would not help"),
     "no room": ({"storage": 2.0}, {"bypassed": 8}, "800 of 800 requests went past the page cache, which has no room"),
     "libhdf5": ({"storage": 2.0}, {"bytes_read": 0, "requests": 0}, "no bytes were counted. Either libhdf5 reads"),
-    "too much read": ({"storage": 2.0}, {"bytes_read": 40 * MIB}, "For each byte of the batches 10.0 bytes were read"),
-    "too much decoded": ({"decode": 2.0}, {"bytes_decoded": 12 * MIB}, "3.0 bytes were decoded, for chunks come whole"),
+    "too much read": ({"storage": 2.0}, {"bytes_read": 40 * MIB}, "Each sample cost 10 times its size in reading"),
+    "too much decoded": ({"decode": 2.0}, {"bytes_decoded": 12 * MIB}, "cost 3.0 times its size in decompression"),
     "transform": ({"transform": 2.0}, {}, "thread_safe=True.*num_workers"),
     "exchange": ({"exchange": 2.0}, {}, "for samples from other ranks.\n.*the rank that reads slowest"),
     "device copy": ({"device copy": 2.0}, {}, "for the copy to the device.\n.*give the loader device="),
@@ -106,15 +121,48 @@ def test_a_faster_codec_is_advised_where_there_is_one(filters: tuple[int, ...], 
         assert "codec" not in decoding.report(fast)
 
 
-def test_a_buffer_is_advised_where_chunks_are_decoded_again_and_again() -> None:
-    times = {"bytes_decoded": 12 * MIB}
-    assert "(`buffer`)" in used(waits={"decode": 2.0}, **times).report()
-    assert "(`buffer`)" not in used(waits={"decode": 2.0}, buffer_hits=1, **times).report()
-    assert "(`buffer`)" not in used(waits={"decode": 2.0}, bytes_decoded=4 * MIB).report()
+def test_a_buffer_is_advised_where_it_is_known_to_gain_something() -> None:
+    said = "A buffer would help: it does."
+    for cause in ("decode", "storage"):
+        waited = used(waits={cause: 2.0}, bytes_decoded=12 * MIB)
+        assert waited.report(buffer=said).endswith(f" {said}")
+        assert "buffer" not in waited.report()
+    assert said not in used(waits={"transform": 2.0}).report(buffer=said)
 
 
 def test_amplification_is_told_only_where_there_is_some() -> None:
-    assert "For each byte" not in used(waits={"storage": 2.0, "decode": 1.0}, bytes_decoded=4 * MIB).report()
+    assert "its size" not in used(waits={"storage": 2.0, "decode": 1.0}, bytes_decoded=4 * MIB).report()
+
+
+def test_chunks_are_blamed_only_where_samples_share_them() -> None:
+    decoding = used(waits={"decode": 2.0}, bytes_decoded=228 * MIB)
+    said = "each sample cost 57 times its size in decompression, because 360 samples share a chunk: "
+    assert said in decoding.report((1,), 360).lower()
+    assert "share a chunk" not in decoding.report((1,))
+    reading = used(waits={"storage": 2.0}, bytes_read=20 * MIB)
+    assert "cost 5.0 times its size in reading, because 8 samples share a chunk" in reading.report((1,), 8)
+    assert "chunk" not in reading.report()
+
+
+def test_a_plan_that_reads_samples_again_says_for_how_much_memory() -> None:
+    reading = used(waits={"storage": 2.0}, bytes_read=20 * MIB)
+    said = "The plan read each sample 5.0 times, because memory held only 25 % of the data."
+    assert reading.report(memory=0.25).endswith(said)
+    assert reading.report(memory=1.0).endswith("The plan read each sample 5.0 times.")
+    assert "The plan" not in reading.report()
+
+
+def test_a_loader_reports_what_it_knows_of_its_data(make: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.random.default_rng(0).integers(0, 9, (4000, 256)).astype("f4")
+    path = make("a.h5", chunked=(rows, {"chunks": (40, 256), "compression": "gzip"}), plain=rows)
+    told: list[Any] = []
+    monkeypatch.setattr("solar.torch.stats.in_words", lambda *arguments: told.append(arguments[2:]) or "")
+    for name, buffer in (("chunked", 0), ("plain", 0), ("plain", 2 * MIB)):
+        with DataLoader(H5Dataset(path, name), batch_size=16, shuffle=True, buffer=buffer) as loader:
+            list(loader)
+            loader.report()
+    assert [arguments[:3] for arguments in told] == [({1}, 40, 0.0), (set(), 1, 0.0), (set(), 1, 2 * MIB / rows.nbytes)]
+    assert [bool(arguments[3]) for arguments in told] == [True, False, False]  # what a buffer would gain
 
 
 numbers = st.integers(0, 10**15)

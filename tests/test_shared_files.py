@@ -45,7 +45,7 @@ def outcome(file: str) -> dict[str, Any]:
     from solar.io.hdf5 import survey
 
     try:
-        layouts, problems = survey([file])
+        layouts, problems, _ = survey([file])
     except solar.SolarError as error:
         return {"error": str(error)}
     datasets: dict[str, Any] = {}

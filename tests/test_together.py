@@ -296,7 +296,7 @@ enough = int(re.search("at least buffer=([0-9]+)", attempt(buffer=1))[1])  # for
 print(json.dumps(attempt(buffer=enough * 8 // 5)))
 """
     texts = said_by(3, program, path, options=apart)
-    assert ["kept it from planning" in text for text in texts] == [False, False, True]
+    assert ["ranks 0, 1 cannot take part in the plan of a new run" in text for text in texts] == [False, False, True]
     assert all("too small" in text for text in texts[:2])
 
 

@@ -185,8 +185,20 @@ def test_counts_are_told_their_sigma_and_that_lossless_is_nearly_free(
     assert (field["rungs"][1]["rms_error"], field["recommended"]) == (0, "lossless")
     assert main(["tune", path, *line.split(), "--fraction", "1e-6"]) == 0
     shown = capsys.readouterr().out
-    assert f"counts: by Poisson's law uncertain by sigma, {np.sqrt(counts.mean()):.3g} as" in shown
+    assert f"counts have Poisson noise: sigma is {np.sqrt(counts.mean()):.3g} as" in shown
     assert "recommended: lossless. These are whole numbers" in shown
+
+
+def test_of_labels_lossless_is_recommended(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    values = np.where(np.random.default_rng(0).random((16, 6, 6)) < 0.5, np.float32(-9999), np.float32(0.5))
+    path = make("a.h5", x=values, y=np.random.default_rng(1).normal(size=16))
+    line = "--model users_model:with_bias --loss mse --input x --target y --batch-size 2 --steps 0 --abs 0.3"
+    with h5py.File(path, "r+") as file:
+        file["x"].attrs["flag_values"] = np.array([0.5], "f4")
+    assert main(["tune", path, *line.split()]) == 0
+    shown = capsys.readouterr().out
+    assert "A bound would make others of them: its values are flags (flag_values)" in shown
+    assert "--field x:lossless" in shown
 
 
 def test_counts_are_drawn_anew_with_the_spread_that_poisson_has(make: Make, tuned: Run) -> None:
@@ -211,7 +223,7 @@ def test_what_solar_compressed_before_is_told(
     monkeypatch.setattr("solar.cli.progress.EVERY", 0.0)
     assert main(["tune", small, *line.split()]) == 0
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith(f"solar: {small}: solar compressed x already: what is found is of these values")
+    assert said[0].startswith(f"solar: {small}: solar compressed x already: the answer leaves out by how much")
     assert "training, step: 1 of 2" in said  # a line now and then for who reads them later
     assert any(re.fullmatch(r"taking gradients for 2 bounds on x, batch: \d of 8", one) for one in said)
 

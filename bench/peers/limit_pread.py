@@ -27,6 +27,8 @@ CALL_NBYTES = 2**29  # starting threads must not count
 
 
 def lacking(scene: Scene) -> str:
+    if scene.sources:
+        return "the samples lie in other files"
     return "the chunks are filtered" if scene.filters else pread.lacking()
 
 

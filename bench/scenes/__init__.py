@@ -6,6 +6,7 @@ many_sample_chunks    16 and 64 samples per chunk
 auto_chunks           the chunks that h5py chooses by itself: each sample lies in 256 of them
 many_files            one sample per file
 codec                 our own codec, one sample per chunk
+virtual               a virtual dataset over eight files
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import importlib
 
 from bench.scene import Scene
 
-FILES = ("contiguous", "one_sample_chunks", "many_sample_chunks", "auto_chunks", "many_files", "codec")
+FILES = ("contiguous", "one_sample_chunks", "many_sample_chunks", "auto_chunks", "many_files", "codec", "virtual")
 
 
 def all_scenes() -> dict[str, Scene]:

@@ -75,14 +75,14 @@ solar::Bytes view(const nb::bytes& bytes) { return {static_cast<const std::byte*
 nb::bytes to_python(const std::vector<std::byte>& bytes) { return nb::bytes(bytes.data(), bytes.size()); }
 
 nb::bytes encode(const Read& array, double bound, const std::string& coder, const std::string& predictor,
-                 const nb::bytes& tables) {
+                 const nb::bytes& tables, const nb::bytes& marks, const nb::bytes& limits) {
   const solar::Array native = to_native(array);
   const solar::Coder by = named(coders, coder, "coder");
   const solar::Predictor from = named(predictors, predictor, "predictor");
   std::vector<std::byte> chunk;
   {
     nb::gil_scoped_release released;
-    chunk = solar::encode(native, bound, by, from, view(tables));
+    chunk = solar::encode(native, bound, by, from, view(tables), {view(marks), view(limits)});
   }
   return to_python(chunk);
 }
@@ -137,14 +137,15 @@ void decode_single(const nb::bytes& stored, const Written& out, const nb::bytes&
   decode_into({stored}, out, tables, path);
 }
 
-nb::bytes train(const std::vector<Read>& arrays, double bound, const std::string& predictor) {
+nb::bytes train(const std::vector<Read>& arrays, double bound, const std::string& predictor, const nb::bytes& marks,
+                const nb::bytes& limits) {
   std::vector<solar::Array> native;
   for (const Read& array : arrays) native.push_back(to_native(array));
   const solar::Predictor from = named(predictors, predictor, "predictor");
   std::vector<std::byte> tables;
   {
     nb::gil_scoped_release released;
-    tables = solar::train(native, bound, from);
+    tables = solar::train(native, bound, from, {view(marks), view(limits)});
   }
   return to_python(tables);
 }
@@ -228,12 +229,13 @@ nb::tuple path_names() {
 void bind_codec(nb::module_& module) {
   using namespace nb::literals;
   module.def("encode", &encode, "array"_a.noconvert(), "bound"_a, "coder"_a = "auto", "predictor"_a = "auto",
-             "tables"_a = nb::bytes("", 0));
+             "tables"_a = nb::bytes("", 0), "marks"_a = nb::bytes("", 0), "limits"_a = nb::bytes("", 0));
   module.def("decode_many", &decode_into, "stored"_a, "out"_a.noconvert(), "tables"_a = nb::bytes("", 0),
              "path"_a = "");
   module.def("decode_into", &decode_single, "stored"_a, "out"_a.noconvert(), "tables"_a = nb::bytes("", 0),
              "path"_a = "");
-  module.def("train", &train, "arrays"_a, "bound"_a, "predictor"_a = "auto");
+  module.def("train", &train, "arrays"_a, "bound"_a, "predictor"_a = "auto",
+             "marks"_a = nb::bytes("", 0), "limits"_a = nb::bytes("", 0));
   module.def("describe_codec", &describe, "stored"_a);
   module.def("check_chunks", &check_chunks, "rows"_a.noconvert(), "lengths"_a.noconvert(), "like"_a.noconvert(),
              "nbytes"_a, "tables"_a = nb::bytes("", 0));

@@ -3,6 +3,7 @@
 #include "solar/convert.hpp"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 
 #include <algorithm>
 #include <optional>
@@ -61,6 +62,25 @@ std::optional<Number> number_of(const Borrowed& array) {
   return std::nullopt;
 }
 
+// numpy has no bfloat16: its items are structures of one member, which is called so.
+bool is_bfloat16(const Borrowed& array) {
+  return array.format() == "T{H:bfloat16:}" || array.format() == "T{<H:bfloat16:}";
+}
+
+// (in float64, wide, missing, scale, offset, instead) of a Packing; the last three may be None.
+solar::Packing packing_of(const nb::tuple& given) {
+  const auto number = [&](std::size_t i) {
+    return given[i].is_none() ? std::optional<double>{} : nb::cast<double>(given[i]);
+  };
+  if (given.size() != 6) throw nb::value_error("a packing has six parts");
+  solar::Packing packing;
+  packing.in = nb::cast<bool>(given[0]) ? Number::float64 : Number::float32;
+  packing.wide = nb::cast<bool>(given[1]);
+  for (const nb::handle one : nb::tuple(given[2])) packing.missing.push_back(nb::cast<double>(one));
+  packing.scale = number(3), packing.offset = number(4), packing.instead = number(5);
+  return packing;
+}
+
 solar::Strided strided(const Borrowed& array) {
   solar::Strided view{array.bytes(), {}, {}};
   for (std::size_t i = 0; i < array.axes(); ++i) {
@@ -71,9 +91,9 @@ solar::Strided strided(const Borrowed& array) {
 }
 
 // A term broadcast to the shape of the source.
-solar::Term term(const Borrowed& array, const Borrowed& source, const Borrowed& out, const char* name) {
+solar::Term term(const Borrowed& array, const Borrowed& source, std::string_view format, const char* name) {
   const auto refuse = [&](const char* why) { throw nb::value_error((std::string(name) + why).c_str()); };
-  if (array.format() != out.format() || !array.aligned()) refuse(" must have the type of the output");
+  if (array.format() != format || !array.aligned()) refuse(" must have the type of the output");
   if (array.axes() > source.axes()) refuse(" has more axes than the source");
   solar::Term made{array.bytes(), std::vector<std::ptrdiff_t>(source.axes())};
   const std::size_t missing = source.axes() - array.axes();
@@ -91,31 +111,36 @@ void check_shapes(const Borrowed& source, const Borrowed& out) {
   if (!same) throw nb::value_error("source and out must have the same shape");
 }
 
-void convert(nb::handle source_array, nb::handle out_array, nb::handle mean_array, nb::handle std_array) {
+void convert(nb::handle source_array, nb::handle out_array, nb::handle mean_array, nb::handle std_array,
+             const std::optional<nb::tuple>& packed) {
   const Borrowed source(source_array, 0), out(out_array, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS);
   check_shapes(source, out);
   const solar::Strided view = strided(source);
-  if (mean_array.is_none() && std_array.is_none() && source.format() == out.format()) {
+  if (mean_array.is_none() && std_array.is_none() && !packed && source.format() == out.format()) {
     if (source.itemsize() == 0) throw nb::value_error("items of no bytes");
     nb::gil_scoped_release released;
     return solar::rearrange(view, source.itemsize(), out.bytes());
   }
-  const std::optional<Number> from = number_of(source), to = number_of(out);
-  if (!from || (to != Number::float32 && to != Number::float64) || !out.aligned())
+  const std::optional<Number> from = number_of(source), to = is_bfloat16(out) ? Number::bfloat16 : number_of(out);
+  const bool known = to == Number::float32 || to == Number::float64 || to == Number::bfloat16;
+  if (!from || !known || !out.aligned())
     throw nb::type_error(("cannot convert items of format " + std::string(source.format()) + " to " +
                           std::string(out.format()))
                              .c_str());
   std::optional<Borrowed> mean_held, std_held;
+  const std::string_view terms = to == Number::bfloat16 ? "f" : out.format();
   solar::Term mean, deviation;
-  if (!mean_array.is_none()) mean = term(mean_held.emplace(mean_array, PyBUF_C_CONTIGUOUS), source, out, "mean");
-  if (!std_array.is_none()) deviation = term(std_held.emplace(std_array, PyBUF_C_CONTIGUOUS), source, out, "std");
+  if (!mean_array.is_none()) mean = term(mean_held.emplace(mean_array, PyBUF_C_CONTIGUOUS), source, terms, "mean");
+  if (!std_array.is_none()) deviation = term(std_held.emplace(std_array, PyBUF_C_CONTIGUOUS), source, terms, "std");
+  const std::optional<solar::Packing> packing = packed ? std::optional(packing_of(*packed)) : std::nullopt;
   nb::gil_scoped_release released;
-  solar::convert(view, *from, out.bytes(), *to, mean, deviation);
+  solar::convert(view, *from, out.bytes(), *to, mean, deviation, packing ? &*packing : nullptr);
 }
 
 }  // namespace
 
 void bind_convert(nb::module_& module) {
   using namespace nb::literals;
-  module.def("convert", &convert, "source"_a, "out"_a, "mean"_a.none() = nb::none(), "std"_a.none() = nb::none());
+  module.def("convert", &convert, "source"_a, "out"_a, "mean"_a.none() = nb::none(), "std"_a.none() = nb::none(),
+             "packing"_a.none() = nb::none());
 }

@@ -1,4 +1,4 @@
-// read_metadata, read_metadata_of_many, chunk_table.
+// read_metadata, read_metadata_of_many, read_attributes, chunk_table, why_not_hdf5.
 
 #include "solar/metadata.hpp"
 
@@ -8,12 +8,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <unordered_map>
 
+#include "solar/attributes.hpp"
 #include "text.hpp"
 
 namespace nb = nanobind;
@@ -25,14 +27,19 @@ using solar::bind::name_of;
 using solar::bind::text;
 
 struct Found {
-  std::uint64_t nbytes = 0;
-  std::int64_t mtime_ns = 0;
+  solar::Identity identity;
   solar::Metadata metadata;
 };
 
-Found find(const std::string& path, const std::string& name) {
+// What libhdf5 takes from the environment. REQUIRES: the GIL, as Python changes the environment under it.
+std::string link_prefixes() {
+  const char* prefixes = std::getenv("HDF5_EXT_PREFIX");
+  return prefixes == nullptr ? "" : prefixes;
+}
+
+Found find(const std::string& path, const std::string& name, const std::string& prefixes) {
   const solar::File file = solar::File::plain(path);
-  return {file.nbytes(), file.mtime_ns(), solar::read_metadata(file, name)};
+  return {file.identity(), solar::read_metadata(file, name, solar::undefined_address, prefixes)};
 }
 
 const char* word(solar::Storage storage) {
@@ -88,6 +95,8 @@ class Datatypes {
 nb::dict to_dict(const solar::Dataset& dataset, Datatypes& datatypes) {
   nb::dict out;
   out["name"] = text(dataset.name);
+  out["path"] = text(dataset.path);
+  out["target"] = text(dataset.target);
   out["problem"] = text(dataset.problem);
   out["elsewhere"] = text(dataset.elsewhere);
   out["null_space"] = dataset.null_space;
@@ -103,29 +112,41 @@ nb::dict to_dict(const solar::Dataset& dataset, Datatypes& datatypes) {
   out["filters"] = filters_of(dataset);
   out["fill"] = raw(dataset.fill);
   out["header_address"] = dataset.header_address;
+  out["file_nbytes"] = dataset.identity.nbytes;
+  out["file_mtime_ns"] = dataset.identity.mtime_ns;
+  out["file_inode"] = dataset.identity.inode;
+  out["file_ctime_ns"] = dataset.identity.ctime_ns;
   return out;
 }
 
 nb::dict to_dict(const Found& found) {
   nb::dict out;
-  nb::list datasets;
+  nb::list datasets, linked, aliases;
   Datatypes datatypes;
   for (const solar::Dataset& dataset : found.metadata.datasets) datasets.append(to_dict(dataset, datatypes));
+  for (const solar::Dataset& dataset : found.metadata.linked) linked.append(to_dict(dataset, datatypes));
+  for (const solar::Alias& alias : found.metadata.aliases) {
+    aliases.append(nb::make_tuple(text(alias.name), text(alias.path), text(alias.target)));
+  }
   nb::list problems;
   for (const std::string& problem : found.metadata.problems) problems.append(text(problem));
-  out["nbytes"] = found.nbytes;
-  out["mtime_ns"] = found.mtime_ns;
+  out["nbytes"] = found.identity.nbytes;
+  out["mtime_ns"] = found.identity.mtime_ns;
+  out["inode"] = found.identity.inode;
+  out["ctime_ns"] = found.identity.ctime_ns;
   out["datasets"] = datasets;
+  out["linked"] = linked;
+  out["aliases"] = aliases;
   out["problems"] = problems;
   return out;
 }
 
 nb::dict read_metadata(nb::str python_path, nb::str python_name) {
-  const std::string path = bytes_of(python_path), name = name_of(python_name);
+  const std::string path = bytes_of(python_path), name = name_of(python_name), prefixes = link_prefixes();
   std::optional<Found> found;
   {
     nb::gil_scoped_release released;
-    found = find(path, name);
+    found = find(path, name, prefixes);
   }
   return to_dict(*found);
 }
@@ -133,8 +154,8 @@ nb::dict read_metadata(nb::str python_path, nb::str python_name) {
 // Reads the files in order of `next`; remembers the first bad one, and reads none behind it.
 class Many {
  public:
-  Many(const std::vector<std::string>& paths, const std::string& name)
-      : paths_(paths), name_(name), found_(paths.size()) {}
+  Many(const std::vector<std::string>& paths, const std::string& name, std::string prefixes)
+      : paths_(paths), name_(name), prefixes_(std::move(prefixes)), found_(paths.size()) {}
 
   std::vector<Found> read(unsigned threads) {
     {
@@ -150,7 +171,7 @@ class Many {
   void work() {
     for (std::size_t i = next_++; i < bad_; i = next_++) {
       try {
-        found_[i] = find(paths_[i], name_);
+        found_[i] = find(paths_[i], name_, prefixes_);
       } catch (...) {
         const std::lock_guard lock(mutex_);
         if (i < bad_) {
@@ -163,6 +184,7 @@ class Many {
 
   const std::vector<std::string>& paths_;
   const std::string& name_;
+  const std::string prefixes_;
   std::vector<Found> found_;
   std::atomic<std::size_t> next_ = 0;
   std::atomic<std::size_t> bad_ = paths_.size();  // no file from here on is read
@@ -175,14 +197,29 @@ nb::list read_metadata_of_many(nb::list python_paths, nb::str python_name, unsig
   if (threads < 1 || threads > most_threads) throw nb::value_error("threads must be from 1 to 256");
   std::vector<std::string> paths;
   for (const nb::handle path : python_paths) paths.push_back(bytes_of(path));
-  const std::string name = name_of(python_name);
+  const std::string name = name_of(python_name), prefixes = link_prefixes();
   std::vector<Found> all;
   {
     nb::gil_scoped_release released;
-    all = Many(paths, name).read(static_cast<unsigned>(std::min<std::size_t>(threads, paths.size())));
+    all = Many(paths, name, prefixes).read(static_cast<unsigned>(std::min<std::size_t>(threads, paths.size())));
   }
   nb::list out;
   for (const Found& found : all) out.append(to_dict(found));
+  return out;
+}
+
+nb::dict read_attributes(nb::str python_path, nb::str python_name, nb::list python_wanted) {
+  const std::string path = bytes_of(python_path), name = name_of(python_name);
+  std::vector<std::string> wanted;
+  for (const nb::handle one : python_wanted) wanted.push_back(name_of(one));
+  std::vector<solar::Attribute> found;
+  {
+    nb::gil_scoped_release released;
+    found = solar::read_attributes(solar::File::plain(path), name, wanted);
+  }
+  nb::dict out;
+  for (const solar::Attribute& one : found)
+    out[text(one.name)] = nb::make_tuple(raw(one.datatype), one.values, raw(one.bytes), text(one.problem));
   return out;
 }
 
@@ -201,7 +238,7 @@ nb::tuple chunk_table(nb::str python_path, nb::str python_name, std::uint64_t he
     const solar::File file = solar::File::plain(path);
     const solar::Metadata metadata = solar::read_metadata(file, name, header_address);
     const solar::Dataset& dataset = metadata.datasets.at(0);
-    if (dataset.storage != solar::Storage::chunked || !dataset.elsewhere.empty()) {
+    if (dataset.storage != solar::Storage::chunked || !dataset.elsewhere.empty() || !dataset.path.empty()) {
       throw solar::Error(solar::Kind::layout, path + ": " + dataset.name + " has no chunks that can be read here");
     }
     table = solar::chunk_table(file, metadata.facts, dataset);
@@ -210,11 +247,23 @@ nb::tuple chunk_table(nb::str python_path, nb::str python_name, std::uint64_t he
                         array(std::move(table.mask)));
 }
 
+nb::str why_not_hdf5(nb::str python_path) {
+  const std::string path = bytes_of(python_path);
+  std::string why;
+  {
+    nb::gil_scoped_release released;
+    why = solar::why_not_hdf5(solar::File::plain(path));
+  }
+  return text(why);
+}
+
 }  // namespace
 
 void bind_metadata(nb::module_& module) {
   module.def("read_metadata", &read_metadata, nb::arg("path"), nb::arg("name") = "");
   module.def("read_metadata_of_many", &read_metadata_of_many, nb::arg("paths"), nb::arg("name"), nb::arg("threads"));
+  module.def("read_attributes", &read_attributes, nb::arg("path"), nb::arg("name"), nb::arg("wanted"));
   module.def("chunk_table", &chunk_table, nb::arg("path"), nb::arg("name"),
              nb::arg("header_address") = solar::undefined_address);
+  module.def("why_not_hdf5", &why_not_hdf5, nb::arg("path"));
 }

@@ -58,20 +58,47 @@ solar::Form to_native(const BoundForm& bound, std::uint64_t itemsize) {
   return form;
 }
 
+std::vector<solar::SourceFile> files_of(const nb::list& paths, const Array<std::uint64_t>& nbytes,
+                                        const Array<std::int64_t>& mtime_ns, const Array<std::uint64_t>& inode,
+                                        const Array<std::int64_t>& ctime_ns) {
+  const bool known = inode.size() != 0;  // else all that is known is size and time
+  if (nbytes.size() != paths.size() || mtime_ns.size() != paths.size() || inode.size() != ctime_ns.size() ||
+      (known && inode.size() != paths.size())) {
+    throw nb::value_error("file_nbytes and file_mtime_ns must be as long as paths, file_inode and file_ctime_ns too or empty");
+  }
+  std::vector<solar::SourceFile> files;
+  files.reserve(paths.size());
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    solar::Identity was{view(nbytes)[i], view(mtime_ns)[i]};
+    if (known) {
+      was.inode = view(inode)[i];
+      was.ctime_ns = view(ctime_ns)[i];
+    }
+    files.push_back({bytes_of(paths[i]), was});
+  }
+  return files;
+}
+
+void check_unchanged(const nb::list& paths, const Array<std::uint64_t>& nbytes, const Array<std::int64_t>& mtime_ns,
+                     const Array<std::uint64_t>& inode, const Array<std::int64_t>& ctime_ns, bool gone,
+                     unsigned threads) {
+  const auto files = files_of(paths, nbytes, mtime_ns, inode, ctime_ns);
+  nb::gil_scoped_release released;
+  solar::check_unchanged(files, gone, threads);
+}
+
 void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uint64_t> file_nbytes,
                  Array<std::int64_t> file_mtime_ns, std::uint64_t itemsize, std::uint32_t swap,
                  std::vector<std::uint64_t> row_shape, const std::vector<BoundForm>& forms,
                  Array<std::int32_t> part_file, Array<std::int32_t> part_form, Array<std::int64_t> part_first,
                  Array<std::int64_t> part_chunks, Array<std::uint64_t> chunk_index, Array<std::uint64_t> chunk_offset,
-                 Array<std::uint64_t> chunk_nbytes, Array<std::uint32_t> chunk_mask, double bypass, bool mapped) {
+                 Array<std::uint64_t> chunk_nbytes, Array<std::uint32_t> chunk_mask, double bypass, bool mapped,
+                 const std::optional<Array<std::uint64_t>>& file_inode,
+                 const std::optional<Array<std::int64_t>>& file_ctime_ns) {
   auto source = std::make_shared<solar::Source>();
   source->name = name_of(name);
-  if (file_nbytes.size() != paths.size() || file_mtime_ns.size() != paths.size()) {
-    throw nb::value_error("file_nbytes and file_mtime_ns must be as long as paths");
-  }
-  for (std::size_t i = 0; i < paths.size(); ++i) {
-    source->files.push_back({bytes_of(paths[i]), view(file_nbytes)[i], view(file_mtime_ns)[i]});
-  }
+  source->files = files_of(paths, file_nbytes, file_mtime_ns, file_inode.value_or(Array<std::uint64_t>()),
+                           file_ctime_ns.value_or(Array<std::int64_t>()));
   source->itemsize = itemsize;
   source->swap = swap;
   source->bypass = bypass;
@@ -316,7 +343,7 @@ void bind_reader(nb::module_& module) {
            "itemsize"_a, "swap"_a, "row_shape"_a, "forms"_a, "part_file"_a.noconvert(), "part_form"_a.noconvert(),
            "part_first"_a.noconvert(), "part_chunks"_a.noconvert(), "chunk_index"_a.noconvert(),
            "chunk_offset"_a.noconvert(), "chunk_nbytes"_a.noconvert(), "chunk_mask"_a.noconvert(), "bypass"_a = 0.0,
-           "mapped"_a = false)
+           "mapped"_a = false, "file_inode"_a.noconvert() = nb::none(), "file_ctime_ns"_a.noconvert() = nb::none())
       .def_prop_ro("row_nbytes", [](const BoundSource& source) { return source.native->row_nbytes(); });
   nb::class_<BoundReader>(module, "Reader")
       .def(
@@ -335,6 +362,8 @@ void bind_reader(nb::module_& module) {
           "backend",
           [](const BoundReader& reader) { return reader.native().backend() == Backend::uring ? "uring" : "pread"; })
       .def("stats", &stats);
+  module.def("check_unchanged", &check_unchanged, "paths"_a, "file_nbytes"_a.noconvert(), "file_mtime_ns"_a.noconvert(),
+             "file_inode"_a.noconvert(), "file_ctime_ns"_a.noconvert(), "gone"_a, "threads"_a);
   module.def("count_names", &count_names);
   module.def("take", &take, "nbytes"_a);
   module.def("pool_stats", &pool_stats);

@@ -28,6 +28,7 @@ inline constexpr int plugin_of_filters = 0;      // H5PL_TYPE_FILTER
 inline constexpr unsigned reading = 0x0100;      // H5Z_FLAG_REVERSE
 inline constexpr std::size_t most_values = 256;  // of a filter that H5Pget_filter hands out, or fails
 inline constexpr int most_axes = 32;             // H5S_MAX_RANK
+inline constexpr int filled_by_the_user = 2;     // H5D_FILL_VALUE_USER_DEFINED
 
 class Library {
  public:
@@ -48,6 +49,8 @@ class Library {
                     std::size_t name_room, char* name, unsigned* config);
   int (*modify_filter)(Id properties, int id, unsigned flags, std::size_t count, const unsigned* values);
   int (*get_chunk)(Id properties, int room, std::uint64_t* lengths);
+  int (*fill_value_defined)(Id properties, int* status);
+  int (*get_fill_value)(Id properties, Id type, void* value);
   int (*equal)(Id one, Id other);
   Id type_named(const char* symbol) const noexcept;  // the type behind a global variable; 0: there is none
 

@@ -23,6 +23,8 @@ Library::Library(const void* address) noexcept : address_(address) {
   find(get_filter, "H5Pget_filter2");
   find(modify_filter, "H5Pmodify_filter");
   find(get_chunk, "H5Pget_chunk");
+  find(fill_value_defined, "H5Pfill_value_defined");
+  find(get_fill_value, "H5Pget_fill_value");
   find(equal, "H5Tequal");
   int (*version)(unsigned*, unsigned*, unsigned*) = nullptr;
   find(version, "H5get_libversion");
@@ -64,7 +66,7 @@ void Library::tell(const char* message) const noexcept {
 
 bool Library::can_be_asked() const noexcept {
   return has_long_ids_ && get_filter_by_id != nullptr && get_filter != nullptr && modify_filter != nullptr &&
-         get_chunk != nullptr && equal != nullptr;
+         get_chunk != nullptr && fill_value_defined != nullptr && get_fill_value != nullptr && equal != nullptr;
 }
 
 }  // namespace solar::plugin

@@ -84,7 +84,7 @@ Memory encoded(const Settings& settings, Bytes values, const Library& hdf5) {
     throw Error(Kind::codec, "a chunk of " + std::to_string(values.size()) + " bytes came where the data set has " +
                                  std::to_string(asked.nbytes()));
   const std::vector<std::byte> chunk = encode({values.data(), asked.type->number, asked.chunk}, asked.bound,
-                                              asked.coder, asked.predictor, settings.tables);
+                                              asked.coder, asked.predictor, settings.tables, {asked.marks, asked.limits});
   Memory out(hdf5, chunk.size());
   std::ranges::copy(chunk, out.bytes().begin());
   return out;
@@ -133,6 +133,16 @@ std::vector<std::size_t> chunk_in(const Library& hdf5, Id properties) {
   return {lengths.begin(), end};
 }
 
+// What the data set is filled with where nothing was written says that nothing was measured.
+std::vector<std::byte> fill_in(const Library& hdf5, Id properties, Id type, std::size_t nbytes) {
+  int defined = 0;
+  if (hdf5.fill_value_defined(properties, &defined) < 0 || defined != filled_by_the_user) return {};
+  std::vector<std::byte> value(nbytes);
+  if (hdf5.get_fill_value(properties, type, value.data()) < 0)
+    throw Error(Kind::codec, "the data set's fill value cannot be had");
+  return value;
+}
+
 // Completes the values of a data set that is being made: its type, and the shape of its chunks.
 void complete(const Library& hdf5, Id properties, Id type) {
   if (!hdf5.can_be_asked())
@@ -150,6 +160,8 @@ void complete(const Library& hdf5, Id properties, Id type) {
   check_is_first(hdf5, properties);
   settings.asked->type = type_in(hdf5, type);
   settings.asked->chunk = chunk_in(hdf5, properties);
+  if (settings.asked->bound > 0 && settings.asked->marks.empty())
+    settings.asked->marks = fill_in(hdf5, properties, type, settings.asked->type->nbytes);
   const std::vector<unsigned> all = values_of(settings);
   if (all.size() > most_values) throw Error(Kind::codec, "its tables are too many values for HDF5's tools");
   if (hdf5.modify_filter(properties, codec_filter, flags, all.size(), all.data()) < 0)

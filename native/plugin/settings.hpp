@@ -25,6 +25,7 @@ struct Asked {
   Predictor predictor = Predictor::tried;
   const Type* type = nullptr;      // nullptr: the data set is not yet made
   std::vector<std::size_t> chunk;  // its shape, empty with no type
+  std::vector<std::byte> marks, limits;  // numbers of the type (Marks)
 
   std::size_t nbytes() const;  // of a chunk; REQUIRES: a type
 };

@@ -19,6 +19,15 @@ namespace {
   throw Error(Kind::read, path + ": " + what + ": " + std::strerror(code) + patience.said(), code);
 }
 
+std::int64_t nanoseconds(const timespec& time) {
+  return std::int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
+}
+
+Identity identity_in(const struct stat& status) {
+  return {static_cast<std::uint64_t>(status.st_size), nanoseconds(status.st_mtim), static_cast<std::uint64_t>(status.st_ino),
+          nanoseconds(status.st_ctim)};
+}
+
 int open_file(const std::string& path, int flags) noexcept {
   if (faults::any()) {
     errno = faults::meet(faults::Call::open, path, 0, UINT64_MAX).code;
@@ -58,6 +67,21 @@ std::size_t direct_alignment([[maybe_unused]] int descriptor) noexcept {
 
 }  // namespace
 
+std::string Identity::differs(const Identity& now) const {
+  if (now.nbytes != nbytes) return "size " + std::to_string(nbytes) + " -> " + std::to_string(now.nbytes);
+  if (now.mtime_ns != mtime_ns) return "modification time differs";
+  return inode != 0 && now.inode != inode && now.ctime_ns != ctime_ns ? "another file has its place" : "";
+}
+
+Identity identity_of(const std::string& path) {
+  struct stat status {};
+  for (Patience patience; ::stat(path.c_str(), &status) != 0;) {
+    const int code = errno;
+    if (!patience.again(code)) fail(path, "cannot be looked at", code, patience);
+  }
+  return identity_in(status);
+}
+
 File File::plain(const std::string& path) { return File(path, false, true); }
 
 File::File(const std::string& path, bool direct) : File(path, direct, false) {}
@@ -83,8 +107,7 @@ File::File(const std::string& path, bool direct, bool only_plain) : path_(path) 
     ::close(descriptor_);
     fail(path_, code == ENOTSUP ? "is no plain file" : "cannot be read", code);
   }
-  nbytes_ = static_cast<std::uint64_t>(status.st_size);
-  mtime_ns_ = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+  identity_ = identity_in(status);
 }
 
 File::~File() { ::close(descriptor_); }
@@ -114,7 +137,7 @@ bool File::unchanged() const noexcept {
   const unsigned wanted = STATX_SIZE | STATX_MTIME;
   if (::statx(descriptor_, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, wanted, &status) != 0) return true;  // reading tells
   const std::int64_t mtime_ns = std::int64_t{status.stx_mtime.tv_sec} * 1'000'000'000 + status.stx_mtime.tv_nsec;
-  return status.stx_size == nbytes_ && mtime_ns == mtime_ns_;
+  return status.stx_size == identity_.nbytes && mtime_ns == identity_.mtime_ns;
 #else
   return true;
 #endif

@@ -68,7 +68,7 @@ void check_chunks(const Source& s, std::size_t part, std::uint32_t all_masked, s
                   std::uint64_t raw) {
   const auto begin = static_cast<std::size_t>(s.part_chunks[part]);
   const auto end = static_cast<std::size_t>(s.part_chunks[part + 1]);
-  const std::uint64_t size = s.files[static_cast<std::size_t>(s.part_file[part])].nbytes;
+  const std::uint64_t size = s.files[static_cast<std::size_t>(s.part_file[part])].was.nbytes;
   const auto bad = [&](std::size_t k) {
     const std::uint64_t nbytes = s.chunk_nbytes[k];
     const bool stored_raw = (s.chunk_mask[k] & all_masked) == all_masked;

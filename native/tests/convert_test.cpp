@@ -113,6 +113,58 @@ void check_number(std::mt19937& random, Number from) {
   }
 }
 
+// Item by item: masked, scaled and shifted in In, each step in Wide, then cast to To and normalised.
+template <class From, class In, class Wide, class To>
+void check_packed(std::mt19937& random, Number from, Number to, solar::Packing packing) {
+  const Made made = make(random, sizeof(From));
+  const MadeTerm<To> mean(random, made.view, -70), deviation(random, made.view, To(0.5));
+  std::vector<To> out(made.items), wanted;
+  each_item(made.view, [&](const std::byte* item, const std::vector<std::size_t>& index) {
+    From stored;
+    std::memcpy(&stored, item, sizeof stored);
+    volatile In value = static_cast<In>(stored);  // volatile: rounded after each step
+    for (const double missing : packing.missing)
+      if (value == static_cast<In>(missing)) value = std::numeric_limits<In>::quiet_NaN();
+    if (packing.scale) value = static_cast<In>(static_cast<Wide>(value) * static_cast<Wide>(*packing.scale));
+    if (packing.offset) value = static_cast<In>(static_cast<Wide>(value) + static_cast<Wide>(*packing.offset));
+    To made_of = static_cast<To>(value);
+    if (mean.term.values != nullptr) made_of -= mean.at(index);
+    if (deviation.term.values != nullptr) made_of /= deviation.at(index);
+    if (packing.instead && std::isnan(made_of)) made_of = static_cast<To>(*packing.instead);
+    wanted.push_back(made_of);
+  });
+  packing.in = sizeof(In) == 4 ? Number::float32 : Number::float64;
+  packing.wide = sizeof(Wide) > sizeof(In);
+  solar::convert(made.view, from, reinterpret_cast<std::byte*>(out.data()), to, mean.term, deviation.term, &packing);
+  REQUIRE(std::memcmp(out.data(), wanted.data(), out.size() * sizeof(To)) == 0);
+  if constexpr (sizeof(To) == 4) {  // bfloat16 is float32, rounded
+    std::vector<std::uint16_t> halves(made.items);
+    solar::convert(made.view, from, reinterpret_cast<std::byte*>(halves.data()), Number::bfloat16, mean.term,
+                   deviation.term, &packing);
+    for (std::size_t i = 0; i < halves.size(); ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(wanted[i]);
+      const auto rounded = static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+      REQUIRE(halves[i] == (std::isnan(wanted[i]) ? 0xffff : rounded));
+    }
+  }
+}
+
+template <class From>
+void check_packings(std::mt19937& random, Number from) {
+  for (int i = 0; i < 40; ++i) {
+    solar::Packing packing;
+    for (std::size_t n = random() % 3; n > 0; --n) packing.missing.push_back(static_cast<std::int8_t>(random()));
+    if (random() % 2) packing.scale = static_cast<float>(random() % 1000) / 7;
+    if (random() % 2) packing.offset = static_cast<float>(random() % 1000) / -3;
+    if (random() % 2) packing.instead = 5;
+    check_packed<From, float, float, float>(random, from, Number::float32, packing);
+    check_packed<From, float, double, float>(random, from, Number::float32, packing);
+    check_packed<From, float, float, double>(random, from, Number::float64, packing);
+    check_packed<From, double, double, float>(random, from, Number::float32, packing);
+    check_packed<From, double, double, double>(random, from, Number::float64, packing);
+  }
+}
+
 template <class To>
 To one(Number from, Number to, auto stored) {
   To out;
@@ -135,6 +187,26 @@ TEST_CASE("any strides, casts and terms give what the loop over the items gives"
   check_number<std::uint64_t>(random, Number::uint64);
   check_number<float>(random, Number::float32);
   check_number<double>(random, Number::float64);
+}
+
+TEST_CASE("packed numbers are unpacked as the loop over the items does") {
+  std::mt19937 random(3);
+  check_packings<std::int8_t>(random, Number::int8);
+  check_packings<std::uint8_t>(random, Number::uint8);
+  check_packings<std::int16_t>(random, Number::int16);
+  check_packings<std::int32_t>(random, Number::int32);
+  check_packings<std::uint64_t>(random, Number::uint64);
+}
+
+TEST_CASE("numbers are rounded to bfloat16 without a packing too") {
+  const auto half = [](float value) { return one<std::uint16_t>(Number::float32, Number::bfloat16, value); };
+  CHECK(half(1.0f) == 0x3f80);
+  CHECK(half(std::bit_cast<float>(0x3f808000)) == 0x3f80);  // ties go to even
+  CHECK(half(std::bit_cast<float>(0x3f818000)) == 0x3f82);
+  CHECK(half(std::numeric_limits<float>::max()) == 0x7f80);
+  CHECK(half(-std::numeric_limits<float>::infinity()) == 0xff80);
+  CHECK(half(std::bit_cast<float>(0x7f800001)) == 0xffff);
+  CHECK(one<std::uint16_t>(Number::uint16, Number::bfloat16, std::uint16_t{257}) == 0x4380);
 }
 
 TEST_CASE("items of any size are moved as they are") {

@@ -1,5 +1,6 @@
 // Fuzzes encoding: whatever the values, their shape, the bound, coder and predictor, all values come back within the
-// bound, by every path alike, and NaN and infinities bit for bit.
+// bound, by every path alike, and NaN and infinities bit for bit. Now and then some of the values are marks or limits:
+// those come back bit for bit, nothing else becomes one, and these are not crossed.
 //
 // The input: the type, axes and their lengths, the bound, coder and predictor, how values are made and their seed; then
 // values as they are, and made ones behind. Differences are worked out here once more, in wider arithmetic. How many
@@ -29,13 +30,6 @@ struct Count {
   ~Count() { std::fprintf(stderr, "values: %llu\n", static_cast<unsigned long long>(values)); }
 } count;
 
-struct Asked {
-  double bound;
-  Coder coder;
-  Predictor predictor;
-  bool trained;
-};
-
 std::vector<std::size_t> shape_of(fuzz::Input& input) {
   std::vector<std::size_t> shape(input.upto(5));
   std::size_t values = 1;
@@ -53,6 +47,23 @@ double bound_of(fuzz::Input& input) {
     case 2: return std::ldexp(1.0, input.take<std::int16_t>() % 1100);
     default: return std::bit_cast<double>(input.take<std::uint64_t>());
   }
+}
+
+struct Asked {
+  double bound;
+  Coder coder;
+  Predictor predictor;
+  bool trained;
+  std::size_t marks, limits;
+};
+
+Asked asked_of(fuzz::Input& input) {
+  Asked asked{bound_of(input), coders[input.upto(2)], predictors[input.upto(predictors.size() - 1)], false, 0, 0};
+  const std::size_t more = input.upto(7);
+  asked.trained = more == 0;
+  asked.marks = more & 1 ? 1 + more / 2 : 0;
+  asked.limits = more & 2 ? 1 + more / 4 : 0;
+  return asked;
 }
 
 // Small, quick and always the same.
@@ -129,15 +140,34 @@ bool within(T original, T restored, double bound) {
   }
 }
 
+// Whether no mark moved, none came to be, and no limit was crossed.
 template <class T>
-void check(const Array& array, std::span<const T> values, const Asked& asked, Bytes tables) {
-  const std::vector<std::byte> chunk = encode(array, asked.bound, asked.coder, asked.predictor, tables);
+bool means_the_same(T value, T back, std::span<const T> marks, std::span<const T> limits) {
+  const bool same = std::memcmp(&value, &back, sizeof(T)) == 0;
+  return std::ranges::all_of(marks, [&](T mark) { return same || (value != mark && back != mark); }) &&
+         std::ranges::all_of(limits, [&](T limit) { return (value < limit) == (back < limit); });
+}
+
+template <class T>
+void check(const Array& array, std::span<const T> values, const Asked& asked) {
+  const auto spread = [&](std::size_t count, std::size_t from) {
+    std::vector<T> some;
+    for (std::size_t i = 0; i < count && !values.empty(); ++i) some.push_back(values[(from + 7919 * i) % values.size()]);
+    return some;
+  };
+  const std::vector<T> marks = spread(asked.marks, 0), limits = spread(asked.limits, 31);
+  const Marks kept{std::as_bytes(std::span(marks)), std::as_bytes(std::span(limits))};
+  const std::vector<std::byte> tables =
+      asked.trained ? train({array}, asked.bound, asked.predictor, kept) : std::vector<std::byte>{};
+  const std::vector<std::byte> chunk = encode(array, asked.bound, asked.coder, asked.predictor, tables, kept);
   static Scratch scratch;
   for (const Path path : codec_paths()) {
     std::vector<T> back(values.size(), of_bits<T>(0x5555555555555555));
     decode_codec(chunk, std::as_writable_bytes(std::span(back)), tables, scratch, path);
     for (std::size_t i = 0; i < values.size(); ++i)
       if (!within(values[i], back[i], asked.bound)) fuzz::broken("a value is beyond the bound");
+    for (std::size_t i = 0; i < values.size(); ++i)
+      if (!means_the_same<T>(values[i], back[i], marks, limits)) fuzz::broken("a value means something else");
     fuzz::require(compare(values.data(), back.data(), array.number, values.size(), asked.bound).beyond == 0,
                   "solar verify would say that the bound is not kept");
   }
@@ -147,17 +177,14 @@ void check(const Array& array, std::span<const T> values, const Asked& asked, By
 template <class T>
 void check(fuzz::Input& input, Number number) {
   const std::vector<std::size_t> shape = shape_of(input);
-  const Asked asked{bound_of(input), coders[input.upto(2)], predictors[input.upto(predictors.size() - 1)],
-                    input.upto(7) == 0};
+  const Asked asked = asked_of(input);
   std::size_t n = 1;
   for (const std::size_t length : shape) n *= length;
   const std::vector<T> values = values_of<T>(input, n);
   const Array array{values.data(), number, shape};
   const bool possible = asked.bound >= 0 && std::isfinite(asked.bound);
   try {
-    const std::vector<std::byte> tables =
-        asked.trained ? train({array}, asked.bound, asked.predictor) : std::vector<std::byte>{};
-    check<T>(array, values, asked, tables);
+    check<T>(array, values, asked);
     fuzz::require(possible, "an impossible bound is kept");
   } catch (const Error& error) {
     if (possible) fuzz::broken(error.what());

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "fuzz.hpp"
+#include "solar/attributes.hpp"
 #include "solar/metadata.hpp"
 
 namespace {
@@ -74,6 +75,23 @@ void check_chunks(const File& file, const solar::FileFacts& facts, const Dataset
   decode_some(file, dataset, table);
 }
 
+// What is found of attributes is what was asked for, each once, with its bytes or with what is wrong with it.
+void check_attributes(const File& file, const Dataset& dataset) {
+  static const std::vector<std::string> wanted{"scale_factor", "_FillValue", "units", "CLASS", "NAME"};
+  std::vector<solar::Attribute> found;
+  try {
+    found = solar::read_attributes(file, dataset.name, wanted);
+  } catch (const solar::Error& error) {
+    fuzz::require(error.kind() == solar::Kind::layout, "a damaged attribute is an error of another kind");
+  }
+  for (const solar::Attribute& one : found) {
+    const auto named = [&](const solar::Attribute& other) { return other.name == one.name; };
+    fuzz::require(std::ranges::find(wanted, one.name) != wanted.end(), "an attribute was not asked for");
+    fuzz::require(std::ranges::count_if(found, named) == 1, "an attribute is found twice");
+    fuzz::require(!one.problem.empty() || !one.datatype.empty(), "an attribute has no type");
+  }
+}
+
 // The dataset read alone is the one that was found among all.
 void check_alone(const File& file, const Dataset& dataset) {
   for (const std::uint64_t address : {solar::undefined_address, dataset.header_address}) {
@@ -88,12 +106,30 @@ void check_alone(const File& file, const Dataset& dataset) {
   }
 }
 
+// What links lead to is found by its name too, in the same file. Names there may lead to any file: only ours is checked.
+void check_links(const File& file, const std::vector<Dataset>& linked) {
+  for (std::size_t i = 0; i < std::min(linked.size(), most_datasets); ++i) {
+    if (!linked[i].problem.empty()) continue;
+    try {
+      const Dataset alone = solar::read_metadata(file, linked[i].name).datasets.at(0);
+      const bool same = alone.shape == linked[i].shape && alone.address == linked[i].address &&
+                        alone.path == linked[i].path && alone.target == linked[i].target;
+      fuzz::require(same, "a dataset behind a link is another one when it is read alone");
+    } catch (const solar::Error&) {  // as in check_alone
+    }
+    const bool inside = linked[i].nbytes <= linked[i].identity.nbytes || linked[i].address == solar::undefined_address;
+    fuzz::require(inside, "values leave their file");
+  }
+}
+
 void check(const File& file) {
   const solar::Metadata found = solar::read_metadata(file);
+  check_links(file, found.linked);
   for (std::size_t i = 0; i < std::min(found.datasets.size(), most_datasets); ++i) {
     const Dataset& dataset = found.datasets[i];
     if (!dataset.problem.empty()) continue;
     check_alone(file, dataset);
+    check_attributes(file, dataset);
     if (!dataset.elsewhere.empty()) continue;
     if (dataset.storage == solar::Storage::chunked) {
       check_chunks(file, found.facts, dataset);

@@ -43,10 +43,7 @@ class Folder {
 inline solar::SourceFile write_file(const std::string& path, const Values& bytes) {
   std::ofstream(path, std::ios::binary)
       .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) throw std::runtime_error(path);
-  return {path, static_cast<std::uint64_t>(status.st_size),
-          std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
+  return {path, solar::identity_of(path)};
 }
 
 // Some file systems in memory cannot say whether a read would wait; then no mapping is warm.

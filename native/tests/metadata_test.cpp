@@ -9,131 +9,16 @@
 #include <cstdlib>
 
 #include "hdf5/image.hpp"
-#include "hdf5/lookup3.hpp"
+#include "hdf5_made.hpp"
 #include "made.hpp"
 
 namespace {
 
+using made::compact_group, made::dataset, made::file_with, made::finish, made::hard_link, made::Message, made::object,
+    made::opened, made::soft_link, made::start, made::superblock_nbytes, made::Writer;
 using solar::Error;
 using solar::File;
 using solar::Metadata;
-
-// Grows a file of version 2 structures; addresses are positions.
-class Writer {
- public:
-  std::vector<std::byte> bytes;
-
-  void u(std::uint64_t value, std::size_t width) {
-    for (std::size_t i = 0; i < width; ++i) bytes.push_back(static_cast<std::byte>(value >> (8 * i)));
-  }
-  void text(const std::string& s) {
-    for (const char c : s) bytes.push_back(static_cast<std::byte>(c));
-  }
-  void append(const Writer& other) { bytes.insert(bytes.end(), other.bytes.begin(), other.bytes.end()); }
-  std::uint64_t at() const { return bytes.size(); }
-  void checksum(std::uint64_t begin) { u(solar::lookup3(solar::Bytes(bytes).subspan(begin)), 4); }
-};
-
-struct Message {
-  unsigned type;
-  Writer body;
-};
-
-// An object header of version 2; returns its address.
-std::uint64_t object(Writer& file, const std::vector<Message>& messages) {
-  Writer all;
-  for (const Message& message : messages) {
-    all.u(message.type, 1);
-    all.u(message.body.bytes.size(), 2);
-    all.u(0, 1);
-    all.append(message.body);
-  }
-  const std::uint64_t begin = file.at();
-  file.text("OHDR");
-  file.u(2, 1);
-  file.u(2, 1);  // the size has four bytes
-  file.u(all.bytes.size(), 4);
-  file.append(all);
-  file.checksum(begin);
-  return begin;
-}
-
-Message hard_link(const std::string& name, std::uint64_t address) {
-  Message link{6, {}};
-  link.body.u(1, 1);
-  link.body.u(0, 1);
-  link.body.u(name.size(), 1);
-  link.body.text(name);
-  link.body.u(address, 8);
-  return link;
-}
-
-Message soft_link(const std::string& name, const std::string& target) {
-  Message link{6, {}};
-  link.body.u(1, 1);
-  link.body.u(8, 1);
-  link.body.u(1, 1);
-  link.body.u(name.size(), 1);
-  link.body.text(name);
-  link.body.u(target.size(), 2);
-  link.body.text(target);
-  return link;
-}
-
-Message compact_group() {
-  Message info{2, {}};
-  info.body.u(0, 2);
-  info.body.u(~std::uint64_t{0}, 8);
-  info.body.u(~std::uint64_t{0}, 8);
-  return info;
-}
-
-// Three elements of four bytes, contiguous.
-std::vector<Message> dataset(std::uint64_t address, std::uint64_t nbytes) {
-  Message space{1, {}}, type{3, {}}, layout{8, {}};
-  space.body.u(0x01000102, 4);
-  space.body.u(3, 8);
-  type.body.u(0x00000810, 4);
-  type.body.u(4, 4);
-  type.body.u(0, 2);
-  type.body.u(32, 2);
-  layout.body.u(3, 1);
-  layout.body.u(1, 1);
-  layout.body.u(address, 8);
-  layout.body.u(nbytes, 8);
-  return {space, type, layout};
-}
-
-constexpr std::uint64_t superblock_nbytes = 48;
-
-// Room for the superblock, which finish() writes when the root is known.
-Writer start() {
-  Writer file;
-  for (std::uint64_t i = file.at(); i < superblock_nbytes; ++i) file.u(0, 1);
-  return file;
-}
-
-void finish(Writer& file, std::uint64_t root, unsigned version = 2, unsigned flags = 0,
-            std::uint64_t extension = ~std::uint64_t{0}) {
-  Writer block;
-  block.text("\x89HDF\r\n\x1a\n");
-  block.u(version, 1);
-  block.u(8, 1);
-  block.u(8, 1);
-  block.u(flags, 1);
-  block.u(0, 8);
-  block.u(extension, 8);
-  block.u(file.at(), 8);
-  block.u(root, 8);
-  block.checksum(0);
-  std::copy(block.bytes.begin(), block.bytes.end(), file.bytes.begin());
-}
-
-// The bytes as a file without a name.
-std::unique_ptr<const File> opened(const std::vector<std::byte>& bytes) {
-  const made::Folder folder;
-  return std::make_unique<const File>(made::write_file(folder / "a", bytes).path);
-}
 
 Metadata read(const std::vector<std::byte>& bytes, const std::string& name = {}) {
   return solar::read_metadata(*opened(bytes), name);
@@ -150,19 +35,6 @@ std::string refusal(const std::vector<std::byte>& bytes, const std::string& name
 }
 
 bool says(const std::string& message, const std::string& part) { return message.find(part) != std::string::npos; }
-
-// Twelve bytes of data at 48, a dataset `data` and what else the test links into the root.
-std::vector<std::byte> file_with(std::uint64_t nbytes, std::vector<Message> links = {}, unsigned version = 2,
-                                 unsigned flags = 0) {
-  Writer file = start();
-  file.text("abcdefghijkl");
-  const std::uint64_t data = object(file, dataset(superblock_nbytes, nbytes));
-  links.push_back(hard_link("data", data));
-  links.push_back(compact_group());
-  const std::uint64_t root = object(file, links);
-  finish(file, root, version, flags);
-  return file.bytes;
-}
 
 }  // namespace
 
@@ -188,8 +60,13 @@ TEST_CASE("a file behind a user block is found, and its addresses are absolute")
 }
 
 TEST_CASE("what is no HDF5 file is refused") {
-  CHECK(says(refusal({}), "signature"));
+  CHECK(says(refusal({}), "0 bytes: empty"));
   CHECK(says(refusal(std::vector<std::byte>(5000)), "signature"));
+  Writer tar;
+  tar.bytes.resize(257);
+  tar.text("ustar");
+  CHECK(says(refusal(tar.bytes), "a tar archive"));
+  CHECK(says(refusal({tar.bytes.begin(), tar.bytes.end() - 1}), "signature"));
 }
 
 TEST_CASE("a file cut short is refused at every length") {
@@ -236,10 +113,13 @@ TEST_CASE("soft links are followed by name, and those that lead nowhere are name
   CHECK(read(bytes, "alias").datasets.at(0).address == superblock_nbytes);
   const Metadata found = read(bytes);
   CHECK(found.datasets.size() == 1);
+  REQUIRE(found.linked.size() == 1);
+  CHECK(found.linked[0].name == "/alias");
+  CHECK(found.linked[0].target == "/data");
   REQUIRE(found.problems.size() == 2);
   CHECK(says(found.problems[0], "/loop"));
   CHECK(says(found.problems[1], "/lost"));
-  CHECK(says(refusal(bytes, "loop"), "too many soft links"));
+  CHECK(says(refusal(bytes, "loop"), "too many links"));
 }
 
 TEST_CASE("a name that is missing is refused with the nearest one") {

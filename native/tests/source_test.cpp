@@ -49,7 +49,7 @@ std::shared_ptr<Source> spoilt(const Folder& folder, unsigned seed) {
     case 8: spoil(source->row_shape, random); break;
     case 9: spoil(source->forms[0].chunk, random); break;
     case 10: source->itemsize = nasty(random); break;
-    default: source->files[0].nbytes = random.upto(source->files[0].nbytes); break;
+    default: source->files[0].was.nbytes = random.upto(source->files[0].was.nbytes); break;
   }
   made::look(*source, arrays);
   return source;
@@ -98,9 +98,9 @@ TEST_CASE("whatever arrays pass the check can be read without harm") {
 TEST_CASE("an extent that leaves its file is named") {
   const Folder folder;
   const auto source = made::contiguous(folder, 10, 8);
-  source->files[0].nbytes -= 1;
+  source->files[0].was.nbytes -= 1;
   CHECK_THROWS_WITH_AS(source->check(), doctest::Contains("80 bytes at 512"), Error);
-  source->files[0].nbytes += 1;
+  source->files[0].was.nbytes += 1;
   CHECK_NOTHROW(source->check());
 }
 

@@ -16,10 +16,8 @@ class Pipe {
   explicit Pipe(const Folder& folder) : source_(made::contiguous(folder, 10, 100)) {
     const std::string& path = source_->files[0].path;
     std::filesystem::remove(path);
-    struct stat status {};
-    if (::mkfifo(path.c_str(), 0600) != 0 || ::stat(path.c_str(), &status) != 0) throw std::runtime_error(path);
-    source_->files[0].nbytes = 0;
-    source_->files[0].mtime_ns = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
+    if (::mkfifo(path.c_str(), 0600) != 0) throw std::runtime_error(path);
+    source_->files[0].was = identity_of(path);
   }
   ~Pipe() {
     if (end_ >= 0) ::close(end_);

@@ -21,7 +21,8 @@ COMMANDS = {
     "inspect": "what a file holds, and what reading it in random order will cost",
     "plan": "what an epoch will cost on your storage, by our policy and by others'",
     "probe": "measures a storage: latency, bandwidth, requests a second",
-    "rehearse": "reads whole epochs as a training on these ranks would, and says whether it would be fed",
+    "rehearse": "reads whole epochs as a training on these ranks would, and says whether it would wait",
+    "selftest": "checks this installation on small files of each kind, in some seconds",
     "tune": "how far inputs may be off before a model's gradients notice: which bound to choose",
     "verify": "whether a compressed file holds what its original does, or whether a file is damaged",
 }
@@ -52,3 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the flush at exit would complain once more
         return 141
+    except OSError as error:  # such as a file that went meanwhile
+        print(f"solar: {error}", file=sys.stderr)
+        return 1

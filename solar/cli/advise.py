@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from solar.cli import quantities, words
-from solar.cli.plan import ASSUMED
+from solar.cli.plan import fits_page_cache, modelled, storage_of
 from solar.errors import LayoutError
-from solar.io import profile
 from solar.io.codec import Codec
 from solar.io.hdf5 import inspect
 from solar.io.opening import look, opened
@@ -52,39 +51,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]) -> int:
     path = arguments.source
-    storage, source = _storage(path)
+    storage, source = storage_of(path)
     look(Path(path))
     with opened(Path(path)) as file:
         named = [name for name, codec in codecs.items() if name is not REST and codec is not None]
         found = []
         for name in candidates(file, named):
             asked = list(settings(codecs.get(name, codecs.get(REST))))
-            part, trials = tried(path, file, name, asked, arguments.chunk_samples)
-            found.append(_advice(path, part, trials, arguments, storage))
+            chosen = codecs.get(name) is not None
+            found.append(tried(path, file, name, asked, arguments.chunk_samples, named=chosen))
         left = [] if found else select(file, {REST: Codec("lossless")})[1]
     if any(one.reason == COMPRESSED for one in left):
-        raise LayoutError(f"{path}: solar compressed its samples already: ask this of the file that it was made of")
+        raise LayoutError(f"{path}: solar compressed its samples already: give --advise the original file")
     if not found:
         raise LayoutError(f"{path}: it has no samples to be compressed; `solar inspect {path}` shows what it has")
+    total = sum(part.nbytes for part, _ in found)
+    advised = [_advice(path, part, trials, arguments, storage, part.nbytes / total) for part, trials in found]
     if arguments.json:
-        print(json.dumps(as_json(path, found, arguments, storage), indent=1))
+        print(json.dumps(as_json(path, advised, arguments, storage), indent=1))
     else:
-        for line in as_text(found, arguments, storage, source):
+        for line in as_text(advised, arguments, storage, source):
             print(line)
     return 0
 
 
-def _storage(path: str) -> tuple[Storage, str]:
-    stored = profile.default_path(path)
-    if stored.exists():
-        return profile.load(stored), f"profile {stored}"
-    return ASSUMED, "assumed: measure yours with `solar probe`"
-
-
-def _advice(path: str, part: Part, trials: list[Trial], arguments: argparse.Namespace, storage: Storage) -> Advice:
-    memory = arguments.memory
-    if memory is None:
+def _advice(
+    path: str, part: Part, trials: list[Trial], arguments: argparse.Namespace, storage: Storage, share: float
+) -> Advice:
+    """What was tried, and what its share of the memory makes of it: by its values, as one of the fields of a sample."""
+    if arguments.memory is None:
         return Advice(part, [(trial, None) for trial in trials], None)
+    memory = int(arguments.memory * share)
     rows, samples = part.chunk[0], part.shape[0]
     sample = part.nbytes // samples
     gains: list[tuple[Trial, Gain | None]] = []
@@ -119,6 +116,7 @@ def as_json(path: str, found: list[Advice], arguments: argparse.Namespace, stora
                 "samples": one.part.shape[0],
                 "sample_nbytes": one.part.nbytes // one.part.shape[0],
                 "stored_nbytes": one.part.stored_nbytes,
+                "why": one.part.why,
                 "now": _gain_as_json(one.now),
                 "trials": [_trial_as_json(trial) | _gain_as_json(gain) for trial, gain in one.trials],
             }
@@ -152,20 +150,34 @@ def as_text(found: list[Advice], arguments: argparse.Namespace, storage: Storage
             f"stored in {words.size(part.stored_nbytes)}"
         )
         yield from _table(one)
+        if part.why:
+            name = words.printable(part.name[1:])
+            yield f"  only lossless is tried, for {part.why}; --field {name}:rel=E tries a bound"
+        if _fits(one):
+            yield "  It fits into this memory as it is stored: only the first epoch reads it, whatever the bound."
         yield ""
     yield "Bounds of rel= are of the range of the chunks tried. Rates are of one thread, in bytes of values."
-    if arguments.memory is not None:
-        rates = f"{storage.bandwidth / 1e9:.3g} GB/s and {storage.iops:,.0f} requests/s"
-        memory = f"batches of {arguments.batch_size} and {words.size(arguments.memory)} of memory"
-        yield f"An epoch with {memory}, from storage of {rates} ({words.printable(source)})."
-    else:
+    if arguments.memory is None:
         yield "--memory SIZE shows what an epoch would cost with so much memory for samples."
+        return
+    among = f", divided among {len(found)} datasets by their values" if len(found) > 1 else ""
+    asked = f"batches of {arguments.batch_size} and {words.size(arguments.memory)} of memory{among}"
+    yield f"{modelled(storage, source)}: reading in the second and later epochs, with {asked}. Decoding comes on top."
+    yield f"storage: {words.printable(source)}"
+    if fits_page_cache(sum(one.part.stored_nbytes for one in found)):
+        yield "As they are stored, these data fit into this machine's page cache: here only the first epoch would wait."
+
+
+def _fits(one: Advice) -> bool:
+    """Whether the memory has room for the dataset as it is stored now: then no bound makes an epoch cheaper to read."""
+    return one.now is not None and one.now.share >= 1
 
 
 def _table(one: Advice) -> Iterator[str]:
+    costed = one.now is not None and not _fits(one)
     head = ["", "coder", "bound", "ratio", "encode", "decode", "off by", "PSNR"]
-    rows = [head + (["in memory", "scans", "epoch"] if one.now else [])]
-    if one.now:
+    rows = [head + (["in memory", "scans", "reading"] if costed else [])]
+    if one.now and costed:
         rows.append(["as it is", *[""] * 7, *_gain_in_words(one.now)])
     for trial, gain in one.trials:
         rows.append(
@@ -178,14 +190,16 @@ def _table(one: Advice) -> Iterator[str]:
                 f"{trial.decode / 1e9:.1f} GB/s",
                 f"{trial.largest:.3g}" if trial.largest else "nothing",
                 "" if math.isinf(trial.psnr) else f"{trial.psnr:.1f} dB",
-                *(_gain_in_words(gain) if gain else []),
+                *(_gain_in_words(gain) if gain and costed else []),
             ]
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, coder, *facts in rows:
         columns = (fact.rjust(width) for fact, width in zip(facts, widths[2:], strict=True))
-        yield "  ".join(["  " + first.ljust(widths[0]), coder.ljust(widths[1]), *columns])
+        yield "  ".join(["  " + first.ljust(widths[0]), coder.ljust(widths[1]), *columns]).rstrip()
 
 
 def _gain_in_words(gain: Gain) -> list[str]:
-    return [f"{gain.share:.0%}", f"{gain.outcome.scans:.2g}", quantities.duration(gain.outcome.seconds)]
+    seconds = gain.outcome.seconds
+    reading = quantities.duration(seconds) if seconds else "nothing"
+    return [f"{gain.share:.0%}", quantities.figure(gain.outcome.scans), reading]

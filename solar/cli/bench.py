@@ -17,6 +17,7 @@ from solar.cli.contest import Failed, Reader
 from solar.cli.contestant import WORKERS
 from solar.cli.plan import layouts_of
 from solar.cli.progress import Doing, ended_in_order
+from solar.cli.quantities import figure
 from solar.errors import PlanError, ReadError
 from solar.io import machine
 from solar.io.resident import read_once
@@ -68,10 +69,12 @@ def _span(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     layouts = _numbers(arguments)
-    paths = [*next(iter(layouts.values())).paths]
-    cached = sum(Path(path).stat().st_size for path in paths) <= min(LARGEST, machine.free_nbytes() // 2)
+    first = next(iter(layouts.values()))
+    paths = [*(first.asked or first.paths)]
+    holding = [*dict.fromkeys(path for one in layouts.values() for path in one.paths)]
+    cached = sum(Path(path).stat().st_size for path in holding) <= min(LARGEST, machine.free_nbytes() // 2)
     if cached:
-        read_once(paths)
+        read_once(holding)
     with ended_in_order():
         compared, readers = _contest(arguments, paths, [*layouts])
     answer = as_json(arguments, layouts, cached, compared, readers)
@@ -89,7 +92,7 @@ def _numbers(arguments: argparse.Namespace) -> dict[str, Layout]:
     others = [name for name, one in layouts.items() if not words.is_number(one.dtype) or not one.shape]
     if others and arguments.dataset:
         raise PlanError(
-            f"{arguments.file}: {others[0]} holds {words.kind(layouts[others[0]].dtype)}, and no numbers that torch has"
+            f"{arguments.file}: {others[0]} holds {words.kind(layouts[others[0]].dtype)}, and torch has no such numbers"
         )
     layouts = {name: one for name, one in layouts.items() if name not in others}
     if not layouts:
@@ -134,7 +137,7 @@ def _contest(arguments: argparse.Namespace, paths: list[str], names: list[str]) 
         compared = _compared(arguments, readers, found)
         _rounds(arguments.seconds, readers, found, doing)
     except Failed as error:
-        raise ReadError(f"{arguments.file}: a reader ended in the midst of it: {error}") from None
+        raise ReadError(f"{arguments.file}: a reader ended before it was done: {error}") from None
     finally:
         doing("")
         for reader in readers:
@@ -223,9 +226,9 @@ def as_text(answer: dict[str, Any]) -> Iterator[str]:
         if "failed" in one:
             yield f"{LABELS[one['reader']]:16}cannot read it: {words.printable(one['failed'])}"
             continue
-        span = f"{_rate(one['least'])}–{_rate(one['most'])}"
+        span = f"{figure(one['least'])}–{figure(one['most'])}"
         megabytes = one["median"] * answer["nbytes"] / 1e6
-        row = f"{LABELS[one['reader']]:16}{_rate(one['median']):>11}{span:>19}{_rate(megabytes):>9}"
+        row = f"{LABELS[one['reader']]:16}{figure(one['median']):>11}{span:>19}{figure(megabytes):>9}"
         yield f"{row}{words.size(one['peak_bytes']):>11}{_set(one['setting'])}"
     yield ""
     yield from _left_out(answer["readers"], made)
@@ -248,18 +251,14 @@ def _verdict(answer: dict[str, Any]) -> Iterator[str]:
     if solar["hits"]:
         where = "from solar's buffer, once its first epoch is over"
     megabytes = solar["median"] * answer["nbytes"] / 1e6
-    yield f"The file reads at {_rate(solar['median'])} samples/s ({_rate(megabytes)} MB/s) {where}:"
+    yield f"The file reads at {figure(solar['median'])} samples/s ({figure(megabytes)} MB/s) {where}:"
     step = quantities.duration(answer["step_seconds"])
     yield f"training that takes more than {step} a step of {answer['batch']} samples will not wait for it."
     if answer["ratio"] is not None:
         step = quantities.duration(answer["batch"] / torch["median"])
-        times = _rate(answer["ratio"])
+        times = figure(answer["ratio"])
         yield f"With PyTorch + h5py it waits if a step takes less than {step}; solar is {times} times as fast."
         yield f"The first {answer['compared']} batches of both were compared, and are the same."
-
-
-def _rate(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _set(setting: Mapping[str, Any]) -> str:

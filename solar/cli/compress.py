@@ -24,8 +24,10 @@ from solar.io.store import Stored, compress
 from solar.io.unfinished import leftovers
 
 DETAILS = """\
-The bounds: --abs E, no value is off by more than E; --rel E, by more than E x (largest - smallest) of the data set,
-fill values and what is missing left aside; --lossless, every bit comes back. --field sets single data sets:
+The bounds: --abs E, no value is off by more than E; --rel E, by more than E x (largest - smallest) of the data set;
+--lossless, every bit comes back. Fill values (_FillValue, missing_value, HDF5's own) do not count towards the range;
+they are kept exactly, no other value becomes one, and none crosses valid_min, valid_max or valid_range. Flags
+(flag_values, flag_masks) are kept bit for bit, unless --field names them with a bound. --field sets single data sets:
 
   solar compress in.h5 out.h5 --rel 1e-4 --field counts:lossless,phase:abs=1e-3,coder=pack,labels:keep
 
@@ -33,17 +35,18 @@ Data sets of numbers with samples of their own are compressed (two axes or more,
 axes, text and what would not be smaller are copied as they are. --field names what else is to be compressed.
 --filter writes chunks of a filter of hdf5plugin's instead, for people without solar: zfp takes --abs and --rel, the
 others --lossless; in --field it is x:lossless,filter=zstd. zstd and bitshuffle-zstd are made here, in all threads; for
-the others pip install 'solar[filters]', and libhdf5 makes them in one thread. zfp takes no NaN and no infinity, and what
-it makes of each chunk is compared with the bound.
+the others pip install 'solar[filters]', and libhdf5 makes them in one thread. zfp takes no NaN and no infinity; what it
+makes of each chunk is compared with the bound, and refused where it changes fill values.
 The exit code is 1, too, if values could not be read: what is stored of their data set is copied as it is.
 A run that was ended goes on when the same command is given again. `solar verify IN OUT` checks the result.
 Under mpiexec, srun or torchrun all ranks encode, and rank 0 writes: mpiexec -n 8 solar compress in.h5 out.h5 --rel 1e-4
 
 keys of --json: version (1), file, nbytes, seconds, again (bytes of values that an earlier run had encoded), datasets
-  ([{name, kind, asked, bound, coder, filter, samples, chunk, nbytes, original_nbytes, stored_nbytes, ratio}]), left
-  ([{name, reason, nbytes, unread}]), lost ([text]); with --advise: version, file, memory, batch, storage, datasets
-  ([{name, samples, sample_nbytes, stored_nbytes, now ({memory_share, scans, seconds} as it is), trials ([{setting,
-  coder, bound, ratio, encode, decode, largest_error, psnr, memory_share, scans, seconds}])}]); the last three
+  ([{name, kind, asked, bound, coder, filter, samples, chunk, nbytes, original_nbytes, stored_nbytes, ratio, why (it is
+  lossless though a bound was asked for; or empty)}]), left ([{name, reason, nbytes, unread}]), lost ([text]);
+  with --advise: version, file, memory, batch, storage, datasets ([{name, samples, sample_nbytes, stored_nbytes, why
+  (only lossless is tried; or empty), now ({memory_share, scans, seconds} as it is), trials ([{setting, coder,
+  bound, ratio, encode, decode, largest_error, psnr, memory_share, scans, seconds}])}]); the last three
   only with --memory
 """
 
@@ -60,7 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bounds.add_argument("--lossless", action="store_true", help="every bit comes back")
     add("--field", metavar="NAME:HOW,...", action="append", default=[], help="of single data sets: x:abs=1e-3,y:keep")
     add("--coder", choices=CODERS, default="auto", help="pack decodes fastest, dense is smallest (auto: smallest)")
-    add("--predictor", choices=PREDICTORS, default="auto", help="what values are foretold from (auto: tried)")
+    add(
+        "--predictor",
+        choices=PREDICTORS,
+        default="auto",
+        help="how values are predicted from their neighbours (auto: tried)",
+    )
     add("--filter", choices=FILTERS, default=OURS, help=f"who makes the chunks: {OURS}, or one of hdf5plugin's")
     add("--chunk-samples", metavar="K", type=quantities.count, help="samples in a chunk (1, or several small ones)")
     add("--threads", metavar="N", type=quantities.count, help="that encode (as many as there are processors)")
@@ -138,7 +146,7 @@ def _stopped(target: Path) -> str:
         return "stopped: nothing is left of it"
     return (
         f"stopped: {words.count(chunks, 'chunk')} are kept in {left[-1].path}; "
-        "the same command goes on from there, --force begins anew"
+        "the same command goes on from there, --force starts again"
     )
 
 
@@ -220,6 +228,7 @@ def as_json(target: str, stored: Stored) -> dict[str, Any]:
                 "original_nbytes": part.stored_nbytes,
                 "stored_nbytes": nbytes,
                 "ratio": part.nbytes / max(nbytes, 1),
+                "why": part.why,
             }
             for part, nbytes in stored.parts
         ],
@@ -238,12 +247,12 @@ def _warnings(source: str, stored: Stored) -> Iterator[str]:
     if already := [one.name for one in stored.left if one.reason == COMPRESSED]:
         yield (
             f"{source}: solar compressed {', '.join(already[:SHOWN])} already: copied with the bound it has; for "
-            "another one, compress the file that it was made of"
+            "another one, compress the original file"
         )
     if twice := [part.name for part, _ in stored.parts if _was_ours(source, part.name)]:
         yield (
-            f"{source}: solar compressed {', '.join(twice[:SHOWN])} already: the new bound is counted from values that "
-            "may be off by the old one, which comes on top"
+            f"{source}: solar compressed {', '.join(twice[:SHOWN])} already: its values may be off by the old bound, "
+            "and are now off by the new one as well"
         )
 
 
@@ -259,7 +268,8 @@ def as_text(target: str, stored: Stored) -> Iterator[str]:
     for part, nbytes in stored.parts:
         what = f"{words.printable(part.name)}  {words.times(part.shape)} {part.dtype.name}"
         small = f"{words.size(part.nbytes)} in {words.size(nbytes)}, {part.nbytes / max(nbytes, 1):.3g}:1"
-        yield f"{what}  {bound_in_words(part.asked, part.codec)}: {small}"
+        why = f", for {part.why}" if part.why else ""
+        yield f"{what}  {bound_in_words(part.asked, part.codec)}{why}: {small}"
     if not stored.parts:
         yield "nothing was compressed: every dataset was copied as it is (--json says why)"
     large = [one for one in stored.left if one.nbytes >= SMALL or one.unread][:SHOWN]

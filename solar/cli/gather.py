@@ -186,7 +186,7 @@ def _met(exchange: str | None) -> Ranks:
         mpi = import_module("mpi4py.MPI")  # which starts MPI: only where a launcher has started several ranks
     except ImportError as error:
         raise PlanError(
-            f"rank {world.rank} of {world.ranks} cannot meet the others: mpi4py is not to be had ({error}). Install it "
-            "(pip install 'solar[mpi]', or 'solar[site-mpi]' for the cluster's MPI), or start with torchrun"
+            f"rank {world.rank} of {world.ranks} cannot meet the others: mpi4py cannot be imported ({error}). Install "
+            "it (pip install 'solar[mpi]', or 'solar[site-mpi]' for the cluster's MPI), or start with torchrun"
         ) from error
     return ByMpi(mpi)

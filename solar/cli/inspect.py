@@ -6,72 +6,112 @@ import argparse
 import json
 import os
 import shlex
-import shutil
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from solar.cli import words
 from solar.cli.cost import advice, commonest, cost, costs_in_words
+from solar.cli.paint import Paint
 from solar.cli.plan import fields_of
+from solar.cli.stored import ways
+from solar.cli.tree import Show, tree_lines
+from solar.errors import LayoutError
 from solar.io.codec import FILTER, OURS
-from solar.io.hdf5 import inspect, survey
+from solar.io.hdf5 import Survey, inspect, survey
+from solar.io.kinds import Kind, kinds_of
+from solar.io.packing import packed
 from solar.io.paths import files_of
-from solar.values import Filter, Layout
+from solar.io.virtual import Stack, pattern_of, stack_of
+from solar.values import Layout
 
 DETAILS = """\
-keys of --json: version (1), files, nbytes, problems (damaged groups, links that lead nowhere), datasets; of each:
+keys of --json: version (1), files, nbytes, problems (damaged groups, links that lead nowhere), datasets, links (groups
+  that links lead to: name, file, target), kinds (files that are not alike: files, first, problem); of each dataset:
   name shape dtype nbytes stored_nbytes samples sample_nbytes storage index chunk chunks fill (hexadecimal; "" is zeros)
-  filters ([{id, name, flags, values}]), reader (direct, h5py or none), reason (why not direct),
-  cost ({samples_per_chunk, chunks_per_sample, reads, read_nbytes, decoded_nbytes, waste}, or null), words, advice
+  filters ([{id, name, flags, values}]), reader (direct, h5py or none), reason (why not direct), link (null, or the file
+  and the name that a link leads to), packed (what attributes say of scale, offset and missing values, for
+  Field(name, cf=True); "" where nothing), cost ({samples_per_chunk, chunks_per_sample, reads, read_nbytes,
+  decoded_nbytes, waste}, or null), words, advice
+exit code: 1 where nothing can be read, so also where files do not make one data set
 """
 
-COLOURS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
-WORTH_WORDS = 64 << 10  # bytes; smaller datasets have one line
 WORTH_COMPRESSING = 64 << 20  # bytes that no filter has made smaller yet
-SHOWN = 6  # fields of a sample that are told by name
+SHOWN = 6  # fields of a sample that are told by name, and sources of a virtual dataset
+KINDS = 8  # of files that are shown
+VIRTUAL = 8  # datasets of which it is looked up what they are made of
 NAMES = words.FILTERS | {FILTER: OURS}
-WAYS = 3  # of storing a dataset that are told
-DEEPEST = 50  # levels of the tree; what lies deeper keeps the rest of its path as its name
-READER_COLOURS = {"direct": "green", "h5py": "yellow", "none": "red"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="an HDF5 file, a directory of them, or a quoted glob pattern")
     parser.add_argument("dataset", metavar="DATASET", nargs="?", help="only this dataset")
+    parser.add_argument("--all", action="store_true", help="every group and dataset, those that are alike too")
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What there is to be shown."""
+
+    asked: str
+    files: list[str]
+    survey: Survey
+    kinds: list[Kind]  # of files that are not alike; else empty
+
+    @property
+    def readable(self) -> bool:
+        """Whether anything of it can be read; what holds nothing is no failure."""
+        layouts = self.survey.layouts.values()
+        nothing_wrong = not layouts and not self.survey.problems and not self.kinds
+        return nothing_wrong or any(layout.reader != "none" for layout in layouts)
 
 
 def run(arguments: argparse.Namespace) -> int:
     files = files_of(arguments.file)
-    problems: list[str] = []
+    kinds: list[Kind] = []
     if arguments.dataset:
         layout = inspect(files, arguments.dataset)
-        layouts = {layout.name: layout}
+        seen = Survey({layout.name: layout}, [], {})
     else:
-        layouts, problems = survey(files)
+        seen, kinds = _surveyed(files)
+    found = Found(arguments.file, files, seen, kinds)
     if arguments.json:
-        print(json.dumps(as_json(files, layouts, problems), indent=1))
+        print(json.dumps(as_json(found), indent=1))
     else:
-        in_detail = arguments.dataset is not None
-        for line in as_text(arguments.file, files, layouts, problems, in_detail, _Paint.for_stdout()):
+        for line in as_text(found, arguments.dataset is not None, arguments.all, Paint.for_stdout()):
             print(line)
-    return 0
+    return 0 if found.readable else 1
 
 
-def as_json(files: list[str], layouts: dict[str, Layout], problems: list[str]) -> dict[str, Any]:
+def _surveyed(files: list[str]) -> tuple[Survey, list[Kind]]:
+    """What the files hold together, and which kinds of them there are, if that is not one."""
+    try:
+        seen = survey(files)
+    except LayoutError:
+        kinds = kinds_of(files) if len(files) > 1 else []
+        if len(kinds) < 2:  # they are alike in that, and the first one's error is theirs
+            raise
+        return Survey({}, [], {}), kinds
+    alike = len(files) == 1 or (seen.layouts and all(layout.reader != "none" for layout in seen.layouts.values()))
+    kinds = [] if alike else kinds_of(files)
+    return seen, kinds if len(kinds) > 1 else []
+
+
+def as_json(found: Found) -> dict[str, Any]:
     """The answer of --json; its keys are listed in DETAILS."""
-    nbytes = sum(map(os.path.getsize, files))
+    links = found.survey.aliases.items()
     return {
         "version": 1,
-        "files": files,
-        "nbytes": nbytes,
-        "problems": problems,
-        "datasets": [_dataset(one) for one in layouts.values()],
+        "files": found.files,
+        "nbytes": sum(map(os.path.getsize, found.files)),
+        "problems": found.survey.problems,
+        "datasets": [_dataset(one) for one in found.survey.layouts.values()],
+        "links": [{"name": name, "file": file or None, "target": path} for name, (file, path) in links],
+        "kinds": [{"files": len(one.files), "first": one.files[0], "problem": one.problem} for one in found.kinds],
     }
 
 
@@ -95,67 +135,79 @@ def _dataset(layout: Layout) -> dict[str, Any]:
         "filters": [dict(asdict(one), name=NAMES.get(one.id, "")) for one in filters],
         "reader": layout.reader,
         "reason": layout.reason,
+        "link": {"file": layout.paths[0], "name": layout.names[0]} if layout.names else None,
+        "packed": packed(layout),
         "cost": asdict(known) if known else None,
         "words": costs_in_words(layout),
         "advice": advice(layout),
     }
 
 
-class _Paint:
-    """Colours and signs, as far as the output has them."""
-
-    def __init__(self, coloured: bool, unicode: bool, width: int) -> None:
-        self.coloured, self.unicode, self.width = coloured, unicode, width
-
-    @classmethod
-    def for_stdout(cls) -> _Paint:
-        coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-        unicode = "utf" in (sys.stdout.encoding or "").lower()
-        return cls(coloured, unicode, min(shutil.get_terminal_size((120, 24)).columns, 140))
-
-    def __call__(self, colour: str, text: str) -> str:
-        return f"\x1b[{COLOURS[colour]}m{text}\x1b[0m" if self.coloured and text else text
-
-    def signs(self, text: str) -> str:
-        """The text, in ASCII where the output has no more."""
-        if self.unicode:
-            return text
-        for sign, plain in (("│", "|"), ("├─", "|-"), ("└─", "`-"), ("×", "x"), ("·", "-"), ("→", ">"), ("…", "...")):
-            text = text.replace(sign, plain)
-        return text.encode("ascii", "backslashreplace").decode()
-
-
-def as_text(
-    asked: str, files: list[str], layouts: dict[str, Layout], problems: list[str], in_detail: bool, paint: _Paint
-) -> Iterator[str]:
+def as_text(found: Found, in_detail: bool, everything: bool, paint: Paint) -> Iterator[str]:
     """The lines for people."""
+    files, layouts = found.files, found.survey.layouts
     nbytes = sum(map(os.path.getsize, files))
-    title = Path(files[0]).name if len(files) == 1 else f"{len(files):,} files, {files[0]} and on"
-    kinds = f" · {words.count(ways, 'layout')}" if (ways := _ways(files, layouts)) else ""
+    title = Path(files[0]).name if len(files) == 1 else words.files(files)
+    kinds = f" · {words.count(number, 'layout')}" if (number := ways(files, layouts)) else ""
     summary = f"{words.size(nbytes)}{kinds} · {words.count(len(layouts), 'dataset')}"
+    if found.kinds:
+        summary = f"{words.size(nbytes)} · {words.count(len(found.kinds), 'kind')} of files"
     yield paint.signs(f"{paint('bold', words.printable(title))}  {paint('dim', summary)}")
+    if found.kinds:
+        yield from _unlike(found, everything, paint)
+        layouts = {name: one for name, one in layouts.items() if one.reader != "none"}
     if layouts:
         yield ""
-    tree: dict[str, Any] = {}
-    for name, layout in layouts.items():
-        groups = name.strip("/").split("/", DEEPEST)
-        leaf = groups.pop()
-        branch = tree
-        for group in groups:
-            branch = branch.setdefault(group + "/", {})
-        branch[leaf] = layout
-    for line in _branch(tree, "", in_detail, paint):
-        yield paint.signs(line)
-    for line in _next(asked, layouts, paint):
-        yield paint.signs(line)
-    if problems:
+        yield from tree_lines(layouts, found.survey.aliases, _show(files[0], in_detail, everything, paint))
+        yield from _next(found.asked, layouts, paint)
+        yield from _in_place_of_virtual(found.asked, layouts, in_detail or everything, paint)
+    if found.survey.problems:
         yield ""
-        yield paint("red", words.count(len(problems), "problem"))
-        for problem in problems:
+        yield paint("red", words.count(len(found.survey.problems), "problem"))
+        for problem in found.survey.problems:
             yield from textwrap.wrap(words.printable(problem), paint.width, initial_indent="  ", subsequent_indent="  ")
 
 
-def _next(asked: str, layouts: dict[str, Layout], paint: _Paint) -> Iterator[str]:
+def _show(file: str, in_detail: bool, everything: bool, paint: Paint) -> Show:
+    return Show(paint, str(Path(file).parent), in_detail, everything)
+
+
+# --- files that are not alike ----
+
+
+def _unlike(found: Found, everything: bool, paint: Paint) -> Iterator[str]:
+    """What differs, once; then the files by kind, with what the first of each holds."""
+    apart = [one for one in found.survey.layouts.values() if one.reader == "none"]
+    if apart:
+        more = f" ({words.count(len(apart) - 1, 'dataset')} more differ)" if len(apart) > 1 else ""
+        text = f"These files do not make one data set of {apart[0].name}: {apart[0].reason}{more}"
+        yield ""
+        yield from textwrap.wrap(words.printable(text), paint.width, break_on_hyphens=False)
+    shown = found.kinds if everything else found.kinds[:KINDS]
+    for kind in shown:
+        yield ""
+        yield paint.signs(paint("bold", words.printable(words.files(kind.files))))
+        if kind.problem:
+            yield from textwrap.wrap(
+                words.printable(f"Cannot be read: {kind.problem}"), paint.width, initial_indent="  "
+            )
+        else:
+            first = survey([kind.files[0]])
+            if not first.layouts:
+                yield "  no datasets"
+            yield from tree_lines(first.layouts, first.aliases, _show(kind.files[0], False, everything, paint))
+    if len(shown) < len(found.kinds):
+        yield ""
+        yield f"and {words.count(len(found.kinds) - len(shown), 'kind')} more: --all shows them"
+    if alike := [one.name for one in found.survey.layouts.values() if one.reader != "none"]:
+        yield ""
+        yield f"{words.count(len(alike), 'dataset')} can be read from all files together:"
+
+
+# --- what to type next ----
+
+
+def _next(asked: str, layouts: dict[str, Layout], paint: Paint) -> Iterator[str]:
     """What to type next, with the full names: in Python, and on the command line where there is much to gain."""
     named = {name: one for name, one in fields_of(layouts).items() if words.is_number(one.dtype)}
     if not named:
@@ -163,99 +215,55 @@ def _next(asked: str, layouts: dict[str, Layout], paint: _Paint) -> Iterator[str
     keys = Counter(name.rpartition("/")[2] for name in named)
     fields = {name.strip("/") if keys[last] > 1 else last: name for name in named if (last := name.rpartition("/")[2])}
     shown = dict(list(fields.items())[:SHOWN])
-    more = ", ..." if len(fields) > SHOWN else ""
-    told = ", ".join(f"{_quoted(key)}: {_quoted(name)}" for key, name in shown.items())
+    told = {key: _field(name, named[name]) for key, name in shown.items()}
+    more = f"  # and {words.count(len(fields) - SHOWN, 'field')} more" if len(fields) > SHOWN else ""
     yield ""
-    yield f"{paint('dim', 'in Python:')} {words.printable(f'H5Dataset({_quoted(asked)}, {{{told}{more}}})')}"
+    yield f"{paint('dim', 'in Python:')} {paint.code(words.printable(_dataset_call(_quoted(asked), told)))}{more}"
     plain = [one for one in named.values() if one.dtype.kind in "iuf" and not any(form.filters for form in one.forms)]
-    if sum(one.nbytes for one in plain) >= WORTH_COMPRESSING and len(plain[0].paths) == 1:
+    own = [one for one in plain if not one.names]
+    if sum(one.nbytes for one in own) >= WORTH_COMPRESSING and len(own[0].paths) == 1:
         command = words.printable(f"solar compress --advise {shlex.quote(asked)}")
-        yield f"{paint('dim', 'smaller?')}   {command}   {paint('dim', 'tries bounds and lossless coders')}"
+        yield paint.signs(
+            f"{paint('dim', 'smaller?')}   {command}   {paint('dim', 'tries bounds and lossless coders')}"
+        )
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _branch(tree: dict[str, Any], indent: str, in_detail: bool, paint: _Paint) -> Iterator[str]:
-    """The lines of a group's members."""
-    rows = {name: _facts(name, member) for name, member in tree.items() if isinstance(member, Layout)}
-    widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
-    for position, (name, member) in enumerate(tree.items()):
-        last = position == len(tree) - 1
-        stem, under = ("└─ ", "   ") if last else ("├─ ", "│  ")
-        if isinstance(member, dict):
-            yield paint("dim", indent + stem) + paint("cyan", words.printable(name))
-            yield from _branch(member, indent + under, in_detail, paint)
+def _in_place_of_virtual(asked: str, layouts: dict[str, Layout], whole: bool, paint: Paint) -> Iterator[str]:
+    """For virtual datasets the line of Python that reads the same samples natively, where there is one."""
+    virtual = [one for one in layouts.values() if one.storage == "virtual" and one.reader == "h5py"]
+    for one in virtual[:VIRTUAL]:
+        stack = stack_of(one)
+        if stack is None:
             continue
-        label, *facts = (fact.ljust(width) for fact, width in zip(rows[name], widths, strict=True))
-        padded = facts.pop()
-        reader = paint(READER_COLOURS[member.reader], member.reader) + padded[len(member.reader) :]
-        told = in_detail or _worth_words(member)
-        why = "" if told or not member.reason else paint("dim", words.printable(f"({member.reason})"))
-        line = [paint("bold", label), *facts, reader, _storage(member), why]
-        yield paint("dim", indent + stem) + "  ".join(line).rstrip()
-        if told:
-            yield from _words(member, paint("dim", indent + under), len(indent) + 3, paint)
+        yield ""
+        yield paint("dim", f"the same samples as {words.printable(one.name)}, read natively from its sources:")
+        yield paint.code(words.printable(_stack_call(one, stack, asked, whole)))
 
 
-def _worth_words(layout: Layout) -> bool:
-    return layout.reader == "none" or (layout.samples > 1 and layout.nbytes >= WORTH_WORDS)
+def _stack_call(layout: Layout, stack: Stack, asked: str, whole: bool) -> str:
+    key = layout.name.rpartition("/")[2]
+    samples = ', samples="files"' if stack.samples == "files" else ""
+    if len(set(stack.names)) == 1:
+        pattern = "" if len(stack.files) <= SHOWN else pattern_of(stack.files)
+        if len(stack.files) > SHOWN and not pattern and not whole:
+            return f"# `solar inspect {shlex.quote(asked)} {shlex.quote(layout.name)}` prints all {len(stack.files):,}"
+        of = _quoted(pattern or stack.files[0]) if pattern or len(stack.files) == 1 else _quoted(list(stack.files))
+        return _dataset_call(of, {key: _quoted(stack.names[0])}, samples)
+    if len(stack.files) > SHOWN and not whole:
+        return f"# `solar inspect {shlex.quote(asked)} {shlex.quote(layout.name)}` prints all {len(stack.files):,}"
+    pairs = zip(stack.files, stack.names, strict=True)
+    calls = ", ".join(_dataset_call(_quoted(file), {key: _quoted(name)}, samples) for file, name in pairs)
+    return f"ConcatDataset([{calls}])"
 
 
-def _facts(name: str, layout: Layout) -> list[str]:
-    """What stands in columns: name, shape, type, size, and by whom it is read."""
-    shape = words.times(layout.shape) if layout.shape else ("scalar" if layout.reader != "none" else "")
-    known = layout.dtype.itemsize and not layout.dtype.hasobject
-    nbytes = words.size(layout.nbytes) if known else ""
-    return [words.printable(name), shape, words.kind(layout.dtype), nbytes, layout.reader]
+def _dataset_call(of: str, fields: dict[str, str], samples: str = "") -> str:
+    told = ", ".join(f"{_quoted(key)}: {text}" for key, text in fields.items())
+    return f"H5Dataset({of}, {{{told}}}{samples})"
 
 
-def _storage(layout: Layout) -> str:
-    if layout.reader == "none":
-        return ""
-    if len(layout.forms) > 1:
-        return f"{len(layout.forms):,} layouts: {'; '.join(_numbered(layout))}"
-    form = layout.forms[0] if layout.forms else None
-    if form is None or not form.chunk[0] or layout.storage != "chunked":
-        return layout.storage
-    chunks = words.count(len(layout.chunk_offset), "chunk")
-    parts = [f"{chunks} of {words.times(form.chunk)}", words.INDEXES.get(layout.index, layout.index)]
-    if form.filters:
-        pipeline = " + ".join(map(_filter_name, form.filters))
-        parts.append(f"{pipeline} {words.ratio(layout.nbytes, layout.stored_nbytes)}".strip())
-    return " · ".join(parts)
+def _field(name: str, layout: Layout) -> str:
+    return f"Field({_quoted(name)}, cf=True)" if packed(layout) else _quoted(name)
 
 
-def _filter_name(one: Filter) -> str:
-    return OURS if one.id == FILTER else words.filter_name(one)
-
-
-def _ways(files: list[str], layouts: dict[str, Layout]) -> int:
-    """In how many ways the files store what they have; 0 of one file, or where that is not known."""
-    forms = [one.part_form.tolist() for one in layouts.values() if len(one.part_form) == len(files)]
-    return len(set(zip(*forms, strict=True))) if len(files) > 1 else 0
-
-
-def _numbered(layout: Layout) -> Iterator[str]:
-    """In how many files a dataset is stored how; of many ways the commonest."""
-    parts = Counter(layout.part_form.tolist()).most_common()
-    for number, count in parts[:WAYS]:
-        form = layout.forms[number]
-        how = f"chunks of {words.times(form.chunk)}" if form.chunk and form.chunk[0] else "without chunks"
-        filters = " + ".join(map(_filter_name, form.filters))
-        yield f"{words.count(count, 'file')} {how}{f', {filters}' if filters else ''}"
-    if len(parts) > WAYS:
-        yield "…"
-
-
-def _words(layout: Layout, margin: str, used: int, paint: _Paint) -> Iterator[str]:
-    width = max(40, paint.width - used - 2)
-    text = words.printable(costs_in_words(layout))
-    for line in textwrap.wrap(text, width):
-        yield f"{margin}  {paint('dim', line)}"
-    if what_to_do := advice(layout):
-        text, *commands = map(words.printable, what_to_do.split("\n"))
-        for line in textwrap.wrap("→ " + text, width, subsequent_indent="  "):
-            yield f"{margin}  {paint('yellow', line)}"
-        yield from (f"{margin}    {paint('bold', command)}" for command in commands)
+def _quoted(value: str | list[str]) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -13,7 +13,8 @@ from typing import Any
 from solar.cli import quantities, words
 from solar.cli.compare import NAMES, Answer, Case, answer, together
 from solar.errors import PlanError
-from solar.io import profile
+from solar.io import machine, profile
+from solar.io.engine import ROOM
 from solar.io.hdf5 import inspect, survey
 from solar.io.paths import files_of
 from solar.planner.units import Units, of_layout, uniform
@@ -22,7 +23,8 @@ from solar.values import Layout, Outcome, Storage, World
 DETAILS = """\
 Sizes are written 8GiB, 64k (of 1024) or 100MB (of 1000), times 2ms, rates 1GB/s, counts 10M.
 Without --profile, --latency, --bandwidth or --iops: the profile that `solar probe` stored for the file's storage, or
-2 ms, 1 GB/s and 500 requests/s, a parallel file system on disks.
+else a guess by the kind of its file system; without a FILE 2 ms, 1 GB/s and 500 requests/s, a parallel file system on
+disks. All times are modelled for that storage, with nothing of the data in the page cache.
 
 keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memory, epochs, seed, storage ({latency,
   bandwidth, iops, decode (null: nothing is decoded), depth, gap, from}), datasets, policies ({torch, lru, pinned,
@@ -31,10 +33,11 @@ keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memo
   estimated (policies that were followed on a smaller copy), plan_seconds (of one epoch on the first node),
   overflow_fraction (samples that another rank takes than the one that reads them), travel ({steps, samples, nbytes,
   most_nbytes}: what goes from node to node in an epoch, and what one node receives in a step at most), compute_seconds,
-  load ({seconds, requests, bytes}: of our epoch with its computing, and of the storage per second of it)
+  load ({seconds, requests, bytes}: of our epoch with its computing, and of the storage per second of it),
+  fits_page_cache (the FILE's data do, on this machine: once they are there, no storage is waited for)
 """
 
-ASSUMED = Storage(latency=2e-3, bandwidth=1e9, iops=500)  # a parallel file system on disks
+ASSUMED = profile.NETWORK  # where there is no file yet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--seed", metavar="SEED", type=quantities.seed, default=0, help="of the shuffles (0)")
     on = parser.add_argument_group("the storage")
-    on.add_argument("--profile", metavar="FILE", help="as `solar probe` stored it; what is given beside it goes first")
+    on.add_argument(
+        "--profile", metavar="FILE", help="as `solar probe` stored it; numbers given beside it replace its own"
+    )
     on.add_argument("--latency", metavar="TIME", type=quantities.seconds, help="of one request alone (2ms)")
     on.add_argument("--bandwidth", metavar="RATE", type=quantities.rate, help="bytes a second in large reads (1GB/s)")
     on.add_argument("--iops", metavar="RATE", type=quantities.per_second, help="requests a second at best (500)")
@@ -74,12 +79,15 @@ def run(arguments: argparse.Namespace) -> int:
         plot.check(arguments.plot)  # before the work
     answers = [answer(case) for case in cases]
     answered = together(answers, cases)
+    cached = _cached(arguments.file, cases)
     if arguments.plot:
-        plot.draw(arguments.plot, cases[0], answered)
+        shown, of = plot.panels(cases, answers, answered)
+        said = [_subject(cases), _machine(cases), modelled(storage, source) + ".", *cached.splitlines(), of]
+        plot.draw(arguments.plot, [line for line in said if line], shown)
     if arguments.json:
-        print(json.dumps(as_json(cases, answered, source, arguments.compute), indent=1))
+        print(json.dumps(as_json(cases, answered, source, arguments.compute, cached), indent=1))
     else:
-        for line in as_text(cases, answered, source, arguments.compute):
+        for line in as_text(cases, answered, source, arguments.compute, cached):
             print(line)
         if arguments.plot:
             print(f"\n{arguments.plot} has the picture")
@@ -93,14 +101,38 @@ def _storage(arguments: argparse.Namespace) -> tuple[Storage, str]:
     """The storage, and where its numbers come from."""
     given = {name: getattr(arguments, name) for name in ("latency", "bandwidth", "iops", "decode")}
     given = {name: value for name, value in given.items() if value is not None}
-    stored = profile.default_path(arguments.file) if arguments.file else None
+    base, source = ASSUMED, "assumed: measure yours with `solar probe`"
     if arguments.profile:
         base, source = profile.load(arguments.profile), f"profile {arguments.profile}"
-    elif not given and stored is not None and stored.exists():
-        base, source = profile.load(stored), f"profile {stored}"
-    else:
-        base, source = ASSUMED, "as given" if given else "assumed: measure yours with `solar probe`"
+    elif arguments.file:
+        base, source = storage_of(arguments.file)
+    if {"latency", "bandwidth", "iops"} <= set(given):
+        source = "as given"
+    elif given:
+        source = f"{', '.join(given)} as given; else {source}"
     return replace(base, **given), source
+
+
+def storage_of(path: str) -> tuple[Storage, str]:
+    """The storage of a data set as the loader takes it, and where its numbers come from."""
+    return profile.stored_or_guessed(files_of(path)[0])
+
+
+def _cached(path: str | None, cases: list[Case]) -> str:
+    """What is to be said where this machine's page cache has room for all that would be read; else nothing."""
+    if path is None or not fits_page_cache(sum(case.units.total_nbytes for case in cases)):
+        return ""
+    decoding = any(case.units.encoded and case.units.per_unit > 1 for case in cases)
+    left = "only decoding is left to plan" if decoding else "there is nothing to plan"
+    return (
+        "These data fit into this machine's page cache: after the first epoch neither PyTorch nor solar waits for the "
+        f"storage, and {left}.\nThe figures are for a machine without room for them."
+    )
+
+
+def fits_page_cache(nbytes: float) -> bool:
+    """Whether this machine's page cache has room for so much of files."""
+    return nbytes <= ROOM * machine.page_cache_nbytes()
 
 
 def _decoding(storage: Storage, layout: Layout | None) -> Storage:
@@ -121,7 +153,9 @@ def _cases(arguments: argparse.Namespace, storage: Storage) -> Iterator[Case]:
         layouts = {**layouts_of(arguments.file, arguments.dataset)}
     named = {name: _made(arguments) if one is None else of_layout(one) for name, one in layouts.items()}
     if arguments.file is not None and (arguments.samples or arguments.sample_bytes):
-        raise PlanError("a FILE says itself what its samples are: leave out --samples and --sample-bytes")
+        raise PlanError(
+            "how many samples there are, and how large, is in the FILE: leave out --samples and --sample-bytes"
+        )
     total = sum(units.total_nbytes for units in named.values())
     for name, units in named.items():
         memory = arguments.memory * units.total_nbytes // max(total, 1)
@@ -145,7 +179,7 @@ def layouts_of(path: str, names: list[str]) -> dict[str, Layout]:
             found = ", ".join(f"{name}: {layout.samples:,}" for name, layout in layouts.items())
             raise PlanError(f"{path}: the fields of a sample must have the same number of samples, not {found}")
     else:
-        surveyed = survey(files)[0]
+        surveyed = survey(files).layouts
         layouts = fields_of(surveyed)
         if not layouts:
             raise PlanError(f"{path}: it has no dataset with samples that can be read; `solar inspect` says why")
@@ -156,8 +190,13 @@ def layouts_of(path: str, names: list[str]) -> dict[str, Layout]:
 
 
 def fields_of(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
-    """Those that have as many samples as the largest; none where none can be read."""
+    """Those that have as many samples as the largest, each once; none where none can be read."""
     usable = {name: one for name, one in layouts.items() if one.reader != "none" and one.nbytes and one.shape}
+    first: dict[object, str] = {}  # by where it is: the name that is its own, or else the first link's
+    for name, one in sorted(usable.items(), key=lambda item: bool(item[1].names)):
+        first.setdefault((one.paths, one.names or (one.name,) * len(one.paths)), name)
+    once = set(first.values())
+    usable = {name: one for name, one in usable.items() if name in once}
     samples = max(usable.values(), key=lambda layout: layout.nbytes).samples if usable else 0
     return {name: layout for name, layout in usable.items() if layout.samples == samples}
 
@@ -165,7 +204,7 @@ def fields_of(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
 # --- what is said ----
 
 
-def as_json(cases: list[Case], answered: Answer, source: str, compute: float = 0.0) -> dict[str, Any]:
+def as_json(cases: list[Case], answered: Answer, source: str, compute: float = 0.0, cached: str = "") -> dict[str, Any]:
     """The answer of --json; its keys are listed in DETAILS."""
     one, storage = cases[0], cases[0].storage
     numbers: dict[str, Any] = {"latency": storage.latency, "bandwidth": storage.bandwidth, "iops": storage.iops}
@@ -191,6 +230,7 @@ def as_json(cases: list[Case], answered: Answer, source: str, compute: float = 0
         "travel": asdict(answered.travel),
         "compute_seconds": compute,
         "load": _load(answered, compute),
+        "fits_page_cache": bool(cached),
     }
 
 
@@ -202,9 +242,10 @@ def _load(answered: Answer, compute: float) -> dict[str, float]:
     return {"seconds": seconds, "requests": ours.requests * per_second, "bytes": ours.bytes * per_second}
 
 
-def as_text(cases: list[Case], answered: Answer, source: str, compute: float = 0.0) -> Iterator[str]:
+def as_text(cases: list[Case], answered: Answer, source: str, compute: float = 0.0, cached: str = "") -> Iterator[str]:
     """The lines for people."""
     yield from _asked(cases, source)
+    yield from cached.splitlines()
     yield ""
     head = ("per epoch", "time", "scans", "requests", "read", "hits", "peak memory", "first batch")
     rows = [head] + [_row(name, outcome, answered) for name, outcome in answered.outcomes.items()]
@@ -214,11 +255,14 @@ def as_text(cases: list[Case], answered: Answer, source: str, compute: float = 0
         yield "  ".join([label.ljust(widths[0]), *columns])
     yield ""
     yield from _ranks(cases[0], answered, compute)
-    yield "Epochs under way are meant: the first fills memory. A scan is the time of reading all of it once, in order."
-    if faster := _in_short(answered):
-        yield faster
+    yield "These figures are for the second and later epochs; the first also fills memory."
+    yield "A scan is the time of reading all of it once, in order."
+    if not answered.outcomes["solar"].requests:
+        yield "All of it fits into this memory: solar reads it in the first epoch, and never again."
+    if not cached and (faster := _in_short(answered)):
+        yield f"{modelled(cases[0].storage, source)}: {faster}"
     if answered.estimated:
-        yield "~ was followed use by use on a smaller copy of the data set."
+        yield "~ was counted on a smaller copy of the data set, and scaled up."
 
 
 def _ranks(one: Case, answered: Answer, compute: float) -> Iterator[str]:
@@ -242,24 +286,43 @@ def _ranks(one: Case, answered: Answer, compute: float) -> Iterator[str]:
 
 def _asked(cases: list[Case], source: str) -> Iterator[str]:
     """What was asked, in words."""
-    one, storage = cases[0], cases[0].storage
-    total = sum(case.units.total_nbytes for case in cases)
-    named = f" of {', '.join(words.printable(case.name) for case in cases)}" if one.name else ""
-    yield f"{words.count(one.units.samples, 'sample')}{named}, {words.size(total)}" + _chunks(cases)
-    nodes = -(-one.world.ranks // one.world.ranks_per_node)
-    memory = sum(case.memory for case in cases)
-    share = min(1.0, memory * nodes / max(total, 1))
-    stored = " as it is stored" if any(case.units.encoded for case in cases) else ""
-    yield (
-        f"{words.count(one.world.ranks, 'rank')} on {words.count(nodes, 'node')}, {one.batch} samples each a step; "
-        f"{words.size(memory)} on each node: {share:.0%} of the data set{stored}"
-    )
-    latency, per_second = quantities.duration(storage.latency), f"{storage.iops:,.0f} requests/s"
-    yield (
-        f"storage: {latency}, {storage.bandwidth / 1e9:.3g} GB/s, {per_second}, so a request costs as much as reading "
-        f"{words.size(storage.gap)}; {words.printable(source)}"
-    )
+    storage = cases[0].storage
+    yield _subject(cases)
+    yield _machine(cases)
+    yield f"{modelled(storage, source)}, where a request costs as much as reading {words.size(storage.gap)}"
+    yield f"storage: {words.printable(source)}"
     yield from _decoded(cases)
+
+
+def _subject(cases: list[Case]) -> str:
+    """The data set: its samples, fields and bytes."""
+    one = cases[0]
+    total = sum(case.units.total_nbytes for case in cases)
+    each = sum(case.units.sample_nbytes for case in cases)
+    named = f" of {', '.join(words.printable(case.name) for case in cases)}" if one.name else ""
+    return f"{words.count(one.units.samples, 'sample')}{named}, {words.size(each)} each, {words.size(total)} in all" + (
+        _chunks(cases)
+    )
+
+
+def _machine(cases: list[Case]) -> str:
+    """The ranks, and how much of the data set their memory holds."""
+    one = cases[0]
+    nodes = -(-one.world.ranks // one.world.ranks_per_node)
+    memory, total = sum(case.memory for case in cases), sum(case.units.total_nbytes for case in cases)
+    stored = " as it is stored" if any(case.units.encoded for case in cases) else ""
+    return (
+        f"{words.count(one.world.ranks, 'rank')} on {words.count(nodes, 'node')}, {one.batch} samples each a step; "
+        f"{words.size(memory)} on each node: {min(1.0, memory * nodes / max(total, 1)):.0%} of the data set{stored}"
+    )
+
+
+def modelled(storage: Storage, source: str) -> str:
+    """For what storage times are modelled, and whether anybody measured it."""
+    how = {"profile ": "a measured", "guessed": "a guessed", "assumed": "an assumed", "as given": "the given"}
+    kind = next(said for origin, said in how.items() if origin in source)
+    rates = f"{storage.bandwidth / 1e9:.3g} GB/s and {storage.iops:,.0f} requests/s"
+    return f"Modelled, for {kind} storage of {quantities.duration(storage.latency)}, {rates}"
 
 
 def _decoded(cases: list[Case]) -> Iterator[str]:
@@ -286,7 +349,7 @@ def _row(name: str, outcome: Outcome, answered: Answer) -> tuple[str, ...]:
     return (
         NAMES[name],
         sign + quantities.duration(outcome.seconds),
-        f"{outcome.scans:.3g}",
+        quantities.figure(outcome.scans),
         f"{sign}{outcome.requests:,.0f}",
         sign + words.size(outcome.bytes),
         f"{outcome.hits / uses:.1%}" if uses else "",
@@ -301,4 +364,6 @@ def _in_short(answered: Answer) -> str:
     if ours is None or not ours.seconds:
         return ""
     others = [(NAMES[name], other.seconds / ours.seconds) for name, other in answered.outcomes.items() if other != ours]
-    return "solar is " + ", ".join(f"{ratio:.3g} times as fast as {name}" for name, ratio in others) + "."
+    return (
+        "solar is " + ", ".join(f"{quantities.figure(ratio)} times as fast as {name}" for name, ratio in others) + "."
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -26,6 +26,7 @@ COLOURS = {"torch": "#8c8c8c", "lru": "#b08d57", "pinned": "#c2703d", "solar_pap
 WIDTH, HEIGHT = 560, 300  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 40, 44  # around its axes
 MOST_POINTS = 2000  # of a line; more cannot be told apart
+FEW, WIDE = 500, 4  # dots that are drawn so wide: small ones would hardly be seen
 
 Floats = NDArray[np.float64]
 Say = Callable[[float], str]
@@ -67,44 +68,44 @@ def check(path: str) -> None:
         raise PlanError(f"--plot {path}: {kind} needs matplotlib, which is not installed; .html needs nothing")
 
 
-def draw(path: str, case: Case, answered: Answer) -> None:
-    """Draws the panels into a file."""
-    shown = panels(case, answered)
-    title = f"{words.count(case.units.samples, 'sample')} of {words.size(case.units.sample_nbytes)}, " + (
-        f"{words.count(case.world.ranks, 'rank')}, {words.size(case.memory)} on a node ({min(1.0, case.share):.0%})"
-    )
+def draw(path: str, said: Sequence[str], shown: list[Panel]) -> None:
+    """Draws the panels into a file, below these lines: what was asked, and for what storage it is modelled."""
     kind = Path(path).suffix.lower()
     try:
         with ended_in_order(), whole.written(Path(path), mode=0o666) as file:
             if kind == ".html":
-                file.write(page(title, shown).encode())
+                file.write(page(said, shown).encode())
             else:
-                _by_matplotlib(file, kind, title, shown)
+                _by_matplotlib(file, kind, said, shown)
     except OSError as error:
         raise PlanError(f"--plot {path}: cannot be written: {error.strerror}") from error
 
 
-def panels(case: Case, answered: Answer) -> list[Panel]:
-    """What is shown, in order."""
+def panels(cases: Sequence[Case], answers: Sequence[Answer], answered: Answer) -> tuple[list[Panel], str]:
+    """What is shown, in order: what all fields cost together, and our plan of the largest; and which that is."""
     outcomes = answered.outcomes.items()
     shown: list[Panel] = [
         Bars("time per epoch", {name: one.seconds for name, one in outcomes}, quantities.duration),
         Bars("requests per epoch", {name: one.requests for name, one in outcomes}, quantities.short),
     ]
-    found = None if answered.way is None else trace(case, answered.way)
-    if found is not None:
-        of = f" of {words.printable(case.name)}" if case.name else ""
-        share, unit = "{:.0%}".format, 1024.0 ** int(math.log2(max(case.memory, 1)) / 10)
-        shown.append(Curve(f"solar: place of what is read{of}", found.read_at, found.place, share, 1.0, dots=True))
-        shown.append(Curve(f"solar: in memory on a node{of}", found.step_at, found.held, words.size, case.memory, unit))
-    return shown
+    case, answer = max(zip(cases, answers, strict=True), key=lambda pair: pair[0].units.total_nbytes)
+    found = None if answer.way is None else trace(case, answer.way)
+    if found is None:
+        return shown, ""
+    share, unit = "{:.0%}".format, 1024.0 ** int(math.log2(max(case.memory, 1)) / 10)
+    shown.append(Curve("solar: place of what is read", found.read_at, found.place, share, 1.0, dots=True))
+    shown.append(Curve("solar: in memory on a node", found.step_at, found.held, words.size, case.memory, unit))
+    if len(cases) == 1:
+        return shown, ""
+    part = case.units.total_nbytes / max(1, sum(one.units.total_nbytes for one in cases))
+    return shown, f"Where solar reads, and what is in memory: of {words.printable(case.name)}, {part:.0%} of the bytes."
 
 
 # --- HTML, by ourselves ----
 
 STYLE = """\
 body { font: 14px system-ui, sans-serif; margin: 24px; background: #fff; color: #222 }
-h1 { font-size: 17px; font-weight: 600 }
+h1 { font-size: 17px; font-weight: 600 } p { margin: 4px 0 }
 svg { max-width: 100%; height: auto } text { font-size: 12px; fill: #444 } .title { font-size: 14px; font-weight: 600 }
 .axis { stroke: #999; fill: none } .grid { stroke: #ddd } .level { stroke: #c33; stroke-dasharray: 5 4 }
 @media (prefers-color-scheme: dark) {
@@ -113,7 +114,7 @@ svg { max-width: 100%; height: auto } text { font-size: 12px; fill: #444 } .titl
 """
 
 
-def page(title: str, shown: list[Panel]) -> str:
+def page(said: Sequence[str], shown: list[Panel]) -> str:
     """The whole page."""
     rows = -(-len(shown) // 2)
     size = f"0 0 {2 * WIDTH} {rows * HEIGHT}"
@@ -123,7 +124,9 @@ def page(title: str, shown: list[Panel]) -> str:
     ]
     head = f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>solar plan</title>\n<style>\n{STYLE}</style>'
     svg = f'<svg viewBox="{size}" width="{2 * WIDTH}" role="img" xmlns="http://www.w3.org/2000/svg">'
-    return "\n".join((head, f"<h1>solar plan: {html.escape(title)}</h1>", svg, *parts, "</svg></html>\n"))
+    title, *rest = map(html.escape, said)
+    lines = [f"<h1>solar plan: {title}</h1>", *(f"<p>{line}</p>" for line in rest)]
+    return "\n".join((head, *lines, svg, *parts, "</svg></html>\n"))
 
 
 def _svg(panel: Panel) -> str:
@@ -166,8 +169,9 @@ def _curve(panel: Curve) -> Iterator[str]:
 
 def _points(points: list[tuple[float, float]], colour: str, dots: bool) -> str:
     if dots:
-        marks = "".join(f"M{x:.1f} {y:.1f}h1" for x, y in points)
-        return f'<path d="{marks}" stroke="{colour}" stroke-width="1.5" fill="none"/>'
+        width = WIDE if len(points) <= FEW else 1.5
+        marks = "".join(f"M{x - width / 2:.1f} {y:.1f}h{width:g}" for x, y in points)
+        return f'<path d="{marks}" stroke="{colour}" stroke-width="{width:g}" fill="none"/>'
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     return f'<polyline points="{line}" stroke="{colour}" stroke-width="1.2" fill="none"/>'
 
@@ -182,7 +186,10 @@ def _marks(panel: Curve) -> list[float]:
 
 def thinned(panel: Curve) -> tuple[Floats, Floats]:
     """A curve's points, or of very many the least and the most in each stretch: what is drawn hides no peak."""
-    if panel.dots or len(panel.y) <= MOST_POINTS:
+    if panel.dots:
+        once = np.unique(np.stack([panel.x, panel.y]), axis=1)  # the samples of a chunk lie in one place
+        return once[0], once[1]
+    if len(panel.y) <= MOST_POINTS:
         return panel.x, panel.y
     length = -(-len(panel.y) // (MOST_POINTS // 2))
     begins = np.arange(0, len(panel.y), length)
@@ -204,10 +211,10 @@ def ticks(most: float) -> list[float]:
 # --- pictures, by matplotlib ----
 
 
-def _by_matplotlib(file: BinaryIO, kind: str, title: str, shown: list[Panel]) -> None:
+def _by_matplotlib(file: BinaryIO, kind: str, said: Sequence[str], shown: list[Panel]) -> None:
     rows = -(-len(shown) // 2)
     figure = import_module("matplotlib.figure").Figure(figsize=(12, 3.4 * rows), layout="constrained")
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle("\n".join(said), fontsize=11)
     for axes, panel in zip(figure.subplots(rows, 2, squeeze=False).flat, shown, strict=False):
         axes.set_title(panel.title, fontsize=10, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
@@ -221,8 +228,9 @@ def _by_matplotlib(file: BinaryIO, kind: str, title: str, shown: list[Panel]) ->
             axes.set_xticks([])
             axes.margins(x=0.15)
             continue
-        style = {"marker": ".", "linestyle": "none", "markersize": 1} if panel.dots else {"linewidth": 1}
-        axes.plot(*thinned(panel), color=COLOURS["solar"], **style)
+        xs, ys = thinned(panel)
+        dots = {"marker": ".", "linestyle": "none", "markersize": WIDE if len(xs) <= FEW else 1}
+        axes.plot(xs, ys, color=COLOURS["solar"], **(dots if panel.dots else {"linewidth": 1}))
         if not panel.dots:
             axes.axhline(panel.level, color="#c33", linestyle="--", linewidth=1)
         axes.set_yticks(_marks(panel), [panel.say(value) for value in _marks(panel)])

@@ -97,6 +97,11 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} µs"
 
 
+def figure(number: float) -> str:
+    """Three digits, and never a power of ten: 0.125, 7.32, 1,234."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def short(number: float) -> str:
     """A number in few letters: 950, 12.5k, 3M, 0.5.
 

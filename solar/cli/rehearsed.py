@@ -72,7 +72,7 @@ def _verdict(answer: Mapping[str, Any]) -> tuple[bool | None, str]:
     later = {one["rank"]: _later(one["epochs"]) for one in answer["per_rank"]}
     rank, slowest = max(later.items(), key=lambda pair: pair[1]["seconds"])
     if not slowest["batches"]:
-        return None, "There is not one batch for each rank: ask for smaller ones."
+        return None, "There are too few samples for one batch on each rank: give a smaller --batch-size."
     step = quantities.duration(slowest["seconds"] / slowest["batches"])
     which = f"the slowest, rank {rank}," if len(later) > 1 else "it"
     if not answer["compute_seconds"]:
@@ -84,11 +84,11 @@ def _verdict(answer: Mapping[str, Any]) -> tuple[bool | None, str]:
     compute = quantities.duration(answer["compute_seconds"])
     share = max(_waited(one) / one["seconds"] if one["seconds"] else 0.0 for one in later.values())
     if share <= FED:
-        nobody = "no rank waited" if len(later) > 1 else "it waited not"
-        return True, f"Steps of {compute} are fed: {nobody} more than {share:.1%} of the time."
+        nobody = "no rank waited" if len(later) > 1 else "it did not wait"
+        return True, f"Steps of {compute} hardly wait for data: {nobody} more than {share:.1%} of the time."
     waited = _waited(slowest) / slowest["seconds"]
     return False, (
-        f"Steps of {compute} are NOT fed: {which} took {step} a step, {waited:.0%} of it waiting, most for "
+        f"Steps of {compute} WAIT for data: {which} took {step} a step, {waited:.0%} of it waiting, most for "
         f"{_most(slowest)}. {REMEDIES.get(_most(slowest), '')}"
     ).rstrip()
 
@@ -100,7 +100,7 @@ REMEDIES = {  # by what is waited for
         "compress`, whose chunks are decoded fast."
     ),
     "buffer": "These batches were in memory already: more cores would help, or fewer bytes for each sample.",
-    "plan": "The buffer is planned and made when it begins: more --epochs show what comes after that.",
+    "plan": "Planning and filling the buffer takes its time at first: give more --epochs to see what comes after it.",
     "exchange": "The rank that reads slowest, or the network, sets the pace; see the ranks above.",
 }
 

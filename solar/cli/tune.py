@@ -47,7 +47,7 @@ keys of --json: version (1), file, model, loss, batch, seed, steps, fraction, fi
   changes, shared}]; these two and anew of each state, as shares of its noise), ignored, recommended}]), command
 """
 LADDER = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
-ALREADY = "what is found is of these values, and what they were off by before is not seen; give the original file"
+ALREADY = "the answer leaves out by how much these values are off already; give the original file"
 HARDLY = 1.25  # times smaller than lossless: not worth being off
 
 
@@ -200,8 +200,10 @@ def _found(option: str, text: str) -> Any:
 
 
 def _recommended(tuned: Tuned, fraction: float) -> Rung:
-    """What is chosen; of whole numbers lossless where a bound is hardly smaller."""
+    """What is chosen; lossless of labels, and of whole numbers where a bound is hardly smaller."""
     found, exact = tuned.chosen(fraction), tuned.rungs[0]
+    if tuned.labels:
+        return exact
     return exact if tuned.whole and found.effort.ratio < HARDLY * exact.effort.ratio else found
 
 
@@ -302,14 +304,15 @@ def _percent(share: float) -> str:
 def _remarks(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]:
     for name, noise in zip(tuned.states, tuned.noises, strict=True):
         yield (
-            f"  {name}: the gradient of a batch is {noise.size:.3g} (± {_percent(noise.error)}) from their mean, "
-            f"which is {noise.mean:.3g} long"
+            f"  {name}: the gradient of a batch is off the mean of all by {noise.size:.3g} (± {_percent(noise.error)})"
+            f"; that mean is {noise.mean:.3g} long"
         )
-    yield "  the last columns: by how much compressed inputs change it, as a share of that; off by: root mean square"
+    yield "  last columns: by how much compressed inputs change it, in % of what it is off the mean"
+    yield "  off by: root mean square error of the values"
     if tuned.sigma:
         said = " and ".join(_percent(share) for share in tuned.shares(tuned.anew or []))
-        yield f"  counts: by Poisson's law uncertain by sigma, {tuned.sigma:.3g} as a root mean square"
-        yield f"  counted once more, they would change it by {said}"
+        yield f"  counts have Poisson noise: sigma is {tuned.sigma:.3g} as a root mean square"
+        yield f"  the same measurement once more would change it by {said}"
     yield from _verdict(tuned, arguments.fraction)
     yield from _shared(tuned, arguments)
 
@@ -318,7 +321,9 @@ def _verdict(tuned: Tuned, fraction: float) -> Iterator[str]:
     passed, said = tuned.chosen(fraction), _recommended(tuned, fraction)
     if tuned.ignored:
         yield "  the model ignores this input: no bound changes its gradients, so that any is fine, and none is tested"
-    if said is not passed:
+    if tuned.labels:
+        yield f"  recommended: lossless, {said.effort.ratio:.1f}:1. A bound would make others of them: {tuned.labels}"
+    elif said is not passed:
         yield (
             f"  recommended: lossless. These are whole numbers, exact at {said.effort.ratio:.1f}:1; "
             f"{_setting(passed.asked)} would be {passed.effort.ratio:.1f}:1"
@@ -338,6 +343,6 @@ def _shared(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]:
     left_open = math.sqrt(arguments.batch_size / tuned.samples)
     if shared > left_open:
         yield (
-            f"  beware: {_percent(shared)} is the same in all batches and does not average out; "
-            f"{tuned.samples:,} samples leave {_percent(left_open)} open"
+            f"  beware: a change of {_percent(shared)} is the same in all batches, and does not average out; "
+            f"so few samples ({tuned.samples:,}) leave {_percent(left_open)} uncertain in any case"
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 from solar.cli import quantities, words
 from solar.cli.progress import Shown, ended_in_order
-from solar.io.audit import Checked, Verified, store_result, verify
+from solar.io.audit import Checked, Kept, Verified, store_result, verify
 
 DETAILS = """\
 The original is read by h5py, the compressed file by solar's decoder, chunk by chunk, and by libhdf5, too, where
@@ -21,7 +21,11 @@ the plug-in is there. Every value is compared, and links, types, attributes, fil
 The result goes into OUT as attributes `solar_verified` of the root and of each compressed data set, unless --no-store
 is given. The exit code is 0 where everything holds, and 1 where anything does not.
 
-keys of --json, of two files: version (1), holds, fields ([{name, kind, bound, values, beyond, first, largest, psnr}]),
+What _FillValue, missing_value and the fill value say is missing must come back bit for bit, and nothing else as that;
+nothing may cross valid_min, valid_max and valid_range. These values are counted apart.
+
+keys of --json, of two files: version (1), holds, fields ([{name, kind, bound, values, beyond, first, largest, psnr,
+  missing, moved (missing ones that came back as others), made (others that came back as missing), crossed}]),
   differences ([text]), by (who read OUT); of one: version, holds, chunks, nbytes, bad ([{name, chunk, offset, nbytes,
   sample, why}])
 """
@@ -78,16 +82,19 @@ def as_text(found: Verified | Checked, arguments: argparse.Namespace) -> Iterato
         return
     for field in found.fields:
         name = words.printable(field.name)
+        kept = f"; {words.count(field.missing, 'missing value')}: all kept" if field.missing else ""
         if not field.holds:
+            yield from _meanings(name, field)
+        if field.beyond:
             yield (
                 f"{name}  {field.beyond:,} of {field.values:,} values are off by more than {field.bound:.6g}: "
                 f"by up to {field.largest:.6g}, the first at {list(field.first)}"
             )
-        elif field.bound == 0:
-            yield f"{name}  all of {field.values:,} values are the same, bit for bit"
-        else:
+        elif field.bound == 0 and field.holds:
+            yield f"{name}  all of {field.values:,} values are the same, bit for bit{kept}"
+        elif field.holds:
             quality = "" if math.isinf(field.psnr) else f", PSNR {field.psnr:.1f} dB"
-            yield f"{name}  off by {field.largest:.6g} at most, {field.bound:.6g} was allowed{quality}"
+            yield f"{name}  off by {field.largest:.6g} at most, {field.bound:.6g} was allowed{quality}{kept}"
     for text in found.differences[:SHOWN]:
         yield words.printable(text)
     if len(found.differences) > SHOWN:
@@ -95,6 +102,17 @@ def as_text(found: Verified | Checked, arguments: argparse.Namespace) -> Iterato
     verdict = "holds" if found.holds else "does not hold"
     source, target = words.printable(arguments.source), words.printable(arguments.target)
     yield f"{target} {verdict} what {source} does, as read by {' and '.join(found.by)}"
+
+
+def _meanings(name: str, field: Kept) -> Iterator[str]:
+    """What values no longer mean what they did."""
+    advice = f"the first at {list(field.first)}: compress the original again"
+    if field.moved:
+        yield f"{name}  {field.moved:,} of {words.count(field.missing, 'missing value')} came back as others, {advice}"
+    if field.made:
+        yield f"{name}  {words.count(field.made, 'value')} came back as missing that were measured, {advice}"
+    if field.crossed:
+        yield f"{name}  {words.count(field.crossed, 'value')} came back past a limit of what is valid, {advice}"
 
 
 def _chunks(found: Checked, path: str) -> Iterator[str]:

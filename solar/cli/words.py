@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # `solar --help` needs none of these
@@ -55,6 +55,11 @@ def size(nbytes: float) -> str:
 def count(number: int, noun: str) -> str:
     """A number and its noun: 1 chunk, 12,000 chunks."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def files(paths: Sequence[str]) -> str:
+    """How many files, and the first of them."""
+    return paths[0] if len(paths) == 1 else f"{count(len(paths), 'file')}, the first is {paths[0]}"
 
 
 def times(shape: Iterable[int]) -> str:

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.io.codec import Codec
-from solar.io.pieces import Pieces, marks_of
+from solar.io.marks import like_labels, marks_of
+from solar.io.pieces import Pieces
 from solar.io.preparation import Told, prepare, trained
 from solar.io.selection import Part
 
@@ -56,9 +57,10 @@ class AsStored:
         self.part: Part = prepare(path, file, {"/" + name.strip("/"): relative}, **how).parts[0]
         dataset = file[self.part.name]
         self._pieces, self._grid, self._pool = Pieces(path, dataset, self.part), self.part.grid, pool
-        self._marks = np.array(marks_of(dataset))
+        self._marks = marks_of(dataset)
         arrays = self._pieces.sampled()
-        self.codecs = [trained(codec.absolute(self.part.span), arrays) for codec in asked]
+        self.labels = like_labels(dataset, arrays)  # why no bound should be put on them; empty
+        self.codecs = [trained(self._marks.kept_by(codec.absolute(self.part.span)), arrays) for codec in asked]
         # A row of chunks holds whole samples; of large ones it has several chunks, else one.
         self._per_row = math.prod(self._grid.counts[1:])
 
@@ -107,4 +109,4 @@ class AsStored:
 
     def real(self, values: Array) -> NDArray[np.bool_]:
         """Which values were measured: the finite ones that are no fill value."""
-        return np.isfinite(values) & ~np.isin(values, self._marks.astype(values.dtype))
+        return self._marks.real(values)

@@ -10,10 +10,14 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
+from solar.errors import ReadError
+from solar.io.identity import check_unchanged
 from solar.torch.dataset import H5Dataset, Room, alike, start_together
 from solar.torch.pending import PendingBatch, leaves
+from solar.values import Layout
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
+READING = ("read_batch", "start_batch", "start_rows", "checked")  # by which an H5Dataset makes its samples
 Locate = Callable[[Sequence[Any] | Array], tuple[Array, Array]]
 
 
@@ -40,10 +44,28 @@ class Beneath:
         """What samples are called, in whatever subset."""
         return rows if len(self.datasets) == 1 else rows + self.firsts[which]
 
+    def layouts(self) -> list[Layout]:
+        """Of each H5Dataset each field."""
+        return [layout for dataset in self.datasets for layout in leaves(dataset.layouts)]
+
     def filters(self) -> set[int]:
         """HDF5's numbers of the filters that are undone to read it."""
-        layouts = [layout for dataset in self.datasets for layout in leaves(dataset.layouts)]
-        return {one.id for layout in layouts for form in layout.forms for one in form.filters}
+        return {one.id for layout in self.layouts() for form in layout.forms for one in form.filters}
+
+    def samples_per_chunk(self) -> int:
+        """How many samples share a chunk that is decompressed, at most."""
+        shared = [
+            min(form.chunk[0], layout.samples) for layout in self.layouts() for form in layout.forms if form.filters
+        ]
+        return max([1, *shared])
+
+    def replaced(self, *, gone: bool) -> ReadError | None:
+        """What is wrong where a file is another one now than was inspected; or, where `gone`, is there no more."""
+        try:
+            check_unchanged((layout for one in self.datasets for layout in leaves(one.layouts)), gone=gone)
+        except ReadError as error:
+            return error.with_traceback(None)
+        return None
 
     @cached_property
     def firsts(self) -> Array:
@@ -57,7 +79,7 @@ def h5_beneath(dataset: Any) -> Beneath | str:
     Only classes that take samples as torch's and ours do are seen through; a subclass with its own __getitem__ is
     asked.
     """
-    if isinstance(dataset, H5Dataset) and _takes_as(dataset, H5Dataset):
+    if isinstance(dataset, H5Dataset) and _takes_as(dataset, H5Dataset, *READING):
         return Beneath([dataset], lambda asked: (np.zeros(len(asked), np.int64), dataset.checked(asked)))
     if isinstance(dataset, Subset) and _takes_as(dataset, Subset):
         found = h5_beneath(dataset.dataset)
@@ -117,6 +139,6 @@ def _in_range(positions: np.ndarray[Any, Any], samples: int) -> np.ndarray[Any, 
     return np.where(positions < 0, positions + samples, positions)
 
 
-def _takes_as(dataset: Any, kind: type) -> bool:
-    names = ("__getitem__", "__getitems__")
+def _takes_as(dataset: Any, kind: type, *names: str) -> bool:
+    names = ("__getitem__", "__getitems__", *names)
     return all(getattr(type(dataset), name, None) is getattr(kind, name, None) for name in names)

@@ -25,7 +25,7 @@ AUTO = "auto"
 FITS = "the files fit into the page cache"  # as most do: there is nothing to say
 FREE = 4  # one part of so many of the free memory is taken where nobody says how much
 WORTH = 1.5  # times cheaper than without, or it is not taken
-SECONDS = 1.0  # that an epoch takes at least without, or nothing needs to be gained
+SECONDS = 0.02  # that an epoch is shortened by at least: a buffer's plan takes some milliseconds, and its start more
 MOST = 2**31 - 1  # samples of a data set, which plans number by 32 bits
 MODEL = 20_000  # samples of the small copy of the data set that is modelled
 FEWER = 4  # batches take one part of so many of the buffer, or fewer of them wait
@@ -94,6 +94,10 @@ class Budget:
     parts: int  # bytes for what is kept
     batch: int  # samples, at most
 
+    def in_words(self) -> str:
+        """How large it is, and how much of it waits to be taken."""
+        return f"{in_words(self.nbytes)} with {self.staged} batch{'es' if self.staged > 1 else ''} ready"
+
 
 class Needs(NamedTuple):
     """The bytes that the batches of a process take, beside what is kept."""
@@ -154,7 +158,7 @@ def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, least: in
             storage = replace(profile.MEMORY, decode=storage.decode)
         plain, swept = modelled(one, batch, memory * one.total_nbytes // max(stored, 1), storage)
         without, with_it = without + plain, with_it + swept
-    if without < max(SECONDS, WORTH * with_it):
+    if without < max(with_it + SECONDS, WORTH * with_it):
         return 0, f"an epoch would take about {without:.2g} s without a buffer, {with_it:.2g} s with {in_words(memory)}"
     why = "chunks of several samples are decoded less often" if fits else "the files do not fit into the page cache"
     return memory, f"{why}: an epoch takes about {with_it:.2g} s instead of {without:.2g} s"
@@ -179,7 +183,7 @@ def modelled(units: Units, batch: int, memory: int, storage: Storage) -> tuple[f
 
 def not_carried(layout: Layout) -> str:
     """Why samples of this Layout cannot be kept; empty if they can."""
-    where = f"{layout.paths[0]}: {layout.name}"
+    where = f"{layout.paths[0]}: {layout.title}"
     if layout.reader != "direct":
         return f"{where} is read through libhdf5: {layout.reason}"
     if layout.samples > MOST:

@@ -10,14 +10,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cache, partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from solar.errors import PlanError
+from solar.errors import PlanError, ReadError
 from solar.io.buffered import Running
 from solar.io.exchange import Exchange
 from solar.io.peers import Peers
-from solar.io.quantities import in_words as size_in_words
 from solar.planner.sweep import Counts, Way, total
 from solar.torch.beneath import Beneath
 from solar.torch.budget import (
@@ -32,31 +32,21 @@ from solar.torch.budget import (
     not_carried,
     ranks_here,
     storage_of,
-)
+)  # fmt: skip
 from solar.torch.order import Order
 from solar.torch.position import Course, Passage
 from solar.torch.segment import Segment
 from solar.torch.stats import Stats
 from solar.torch.together import Together, checked, those_of
 from solar.torch.turn import Pace, Turn, needs
-from solar.torch.windows import Piece, Window, fit, in_words, layouts_of, pieces_of
+from solar.torch.windows import Window, fit, in_words, layouts_of, pieces_of
 from solar.torch.work import Work, apart, begun, failed, unless
 
 log = logging.getLogger("solar")
 
 USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
 SEGMENTS = 32, 256  # at most
-
-
-NAMES = (
-    "_nbytes",
-    "_asked",
-    "_epochs",
-    "_storage",
-    "_stats",
-    "_exchange",
-    "_balance",
-)  # what a copy in another process has
+NAMES = ("_nbytes", "_asked", "_epochs", "_storage", "_stats", "_exchange", "_balance")  # that copies elsewhere have
 
 
 class Queued(NamedTuple):
@@ -99,6 +89,7 @@ class Buffered:
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._chosen: int | None = None  # bytes, once it is known what is to be read
+        self._weighed: Callable[[], tuple[int, str]] | None = None  # what a buffer gains, where one is possible
         self._together: Together | None = None
         self._threads: int | None = None  # that decode, of all ranks of the node, where they read together
         self._ways: tuple[Any, Sequence[Way | None]] = (None, [])  # chosen last, and under which conditions
@@ -116,11 +107,20 @@ class Buffered:
         self._holder: Turn | None = None
         self._budget: Budget | None = None
 
+    def share(self, beneath: Beneath) -> float:
+        """How much of the data the buffer has room for; 0: there is none."""
+        return min(1.0, (self._chosen or 0) / max(1, sum(one.stored_nbytes for one in beneath.layouts())))
+
     # --- an iterator begins, and ends ----
 
+    def has_mates(self, order: Order) -> bool:
+        """Whether other ranks may wait for this one when a pass begins."""
+        return self._nbytes != 0 and those_of(self._exchange, order) is not None
+
     def begin(
-        self, beneath: Beneath, batches: Iterator[Any], passage: Passage, course: Course, pace: Pace
-    ) -> Turn | None:
+        self, beneath: Beneath, batches: Iterator[Any], passage: Passage, course: Course, pace: Pace,
+        replaced: ReadError | None,
+    ) -> Turn | None:  # fmt: skip
         """The batches of a pass, to be taken from the buffer; None where they are read without one."""
         if self._owner != os.getpid():  # a forked process makes its own
             self._reset()
@@ -129,6 +129,8 @@ class Buffered:
                 self._chosen = self._choose(beneath, course, passage.order, pace)
             if not self._chosen or self._held_by_another(None):
                 return None
+            if self._together is not None:
+                self._together.replaced = replaced
             left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
             return Turn(self, beneath, batches, passage, course, pace, self._chosen, left, self._together)
 
@@ -146,23 +148,23 @@ class Buffered:
 
     def _choose(self, beneath: Beneath, course: Course, order: Order, pace: Pace) -> int:
         """The bytes of the buffer, of all ranks of the node if they have one together, 0 for none. Says why."""
-        if self._nbytes == 0:
-            return 0
         layouts = layouts_of(beneath)
         if refused := next((said for layout in layouts if (said := not_carried(layout))), ""):
-            if self._nbytes is not None:
+            if self._nbytes:
                 log.info("no buffer: %s", refused)
             return 0
-        if self._nbytes is None and not order.fixed:
-            return 0  # nobody has asked for a buffer, and it would draw from the sampler long before
-        found = those_of(self._exchange, order)
+        left = self._nbytes == 0 or (self._nbytes is None and not order.fixed)
+        found = None if left else those_of(self._exchange, order)
         ranks = ranks_here() if found is None else 1  # that have a buffer each
+        batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
+        least = needs(beneath, pace, batch).least
+        self._weighed = cache(partial(auto, layouts, batch * all_, self._storage, least, ranks=ranks))
+        if left:
+            return 0  # where nobody has asked for a buffer, it would draw from the sampler long before
         if self._nbytes is not None:
             nbytes = max(1, self._nbytes // ranks)
         else:
-            batch = course.batch_size or 1
-            all_, least = 1 if found is None else found.ranks, needs(beneath, pace, batch).least
-            nbytes, why = auto(layouts, batch * all_, self._storage, least, ranks=ranks)
+            nbytes, why = self._weighed()
             log.log(logging.DEBUG if why == FITS else logging.INFO, "%s buffer: %s", "a" if nbytes else "no", why)
         try:
             self._together = self._met(found, beneath, course, order, nbytes) if nbytes else None
@@ -170,8 +172,14 @@ class Buffered:
             if self._nbytes is not None or self._exchange != "auto":
                 raise
             log.warning("no buffer, which nobody has asked for: %s", error)
+            self._weighed = None
             return 0
         return nbytes if self._together is None else self._together.nbytes
+
+    def advice(self) -> str:
+        """What a buffer would gain where there is none, by what decides whether one is taken; empty if nothing."""
+        nbytes, why = (0, "") if self._chosen or self._weighed is None else self._weighed()
+        return f"A buffer (`buffer='25%'`, say) would help: {why}, as modelled." if nbytes else ""
 
     def _met(self, found: Peers | None, beneath: Beneath, course: Course, order: Order, nbytes: int) -> Together | None:
         """Those who share the samples, if there are any, after they have found each other to be of one mind."""
@@ -217,6 +225,8 @@ class Buffered:
         if queued is not None and not queued.segment.same(segment):
             self._end()
             queued = None
+        if queued is not None and self._together is not None:
+            self._together.check_files(self.running)
         if queued is None:
             try:
                 queued = self._begin(turn, segment, amid)
@@ -224,7 +234,7 @@ class Buffered:
                 if self._nbytes is not None:
                     raise
                 log.info("no buffer: %s", error)  # which nobody has asked for
-                self._chosen = 0
+                self._chosen, self._weighed = 0, None
         return queued
 
     def _foretold(self) -> bool:
@@ -302,30 +312,23 @@ class Buffered:
     ) -> Window:
         """The next window of these segments, by the ways of the last one, whose samples may have come to stay."""
         last, kind = self._window, (budget, len(makers) > 1)
-        pieces = self._pieces(beneath) if last is None else last.pieces
-        ways: Sequence[Way | None] = [None] * len(pieces)
         if last is not None:
-            ways = last.ways
-        elif self._ways[0] == kind:
-            ways = self._ways[1]
+            pieces, ways = last.pieces, list[Way | None](last.ways)
+        else:
+            pieces = pieces_of(beneath) if self._together is None else self._together.pieces()
+            ways = list(self._ways[1]) if self._ways[0] == kind else [None] * len(pieces)
         first = 0 if last is None else last.segments.stop
         storages = [storage_of(layout, self._storage, self._threads)[0] for layout in layouts_of(beneath)]
         makers = [unless(stopped, make) for make in makers]
-        window = Window(
-            makers, first, beneath, pieces, budget.parts, budget.batch, storages, ways, holding=last is not None
-        )
+        window = Window(makers, first, beneath, pieces, budget.parts, budget.batch, storages, ways, last is not None)
         self._ways = kind, window.ways
         return window
 
-    def _pieces(self, beneath: Beneath) -> list[Piece]:
-        return pieces_of(beneath) if self._together is None else self._together.pieces()
-
     def _goes_on(self, window: Window) -> bool:
         """Whether the run there is can carry this window out after its last."""
-        running, last = self.running, self._window
-        return (
-            running is not None and last is not None and last.ways == window.ways and fit(window.parts(), running.parts)
-        )
+        last, running = self._window, self.running
+        alike = last is not None and last.ways == window.ways
+        return alike and running is not None and fit(window.parts(), running.parts)
 
     def _start(self, turn: Turn, window: Window, budget: Budget) -> None:
         parts, together = window.parts(), self._together
@@ -336,11 +339,7 @@ class Buffered:
             self.running = together.running(rows, parts, budget.staged, budget.scratch)
         self._stats.held(self.running.nbytes)
         sources = dict.fromkeys(storage_of(layout, self._storage)[1] for layout in layouts_of(turn.beneath))
-        log.info(
-            "a buffer of %s with %d batch%s ready: %s; storage %s",
-            size_in_words(budget.nbytes), budget.staged, "es" if budget.staged > 1 else "", in_words(window),
-            ", ".join(sources),
-        )  # fmt: skip
+        log.info("a buffer of %s: %s; storage %s", budget.in_words(), in_words(window), ", ".join(sources))
 
     def _append(self, window: Window) -> Queued:
         """Hands the next segment of the window to the run."""

@@ -95,7 +95,7 @@ def unread(layouts: Sequence[Layout]) -> str:
     try:
         torch.from_numpy(np.empty(0, layouts[0].dtype))
     except TypeError:
-        return f"{layouts[0].paths[0]}: {layouts[0].name} is of {layouts[0].dtype}, of which torch has no tensors"
+        return f"{layouts[0].paths[0]}: {layouts[0].title} is of {layouts[0].dtype}, of which torch has no tensors"
     return ""
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate, default_convert
+
+NAMED = 4  # shapes
 
 # A batch as read: an array with samples along axis 0, or a list, or tuples and dicts of them as the fields were named.
 
@@ -21,6 +24,34 @@ def samples_of(arrays: Any) -> list[Any]:
     return list(arrays)
 
 
+def collated(samples: list[Any], where: str = "batch") -> Any:
+    """torch's default_collate, which says where samples differ in shape, and what to do then. `where` names them."""
+    try:
+        return default_collate(samples)
+    except RuntimeError:
+        said = _unlike(samples, where)
+        if not said:
+            raise
+    raise RuntimeError(
+        f"{said} do not make one tensor. Give the DataLoader collate_fn=list, which hands out a batch as a list of "
+        "samples, or a collate_fn of your own that pads them, or give the H5Dataset a transform that makes them alike"
+    )
+
+
+def _unlike(samples: list[Any], where: str) -> str:
+    """Which part of the samples differs in shape, and how; empty if none does."""
+    first = samples[0]
+    if isinstance(first, Mapping):
+        parts = ((f"{where}[{key!r}]", [sample[key] for sample in samples if key in sample]) for key in first)
+    elif isinstance(first, (tuple, list)):
+        parts = ((f"{where}[{place}]", list(part)) for place, part in enumerate(zip(*samples, strict=False)))
+    else:
+        shapes = list(dict.fromkeys(str(tuple(sample.shape)) for sample in samples if hasattr(sample, "shape")))
+        others = f" and {len(shapes) - NAMED} others" if len(shapes) > NAMED else ""
+        return f"{where}: samples of the shapes {', '.join(shapes[:NAMED])}{others}" if len(shapes) > 1 else ""
+    return next((said for name, part in parts if (said := _unlike(part, name))), "")
+
+
 class Collation:
     """Turns a batch of arrays into tensors with torch's types and torch's errors.
 
@@ -31,19 +62,24 @@ class Collation:
         self._auto_collation = auto_collation
         self._dtypes: dict[tuple[np.dtype[Any], bool], torch.dtype | None] = {}
 
-    def __call__(self, arrays: Any) -> Any:
+    def __call__(self, arrays: Any, where: str = "batch") -> Any:
         if isinstance(arrays, np.ndarray) and (dtype := self._dtype_of(arrays)) is not None:
             tensor = torch.from_numpy(arrays)
             if tensor.dtype is not dtype:
                 tensor = tensor.to(dtype)
             return tensor if self._auto_collation else tensor[0]
+        if isinstance(arrays, torch.Tensor):  # of bfloat16
+            return arrays if self._auto_collation else arrays[0]
         if isinstance(arrays, dict):
-            return {name: self(part) for name, part in arrays.items()}
+            return {name: self(part, f"{where}[{name!r}]") for name, part in arrays.items()}
         if isinstance(arrays, tuple):
             # torch transposes tuples with zip, and hands on as it is what it makes no tensors of: tuples of text.
-            return [tuple(part) if self._is_text(part) else self(part) for part in arrays]
+            return [
+                tuple(part) if self._is_text(part) else self(part, f"{where}[{place}]")
+                for place, part in enumerate(arrays)
+            ]
         samples = samples_of(arrays)
-        return default_collate(samples) if self._auto_collation else default_convert(samples[0])  # type: ignore[no-untyped-call]
+        return collated(samples, where) if self._auto_collation else default_convert(samples[0])  # type: ignore[no-untyped-call]
 
     def _is_text(self, part: Any) -> bool:
         return self._auto_collation and isinstance(part, list) and isinstance(default_collate(part[:1]), list)

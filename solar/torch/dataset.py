@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from solar.errors import LayoutError, PlanError
 from solar.io.as_float import straight
 from solar.io.field import Field
 from solar.io.hdf5 import Samples, inspect
+from solar.io.identity import check_unchanged
 from solar.io.index import Folder
 from solar.io.mpio import By, by_mpio
 from solar.io.paths import Paths
@@ -30,8 +34,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     `fields` names what a sample is made of, and its structure: a dataset's name gives the array itself, a tuple or
     list of names a tuple, a dict of names a dict; tuples and dicts may hold others. In place of a name, a solar.Field
-    gives it sliced, transposed, cast or normalised, by native code. With samples="files" each file is one sample.
-    Arrays are numpy's, in the machine's byte order; of a dataset of numbers along one axis, numpy scalars.
+    gives it unpacked, sliced, transposed, cast or normalised, by native code. With samples="files" each file is one
+    sample. Arrays are numpy's, in the machine's byte order; of a dataset of numbers along one axis, numpy scalars.
 
     `transform` makes of a sample what the loader collates: transform(sample), or transform(sample, rng) with a
     numpy.random.Generator that solar's loader seeds by its seed, the epoch and the sample. It runs in `num_workers`
@@ -49,6 +53,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     clearly faster (docs/decisions/0013-mpio.md).
 
     It holds no open file, can be pickled, and may be used in forked and spawned processes.
+
+    A subclass may make its samples itself: of `super().__getitem__(i)`, or `super().__getitems__([i, i + 1])`.
 
     >>> import h5py, numpy, tempfile
     >>> path = tempfile.mkdtemp() + "/scan.h5"
@@ -90,6 +96,14 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         self._straight: list[_Leaf] = []
         self._process = -1
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Where a subclass makes its samples one by one, it is also asked for those of a batch one by one."""
+        super().__init_subclass__(**options)
+        names = ("__getitem__", "__getitems__")
+        one, many = (next(place for place, kind in enumerate(cls.__mro__) if name in vars(kind)) for name in names)
+        if one < many and (cls.__mro__[many] is H5Dataset or hasattr(cls.__getitems__, "one_by_one")):
+            cls.__getitems__ = _one_by_one(cls)  # type: ignore[assignment, method-assign]
+
     def __len__(self) -> int:
         samples: int = self._samples
         return samples
@@ -100,8 +114,6 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at these indices, read together. They share memory, which is free when all of them are gone."""
-        if type(self).__getitem__ is not H5Dataset.__getitem__:  # a subclass that makes its samples there
-            return [self[index] for index in indices]
         positions = np.asarray(list(indices))
         batch = self.read_batch(positions)
         samples = [_sample(batch, i) for i in range(len(positions))]
@@ -116,7 +128,9 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def start_batch(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> PendingBatch:
         """Starts what read_batch does, and returns at once; `wait` gives the batch."""
-        return self.start_rows(self.checked(indices))
+        rows = self.checked(indices)
+        check_unchanged(leaves(self.layouts), rows)  # solar's loader looks at all files when an epoch begins
+        return self.start_rows(rows)
 
     def start_rows(self, rows: np.ndarray[Any, np.dtype[np.int64]], room: Room | None = None) -> PendingBatch:
         """start_batch of rows that `checked` gave; to memory that `room` gives, where it does."""
@@ -124,7 +138,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         fields = []
         for number, leaf in enumerate(self._straight):
             out = None if room is None else leaf.room(room, number, len(rows))
-            fields.append(PendingField([leaf.rows.start(rows, out)], leaf.field))
+            fields.append(PendingField([leaf.rows.start(rows, out)], leaf.field, rows))
         return PendingBatch(self.layouts, fields)
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -194,7 +208,7 @@ def start_together(
         out = None if room is None else leaf.room(room, number, len(rows))
         out = leaf.rows.room(len(rows)) if out is None else out
         pending = [opened[number].rows.start(rows[here], out, here) for opened, here in parts]
-        fields.append(PendingField(pending, leaf.field))
+        fields.append(PendingField(pending, leaf.field, rows))
     return PendingBatch(datasets[0].layouts, fields)
 
 
@@ -209,6 +223,35 @@ def alike(one: H5Dataset, other: H5Dataset) -> bool:
     return bool(facts[0] == facts[1]) and leaves(one.fields) == leaves(other.fields)
 
 
+def _one_by_one(kind: type[H5Dataset]) -> Callable[[H5Dataset, Iterable[int]], list[Any]]:
+    """`__getitems__` of a class that makes its samples in `__getitem__`.
+
+    Not H5Dataset's own: that is what `super().__getitems__` means there.
+    """
+
+    def __getitems__(self: H5Dataset, indices: Iterable[int]) -> list[Any]:
+        try:
+            return [kind.__getitem__(self, index) for index in indices]
+        except RecursionError as error:
+            here = sys._getframe()
+            inside = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame is not here)
+            outside = (frame for frame, _ in traceback.walk_stack(here.f_back))
+            # Said by the outermost call, or it would come with a thousand lines of where it went round.
+            if _called(__getitems__, outside) or not _called(__getitems__, inside):
+                raise
+        raise RuntimeError(
+            f"{kind.__name__}.__getitem__ asks self.__getitems__ for samples, which asks it for each of them, without "
+            "end: ask super().__getitems__, which reads them"
+        )
+
+    __getitems__.one_by_one = True  # type: ignore[attr-defined]
+    return __getitems__
+
+
+def _called(function: Any, frames: Iterable[FrameType]) -> bool:
+    return any(frame.f_code is function.__code__ for frame in frames)
+
+
 def _fields(fields: Any, layouts: Any) -> Any:
     """For every layout its Field or None, in the structure of the layouts. LayoutError where a Field does not fit."""
     given = iter(leaves(fields))
@@ -216,12 +259,13 @@ def _fields(fields: Any, layouts: Any) -> Any:
     def checked(layout: Layout) -> Field | None:
         if not layout.shape:
             raise LayoutError(
-                f'{layout.paths[0]}: {layout.name} is a scalar, not rows of samples; with samples="files" each file is '
-                "one sample, and `solar inspect` lists what else is in it"
+                f'{layout.paths[0]}: {layout.title} is a scalar, not rows of samples; with samples="files" each file '
+                "is one sample, and `solar inspect` lists what else is in it"
             )
         field = next(given)
         if not isinstance(field, Field):
             return None
+        field = field.bound(layout)
         try:
             field.shape_of(layout.sample_shape, layout.dtype.newbyteorder("="))
         except ValueError as error:

@@ -102,6 +102,8 @@ def exact(field: Field | None, layout: Layout) -> bool:
     """Whether a device casts and normalises to the bits that the host does."""
     if field is None:
         return True
+    if field.cf:
+        return False
     stored = layout.dtype.newbyteorder("=")
     _, target = field.shape_of(layout.sample_shape, stored)
     if stored.subdtype is not None or stored.kind not in "biuf" or stored.itemsize > 8:

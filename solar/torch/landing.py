@@ -331,3 +331,10 @@ def _in_place(batch: Any, static: Static) -> Any:
         return walked(
             batch, None, lambda part, _: static.place(next(numbers), part) if isinstance(part, Tensor) else part
         )
+
+
+def copying(coming: Coming, data: Any) -> float:
+    """The seconds that it took the host to bring a batch on its way to the device."""
+    if isinstance(data, Landed):
+        return data.seconds
+    return coming.landing_seconds if isinstance(coming, InLanding) else 0.0

@@ -18,10 +18,11 @@ from solar.torch.beneath import Beneath, h5_beneath
 from solar.torch.budget import Profile, Size
 from solar.torch.buffered import Buffered
 from solar.torch.dataset import H5Dataset
-from solar.torch.making import cores
+from solar.torch.making import Making, cores
 from solar.torch.metrics import progress as progress_bar
 from solar.torch.native_iter import NativeIter
 from solar.torch.on_device import By, Device, OnDevice, Where
+from solar.torch.pending import BATCHES_AHEAD
 from solar.torch.position import Course
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
 from solar.torch.skipping import OnError, checked
@@ -35,7 +36,7 @@ log = logging.getLogger("solar")
 
 PLAIN = (str, bool, int, float, torch.dtype, torch.device)  # are told as they are
 DEFAULTS: dict[str, Any] = {  # of what repr tells, if it is another
-    **{"num_workers": 0, "pin_memory": False, "drop_last": False, "timeout": 0, "ahead": 4, "buffer": None},
+    **{"num_workers": 0, "pin_memory": False, "drop_last": False, "timeout": 0, "ahead": None, "buffer": None},
     **{"epochs": None, "exchange": "auto", "balance": None, "device": None, "dtype": None, "channels_last": False},
     **{"static": False, "decode": "host", "resident": None, "reader": "auto", "on_error": "raise"},
 }
@@ -47,10 +48,11 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     Batches, their order and every random draw are torch's. On a dataset that is not an H5Dataset it is torch's loader.
     In both cases `state_dict` says where it is, and `load_state_dict` goes on from there.
 
-    `ahead` is the number of batches read before they are asked for. `num_workers` processes run the dataset's
-    `transform` and your `collate_fn`; where there is neither, none is started. `device_transform` is called with each
-    batch at the very end. `progress` shows a tqdm bar; a string is its title. `snapshot_every_n_steps` is accepted for
-    those who come from torchdata's StatefulDataLoader: the state is exact at every step.
+    `ahead` is the number of batches read before they are asked for; None: 4, or fewer where these take more than 1 GiB.
+    `num_workers` processes run the dataset's `transform` and your `collate_fn`; where there is neither, none is
+    started. `device_transform` is called with each batch at the very end. `progress` shows a tqdm bar; a string is its
+    title. `snapshot_every_n_steps` is accepted for those who come from torchdata's StatefulDataLoader: the state is
+    exact at every step.
 
     `buffer` is memory in which samples wait for their turn, after they were read in the order of the file: bytes, a
     text such as "8GiB", or a share of the node's memory ("25%", 0.25); 0 is none, None what is best. The ranks of a
@@ -98,7 +100,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
-        ahead: int = 4,
+        ahead: int | None = None,
         device_transform: Callable[[Any], Any] | None = None,
         progress: bool | str = False,
         snapshot_every_n_steps: int | None = 1,
@@ -116,7 +118,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         reader: By = "auto",
         on_error: OnError = "raise",
     ) -> None:
-        if operator.index(ahead) < 1:
+        if ahead is not None and operator.index(ahead) < 1:
             raise ValueError(f"ahead={ahead}: at least one batch must be read at a time")
         # torch before 2.6 has no in_order: hand it on only when it says something.
         since_2_6: dict[str, Any] = {} if in_order else {"in_order": False}
@@ -162,6 +164,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._workers = Workers()
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine_told = False
+        found = h5_beneath(dataset) if num_workers > 0 and multiprocessing_context is None else ""
+        if not isinstance(found, str) and self._making(found).in_processes:
+            self._workers.expect()
 
     def __repr__(self) -> str:
         """What it loads, and what of its arguments is not the default."""
@@ -209,12 +214,16 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             log.info("torch's own engine with num_workers=%d: %s", self.num_workers, found)
             return
         log.info(
-            "native engine: %s, %d threads, %d batches ahead%s",
+            "native engine: %s, %d threads, %s batches ahead%s",
             " + ".join(map(str, found.datasets[:3])) + (" + ..." if len(found.datasets) > 3 else ""),
             cores(),
-            self.ahead,
+            self.ahead or f"up to {BATCHES_AHEAD}",
             "" if found.first.transform is None else f", transform in {self._place_of_transform(found.first)}",
         )
+
+    def _making(self, beneath: Beneath) -> Making:
+        first = beneath.first
+        return Making(first.transform, first.thread_safe, self.collate_fn, self._auto_collation)
 
     def _place_of_transform(self, dataset: H5Dataset) -> str:
         if dataset.thread_safe:
@@ -258,7 +267,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def report(self) -> str:
         """The counts in words: how long your training waited for data, for what, and what would help."""
         found = h5_beneath(self.dataset) if self._engine_told else ""
-        return self._stats.report(() if isinstance(found, str) else found.filters())
+        buffer = "" if self._on_device.unbuffered else self._buffered.advice()
+        if isinstance(found, str):
+            return self._stats.report(buffer=buffer)
+        return self._stats.report(found.filters(), found.samples_per_chunk(), self._buffered.share(found), buffer)
 
     # --- the end ----
 

@@ -18,7 +18,7 @@ from torch.utils.data import default_collate, default_convert
 
 from solar.io.late import Late
 from solar.io.processes import Processes, Task
-from solar.torch.collate import Collation, samples_of
+from solar.torch.collate import Collation, collated, samples_of
 from solar.torch.pending import PendingBatch
 from solar.torch.transform import Key, Transform, transformed_by_key
 
@@ -45,6 +45,7 @@ class Making:
         whole = self.transform is None and self.collates_itself
         self._collation = Collation(self.auto_collation) if whole else None
         self.in_python = not whole  # Python of the user's is called for it
+        self.in_processes = self.in_python and not self.thread_safe  # if there are any
 
     def transformed(self, arrays: Any, keys: Sequence[Key]) -> Any:
         """The samples, transformed; the arrays themselves where they are collated as they are."""
@@ -58,7 +59,9 @@ class Making:
     def collated(self, samples: Any) -> Any:
         if self._collation is not None:
             return self._collation(samples)
-        return self.collate_fn(samples if self.auto_collation else samples[0])
+        if not self.auto_collation:
+            return self.collate_fn(samples[0])
+        return collated(samples) if self.collates_itself else self.collate_fn(samples)
 
 
 class Coming(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections import deque
@@ -14,15 +13,15 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from solar.errors import PlanError, ReadError, SolarError
 from solar.io.late import Late
 from solar.io.processes import Processes
-from solar.io.ranks import detect
 from solar.torch.beneath import Beneath
 from solar.torch.dataset import H5Dataset
-from solar.torch.landing import InLanding, Landed, Landing
-from solar.torch.making import Coming, Inline, Making, Threads, cores, profiling, span
-from solar.torch.pending import PendingBatch, leaves
+from solar.torch.landing import InLanding, Landed, Landing, copying
+from solar.torch.making import Coming, Inline, Threads, cores, profiling, span
+from solar.torch.pending import BATCHES_AHEAD, NBYTES_AHEAD, PendingBatch, leaves
 from solar.torch.position import Draws, Passage
 from solar.torch.samplers import leaves_a_rank_without
 from solar.torch.skipping import UNREADABLE, LeftOut, skipping
+from solar.torch.together import placed
 from solar.torch.transform import Key
 from solar.torch.turn import Pace, Turn
 from solar.torch.uneven import weighted
@@ -59,10 +58,10 @@ class NativeIter(Draws):
         super().__init__(loader)
         self.passage: Passage = self._sampler_iter.passage
         self.passage.base_seed = self._base_seed
+        self._files = beneath  # all that it reads, wherever samples of it are kept
         self._course, self._stats, self._buffered = loader._course, loader._stats, loader._buffered
         self._indices: Iterator[Any] = self._sampler_iter
-        first = beneath.first
-        self._making = Making(first.transform, first.thread_safe, self._collate_fn, self._auto_collation)
+        self._making = loader._making(beneath)
         self._landing, self._beneath = loader._on_device.native_landing(loader, beneath, self._making)
         self._skipping = skipping(loader, beneath)  # it looks for bad samples on the host, also if decoded elsewhere
         self._device_transform = loader.device_transform
@@ -71,7 +70,9 @@ class NativeIter(Draws):
         self._wanted = Wanted(loader.num_workers, context, init, loader.persistent_workers, self._dataset)
         self._started = 0  # batches
         self._sampler_failed = False
-        self._ahead = loader.ahead
+        self._ahead = loader.ahead or BATCHES_AHEAD
+        self._nbytes_ahead = NBYTES_AHEAD if loader.ahead is None else sys.maxsize
+        self._most = 0  # batches as large as the newest that may be ahead of the oldest
         self._bar = loader._progress_bar()
         self._handed_out = 0.0  # the time when the last batch was
 
@@ -81,7 +82,10 @@ class NativeIter(Draws):
         """torch's, without the range for its profiler while that does not run."""
         if profiling():
             return super().__next__()
-        data = self._next_data()
+        try:
+            data = self._next_data()
+        except SolarError as error:  # its words are what matters, not where they came by
+            raise error.with_traceback(None) from error.__cause__
         self._num_yielded += 1
         return data
 
@@ -97,7 +101,7 @@ class NativeIter(Draws):
             elif self._handed_out:
                 self._stats.busy(asked - self._handed_out)
             # With the one that takes the place of the oldest: when that is there, the consumer waits for nothing else.
-            while not self._drained and len(self._coming) <= self._ahead:
+            while not self._drained and len(self._coming) <= min(self._ahead, self._most):
                 self._start_one()
             if not self._coming:
                 self._end()
@@ -106,6 +110,8 @@ class NativeIter(Draws):
             except LeftOut:
                 self._handed_out = 0.0  # the time since then was not the training's
                 continue
+            if not self._coming and not self._drained:  # of large batches the next is begun when this one is there
+                self._start_one()
             if self._drained and not self._coming:
                 self._stats.whole()
             if self._bar is not None:
@@ -131,9 +137,9 @@ class NativeIter(Draws):
             self._skipping.handed_out()
         waited, pending = time.perf_counter() - asked, coming.pending
         if self._landing is not None:
-            copying = min(waited, _copying(coming, data))
-            self._stats.waited("device copy", copying)
-            waited -= copying
+            seconds = min(waited, copying(coming, data))
+            self._stats.waited("device copy", seconds)
+            waited -= seconds
         self._stats.handed_out(
             coming.samples, pending.nbytes, pending.counts(), waited, coming.transform_seconds, coming.collate_seconds
         )
@@ -151,11 +157,11 @@ class NativeIter(Draws):
                     samples = self._skipping.readable(error, self._timeout or None)
                 coming = self._made_anew(samples)
         except SolarError as error:
-            raise _placed(error) from error.__cause__
+            raise placed(error) from error.__cause__
         except Late as error:
             number = self.passage.before[0] + self.passage.batches
             text = f"batch {number} of {self._dataset} did not come in {self._timeout:g} s: {error}"
-            raise _placed(ReadError(text)) from None
+            raise placed(ReadError(text)) from None
         finally:
             del coming
 
@@ -226,20 +232,32 @@ class NativeIter(Draws):
     def _prepare(self) -> None:
         """Starts what makes the batches, when the first is asked for: threads and processes are not had for nothing.
 
-        Whoever interrupts it may ask again.
+        Whoever interrupts it may ask again. Nothing is served of a file that was replaced since the epoch before.
         """
+        replaced = self._files.replaced(gone=self._skipping is None)
+        try:
+            if replaced is None or self._buffered.has_mates(self.passage.order):
+                self._begin_pass(replaced)
+            if replaced is not None:
+                raise placed(replaced)
+        finally:
+            del replaced  # or it and this frame, which its traceback keeps, would keep each other alive
+        self._prepared = True
+
+    def _begin_pass(self, replaced: ReadError | None) -> None:
+        """Finds out who makes the batches; and tells the other ranks where there are to be none."""
         if self._pace is None:
             self._pace = self._started_making()
         if self._turn is None:
-            self._turn = self._buffered.begin(self._beneath, self._indices, self.passage, self._course, self._pace)
+            course, pace = self._course, self._pace
+            self._turn = self._buffered.begin(self._beneath, self._indices, self.passage, course, pace, replaced)
         turn = self._turn
         if self._closed:  # by another thread, meanwhile: what was started since is let go too
             self._release()
             raise RuntimeError(CLOSED)
         if turn is not None:
             turn.draw()
-            self._indices, self._ahead = turn, turn.ahead
-        self._prepared = True
+            self._indices, self._ahead, self._nbytes_ahead = turn, turn.ahead, sys.maxsize  # it has a size
 
     def _prepared_since(self, asked: float) -> float:
         """The time when all was prepared; what that took is counted, and is not the storage's."""
@@ -270,7 +288,7 @@ class NativeIter(Draws):
     def _start_making(self, first: H5Dataset, workers: int) -> int:
         """Starts threads and processes that make the batches, as they are needed. Gives the number of threads."""
         converts = any(leaf is not None for leaf in leaves(first.fields))
-        if self._making.in_python and workers > 0 and not first.thread_safe:
+        if self._making.in_processes and workers > 0:
             self._processes = self._workers.start(self._making, self._wanted, self._base_seed)
         if self._processes is not None:
             threads = workers
@@ -312,8 +330,10 @@ class NativeIter(Draws):
         except Exception as error:
             self._coming.append(error)
             return
-        self._stats.held(coming.pending.nbytes)
+        nbytes = coming.pending.nbytes
+        self._stats.held(nbytes)
         self._coming.append(coming)
+        self._most = max(0, self._nbytes_ahead // max(1, nbytes) - 1)
 
     def _begun(self, source: Beneath | Turn, samples: Any, number: int) -> Coming:
         pending, called = source.start(samples)
@@ -373,19 +393,3 @@ class NativeIter(Draws):
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self._release()
-
-
-def _copying(coming: Coming, data: Any) -> float:
-    """The seconds that it took the host to bring a batch on its way to the device."""
-    if isinstance(data, Landed):
-        return data.seconds
-    return coming.landing_seconds if isinstance(coming, InLanding) else 0.0
-
-
-def _placed(error: SolarError) -> SolarError:
-    """The error with the rank that it happened on, where there are several."""
-    with contextlib.suppress(PlanError):
-        world = detect()
-        if world.ranks > 1 and error.args:
-            error.args = (f"rank {world.rank} of {world.ranks}: {error}",)
-    return error

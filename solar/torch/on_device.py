@@ -24,7 +24,7 @@ from solar.torch.decoding import Decoding
 from solar.torch.finish import Finish, by_device, exact
 from solar.torch.landing import Form, Landing, Static
 from solar.torch.making import Making
-from solar.torch.pending import leaves, mapped
+from solar.torch.pending import BATCHES_AHEAD, leaves, mapped
 from solar.torch.spared import Parts, Spared, only, parted, stays
 from solar.torch.stats import Stats
 from solar.torch.streams import Streams, device_of, named, streams_of
@@ -122,12 +122,12 @@ class OnDevice:
                     "decode='device', but your transform or collate_fn is to get the samples on the host: give "
                     "decode='host', or do that in device_transform"
                 )
-            return Landing(form, streams, loader._stats, None, loader.ahead), beneath
+            return Landing(form, streams, loader._stats, None, loader.ahead or BATCHES_AHEAD), beneath
         datasets, finishes = self._viewed(beneath.datasets, form.device, making.auto_collation)
         tier, parts = None, None
         if self._resident is not None:
             tier, parts = self._tier_of(datasets, form.device, loader._stats)
-        landing = Landing(form, streams, loader._stats, finishes, loader.ahead, tier)
+        landing = Landing(form, streams, loader._stats, finishes, loader.ahead or BATCHES_AHEAD, tier)
         room = None if landing.ring is None else landing.ring.room
         if self._by_gds:
             readings = [None if finish is None else finish.reading for finish in leaves(finishes)]

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from solar.io.field import Field
+from solar.io.given import BFLOAT16
 from solar.io.reader import Pending
 
 TENSOR_KINDS = "biufc"  # what torch makes tensors of; a batch of anything else is a list of its samples
+BATCHES_AHEAD = 4  # that are read before they are asked for, where nobody says how many
+NBYTES_AHEAD = 1 << 30  # that these take at most, if there is more than one
 
 Array = np.ndarray[Any, Any]
 
@@ -19,9 +23,10 @@ Array = np.ndarray[Any, Any]
 class PendingField:
     """One field of a batch, read in one or several parts into the same memory."""
 
-    def __init__(self, parts: list[Pending], field: Field | None) -> None:
+    def __init__(self, parts: list[Pending], field: Field | None, rows: Array | None = None) -> None:
         self.parts = parts
         self.field = field
+        self.rows = rows  # of the samples in their data set
         self.nbytes = 0
         for part in parts:
             self.nbytes += part.nbytes
@@ -68,11 +73,17 @@ class PendingBatch:
         """What `arrived` gave, made as the fields ask, in their structure."""
         if self.converts:
             arrived = [
-                values if one.field is None else one.field.convert(values)
+                values if one.field is None else one.field.convert(values, rows=one.rows)
                 for one, values in zip(self.fields, arrived, strict=True)
             ]
-        made = (values if values.dtype.kind in TENSOR_KINDS else list(values) for values in arrived)
-        return arranged(self._structure, made)
+        return arranged(self._structure, map(_given, arrived))
+
+
+def _given(values: Array) -> Any:
+    """What samples are made of: arrays of numbers, tensors of bfloat16, which numpy has not, lists of all else."""
+    if values.dtype == BFLOAT16:
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return values if values.dtype.kind in TENSOR_KINDS else list(values)
 
 
 def added(counts: dict[str, int], others: dict[str, int]) -> dict[str, int]:

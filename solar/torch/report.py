@@ -7,14 +7,25 @@ from typing import Any
 
 from solar.io.codec import FILTER
 
-HARDLY = 0.02  # share of the time below which waiting is not worth a word of advice
+HARDLY = 0.05  # share of the time below which waiting is not worth a word of advice
+MOMENT = 1.0  # seconds of waiting in all below which it is not, either
 IDLE = 0.05  # share of the time below which nothing was computed between the batches
 
 
 def report(
-    totals: Mapping[str, Any], epochs: Sequence[tuple[int, Mapping[str, Any]]] = (), filters: Collection[int] = ()
+    totals: Mapping[str, Any],
+    epochs: Sequence[tuple[int, Mapping[str, Any]]] = (),
+    filters: Collection[int] = (),
+    per_chunk: int = 1,
+    memory: float = 0.0,
+    buffer: str = "",
 ) -> str:
-    """What Stats.as_dict gives, in words; with what Stats.by_epoch gives, and filters that are undone (HDF5's numbers).
+    """What Stats.as_dict gives, in words; with what Stats.by_epoch gives, and what is known of the data.
+
+    `filters` are undone to read them (HDF5's numbers), up to `per_chunk` samples share a chunk that is decompressed,
+    and the buffer has room for the share `memory` of them (0: there is none).
+
+    `buffer`: what one would gain, where there is none.
 
     >>> from solar.torch.stats import Stats
     >>> report(Stats().as_dict())
@@ -23,7 +34,8 @@ def report(
     waited = sum(totals["wait_seconds"].values())
     if not totals["batches"]:
         return "No batch has been handed out." + (f" {_waiting(totals, waited)}" if waited else "")
-    told = {**totals, "filters": frozenset(filters)}
+    told = {**totals, "filters": frozenset(filters), "per_chunk": per_chunk, "memory": memory}
+    told["with_buffer"] = f" {buffer}" if buffer else ""
     return "\n".join(line for line in (_amounts(told), *_table(epochs), *_times(told, waited)) if line)
 
 
@@ -43,9 +55,9 @@ def _amounts(totals: Mapping[str, Any]) -> str:
     if sources := ", ".join(said for amount, said in parts if amount):
         text += f"\nFor this: {sources}."
     if totals["retries"]:
-        text += f"\nThe storage failed {_count(totals['retries'], 'time')}, and was asked again with success."
+        text += f"\nReading failed {_count(totals['retries'], 'time')}, and succeeded when it was tried again."
     if totals["skipped"]:
-        text += f"\nLeft out, for it could not be read: {_count(totals['skipped'], 'sample')}."
+        text += f"\nLeft out, because it could not be read: {_count(totals['skipped'], 'sample')}."
     if totals["peak_bytes"]:
         text += f"\nMemory for batches: {_size(totals['resident_bytes'])} now, {_size(totals['peak_bytes'])} at most."
     return text
@@ -77,7 +89,8 @@ def _times(totals: Mapping[str, Any], waited: float) -> list[str]:
         return []
     times = f"({_time(waited)} of {_time(passed)})"
     if totals["wait_share"] < HARDLY:
-        return [f"Your training hardly waited for data: {_percent(totals['wait_share'])} of the time {times}."]
+        share = _percent(totals["wait_share"])
+        return [f"Your training hardly waited for data: {share} of the time {times}. There is nothing to gain."]
     if totals["busy_seconds"] < IDLE * passed:
         rate = totals["samples"] / passed
         speed = f"{rate:,.0f}" if rate >= 99.5 else f"{rate:.1f}"
@@ -100,6 +113,8 @@ def _causes(totals: Mapping[str, Any], waited: float) -> str:
 
 
 def _advice(totals: Mapping[str, Any], waited: float) -> str:
+    if waited < MOMENT:
+        return f"In all that is less than {_time(MOMENT)}: nothing to gain yet."
     cause = max(totals["wait_seconds"], key=lambda cause: totals["wait_seconds"][cause])
     seconds = totals["wait_seconds"][cause]
     part = "All" if seconds > 0.99 * waited else "Most" if seconds > waited / 2 else "The largest part"
@@ -110,8 +125,8 @@ def _of_storage(totals: Mapping[str, Any]) -> str:
     requests, bypassed, nbytes, mapped = (totals[key] for key in ("requests", "bypassed", "bytes", "bytes_mapped"))
     if not nbytes:
         return (
-            "no bytes were counted. Either libhdf5 reads these files, in one process (`solar inspect FILE` says why), "
-            "or nothing is stored in them."
+            "no bytes were counted. Either libhdf5 reads these files in one process, which is often slower than "
+            "PyTorch with h5py (`solar inspect FILE` says why), or nothing is stored in them."
         )
     if mapped > 0.9 * nbytes:
         said = (
@@ -132,15 +147,14 @@ def _of_storage(totals: Mapping[str, Any]) -> str:
         )
         if not totals["epochs"]:
             said += " This is the first epoch: what stays in the page cache need not be read again in the next."
-    return said + _amplified(totals, "bytes", "read")
+    return f"{said}{_read_again(totals)}{totals['with_buffer']}"
 
 
 def _of_decoding(totals: Mapping[str, Any]) -> str:
     faster = next((said for number, said in FASTER.items() if number in totals["filters"]), "")
     said = "it runs on one thread for each CPU core the process may use (32 at most). More cores would help"
-    said += (f", or {faster}" if faster else "") + "." + _amplified(totals, "bytes_decoded", "decoded")
-    again = totals["bytes_decoded"] > 2 * max(1, totals["batch_bytes"]) and not totals["buffer_hits"]
-    return said + (" A buffer would have each chunk decoded less often (`buffer`)." if again else "")
+    said += (f", or {faster}" if faster else "") + "." + _decoded_again(totals)
+    return f"{said}{totals['with_buffer']}"
 
 
 def _of_buffer(totals: Mapping[str, Any]) -> str:
@@ -150,14 +164,43 @@ def _of_buffer(totals: Mapping[str, Any]) -> str:
     )
 
 
-def _amplified(totals: Mapping[str, Any], key: str, done: str) -> str:
-    """Whether much more was read or decoded than was asked for."""
-    if not totals["batch_bytes"] or (times := totals[key] / totals["batch_bytes"]) < 2:
+def _read_again(totals: Mapping[str, Any]) -> str:
+    """Why much more was read than was asked for, if it was."""
+    times = _times_over(totals, "bytes")
+    if times < 2:
         return ""
+    if totals["memory"]:
+        only = f", because memory held only {_percent(totals['memory'])} of the data" if totals["memory"] < 1 else ""
+        return f" The plan read each sample {_rounded(times)} times{only}."
+    if totals["per_chunk"] > 1:
+        return f" Each sample cost {_rounded(times)} times its size in reading, {_shared(totals)}"
     return (
-        f" For each byte of the batches {times:.1f} bytes were {done}, for chunks come whole: files whose chunks hold "
-        "fewer samples would need less."
+        f" Each sample cost {_rounded(times)} times its size in reading, because reads come in whole pages and go on "
+        "over small gaps, or because Field's select takes a part of it."
     )
+
+
+def _decoded_again(totals: Mapping[str, Any]) -> str:
+    """Why much more was decompressed than was asked for, if it was."""
+    times = _times_over(totals, "bytes_decoded")
+    if times < 2:
+        return ""
+    why = _shared(totals) if totals["per_chunk"] > 1 else "because Field's select takes a part of it."
+    return f" Each sample cost {_rounded(times)} times its size in decompression, {why}"
+
+
+def _shared(totals: Mapping[str, Any]) -> str:
+    return (
+        f"because {totals['per_chunk']:,} samples share a chunk: files whose chunks hold fewer samples would need less."
+    )
+
+
+def _times_over(totals: Mapping[str, Any], key: str) -> float:
+    return float(totals[key] / totals["batch_bytes"]) if totals["batch_bytes"] else 0.0
+
+
+def _rounded(times: float) -> str:
+    return f"{times:.1f}" if times < 9.95 else f"{times:,.0f}"
 
 
 # What decodes faster, by the number of the filter that is undone; of others nothing much faster is known.
@@ -184,12 +227,12 @@ ADVICE: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "decode": _of_decoding,
     "buffer": _of_buffer,
     "plan": lambda _: (
-        "its memory is made once. With a `generator`, or a PlanSampler, and `epochs`, an epoch is planned while another"
-        " runs."
+        "its memory is allocated once. With a `generator` or a PlanSampler, and with `epochs`, the next epoch is "
+        "planned while one runs."
     ),
     "transform": lambda _: (
-        "run it beside the training, in threads (H5Dataset(..., thread_safe=True), if it may run in several at once) "
-        "or in processes (num_workers); with more of them, if it does already."
+        "run it in threads (H5Dataset(..., thread_safe=True), if several may run it at once) or in processes "
+        "(num_workers), or in more of them."
     ),
     "exchange": lambda _: "the rank that reads slowest, or the network, sets the pace; compare the ranks' reports.",
     "device copy": lambda _: (

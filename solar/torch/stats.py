@@ -205,12 +205,13 @@ class Stats:
             begin = self._epochs + self._whole + 1 - len(rows)
             return [(1 if not place else begin + place, row) for place, row in enumerate(rows)]
 
-    def report(self, filters: Collection[int] = ()) -> str:
+    def report(self, filters: Collection[int] = (), per_chunk: int = 1, memory: float = 0.0, buffer: str = "") -> str:
         """The counters in words: what was read, how long the training waited and for what, what would help.
 
-        `filters`: the numbers of HDF5's filters that are undone, for the advice.
+        For the advice: the numbers of HDF5's filters that are undone, how many samples share a chunk that is
+        decompressed, for which share of the data the buffer has room, and what one would gain where there is none.
         """
-        return in_words(self.as_dict(), self.by_epoch(), filters)
+        return in_words(self.as_dict(), self.by_epoch(), filters, per_chunk, memory, buffer)
 
     def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
         return type(self), ()

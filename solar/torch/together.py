@@ -14,11 +14,13 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.errors import PlanError
+from solar.errors import PlanError, SolarError
 from solar.io import node
 from solar.io.buffered import Part, Running, shared_nbytes
 from solar.io.exchange import Exchange, Parcels, mail
+from solar.io.meeting import TROUBLE
 from solar.io.peers import Peers, peers
+from solar.io.ranks import detect
 from solar.io.reader import Rows
 from solar.planner.division import at_home, by_turns, divided, seated
 from solar.planner.regions import around, homes
@@ -98,7 +100,14 @@ class Together:
         data = [f"{layout.name} in {layout.paths[0]}, {layout.digest[:16]}" for layout in layouts_of(beneath)[:8]]
         same = {"data": data, "length": sum(map(len, datasets)), **facts, "exchange": exchange, "balance": balance}
         least = {"alone": alone, "nbytes": nbytes}
-        self._met = with_.meet(f"the first batch of {self._name}", same, own, least, self._seconds)
+        self.replaced = beneath.replaced(gone=True)
+        same[TROUBLE] = None if self.replaced is None else str(self.replaced)
+        try:
+            self._met = with_.meet(f"the first batch of {self._name}", same, own, least, self._seconds)
+        except PlanError:
+            self.check_files()  # this rank's own error says more
+            raise
+        self.check_files()
         self.nbytes = self._met.least["nbytes"]  # of a node's buffer: nodes may differ a little in what 25% is
         self.nodes = max(self._met.node_of) + 1
         self.mates = sorted({mate["part"] for mate in self._met.mates.values()})
@@ -140,17 +149,29 @@ class Together:
         self._met = self.peers.meet(f"a new run of the buffer for {self._name}", facts, mine, {}, self._seconds)
         return [Needs(*mate["needs"]) for mate in self._met.mates.values()]
 
+    def check_files(self, running: Running | Exchange | None = None) -> None:
+        """Raises what is wrong where a file was replaced. Ranks in the midst of a run with this one hear why."""
+        error, self.replaced = self.replaced, None
+        if error is not None and running is not None:
+            running.fail(error)
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # or it and this frame, which its traceback keeps, would keep each other alive
+
     @contextmanager
     def agreeing(self) -> Iterator[None]:
         """What each rank does by itself before a run begins: where it goes wrong for one, it does for all."""
         what = f"the plan of a new run for {self._name}"
         try:
+            self.check_files()
             yield
         except Exception as error:
             with suppress(PlanError):  # this rank's own error says more
-                self.peers.meet(what, {"what kept it from planning": str(error)}, {}, {}, self._seconds)
+                self.peers.meet(what, {TROUBLE: str(error)}, {}, {}, self._seconds)
             raise
-        self.peers.meet(what, {"what kept it from planning": None}, {}, {}, self._seconds)
+        self.peers.meet(what, {TROUBLE: None}, {}, {}, self._seconds)
 
     def running(self, rows: Sequence[Rows], parts: Sequence[Part], staged: int, scratch: int) -> Running | Exchange:
         """What carries out a plan of this node, right after `needs`."""
@@ -261,3 +282,12 @@ class _Homes:
 def _some(uses: Uses, group: Any, *, places: bool = False) -> Uses:
     which = None if uses.which is None else uses.which[group.uses]
     return Uses(which, uses.rows[group.uses], group.starts, group.places if places else None)
+
+
+def placed(error: SolarError) -> SolarError:
+    """The error with the rank that it happened on, where there are several."""
+    with suppress(PlanError):
+        world = detect()
+        if world.ranks > 1 and error.args:
+            error.args = (f"rank {world.rank} of {world.ranks}: {error}",)
+    return error

@@ -98,6 +98,7 @@ class Tuned:
     whole: bool  # whether all values seen are whole numbers
     sigma: float | None  # of Poisson, for counts: the root of their mean
     anew: list[Change] | None  # what counts drawn anew by that law do, in each state
+    labels: str = ""  # why its values are rather compared for equality than measured
 
     def shares(self, changes: Sequence[Change]) -> list[float]:
         """The changes in each state, as shares of the noise there."""
@@ -257,7 +258,8 @@ def measure(
     if not any(noise.size for noise in noises):
         raise PlanError("the gradients of all batches are the same: there is no noise to compare a bound's effect with")
     names = [state.name for state in states]
-    return Tuned(source.part, read.samples, count, names, noises, rungs, seen.whole, seen.sigma, anew_changes)
+    seen_as = seen.whole, seen.sigma, anew_changes, source.labels
+    return Tuned(source.part, read.samples, count, names, noises, rungs, *seen_as)
 
 
 def check(task: Task, batches: int | None) -> None:

@@ -60,6 +60,7 @@ class Turn:
         self._pace, self._nbytes, self._epochs_left = pace, nbytes, epochs_left
         opened = beneath.first.opened()
         self._fields = [PendingField([], leaf.field) for leaf in opened]
+        self._by_row = any(leaf.field is not None and leaf.field.by_row for leaf in opened)
         self._row_nbytes = sum(leaf.rows.sample_nbytes for leaf in opened)
         self._drawn: deque[Any] = deque()
         self._next: deque[Any] = deque()  # drawn, but not yet known to the run
@@ -194,10 +195,11 @@ class Turn:
         uses = self._segment.batches
         here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
         names = uses.rows[here].astype(np.int64)
+        fields = [PendingField([], one.field, names) for one in self._fields] if self._by_row else self._fields
         if uses.which is not None:
             names = self.beneath.names(uses.which[here], names)
         structure, nbytes = self.beneath.first.layouts, len(names) * self._row_nbytes
-        made = RunBatch(structure, self._fields, nbytes, self._running, self._base + number, len(names))
+        made = RunBatch(structure, fields, nbytes, self._running, self._base + number, len(names))
         made.alone = self._pace.threads == 0
         if self._segment.weights is not None:
             made.weight = float(self._segment.weights[number])

@@ -43,7 +43,7 @@ class Piece:
 
 def layouts_of(beneath: Beneath) -> list[Layout]:
     """Of each H5Dataset each field, as the pieces of `pieces_of` are."""
-    return [layout for dataset in beneath.datasets for layout in leaves(dataset.layouts)]
+    return beneath.layouts()
 
 
 def pieces_of(beneath: Beneath) -> list[Piece]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import pickle
+import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from typing import Any
 
 import torch
 from torch.utils.data._utils import worker as torchs
 
-from solar.io.processes import Processes
+from solar.io import fork_server
+from solar.io.processes import Processes, unsendable
 from solar.torch.making import Making
 from solar.torch.transform import Key, seed_global_generators
+
+SLOW = 1.0  # seconds after which it is said what the program waits for
+log = logging.getLogger("solar")
 
 
 @dataclass
@@ -70,6 +76,10 @@ class Workers:
         self._kept: Processes | None = None
         self._owner = os.getpid()
 
+    def expect(self) -> None:
+        """Has imported what processes need, while the program does something else."""
+        fork_server.expected(self, __name__)
+
     def start(self, making: Making, wanted: Wanted, base_seed: int) -> Processes | None:
         """Processes that do this making; None where it cannot be sent to one, which is then said."""
         if self._owner != os.getpid():  # a forked process has none of its parent's
@@ -78,13 +88,14 @@ class Workers:
             return self._kept
         work = Work(making)
         start = Start(wanted.count, base_seed, wanted.dataset if wanted.init is not None else None, wanted.init)
-        for what in (work, start):
-            if not _can_be_sent(what):
-                return None
+        forked = wanted.context is not None and wanted.context.get_start_method() == "fork"
+        if not forked and not _can_be_sent((work, start)):
+            return None
         if wanted.context is None:
-            _import_torch_once()
-        reducers: dict[type, Callable[[Any], Any]] = {torch.Tensor: tensor_as_array}
-        processes = Processes(wanted.count, work, context=wanted.context, init=start, reducers=reducers)
+            fork_server.taken(__name__)
+        # Not beside a fork: it is not to find other threads than there are.
+        with nullcontext() if forked else _told_if_slow(wanted.count):
+            processes = Processes(wanted.count, work, context=wanted.context, init=start, reducers=REDUCERS)
         if wanted.persistent:
             self._kept = processes
         return processes
@@ -103,34 +114,34 @@ class Workers:
         return dict(self.__dict__, _kept=None)
 
 
-def _import_torch_once() -> None:
-    """Has the fork server import torch, of which each process is then a copy; unless the program chose its imports."""
-    server: Any = forkserver._forkserver  # nothing public tells whether it runs, and what was chosen
-    if server._forkserver_pid is None and server._preload_modules == ["__main__"]:
-        forkserver.set_forkserver_preload([__name__])
-
-
-def _forget_server() -> None:
-    """A forked process needs a fork server of its own: it cannot wait for its parent's, which multiprocessing does."""
-    server: Any = forkserver._forkserver
-    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
-
-
-os.register_at_fork(after_in_child=_forget_server)
+@contextmanager
+def _told_if_slow(count: int) -> Iterator[None]:
+    """In it, a line is logged when it takes long."""
+    said = "still starting processes (%d) for transform and collation: torch is imported for them, once for the program"
+    timer = threading.Timer(SLOW, log.info, (said, count))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def _can_be_sent(what: Any) -> bool:
-    try:
-        pickle.dumps(what)
-    except Exception as error:
-        warnings.warn(
-            f"transform, collate_fn or worker_init_fn cannot be sent to another process ({error}), so num_workers has "
-            "no effect and they run in this one: define them at the top of a module instead of in a function, or, if "
-            "the transform may run in several threads at once, give the H5Dataset thread_safe=True",
-            stacklevel=2,
-        )
-        return False
-    return True
+    why = unsendable(what, REDUCERS)
+    if not why:
+        return True
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(("solar.", "torch.")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"transform, collate_fn or worker_init_fn cannot be sent to another process ({why}), so num_workers has no "
+        "effect and they run in this one: define them at the top of a module instead of in a function, or, if the "
+        "transform may run in several threads at once, give the H5Dataset thread_safe=True",
+        stacklevel=level,
+    )
+    return False
 
 
 def tensor_as_array(tensor: torch.Tensor) -> Any:
@@ -147,3 +158,6 @@ def tensor_as_array(tensor: torch.Tensor) -> Any:
 
 def _from_bits(bits: Any) -> torch.Tensor:
     return torch.from_numpy(bits).view(torch.bfloat16)
+
+
+REDUCERS: dict[type, Callable[[Any], Any]] = {torch.Tensor: tensor_as_array}

@@ -61,6 +61,22 @@ def files() -> Iterator[tuple[str, bytes]]:
                 for number in range(10):  # more than a header takes: a heap, and a tree of names
                     file[f"link{number}"] = h5py.SoftLink("x")
             yield f"links-{libver}.h5", path.read_bytes()
+            for many in (0, 10):
+                yield f"external-{many}-{libver}.h5", external(path, libver, many)
+
+
+def external(path: Path, libver: str, more: int) -> bytes:
+    """A file with links out of itself and back: the fuzzer's input is descriptor 3 to 5, and beside others of them."""
+    with h5py.File(path, "w", libver=libver) as file:
+        file["x"] = np.arange(3)
+        for number in range(3, 6):
+            file[f"in{number}"] = h5py.ExternalLink(str(number), "x")
+            file[f"round{number}"] = h5py.ExternalLink(f"/proc/self/fd/{number}", f"/round{number}")
+            file[f"root{number}"] = h5py.ExternalLink(str(number), "/")
+        for number in range(more):
+            file[f"gone{number}"] = h5py.ExternalLink(f"gone{number}.h5", "x")
+        file["soft"], file["dir"] = h5py.SoftLink("root3/x"), h5py.ExternalLink("/", "x")
+    return path.read_bytes()
 
 
 def chunk_of(array: NDArray[Any], **options: Any) -> tuple[list[tuple[int, tuple[int, ...]]], bytes]:

@@ -54,13 +54,22 @@ struct Array {
   std::vector<std::size_t> shape;
 };
 
+// Numbers of the array's own type, as bytes. `values` say "nothing was measured": they come back bit for bit, and no
+// other value becomes one. What is below a limit stays below it, and what is not does not get there.
+struct Marks {
+  Bytes values, limits;
+};
+inline constexpr std::size_t most_marks = 16, most_limits = 8;
+
 // The chunk of `array`, every value of it within `bound` (0: bit for bit); NaN and infinities always bit for bit.
 // `tables`: what train() gave, or empty. Throws Error(Kind::codec) when asked what cannot be kept: a bound that is
-// no number, negative or infinite, or too many values.
-std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables = {});
+// no number, negative or infinite, too many values, or too many marks.
+std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables = {},
+                              const Marks& marks = {});
 
 // Tables for chunks like these, for the filter's client data.
-std::vector<std::byte> train(const std::vector<Array>& arrays, double bound, Predictor predictor);
+std::vector<std::byte> train(const std::vector<Array>& arrays, double bound, Predictor predictor,
+                             const Marks& marks = {});
 
 // The values of the filter with these tables, as encode and decode need them.
 std::vector<std::uint32_t> client_data(Bytes tables);

@@ -1,11 +1,13 @@
-// Samples as a Field has them come: cut and transposed, cast, minus a mean, divided by a standard deviation.
+// Samples as a Field has them come: cut and transposed, unpacked, cast, minus a mean, divided by a standard deviation.
 //
 // The source is read by strides, so a slice or a transpose is just another view of the same memory. Every result has
-// the bits of numpy's `(x.astype(to) - mean) / deviation`, worked out in the type `to`.
+// the bits of numpy's `(x.astype(to) - mean) / deviation`, worked out in the type `to`. bfloat16 is worked out in
+// float32 and rounded to nearest, ties to even.
 // The caller owns all memory. Nothing is kept, no thread is started; any number of threads may convert at a time.
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "solar/bytes.hpp"
@@ -13,7 +15,8 @@
 namespace solar {
 
 enum class Number {
-  boolean, int8, uint8, int16, uint16, int32, uint32, int64, uint64, float16, float32, float64
+  boolean, int8, uint8, int16, uint16, int32, uint32, int64, uint64, float16, float32, float64,
+  bfloat16  // which is only written
 };
 
 // What is read: item (i, j, ...) lies at bytes + i * strides[0] + j * strides[1] + ... It need not be aligned.
@@ -29,9 +32,20 @@ struct Term {
   std::vector<std::ptrdiff_t> strides;  // as many as the source has; 0 along an axis: the same all along it
 };
 
-// Casts and normalises into `out`: all items, in C order.
-// REQUIRES: `to` is float32 or float64, out and the terms are aligned for it, out overlaps nothing that is read.
-void convert(const Strided& source, Number from, std::byte* out, Number to, const Term& mean, const Term& deviation);
+// What CF's conventions make of a stored number x before anything else: NaN where x is missing, else x * scale + offset.
+struct Packing {
+  Number in = Number::float64;      // the type that x is cast to, in which all of it is worked out: float32 or float64
+  bool wide = false;                // products and sums are worked out in float64, and each is rounded to `in`
+  std::vector<double> missing{};    // REQUIRES: `in` has them exactly
+  std::optional<double> scale{}, offset{};
+  std::optional<double> instead{};  // comes at last wherever the result is NaN
+};
+
+// Casts and normalises into `out`: all items, in C order; unpacks them first where there is a packing.
+// REQUIRES: `to` is float32, float64 or bfloat16; the terms are of that type, for bfloat16 of float32; out and the
+// terms are aligned; out overlaps nothing that is read.
+void convert(const Strided& source, Number from, std::byte* out, Number to, const Term& mean, const Term& deviation,
+             const Packing* packing = nullptr);
 
 // Moves items of any kind as they are into `out`, in C order. REQUIRES: out does not overlap the source.
 void rearrange(const Strided& source, std::size_t itemsize, std::byte* out);

@@ -12,6 +12,24 @@
 
 namespace solar {
 
+// What tells a file from another that has taken its place, or from what it was before somebody wrote to it.
+//
+// The device does not count: a file system that is mounted anew gets another number. Nor does an inode alone: some file
+// systems (FUSE, CIFS) number their files anew now and then. A file that was put in the place of another has both another
+// inode and another time of its last change, even where size and modification time were made the same.
+struct Identity {
+  std::uint64_t nbytes = 0;
+  std::int64_t mtime_ns = 0;
+  std::uint64_t inode = 0;  // 0: not known
+  std::int64_t ctime_ns = 0;
+
+  // What is otherwise now, in words; empty: it is the same file.
+  std::string differs(const Identity& now) const;
+};
+
+// Of the file that has this path now. Error(read, errno) where there is none; what may pass is tried again.
+Identity identity_of(const std::string& path);
+
 class File {
  public:
   // O_RDONLY | O_CLOEXEC; Error(read, errno) names the path. `direct`: past the page cache, where the file system can.
@@ -25,8 +43,8 @@ class File {
 
   const std::string& path() const noexcept { return path_; }
   int descriptor() const noexcept { return descriptor_; }
-  std::uint64_t nbytes() const noexcept { return nbytes_; }        // at the time of opening
-  std::int64_t mtime_ns() const noexcept { return mtime_ns_; }
+  const Identity& identity() const noexcept { return identity_; }  // at the time of opening
+  std::uint64_t nbytes() const noexcept { return identity_.nbytes; }
   unsigned retries() const noexcept { return retries_; }           // that opening took
 
   // 0: reads go through the page cache. Else they pass it by, and offset, size and address of each must be multiples of
@@ -50,8 +68,7 @@ class File {
   std::string path_;
   int descriptor_ = -1;
   std::size_t alignment_ = 0;
-  std::uint64_t nbytes_ = 0;
-  std::int64_t mtime_ns_ = 0;
+  Identity identity_;
   unsigned retries_ = 0;
 };
 

@@ -23,7 +23,9 @@ inline constexpr std::uint64_t undefined_address = ~std::uint64_t{0};
 
 // One dataset as its object header describes it; the chunk index is not walked (see chunk_table).
 struct Dataset {
-  std::string name;                    // absolute path inside the file
+  std::string name;                    // absolute path inside the file that was asked for
+  std::string path;                    // not empty: the file that holds it, to which links lead from the one asked for
+  std::string target;                  // not empty: its path without links in the file that holds it
   std::string problem;                 // not empty: damaged or refused, everything below may be unset
   std::string elsewhere;               // not empty: sound, but only libhdf5 can read it, and why
   bool null_space = false;
@@ -46,6 +48,14 @@ struct Dataset {
   std::uint8_t layout_flags = 0;                    // layout message v4
   std::uint8_t layout_version = 0;
   std::uint64_t header_address = undefined_address; // of the object header, absolute
+  Identity identity;                                // of the file that holds it
+};
+
+// A group that is listed by another name, or below this one, which is a link.
+struct Alias {
+  std::string name;
+  std::string path;    // of the file that holds it, if that is another one
+  std::string target;  // its path there
 };
 
 struct FileFacts {
@@ -57,17 +67,23 @@ struct FileFacts {
 };
 
 struct Metadata {
-  FileFacts facts;
-  std::vector<Dataset> datasets;  // in name order (groups depth-first as h5py's visititems)
+  FileFacts facts;                    // of the file that was asked for
+  std::vector<Dataset> datasets;      // in name order (groups depth-first as h5py's visititems)
+  std::vector<Dataset> linked;        // what soft and external links lead to, by their names; in no order
+  std::vector<Alias> aliases;         // groups that links lead to
   std::vector<std::string> problems;  // links that lead nowhere, damaged groups: name and reason
 };
 
-// All datasets below the root, or only the one called `name` (a path; soft links are followed).
-// With `name`, Error(layout) says what is missing and the near miss if there is one.
+// All datasets below the root, or only the one called `name` (a path; soft and external links are followed).
+// With `name`, Error(layout) says what is missing and the near miss if there is one, and which links led there.
 // With Dataset::header_address of an earlier call as well, the dataset is taken from there and no group is read: how to
 // come back to many. The address is checked like any of the file.
+// `prefixes`: where external links are looked for first, with colons between: what HDF5_EXT_PREFIX says.
 Metadata read_metadata(const File& file, const std::string& name = {},
-                       std::uint64_t header_address = undefined_address);
+                       std::uint64_t header_address = undefined_address, const std::string& prefixes = {});
+
+// What a file without HDF5's signature seems to be, and what to do; empty: it has one.
+std::string why_not_hdf5(const File& file);
 
 // Where each chunk lies, in order of its linear (C order) index in the grid of chunks. Chunks never written are absent.
 struct ChunkTable {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "solar/file.hpp"
 #include "solar/filter.hpp"
 
 namespace solar {
@@ -27,9 +28,15 @@ struct Form {
 
 struct SourceFile {
   std::string path;
-  std::uint64_t nbytes = 0;   // what the file must still be when it is opened for reading
-  std::int64_t mtime_ns = 0;
+  Identity was;  // when it was inspected, and must be when it is opened for reading
+
+  // Error(read) unless this is its identity.
+  void check(const Identity& now) const;
 };
+
+// Looks at files by their paths, several at a time. Error(read) for the first of them that is another now; or, if that
+// is asked, is gone (with errno).
+void check_unchanged(std::span<const SourceFile> files, bool gone, unsigned threads);
 
 struct Source {
   std::string name;                       // of the dataset, for messages

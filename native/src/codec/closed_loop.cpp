@@ -30,8 +30,14 @@ void thin(const double* values, std::size_t count, double* out) { encoding_kerne
 template <class T>
 class Growing {
  public:
-  Growing(const T* values, Extent extent, const Quantiser& how, std::int32_t* residuals)
-      : values_(values), extent_(extent), how_(how), residuals_(residuals), one_(extent.values()), other_(one_.size()) {
+  Growing(const T* values, Extent extent, const Quantiser& how, const Guard<T>& guard, std::int32_t* residuals)
+      : values_(values),
+        extent_(extent),
+        how_(how),
+        guard_(guard),
+        residuals_(residuals),
+        one_(extent.values()),
+        other_(one_.size()) {
     how_.step = how.step / 16;
   }
 
@@ -79,7 +85,7 @@ class Growing {
     const bool near = std::fabs(sixteenths) < 0x1p26 && std::fabs(away) < 0x1p26;
     residual = near ? static_cast<std::int32_t>(away) : 0;
     const std::int32_t made = add(foretold, 16 * residual);
-    if (!near || !may_stand(value, restored<T>(made, how_), how_.bound))
+    if (!near || !stands(value, restored<T>(made, how_), how_.bound, guard_))
       kept.push_back(static_cast<std::uint16_t>(position));
     return made;
   }
@@ -100,7 +106,9 @@ class Growing {
     return foretold_.data() + held_;
   }
   void flush() {
-    if (!quick(line_.data(), foretold_.data(), held_, aim(), residuals_, made_.data())) look_closer();
+    if (!quick(line_.data(), foretold_.data(), held_, aim(), residuals_, made_.data()) ||
+        guard_.concerns(line_.data(), held_))
+      look_closer();
     const std::int32_t* made = made_.data();
     for (const Row& row : rows_) {
       if (row.known == nullptr)
@@ -123,8 +131,9 @@ class Growing {
       for (std::size_t i = 0; i < row.count; ++i, ++next) {
         if (next == looked) {
           const std::size_t count = std::min(held_ - next, block);
-          fine =
-              quick(line_.data() + next, foretold_.data() + next, count, aim(), residuals_ + next, made_.data() + next);
+          fine = quick(line_.data() + next, foretold_.data() + next, count, aim(), residuals_ + next,
+                       made_.data() + next) &&
+                 !guard_.concerns(line_.data() + next, count);
           looked += count;
         }
         if (!fine) made_[next] = look(row.first + i * row.step, foretold_[next], residuals_[next]);
@@ -198,6 +207,7 @@ class Growing {
   const T* values_;
   Extent extent_;
   Quantiser how_;
+  const Guard<T>& guard_;
   std::int32_t* residuals_;
   Ints one_, other_, foretold_, made_;
   std::vector<T> line_;
@@ -208,17 +218,17 @@ class Growing {
 }  // namespace
 
 template <class T>
-Draft interpolate(const T* values, Extent extent, const Quantiser& how, unsigned predictor) {
+Draft interpolate(const T* values, Extent extent, const Quantiser& how, const Guard<T>& guard, unsigned predictor) {
   Draft draft;
   draft.predictor = static_cast<std::uint8_t>(predictor);
   draft.residuals = blocks_of(extent.values());
-  Growing<T> growing(values, extent, how, draft.residuals.data());
+  Growing<T> growing(values, extent, how, guard, draft.residuals.data());
   draft.origin = growing.run(stride_of(predictor));
   for (const std::uint16_t at : growing.kept) keep(draft.runs, at, values[at]);
   return draft;
 }
 
-template Draft interpolate(const float*, Extent, const Quantiser&, unsigned);
-template Draft interpolate(const double*, Extent, const Quantiser&, unsigned);
+template Draft interpolate(const float*, Extent, const Quantiser&, const Guard<float>&, unsigned);
+template Draft interpolate(const double*, Extent, const Quantiser&, const Guard<double>&, unsigned);
 
 }  // namespace solar::codec

@@ -105,7 +105,24 @@ void integers_of(Bytes bytes, TileCoder coder, std::size_t values, const Work& w
 
 std::size_t word_of(std::size_t itemsize) { return std::max<std::size_t>(itemsize, 4); }
 
-// Runs of equal values kept bit for bit, in the tile's own order; returns the bytes before them.
+template <class Bits>
+void repeat_as(const std::byte* value, std::size_t count, std::byte* to) {
+  Bits bits;
+  std::memcpy(&bits, value, sizeof bits);
+  for (std::size_t i = 0; i < count; ++i) std::memcpy(to + i * sizeof bits, &bits, sizeof bits);
+}
+
+// One value, so often.
+void repeat(const std::byte* value, std::size_t itemsize, std::size_t count, std::byte* to) {
+  switch (itemsize) {
+    case 1: return repeat_as<std::uint8_t>(value, count, to);
+    case 2: return repeat_as<std::uint16_t>(value, count, to);
+    case 4: return repeat_as<std::uint32_t>(value, count, to);
+    default: return repeat_as<std::uint64_t>(value, count, to);
+  }
+}
+
+// Runs of equal values kept bit for bit, in the tile's own order.
 void put_runs(Bytes runs, std::size_t count, std::size_t itemsize, const Grid::Place& place, const Target& out) {
   const std::size_t each = 4 + word_of(itemsize), row = place.extent.x;
   std::byte value[8];
@@ -118,9 +135,9 @@ void put_runs(Bytes runs, std::size_t count, std::size_t itemsize, const Grid::P
     behind = first + length;
     out.put(run + 4, 1, value);
     for (std::size_t v = first; v < behind;) {
-      std::byte* to = out.row(place, v / row) + v % row * out.itemsize;
-      for (const std::size_t end = std::min(behind, v - v % row + row); v < end; ++v, to += out.itemsize)
-        std::memcpy(to, value, out.itemsize);
+      const std::size_t x = v % row, some = std::min(behind - v, row - x);
+      repeat(value, out.itemsize, some, out.row(place, v / row) + x * out.itemsize);
+      v += some;
     }
   }
 }
@@ -131,7 +148,7 @@ void fill_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, cons
   const std::size_t row = place.extent.x * out.itemsize;
   std::byte value[8];
   out.put(bytes.data(), 1, value);
-  for (std::size_t x = 0; x < row; x += out.itemsize) std::memcpy(first + x, value, out.itemsize);
+  repeat(value, out.itemsize, place.extent.x, first);
   for (std::size_t y = 1; y < place.extent.y * std::size_t{place.extent.z}; ++y)
     std::memcpy(out.row(place, y), first, row);
 }

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "codec/encoding.hpp"
+#include "codec/guard.hpp"
 #include "codec/interpolation.hpp"
 #include "codec/number.hpp"
 
@@ -16,7 +17,7 @@ constexpr std::size_t piece = 512;  // values quantised together, or one by one
 
 // One value that may stand for all of them.
 template <class T>
-bool constant(const T* values, std::size_t count, double bound, std::uint64_t& bits) {
+bool constant(const T* values, std::size_t count, double bound, const Guard<T>& guard, std::uint64_t& bits) {
   for (std::size_t i = 0; i < count; i += count / 64 + 1)  // what is not constant shows it here
     if (static_cast<double>(values[i]) - static_cast<double>(values[0]) > 2 * bound ||
         static_cast<double>(values[0]) - static_cast<double>(values[i]) > 2 * bound)
@@ -25,7 +26,7 @@ bool constant(const T* values, std::size_t count, double bound, std::uint64_t& b
     bits = bits_of(values[0]);
     return true;
   }
-  if (bound == 0) return false;
+  if (bound == 0 || guard.concerns(values, count)) return false;
   T low = values[0], high = values[0];
   for (std::size_t i = 0; i < count; ++i) {
     low = std::min(low, values[i]);
@@ -76,22 +77,24 @@ bool quantise_quickly(const T* values, std::size_t count, const Quantiser& how, 
   }
 }
 
-// Integers for all values from first to end - 1; those that none stands for are kept. Where a value needs a closer
+// Integers for all values from first to end - 1; those that none stands for, or may not, are kept. Where a value needs a closer
 // look, it is in small parts, and in those one by one.
 template <class T>
 void quantise_all(const T* values, std::size_t first, std::size_t end, std::size_t part, const Quantiser& how,
-                  std::int32_t* out, std::vector<Run>& runs) {
+                  const Guard<T>& guard, std::int32_t* out, std::vector<Run>& runs) {
   for (; first < end; first += part) {
     const std::size_t last = std::min(end, first + part);
-    if (quantise_quickly(values + first, last - first, how, out + first)) continue;
+    if (quantise_quickly(values + first, last - first, how, out + first) &&
+        !guard.concerns(values + first, last - first))
+      continue;
     if (part > block) {
-      quantise_all(values, first, last, block, how, out, runs);
+      quantise_all(values, first, last, block, how, guard, out, runs);
       continue;
     }
     for (std::size_t i = first; i < last; ++i) {
       std::int32_t v;
       const bool found = quantise(values[i], how, v);
-      if (!found || (how.quanta != Quanta::bits && !may_stand(values[i], restored<T>(v, how), how.bound))) {
+      if (!found || (how.quanta != Quanta::bits && !stands(values[i], restored<T>(v, how), how.bound, guard))) {
         keep(runs, i, values[i]);
         v = i == 0 ? 0 : out[i - 1];
       }
@@ -113,28 +116,20 @@ void difference(const std::int32_t* values, Extent extent, unsigned axis, std::i
   for (std::size_t i = 0; i < count; i += row) out[i] = values[i];
 }
 
-constexpr double latents_beside = 700;  // bits of a second stream
-
-template <class T>
-double cost_of(const Draft& draft, Coder coder) {
-  const std::size_t kept = draft.runs.size() * (4 + std::max<std::size_t>(4, sizeof(T)));
-  const double latents = draft.latents.empty() ? 0 : estimate(draft.latents, coder) + latents_beside;
-  return estimate(draft.residuals, coder) + latents + 8.0 * static_cast<double>(kept);
-}
-
 // The best interpolation of those to be tried, or `other` where that is better. Wider strides are tried while they are
 // better.
 template <class T>
-Draft smoothest(const T* values, Extent extent, const Quantiser& how, std::uint32_t tried, Coder coder, Draft* other) {
+Draft smoothest(const T* values, Extent extent, const Quantiser& how, const Guard<T>& guard, std::uint32_t tried,
+                Coder coder, Draft* other) {
   const std::uint32_t longest = std::max({extent.z, extent.y, extent.x});
   auto predictor = static_cast<unsigned>(std::countr_zero(tried & interpolations));
-  Draft best = interpolate(values, extent, how, predictor);
+  Draft best = interpolate(values, extent, how, guard, predictor);
   if (other == nullptr && (tried & interpolations) == 1u << predictor) return best;  // there is nothing to compare
   double least = cost_of<T>(best, coder);
   if (other != nullptr && cost_of<T>(*other, coder) <= least) return std::move(*other);
   while (++predictor <= last_interpolation && stride_of(predictor) / 2 < longest) {
     if ((tried >> predictor & 1) == 0) continue;
-    Draft wider = interpolate(values, extent, how, predictor);
+    Draft wider = interpolate(values, extent, how, guard, predictor);
     const double bits = cost_of<T>(wider, coder);
     if (bits >= least) break;
     least = bits;
@@ -250,12 +245,14 @@ Draft better(Draft best, Draft other, Coder coder, double worth) {
   return other;
 }
 
+}  // namespace
+
 template <class T>
-Draft draft_typed(const T* values, Extent extent, const Quantiser& how, std::uint32_t tried, Coder coder,
-                  const Learned* learned) {
+Draft draft_typed(const T* values, Extent extent, const Quantiser& how, const Guard<T>& guard, std::uint32_t tried,
+                  Coder coder, const Learned* learned) {
   const std::size_t count = extent.values();
   Draft best;
-  best.constant = constant(values, count, how.bound, best.bits);
+  best.constant = constant(values, count, how.bound, guard, best.bits);
   best.raw = !how.coded;
   if (best.constant || best.raw) return best;
   const bool smooth = std::is_floating_point_v<T> && how.quanta == Quanta::real && !how.lattice;
@@ -265,7 +262,7 @@ Draft draft_typed(const T* values, Extent extent, const Quantiser& how, std::uin
   if ((tried & ~interpolations) == 0 && !smooth) tried = 1u << (extent.z > 1 ? 7 : extent.y > 1 ? 3 : 1);
   if ((tried & ~interpolations) != 0) {
     integers = blocks_of(count);
-    quantise_all(values, 0, count, piece, how, integers.data(), best.runs);
+    quantise_all(values, 0, count, piece, how, guard.rounding(how), integers.data(), best.runs);
     choose_axes(integers, extent, tried, coder, rows, ordered);
     first = integers[0];
     if (rows.bits >= 0) take(rows, first, best);
@@ -282,13 +279,11 @@ Draft draft_typed(const T* values, Extent extent, const Quantiser& how, std::uin
     taught = taught_draft(integers, extent, best.runs, coder, *learned);
   if constexpr (std::is_floating_point_v<T>)
     if ((tried & interpolations) && smooth)
-      best = smoothest(values, extent, how, tried, coder, best.residuals.empty() ? nullptr : &best);
+      best = smoothest(values, extent, how, guard, tried, coder, best.residuals.empty() ? nullptr : &best);
   if (ordered.bits >= 0) take(ordered, first, other);
   best = better<T>(std::move(best), std::move(other), coder, patches_worth(coder));
   return better<T>(std::move(best), std::move(taught), coder, 1);
 }
-
-}  // namespace
 
 double estimate(const Ints& residuals, Coder coder) {
   const std::size_t blocks = residuals.size() / block;
@@ -307,11 +302,24 @@ double estimate(const Ints& residuals, Coder coder) {
   return bits;
 }
 
-Draft draft_tile(const void* values, Number number, Extent extent, const Quantiser& how, std::uint32_t tried,
-                 Coder coder, const Learned* learned) {
-  return with_type(number, [&]<class T>(T) {
-    return draft_typed(static_cast<const T*>(values), extent, how, tried, coder, learned);
-  });
-}
-
+template Draft draft_typed(const float*, Extent, const Quantiser&, const Guard<float>&, std::uint32_t, Coder,
+                           const Learned*);
+template Draft draft_typed(const double*, Extent, const Quantiser&, const Guard<double>&, std::uint32_t, Coder,
+                           const Learned*);
+template Draft draft_typed(const std::int8_t*, Extent, const Quantiser&, const Guard<std::int8_t>&, std::uint32_t, Coder,
+                           const Learned*);
+template Draft draft_typed(const std::uint8_t*, Extent, const Quantiser&, const Guard<std::uint8_t>&, std::uint32_t, Coder,
+                           const Learned*);
+template Draft draft_typed(const std::int16_t*, Extent, const Quantiser&, const Guard<std::int16_t>&, std::uint32_t, Coder,
+                           const Learned*);
+template Draft draft_typed(const std::uint16_t*, Extent, const Quantiser&, const Guard<std::uint16_t>&, std::uint32_t, Coder,
+                           const Learned*);
+template Draft draft_typed(const std::int32_t*, Extent, const Quantiser&, const Guard<std::int32_t>&, std::uint32_t, Coder,
+                           const Learned*);
+template Draft draft_typed(const std::uint32_t*, Extent, const Quantiser&, const Guard<std::uint32_t>&, std::uint32_t, Coder,
+                           const Learned*);
+template Draft draft_typed(const std::int64_t*, Extent, const Quantiser&, const Guard<std::int64_t>&, std::uint32_t, Coder,
+                           const Learned*);
+template Draft draft_typed(const std::uint64_t*, Extent, const Quantiser&, const Guard<std::uint64_t>&, std::uint32_t, Coder,
+                           const Learned*);
 }  // namespace solar::codec

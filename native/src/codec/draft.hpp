@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "codec/format.hpp"
+#include "codec/guard.hpp"
 #include "codec/kept.hpp"
 #include "codec/patches.hpp"
 #include "codec/quantise.hpp"
@@ -86,17 +87,30 @@ Draft draft_tile(const void* values, Number number, Extent extent, const Quantis
 
 // The draft of an interpolation: predictor 8, 9 or 10. float and double.
 template <class T>
-Draft interpolate(const T* values, Extent extent, const Quantiser& how, unsigned predictor);
+Draft interpolate(const T* values, Extent extent, const Quantiser& how, const Guard<T>& guard, unsigned predictor);
 
-// About how many bits the coder needs for these residuals.
+// The draft of a tile whose marks, if there are any, are quantised as all else is.
+template <class T>
+Draft draft_typed(const T* values, Extent extent, const Quantiser& how, const Guard<T>& guard, std::uint32_t tried,
+                  Coder coder, const Learned* learned);
+
+// About how many bits the coder needs for these residuals, and for all of a tile.
 double estimate(const Ints& residuals, Coder coder);
+template <class T>
+double cost_of(const Draft& draft, Coder coder) {
+  constexpr double latents_beside = 700;  // bits of a second stream
+  const std::size_t kept = draft.runs.size() * (4 + std::max<std::size_t>(4, sizeof(T)));
+  const double latents = draft.latents.empty() ? 0 : estimate(draft.latents, coder) + latents_beside;
+  return estimate(draft.residuals, coder) + latents + 8.0 * static_cast<double>(kept);
+}
 
 // A chunk's header without its lengths, and the drafts of its tiles, made when they are taken.
 // REQUIRES: the array stays as long as this.
 class Tiling;
 class Drafts {
  public:
-  Drafts(const Array& array, double bound, Predictor predictor, Coder coder, const Learned* learned = nullptr);
+  Drafts(const Array& array, double bound, Predictor predictor, Coder coder, const Marks& marks,
+         const Learned* learned = nullptr);
   Drafts(Drafts&&) noexcept;
   ~Drafts();
   std::size_t tiles() const;

@@ -186,9 +186,9 @@ class Tiling {
   }
   double size(const Draft& draft) const {
     const auto itemsize = static_cast<double>(itemsize_of(array_.number));
-    if (draft.constant) return 8.0 * entry_nbytes + 8 * itemsize;
-    return beside(draft) + 8 * (4 + itemsize) * static_cast<double>(draft.runs.size()) +
-           estimate(draft.residuals, coder_) + (draft.latents.empty() ? 0 : 700 + estimate(draft.latents, coder_));
+    const double kept = 8 * (4 + std::max(4.0, itemsize)) * static_cast<double>(draft.runs.size());
+    if (draft.constant) return 8.0 * entry_nbytes + 8 * itemsize + kept;
+    return beside(draft) + kept + estimate(draft.residuals, coder_) + (draft.latents.empty() ? 0 : 700 + estimate(draft.latents, coder_));
   }
 
   const Array& array_;
@@ -237,7 +237,8 @@ void gather(const Array& array, const Grid& grid, std::size_t tile, std::byte* o
       std::memcpy(out, from + itemsize * (place.first + (z * grid.shape[2] + y) * grid.shape[3]), row);
 }
 
-Drafts::Drafts(const Array& array, double bound, Predictor predictor, Coder coder, const Learned* learned) {
+Drafts::Drafts(const Array& array, double bound, Predictor predictor, Coder coder, const Marks& marks,
+               const Learned* learned) {
   check_bound(bound);
   header.number = array.number;
   fold(array.shape, header);
@@ -245,7 +246,7 @@ Drafts::Drafts(const Array& array, double bound, Predictor predictor, Coder code
   header.bound = bound;
   std::size_t values = 1;
   for (const std::uint32_t length : header.shape) values *= length;
-  const Quantiser how = quantiser_for(array.values, array.number, values, bound);
+  const Quantiser how = quantiser_for(array.values, array.number, values, bound, marks);
   header.quanta = how.quanta;
   header.step = how.quanta == Quanta::integer ? static_cast<std::uint64_t>(how.whole_step)
                                               : std::bit_cast<std::uint64_t>(how.step);

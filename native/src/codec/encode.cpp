@@ -55,14 +55,14 @@ std::vector<std::byte> tile_bytes(const Array& array, const Grid& grid, std::siz
   const std::size_t itemsize = itemsize_of(array.number),
                     raw = (grid.place(tile).extent.values() * itemsize + 3) / 4 * 4;
   std::vector<std::byte> bytes;
-  if (draft.constant) {
-    entry.coder = TileCoder::constant;
-    append(bytes, &draft.bits, word_of(itemsize));
-    return bytes;
-  }
   if (!draft.raw && draft.runs.size() < 65536) {
-    bytes = is_learned(draft.predictor) ? coded_learned(draft, coder, encoding, entry.coder)
-                                        : coded(draft.residuals, coder, encoding, entry.coder);
+    if (draft.constant) {
+      entry.coder = TileCoder::constant;
+      append(bytes, &draft.bits, word_of(itemsize));
+    } else {
+      bytes = is_learned(draft.predictor) ? coded_learned(draft, coder, encoding, entry.coder)
+                                          : coded(draft.residuals, coder, encoding, entry.coder);
+    }
     for (const Run& run : draft.runs) {
       append(bytes, &run.first, 2);
       append(bytes, &run.length, 2);
@@ -71,7 +71,7 @@ std::vector<std::byte> tile_bytes(const Array& array, const Grid& grid, std::siz
     entry.predictor = draft.predictor;
     entry.origin = draft.origin;
     entry.runs = static_cast<std::uint16_t>(draft.runs.size());
-    if (bytes.size() < raw) return bytes;
+    if (bytes.size() < raw || (draft.constant && draft.runs.empty())) return bytes;
   }
   entry = {.coder = TileCoder::raw};
   return raw_tile(array, grid, tile);
@@ -149,10 +149,10 @@ const Encoding& encoding_of(Bytes packed) {
 
 // `inside`: the tables given are to lie in the chunk.
 std::vector<std::byte> encode_with(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables,
-                                   bool inside) {
+                                   bool inside, const Marks& marks) {
   const Basis basis = predictor == Predictor::learned ? basis_in(tables) : Basis{};
   const std::unique_ptr<const Learned> learned = basis.count > 0 ? std::make_unique<const Learned>(basis) : nullptr;
-  Drafts drafts(array, bound, predictor, coder, learned.get());
+  Drafts drafts(array, bound, predictor, coder, marks, learned.get());
   const Grid grid(drafts.header);
   const Flat flat(array, drafts.header);
   Chosen chosen{{tables.begin(), tables.end()}, inside};
@@ -192,11 +192,11 @@ std::vector<std::byte> encode_with(const Array& array, double bound, Coder coder
 }
 
 std::vector<std::byte> train_with(const std::vector<Array>& arrays, double bound, Predictor predictor,
-                                  const Learned* learned) {
+                                  const Marks& marks, const Learned* learned) {
   std::vector<Draft> drafts;
   std::vector<const Draft*> all;
   for (const Array& array : arrays)
-    std::ranges::move(Drafts(array, bound, predictor, Coder::dense, learned).all(), std::back_inserter(drafts));
+    std::ranges::move(Drafts(array, bound, predictor, Coder::dense, marks, learned).all(), std::back_inserter(drafts));
   for (std::size_t i = 0, count = drafts.size(); i < count; ++i) {
     if (drafts[i].latents.empty()) continue;
     Ints latents = drafts[i].latents;  // what is added may move all drafts
@@ -211,40 +211,73 @@ std::vector<std::byte> train_with(const std::vector<Array>& arrays, double bound
 constexpr std::size_t most_tables = 4 * (256 - 20);
 
 // Tables, and behind them patterns: as many as there is room for.
-std::vector<std::byte> learn_with(const std::vector<Array>& arrays, double bound) {
+std::vector<std::byte> learn_with(const std::vector<Array>& arrays, double bound, const Marks& marks) {
   std::vector<Integers> tiles;
   for (const Array& array : arrays)
-    std::ranges::move(Drafts(array, bound, Predictor::none, Coder::dense).integers(), std::back_inserter(tiles));
+    std::ranges::move(Drafts(array, bound, Predictor::none, Coder::dense, marks).integers(), std::back_inserter(tiles));
   std::vector<std::byte> tables;
   for (std::size_t most = most_patterns; most > 0; most /= 2) {
     const Basis basis = learn(tiles, most);
     if (basis.count == 0) break;
     const Learned learned(basis);
     const std::vector<std::byte> patterns = pack_basis(basis);
-    tables = train_with(arrays, bound, Predictor::learned, &learned);
+    tables = train_with(arrays, bound, Predictor::learned, marks, &learned);
     if (tables.size() + patterns.size() > most_tables && most > 1) continue;
     append(tables, patterns.data(), patterns.size());
     return tables;
   }
-  return train_with(arrays, bound, Predictor::tried, nullptr);
+  return train_with(arrays, bound, Predictor::tried, marks, nullptr);
 }
+
+std::vector<std::byte> encode_once(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables,
+                                   const Marks& marks) {
+  if (predictor != Predictor::learned || !tables.empty())
+    return encode_with(array, bound, coder, predictor, tables, false, marks);
+  // Nobody has learned of other arrays: it is learned of this one alone, and lies in the chunk if that is worth it.
+  const std::vector<std::byte> own = learn_with({array}, bound, marks);
+  std::vector<std::byte> taught = encode_with(array, bound, coder, predictor, own, true, marks);
+  std::vector<std::byte> plain = encode_with(array, bound, coder, Predictor::tried, {}, false, marks);
+  return taught.size() < plain.size() ? taught : plain;
+}
+
+void check_marks(const Array& array, const Marks& marks) {
+  const std::size_t itemsize = itemsize_of(array.number);
+  const auto too_many = [&](Bytes of, std::size_t most) { return of.size() % itemsize != 0 || of.size() > most * itemsize; };
+  if (too_many(marks.values, most_marks) || too_many(marks.limits, most_limits))
+    throw Error(Kind::codec, "at most " + std::to_string(most_marks) + " marks of missing values and " +
+                                 std::to_string(most_limits) + " limits, all of the array's own type, can be kept");
+}
+
+// Where every value comes back bit for bit, so do marks.
+Marks needed(const Array& array, double bound, const Marks& marks) {
+  const bool whole = array.number != Number::float32 && array.number != Number::float64;
+  return bound == 0 || (whole && bound < 1) ? Marks{} : marks;
+}
+
+constexpr std::size_t many = 32;  // values for each run that is kept, or fewer: every bit may take less
 
 }  // namespace
 }  // namespace codec
 
-std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables) {
-  if (predictor != Predictor::learned || !tables.empty())
-    return codec::encode_with(array, bound, coder, predictor, tables, false);
-  // Nobody has learned of other arrays: it is learned of this one alone, and lies in the chunk if that is worth it.
-  const std::vector<std::byte> own = codec::learn_with({array}, bound);
-  std::vector<std::byte> taught = codec::encode_with(array, bound, coder, predictor, own, true);
-  std::vector<std::byte> plain = codec::encode_with(array, bound, coder, Predictor::tried, {}, false);
-  return taught.size() < plain.size() ? taught : plain;
+std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables,
+                              const Marks& marks) {
+  codec::check_marks(array, marks);
+  const Marks kept = codec::needed(array, bound, marks);
+  std::vector<std::byte> chunk = codec::encode_once(array, bound, coder, predictor, tables, kept);
+  if (kept.values.empty() && kept.limits.empty()) return chunk;
+  const Chunk said = describe_codec(chunk);
+  std::size_t values = 1;
+  for (const std::uint32_t length : said.shape) values *= length;
+  if (said.outliers * codec::many <= values) return chunk;
+  std::vector<std::byte> exact = codec::encode_once(array, 0, coder, predictor, tables, {});
+  return exact.size() < chunk.size() ? exact : chunk;
 }
 
-std::vector<std::byte> train(const std::vector<Array>& arrays, double bound, Predictor predictor) {
-  if (predictor == Predictor::learned) return codec::learn_with(arrays, bound);
-  return codec::train_with(arrays, bound, predictor, nullptr);
+std::vector<std::byte> train(const std::vector<Array>& arrays, double bound, Predictor predictor, const Marks& marks) {
+  for (const Array& array : arrays) codec::check_marks(array, marks);
+  const Marks kept = arrays.empty() ? Marks{} : codec::needed(arrays[0], bound, marks);
+  if (predictor == Predictor::learned) return codec::learn_with(arrays, bound, kept);
+  return codec::train_with(arrays, bound, predictor, kept, nullptr);
 }
 
 std::vector<std::uint32_t> client_data(Bytes tables) {

@@ -4,8 +4,10 @@
 #include <numeric>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "codec/encoding.hpp"
+#include "codec/guard.hpp"
 #include "codec/number.hpp"
 
 namespace solar::codec {
@@ -126,6 +128,7 @@ Quantiser real_quantiser(std::span<const T> values, double bound) {
   if (seen.finite > 0 && on_lattice >= Traits<T>::least && on_lattice < std::numeric_limits<T>::max()) {
     how.lattice = true;
     how.step = on_lattice;
+    how.unit = g;
     return how;
   }
   double largest = seen.largest_near;
@@ -171,6 +174,7 @@ Quantiser whole_quantiser(std::span<const T> values, double bound) {
   const __int128 on_lattice = g <= 1 ? 0 : g * (2 * (whole_bound / g) + 1);
   if (on_lattice < 0x1p62 && on_lattice > 0 && (whole_bound < g || on_lattice > how.whole_step)) {
     how.whole_step = static_cast<std::int64_t>(on_lattice);
+    how.whole_unit = static_cast<std::int64_t>(g);
     how.lattice = true;
   }
   if (sizeof(T) <= 4 && how.whole_step == 1) return how;
@@ -187,15 +191,64 @@ Quantiser whole_quantiser(std::span<const T> values, double bound) {
   return how;
 }
 
+template <class T>
+Quantiser plain_quantiser(std::span<const T> values, double bound) {
+  if constexpr (std::is_floating_point_v<T>)
+    return real_quantiser(values, bound);
+  else
+    return whole_quantiser(values, bound);
+}
+
+constexpr double worth_aligning = 0.5;  // bits for each value that would be kept beside the coder's bytes
+
+// What it would cost to keep marks and what is near to limits, where that is much.
+template <class T>
+std::vector<Target<T>> targets_of(std::span<const T> values, const Guard<T>& guard, double bound) {
+  const double each = 8.0 * (4 + std::max<std::size_t>(4, sizeof(T))) / static_cast<double>(values.size());
+  std::vector<Target<T>> targets;
+  const auto add = [&](T value, std::size_t runs) {
+    if (const double bits = each * static_cast<double>(runs); bits > worth_aligning) targets.push_back({value, bits});
+  };
+  for (const T mark : guard.marks()) {
+    std::size_t runs = values[0] == mark;
+    for (std::size_t i = 1; i < values.size(); ++i)
+      runs += static_cast<std::size_t>((values[i] == mark) & (values[i - 1] != mark));
+    add(mark, runs);
+  }
+  for (const T limit : guard.limits()) {
+    const auto below = static_cast<T>(before(limit)), low = lower_end(limit, bound), high = upper_end(limit, bound);
+    std::size_t under = 0, over = 0;
+    for (const T value : values) {
+      under += static_cast<std::size_t>((value >= low) & (value < limit));
+      over += static_cast<std::size_t>((value >= limit) & (value <= high));
+    }
+    add(under > over ? below : limit, (under + over) / 2);
+  }
+  return targets;
+}
+
+// Of an array in which some values are marks, or near to them or to a limit: that of the others, and as close to these
+// as it can be.
+template <class T>
+Quantiser guarded_quantiser(std::span<const T> values, double bound, const Marks& marks) {
+  const Guard<T> guard(marks, bound);
+  if (!guard.concerns(values.data(), values.size())) return plain_quantiser(values, bound);
+  const std::vector<std::uint8_t> marked = guard.marked(values.data(), values.size());
+  std::vector<T> real;
+  real.reserve(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (marked[i] == 0) real.push_back(values[i]);
+  Quantiser how = plain_quantiser(real.empty() ? values : std::span<const T>(real), bound);
+  how.marks = marks;
+  align<T>(how, targets_of(values, guard, bound));
+  return how;
+}
+
 }  // namespace
 
-Quantiser quantiser_for(const void* values, Number number, std::size_t count, double bound) {
+Quantiser quantiser_for(const void* values, Number number, std::size_t count, double bound, const Marks& marks) {
   return with_type(number, [&]<class T>(T) {
-    const std::span typed(static_cast<const T*>(values), count);
-    if constexpr (std::is_floating_point_v<T>)
-      return real_quantiser(typed, bound);
-    else
-      return whole_quantiser(typed, bound);
+    return guarded_quantiser(std::span(static_cast<const T*>(values), count), bound, marks);
   });
 }
 

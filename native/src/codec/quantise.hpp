@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <type_traits>
 
 #include "codec/format.hpp"
 #include "codec/kernels.hpp"
+#include "solar/codec.hpp"
 
 namespace solar::codec {
 
@@ -20,9 +22,22 @@ struct Quantiser {
   double step = 1, base = 0;                    // of Quanta::real
   std::int64_t whole_step = 1, whole_base = 0;  // of Quanta::integer
   double bound = 0;
+  double unit = 0;              // of a lattice: what all values are multiples of
+  std::int64_t whole_unit = 1;  // the same of whole numbers, counted from whole_base
+  Marks marks = {};             // what is not to be confused
 };
 
-Quantiser quantiser_for(const void* values, Number number, std::size_t count, double bound);
+Quantiser quantiser_for(const void* values, Number number, std::size_t count, double bound, const Marks& marks);
+
+// What would cost much if it were kept beside the coder's bytes, and how many bits for each value of the chunk.
+template <class T>
+struct Target {
+  T value;
+  double bits;
+};
+// Makes the step a little smaller, or moves the base, so that the dearest targets are among what quantising gives.
+template <class T>
+void align(Quantiser& how, std::span<const Target<T>> targets);
 
 // Whether |a - b|, exactly, is at most `bound`: the rounding of the difference is worked out with it.
 inline bool within(double a, double b, double bound) {
@@ -98,6 +113,13 @@ T restored(std::int32_t v, const Quantiser& how) {
     return static_cast<T>(static_cast<std::uint64_t>(how.whole_base) +
                           static_cast<std::uint64_t>(how.whole_step) * static_cast<std::uint64_t>(std::int64_t{v}));
   }
+}
+
+// Whether a value comes back bit for bit through its integer.
+template <class T>
+bool gives(T value, const Quantiser& how) {
+  std::int32_t v;
+  return quantise(value, how, v) && same_bits(restored<T>(v, how), value);
 }
 
 }  // namespace solar::codec

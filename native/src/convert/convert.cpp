@@ -8,6 +8,7 @@
 #include "convert/cast.hpp"
 #include "convert/terms.hpp"
 #include "convert/transpose.hpp"
+#include "convert/unpack.hpp"
 
 namespace solar {
 namespace {
@@ -21,19 +22,33 @@ struct Pair {  // 16 bytes, whatever they mean
   std::uint64_t low, high;
 };
 
-// What is subtracted and divided by, nullptr where nothing is.
+// What is subtracted and divided by, nullptr where nothing is; and what takes the place of NaN.
 template <class To>
 struct Terms {
   const To* mean;
   const To* deviation;
+  std::optional<To> instead;
 
-  Terms(const Term& m, const Term& d)
-      : mean(static_cast<const To*>(m.values)), deviation(static_cast<const To*>(d.values)) {}
+  Terms(const Term& m, const Term& d, const std::optional<double>& of_nan)
+      : mean(static_cast<const To*>(m.values)), deviation(static_cast<const To*>(d.values)) {
+    if constexpr (std::is_floating_point_v<To>)
+      if (of_nan) instead = static_cast<To>(*of_nan);
+  }
 
   // From a place on, along an axis with these steps.
   void normalise(To* row, std::size_t items, const Place& from, const Place& step) const {
     converting::normalise<To>(row, items, {mean == nullptr ? nullptr : mean + from.mean, step.mean},
                               {deviation == nullptr ? nullptr : deviation + from.deviation, step.deviation});
+    if constexpr (std::is_floating_point_v<To>)
+      if (instead) replace_nan(row, items, *instead);
+  }
+};
+
+// A stretch of the source, cast.
+template <class From, class To>
+struct Cast {
+  void operator()(To* out, const std::byte* source, std::ptrdiff_t step, std::size_t items) const {
+    load<From>(out, source, step, items);
   }
 };
 
@@ -45,8 +60,11 @@ std::vector<To> repeated(const To* values, std::ptrdiff_t step, std::size_t peri
   return all;
 }
 
-template <class From, class To>
-void convert_rows(const Walk& walk, const std::byte* source, To* out, Terms<To> terms) {
+// `make` casts a stretch of the source. Where Out is another type than To, what is made is narrowed to it at last.
+template <class Out, class To, class Make>
+void convert_rows(const Walk& walk, const std::byte* source, Out* out, Terms<To> terms, const Make& make) {
+  constexpr bool narrows = !std::is_same_v<Out, To>;
+  std::array<To, narrows ? near_nbytes / sizeof(To) : 1> near;
   const Axis& row = walk.along;
   std::size_t block = near_nbytes / sizeof(To);
   Place step = row.step;
@@ -63,37 +81,54 @@ void convert_rows(const Walk& walk, const std::byte* source, To* out, Terms<To> 
     for (std::size_t done = 0; done < row.size; done += block) {
       const std::size_t items = std::min(block, row.size - done);
       const Place place = begin.after(row.step, done);
-      load<From>(out + place.out, source + place.source, row.step.source, items);
-      terms.normalise(out + place.out, items, walk.period > 0 ? Place{} : place, step);
+      To* made = near.data();
+      if constexpr (!narrows) made = out + place.out;
+      make(made, source + place.source, row.step.source, items);
+      terms.normalise(made, items, walk.period > 0 ? Place{} : place, step);
+      if constexpr (narrows) narrow(out + place.out, made, items);
     }
   });
 }
 
+template <class To>
+using Near = std::array<To, near_nbytes / sizeof(To)>;
+
 // The tile at `place`: cast into `near`, with `across` innermost, and written out turned round. It is normalised along
-// its longer axis, before or after.
-template <class From, class To>
-void convert_tile(const Axis& across, const Axis& along, const Place& place, const std::byte* source, To* out,
-                  const Terms<To>& terms, To* near) {
+// its longer axis, before or after; before, where it is then narrowed.
+template <class Out, class To, class Make>
+void convert_tile(const Axis& across, const Axis& along, const Place& place, const std::byte* source, Out* out,
+                  const Terms<To>& terms, const Make& make, Near<To>& near) {
+  constexpr bool narrows = !std::is_same_v<Out, To>;
   source += place.source;
   if (along.step.source == Place{}.after(across.step, across.size).source) {
-    load<From>(near, source, across.step.source, across.size * along.size);
+    make(near.data(), source, across.step.source, across.size * along.size);
   } else {
     for (std::size_t i = 0; i < along.size; ++i)
-      load<From>(near + i * across.size, source + Place{}.after(along.step, i).source, across.step.source, across.size);
+      make(near.data() + i * across.size, source + Place{}.after(along.step, i).source, across.step.source,
+           across.size);
   }
-  const bool before = along.size < across.size;
+  const bool before = narrows || along.size < across.size;
   for (std::size_t i = 0; before && i < along.size; ++i)
-    terms.normalise(near + i * across.size, across.size, place.after(along.step, i), across.step);
-  transpose(near, across.size, out + place.out, static_cast<std::size_t>(across.step.out), along.size, across.size);
-  for (std::size_t i = 0; !before && i < across.size; ++i) {
-    const Place row = place.after(across.step, i);
-    terms.normalise(out + row.out, along.size, row, along.step);
+    terms.normalise(near.data() + i * across.size, across.size, place.after(along.step, i), across.step);
+  const auto turn = [&](const auto* made) {
+    transpose(made, across.size, out + place.out, static_cast<std::size_t>(across.step.out), along.size, across.size);
+  };
+  if constexpr (narrows) {
+    std::array<Out, std::tuple_size_v<Near<To>>> narrowed;
+    narrow(narrowed.data(), near.data(), across.size * along.size);
+    turn(narrowed.data());
+  } else {
+    turn(near.data());
+    for (std::size_t i = 0; !before && i < across.size; ++i) {
+      const Place row = place.after(across.step, i);
+      terms.normalise(out + row.out, along.size, row, along.step);
+    }
   }
 }
 
-template <class From, class To>
-void convert_tiles(const Walk& walk, const std::byte* source, To* out, const Terms<To>& terms) {
-  std::array<To, near_nbytes / sizeof(To)> near;
+template <class Out, class To, class Make>
+void convert_tiles(const Walk& walk, const std::byte* source, Out* out, const Terms<To>& terms, const Make& make) {
+  Near<To> near;
   const std::size_t short_side = std::min({walk.across.size, walk.along.size, tile_side});
   const bool narrow = walk.across.size == short_side;
   const std::size_t most_across = narrow ? short_side : std::min(walk.across.size, near.size() / short_side);
@@ -102,22 +137,27 @@ void convert_tiles(const Walk& walk, const std::byte* source, To* out, const Ter
     for (std::size_t i = 0; i < walk.across.size; i += most_across)
       for (std::size_t j = 0; j < walk.along.size; j += most_along) {
         const Place place = begin.after(walk.across.step, i).after(walk.along.step, j);
-        convert_tile<From>({std::min(most_across, walk.across.size - i), walk.across.step},
-                           {std::min(most_along, walk.along.size - j), walk.along.step}, place, source, out, terms,
-                           near.data());
+        convert_tile({std::min(most_across, walk.across.size - i), walk.across.step},
+                     {std::min(most_along, walk.along.size - j), walk.along.step}, place, source, out, terms, make,
+                     near);
       }
   });
 }
 
-template <class From, class To>
-void convert_walk(const Walk& walk, const std::byte* source, std::byte* out, const Term& mean, const Term& deviation) {
-  auto* const values = reinterpret_cast<To*>(out);
-  const Terms<To> terms(mean, deviation);
+template <class Out, class To, class Make>
+void convert_walk(const Walk& walk, const std::byte* source, std::byte* out, const Terms<To>& terms, const Make& make) {
+  auto* const values = reinterpret_cast<Out*>(out);
   if (walk.across.size > 1) {
-    convert_tiles<From>(walk, source, values, terms);
+    convert_tiles(walk, source, values, terms, make);
   } else {
-    convert_rows<From>(walk, source, values, terms);
+    convert_rows(walk, source, values, terms, make);
   }
+}
+
+// Items moved or cast, and nothing else asked for than terms.
+template <class From, class To>
+void convert_plain(const Walk& walk, const std::byte* source, std::byte* out, const Term& mean, const Term& deviation) {
+  convert_walk<To>(walk, source, out, Terms<To>(mean, deviation, {}), Cast<From, To>{});
 }
 
 using Convert = void (*)(const Walk&, const std::byte*, std::byte*, const Term&, const Term&);
@@ -125,10 +165,13 @@ using Convert = void (*)(const Walk&, const std::byte*, std::byte*, const Term&,
 struct Kernel {
   std::size_t itemsize;
   Convert to_float32, to_float64;
+  Load<float> as_float32;
+  Load<double> as_float64;
 };
 
 template <class From>
-constexpr Kernel kernel{sizeof(From), &convert_walk<From, float>, &convert_walk<From, double>};
+constexpr Kernel kernel{sizeof(From), &convert_plain<From, float>, &convert_plain<From, double>, &load<From, float>,
+                        &load<From, double>};
 
 // In the order of Number.
 constexpr std::array kernels{
@@ -137,24 +180,44 @@ constexpr std::array kernels{
     kernel<std::uint64_t>, kernel<Half>,         kernel<float>,         kernel<double>};
 static_assert(kernels.size() == static_cast<std::size_t>(Number::float64) + 1);
 
+template <class Out, class To>
+void convert_packed(const Walk& walk, const std::byte* source, std::byte* out, const Terms<To>& terms,
+                    const Kernel& kernel, const Packing& packing) {
+  if (packing.in == Number::float32) {
+    convert_walk<Out>(walk, source, out, terms, Unpack<float, To>{kernel.as_float32, packing});
+  } else {
+    convert_walk<Out>(walk, source, out, terms, Unpack<double, To>{kernel.as_float64, packing});
+  }
+}
+
 }  // namespace
 
-void convert(const Strided& source, Number from, std::byte* out, Number to, const Term& mean, const Term& deviation) {
+void convert(const Strided& source, Number from, std::byte* out, Number to, const Term& mean, const Term& deviation,
+             const Packing* packing) {
   const Kernel& kernel = kernels[static_cast<std::size_t>(from)];
   const Walk walk = plan(source, kernel.itemsize, mean, deviation);
   if (walk.empty) return;
-  (to == Number::float32 ? kernel.to_float32 : kernel.to_float64)(walk, source.bytes, out, mean, deviation);
+  if (packing == nullptr && to != Number::bfloat16)
+    return (to == Number::float32 ? kernel.to_float32 : kernel.to_float64)(walk, source.bytes, out, mean, deviation);
+  static const Packing none{.in = Number::float32};
+  const Packing& packed = packing == nullptr ? none : *packing;
+  if (to == Number::float64)
+    return convert_packed<double>(walk, source.bytes, out, Terms<double>(mean, deviation, packed.instead), kernel,
+                                  packed);
+  const Terms<float> terms(mean, deviation, packed.instead);
+  if (to == Number::float32) return convert_packed<float>(walk, source.bytes, out, terms, kernel, packed);
+  convert_packed<std::uint16_t>(walk, source.bytes, out, terms, kernel, packed);
 }
 
 void rearrange(const Strided& source, std::size_t itemsize, std::byte* out) {
   const Walk walk = plan(source, itemsize, {}, {});
   if (walk.empty) return;
   switch (itemsize) {
-    case 1: return convert_walk<std::uint8_t, std::uint8_t>(walk, source.bytes, out, {}, {});
-    case 2: return convert_walk<std::uint16_t, std::uint16_t>(walk, source.bytes, out, {}, {});
-    case 4: return convert_walk<std::uint32_t, std::uint32_t>(walk, source.bytes, out, {}, {});
-    case 8: return convert_walk<std::uint64_t, std::uint64_t>(walk, source.bytes, out, {}, {});
-    case 16: return convert_walk<Pair, Pair>(walk, source.bytes, out, {}, {});
+    case 1: return convert_plain<std::uint8_t, std::uint8_t>(walk, source.bytes, out, {}, {});
+    case 2: return convert_plain<std::uint16_t, std::uint16_t>(walk, source.bytes, out, {}, {});
+    case 4: return convert_plain<std::uint32_t, std::uint32_t>(walk, source.bytes, out, {}, {});
+    case 8: return convert_plain<std::uint64_t, std::uint64_t>(walk, source.bytes, out, {}, {});
+    case 16: return convert_plain<Pair, Pair>(walk, source.bytes, out, {}, {});
   }
   // Of another size: an item is an axis of bytes.
   Strided bytes = source;

@@ -17,12 +17,15 @@ std::string until_zero(Bytes bytes) {
   return all.substr(0, all.find('\0'));
 }
 
-// Two strings after a byte of version and flags.
-std::string external_target(Bytes value) {
-  if (value.size() < 3) return {};
-  const std::string file = until_zero(value.subspan(1));
-  const Bytes rest = value.subspan(std::min(value.size(), file.size() + 2));
-  return file + ":" + until_zero(rest);
+// Two strings with a zero behind each, after a byte of version and flags, of which none are known. A value that says
+// anything else leads nowhere, but is no reason not to list the group.
+void parse_external(Bytes value, Link& link) {
+  const std::string strings = text(value.empty() ? value : value.subspan(1));
+  const std::size_t middle = strings.find('\0');
+  const std::size_t end = middle == std::string::npos ? middle : strings.find('\0', middle + 1);
+  if (end == std::string::npos || value[0] != std::byte{0}) return;
+  link.file = strings.substr(0, middle);
+  link.target = strings.substr(middle + 1, end - middle - 1);
 }
 
 // How the group's links are to be stored: not needed to read them, but libhdf5 lists no group in which this is damaged.
@@ -64,7 +67,11 @@ Link parse_link(const FileFacts& facts, Bytes message) {
     if (value.empty()) fields.refuse("leads to nothing");
   } else {
     link.kind = type == 64 ? Link::Kind::external : Link::Kind::user;
-    link.target = type == 64 ? external_target(value) : "type " + std::to_string(type);
+    if (type == 64) {
+      parse_external(value, link);
+    } else {
+      link.target = "type " + std::to_string(type);
+    }
   }
   return link;
 }

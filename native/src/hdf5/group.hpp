@@ -13,7 +13,8 @@ struct Link {
   std::string name;
   Kind kind = Kind::hard;
   std::uint64_t address = undefined_address;  // hard: of the object's header
-  std::string target;                         // soft: a path; external: file and path, for messages
+  std::string target;                         // soft: a path; external: a path in `file`; user: its type
+  std::string file;                           // external: as the link names it; empty when its value is damaged
 };
 
 inline bool is_group(const ObjectHeader& header) {

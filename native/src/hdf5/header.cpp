@@ -48,6 +48,8 @@ bool wanted(std::uint16_t type) {
     case MessageType::layout:
     case MessageType::group_info:
     case MessageType::filters:
+    case MessageType::attribute:
+    case MessageType::attribute_info:
     case MessageType::shared_table:
     case MessageType::symbol_table:
     case MessageType::btree_k:

@@ -26,6 +26,7 @@ enum class MessageType : std::uint16_t {
   modification_time = 0x12,
   btree_k = 0x13,
   driver_info = 0x14,
+  attribute_info = 0x15,
   reference_count = 0x16,
   file_space = 0x17,
   cache_image = 0x18,

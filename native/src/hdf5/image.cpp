@@ -14,6 +14,7 @@ Image::Image(const File& file) : file_(file), budget_(free_bytes) {
 
 void Image::spend(std::uint64_t nbytes) {
   if (nbytes > budget_) {
+    exhausted_ = true;
     throw Exhausted(Kind::layout, "its metadata refers to more bytes than a file of " + std::to_string(file_.nbytes()) +
                                       " bytes can need: it is damaged");
   }

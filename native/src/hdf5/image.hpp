@@ -40,6 +40,7 @@ class Image {
   std::vector<std::byte> read(std::uint64_t address, std::uint64_t nbytes, const char* what);
   // Takes from what is left of the budget; throws Exhausted when that is nothing.
   void spend(std::uint64_t nbytes);
+  bool exhausted() const noexcept { return exhausted_; }
   // REQUIRES: address is defined. Error(layout) when [address, address + nbytes) leaves the file.
   std::uint64_t absolute(std::uint64_t address, std::uint64_t nbytes, const char* what) const;
 
@@ -59,6 +60,7 @@ class Image {
 
   const File& file_;
   std::uint64_t budget_;
+  bool exhausted_ = false;  // spend has thrown
   std::array<Page, 32> pages_;
 };
 

@@ -1,13 +1,9 @@
 #include "solar/metadata.hpp"
 
-#include <algorithm>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "hdf5/describe.hpp"
-#include "hdf5/group.hpp"
-#include "hdf5/nearest.hpp"
-#include "hdf5/superblock.hpp"
+#include "hdf5/files.hpp"
 
 namespace solar {
 
@@ -15,188 +11,221 @@ namespace hdf5 {
 
 namespace {
 
-constexpr int most_soft_links = 16;  // one after another, as in libhdf5
 constexpr std::size_t deepest = 1000;
-constexpr std::size_t longest_path = 1 << 16;
-constexpr std::uint64_t step_cost = 64;  // bytes of the budget for a step along a path, which may go in circles
-
-std::vector<std::string> split(const std::string& path) {
-  std::vector<std::string> parts;
-  for (std::size_t begin = 0; begin < path.size();) {
-    const std::size_t end = std::min(path.find('/', begin), path.size());
-    const std::string part = path.substr(begin, end - begin);
-    if (!part.empty() && part != ".") parts.push_back(part);
-    begin = end + 1;
-  }
-  return parts;
-}
 
 std::string shown(const std::string& path) { return path.empty() ? "/" : path; }
+
+// The path as `name` says it, without what does not count.
+std::string normal(const std::string& name) {
+  std::string all;
+  for (std::size_t begin = 0; begin < name.size();) {
+    const std::size_t end = std::min(name.find('/', begin), name.size());
+    const std::string part = name.substr(begin, end - begin);
+    if (!part.empty() && part != ".") all += "/" + part;
+    begin = end + 1;
+  }
+  return all;
+}
 
 // Below one root: all datasets, or one.
 class Walk {
  public:
-  Walk(Image& image, std::uint64_t root, Metadata& found) : image_(image), root_(root), found_(found) {}
+  Walk(Files& files, Metadata& found) : files_(files), found_(found) {}
 
   // Depth first, in order of name; an object with several names is found once. What is damaged costs no other object.
   void all() {
-    read_header(image_, root_);  // without a root the file is none: an Error, not a problem
-    std::vector<Level> levels;
-    enter("", root_, levels);
-    while (!levels.empty()) {
-      Level& level = levels.back();
-      if (level.next == level.links->size()) {
-        levels.pop_back();
-        continue;
-      }
-      const Link& link = (*level.links)[level.next++];
-      step(level.path + "/" + link.name, link, levels);
-    }
+    const Place root{files_.asked(), files_.asked()->root, ""};
+    read_header(root.file->image, root.address);  // without a root the file is none: an Error, not a problem
+    region({"", root}, 0);
   }
 
   // The dataset of this name, or, when that is defined, at this absolute address.
   void one(const std::string& name, std::uint64_t header_address) {
-    suggests_ = true;
     Dataset dataset;
-    for (const std::string& part : split(name)) dataset.name += "/" + part;
+    dataset.name = normal(name);
+    Place place{files_.asked(), header_address - files_.asked()->image.facts.base, dataset.name};
     try {
-      const bool known = header_address != undefined_address;
-      const ObjectHeader header = read_header(image_, known ? header_address - image_.facts.base : follow(split(name)));
+      if (header_address == undefined_address) place = files_.follow(dataset.name);
+      const ObjectHeader header = read_header(place.file->image, place.address);
       if (is_group(header)) throw Error(Kind::layout, "it is a group, not a dataset");
       if (!is_dataset(header)) throw Error(Kind::layout, "it is no dataset");
-      dataset = describe(image_, header, dataset.name);
+      dataset = describe(place.file->image, header, dataset.name);
     } catch (const Elsewhere& elsewhere) {
-      dataset.elsewhere = elsewhere.why;
+      dataset.elsewhere = elsewhere.why + files_.trail();
     } catch (const Error& error) {
-      throw Error(error.kind(), shown(dataset.name) + ": " + error.what(), error.code());
+      const std::string said = shown(dataset.name) + ": " + files_.where() + error.what() + files_.trail();
+      throw Error(error.kind(), said, error.code());
     }
+    locate(dataset, place);
     found_.datasets.push_back(std::move(dataset));
   }
 
  private:
-  struct Level {
+  // An object and the path by which it is listed.
+  struct Named {
     std::string path;
-    const std::vector<Link>* links;
+    Place place;
+  };
+  struct Level {
+    Named group;
+    const std::vector<Link>* members;
     std::size_t next = 0;
   };
+  // A link that is gone through when all that has a name of its own is found; of the group at `from`.
+  struct Waiting {
+    std::string path;
+    Place from;
+    const Link* link;
+  };
 
-  void step(const std::string& path, const Link& link, std::vector<Level>& levels) {
-    image_.spend(path.size());
-    if (link.kind == Link::Kind::external) return problem(path, "is a link to another file: " + link.target);
-    if (link.kind == Link::Kind::user) return problem(path, "is a user-defined link: " + link.target);
-    if (link.kind == Link::Kind::soft) return check_soft(path);
-    if (visited_.contains(link.address)) return;
-    if (levels.size() > deepest || path.size() > longest_path) return problem(path, "is too deep in groups");
-    enter(path, link.address, levels);
-  }
-
-  void check_soft(const std::string& path) {
-    try {
-      follow(split(path));
-    } catch (const Exhausted&) {
-      throw;
-    } catch (const Elsewhere& elsewhere) {
-      problem(path, "is a soft link: " + elsewhere.why);
-    } catch (const Error& error) {
-      problem(path, std::string("is a soft link that leads nowhere: ") + error.what());
+  // All below one object in its own file, then what its links lead to. Each region is behind one link more at least, so
+  // that there are no more of them within each other than the links that may be on a way.
+  void region(const Named& top, int links) {
+    std::vector<Level> levels;
+    std::vector<Waiting> waiting;
+    enter(top, levels, links > 0);
+    while (!levels.empty()) {
+      Level& level = levels.back();
+      if (level.next == level.members->size()) {
+        levels.pop_back();
+        continue;
+      }
+      const Link& link = (*level.members)[level.next++];
+      const Place& here = level.group.place;
+      const std::string path = level.group.path + "/" + link.name;
+      here.file->image.spend(path.size());
+      if (link.kind == Link::Kind::user) {
+        problem(path, "is a user-defined link: " + link.target);
+      } else if (link.kind != Link::Kind::hard) {
+        waiting.push_back({path, here, &link});
+      } else {
+        const Place place{here.file, link.address, here.name + "/" + link.name};
+        if (!visited(place)) {
+          if (levels.size() <= deepest && path.size() <= longest_path) {
+            enter({path, place}, levels, links > 0);
+          } else {
+            problem(path, "is too deep in groups");
+          }
+        } else if (links > 0) {
+          alias(path, place);
+        }
+      }
     }
+    for (const Waiting& one : waiting) arrive(one, links);
   }
 
-  void enter(const std::string& path, std::uint64_t address, std::vector<Level>& levels) {
-    visited_.insert(address);
+  bool visited(const Place& place) const {
+    const std::size_t file = place.file->number;
+    return file < visited_.size() && visited_[file].contains(place.address);
+  }
+
+  void visit(const Place& place) {
+    if (visited_.size() <= place.file->number) visited_.resize(place.file->number + 1);
+    visited_[place.file->number].insert(place.address);
+  }
+
+  // Behind links only groups count as visited: a dataset has a line for each of its names there.
+  void enter(const Named& object, std::vector<Level>& levels, bool linked) {
+    const Place& place = object.place;
+    if (!linked) visit(place);
     bool group = false;
     try {
-      const ObjectHeader header = read_header(image_, address);
+      const ObjectHeader header = read_header(place.file->image, place.address);
       group = is_group(header);
       if (group) {
-        levels.push_back({path, &links_at(address, header)});
+        visit(place);
+        levels.push_back({object, &place.file->links_of_group(place.address, header)});
       } else if (is_dataset(header)) {
-        found_.datasets.push_back(describe(image_, header, path));
+        add(describe(place.file->image, header, object.path), object, linked);
       } else if (header.find(MessageType::datatype) == nullptr) {
         throw Error(Kind::layout, "it is neither a group nor a dataset nor a datatype");
       }
     } catch (const Exhausted&) {
       throw;
     } catch (const Elsewhere& elsewhere) {
-      problem(path, "can only be listed by libhdf5: " + elsewhere.why);
+      problem(object.path, "can only be listed by libhdf5: " + elsewhere.why);
     } catch (const Error& error) {
       if (error.kind() != Kind::layout) throw;
-      if (group || path.empty()) return problem(path, std::string("is a damaged group: ") + error.what());
-      found_.datasets.emplace_back();
-      found_.datasets.back().name = path;
-      found_.datasets.back().problem = error.what();
+      if (group || object.path.empty())
+        return problem(object.path, std::string("is a damaged group: ") + error.what());
+      Dataset damaged;
+      damaged.name = object.path;
+      damaged.problem = error.what();
+      add(std::move(damaged), object, linked);
     }
+  }
+
+  void add(Dataset dataset, const Named& object, bool linked) {
+    locate(dataset, object.place);
+    (linked ? found_.linked : found_.datasets).push_back(std::move(dataset));
+  }
+
+  // What is wrong with a link, or with what lies behind it, is a problem of that link only; unless it is the file that
+  // was asked for which is used up.
+  void arrive(const Waiting& one, int links) {
+    std::string where, trail;
+    bool there = false;
+    const auto nowhere = [&](const std::string& why) {
+      lost(one, there ? where + why + trail : files_.where() + why + files_.trail(1));
+    };
+    try {
+      const Named to{one.path, files_.through(one.from, *one.link, links)};
+      where = files_.where(), trail = files_.trail(1), there = true;
+      if (is_group(read_header(to.place.file->image, to.place.address))) {
+        alias(one.path, to.place);
+        if (!visited(to.place)) region(to, links);
+      } else {
+        std::vector<Level> none;
+        enter(to, none, true);
+      }
+    } catch (const Exhausted& error) {
+      if (files_.asked()->image.exhausted()) throw;
+      nowhere(error.what());
+    } catch (const Elsewhere& elsewhere) {
+      nowhere(elsewhere.why);
+    } catch (const Error& error) {
+      nowhere(error.what());
+    }
+  }
+
+  void alias(const std::string& path, const Place& place) {
+    const std::string file = files_.is_asked(place) ? "" : place.file->image.file().path();
+    found_.aliases.push_back({path, file, shown(place.name)});
+  }
+
+  void lost(const Waiting& one, const std::string& why) {
+    const std::string kind = one.link->kind == Link::Kind::external ? "an external" : "a soft";
+    const std::string to = target_of(*one.link);
+    problem(one.path, "is " + kind + " link" + (to.empty() ? "" : " to " + to) + " that leads nowhere: " + why);
   }
 
   void problem(const std::string& path, const std::string& why) { found_.problems.push_back(shown(path) + " " + why); }
 
-  // Links of a group, read once.
-  const std::vector<Link>& links_at(std::uint64_t address, const ObjectHeader& header) {
-    const auto known = links_.find(address);
-    return known != links_.end() ? known->second : links_.emplace(address, links_of(image_, header)).first->second;
+  // Says in which file a dataset is, and by which name, where these are not those that were asked for.
+  void locate(Dataset& dataset, const Place& place) const {
+    const File& file = place.file->image.file();
+    dataset.identity = file.identity();
+    const bool other_file = !files_.is_asked(place);
+    if (other_file) dataset.path = file.path();
+    if (other_file || place.name != dataset.name) dataset.target = place.name;
   }
 
-  // The address of the object's header. Soft links are followed; the path may be longer after each.
-  std::uint64_t follow(std::vector<std::string> parts) {
-    std::reverse(parts.begin(), parts.end());
-    std::uint64_t at = root_;
-    int soft_links = 0;
-    while (!parts.empty()) {
-      image_.spend(step_cost);
-      const std::string part = std::move(parts.back());
-      parts.pop_back();
-      const Link& link = find(at, part);
-      if (link.kind == Link::Kind::external) throw Elsewhere{"it is in another file: " + link.target};
-      if (link.kind == Link::Kind::user) throw Elsewhere{"its path has a user-defined link: " + link.target};
-      if (link.kind == Link::Kind::hard) {
-        at = link.address;
-        continue;
-      }
-      if (++soft_links > most_soft_links) throw Error(Kind::layout, "there are too many soft links on the way");
-      image_.spend(link.target.size());
-      if (link.target.size() > longest_path) throw Error(Kind::layout, "a soft link on the way is too long");
-      if (link.target[0] == '/') at = root_;
-      std::vector<std::string> more = split(link.target);
-      parts.insert(parts.end(), more.rbegin(), more.rend());
-    }
-    return at;
-  }
-
-  const Link& find(std::uint64_t group, const std::string& name) {
-    auto known = links_.find(group);
-    if (known == links_.end()) {
-      const ObjectHeader header = read_header(image_, group);
-      if (!is_group(header)) throw Error(Kind::layout, "there is no " + name + " in what is no group");
-      links_at(group, header);
-      known = links_.find(group);
-    }
-    const std::vector<Link>& links = known->second;
-    const auto by_name = [](const Link& link, const std::string& key) { return link.name < key; };
-    const auto found = std::lower_bound(links.begin(), links.end(), name, by_name);
-    if (found != links.end() && found->name == name) return *found;
-    const std::string nearest = suggests_ ? nearest_name(name, links) : "";
-    throw Error(Kind::layout, "there is no " + name + (nearest.empty() ? "" : "; did you mean " + nearest + "?"));
-  }
-
-  Image& image_;
-  std::uint64_t root_;
+  Files& files_;
   Metadata& found_;
-  std::unordered_set<std::uint64_t> visited_;
-  std::unordered_map<std::uint64_t, std::vector<Link>> links_;
-  bool suggests_ = false;  // only for the one path a user asked for: it takes long
+  std::vector<std::unordered_set<std::uint64_t>> visited_;  // by the number of the file: addresses of headers
 };
 
 }  // namespace
 
 }  // namespace hdf5
 
-Metadata read_metadata(const File& file, const std::string& name, std::uint64_t header_address) {
+Metadata read_metadata(const File& file, const std::string& name, std::uint64_t header_address,
+                       const std::string& prefixes) {
   Metadata found;
   try {
-    hdf5::Image image(file);
-    const std::uint64_t root = hdf5::read_superblock(image);
-    found.facts = image.facts;
-    hdf5::Walk walk(image, root, found);
+    hdf5::Files files(file, prefixes);
+    found.facts = files.asked()->image.facts;
+    hdf5::Walk walk(files, found);
     name.empty() ? walk.all() : walk.one(name, header_address);
   } catch (const Error& error) {
     if (error.kind() != Kind::layout) throw;

@@ -1,6 +1,9 @@
 #include "hdf5/superblock.hpp"
 
+#include <optional>
+
 #include "hdf5/header.hpp"
+#include "hdf5/other_format.hpp"
 
 namespace solar::hdf5 {
 
@@ -16,14 +19,22 @@ struct Superblock {
 [[noreturn]] void refuse(const std::string& why) { throw Error(Kind::layout, why); }
 
 // The signature is at byte 0 or at a power of two from 512: whatever is before belongs to the user.
-std::uint64_t find_signature(Image& image) {
+std::optional<std::uint64_t> find_signature(Image& image) {
   for (std::uint64_t at = 0; at + 8 <= image.file().nbytes(); at = at == 0 ? 512 : 2 * at) {
     std::byte found[8];
     image.read(at, found, what);
     if (std::memcmp(found, signature, 8) == 0) return at;
     if (at > (std::uint64_t{1} << 62)) break;
   }
-  refuse("is no HDF5 file: it has no HDF5 signature");
+  return std::nullopt;
+}
+
+std::string why_not_hdf5(Image& image) {
+  const std::uint64_t nbytes = image.file().nbytes();
+  if (nbytes == 0) return "0 bytes: empty, so no HDF5 file: was it written, or copied, to its end?";
+  const std::vector<std::byte> head = image.read(0, std::min<std::uint64_t>(nbytes, telling_nbytes), what);
+  const std::string found = other_format(head);
+  return found.empty() ? "is no HDF5 file: it has no HDF5 signature" : "is no HDF5 file: it looks like " + found;
 }
 
 void set_widths(Image& image, Fields& fields) {
@@ -171,7 +182,9 @@ void check_extension(Image& image, std::uint64_t address) {
 }  // namespace
 
 std::uint64_t read_superblock(Image& image) {
-  const std::uint64_t start = find_signature(image);
+  const std::optional<std::uint64_t> found = find_signature(image);
+  if (!found) refuse(why_not_hdf5(image));
+  const std::uint64_t start = *found;
   const std::uint64_t room = image.file().nbytes() - start;
   const std::vector<std::byte> bytes = image.read(start, std::min<std::uint64_t>(room, 128), what);
   Fields fields(bytes, image.facts, what);
@@ -198,3 +211,12 @@ std::uint64_t read_superblock(Image& image) {
 }
 
 }  // namespace solar::hdf5
+
+namespace solar {
+
+std::string why_not_hdf5(const File& file) {
+  hdf5::Image image(file);
+  return hdf5::find_signature(image) ? "" : hdf5::why_not_hdf5(image);
+}
+
+}  // namespace solar

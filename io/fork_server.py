@@ -1,0 +1,84 @@
+"""multiprocessing's fork server, of which processes are copies: begun early, for what it imports takes seconds.
+
+Nothing public tells whether it runs, what it imports first, or ends it: so its object is looked into, here alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import weakref
+from contextlib import suppress
+from multiprocessing import current_process, forkserver, parent_process
+from pathlib import Path
+from typing import Any
+
+_server: Any = forkserver._forkserver
+_expecting: set[int] = set()  # who may want processes of it
+_unused: int | None = None  # the process that was begun for them, while none of them has taken any
+
+
+def expected(owner: Any, module: str) -> None:
+    """Begins it, to import a module, if it does not run: it is done sooner or later, and nobody waits for it here.
+
+    If nobody takes processes of it before all that expected it are gone, it ends with the last of them.
+    """
+    global _unused
+    if parent_process() is not None or getattr(current_process(), "_inheriting", False):
+        return  # in a process of somebody's, or while one imports the main module, it is begun when it is needed
+    if _server._forkserver_pid is None:
+        _import_first(module)
+        forkserver.ensure_running()
+        _unused = _server._forkserver_pid
+    number = id(owner)
+    _expecting.add(number)
+    weakref.finalize(owner, _left, number, os.getpid())  # at the interpreter's end, too
+
+
+def taken(module: str) -> None:
+    """Processes of it are about to be started: it stays until the program's end."""
+    global _unused
+    if _server._forkserver_pid is None:
+        _import_first(module)
+    _unused = None
+
+
+def _import_first(module: str) -> None:
+    """Has it import a module, of which each process is then a copy; unless the program chose its imports."""
+    if _server._preload_modules == ["__main__"]:
+        forkserver.set_forkserver_preload([module])
+
+
+def _left(number: int, process: int) -> None:
+    global _unused
+    _expecting.discard(number)
+    if os.getpid() != process or _expecting or _unused is None or _unused != _server._forkserver_pid:
+        return
+    if not _server._lock.acquire(blocking=False):  # it is in use, perhaps further up in this very thread
+        return
+    try:
+        if not _children(_unused):  # others' processes need it
+            with suppress(ProcessLookupError):
+                os.kill(_unused, signal.SIGKILL)  # it is importing, and would see only later that it should end
+            _server._stop_unlocked()
+            _unused = None
+    finally:
+        _server._lock.release()
+
+
+def _children(pid: int) -> bool:
+    """Whether a process has processes; where the system does not say it, it may."""
+    try:
+        return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+    except OSError:
+        return True
+
+
+def _forget() -> None:
+    """A forked process needs a fork server of its own: it cannot wait for its parent's, which multiprocessing does."""
+    global _unused
+    _server._forkserver_address = _server._forkserver_alive_fd = _server._forkserver_pid = _unused = None
+    _expecting.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,133 @@
+"""What a Field is given, checked when it is made, and said in words."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+# numpy has no bfloat16. Where its arrays carry some, their items are structures of the sixteen bits.
+BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+
+COUNTS = ("no", "one", "two", "three", "four", "five", "six")
+
+Shape = tuple[int, ...]
+Cut = slice | None
+
+
+def slices_of(select: slice | Sequence[Cut]) -> tuple[slice, ...]:
+    cuts = (select,) if isinstance(select, slice) else select
+    if not isinstance(cuts, (tuple, list)):
+        raise TypeError(f"select must be a slice, or a tuple of slices and None, not {select!r}")
+    return tuple(slice(None) if cut is None else slice_of(cut) for cut in cuts)
+
+
+def slice_of(cut: slice) -> slice:
+    if not isinstance(cut, slice):
+        raise TypeError(f"select takes slices and None, not {cut!r}; one index i is slice(i, i + 1)")
+    try:
+        parts = [None if part is None else operator.index(part) for part in (cut.start, cut.stop, cut.step)]
+    except TypeError:
+        raise TypeError(f"select: {cut!r} is not made of integers") from None
+    if parts[2] == 0:
+        raise ValueError(f"select: {cut!r} steps by 0")
+    return slice(*parts)
+
+
+def permutation_of(axes: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(axes, (tuple, list)):
+        raise TypeError(f"axes must be a tuple of integers, not {axes!r}")
+    try:
+        given = tuple(operator.index(axis) for axis in axes)
+    except TypeError:
+        raise TypeError(f"axes={axes!r} are not integers") from None
+    counted = tuple(axis + len(given) if axis < 0 else axis for axis in given)
+    if sorted(counted) != list(range(len(given))):
+        raise ValueError(f"axes={given}: each of the {len(given)} axes of a sample must be there once, counted from 0")
+    return counted
+
+
+def dtype_of(given: Any) -> np.dtype[Any]:
+    """numpy's dtype; one of torch's, which this module does not import, is known by its name."""
+    named = str(given).removeprefix("torch.") if type(given).__module__ == "torch" else given
+    if getattr(given, "name", named) == "bfloat16":
+        return BFLOAT16
+    try:
+        return np.dtype(named)
+    except TypeError as error:
+        raise TypeError(
+            f"dtype={given!r} is neither bfloat16 nor a dtype of numpy ({error}); other types of torch's are made by "
+            "the loader: DataLoader(device=..., dtype=...)"
+        ) from None
+
+
+def plain_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if dtype == BFLOAT16:
+        return dtype
+    if dtype.hasobject or dtype.kind == "V" or dtype.itemsize == 0:
+        raise ValueError(f"dtype={str(dtype)!r}: samples are cast to numbers, booleans, dates or text of fixed length")
+    return dtype.newbyteorder("=")
+
+
+def number_of(missing: Any) -> float:
+    """What is to take the place of NaN."""
+    try:
+        return float(missing)
+    except (TypeError, ValueError):
+        raise TypeError(f"missing must be a number, which comes where values are missing, not {missing!r}") from None
+
+
+def numbers_of(word: str, given: ArrayLike) -> NDArray[Any]:
+    of_torch = type(given).__module__ == "torch"
+    numbers = np.array(given.numpy() if of_torch else given, order="C")  # type: ignore[union-attr]  # a copy
+    if numbers.dtype.kind not in "biufc":
+        raise TypeError(f"{word} must be a number or an array of numbers, not {type(given).__name__}")
+    if word == "std" and not numbers.all():
+        raise ValueError("std has zeros, by which nothing can be divided; give 1 where values do not vary")
+    if np.isnan(numbers).any():
+        raise ValueError(f"{word} has values that are no number (NaN); give {'1' if word == 'std' else '0'} there")
+    numbers.setflags(write=False)
+    return numbers
+
+
+# --- words ----
+
+
+def name_of(dtype: np.dtype[Any]) -> str:
+    return "bfloat16" if dtype == BFLOAT16 else str(dtype)
+
+
+def plural(n: int, word: str) -> str:
+    plural = {"axis": "axes"}.get(word, f"{word}s")
+    return f"{COUNTS[n] if n < len(COUNTS) else n} {word if n == 1 else plural}"
+
+
+def reshaped(term: Shape, shape: Shape) -> str:
+    """Advice where a row of numbers seems meant for another axis than the last."""
+    if len(term) != 1 or shape.count(term[0]) != 1:
+        return ""
+    meant = tuple(n if n == term[0] else 1 for n in shape)
+    return f"; for one number along axis {shape.index(term[0])} reshape it to {meant}"
+
+
+def text_of(key: str, value: Any) -> str:
+    if key == "select":
+        cuts = [cut_text(cut) for cut in value]
+        return f"({', '.join(cuts)}{',' if len(cuts) == 1 else ''})"
+    if key == "dtype":
+        return repr(name_of(value))
+    if key == "cf":
+        return "True"
+    if isinstance(value, np.ndarray):
+        return repr(value.tolist()) if value.size <= 16 else f"<{value.dtype} array of shape {value.shape}>"
+    return repr(value)
+
+
+def cut_text(cut: slice) -> str:
+    if cut == slice(None):
+        return "None"
+    parts = [cut.start, cut.stop] if cut.step is None else [cut.start, cut.stop, cut.step]
+    return f"slice({', '.join(map(repr, parts))})"

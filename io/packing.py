@@ -1,0 +1,250 @@
+"""Packings: what netCDF's conventions (CF) make of stored numbers, by the attributes of their dataset, as xarray does.
+
+Missing values become NaN, others are multiplied by scale_factor and added to add_offset. Which floating-point type that
+is done in, and what counts as missing, is what `xarray.open_dataset(path, decode_times=False)` decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import LayoutError, SolarError
+from solar.io import datatype
+from solar.values import Layout
+
+log = logging.getLogger("solar")
+
+MISSING = ("_FillValue", "missing_value")
+SCALING = ("scale_factor", "add_offset")
+UNSIGNED = "_Unsigned"
+MOST_MISSING = 64  # values; each is looked for in every number
+THREADS = 8  # that open files at the same time, when there are many
+
+Attributes = Mapping[str, Any]  # arrays of numbers, or text
+Dtype = np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How one file's numbers are unpacked: those that are missing become NaN, others x * scale + offset."""
+
+    stored: Dtype  # in the machine's byte order
+    seen: Dtype  # what the bytes are taken for: whole numbers may be unsigned by an attribute alone
+    dtype: Dtype  # what they become
+    wide: bool = False  # products and sums are worked out in float64, each rounded to the type that they are made in
+    missing: tuple[float, ...] = ()  # which that type has exactly
+    unmet: tuple[float, ...] = ()  # which it has not, so that they are never met, though numbers of the file may be so
+    scale: float | None = None
+    offset: float | None = None
+
+    @property
+    def work(self) -> Dtype:
+        """The type that all is worked out in."""
+        return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
+
+    @property
+    def plain(self) -> bool:
+        """Whether numbers stay what they are seen as."""
+        return self.scale is None and self.offset is None and not self.missing and self.dtype == self.seen
+
+    def told(self, instead: float | None) -> tuple[Any, ...]:
+        """As native code takes it (_native.convert)."""
+        return (self.work == np.float64, self.wide, self.missing, self.scale, self.offset, instead)
+
+
+@dataclass(frozen=True)
+class Packings:
+    """The packings of the rows of a data set: files may differ in them, and one after another has its own."""
+
+    kinds: tuple[Packing, ...]  # of the same types
+    first: tuple[int, ...] = (0,)  # row of each stretch of rows
+    which: tuple[int, ...] = (0,)  # of the kinds each stretch has
+
+    @property
+    def several(self) -> bool:
+        return len(self.kinds) > 1
+
+    @cached_property
+    def _arrays(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return np.array(self.first, np.int64), np.array(self.which, np.int64)
+
+    def runs(self, rows: Sequence[int] | NDArray[Any] | None, samples: int) -> Iterator[tuple[int, int, Packing]]:
+        """Begin, end and packing of the runs of a batch's samples, which are these rows."""
+        if not self.several:
+            yield 0, samples, self.kinds[0]
+            return
+        if rows is None or len(rows) != samples:
+            raise ValueError("files of different packings: `rows` must say which row each sample is")
+        first, which = self._arrays
+        kinds = which[np.searchsorted(first, rows, side="right") - 1]
+        edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), samples]
+        for begin, end in pairwise(edges):
+            if begin < end:
+                yield begin, end, self.kinds[int(kinds[begin])]
+
+
+def packings_of(layout: Layout) -> Packings:
+    """The packings of the rows of a Layout, by the attributes in its files. LayoutError where they make no sense."""
+    stored = layout.dtype.newbyteorder("=")
+    with ThreadPoolExecutor(min(THREADS, len(layout.paths))) as pool:
+        found = list(pool.map(lambda file: _packing(layout, file, stored), range(len(layout.paths))))
+    for path, one in zip(layout.paths, found, strict=True):
+        if (one.seen, one.dtype) != (found[0].seen, found[0].dtype):
+            raise LayoutError(
+                f"{path}: {layout.name} is unpacked to {one.dtype} ({words(one)}), but to {found[0].dtype} in "
+                f"{layout.paths[0]} ({words(found[0])}): make an H5Dataset of each sort of file"
+            )
+    for path, one in zip(layout.paths, found, strict=True):
+        if one.unmet:
+            log.warning(
+                "%s: %s: missing values of %s are unpacked as numbers, for %s, in which xarray looks for them, does not"
+                " have that value",
+                *(path, layout.name, _listed(one.unmet), one.work),
+            )
+            break
+    kinds = tuple(dict.fromkeys(found))
+    number = {kind: i for i, kind in enumerate(kinds)}
+    of_parts = [number[found[int(file)]] for file in layout.part_file]
+    new = [i for i, kind in enumerate(of_parts) if i == 0 or kind != of_parts[i - 1]]
+    first = layout.part_first
+    return Packings(kinds, tuple(int(first[i]) for i in new), tuple(of_parts[i] for i in new))
+
+
+def packed(layout: Layout) -> str:
+    """How the numbers of a Layout's first file are packed, in few words; empty where cf=True would change nothing."""
+    try:
+        found = _packing(layout, 0, layout.dtype.newbyteorder("="))
+    except SolarError:  # it is told where it is asked for
+        return ""
+    return "" if found.plain and found.seen == found.stored else words(found)
+
+
+def _packing(layout: Layout, file: int, stored: Dtype) -> Packing:
+    path, name = layout.paths[file], layout.name_in(file)
+    found = _native.read_attributes(path, name, [*SCALING, *MISSING, UNSIGNED])
+    try:
+        return packing_by({key: _value(key, *one) for key, one in found.items()}, stored)
+    except ValueError as error:
+        raise LayoutError(f"{path}: {name}: {error}") from None
+
+
+def _value(key: str, message: bytes, values: int, stored: bytes, problem: str) -> Any:
+    """An attribute's numbers, or its text."""
+    if problem:
+        raise ValueError(f"its attribute {key} cannot be read: {problem}")
+    dtype, reason = datatype.decode(message)
+    if dtype.kind in "OS":
+        return stored.split(b"\0")[0].decode("utf-8", "replace")
+    if reason or dtype.kind not in "iuf" or dtype.itemsize > 8:
+        raise ValueError(f"its attribute {key} is of {dtype}{reason and f' ({reason})'}, which is no number here")
+    return np.ndarray((values,), dtype, stored).astype(dtype.newbyteorder("="))
+
+
+# --- xarray's rules ----
+
+
+def packing_by(attributes: Attributes, stored: Dtype) -> Packing:
+    """The Packing of numbers of a dtype that these attributes ask for. ValueError where they ask for none that is."""
+    if stored.kind not in "iuf" or stored.itemsize > 8 or stored.subdtype is not None:
+        raise ValueError(f"cf=True is for numbers, and it is of {stored}: leave cf out")
+    if text := next((key for key in (*SCALING, *MISSING) if isinstance(attributes.get(key), str)), ""):
+        raise ValueError(f"its attribute {text} is the text {attributes[text]!r}, where cf=True needs a number")
+    seen = _seen(stored, attributes.get(UNSIGNED))
+    scale, offset = (_scaling(key, attributes.get(key)) for key in SCALING)
+    known = {key: attributes[key] for key in MISSING if key in attributes}
+    real = {key: values[~np.isnan(values)] for key, values in known.items()}
+    fills = [(key, value) for key, values in real.items() for value in values]
+    if len(fills) > MOST_MISSING:
+        raise ValueError(f"{len(fills)} values are called missing; cf=True looks for {MOST_MISSING} at most")
+    packed = scale is not None or offset is not None
+    # Numbers that may only be missing by being NaN are unpacked in their own type; of whole numbers none is NaN.
+    as_is = bool(known) and not fills and stored.kind == "f"
+    dtype = seen if as_is or not (packed or fills) else _floating(seen, scale, offset)
+    if packed and dtype not in (np.float32, np.float64):
+        raise ValueError(
+            f"{_told(scale, offset)} would be worked out in {dtype}; cf=True does it in float32 or float64"
+        )
+    packing = Packing(stored, seen, dtype)
+    terms = [term for term in (scale, offset) if term is not None]
+    return replace(
+        packing,
+        wide=dtype == np.float32 and any(np.result_type(dtype, term.dtype) == np.float64 for term in terms),
+        **_missing(fills, packing),
+        scale=None if scale is None else float(scale),
+        offset=None if offset is None else float(offset),
+    )
+
+
+def _seen(stored: Dtype, unsigned: Any) -> Dtype:
+    """netCDF-3 has no unsigned numbers: files say it by an attribute."""
+    kind = {("i", "true"): "u", ("u", "false"): "i"}.get((stored.kind, unsigned), stored.kind)
+    return np.dtype(f"{kind}{stored.itemsize}")
+
+
+def _scaling(key: str, values: Any) -> Any:
+    if values is None:
+        return None
+    if values.size != 1:
+        raise ValueError(f"its attribute {key} has {values.size} values, where there should be one")
+    if not np.isfinite(values[0]):
+        raise ValueError(f"its attribute {key} is {values[0]}: nothing can be unpacked by that")
+    return values[0]
+
+
+def _floating(seen: Dtype, scale: Any, offset: Any) -> Dtype:
+    if scale is None and offset is None:
+        if seen.kind == "f":
+            return seen
+        return np.dtype(np.float32 if seen.itemsize <= 2 else np.float64)
+    if scale is not None and offset is not None and scale.dtype == offset.dtype and scale.dtype.str[1:] in ("f4", "f8"):
+        return np.dtype(np.float64) if seen.itemsize == 4 and seen.kind in "iu" else scale.dtype
+    return np.dtype(np.float64) if scale is None or offset is not None else scale.dtype
+
+
+def _missing(fills: list[tuple[str, Any]], packing: Packing) -> dict[str, Any]:
+    """The values that are missing, as the type has them in which they are looked for; and those that it has not."""
+    missing, unmet = set(), set()
+    for key, fill in fills:
+        value = float(fill)
+        if packing.seen != packing.stored and key == "_FillValue":  # what is stored there, seen as all is
+            seen = np.array(fill).astype(packing.stored).view(packing.seen)
+            value = float(seen.astype(packing.work)) if packing.seen.kind == "u" else float(seen)
+        with np.errstate(all="ignore"):
+            stored = np.array(fill).astype(packing.stored)
+            if float(packing.work.type(value)) == value:
+                missing.add(value)
+            elif np.isfinite(stored) and (stored == fill or packing.stored.kind == "f"):
+                unmet.add(value)
+    return {"missing": tuple(sorted(missing)), "unmet": tuple(sorted(unmet))}
+
+
+def _told(scale: Any, offset: Any) -> str:
+    given = zip(SCALING, (scale, offset), strict=True)
+    return " and ".join(f"{key} {value} of {value.dtype}" for key, value in given if value is not None)
+
+
+def words(packing: Packing) -> str:
+    """What the attributes said, in few words; empty where that is nothing."""
+    said = {"scale_factor": packing.scale, "add_offset": packing.offset}
+    parts = [f"{key} {value:g}" for key, value in said.items() if value is not None]
+    if packing.missing:
+        parts.append(f"missing {_listed(packing.missing)}")
+    if packing.unmet:
+        parts.append(f"missing but never met {_listed(packing.unmet)}")
+    if packing.seen != packing.stored:
+        parts.append(f"seen as {packing.seen}")
+    return ", ".join(parts)
+
+
+def _listed(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:.9g}" for value in values)

@@ -1,0 +1,109 @@
+"""What a process starts with, and how values are pickled on their way to it (io/process_child.py)."""
+
+from __future__ import annotations
+
+import copyreg
+import io
+import multiprocessing
+import pickle
+import types
+from collections.abc import Callable, Mapping
+from multiprocessing import reduction, spawn
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.io.process_errors import PROMPT, Unsendable
+
+Reducers = Mapping[type, Callable[[Any], Any]]
+
+
+def dump(pickler: pickle.Pickler, reducers: Reducers, value: Any, what: str) -> None:
+    """Pickles `value` with our reducers; TypeError or PicklingError says which thing could not be, and why."""
+    table: Any = getattr(pickler, "dispatch_table", copyreg.dispatch_table)
+    pickler.dispatch_table = {**table, np.ndarray: _reduce_array, **reducers}
+    try:
+        pickler.dump(value)
+    except MemoryError:
+        raise
+    except Exception as error:
+        kind = TypeError if isinstance(error, TypeError) else pickle.PicklingError
+        raise kind(
+            f"{what} (a {type(value).__name__}) cannot be sent to another process: {error}. "
+            "What is sent must be picklable: functions and classes at the top level of a module, no open files or locks"
+        ) from error
+
+
+class _Noting(reduction.ForkingPickler):
+    """multiprocessing's, which knows what may only be sent at the start, as its locks. It notes what is of the main
+    module."""
+
+    def __init__(self) -> None:
+        self.file, self.of_main = io.BytesIO(), list[str]()
+        super().__init__(self.file, 5)
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
+            self.of_main.append(value.__qualname__)
+        return NotImplemented
+
+
+def sealed(value: Any, main: dict[str, str], reducers: Reducers) -> bytes:
+    """The pickle of what processes start with. `main`: how they import the main module; empty where they cannot."""
+    pickler = _Noting()
+    dump(pickler, reducers, value, "the work of transform processes")
+    if pickler.of_main and not main:
+        raise Unsendable(PROMPT.format(pickler.of_main[0]))
+    return pickler.file.getvalue()
+
+
+def _reduce_array(array: NDArray[Any]) -> Any:
+    """numpy's own way, but an array with gaps is copied once, into a buffer, and not into the pickle."""
+    if not array.flags.forc and not array.dtype.hasobject:
+        array = np.ascontiguousarray(array)
+    return array.__reduce_ex__(5)
+
+
+class Sealed:
+    """What a process starts with. Pickled, it is bytes until it is opened: an error then has somewhere to go."""
+
+    def __init__(self, value: Any, main: dict[str, str], reducers: Reducers) -> None:
+        self._value, self._main, self._reducers = value, main, reducers
+
+    def __reduce__(self) -> Any:
+        return _Opened, (sealed(self._value, self._main, self._reducers), self._main)
+
+    def open(self) -> Any:
+        return self._value
+
+
+class _Opened:
+    def __init__(self, data: bytes, main: dict[str, str]) -> None:
+        self._data, self._main = data, main
+
+    def open(self) -> Any:
+        Unpickler.main = self._main
+        return Unpickler(io.BytesIO(self._data)).load()
+
+
+class Unpickler(pickle.Unpickler):
+    """Imports the parent's main module when, and only when, something of it is needed."""
+
+    main: dict[str, str] = {}  # noqa: RUF012  (of the process: there is one main module)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("__main__", "__mp_main__") and Unpickler.main:
+            this: Any = multiprocessing.current_process()
+            this._inheriting = True  # whoever starts processes while the main module is imported is told of the guard
+            try:
+                spawn.prepare(dict(Unpickler.main))
+            finally:
+                del this._inheriting
+            Unpickler.main = {}
+        try:
+            return super().find_class(module, name)
+        except AttributeError:
+            if module != "__main__":
+                raise
+            raise Unsendable(PROMPT.format(name)) from None

@@ -1,0 +1,27 @@
+// Attributes of a dataset: numbers, and text, by name.
+//
+// The laws of solar/metadata.hpp hold: the file is hostile, everything is checked against it and bounded. What is wrong
+// with one attribute is said with it, and costs neither the others nor the dataset.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "solar/file.hpp"
+
+namespace solar {
+
+struct Attribute {
+  std::string name;
+  std::string problem;              // not empty: it cannot be read, and why; what follows is unset
+  std::vector<std::byte> datatype;  // the message, decoded in io/datatype.py
+  std::uint64_t values = 0;         // how many there are; 0 of a null dataspace
+  std::vector<std::byte> bytes;     // of all values, as stored; of text of variable length the text of the only one
+};
+
+// Those of the attributes `wanted` that the dataset of this name has, in no order. Error(layout) as by read_metadata.
+std::vector<Attribute> read_attributes(const File& file, const std::string& name,
+                                       const std::vector<std::string>& wanted);
+
+}  // namespace solar

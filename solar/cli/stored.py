@@ -1,0 +1,51 @@
+"""How datasets are stored, in words: chunks, index, filters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from solar.cli import words
+from solar.io.codec import FILTER, OURS
+from solar.values import Filter, Layout
+
+WAYS = 3  # of storing a dataset that are told
+
+
+def how_stored(layout: Layout) -> str:
+    """One line; empty where nothing of it can be read."""
+    if layout.reader == "none":
+        return ""
+    if len(layout.forms) > 1:
+        return f"{len(layout.forms):,} layouts: {'; '.join(_numbered(layout))}"
+    form = layout.forms[0] if layout.forms else None
+    if form is None or not form.chunk[0] or layout.storage != "chunked":
+        return layout.storage
+    chunks = words.count(len(layout.chunk_offset), "chunk")
+    parts = [f"{chunks} of {words.times(form.chunk)}", words.INDEXES.get(layout.index, layout.index)]
+    if form.filters:
+        pipeline = " + ".join(map(_filter_name, form.filters))
+        parts.append(f"{pipeline} {words.ratio(layout.nbytes, layout.stored_nbytes)}".strip())
+    return " · ".join(parts)
+
+
+def ways(files: list[str], layouts: dict[str, Layout]) -> int:
+    """In how many ways the files store what they have; 0 of one file, or where that is not known."""
+    forms = [one.part_form.tolist() for one in layouts.values() if len(one.part_form) == len(files)]
+    return len(set(zip(*forms, strict=True))) if len(files) > 1 else 0
+
+
+def _numbered(layout: Layout) -> Iterator[str]:
+    """In how many files a dataset is stored how; of many ways the commonest."""
+    parts = Counter(layout.part_form.tolist()).most_common()
+    for number, count in parts[:WAYS]:
+        form = layout.forms[number]
+        how = f"chunks of {words.times(form.chunk)}" if form.chunk and form.chunk[0] else "without chunks"
+        filters = " + ".join(map(_filter_name, form.filters))
+        yield f"{words.count(count, 'file')} {how}{f', {filters}' if filters else ''}"
+    if len(parts) > WAYS:
+        yield "…"
+
+
+def _filter_name(one: Filter) -> str:
+    return OURS if one.id == FILTER else words.filter_name(one)

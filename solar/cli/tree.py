@@ -1,0 +1,213 @@
+"""The lines that show datasets as a tree: what is alike is one line, links say where they lead."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from solar.cli import words
+from solar.cli.cost import advice, costs_in_words
+from solar.cli.paint import Paint
+from solar.cli.stored import how_stored
+from solar.io.packing import packed
+from solar.values import Layout
+
+WORTH_WORDS = 64 << 10  # bytes; smaller datasets have one line
+DEEPEST = 50  # levels of the tree; what lies deeper keeps the rest of its path as its name
+IN_SERIES, ALIKE = 10, 100  # so many groups or datasets alike are one line: of names that differ by numbers, of any
+LINES = 300  # of a tree; --all prints the others
+READER_COLOURS = {"direct": "green", "h5py": "yellow", "none": "red"}
+
+Datasets = tuple[Layout, ...]  # one, or several that share a line
+
+
+@dataclass
+class Group:
+    """What a group holds, by name; of several alike the first."""
+
+    members: dict[str, Group | Datasets] = field(default_factory=dict)
+    link: str = ""  # where it leads, if its name is a link
+    alike: int = 1
+
+
+@dataclass(frozen=True)
+class Show:
+    """How a tree is shown."""
+
+    paint: Paint
+    folder: str  # of the file: what lies in it is called by its name there
+    in_detail: bool = False  # words for every dataset
+    everything: bool = False  # nothing shares a line, and no line is left out
+
+
+def tree_lines(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, str]], show: Show) -> Iterator[str]:
+    """The lines, in colours and signs of the output."""
+    tree = _tree(layouts, aliases, show.folder)
+    if not show.everything:
+        tree = _folded(tree)
+    left = 0
+    for number, line in enumerate(_branch(tree, "", show)):
+        if show.everything or number < LINES:
+            yield show.paint.signs(line)
+        else:
+            left += 1
+    if left:
+        yield show.paint.signs(f"… and {words.count(left, 'line')} more: --all shows them")
+
+
+def _tree(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, str]], folder: str) -> Group:
+    root = Group()
+    for name, layout in layouts.items():
+        group, leaf = _parent(root, name)
+        group.members[leaf] = (layout,)
+    for name, (file, path) in aliases.items():
+        group, leaf = _parent(root, name)
+        linked = group.members.setdefault(leaf + "/", Group())
+        assert isinstance(linked, Group)
+        linked.link = f"{_near(file, folder)}:{path}" if file else path
+    return root
+
+
+def _parent(root: Group, name: str) -> tuple[Group, str]:
+    """The group that a name is in, made if it is not there, and the last part of the name."""
+    *groups, leaf = name.strip("/").split("/", DEEPEST)
+    for part in groups:
+        below = root.members.setdefault(part + "/", Group())
+        assert isinstance(below, Group)
+        root = below
+    return root, leaf
+
+
+def _near(file: str, folder: str) -> str:
+    return file.removeprefix(folder.rstrip("/") + "/")
+
+
+# --- what is alike ----
+
+
+def _folded(group: Group) -> Group:
+    """The same group, in which members alike share a line where there are many of them."""
+    sets: dict[Hashable, list[str]] = defaultdict(list)
+    for name, member in group.members.items():
+        sets[re.sub(r"\d+", "0", name), _kind(member)].append(name)
+    rest: dict[Hashable, list[str]] = defaultdict(list)
+    for key, names in sets.items():
+        if len(names) < IN_SERIES:
+            assert isinstance(key, tuple)
+            rest[key[1]] += names
+    chosen = [names for names in sets.values() if len(names) >= IN_SERIES]
+    chosen += [names for names in rest.values() if len(names) >= ALIKE]
+    together = {names[0]: names for names in chosen}
+    others = {name for names in chosen for name in names[1:]}
+    folded = Group({}, group.link, group.alike)
+    for name in group.members:
+        if name in others:
+            continue
+        names = together.get(name, [name])
+        label = name if len(names) == 1 else f"{name} … {names[-1]}"
+        merged = _merged([group.members[one] for one in names])
+        folded.members[label] = _folded(merged) if isinstance(merged, Group) else merged
+    return folded
+
+
+def _kind(member: Group | Datasets) -> Hashable:
+    """The same for members that may share a line: what they hold, whatever its length along axis 0."""
+    if isinstance(member, Group):
+        return bool(member.link), tuple((name, _kind(below)) for name, below in member.members.items())
+    one = member[0]
+    return one.shape[1:], len(one.shape), str(one.dtype), one.storage, one.reader, one.reason, bool(one.names)
+
+
+def _merged(members: list[Group | Datasets]) -> Group | Datasets:
+    """Members of one kind as one."""
+    first = members[0]
+    if not isinstance(first, Group):
+        return tuple(layout for member in members if not isinstance(member, Group) for layout in member)
+    groups = [member for member in members if isinstance(member, Group)]
+    below = {name: _merged([group.members[name] for group in groups]) for name in first.members}
+    return Group(below, first.link, sum(group.alike for group in groups))
+
+
+# --- lines ----
+
+
+def _branch(group: Group, indent: str, show: Show) -> Iterator[str]:
+    """The lines of a group's members."""
+    paint = show.paint
+    rows = {name: _facts(name, member) for name, member in group.members.items() if not isinstance(member, Group)}
+    widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
+    for position, (name, member) in enumerate(group.members.items()):
+        last = position == len(group.members) - 1
+        stem, under = ("└─ ", "   ") if last else ("├─ ", "│  ")
+        if isinstance(member, Group):
+            yield paint("dim", indent + stem) + _group_line(name, member, paint)
+            yield from _branch(member, indent + under, show)
+            continue
+        label, *facts = (fact.ljust(width) for fact, width in zip(rows[name], widths, strict=True))
+        padded, one = facts.pop(), member[0]
+        reader = paint(READER_COLOURS[one.reader], one.reader) + padded[len(one.reader) :]
+        told = show.in_detail or _worth_words(one)
+        why = "" if told or not one.reason else paint("dim", words.printable(f"({one.reason})"))
+        line = [paint("bold", label), *facts, reader, _stored(member), _packed(one), _link(member, show), why]
+        yield paint("dim", indent + stem) + "  ".join(part for part in line if part).rstrip()
+        if told:
+            yield from _words(one, paint("dim", indent + under), len(indent) + 3, paint)
+
+
+def _group_line(name: str, group: Group, paint: Paint) -> str:
+    alike = (
+        f"  {paint('dim', words.count(group.alike, 'group') + ' alike')}" if " … " in name and group.alike > 1 else ""
+    )
+    link = f"  {paint('dim', '→ ' + words.printable(group.link))}" if group.link else ""
+    return paint("cyan", words.printable(name)) + link + alike
+
+
+def _worth_words(layout: Layout) -> bool:
+    slow = layout.storage == "virtual"  # whatever its size: something can be done about it
+    return layout.reader == "none" or slow or (layout.samples > 1 and layout.nbytes >= WORTH_WORDS)
+
+
+def _facts(name: str, datasets: Datasets) -> list[str]:
+    """What stands in columns: name, shape, type, size, and by whom it is read."""
+    one = datasets[0]
+    lengths = sorted({layout.samples for layout in datasets})
+    axes = [str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]}–{lengths[-1]}", *map(str, one.shape[1:])]
+    shape = " × ".join(axes) if one.shape else ("scalar" if one.reader != "none" else "")
+    known = one.dtype.itemsize and not one.dtype.hasobject
+    nbytes = words.size(sum(layout.nbytes for layout in datasets)) if known else ""
+    return [words.printable(name), shape, words.kind(one.dtype), nbytes, one.reader]
+
+
+def _stored(datasets: Datasets) -> str:
+    how = {how_stored(layout) for layout in datasets}
+    text = how.pop() if len(how) == 1 else datasets[0].storage
+    return text if len(datasets) == 1 else f"{text} · {len(datasets):,} alike".removeprefix(" · ")
+
+
+def _packed(layout: Layout) -> str:
+    said = packed(layout)
+    return f"· packed: {said}" if said else ""
+
+
+def _link(datasets: Datasets, show: Show) -> str:
+    one = datasets[0]
+    if not one.names:
+        return ""
+    to = f"{_near(one.paths[0], show.folder)}:{one.names[0]}" if one.asked else one.names[0]
+    more = " …" if len(one.names) > 1 or len(datasets) > 1 else ""
+    return show.paint("dim", f"→ {words.printable(to)}{more}")
+
+
+def _words(layout: Layout, margin: str, used: int, paint: Paint) -> Iterator[str]:
+    width = max(40, paint.width - used - 2)
+    text = words.printable(costs_in_words(layout))
+    for line in textwrap.wrap(text, width):
+        yield f"{margin}  {paint('dim', line)}"
+    if what_to_do := advice(layout):
+        text, *commands = map(words.printable, what_to_do.split("\n"))
+        for line in textwrap.wrap("→ " + text, width, subsequent_indent="  "):
+            yield f"{margin}  {paint('yellow', line)}"
+        yield from (f"{margin}    {paint('bold', command)}" for command in commands)
