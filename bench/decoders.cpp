@@ -3,82 +3,83 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include "solar/decode.hpp"
-
-namespace {
 
 using solar::Bytes;
 using solar::MutableBytes;
 
-// What a function is like; bench/decoders.py has the same names in the same order.
-enum Kind : std::int32_t {
-  solar_unshuffle, solar_bitunshuffle, solar_lz4, solar_zstd, solar_inflate, solar_blosc, solar_bitshuffle,
-  lib_unshuffle, lib_bitunshuffle, lib_lz4, lib_zstd, lib_deflate, lib_zlib, lib_blosc, lib_blosc2, lib_bitshuffle,
-};
+namespace {
+
+// How a function is called; bench/decoders.py has the same names in the same order.
+enum Kind : std::int32_t { ours, rearrange, rearrange_bits, lz4, zstd, deflate, zlib, blosc, blosc2, bitshuffle, parts };
 
 struct Call {
   std::int32_t kind;
+  std::int32_t decoder;  // of ours, in the order of decode_ours
   std::int32_t itemsize;
-  std::int32_t compressor;  // of a bitshuffle container: 2 LZ4, 3 zstd
-  std::int32_t block_items;
-  void* function;  // of a library
-  void* context;   // that it keeps from chunk to chunk; ours keeps its Scratch
+  std::int32_t coder;  // of a bitshuffle container: as `values` of its filter
+  void* function;
+  void* context;  // that a library keeps from chunk to chunk
+  void* unshuffle;  // the bit unshuffle of a library that is put together with its coder
 };
 
 template <class Result, class... Of>
-Result of(const Call& call, Of... arguments) {
-  return reinterpret_cast<Result (*)(Of...)>(call.function)(arguments...);
+Result of(void* function, Of... arguments) {
+  return reinterpret_cast<Result (*)(Of...)>(function)(arguments...);
 }
 
-// A container's header: be64 bytes of all, be32 bytes of a block.
-constexpr std::size_t head = 12;
+std::size_t of_coder(const Call& call, bool lz, Bytes in, MutableBytes out) {
+  if (lz)
+    return static_cast<std::size_t>(of<int>(call.function, in.data(), out.data(), static_cast<int>(in.size()),
+                                            static_cast<int>(out.size())));
+  return of<std::size_t>(call.function, call.context, out.data(), out.size(), in.data(), in.size());
+}
 
-std::size_t ours(const Call& call, Bytes in, MutableBytes out) {
-  static solar::Scratch scratch;
-  const auto itemsize = static_cast<std::size_t>(call.itemsize);
-  switch (call.kind) {
-    case solar_unshuffle: return solar::unshuffle(in, out, itemsize), in.size();
-    case solar_bitunshuffle: return solar::bitunshuffle(in, out, itemsize), in.size();
-    case solar_lz4: return solar::decode_lz4_block(in, out);
-    case solar_zstd: return solar::decode_zstd(in, out);
-    case solar_inflate: return solar::inflate_zlib(in, out);
-    case solar_blosc: return solar::decode_blosc(in, out, scratch);
-    default: {
-      static solar::Filter filter{32008, 0, {0, 4, 0, 0, 0}};
-      filter.values[2] = static_cast<std::uint32_t>(itemsize);
-      filter.values[4] = static_cast<std::uint32_t>(call.compressor);
-      return solar::decode_bitshuffle(in, out, filter, scratch);
-    }
+// A container of bitshuffle by the parts of one library: its coder, then its unshuffle.
+std::size_t by_parts(const Call& call, Bytes in, MutableBytes out) {
+  alignas(64) static std::byte space[1 << 16];
+  solar::Cursor cursor(in, solar::Kind::codec, "a container");
+  cursor.skip(8);
+  const std::size_t block = solar::load_be32(cursor.take(4).data());
+  for (std::size_t at = 0; at < out.size(); at += block) {
+    const std::size_t nbytes = std::min(block, out.size() - at);
+    const Bytes stored = cursor.take(solar::load_be32(cursor.take(4).data()));
+    if (of_coder(call, call.coder == 2, stored, {space, nbytes}) != nbytes) return 0;
+    of<std::int32_t>(call.unshuffle, call.itemsize, static_cast<std::int32_t>(nbytes), space, out.data() + at);
   }
+  return out.size();
 }
 
-std::size_t theirs(const Call& call, Bytes in, MutableBytes out) {
-  const auto* const from = reinterpret_cast<const char*>(in.data());
-  auto* const to = reinterpret_cast<char*>(out.data());
-  const auto nbytes = static_cast<std::int32_t>(in.size()), room = static_cast<std::int32_t>(out.size());
-  const auto itemsize = static_cast<std::size_t>(call.itemsize);
+std::size_t run(const Call& call, Bytes in, MutableBytes out) {
+  const auto itemsize = static_cast<std::size_t>(call.itemsize), items = out.size() / itemsize;
   switch (call.kind) {
-    case lib_unshuffle: return of<std::int32_t>(call, call.itemsize, nbytes, from, to), in.size();
-    case lib_bitunshuffle:
-      return of<std::int64_t>(call, from, to, in.size() / itemsize, itemsize, in.size() / itemsize), in.size();
-    case lib_lz4: return of<std::int32_t>(call, from, to, nbytes, room);
-    case lib_zstd: return of<std::size_t>(call, call.context, to, out.size(), from, in.size());
-    case lib_deflate: {
+    case ours: return of<std::size_t>(call.function, &call, in, out);
+    case rearrange:
+      of<std::int32_t>(call.function, call.itemsize, static_cast<std::int32_t>(in.size()), in.data(), out.data());
+      return in.size();
+    case rearrange_bits:
+      of<std::int64_t>(call.function, in.data(), out.data(), items, itemsize, items);
+      return in.size();
+    case lz4: return of_coder(call, true, in, out);
+    case zstd: return of_coder(call, false, in, out);
+    case deflate: {
       std::size_t made = 0;
-      return of<int>(call, call.context, from, in.size(), to, out.size(), &made) ? 0 : made;
+      return of<int>(call.function, call.context, in.data(), in.size(), out.data(), out.size(), &made) ? 0 : made;
     }
-    case lib_zlib: {
-      unsigned long made = out.size();
-      return of<int>(call, to, &made, from, static_cast<unsigned long>(in.size())) ? 0 : made;
+    case zlib: {
+      std::size_t made = out.size();
+      return of<int>(call.function, out.data(), &made, in.data(), in.size()) ? 0 : made;
     }
-    case lib_blosc: return of<int>(call, from, to, out.size(), 1);
-    case lib_blosc2: return of<int>(call, call.context, from, nbytes, to, room);
-    default:
-      of<std::int64_t>(call, from + head, to, out.size() / itemsize, itemsize,
-                       static_cast<std::size_t>(call.block_items));
+    case blosc: return static_cast<std::size_t>(of<int>(call.function, in.data(), out.data(), out.size(), 1));
+    case blosc2:
+      return static_cast<std::size_t>(of<int>(call.function, call.context, in.data(), static_cast<int>(in.size()),
+                                              out.data(), static_cast<int>(out.size())));
+    case bitshuffle:
+      of<std::int64_t>(call.function, in.data() + 12, out.data(), items, itemsize,
+                       solar::load_be32(in.data() + 8) / itemsize);
       return out.size();
+    default: return by_parts(call, in, out);
   }
 }
 
@@ -96,30 +97,47 @@ struct Chunks {
   const std::int64_t* nbytes;
 };
 
-bool decode(const Call& call, const Chunks& chunks) {
-  for (std::int64_t i = 0; i < chunks.number; ++i) {
-    const Bytes in(chunks.in[i], static_cast<std::size_t>(chunks.stored[i]));
-    const MutableBytes out(chunks.out[i], static_cast<std::size_t>(chunks.nbytes[i]));
-    if ((call.kind < lib_unshuffle ? ours : theirs)(call, in, out) != out.size()) return false;
+}  // namespace
+
+#define SHOWN extern "C" [[gnu::visibility("default")]]
+
+SHOWN std::size_t decode_ours(const Call* call, Bytes in, MutableBytes out) {
+  static solar::Scratch scratch;
+  const auto itemsize = static_cast<std::size_t>(call->itemsize);
+  switch (call->decoder) {
+    case 0: return solar::unshuffle(in, out, itemsize), in.size();
+    case 1: return solar::bitunshuffle(in, out, itemsize), in.size();
+    case 2: return solar::decode_lz4_block(in, out);
+    case 3: return solar::decode_zstd(in, out);
+    case 4: return solar::inflate_zlib(in, out);
+    case 5: return solar::decode_blosc(in, out, scratch);
+    default: {
+      static solar::Filter filter{32008, 0, {0, 4, 0, 0, 0}};
+      filter.values[2] = static_cast<std::uint32_t>(call->itemsize);
+      filter.values[4] = static_cast<std::uint32_t>(call->coder);
+      return solar::decode_bitshuffle(in, out, filter, scratch);
+    }
+  }
+}
+
+// Decodes all chunks; false if one is not filled.
+SHOWN bool decode_all(const Call* call, const Chunks* chunks) {
+  for (std::int64_t i = 0; i < chunks->number; ++i) {
+    const Bytes in(chunks->in[i], static_cast<std::size_t>(chunks->stored[i]));
+    const MutableBytes out(chunks->out[i], static_cast<std::size_t>(chunks->nbytes[i]));
+    if (run(*call, in, out) != out.size()) return false;
   }
   return true;
 }
 
-}  // namespace
-
-// Decodes all chunks by one of the calls; false if it does not fill each.
-extern "C" [[gnu::visibility("default")]] bool decode_once(const Call* call, const Chunks* chunks) {
-  return decode(*call, *chunks);
-}
-
-// seconds[round * calls + call] of decoding all chunks `repeats` times. Each round begins with another call.
-extern "C" [[gnu::visibility("default")]] void measure(const Call* calls, std::int64_t number, const Chunks* chunks,
-                                                       std::int64_t repeats, std::int64_t rounds, double* seconds) {
+// seconds[round * number + call] of decoding all chunks `repeats` times. Each round begins with another call.
+SHOWN void measure(const Call* calls, std::int64_t number, const Chunks* chunks, std::int64_t repeats,
+                   std::int64_t rounds, double* seconds) {
   for (std::int64_t round = 0; round < rounds; ++round)
     for (std::int64_t turn = 0; turn < number; ++turn) {
       const std::int64_t which = (round + turn) % number;
       const double start = now();
-      for (std::int64_t i = 0; i < repeats; ++i) decode(calls[which], *chunks);
+      for (std::int64_t i = 0; i < repeats; ++i) decode_all(calls + which, chunks);
       seconds[round * number + which] = (now() - start) / static_cast<double>(repeats);
     }
 }

@@ -1,121 +1,225 @@
-"""Our decoders beside the libraries', in turns: python -m bench.decoders [--record] [--only WORD ...] [--seconds S]
+"""Our decoders beside the libraries', in turns: python -m bench.decoders [WORD ...] [--record] [--into docs/benchmarks.md]
 
-All in one thread on one processor, over the same chunks in memory (some 1 MiB of them, so that no branch is learnt by
-heart), each function called directly, with the memory it may keep from call to call: none pays for a copy or an
-allocation of ours. Short rounds in turns, each of the thread's own time. The ratio is that of medians, with the fastest
-library of each case. Outputs are compared before anything is timed. --record adds rows to bench/results/decoders.jsonl.
+All in one thread on one processor, over the same chunks in memory, each function called directly with the memory that
+it may keep from call to call. Short rounds in turns, each of the thread's own time; the ratio is the median of the
+rounds' ratios, with the fastest library of each case. Outputs are compared before anything is timed.
 
-Libraries: those in the wheels blosc2, hdf5plugin, lz4 and numcodecs, and Debian's liblz4, libzstd, libdeflate and zlib;
-what is not there is left out, and said.
+Libraries: in the wheels blosc2, deflate (libdeflate), hdf5plugin, lz4 and numcodecs, and the system's liblz4, libzstd,
+libdeflate and zlib. Those that are not there are left out, and said. `pip install blosc2 deflate lz4 numcodecs`.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import ctypes.util
+import functools
+import importlib.util
 import math
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from bench import machine, records
+from bench import machine, records, report
+from bench.codec_fields import mean
 from bench.decoders_cases import Case, cases
-from bench.decoders_peers import Call, build, calls, missing
-from bench.decoders_report import RECORDED, Row, summaries
+
+ROOT = Path(__file__).parents[1]
+RECORDED = ROOT / "bench/results/decoders.jsonl"
+MARKS = ("<!-- decoders -->", "<!-- end of decoders -->")
+# As in bench/decoders.cpp.
+KINDS = ("ours", "rearrange", "rearrange_bits", "lz4", "zstd", "deflate", "zlib", "blosc", "blosc2", "bitshuffle", "parts")
+DECODERS = ("unshuffle", "bitunshuffle", "lz4", "zstd", "inflate", "blosc", "bitshuffle lz4", "bitshuffle zstd")
+# Where a library is: a module and what to look for in its folder, or the name of a system's library.
+PLACES = {
+    "blosc2": ("blosc2", "lib/libblosc2.so"), "deflate": ("deflate", "_deflate*.so"),
+    "h5bshuf": ("hdf5plugin", "plugins/libh5bshuf.so"), "h5blosc": ("hdf5plugin", "plugins/libh5blosc.so"),
+    "lz4": ("lz4", "block/_block*.so"), "numcodecs": ("numcodecs", "blosc*.so"),
+    "liblz4": (None, "lz4"), "libzstd": (None, "zstd"), "libdeflate": (None, "deflate"), "zlib": (None, "z"),
+}  # fmt: skip
+# Which functions of which libraries do the same as ours: how they are called, the library, the name.
+PEERS = {
+    "unshuffle": [("rearrange", "blosc2", "blosc2_unshuffle")],
+    "bitunshuffle": [("rearrange", "blosc2", "blosc2_bitunshuffle"),
+                     ("rearrange_bits", "h5bshuf", "bshuf_bitunshuffle")],
+    "lz4": [("lz4", name, "LZ4_decompress_safe") for name in ("liblz4", "lz4", "blosc2")],
+    "zstd": [("zstd", name, "ZSTD_decompressDCtx") for name in ("libzstd", "blosc2")],
+    "inflate": [("deflate", "libdeflate", "libdeflate_zlib_decompress"),
+                ("deflate", "deflate", "libdeflate_zlib_decompress"),
+                ("zlib", "blosc2", "zng_uncompress"), ("zlib", "zlib", "uncompress")],
+    "blosc": [("blosc2", "blosc2", "blosc2_decompress_ctx"), ("blosc", "h5blosc", "blosc_decompress_ctx"),
+              ("blosc", "numcodecs", "blosc_decompress_ctx")],
+    "bitshuffle lz4": [("bitshuffle", "h5bshuf", "bshuf_decompress_lz4"), ("parts", "blosc2", "LZ4_decompress_safe")],
+    "bitshuffle zstd": [("bitshuffle", "h5bshuf", "bshuf_decompress_zstd"), ("parts", "blosc2", "ZSTD_decompressDCtx")],
+}  # fmt: skip
 
 
-class Chunks(ctypes.Structure):
+class Call(ctypes.Structure):
     _fields_ = (
-        ("number", ctypes.c_int64), ("inputs", ctypes.c_void_p), ("stored", ctypes.c_void_p),
-        ("outputs", ctypes.c_void_p), ("nbytes", ctypes.c_void_p),
+        ("kind", ctypes.c_int32), ("decoder", ctypes.c_int32), ("itemsize", ctypes.c_int32), ("coder", ctypes.c_int32),
+        ("function", ctypes.c_void_p), ("context", ctypes.c_void_p), ("unshuffle", ctypes.c_void_p),
     )  # fmt: skip
 
 
-class Memory:
-    """The chunks of a case, and room for what they decode to."""
+@functools.cache
+def build(core: Path) -> ctypes.CDLL:
+    """bench/decoders.cpp with the decoders of this archive, which the extension was linked with."""
+    library = Path(tempfile.mkdtemp()) / "decoders.so"
+    flags = ["-std=c++20", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wl,--exclude-libs,ALL"]
+    source = [f"-I{ROOT / 'native/include'}", "-o", str(library), str(ROOT / "bench/decoders.cpp"), str(core)]
+    subprocess.run([os.environ.get("CXX", "c++"), *flags, *source], check=True)
+    loaded = ctypes.CDLL(str(library))
+    library.unlink()
+    library.parent.rmdir()
+    loaded.decode_all.restype, loaded.measure.restype = ctypes.c_bool, None
+    loaded.measure.argtypes = (
+        ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p
+    )  # fmt: skip
+    return loaded
 
-    def __init__(self, case: Case) -> None:
-        self.stored = [np.frombuffer(chunk, np.uint8) for chunk in case.stored]
-        self.out = np.zeros(sum(map(len, case.raw)), np.uint8)
-        ends = np.cumsum([len(raw) for raw in case.raw])
-        places = (ends - [len(raw) for raw in case.raw]) + self.out.ctypes.data
-        self._held = [
-            np.array([chunk.ctypes.data for chunk in self.stored], np.int64),
-            np.array([len(chunk) for chunk in case.stored], np.int64),
-            places.astype(np.int64),
-            np.array([len(raw) for raw in case.raw], np.int64),
-        ]
-        self.chunks = Chunks(len(case.raw), *(held.ctypes.data for held in self._held))
+
+@functools.cache
+def load(name: str) -> ctypes.CDLL | None:
+    module, where = PLACES[name]
+    if module is None:
+        path = ctypes.util.find_library(where)
+    else:
+        spec = importlib.util.find_spec(module)
+        folders = (spec.submodule_search_locations or []) if spec else []
+        path = next((str(found) for folder in folders for found in Path(folder).glob(where)), None)
+    return ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW | os.RTLD_DEEPBIND) if path else None
 
 
-def measured(case: Case, seconds: float) -> Row | None:
-    """How long each takes; None where there is no library to compare with."""
-    library, memory, raw = build(), Memory(case), b"".join(case.raw)
-    found = calls(case)
-    right = {}
-    for name, call in found.items():
-        memory.out[:] = 0xA5
-        whole = library.decode_once(ctypes.byref(call), ctypes.byref(memory.chunks))
-        if whole and memory.out.tobytes() == raw:
-            right[name] = call
-        elif name == "solar":
-            raise SystemExit(f"{case.name}: solar gives other bytes than were encoded")
-        else:
-            print(f"{case.name}: {name} does not decode it", file=sys.stderr)
-    if len(right) < 2:
+def address(library: ctypes.CDLL, function: str) -> int | None:
+    return ctypes.cast(library[function], ctypes.c_void_p).value
+
+
+@functools.cache
+def context(name: str, function: str) -> int | None:
+    """What a function keeps from call to call."""
+    library, of = load(name), {"libdeflate_zlib_decompress": "libdeflate_alloc_decompressor"}
+    maker = (of | {"ZSTD_decompressDCtx": "ZSTD_createDCtx", "blosc2_decompress_ctx": "blosc2_create_dctx"}).get(function)
+    if library is None or maker is None:
         return None
-    return timed(case, memory, right, seconds)
+    library[maker].restype = ctypes.c_void_p
+    if maker != "blosc2_create_dctx":
+        return int(library[maker]())
+    library.blosc2_init()
+    one_thread = (ctypes.c_int64 * 5)(1, 0, 0, 0, -1)  # a blosc2_dparams, which is handed on by reference
+    library[maker].argtypes = [ctypes.c_int64 * 5]
+    return int(library[maker](one_thread))
 
 
-def timed(case: Case, memory: Memory, found: dict[str, Call], seconds: float) -> Row:
-    array = (Call * len(found))(*found.values())
+def calls(case: Case, cores: dict[str, Path]) -> dict[str, Call]:
+    """Ours first, and those of the libraries that are here."""
+    decoder = DECODERS.index(case.decoder)
+    coder = {"bitshuffle lz4": 2, "bitshuffle zstd": 3}.get(case.decoder, 0)
+    made = {
+        name: Call(0, decoder, case.itemsize, coder, address(build(core), "decode_ours"), None, None)
+        for name, core in cores.items()
+    }
+    for kind, name, function in PEERS[case.decoder]:
+        library = load(name)
+        if library is None or (kind == "blosc" and not case.family.startswith("blosc1")):
+            continue
+        unshuffle = address(library, "blosc2_bitunshuffle") if kind == "parts" else None
+        made[f"{name} {kind}" if kind == "parts" else name] = Call(
+            KINDS.index(kind), 0, case.itemsize, coder, address(library, function), context(name, function), unshuffle
+        )
+    return made
+
+
+def measured(case: Case, cores: dict[str, Path], seconds: float) -> dict[str, Any] | None:
+    """A row: how fast each is, and ours over the fastest; None where there is no library to compare with."""
+    out, raw = np.zeros(sum(map(len, case.raw)), np.uint8), b"".join(case.raw)
+    sizes = np.array([len(one) for one in case.raw], np.int64)
+    held = [
+        np.array([ctypes.cast(one, ctypes.c_void_p).value for one in case.stored], np.int64),
+        np.array([len(one) for one in case.stored], np.int64), np.cumsum(sizes) - sizes + out.ctypes.data, sizes,
+    ]  # fmt: skip
+    chunks = (ctypes.c_int64 * 5)(len(sizes), *(one.ctypes.data for one in held))
+    library, right = build(cores["solar"]), {}
+    for name, call in calls(case, cores).items():
+        out[:] = 0xA5
+        if library.decode_all(ctypes.byref(call), chunks) and out.tobytes() == raw:
+            right[name] = call
+        elif name in cores:
+            raise SystemExit(f"{case.family}, {case.name}: {name} gives other bytes than were encoded")
+        else:
+            print(f"{case.family}, {case.name}: {name} does not decode it", file=sys.stderr)
+    if len(right) == len(cores):
+        return None
 
     def run(repeats: int, rounds: int) -> np.ndarray:
-        taken = np.empty((rounds, len(found)))
-        build().measure(array, len(found), ctypes.byref(memory.chunks), repeats, rounds, taken.ctypes.data)
+        taken = np.empty((rounds, len(right)))
+        array = (Call * len(right))(*right.values())
+        library.measure(array, len(right), chunks, repeats, rounds, taken.ctypes.data)
         return taken
 
-    once = run(1, 3).min(0).max()
-    repeats = max(1, round(2e-4 / once))
-    rounds = max(15, math.ceil(seconds / (once * repeats * len(found))))
-    taken = run(repeats, rounds)
-    rates = memory.out.size / np.median(taken, 0) / 1e9
-    best = memory.out.size / taken.min(0) / 1e9
-    names = list(found)
-    return Row(
-        **case.labels, nbytes=memory.out.size, stored=sum(map(len, case.stored)), rounds=rounds,
-        gbs=dict(zip(names, rates.round(3).tolist(), strict=True)),
-        best_gbs=dict(zip(names, best.round(3).tolist(), strict=True)),
-    )  # fmt: skip
+    once = run(1, 3).min(0)
+    repeats = max(1, round(2e-4 / once.max()))
+    taken = run(repeats, max(15, math.ceil(seconds / (once.sum() * repeats))))
+    names, others = list(right), taken[:, len(cores) :]
+    ratios = {name: np.median(others / taken[:, [at]], 0).min() for at, name in enumerate(cores)}
+    return {
+        "family": case.family, "name": case.name, "rounds": len(taken),
+        "gbs": dict(zip(names, (out.size / np.median(taken, 0) / 1e9).round(3).tolist(), strict=True)),
+        "ratio": {name: round(float(ratio), 3) for name, ratio in ratios.items()},
+    }  # fmt: skip
 
 
-def chosen(words: list[str]) -> Iterator[Case]:
-    return (case for case in cases(words))
+def markdown(record: dict[str, Any]) -> str:
+    """The families, the slowest first; then each case below .95."""
+    rows, ours = record["rows"], list(record["rows"][0]["ratio"])
+    groups: dict[str, list[dict[str, float]]] = {}
+    for row in rows:
+        groups.setdefault(row["family"], []).append(row["ratio"])
+    lines = ["| decoder | cases | " + " | ".join(f"{one} ÷ fastest library" for one in ours) + " | least | below .95 |"]
+    lines.append("|---|--:|" + "--:|" * (len(ours) + 2))
+    for family, found in sorted(groups.items(), key=lambda group: mean(one["solar"] for one in group[1])):
+        means = " | ".join(f"{mean(one[name] for one in found):.2f}" for name in ours)
+        solar = [one["solar"] for one in found]
+        below = sum(one < 0.95 for one in solar)
+        lines.append(f"| {family} | {len(found)} | {means} | {min(solar):.2f} | {below} |")
+    slow = sorted((row for row in rows if row["ratio"]["solar"] < 0.95), key=lambda row: row["ratio"]["solar"])
+    said = "; ".join(f"{row['family']}, {row['name']} {row['ratio']['solar']:.2f}" for row in slow)
+    return f"{report.where(record)}\n\n" + "\n".join(lines) + f"\n\nBelow .95: {said or 'none'}."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.decoders", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="cases in whose name all these are")
+    parser.add_argument("words", nargs="*", help="only cases in whose family or name all these are")
     parser.add_argument("--seconds", type=float, default=0.3, help="of timing for each case")
-    parser.add_argument("--record", action="store_true", help=f"adds the rows to {RECORDED}")
+    parser.add_argument("--beside", type=Path, metavar="libsolar_core.a", help="of another version, measured in turns, too")
+    parser.add_argument("--record", action="store_true", help=f"adds a line to {RECORDED.relative_to(ROOT)}")
+    parser.add_argument("--into", type=Path, help=f"a document with the marks {' and '.join(MARKS)}")
     asked = parser.parse_args()
     os.sched_setaffinity(0, [max(os.sched_getaffinity(0))])
-    for name in missing():
-        print(f"left out: {name}", file=sys.stderr)
+    if absent := [name for name in PLACES if load(name) is None]:
+        print(f"left out: {', '.join(absent)}", file=sys.stderr)
+    found = sorted(ROOT.glob("build/cp3*/libsolar_core.a"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise SystemExit("there is no build/cp3*/libsolar_core.a: `make .venv/.installed` makes it")
+    cores = {"solar": found[-1]} | ({"before": asked.beside} if asked.beside else {})
     rows = []
-    for case in chosen(asked.only):
-        if row := measured(case, asked.seconds):
+    for case in cases(asked.words):
+        if row := measured(case, cores, asked.seconds):
             rows.append(row)
-            rates = "  ".join(f"{name} {rate:.2f}" for name, rate in row.gbs.items())
-            print(f"{row.ratio:5.2f} {row.best_ratio:5.2f}  {case.name:48} {rates}", flush=True)
-    print("\n" + summaries(rows))
+            print(f"{row['ratio']['solar']:5.2f}  {row['family']}, {row['name']}: {row['gbs']}", flush=True)
+    if not rows:
+        raise SystemExit("nothing to compare with")
+    facts = machine.facts(RECORDED.parent)
+    record = {"machine": facts, "versions": machine.versions(), "seconds": asked.seconds, "rows": rows}
+    print("\n" + (text := markdown(record)))
     if asked.record:
-        facts = {"machine": machine.facts(RECORDED.parent), "versions": machine.versions()}
-        for row in rows:
-            records.append(RECORDED, asdict(row) | facts)
+        records.append(RECORDED, record)
+    if asked.into:
+        report.put_into(asked.into, text, MARKS)
 
 
 if __name__ == "__main__":

@@ -1,76 +1,59 @@
-"""The chunks that bench/decoders.py decodes: decoders x items x blocks x data, encoded by the libraries."""
+"""The chunks that bench/decoders.py decodes: decoders x data x what lies under the coder x sizes."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
+import blosc2
+import lz4.block
 import numpy as np
-from numpy.typing import NDArray
+import zstandard
 
 from bench.codec_fields import all_sets
 
-TOTAL = 1 << 20
-KIB = 1 << 10
-SETS = ("climate", "femm_f64", "tooth", "ptycho_counts", "neutron_counts", "turb64")  # some measured, one generated
-BITSHUFFLE = 32008
+TOTAL, KIB = 1 << 20, 1 << 10  # bytes of all chunks of a case, so that no branch is learnt by heart
+DATA = ("counts16", "counts32", "field32", "field64", "text", "ptycho_counts", "tooth", "femm_f64")  # the last measured
+SIZES = (16, 64, 256, 1024)
+BITSHUFFLE_BLOCK = 8 * KIB
 
 
 @dataclass(frozen=True)
 class Case:
+    family: str
+    name: str
     decoder: str
-    data: str
     itemsize: int
-    block: int  # bytes of a chunk, or of a block in it
-    how: str  # what was done to the bytes before, or what a blosc chunk is made of
     stored: list[bytes]
     raw: list[bytes]
-    block_items: int = 0  # of a bitshuffle container
-
-    @property
-    def labels(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("decoder", "data", "itemsize", "block", "how")}
-
-    @property
-    def name(self) -> str:
-        return named(self.decoder, self.data, self.itemsize, self.block, self.how)
-
-    def fits(self, kind: str) -> bool:
-        """Whether a library of this kind reads it: blosc 1 knows no chunks of blosc 2."""
-        return kind != "lib_blosc" or self.how.startswith("blosc1")
-
-
-def named(decoder: str, data: str, itemsize: int, block: int, how: str) -> str:
-    return f"{decoder} {data} {itemsize}B {block // KIB}K {how}".strip()
 
 
 @functools.cache
 def bytes_of(data: str) -> tuple[bytes, int]:
-    """About TOTAL bytes of a set, and the size of its items."""
-    rng = np.random.default_rng(1)
-    simple: dict[str, Callable[[], NDArray[Any]]] = {
-        "random": lambda: rng.integers(0, 256, TOTAL, np.uint8).view(np.float32),
-        "zeros": lambda: np.zeros(TOTAL // 4, np.float32),
-        "counts": lambda: rng.poisson(0.7, TOTAL // 4).astype(np.int32),
-        "counts16": lambda: rng.poisson(3, TOTAL // 2).astype(np.uint16),
-    }
-    if data in simple:
-        values = simple[data]()
+    """TOTAL bytes of a set, and the size of its items."""
+    rng, sets = np.random.default_rng(1), all_sets()
+    if data == "counts16":
+        values = np.concatenate(sets["ptycho_sim"]()).astype(np.uint16)
+    elif data == "counts32":
+        values = rng.poisson(0.7, TOTAL // 4).astype(np.uint32)
+    elif data == "field32":
+        values = np.concatenate(sets["turb64"]())
+    elif data == "field64":
+        values = np.round(np.concatenate(sets["turb64"]()).astype(np.float64), 4)
+    elif data == "text":
+        columns = zip(np.arange(50_000) * 0.25, *rng.normal(0, 1, (3, 50_000)), strict=True)
+        values = np.frombuffer("".join("%.2f,%.3f,%.4f,%.3e\n" % row for row in columns).encode(), np.uint8)
     else:
-        values = np.concatenate([sample.reshape(-1) for sample in all_sets()[data]()])
-        middle = max(0, values.size // 2 - TOTAL // values.itemsize // 2)
-        values = np.resize(values[middle:], TOTAL // values.itemsize)
-    return values.tobytes(), values.itemsize
+        values = np.concatenate([sample.reshape(-1) for sample in sets[data]()])
+    return np.resize(values.reshape(-1), TOTAL // values.itemsize).tobytes(), values.itemsize
 
 
 def shuffled(raw: bytes, itemsize: int) -> bytes:
-    items = len(raw) // itemsize
-    body = np.frombuffer(raw, np.uint8, items * itemsize).reshape(items, itemsize).T
-    return body.tobytes() + raw[items * itemsize :]
+    return np.frombuffer(raw, np.uint8).reshape(-1, itemsize).T.tobytes()
 
 
 def bitshuffled(raw: bytes, itemsize: int) -> bytes:
@@ -78,120 +61,78 @@ def bitshuffled(raw: bytes, itemsize: int) -> bytes:
     return np.packbits(bits.T, bitorder="little").tobytes()
 
 
-BEFORE: dict[str, Callable[[bytes, int], bytes]] = {
-    "": lambda raw, itemsize: raw, "shuffled": shuffled, "bitshuffled": bitshuffled,
-}  # fmt: skip
-
-
 def parts(raw: bytes, nbytes: int) -> list[bytes]:
     return [raw[at : at + nbytes] for at in range(0, len(raw) // nbytes * nbytes, nbytes)]
 
 
-def cases(words: list[str]) -> Iterator[Case]:
-    """All of them; with words, those in whose name each is."""
-    for make in (shuffles, coders, containers, bloscs):
-        for label, encode in make():
-            name = named(*label)
-            if all(word in name.split() for word in words):
-                yield Case(*label, *encode())
+CODERS: dict[str, Callable[[bytes], bytes]] = {
+    "inflate": lambda raw: zlib.compress(raw, 4),
+    "zstd": lambda raw: zstandard.ZstdCompressor(level=3).compress(raw),
+    "lz4": lambda raw: lz4.block.compress(raw, store_size=False),
+}
 
 
-Label = tuple[str, str, int, int, str]
-Made = Iterator[tuple[Label, Callable[[], tuple[Any, ...]]]]
+def container(raw: bytes, itemsize: int, coder: str) -> bytes:
+    """A chunk of the filter bitshuffle."""
+    made = [struct.pack(">QI", len(raw), BITSHUFFLE_BLOCK)]
+    for block in parts(raw, BITSHUFFLE_BLOCK):
+        stored = CODERS[coder](bitshuffled(block, itemsize))
+        made += (struct.pack(">I", len(stored)), stored)
+    return b"".join(made)
 
 
-def shuffles() -> Made:
-    raw = bytes_of("random")[0]
-    for itemsize, block in itertools.product((2, 3, 4, 6, 8, 12, 16, 24, 32), (4, 16, 64, 256, 1024)):
-        whole = parts(raw, block * KIB // (8 * itemsize) * 8 * itemsize)
-        yield (
-            ("unshuffle", "random", itemsize, block * KIB, ""),
-            lambda whole=whole, n=itemsize: ([shuffled(one, n) for one in whole], whole),
-        )
-    for itemsize, block in itertools.product((1, 2, 4, 8), (8, 64, 1024)):
-        # The library has blocks of its own where it is given none: of 8 KiB, and what it makes of a larger chunk.
-        whole = parts(raw, block * KIB)
-        yield (
-            ("bitunshuffle", "random", itemsize, block * KIB, ""),
-            lambda whole=whole, n=itemsize: ([_bitshuffled_blocks(one, n) for one in whole], whole),
-        )
-
-
-def _bitshuffled_blocks(raw: bytes, itemsize: int) -> bytes:
-    return bitshuffled(raw, itemsize)
-
-
-def coders() -> Made:
-    import lz4.block
-    import zstandard
-
-    encoders: dict[str, Callable[[bytes], bytes]] = {
-        "lz4": lambda raw: lz4.block.compress(raw, store_size=False),
-        "zstd": lambda raw: zstandard.ZstdCompressor(level=3).compress(raw),
-        "inflate": lambda raw: zlib.compress(raw, 4),
-    }
-    for decoder, data, how in itertools.product(encoders, (*SETS, "counts", "counts16", "random", "zeros"), BEFORE):
-        if data == "random" and how:
-            continue
-        for block in (8, 64, 1024):
-
-            def encode(decoder: str = decoder, data: str = data, block: int = block, how: str = how) -> tuple[Any, ...]:
-                raw, itemsize = bytes_of(data)
-                whole = [BEFORE[how](one, itemsize) for one in parts(raw, block * KIB)]
-                return [encoders[decoder](one) for one in whole], whole
-
-            yield (decoder, data, bytes_of(data)[1], block * KIB, how), encode
-
-
-def containers() -> Made:
-    """Chunks of HDF5's bitshuffle filter, as hdf5plugin writes them: blocks of 8 KiB unless it is told."""
-    for name, data, block in itertools.product(("lz4", "zstd"), (*SETS, "counts", "counts16", "zeros"), (8, 64)):
-        itemsize = bytes_of(data)[1]
-
-        def encode(name: str = name, data: str = data, items: int = block * KIB // itemsize) -> tuple[Any, ...]:
-            raw, itemsize = bytes_of(data)
-            whole = parts(raw, 256 * KIB)
-            return [_bitshuffle(one, itemsize, name, items) for one in whole], whole, items
-
-        yield (f"bitshuffle {name}", data, itemsize, block * KIB, ""), encode
-
-
-def _bitshuffle(raw: bytes, itemsize: int, name: str, items: int) -> bytes:
-    import h5py
-    import hdf5plugin
-
-    values = np.frombuffer(raw, f"V{itemsize}")
-    with h5py.File(f"chunk {id(raw)}", "w", driver="core", backing_store=False) as file:
-        options = hdf5plugin.Bitshuffle(nelems=items, cname=name)
-        stored = file.create_dataset("x", data=values, chunks=values.shape, **options)
-        file.flush()
-        return bytes(stored.id.read_direct_chunk((0,))[1])
-
-
-def bloscs() -> Made:
-    """Chunks of both formats, by codec and shuffle; blocks as the library chooses."""
-    names, shuffles = ("blosclz", "lz4", "lz4hc", "zlib", "zstd"), ("none", "shuffle", "bitshuffle")
-    chosen = ("climate", "tooth", "ptycho_counts", "femm_f64", "counts", "zeros", "random")
-    for version, name, shuffle, data in itertools.product((1, 2), names, shuffles, chosen):
-        if data == "random" and (name, shuffle) != ("lz4", "shuffle"):
-            continue
-
-        def encode(version: int = version, name: str = name, shuffle: str = shuffle, data: str = data) -> Any:
-            raw, itemsize = bytes_of(data)
-            whole = parts(raw, TOTAL // 2)
-            return [_blosc(version, one, itemsize, name, shuffle) for one in whole], whole
-
-        yield ("blosc", data, bytes_of(data)[1], TOTAL // 2, f"blosc{version} {name} {shuffle}"), encode
-
-
-def _blosc(version: int, raw: bytes, itemsize: int, name: str, shuffle: str) -> bytes:
-    import blosc2
-    import numcodecs
-
+def blosc(raw: bytes, itemsize: int, version: int, codec: str, shuffle: str) -> bytes:
     if version == 1:
-        number = {"none": 0, "shuffle": 1, "bitshuffle": 2}[shuffle]
-        return bytes(numcodecs.Blosc(name, 5, number).encode(np.frombuffer(raw, f"V{itemsize}").view(f"u{itemsize}")))
-    filters = {"none": blosc2.Filter.NOFILTER, "shuffle": blosc2.Filter.SHUFFLE, "bitshuffle": blosc2.Filter.BITSHUFFLE}
-    codec = getattr(blosc2.Codec, name.upper())
-    parameters = {"codec": codec, "clevel": 5, "typesize": itemsize, "filters": [filters[shuffle]], "nthreads": 1}
-    return bytes(blosc2.compress2(raw, **parameters))
+        import numcodecs
+
+        number = ("none", "shuffle", "bitshuffle").index(shuffle)
+        return bytes(numcodecs.Blosc(codec, 5, number).encode(np.frombuffer(raw, f"u{itemsize}")))
+    one = blosc2.Filter["NOFILTER" if shuffle == "none" else shuffle.upper()]
+    chosen = {"codec": blosc2.Codec[codec.upper()], "clevel": 5, "typesize": itemsize, "filters": [one], "nthreads": 1}
+    return bytes(blosc2.compress2(raw, **chosen))
+
+
+Label = tuple[str, str, str, int]  # of a Case, before its bytes
+Maker = Callable[[bytes], bytes]
+
+
+def labels() -> Iterator[tuple[Label, str, int, Maker]]:
+    """Each case, with its data, the bytes of a chunk and what makes one."""
+    for itemsize, size in itertools.product((2, 4, 8), SIZES):
+        label = f"byte unshuffle, items of {itemsize}", f"{size} KiB", "unshuffle", itemsize
+        yield label, "field32", size, functools.partial(shuffled, itemsize=itemsize)
+        label = "bit unshuffle", f"items of {itemsize}, {size} KiB", "bitunshuffle", itemsize
+        yield label, "field32", size, functools.partial(bitshuffled, itemsize=itemsize)
+    for coder, data, size in itertools.product(CODERS, DATA, SIZES):
+        n, encode = bytes_of(data)[1], CODERS[coder]
+        yield (coder, f"{data}, {size} KiB", coder, n), data, size, encode
+        if n > 1:
+            under = f"{data} byte-shuffled, {size} KiB"
+            yield (coder, under, coder, n), data, size, lambda raw, n=n, encode=encode: encode(shuffled(raw, n))
+    for coder, data in itertools.product(("lz4", "zstd"), DATA):
+        n = bytes_of(data)[1]
+        encode = CODERS[coder]
+        label = f"{coder} of bit-shuffled bytes, without the shuffle", f"{data}, 8 KiB", coder, n
+        yield label, data, 8, lambda raw, n=n, encode=encode: encode(bitshuffled(raw, n))
+        for size in SIZES:
+            label = f"{coder} under bitshuffle", f"{data}, {size} KiB", f"bitshuffle {coder}", n
+            yield label, data, size, functools.partial(container, itemsize=n, coder=coder)
+    kinds = itertools.product((1, 2), ("blosclz", "lz4", "lz4hc", "zlib", "zstd"), DATA)
+    for (version, codec, data), shuffle in itertools.product(kinds, ("none", "shuffle", "bitshuffle")):
+        n = bytes_of(data)[1]
+        label = f"blosc{version} {codec}", f"{data} {shuffle}, 512 KiB", "blosc", n
+        made = functools.partial(blosc, itemsize=n, version=version, codec=codec, shuffle=shuffle)
+        yield label, data, 512, made
+
+
+def cases(words: list[str]) -> Iterator[Case]:
+    """All; with words, those in whose family or name each is."""
+    for (family, name, decoder, n), data, size, make in labels():
+        if all(word in f"{family}, {name}" for word in words):
+            raw = parts(bytes_of(data)[0], size * KIB)
+            stored = [make(one) for one in raw]
+            # What lies under the coder is not undone by it alone.
+            if decoder in CODERS and "shuffled" in f"{family} {name}":
+                before = shuffled if "byte-shuffled" in name else bitshuffled
+                raw = [before(one, n) for one in raw]
+            yield Case(family, name, decoder, n, stored, raw)
