@@ -59,6 +59,20 @@ PEERS = {
 }  # fmt: skip
 
 
+# What makes the memory that a function keeps from call to call.
+MAKERS = {
+    "libdeflate_zlib_decompress": "libdeflate_alloc_decompressor",
+    "ZSTD_decompressDCtx": "ZSTD_createDCtx",
+    "blosc2_decompress_ctx": "blosc2_create_dctx",
+}
+
+
+class OneThread(ctypes.Structure):
+    """A blosc2_dparams: threads, three pointers, the size of items."""
+
+    _fields_ = (("threads", ctypes.c_int), *((one, ctypes.c_void_p) for one in "abc"), ("itemsize", ctypes.c_int32))
+
+
 class Call(ctypes.Structure):
     _fields_ = (
         ("kind", ctypes.c_int32), ("decoder", ctypes.c_int32), ("itemsize", ctypes.c_int32), ("coder", ctypes.c_int32),
@@ -102,17 +116,16 @@ def address(library: ctypes.CDLL, function: str) -> int | None:
 @functools.cache
 def context(name: str, function: str) -> int | None:
     """What a function keeps from call to call."""
-    library, of = load(name), {"libdeflate_zlib_decompress": "libdeflate_alloc_decompressor"}
-    maker = (of | {"ZSTD_decompressDCtx": "ZSTD_createDCtx", "blosc2_decompress_ctx": "blosc2_create_dctx"}).get(function)
-    if library is None or maker is None:
+    library = load(name)
+    if library is None or function not in MAKERS:
         return None
-    library[maker].restype = ctypes.c_void_p
-    if maker != "blosc2_create_dctx":
-        return int(library[maker]())
+    maker = getattr(library, MAKERS[function])
+    maker.restype = ctypes.c_void_p
+    if function != "blosc2_decompress_ctx":
+        return int(maker())
     library.blosc2_init()
-    one_thread = (ctypes.c_int64 * 5)(1, 0, 0, 0, -1)  # a blosc2_dparams, which is handed on by reference
-    library[maker].argtypes = [ctypes.c_int64 * 5]
-    return int(library[maker](one_thread))
+    maker.argtypes = [OneThread]
+    return int(maker(OneThread(1, None, None, None, -1)))
 
 
 def calls(case: Case, cores: dict[str, Path]) -> dict[str, Call]:
