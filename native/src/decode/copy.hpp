@@ -39,14 +39,22 @@ inline constexpr Period periods[8] = {
     {0xffffffffffffff, 0x0100000000000001, 7},
 };
 
-// Runs of zeros are long, and a call that fills memory has wider stores than all machines have.
-inline std::byte* repeat_word(std::byte* out, std::uint64_t word, std::byte* end) noexcept {
-  if (word == (word & 0xff) * 0x0101010101010101) {
-    std::memset(out, static_cast<int>(word & 0xff), static_cast<std::size_t>(end - out));
-    return end;
-  }
-  const std::uint64_t four[4] = {word, word, word, word};
-  for (; out < end; out += sizeof four) std::memcpy(out, four, sizeof four);
+// Stores only: no load waits for the store before it. REQUIRES: as copy_wide, and distance < 8.
+[[gnu::always_inline]] inline std::byte* repeat_period(std::byte* out, std::size_t distance, std::byte* end) noexcept {
+  const Period period = periods[distance];
+  const std::uint64_t word = (load_le<std::uint64_t>(out - distance) & period.bytes) * period.repeats;
+  do {
+    std::memcpy(out, &word, sizeof word);
+    std::memcpy(out + period.step, &word, sizeof word);
+    out += 2 * period.step;
+  } while (out < end);
+  return end;
+}
+
+// Long runs are mostly of one byte, and a call that fills memory has wider stores than all machines have.
+[[gnu::noinline]] inline std::byte* repeat_long(std::byte* out, std::size_t distance, std::byte* end) noexcept {
+  if (distance > 1) return repeat_period(out, distance, end);
+  std::memset(out, std::to_integer<int>(out[-1]), static_cast<std::size_t>(end - out));
   return end;
 }
 
@@ -68,15 +76,35 @@ inline std::byte* copy_wide(std::byte* out, std::size_t distance, std::size_t le
       out += 16;
       from += 16;
     } while (out < end);
-  } else {  // stores only: no load waits for the store before it
-    const Period period = periods[distance];
-    const std::uint64_t word = (load_le<std::uint64_t>(from) & period.bytes) * period.repeats;
-    if (period.step == 8 && length > 64) return repeat_word(out, word, end);
-    do {
-      std::memcpy(out, &word, sizeof word);
-      std::memcpy(out + period.step, &word, sizeof word);
-      out += 2 * period.step;
-    } while (out < end);
+  } else {
+    if (length > 64) return repeat_long(out, distance, end);
+    repeat_period(out, distance, end);
+  }
+  return end;
+}
+
+// As copy_wide, for matches that are mostly short and come from anywhere: few ways to go, for each is hard to foresee.
+[[gnu::always_inline]] inline std::byte* copy_match(std::byte* out, std::size_t distance, std::size_t length) noexcept {
+  std::byte* const end = out + length;
+  const std::byte* from = out - distance;
+  if (distance < 8) return repeat_period(out, distance, end);
+  copy8(out, from);
+  copy8(out + 8, from + 8);
+  copy8(out + 16, from + 16);
+  if (length <= 24) return end;
+  if (distance >= 16) {
+    for (out += 24, from += 24; out < end; out += 32, from += 32) {
+      copy16(out, from);
+      copy16(out + 16, from + 16);
+    }
+    return end;
+  }
+  while ((out += 24) < end) {
+    from += 24;
+    asm("" : "+r"(from));  // no vectors: to see whether they may overlap takes longer than such a copy
+    copy8(out, from);
+    copy8(out + 8, from + 8);
+    copy8(out + 16, from + 16);
   }
   return end;
 }
@@ -84,8 +112,15 @@ inline std::byte* copy_wide(std::byte* out, std::size_t distance, std::size_t le
 // The same with no more than `length` bytes of room: wide as far as that goes.
 inline std::byte* copy_tight(std::byte* out, std::size_t distance, std::size_t length) noexcept {
   if (length > copy_slack) {
+    const std::size_t before = length - copy_slack + distance;  // bytes that repeat, behind the last ones
     out = copy_wide(out, distance, length - copy_slack);
     length = copy_slack;
+    const std::size_t far = distance < copy_slack ? (copy_slack + distance - 1) / distance * distance : distance;
+    if (far <= before) {
+      copy16(out, out - far);
+      copy16(out + 16, out + 16 - far);
+      return out + copy_slack;
+    }
   }
   for (; length; --length, ++out) *out = *(out - distance);
   return out;

@@ -74,33 +74,6 @@ inline Entry subentry(const Entry* table, Entry e, std::uint64_t word) noexcept 
   return table[payload(e) + (word & ((1u << code_bits(e)) - 1))];
 }
 
-// As copy_wide, for matches that are mostly short and come from anywhere: few ways to go, for each is hard to foresee.
-SOLAR_INLINE inline std::byte* copy_match(std::byte* out, std::size_t distance, std::size_t length) noexcept {
-  std::byte* const end = out + length;
-  const std::byte* from = out - distance;
-  if (distance < 8) {
-    const Period period = periods[distance];
-    const std::uint64_t word = (load_le<std::uint64_t>(from) & period.bytes) * period.repeats;
-    do {
-      std::memcpy(out, &word, sizeof word);
-      std::memcpy(out + period.step, &word, sizeof word);
-      out += 2 * period.step;
-    } while (out < end);
-    return end;
-  }
-  copy8(out, from);
-  copy8(out + 8, from + 8);
-  copy8(out + 16, from + 16);
-  while ((out += 24) < end) {
-    from += 24;
-    asm("" : "+r"(from));  // no vectors: to see whether they may overlap takes longer than such a copy
-    copy8(out, from);
-    copy8(out + 8, from + 8);
-    copy8(out + 16, from + 16);
-  }
-  return end;
-}
-
 // Returns true at the end of the block, false after a piece of it. REQUIRES: s.roomy().
 SOLAR_INLINE inline bool inflate_fast(State& s, const Codes& codes) {
   constexpr std::uint64_t length_mask = (1u << length_width) - 1, distance_mask = (1u << distance_width) - 1;

@@ -1,5 +1,7 @@
 #include "zstd_fse.hpp"
 
+#include <algorithm>
+
 #include "zstd_bits.hpp"
 
 namespace solar::zstd {
@@ -65,11 +67,13 @@ Distribution read_distribution(Bytes& in, unsigned max_log, unsigned max_symbols
     result.counts[result.symbols++] = static_cast<std::int16_t>(count);
     remaining -= static_cast<unsigned>(count < 0 ? 1 : count);
     if (count != 0) continue;
-    for (unsigned repeat = 3; repeat == 3;) {
-      repeat = bits.peek(2);
-      bits.skip(2);
-      if (repeat > max_symbols - result.symbols) damaged("a distribution has too many symbols");
-      result.symbols += repeat;
+    for (unsigned threes = 8; threes == 8;) {  // pairs of bits say how many more are zero; a three is not the last one
+      const unsigned window = bits.peek(16);
+      threes = static_cast<unsigned>(std::countr_one(window)) / 2;
+      const unsigned more = threes == 8 ? 24 : 3 * threes + (window >> 2 * threes & 3);
+      bits.skip(threes == 8 ? 16 : 2 * threes + 2);
+      if (more > max_symbols - result.symbols) damaged("a distribution has too many symbols");
+      result.symbols += more;
     }
   }
   in = in.subspan(bits.finish());
@@ -89,8 +93,9 @@ std::array<std::uint8_t, 1u << kMaxFseLog> spread(const Distribution& distributi
   for (unsigned s = 0; s < distribution.symbols; ++s) {
     const int count = distribution.counts[s];
     const std::uint64_t eight = s * 0x0101010101010101;
-    for (int i = 0; i < count; i += 8) std::memcpy(row.data() + end + i, &eight, 8);
-    if (count > 0) end += static_cast<unsigned>(count);
+    std::memcpy(row.data() + end, &eight, 8);
+    for (int i = 8; i < count; i += 8) std::memcpy(row.data() + end + i, &eight, 8);
+    end += static_cast<unsigned>(std::max(count, 0));
   }
   const unsigned step = (size >> 1) + (size >> 3) + 3;
   unsigned at = 0;

@@ -148,7 +148,9 @@ SOLAR_ZSTD_INLINE void fill_cells(std::uint16_t* to, unsigned cells, std::uint64
   const std::uint64_t four = cell * 0x0001000100010001;
   if (cells == 1) return void(std::memcpy(to, &four, 2));
   if (cells == 2) return void(std::memcpy(to, &four, 4));
-  for (unsigned i = 0; i < cells; i += 4) std::memcpy(to + i, &four, 8);
+  if (cells == 4) return void(std::memcpy(to, &four, 8));
+  const std::uint64_t eight[2] = {four, four};
+  for (unsigned i = 0; i < cells; i += 8) std::memcpy(to + i, eight, 16);
 }
 
 }  // namespace
@@ -227,7 +229,7 @@ void Huffman::decode_one(Bytes in, MutableBytes out) const {
 void Huffman::decode_four(Bytes in, MutableBytes out) {
   if (in.size() < 10 || out.size() < 6) damaged("four Huffman streams do not fit their space");
   // Several symbols in one step pay where codes are short and the literals many.
-  const bool runs = out.size() >= 8192 && in.size() < out.size() / 4 * 3;
+  const bool runs = out.size() >= (32 << 10) && in.size() < out.size() / 4 * 3;
   if (runs && !runs_built_) build_runs();
   Bytes rest = in.subspan(6);
   const std::size_t part = (out.size() + 3) / 4;
