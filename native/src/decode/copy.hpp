@@ -1,6 +1,7 @@
 // Copies of the dictionary coders: bytes that repeat what was written `distance` bytes before.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -51,15 +52,8 @@ inline constexpr Period periods[8] = {
   return end;
 }
 
-// Long runs are mostly of one byte, and a call that fills memory has wider stores than all machines have.
-[[gnu::noinline]] inline std::byte* repeat_long(std::byte* out, std::size_t distance, std::byte* end) noexcept {
-  if (distance > 1) return repeat_period(out, distance, end);
-  std::memset(out, std::to_integer<int>(out[-1]), static_cast<std::size_t>(end - out));
-  return end;
-}
-
-// REQUIRES: length >= 1, `distance` >= 1 bytes before `out`, length + copy_slack bytes of room from `out`.
-inline std::byte* copy_wide(std::byte* out, std::size_t distance, std::size_t length) noexcept {
+// As copy_wide, without what is long and repeats.
+[[gnu::always_inline]] inline std::byte* copy_short(std::byte* out, std::size_t distance, std::size_t length) noexcept {
   const std::byte* from = out - distance;
   std::byte* const end = out + length;
   if (distance >= 16) {
@@ -77,10 +71,27 @@ inline std::byte* copy_wide(std::byte* out, std::size_t distance, std::size_t le
       from += 16;
     } while (out < end);
   } else {
-    if (length > 64) return repeat_long(out, distance, end);
     repeat_period(out, distance, end);
   }
   return end;
+}
+
+// Twice as much at a time as the time before, so that no load waits for the store before it. REQUIRES: length >= 32.
+[[gnu::noinline]] inline std::byte* copy_long(std::byte* out, std::size_t distance, std::size_t length) noexcept {
+  std::byte* const end = out + length;
+  out = copy_short(out, distance, 32);
+  for (std::size_t n = (32 + distance) / distance * distance; out < end; n *= 2) {  // whole periods, all written
+    const std::size_t part = std::min(n, static_cast<std::size_t>(end - out));
+    std::memcpy(out, out - n, part);
+    out += part;
+  }
+  return end;
+}
+
+// REQUIRES: length >= 1, `distance` >= 1 bytes before `out`, length + copy_slack bytes of room from `out`.
+inline std::byte* copy_wide(std::byte* out, std::size_t distance, std::size_t length) noexcept {
+  if (distance < 32 && length > 256) [[unlikely]] return copy_long(out, distance, length);
+  return copy_short(out, distance, length);
 }
 
 // As copy_wide, for matches that are mostly short and come from anywhere: few ways to go, for each is hard to foresee.

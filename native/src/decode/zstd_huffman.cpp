@@ -1,6 +1,7 @@
 #include "zstd_huffman.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "zstd_bits.hpp"
 #include "zstd_fse.hpp"
@@ -23,18 +24,21 @@ unsigned read_coded_weights(Bytes in, std::array<std::uint8_t, 256>& weights) {
   });
   BackwardBits stream(in);
   stream.refill();
-  std::array<std::size_t, 2> states{};
-  for (auto& state : states) state = stream.take(distribution.log);
+  std::size_t one = stream.take(distribution.log), other = stream.take(distribution.log);
   if (stream.left() < 0) damaged("Huffman weights are cut short");
-  for (unsigned count = 0; count < 254; ++count) {
-    auto& state = states[count % 2];
+  unsigned count = 0;
+  const auto step = [&](std::size_t& state) {
     const Cell cell = cells[state];
-    weights[count] = cell.symbol;
-    if (count % 8 == 0) stream.refill();  // eight times kMaxWeightLog bits are in it
+    weights[count++] = cell.symbol;
     state = cell.next + stream.take(cell.bits);
-    if (stream.left() >= 0) continue;
-    weights[count + 1] = cells[states[(count + 1) % 2]].symbol;
-    return count + 2;
+    return stream.left() >= 0;
+  };
+  while (count < 254) {
+    if (count % 8 == 0) stream.refill();  // eight times kMaxWeightLog bits are in it
+    const std::size_t* const last = !step(one) ? &other : !step(other) ? &one : nullptr;
+    if (last == nullptr) continue;
+    weights[count++] = cells[*last].symbol;
+    return count;
   }
   damaged("there are too many Huffman weights");
 }
@@ -189,17 +193,26 @@ void Huffman::build(std::array<std::uint8_t, 256>& weights, unsigned count) {
   if (!std::has_single_bit(rest)) damaged("Huffman weights do not add up");
   weights[count++] = static_cast<std::uint8_t>(std::bit_width(rest));
 
-  std::array<unsigned, kHuffmanLog + 3> firsts{};  // of the symbols of each weight, lightest first
-  for (unsigned s = 0; s < count; ++s) ++firsts[weights[s] + 1];
-  if (firsts[2] < 2) damaged("Huffman weights do not add up");
-  for (unsigned w = 1; w < firsts.size(); ++w) firsts[w] += firsts[w - 1];
+  // Symbols by weight, lightest first. Each quarter of them counts for itself, so that none waits for the one before.
+  const unsigned quarter = (count + 3) / 4;
+  std::array<std::array<unsigned, 4>, kHuffmanLog + 1> places{};
+  for (unsigned i = 0; i < quarter; ++i)
+    for (unsigned q = 0; q < 4; ++q) ++places[weights[q * quarter + i]][q];
+  unsigned end = 0;
+  std::array<unsigned, kHuffmanLog + 1> ends;
+  for (unsigned w = 0; w < places.size(); ++w) {
+    for (unsigned& place : places[w]) end += std::exchange(place, end);
+    ends[w] = end;
+  }
+  if (ends[1] - ends[0] < 2) damaged("Huffman weights do not add up");
   std::array<std::uint8_t, 256> symbols;
-  auto next = firsts;
-  for (unsigned s = 0; s < count; ++s) symbols[next[weights[s]]++] = static_cast<std::uint8_t>(s);
+  for (unsigned i = 0; i < quarter; ++i)
+    for (unsigned q = 0; q < 4; ++q)
+      symbols[places[weights[q * quarter + i]][q]++] = static_cast<std::uint8_t>(q * quarter + i);
   std::uint16_t* to = single_.data();
   for (unsigned weight = 1; weight <= log; ++weight) {
     const unsigned cells = (1u << (weight - 1)) << (kHuffmanLog - log);
-    for (unsigned i = firsts[weight]; i < firsts[weight + 1]; ++i, to += cells)
+    for (unsigned i = ends[weight - 1]; i < ends[weight]; ++i, to += cells)
       fill_cells(to, cells, (log + 1 - weight) | symbols[i] << 8);
   }
   empty_ = false;
