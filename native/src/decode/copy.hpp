@@ -52,8 +52,10 @@ inline constexpr Period periods[8] = {
   return end;
 }
 
-// As copy_wide, without what is long and repeats.
-[[gnu::always_inline]] inline std::byte* copy_short(std::byte* out, std::size_t distance, std::size_t length) noexcept {
+std::byte* copy_long(std::byte* out, std::size_t distance, std::size_t length) noexcept;
+
+// REQUIRES: length >= 1, `distance` >= 1 bytes before `out`, length + copy_slack bytes of room from `out`.
+inline std::byte* copy_wide(std::byte* out, std::size_t distance, std::size_t length) noexcept {
   const std::byte* from = out - distance;
   std::byte* const end = out + length;
   if (distance >= 16) {
@@ -63,35 +65,30 @@ inline constexpr Period periods[8] = {
       out += 32;
       from += 32;
     } while (out < end);
-  } else if (distance >= 8) {
-    do {
-      copy8(out, from);
-      copy8(out + 8, from + 8);
-      out += 16;
-      from += 16;
-    } while (out < end);
-  } else {
-    repeat_period(out, distance, end);
+    return end;
   }
+  if (length > 64 && (distance == 1 || length > 256)) [[unlikely]] return copy_long(out, distance, length);
+  if (distance < 8) return repeat_period(out, distance, end);
+  do {
+    copy8(out, from);
+    copy8(out + 8, from + 8);
+    out += 16;
+    from += 16;
+  } while (out < end);
   return end;
 }
 
-// Twice as much at a time as the time before, so that no load waits for the store before it. REQUIRES: length >= 32.
+// What is long and repeats: each time twice as much, so that no load waits for the store before it.
 [[gnu::noinline]] inline std::byte* copy_long(std::byte* out, std::size_t distance, std::size_t length) noexcept {
   std::byte* const end = out + length;
-  out = copy_short(out, distance, 32);
+  if (distance == 1) return static_cast<std::byte*>(std::memset(out, std::to_integer<int>(out[-1]), length)) + length;
+  out = copy_wide(out, distance, 32);
   for (std::size_t n = (32 + distance) / distance * distance; out < end; n *= 2) {  // whole periods, all written
     const std::size_t part = std::min(n, static_cast<std::size_t>(end - out));
     std::memcpy(out, out - n, part);
     out += part;
   }
   return end;
-}
-
-// REQUIRES: length >= 1, `distance` >= 1 bytes before `out`, length + copy_slack bytes of room from `out`.
-inline std::byte* copy_wide(std::byte* out, std::size_t distance, std::size_t length) noexcept {
-  if (distance < 32 && length > 256) [[unlikely]] return copy_long(out, distance, length);
-  return copy_short(out, distance, length);
 }
 
 // As copy_wide, for matches that are mostly short and come from anywhere: few ways to go, for each is hard to foresee.
