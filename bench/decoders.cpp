@@ -12,7 +12,7 @@ using solar::MutableBytes;
 namespace {
 
 // How a function is called; bench/decoders.py has the same names in the same order.
-enum Kind : std::int32_t { ours, rearrange, rearrange_bits, lz4, zstd, deflate, zlib, blosc, blosc2, bitshuffle, parts };
+enum Kind : std::int32_t { ours, rearrange, lz4, zstd, deflate, zlib, blosc2, bitshuffle, parts };
 
 struct Call {
   std::int32_t kind;
@@ -58,9 +58,6 @@ std::size_t run(const Call& call, Bytes in, MutableBytes out) {
     case rearrange:
       of<std::int32_t>(call.function, call.itemsize, static_cast<std::int32_t>(in.size()), in.data(), out.data());
       return in.size();
-    case rearrange_bits:
-      of<std::int64_t>(call.function, in.data(), out.data(), items, itemsize, items);
-      return in.size();
     case lz4: return of_coder(call, true, in, out);
     case zstd: return of_coder(call, false, in, out);
     case deflate: {
@@ -71,10 +68,9 @@ std::size_t run(const Call& call, Bytes in, MutableBytes out) {
       std::size_t made = out.size();
       return of<int>(call.function, out.data(), &made, in.data(), in.size()) ? 0 : made;
     }
-    case blosc: return static_cast<std::size_t>(of<int>(call.function, in.data(), out.data(), out.size(), 1));
     case blosc2:
-      return static_cast<std::size_t>(of<int>(call.function, call.context, in.data(), static_cast<int>(in.size()),
-                                              out.data(), static_cast<int>(out.size())));
+      return static_cast<std::size_t>(of<int>(call.function, in.data(), static_cast<int>(in.size()), out.data(),
+                                              static_cast<int>(out.size())));
     case bitshuffle:
       of<std::int64_t>(call.function, in.data() + 12, out.data(), items, itemsize,
                        solar::load_be32(in.data() + 8) / itemsize);

@@ -1,11 +1,12 @@
-"""Our decoders beside the libraries', in turns: python -m bench.decoders [WORD ...] [--record] [--into docs/benchmarks.md]
+"""Our decoders beside the libraries': python -m bench.decoders [WORD ...] [--record] [--into docs/benchmarks.md]
 
 All in one thread on one processor, over the same chunks in memory, each function called directly with the memory that
 it may keep from call to call. Short rounds in turns, each of the thread's own time; the ratio is the median of the
 rounds' ratios, with the fastest library of each case. Outputs are compared before anything is timed.
 
-Libraries: in the wheels blosc2, deflate (libdeflate), hdf5plugin, lz4 and numcodecs, and the system's liblz4, libzstd,
-libdeflate and zlib. Those that are not there are left out, and said. `pip install blosc2 deflate lz4 numcodecs`.
+Libraries: in the wheels blosc2 (lz4, zstd, zlib-ng), deflate (libdeflate), hdf5plugin and lz4, and the system's liblz4,
+libzstd, libdeflate and zlib. `pip install blosc2 deflate lz4 numcodecs`, of which the last makes chunks of blosc 1;
+what else is not there is left out, and said. "parts": coder and bit unshuffle of one library, put together.
 """
 
 from __future__ import annotations
@@ -33,44 +34,31 @@ ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "bench/results/decoders.jsonl"
 MARKS = ("<!-- decoders -->", "<!-- end of decoders -->")
 # As in bench/decoders.cpp.
-KINDS = ("ours", "rearrange", "rearrange_bits", "lz4", "zstd", "deflate", "zlib", "blosc", "blosc2", "bitshuffle", "parts")
+KINDS = ("ours", "rearrange", "lz4", "zstd", "deflate", "zlib", "blosc2", "bitshuffle", "parts")
 DECODERS = ("unshuffle", "bitunshuffle", "lz4", "zstd", "inflate", "blosc", "bitshuffle lz4", "bitshuffle zstd")
 # Where a library is: a module and what to look for in its folder, or the name of a system's library.
 PLACES = {
     "blosc2": ("blosc2", "lib/libblosc2.so"), "deflate": ("deflate", "_deflate*.so"),
-    "h5bshuf": ("hdf5plugin", "plugins/libh5bshuf.so"), "h5blosc": ("hdf5plugin", "plugins/libh5blosc.so"),
-    "lz4": ("lz4", "block/_block*.so"), "numcodecs": ("numcodecs", "blosc*.so"),
+    "h5bshuf": ("hdf5plugin", "plugins/libh5bshuf.so"), "lz4": ("lz4", "block/_block*.so"),
     "liblz4": (None, "lz4"), "libzstd": (None, "zstd"), "libdeflate": (None, "deflate"), "zlib": (None, "z"),
 }  # fmt: skip
 # Which functions of which libraries do the same as ours: how they are called, the library, the name.
 PEERS = {
     "unshuffle": [("rearrange", "blosc2", "blosc2_unshuffle")],
-    "bitunshuffle": [("rearrange", "blosc2", "blosc2_bitunshuffle"),
-                     ("rearrange_bits", "h5bshuf", "bshuf_bitunshuffle")],
+    "bitunshuffle": [("rearrange", "blosc2", "blosc2_bitunshuffle")],
     "lz4": [("lz4", name, "LZ4_decompress_safe") for name in ("liblz4", "lz4", "blosc2")],
     "zstd": [("zstd", name, "ZSTD_decompressDCtx") for name in ("libzstd", "blosc2")],
     "inflate": [("deflate", "libdeflate", "libdeflate_zlib_decompress"),
                 ("deflate", "deflate", "libdeflate_zlib_decompress"),
                 ("zlib", "blosc2", "zng_uncompress"), ("zlib", "zlib", "uncompress")],
-    "blosc": [("blosc2", "blosc2", "blosc2_decompress_ctx"), ("blosc", "h5blosc", "blosc_decompress_ctx"),
-              ("blosc", "numcodecs", "blosc_decompress_ctx")],
+    "blosc": [("blosc2", "blosc2", "blosc2_decompress")],
     "bitshuffle lz4": [("bitshuffle", "h5bshuf", "bshuf_decompress_lz4"), ("parts", "blosc2", "LZ4_decompress_safe")],
     "bitshuffle zstd": [("bitshuffle", "h5bshuf", "bshuf_decompress_zstd"), ("parts", "blosc2", "ZSTD_decompressDCtx")],
 }  # fmt: skip
 
 
 # What makes the memory that a function keeps from call to call.
-MAKERS = {
-    "libdeflate_zlib_decompress": "libdeflate_alloc_decompressor",
-    "ZSTD_decompressDCtx": "ZSTD_createDCtx",
-    "blosc2_decompress_ctx": "blosc2_create_dctx",
-}
-
-
-class OneThread(ctypes.Structure):
-    """A blosc2_dparams: threads, three pointers, the size of items."""
-
-    _fields_ = (("threads", ctypes.c_int), *((one, ctypes.c_void_p) for one in "abc"), ("itemsize", ctypes.c_int32))
+MAKERS = {"libdeflate_zlib_decompress": "libdeflate_alloc_decompressor", "ZSTD_decompressDCtx": "ZSTD_createDCtx"}
 
 
 class Call(ctypes.Structure):
@@ -106,7 +94,10 @@ def load(name: str) -> ctypes.CDLL | None:
         spec = importlib.util.find_spec(module)
         folders = (spec.submodule_search_locations or []) if spec else []
         path = next((str(found) for folder in folders for found in Path(folder).glob(where)), None)
-    return ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW | os.RTLD_DEEPBIND) if path else None
+    library = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW | os.RTLD_DEEPBIND) if path else None
+    if library is not None and name == "blosc2":
+        library.blosc2_init()
+    return library
 
 
 def address(library: ctypes.CDLL, function: str) -> int | None:
@@ -121,11 +112,7 @@ def context(name: str, function: str) -> int | None:
         return None
     maker = getattr(library, MAKERS[function])
     maker.restype = ctypes.c_void_p
-    if function != "blosc2_decompress_ctx":
-        return int(maker())
-    library.blosc2_init()
-    maker.argtypes = [OneThread]
-    return int(maker(OneThread(1, None, None, None, -1)))
+    return int(maker())
 
 
 def calls(case: Case, cores: dict[str, Path]) -> dict[str, Call]:
@@ -138,7 +125,7 @@ def calls(case: Case, cores: dict[str, Path]) -> dict[str, Call]:
     }
     for kind, name, function in PEERS[case.decoder]:
         library = load(name)
-        if library is None or (kind == "blosc" and not case.family.startswith("blosc1")):
+        if library is None:
             continue
         unshuffle = address(library, "blosc2_bitunshuffle") if kind == "parts" else None
         made[f"{name} {kind}" if kind == "parts" else name] = Call(
@@ -208,7 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.decoders", description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", help="only cases in whose family or name all these are")
     parser.add_argument("--seconds", type=float, default=0.3, help="of timing for each case")
-    parser.add_argument("--beside", type=Path, metavar="libsolar_core.a", help="of another version, measured in turns, too")
+    parser.add_argument("--beside", type=Path, metavar="ARCHIVE", help="libsolar_core.a of another version, too")
     parser.add_argument("--record", action="store_true", help=f"adds a line to {RECORDED.relative_to(ROOT)}")
     parser.add_argument("--into", type=Path, help=f"a document with the marks {' and '.join(MARKS)}")
     asked = parser.parse_args()

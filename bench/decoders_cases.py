@@ -45,8 +45,9 @@ def bytes_of(data: str) -> tuple[bytes, int]:
     elif data == "field64":
         values = np.round(np.concatenate(sets["turb64"]()).astype(np.float64), 4)
     elif data == "text":
-        columns = zip(np.arange(50_000) * 0.25, *rng.normal(0, 1, (3, 50_000)), strict=True)
-        values = np.frombuffer("".join("%.2f,%.3f,%.4f,%.3e\n" % row for row in columns).encode(), np.uint8)
+        rows = enumerate(zip(*rng.normal(0, 1, (3, 50_000)), strict=True))
+        lines = (f"{i / 4:.2f},{x:.3f},{y:.4f},{z:.3e}\n" for i, (x, y, z) in rows)
+        values = np.frombuffer("".join(lines).encode(), np.uint8)
     else:
         values = np.concatenate([sample.reshape(-1) for sample in sets[data]()])
     return np.resize(values.reshape(-1), TOTAL // values.itemsize).tobytes(), values.itemsize

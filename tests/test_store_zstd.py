@@ -25,9 +25,9 @@ import os, sys
 sys.modules["hdf5plugin"] = None
 os.environ.pop("HDF5_PLUGIN_PATH", None)
 import h5py
-from solar.io.store import compress
+from solar.cli import main
 assert not h5py.h5z.filter_avail(32008) and not h5py.h5z.filter_avail(32015)
-compress(sys.argv[1], sys.argv[2], "lossless,filter=" + sys.argv[3])
+raise SystemExit(main(["compress", *sys.argv[1:3], "--lossless", "--filter", sys.argv[3]]))
 """
 DTYPES = ["u1", "<i2", "<u4", "<f4", "<f8"]
 
