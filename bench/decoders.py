@@ -188,7 +188,7 @@ def markdown(record: dict[str, Any]) -> str:
         lines.append(f"| {family} | {len(found)} | {means} | {min(solar):.2f} | {below} |")
     slow = sorted((row for row in rows if row["ratio"]["solar"] < 0.95), key=lambda row: row["ratio"]["solar"])
     said = "; ".join(f"{row['family']}, {row['name']} {row['ratio']['solar']:.2f}" for row in slow)
-    return f"{report.where(record)}\n\n" + "\n".join(lines) + f"\n\nBelow .95: {said or 'none'}."
+    return "\n\n".join([report.where(record), "\n".join(lines), f"Below .95: {said or 'none'}."])
 
 
 def main() -> None:

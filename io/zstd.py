@@ -1,4 +1,4 @@
-"""Chunks of `zstd` (after shuffle) and `bitshuffle-zstd`, made by zstandard: hdf5plugin reads them, and is not needed."""
+"""Chunks of `zstd` (after shuffle) and `bitshuffle-zstd`, by zstandard: hdf5plugin reads them, and is not needed."""
 
 from __future__ import annotations
 

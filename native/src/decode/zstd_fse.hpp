@@ -29,7 +29,7 @@ template <class Put>
 void for_each_state(const Distribution& distribution, Put put) {
   const auto symbols = spread(distribution);
   const unsigned size = 1u << distribution.log;
-  // The states of a symbol are numbered from its count up to its double. Those below `limit` take one bit more.
+  // The states of a symbol are numbered from its count up to its double. From `limit` on they take one bit less.
   struct Visits {
     std::uint16_t next, limit, bits;
   };
@@ -38,12 +38,12 @@ void for_each_state(const Distribution& distribution, Put put) {
     const auto count = static_cast<unsigned>(std::abs(distribution.counts[s]));
     const auto width = static_cast<unsigned>(std::bit_width(count));
     visits[s] = {static_cast<std::uint16_t>(count), static_cast<std::uint16_t>(1u << width),
-                 static_cast<std::uint16_t>(distribution.log - width)};
+                 static_cast<std::uint16_t>(distribution.log + 1 - width)};
   }
   for (unsigned state = 0; state < size; ++state) {
     Visits& of = visits[symbols[state]];
     const unsigned visit = of.next++;
-    const unsigned bits = of.bits + (visit < of.limit ? 1 : 0);
+    const unsigned bits = of.bits - (visit < of.limit ? 0u : 1u);
     put(state, symbols[state], bits, (visit << bits) - size);
   }
 }
