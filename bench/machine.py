@@ -17,7 +17,7 @@ from bench import pread
 
 SHOWN = (
     "solar", "torch", "numpy", "h5py", "hdf5plugin", "ffcv", "tensorstore", "litdata", "webdataset",
-    "mosaicml-streaming", "spdl", "grain", "h5torch", "pysz", "zfpy",
+    "mosaicml-streaming", "spdl", "grain", "h5torch", "pysz", "zfpy", "blosc2", "deflate", "lz4", "numcodecs",
 )  # fmt: skip
 DROP = Path("/proc/sys/vm/drop_caches")
 

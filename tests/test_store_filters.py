@@ -175,6 +175,6 @@ def test_without_hdf5plugin_the_message_says_what_to_install(
     scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "hdf5plugin", None)
-    said = r"zstd is written by hdf5plugin, which is not here: pip install 'solar\[filters\]'"
+    said = r"blosc2 is written by hdf5plugin, which is not here: pip install 'solar\[filters\]'"
     with pytest.raises(PlanError, match=said):
-        compress(scan, tmp_path / "b.h5", "lossless,filter=zstd")
+        compress(scan, tmp_path / "b.h5", "lossless,filter=blosc2")

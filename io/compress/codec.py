@@ -61,7 +61,7 @@ class Codec:
     coder: str = "auto"
     predictor: str = "auto"
     tables: bytes = b""  # of train(); the filter's values carry them
-    filter: str = OUR_FILTER  # or one of hdf5plugin's: libhdf5 makes the chunks, and only the bound is the codec's
+    filter: str = OUR_FILTER  # or one of hdf5plugin's: others make the chunks, and only the bound is the codec's
     marks: bytes = b""  # numbers of the arrays' type that come back bit for bit, and that nothing else becomes
     limits: bytes = b""  # the same: what is below one of them stays there, and nothing else gets there
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import CodecError, PlanError
+from solar.io.compress import zstd
 from solar.io.compress.codec import FILTER, FILTER_CHOICES, OUR_FILTER, Codec, span_of
 
 FOLDER = str(Path(_native.__file__).resolve().parent / "plugins")
@@ -204,28 +205,35 @@ def _hdf5plugin(name: str) -> Any:
 # --- chunks for `solar compress` ----
 
 
-def check_here(codecs: Iterable[Codec | None]) -> str:
-    """The version of hdf5plugin, empty if none of these needs it; PlanError if one does and it is not here."""
-    needed = sorted({codec.filter for codec in codecs if codec is not None} - {OUR_FILTER})
+def makers(codecs: Iterable[Codec | None]) -> dict[str, str]:
+    """Packages of others that make the chunks, with their versions; PlanError if one is needed and not here."""
+    needed = {codec.filter for codec in codecs if codec is not None} - {OUR_FILTER}
+    found = {"zstandard": zstd.VERSION} if needed & {*zstd.NAMES} else {}
     try:
-        return str(_hdf5plugin(" and ".join(needed)).version) if needed else ""
+        if others := sorted(needed - {*zstd.NAMES}):
+            found["hdf5plugin"] = str(_hdf5plugin(" and ".join(others)).version)
     except ImportError as error:
         raise PlanError(str(error)) from None
+    return found
 
 
 def pipeline(codec: Codec, dtype: np.dtype[Any], chunk: tuple[int, ...]) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """The filters of a data set with chunks of this codec: number and values of each."""
     if codec.filter == OUR_FILTER:
         return ((FILTER, filter_values(codec, dtype, chunk)),)
+    if codec.filter in zstd.NAMES:
+        return zstd.filters(codec.filter, dtype.itemsize, bool(h5py.h5z.filter_avail(zstd.BITSHUFFLE)))
     said = named(codec.filter, abs=codec.bound, dtype=dtype) if codec.filter == "zfp" else named(codec.filter)
-    before = ((h5py.h5z.FILTER_SHUFFLE, ()),) if said.get("shuffle") else ()
-    return (*before, (said["compression"], tuple(said["compression_opts"])))
+    return ((said["compression"], tuple(said["compression_opts"])),)
 
 
 def encoded(codec: Codec, values: NDArray[Any]) -> bytes:
     """The chunk of these values. What other filters than ours do not make smaller comes as it is."""
     if codec.filter == OUR_FILTER:
         return codec.encode(values)
+    if codec.filter in zstd.NAMES:
+        made = zstd.chunk(codec.filter, values)
+        return made if len(made) < values.nbytes else values.tobytes()
     if codec.filter == "zfp" and values.dtype.kind == "f" and not np.isfinite(values).all():
         raise CodecError(
             "zfp takes no NaN and no infinity: lossless, or solar's own filter, which keeps them as they are"

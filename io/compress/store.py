@@ -27,7 +27,7 @@ import numpy as np
 
 from solar.errors import LayoutError, PlanError, ReadError, SolarError
 from solar.io.compress.codec import OUR_FILTER, Codec, parse
-from solar.io.compress.filters import check_here, registered
+from solar.io.compress.filters import makers, registered
 from solar.io.compress.pieces import Pieces
 from solar.io.compress.preparation import Prepared, Progress, Told, codec_as_json, in_order, prepare, window
 from solar.io.compress.selection import REST, Codecs, Left, Part
@@ -167,8 +167,7 @@ def facts_of(path: Path) -> dict[str, Any]:
 def _settings(codecs: Codecs, chunk_samples: int | None) -> dict[str, Any]:
     said = {name or "": None if codec is None else codec_as_json(codec) for name, codec in codecs.items()}
     settings = {"encoder": ENCODER, "codecs": said, "chunk_samples": chunk_samples}
-    plugin = check_here(codecs.values())  # of which chunks depend, too
-    return settings | ({"hdf5plugin": plugin} if plugin else {})
+    return settings | makers(codecs.values())  # on which chunks depend, too
 
 
 def _before(out: Path, head: dict[str, Any], force: bool) -> list[Leftover]:

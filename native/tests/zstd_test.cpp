@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "decode/zstd_fse.hpp"
 #include "solar/decode.hpp"
 
 using namespace solar;
@@ -160,4 +161,17 @@ TEST_CASE("a zstd frame with any bit changed is refused by its checksum or befor
     CHECK((got.empty() || got == words()));
     frame[bit / 8] ^= std::byte{1} << (bit % 8);
   }
+}
+
+TEST_CASE("a symbol that has all states takes no bits from one to the next") {
+  const std::byte stored[] = {std::byte{0xf0}, std::byte{0x03}};  // 32 states, 32 of them of the first symbol
+  Bytes rest(stored);
+  const zstd::Distribution distribution = zstd::read_distribution(rest, 9, 53);
+  CHECK(rest.empty());
+  CHECK(distribution.counts[0] == 32);
+  zstd::for_each_state(distribution, [](unsigned state, unsigned symbol, unsigned bits, unsigned next) {
+    CHECK(symbol == 0);
+    CHECK(bits == 0);
+    CHECK(next == state);
+  });
 }

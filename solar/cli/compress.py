@@ -34,10 +34,10 @@ they are kept exactly, no other value becomes one, and none crosses valid_min, v
 
 Data sets of numbers with samples of their own are compressed (two axes or more, or a long one); small ones, scales of
 axes, text and what would not be smaller are copied as they are. --field names what else is to be compressed.
---filter writes chunks of a filter of hdf5plugin's instead (pip install 'solar[filters]'), for people without solar:
-zfp takes --abs and --rel, the others --lossless; in --field it is x:lossless,filter=zstd. libhdf5 makes these in one
-thread. zfp takes no NaN and no infinity; what it makes of each chunk is compared with the bound, and refused where it
-changes fill values.
+--filter writes chunks of a filter of hdf5plugin's instead, for people without solar: zfp takes --abs and --rel, the
+others --lossless; in --field it is x:lossless,filter=zstd. zstd and bitshuffle-zstd are made here, in all threads; for
+the others pip install 'solar[filters]', and libhdf5 makes them in one thread. zfp takes no NaN and no infinity; what it
+makes of each chunk is compared with the bound, and refused where it changes fill values.
 The exit code is 1, too, if values could not be read: what is stored of their data set is copied as it is.
 A run that was ended goes on when the same command is given again. `solar verify IN OUT` checks the result.
 Under mpiexec, srun or torchrun all ranks encode, and rank 0 writes: mpiexec -n 8 solar compress in.h5 out.h5 --rel 1e-4

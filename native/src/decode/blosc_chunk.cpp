@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "copy.hpp"
 #include "solar/decode.hpp"
 
 namespace solar::blosc {
@@ -112,6 +113,12 @@ std::size_t Chunk::space_nbytes() const { return std::min<std::size_t>(step_coun
 
 void Chunk::decode(MutableBytes out, Scratch& scratch) {
   if (is_one_value()) return fill(out);
+  if (copied_) {  // all blocks in one go
+    Cursor cursor(stored_, Kind::codec, "a blosc chunk");
+    cursor.skip(header_nbytes_);
+    copy_plain(out.data(), cursor.take(nbytes_).data(), nbytes_);
+    return;
+  }
   scratch.c.resize(std::max(scratch.c.size(), space_nbytes()));
   const Bytes first = out.first(block_nbytes_);
   for (std::size_t block = 0; block < blocks(); ++block) {
@@ -125,7 +132,7 @@ void Chunk::decode_block(std::size_t block, MutableBytes out, Bytes first, Mutab
   if (copied_) {
     Cursor cursor(stored_, Kind::codec, "a blosc chunk");
     cursor.skip(header_nbytes_ + block * block_nbytes_);
-    std::ranges::copy(cursor.take(out.size()), out.begin());
+    copy_plain(out.data(), cursor.take(out.size()).data(), out.size());
     return;
   }
   // From one half of the space to the other, and at last to `out`.

@@ -18,6 +18,9 @@ namespace {
 
 using namespace deflate;
 
+// So much output is summed up at a time, while it is in the first cache.
+constexpr std::ptrdiff_t piece_nbytes = 16 << 10;
+
 // What one turn of the fast loop may read (three refills) and write (two literals, a match, the slack of its copy).
 constexpr std::ptrdiff_t fast_input = 24;
 constexpr std::ptrdiff_t fast_output = 2 + 258 + copy_slack;
@@ -32,6 +35,14 @@ struct State {
   std::byte* out_end;
   std::uint64_t word = 0;
   unsigned nbits = 0;  // of word that are valid; those above may be set only inside the fast loop
+  const std::byte* summed = out_begin;  // up to here
+  std::uint32_t sum = 1;                // Adler-32
+
+  bool roomy() const { return in_end - in >= fast_input && out_end - out >= fast_output; }
+  void sum_up() {
+    sum = adler32(sum, Bytes(summed, out));
+    summed = out;
+  }
 
   // At least 56 bits while there is input.
   void refill() {
@@ -63,12 +74,11 @@ inline Entry subentry(const Entry* table, Entry e, std::uint64_t word) noexcept 
   return table[payload(e) + (word & ((1u << code_bits(e)) - 1))];
 }
 
-// Returns true at the end of the block, false when too little room is left on either side.
+// Returns true at the end of the block, false after a piece of it. REQUIRES: s.roomy().
 SOLAR_INLINE inline bool inflate_fast(State& s, const Codes& codes) {
   constexpr std::uint64_t length_mask = (1u << length_width) - 1, distance_mask = (1u << distance_width) - 1;
-  if (s.in_end - s.in < fast_input || s.out_end - s.out < fast_output) return false;
   const std::byte* const in_last = s.in_end - fast_input;
-  const std::byte* const out_last = s.out_end - fast_output;
+  const std::byte* const out_last = s.out + std::min(s.out_end - s.out - fast_output, piece_nbytes);
   // All in locals: for the compiler, `s` might be among the bytes that are written.
   const std::byte* in = s.in;
   std::byte* out = s.out;
@@ -93,7 +103,9 @@ SOLAR_INLINE inline bool inflate_fast(State& s, const Codes& codes) {
   bool ended = false;
   refill();
   Entry e = next();  // always looked up before the refill and the copy that precede its use
-  while (in <= in_last && out <= out_last) {
+  for (;;) {
+    if (in > in_last) break;  // two jumps that are never taken cost less than one condition made of both
+    if (out > out_last) break;
     if (e & entry_literal) {  // three of the first level take at most 33 of the 56 bits
       put_literal(e);
       e = next();
@@ -128,8 +140,8 @@ SOLAR_INLINE inline bool inflate_fast(State& s, const Codes& codes) {
     }
     const std::size_t length = payload(e) + extra_bits(word, e);
     drop(e);
+    e = codes.distance[word & distance_mask];  // 14 bits are left at least: no look-up waits for a refill
     refill();
-    e = codes.distance[word & distance_mask];
     if (e & entry_special) [[unlikely]] {
       if ((e & entry_subtable) == entry_subtable) {
         drop(distance_width);
@@ -141,8 +153,8 @@ SOLAR_INLINE inline bool inflate_fast(State& s, const Codes& codes) {
     drop(e);
     if (distance > static_cast<std::size_t>(out - out_begin)) fail("a distance reaches before the beginning");
     e = next();
+    out = copy_match(out, distance, length);
     refill();
-    out = copy_wide(out, distance, length);
   }
   s.in = in;
   s.out = out;
@@ -197,7 +209,9 @@ void inflate_tight(State& s, const Codes& codes) {
 }
 
 void inflate_block(State& s, const Codes& codes) {
-  if (!inflate_fast_best(s, codes)) inflate_tight(s, codes);
+  for (; s.roomy(); s.sum_up())
+    if (inflate_fast_best(s, codes)) return;
+  inflate_tight(s, codes);
 }
 
 void inflate_stored(State& s) {
@@ -264,20 +278,18 @@ std::size_t inflate_zlib(Bytes in, MutableBytes out) {
   check_header(in);
   State s{in.data() + 2, in.data() + in.size(), out.data(), out.data(), out.data() + out.size()};
   Codes codes;
-  std::uint32_t sum = 1;
   for (bool last = false; !last;) {
     last = s.take(1);
     const unsigned type = s.take(2);
-    const std::byte* const begin = s.out;
     if (type == 0) inflate_stored(s);
     else if (type == 1) inflate_block(s, fixed_codes());
     else if (type == 2) inflate_dynamic(s, codes);
     else fail("a block is of no known type");
-    sum = adler32(sum, Bytes(begin, s.out));  // now, while it is in the cache
+    s.sum_up();
   }
   s.align();
   if (s.in_end - s.in < 4) fail("the stream is cut short");
-  if (load_be32(s.in) != sum) fail("the Adler-32 checksum is wrong");
+  if (load_be32(s.in) != s.sum) fail("the Adler-32 checksum is wrong");
   return static_cast<std::size_t>(s.out - s.out_begin);
 }
 

@@ -7,7 +7,7 @@
 namespace solar {
 namespace {
 
-[[noreturn]] void fail(const char* what) { throw Error(Kind::codec, what); }
+[[noreturn, gnu::cold, gnu::noinline]] void fail(const char* what) { throw Error(Kind::codec, what); }
 
 // Both sides of a sequence decoder; every step checks both.
 struct Sides {
@@ -50,8 +50,9 @@ struct Sides {
 };
 
 // A length of LZ4: 15 in the token goes on in bytes, 255 in each but the last.
-std::size_t long_length(Sides& s, std::size_t n) {
+[[gnu::always_inline]] inline std::size_t long_length(Sides& s, std::size_t n) {
   if (n < 15) return n;
+  for (; s.input() >= 8 && load_le<std::uint64_t>(s.in) == ~std::uint64_t{0}; s.in += 8) n += 8 * 255;
   std::size_t next;
   do {
     next = s.byte();
@@ -60,11 +61,59 @@ std::size_t long_length(Sides& s, std::size_t n) {
   return n;
 }
 
+// What a sequence may take of the input while its lengths are in its token and what it may take of the output,
+// copies that write beyond their end included.
+constexpr std::size_t short_input = 1 + 16 + 2, short_output = 14 + 18 + copy_slack;
+
+// Decodes sequences while there is such room on both sides: no length is checked then that a token can hold.
+void run_lz4(Sides& sides) {
+  if (sides.input() < short_input || sides.room() < short_output) return;
+  Sides s = sides;  // in registers
+  const std::byte *const last_in = s.in_end - short_input, *const last_out = s.out_end - short_output;
+  while (s.in <= last_in && s.out <= last_out) {
+    sides.in = s.in, sides.out = s.out;  // where it goes on slowly
+    const auto token = std::to_integer<std::size_t>(*s.in++);
+    std::size_t literals = token >> 4, length = (token & 15) + 4;
+    if (literals < 15) [[likely]] {
+      copy16(s.out, s.in);
+    } else {
+      literals = long_length(s, literals);
+      if (s.input() < literals + copy_slack || s.room() < literals + short_output) return;
+      if (literals > 128) {
+        std::memcpy(s.out, s.in, literals);
+      } else {
+        for (std::size_t i = 0; i < literals; i += 32) {
+          copy16(s.out + i, s.in + i);
+          copy16(s.out + i + 16, s.in + i + 16);
+        }
+      }
+    }
+    s.in += literals;
+    s.out += literals;
+    const std::size_t distance = load_le<std::uint16_t>(s.in);
+    s.in += 2;
+    if (distance - 1 >= s.written()) fail("a distance reaches before the beginning");
+    if (length < 19 && distance >= 8) [[likely]] {
+      const std::byte* const from = s.out - distance;
+      copy8(s.out, from);
+      copy8(s.out + 8, from + 8);
+      std::memcpy(s.out + 16, from + 16, 2);
+      s.out += length;
+      continue;
+    }
+    if (length == 19) length = long_length(s, 15) + 4;
+    if (s.room() < length + copy_slack) return;
+    s.out = copy_wide(s.out, distance, length);
+  }
+  sides = s;
+}
+
 }  // namespace
 
 std::size_t decode_lz4_block(Bytes in, MutableBytes out) {
   Sides s(in, out);
   for (;;) {
+    run_lz4(s);
     const std::size_t token = s.byte();
     s.literals(long_length(s, token >> 4));
     if (s.in == s.in_end) return s.written();  // only the last sequence has no match

@@ -1,5 +1,7 @@
 #include "zstd_fse.hpp"
 
+#include <algorithm>
+
 #include "zstd_bits.hpp"
 
 namespace solar::zstd {
@@ -11,9 +13,9 @@ class ForwardBits {
   explicit ForwardBits(Bytes in) : in_(in) {}
 
   unsigned peek(unsigned n) const {
-    std::uint32_t window = 0;
     const std::size_t byte = at_ / 8;
-    if (byte < in_.size()) std::memcpy(&window, in_.data() + byte, std::min<std::size_t>(4, in_.size() - byte));
+    const std::uint32_t window =
+        byte + 4 <= in_.size() ? load_le<std::uint32_t>(in_.data() + byte) : last_bytes(byte);
     return (window >> (at_ % 8)) & ((1u << n) - 1);
   }
   void skip(unsigned n) { at_ += n; }
@@ -24,6 +26,12 @@ class ForwardBits {
   }
 
  private:
+  std::uint32_t last_bytes(std::size_t byte) const {
+    std::uint32_t window = 0;
+    if (byte < in_.size()) std::memcpy(&window, in_.data() + byte, in_.size() - byte);
+    return window;
+  }
+
   Bytes in_;
   std::size_t at_ = 0;
 };
@@ -33,12 +41,12 @@ int read_count(ForwardBits& bits, unsigned remaining) {
   const auto width = static_cast<unsigned>(std::bit_width(remaining));
   const unsigned half = 1u << (width - 1);
   const unsigned short_codes = 2 * half - 1 - remaining;
-  const unsigned low = bits.peek(width - 1);
+  unsigned value = bits.peek(width);
+  const unsigned low = value & (half - 1);
   if (low < short_codes) {
     bits.skip(width - 1);
     return static_cast<int>(low) - 1;
   }
-  unsigned value = bits.peek(width);
   bits.skip(width);
   if (value >= half) value -= short_codes;
   return static_cast<int>(value) - 1;
@@ -59,11 +67,13 @@ Distribution read_distribution(Bytes& in, unsigned max_log, unsigned max_symbols
     result.counts[result.symbols++] = static_cast<std::int16_t>(count);
     remaining -= static_cast<unsigned>(count < 0 ? 1 : count);
     if (count != 0) continue;
-    for (unsigned repeat = 3; repeat == 3;) {
-      repeat = bits.peek(2);
-      bits.skip(2);
-      if (repeat > max_symbols - result.symbols) damaged("a distribution has too many symbols");
-      result.symbols += repeat;
+    for (unsigned threes = 8; threes == 8;) {  // pairs of bits say how many more are zero; a three is not the last one
+      const unsigned window = bits.peek(16);
+      threes = static_cast<unsigned>(std::countr_one(window)) / 2;
+      const unsigned more = threes == 8 ? 24 : 3 * threes + (window >> 2 * threes & 3);
+      bits.skip(threes == 8 ? 16 : 2 * threes + 2);
+      if (more > max_symbols - result.symbols) damaged("a distribution has too many symbols");
+      result.symbols += more;
     }
   }
   in = in.subspan(bits.finish());
@@ -77,14 +87,22 @@ std::array<std::uint8_t, 1u << kMaxFseLog> spread(const Distribution& distributi
   for (unsigned s = 0; s < distribution.symbols; ++s) {
     if (distribution.counts[s] < 0) symbols[--high] = static_cast<std::uint8_t>(s);
   }
+  // In a row first: so the scattering is one loop without branches that depend on the counts.
+  std::array<std::uint8_t, (1u << kMaxFseLog) + 8> row;
+  unsigned end = 0;
+  for (unsigned s = 0; s < distribution.symbols; ++s) {
+    const int count = distribution.counts[s];
+    const std::uint64_t eight = s * 0x0101010101010101;
+    std::memcpy(row.data() + end, &eight, 8);
+    for (int i = 8; i < count; i += 8) std::memcpy(row.data() + end + i, &eight, 8);
+    end += static_cast<unsigned>(std::max(count, 0));
+  }
   const unsigned step = (size >> 1) + (size >> 3) + 3;
   unsigned at = 0;
-  for (unsigned s = 0; s < distribution.symbols; ++s) {
-    for (int i = 0; i < distribution.counts[s]; ++i) {
-      symbols[at] = static_cast<std::uint8_t>(s);
-      do at = (at + step) & (size - 1);
-      while (at >= high);
-    }
+  for (unsigned i = 0; i < end; ++i) {
+    symbols[at] = row[i];
+    do at = (at + step) & (size - 1);
+    while (at >= high);
   }
   return symbols;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdlib>
 
 #include "solar/bytes.hpp"
 
@@ -27,15 +28,22 @@ std::array<std::uint8_t, 1u << kMaxFseLog> spread(const Distribution& distributi
 template <class Put>
 void for_each_state(const Distribution& distribution, Put put) {
   const auto symbols = spread(distribution);
-  std::array<std::uint16_t, kMaxFseSymbols> visits;
-  for (unsigned s = 0; s < distribution.symbols; ++s) {
-    const auto count = distribution.counts[s];
-    visits[s] = static_cast<std::uint16_t>(count < 0 ? 1 : count);
-  }
   const unsigned size = 1u << distribution.log;
+  // The states of a symbol are numbered from its count up to its double. From `limit` on they take one bit less.
+  struct Visits {
+    std::uint16_t next, limit, bits;
+  };
+  std::array<Visits, kMaxFseSymbols> visits;
+  for (unsigned s = 0; s < distribution.symbols; ++s) {
+    const auto count = static_cast<unsigned>(std::abs(distribution.counts[s]));
+    const auto width = static_cast<unsigned>(std::bit_width(count));
+    visits[s] = {static_cast<std::uint16_t>(count), static_cast<std::uint16_t>(1u << width),
+                 static_cast<std::uint16_t>(distribution.log + 1 - width)};
+  }
   for (unsigned state = 0; state < size; ++state) {
-    const unsigned visit = visits[symbols[state]]++;
-    const unsigned bits = distribution.log + 1 - static_cast<unsigned>(std::bit_width(visit));
+    Visits& of = visits[symbols[state]];
+    const unsigned visit = of.next++;
+    const unsigned bits = of.bits - (visit < of.limit ? 0u : 1u);
     put(state, symbols[state], bits, (visit << bits) - size);
   }
 }

@@ -1,6 +1,7 @@
 #include "zstd_huffman.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "zstd_bits.hpp"
 #include "zstd_fse.hpp"
@@ -23,18 +24,21 @@ unsigned read_coded_weights(Bytes in, std::array<std::uint8_t, 256>& weights) {
   });
   BackwardBits stream(in);
   stream.refill();
-  std::array<std::size_t, 2> states{};
-  for (auto& state : states) state = stream.take(distribution.log);
+  std::size_t one = stream.take(distribution.log), other = stream.take(distribution.log);
   if (stream.left() < 0) damaged("Huffman weights are cut short");
-  for (unsigned count = 0; count < 254; ++count) {
-    auto& state = states[count % 2];
+  unsigned count = 0;
+  const auto step = [&](std::size_t& state) {
     const Cell cell = cells[state];
-    weights[count] = cell.symbol;
-    stream.refill();
+    weights[count++] = cell.symbol;
     state = cell.next + stream.take(cell.bits);
-    if (stream.left() >= 0) continue;
-    weights[count + 1] = cells[states[(count + 1) % 2]].symbol;
-    return count + 2;
+    return stream.left() >= 0;
+  };
+  while (count < 254) {
+    if (count % 8 == 0) stream.refill();  // eight times kMaxWeightLog bits are in it
+    const std::size_t* const last = !step(one) ? &other : !step(other) ? &one : nullptr;
+    if (last == nullptr) continue;
+    weights[count++] = cells[*last].symbol;
+    return count;
   }
   damaged("there are too many Huffman weights");
 }
@@ -143,6 +147,16 @@ void finish(BackwardBits bits, std::byte* out, std::byte* end, const std::uint16
   if (out != end || bits.left() != 0) damaged("a Huffman stream does not end where it must");
 }
 
+// `cells`: a power of two, and the same for many symbols in turn.
+SOLAR_ZSTD_INLINE void fill_cells(std::uint16_t* to, unsigned cells, std::uint64_t cell) {
+  const std::uint64_t four = cell * 0x0001000100010001;
+  if (cells == 1) return void(std::memcpy(to, &four, 2));
+  if (cells == 2) return void(std::memcpy(to, &four, 4));
+  if (cells == 4) return void(std::memcpy(to, &four, 8));
+  const std::uint64_t eight[2] = {four, four};
+  for (unsigned i = 0; i < cells; i += 8) std::memcpy(to + i, eight, 16);
+}
+
 }  // namespace
 
 void Huffman::read(Bytes& in) {
@@ -179,17 +193,27 @@ void Huffman::build(std::array<std::uint8_t, 256>& weights, unsigned count) {
   if (!std::has_single_bit(rest)) damaged("Huffman weights do not add up");
   weights[count++] = static_cast<std::uint8_t>(std::bit_width(rest));
 
-  std::array<unsigned, kHuffmanLog + 2> starts{};  // of each weight's cells, lightest first
-  for (unsigned s = 0; s < count; ++s) starts[weights[s] + 1] += (1u << weights[s]) >> 1;
-  if (starts[2] < 2) damaged("Huffman weights do not add up");
-  for (unsigned w = 2; w < starts.size(); ++w) starts[w] += starts[w - 1];
-  for (unsigned s = 0; s < count; ++s) {
-    const unsigned weight = weights[s];
-    if (weight == 0) continue;
+  // Symbols by weight, lightest first. Each quarter of them counts for itself, so that none waits for the one before.
+  const unsigned quarter = (count + 3) / 4;
+  std::array<std::array<unsigned, 4>, kHuffmanLog + 1> places{};
+  for (unsigned i = 0; i < quarter; ++i)
+    for (unsigned q = 0; q < 4; ++q) ++places[weights[q * quarter + i]][q];
+  unsigned end = 0;
+  std::array<unsigned, kHuffmanLog + 1> ends;
+  for (unsigned w = 0; w < places.size(); ++w) {
+    for (unsigned& place : places[w]) end += std::exchange(place, end);
+    ends[w] = end;
+  }
+  if (ends[1] - ends[0] < 2) damaged("Huffman weights do not add up");
+  std::array<std::uint8_t, 256> symbols;
+  for (unsigned i = 0; i < quarter; ++i)
+    for (unsigned q = 0; q < 4; ++q)
+      symbols[places[weights[q * quarter + i]][q]++] = static_cast<std::uint8_t>(q * quarter + i);
+  std::uint16_t* to = single_.data();
+  for (unsigned weight = 1; weight <= log; ++weight) {
     const unsigned cells = (1u << (weight - 1)) << (kHuffmanLog - log);
-    const auto cell = static_cast<std::uint16_t>((log + 1 - weight) | s << 8);
-    std::fill_n(single_.begin() + (starts[weight] << (kHuffmanLog - log)), cells, cell);
-    starts[weight] += 1u << (weight - 1);
+    for (unsigned i = ends[weight - 1]; i < ends[weight]; ++i, to += cells)
+      fill_cells(to, cells, (log + 1 - weight) | symbols[i] << 8);
   }
   empty_ = false;
   runs_built_ = false;
@@ -218,7 +242,7 @@ void Huffman::decode_one(Bytes in, MutableBytes out) const {
 void Huffman::decode_four(Bytes in, MutableBytes out) {
   if (in.size() < 10 || out.size() < 6) damaged("four Huffman streams do not fit their space");
   // Several symbols in one step pay where codes are short and the literals many.
-  const bool runs = out.size() >= 8192 && in.size() < out.size() / 4 * 3;
+  const bool runs = out.size() >= (32 << 10) && in.size() < out.size() / 4 * 3;
   if (runs && !runs_built_) build_runs();
   Bytes rest = in.subspan(6);
   const std::size_t part = (out.size() + 3) / 4;

@@ -15,26 +15,23 @@ SOLAR_ZSTD_INLINE void copy_literals(std::byte* to, const std::byte* from, std::
   for (std::byte* const end = to + n; (to += 16) < end;) copy16(to, from += 16);
 }
 
-// Repeats what lies `offset` bytes before `to` where the end of the memory is near.
-void repeat_to_the_end(std::byte* to, std::size_t offset, std::size_t n) {
-  if (n > 2 * copy_slack) {
-    to = copy_wide(to, offset, n - copy_slack);
-    n = copy_slack;
-  }
-  copy_tight(to, offset, n);
-}
-
 struct Sequence {
   std::size_t literals, offset, match;
 };
 
-SOLAR_ZSTD_INLINE std::size_t find_offset(std::size_t value, bool no_literals, std::array<std::size_t, 3>& repeats) {
-  if (value > 3) [[likely]] {
+// `code`: so many bits of the value are in the stream. What it is depends on that, which is known first.
+SOLAR_ZSTD_INLINE std::size_t find_offset(unsigned code, std::size_t value, bool no_literals,
+                                          std::array<std::size_t, 3>& repeats) {
+  if (code > 1) [[likely]] {
     repeats = {value - 3, repeats[0], repeats[1]};
     return repeats[0];
   }
+  if (code == 0) {  // the last one, or the one before it
+    const std::size_t offset = no_literals ? repeats[1] : repeats[0], other = no_literals ? repeats[0] : repeats[1];
+    repeats[0] = offset, repeats[1] = other;
+    return offset;
+  }
   const std::size_t which = value - 1 + (no_literals ? 1 : 0);
-  if (which == 0) return repeats[0];
   const std::size_t offset = which == 1 ? repeats[1] : which == 2 ? repeats[2] : repeats[0] - 1;
   repeats = {offset, repeats[0], which == 1 ? repeats[2] : repeats[1]};
   return offset;
@@ -46,7 +43,7 @@ __attribute__((noinline)) void carry_out_carefully(Sequence sequence, Literals l
   out.append(literals.at, sequence.literals);
   if (sequence.match > out.room()) damaged("the output is larger than its space");
   if (sequence.offset - 1 >= static_cast<std::size_t>(out.at - out.begin)) damaged("a match begins before the frame");
-  repeat_to_the_end(out.at, sequence.offset, sequence.match);
+  copy_tight(out.at, sequence.offset, sequence.match);
 }
 
 // Carries out sequences one after the other. `fast_out` and `fast_literals`: up to where wide copies fit.
@@ -71,7 +68,7 @@ struct Copier {
       carry_out_carefully(sequence, literals, out);
     } else {
       copy_literals(out.at, literals.at, sequence.literals);
-      copy_wide(out.at + sequence.literals, sequence.offset, sequence.match);
+      copy_match(out.at + sequence.literals, sequence.offset, sequence.match);
     }
     literals.at += sequence.literals;
     out.at += nbytes;
@@ -99,21 +96,21 @@ SOLAR_ZSTD_INLINE Sequence read_sequence(BackwardBits& bits, const SequenceCell&
     sequence.literals = length.base + bits.take(length.extra);
     bits.refill();
   }
-  sequence.offset = find_offset(value, length.base == 0, repeats);
+  sequence.offset = find_offset(offset.extra, value, length.base == 0, repeats);
   return sequence;
 }
 
 SOLAR_ZSTD_INLINE void run_body(BackwardBits bits, unsigned count, Literals& literals, SequenceTables& tables,
                                 Output& out) {
-  const SequenceCell* const lengths = tables.current[0]->cells.data();
-  const SequenceCell* const offsets = tables.current[1]->cells.data();
-  const SequenceCell* const matches = tables.current[2]->cells.data();
+  const SequenceCell* const lengths = tables.current[0].cells.data();
+  const SequenceCell* const offsets = tables.current[1].cells.data();
+  const SequenceCell* const matches = tables.current[2].cells.data();
   auto repeats = tables.repeats;
   Copier copier(out, literals);
   bits.refill();
-  std::size_t length_state = bits.take(tables.current[0]->log);
-  std::size_t offset_state = bits.take(tables.current[1]->log);
-  std::size_t match_state = bits.take(tables.current[2]->log);
+  std::size_t length_state = bits.take(tables.current[0].log);
+  std::size_t offset_state = bits.take(tables.current[1].log);
+  std::size_t match_state = bits.take(tables.current[2].log);
   for (;; --count) {
     const SequenceCell& length = lengths[length_state];
     const SequenceCell& offset = offsets[offset_state];

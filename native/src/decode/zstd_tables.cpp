@@ -63,6 +63,11 @@ const SequenceTable& predefined(std::size_t which) {
   return tables[which];
 }
 
+void copy(const SequenceTable& from, SequenceTable& to) {
+  to.log = from.log;
+  std::copy_n(from.cells.begin(), std::size_t{1} << from.log, to.cells.begin());
+}
+
 void build_single(Bytes& in, const Codes& codes, unsigned symbols, SequenceTable& table) {
   if (in.empty()) damaged("a sequence table is missing");
   const auto symbol = std::to_integer<unsigned>(in[0]);
@@ -75,7 +80,7 @@ void build_single(Bytes& in, const Codes& codes, unsigned symbols, SequenceTable
 }  // namespace
 
 void SequenceTables::begin_frame() {
-  current = {};
+  known = {};
   repeats = {1, 4, 8};
 }
 
@@ -85,16 +90,13 @@ void SequenceTables::read(Bytes& in, unsigned modes) {
   for (std::size_t i = 0; i < 3; ++i) {
     const unsigned mode = modes >> (6 - 2 * i) & 3;
     if (mode == kRepeatMode) {
-      if (current[i] == nullptr) damaged("the first sequence table refers to one before");
+      if (!known[i]) damaged("the first sequence table refers to one before");
       continue;
     }
-    if (mode == kPredefinedMode) {
-      current[i] = &predefined(i);
-      continue;
-    }
-    if (mode == kSingleMode) build_single(in, kCodes[i], kSymbols[i], own[i]);
-    if (mode == kCodedMode) build(read_distribution(in, kMaxLogs[i], kSymbols[i]), kCodes[i], own[i]);
-    current[i] = &own[i];
+    if (mode == kPredefinedMode) copy(predefined(i), current[i]);
+    if (mode == kSingleMode) build_single(in, kCodes[i], kSymbols[i], current[i]);
+    if (mode == kCodedMode) build(read_distribution(in, kMaxLogs[i], kSymbols[i]), kCodes[i], current[i]);
+    known[i] = true;
   }
 }
 

@@ -20,11 +20,12 @@ struct SequenceTable {
   unsigned log = 0;
 };
 
-// What a frame carries from block to block. The order of three is always literal length, offset, match length.
+// What a frame carries from block to block. The order of three is always literal length, offset, match length. All lie
+// in one place: so the loop over sequences needs one register for them.
 struct SequenceTables {
-  std::array<SequenceTable, 3> own;
-  std::array<const SequenceTable*, 3> current;  // own, predefined, or null before the first block with sequences
-  std::array<std::size_t, 3> repeats;           // the last offsets, latest first
+  std::array<SequenceTable, 3> current;
+  std::array<bool, 3> known;           // false before the first block with sequences
+  std::array<std::size_t, 3> repeats;  // the last offsets, latest first
 
   void begin_frame();
   // Reads the tables that `modes` announces and advances `in` behind them.
