@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "torch.gather": "errors values io.ranks",
     "torch.batch": f"{VALUES} {IO}",
     "torch.order": f"{VALUES} torch.samplers torch.states",
-    "torch.monitor": "io.compress",
+    "torch.monitor": "io.compress io.machine",
     "torch.metrics": "torch.monitor",
     "torch.dataset": f"{VALUES} {IO} torch.batch",
     "torch.source": f"{VALUES} {IO} torch.dataset torch.batch",
