@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "io.machine": VALUES,
     "io.workers": "errors io.machine",
     "io.libhdf5": f"{VALUES} io.machine",
-    "io.ranks": VALUES,
+    "io.ranks": f"{VALUES} io.machine",
     "io.layout": f"{VALUES} io.machine io.ranks io.libhdf5",
     "io.given": "",
     "io.field": f"{VALUES} io.given io.layout",
