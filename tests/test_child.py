@@ -37,7 +37,7 @@ def main(caller, *arguments):
         elif isinstance(asked, int):
             os._exit(asked) if asked >= 0 else os.kill(os.getpid(), -asked)
         else:
-            caller.send(asked, [payload[:1], payload[1:]] if payload else ())
+            caller.send(asked, payload)
 """
 SOON = 60.0
 
@@ -59,7 +59,7 @@ def child(program: ModuleType) -> Iterator[Child]:
 
 def said(child: Child, what: object, payload: bytes = b"", seconds: float = SOON) -> tuple[object, bytes]:
     with child.talk(seconds) as end:
-        end.send(what, [payload] if payload else [])
+        end.send(what, payload)
         return end.receive(), bytes(end.take(end.nbytes))
 
 

@@ -81,7 +81,7 @@ def _ask(
     where = f"{path}: {dataset}"
     try:
         with _child.talk(ANSWER_PATIENCE) as end:
-            end.send({"path": path, "dataset": dataset, "rows": count, "memory": memory}, [rows])
+            end.send({"path": path, "dataset": dataset, "rows": count, "memory": memory}, rows)
             header: dict[str, Any] = end.receive()
             if out is not None and "array" in header:
                 _receive_array(end, header, out, where)

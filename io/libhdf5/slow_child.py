@@ -73,10 +73,10 @@ def described(description: Any) -> np.dtype[Any]:
     return made
 
 
-def put(array: np.ndarray[Any, Any], out: list[bytes]) -> None:
+def put(array: np.ndarray[Any, Any], out: bytearray) -> None:
     """Appends the bytes of an array's values."""
     if not array.dtype.hasobject:
-        out.append(array.tobytes())
+        out += array.tobytes()
     elif array.dtype.names is not None:
         for name in array.dtype.names:
             put(array[name], out)
@@ -85,17 +85,17 @@ def put(array: np.ndarray[Any, Any], out: list[bytes]) -> None:
             put_object(value, out)
 
 
-def put_object(value: Any, out: list[bytes]) -> None:
+def put_object(value: Any, out: bytearray) -> None:
     if value is None:
-        out.append(b"N")
+        out += b"N"
     elif isinstance(value, bytes):
-        out += [b"B", LENGTH.pack(len(value)), value]
+        out += b"B" + LENGTH.pack(len(value)) + value
     elif isinstance(value, str):
         text = value.encode("utf-8", "surrogateescape")
-        out += [b"S", LENGTH.pack(len(text)), text]
+        out += b"S" + LENGTH.pack(len(text)) + text
     elif isinstance(value, np.ndarray):
         description = json.dumps({"shape": value.shape, "dtype": describe(value.dtype)}).encode()
-        out += [b"A", LENGTH.pack(len(description)), description]
+        out += b"A" + LENGTH.pack(len(description)) + description
         put(value, out)
     else:
         raise Unreadable(f"it holds values of {type(value).__name__}, and references cannot be samples")
@@ -272,24 +272,27 @@ def plainly(error: BaseException, dataset: Any) -> dict[str, Any]:
     return {"error": f"libhdf5 cannot read it: {text or type(error).__name__}", "kind": sort}
 
 
-def answer(caller: Caller, request: dict[str, Any], kept: OpenDataset) -> tuple[dict[str, Any], list[bytes]]:
-    values: list[bytes] = []
+def answer(caller: Caller, request: dict[str, Any], kept: OpenDataset) -> tuple[dict[str, Any], bytes | bytearray]:
     payload, dataset = caller.take(caller.nbytes), None
     try:
         caller.allow(request["memory"])
         dataset = kept.of(request["path"], request["dataset"])
         if request["rows"] == ONLY_SHAPE:
-            return {"shape": dataset.shape}, []
+            return {"shape": dataset.shape}, b""
         if request["rows"] == SOURCES:
-            return {"shape": dataset.shape, "sources": sources(dataset)}, []
+            return {"shape": dataset.shape, "sources": sources(dataset)}, b""
         rows = np.frombuffer(payload, np.int64) if request["rows"] != ALL_ROWS else None
         if rows is not None and request["rows"] == BOX:
             rows = rows.reshape(-1, 2)
         array = read(dataset, rows)
+        description = {"shape": array.shape, "dtype": describe(array.dtype)}
+        if not array.dtype.hasobject:
+            return {"array": description}, array.tobytes()
+        values = bytearray()
         put(array, values)
-        return {"array": {"shape": array.shape, "dtype": describe(array.dtype)}}, values
+        return {"array": description}, values
     except Exception as error:
-        return plainly(error, dataset), []
+        return plainly(error, dataset), b""
 
 
 def main(caller: Caller, plugins: str) -> None:

@@ -9,19 +9,17 @@ caller's side is io/machine/child.py. Both ends of a socket, which is the child'
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import os
 import resource
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 LENGTHS = struct.Struct("<QQ")
-TOGETHER_NBYTES = 1 << 16  # that are sent at once, where they come in smaller pieces
 TAKEN_AT_ONCE = 1 << 20  # bytes: no memory is allocated on the other's word
 SPARE = 1 << 30  # address space for libraries, their caches, and values whose size nobody knows before
 
@@ -33,19 +31,11 @@ class End:
         self._end, self._wait = end, wait
         self.nbytes = 0  # of the payload that belongs to the last header, to be taken
 
-    def send(self, header: Any, payload: Iterable[bytes] = ()) -> None:
-        text, pieces = json.dumps(header).encode(), list(payload)
-        small = bytearray(LENGTHS.pack(len(text), sum(map(len, pieces))))
+    def send(self, header: Any, payload: bytes | bytearray = b"") -> None:
+        text = json.dumps(header).encode()
         try:
-            for piece in itertools.chain((text,), pieces):
-                if len(small) + len(piece) > TOGETHER_NBYTES:
-                    self._end.sendall(small)
-                    small.clear()
-                if len(piece) > TOGETHER_NBYTES:
-                    self._end.sendall(piece)
-                else:
-                    small += piece
-            self._end.sendall(small)
+            self._end.sendall(LENGTHS.pack(len(text), len(payload)) + text)
+            self._end.sendall(payload)
         except ConnectionError:
             raise EOFError from None
 

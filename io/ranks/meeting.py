@@ -18,16 +18,15 @@ from typing import Any, TypeVar
 
 from solar import __version__
 from solar.errors import PlanError, SolarError
-from solar.io.machine.late import LONGEST_NAP, asked, until
+from solar.io.machine.late import asked, until
 from solar.io.ranks.alive import Process, Watch, gone, machine
-from solar.io.ranks.letters import Post
+from solar.io.ranks.letters import LETTER_GRACE, Post, longest_nap
 
 log = logging.getLogger("solar")
 
 DIFFERENCES_SHOWN = 3  # differences, and ranks, that a message lists
 MEETING_PATIENCE = 10.0  # seconds after which who waits says so
 NUDGE = 0.1  # seconds after which rank 0 tells those who wait that it is there
-LETTER_GRACE = 5.0  # seconds that a letter may travel
 MEETING_PARTING = 1.0  # as long an interrupted rank 0 stays for the others to have its last letter
 LAST_WORD = 1.0  # as long who has told rank 0 of a death waits for what it says: it may have given up before
 
@@ -238,11 +237,6 @@ class Meeting:
             if letter["number"] == self._number:
                 return letter
         return None
-
-
-def longest_nap(ranks: int) -> float:
-    """Seconds between two looks for letters, in the end: the longer the more ranks look."""
-    return min(LONGEST_NAP * max(1.0, ranks / 50), 0.5)
 
 
 # --- where they are ----

@@ -13,8 +13,8 @@ from typing import Any
 from solar.errors import PlanError, ReadError
 from solar.io.machine.late import asked, until
 from solar.io.ranks.alive import BURIAL, Watch, gone
-from solar.io.ranks.letters import Post, default_store, posted
-from solar.io.ranks.meeting import Meeting, Met, late, letter_of, longest_nap
+from solar.io.ranks.letters import Post, default_store, longest_nap, posted
+from solar.io.ranks.meeting import Meeting, Met, late, letter_of
 from solar.io.ranks.world import detect, distributed_module, launched_ranks, mpi_module, place_on_node
 from solar.values import World
 
