@@ -158,7 +158,7 @@ def test_where_batches_take_long_it_says_what_there_was_no_time_for(
     shown = capsys.readouterr().out
     assert "random batches of 32, 1 round of 2 s" in shown
     assert "1 of 4 settings of PyTorch were tried; its best may be faster" in shown
-    assert "Batches take long: time for 1 round of 5; --seconds gives more" in shown
+    assert "time for 1 round of 5; --seconds gives more" in shown
 
 
 class Hours:

@@ -118,7 +118,7 @@ def _started(world: World) -> Any:
         from mpi4py import MPI
     except ImportError as error:
         raise PlanError(
-            f"rank {world.rank} of {world.ranks} cannot meet the others: mpi4py cannot be imported ({error}). Install "
-            "it (pip install 'solar[mpi]', or 'solar[site-mpi]' for the cluster's MPI), or start with torchrun"
+            f"rank {world.rank} of {world.ranks} cannot meet the others: mpi4py cannot be imported ({error}). "
+            "Install it (pip install 'solar[mpi]', or 'solar[site-mpi]' for the cluster's MPI), or start with torchrun"
         ) from error
     return MPI

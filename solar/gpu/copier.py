@@ -22,8 +22,8 @@ from solar.gpu.parts import is_plain, plain_parts, walked
 from solar.gpu.resident import ResidentBatch, ResidentPending
 from solar.gpu.ring import SLOTS, Ring
 from solar.gpu.streams import Mark, Streams
-from solar.io.machine.late import GLANCE, Late
-from solar.torch.batch.make import UNWANTED, Coming, ended_first, span
+from solar.io.machine.late import Late
+from solar.torch.batch.make import GLANCE, UNWANTED, Coming, ended_first, span
 from solar.torch.monitor.stats import Stats
 from solar.torch.source import Array
 

@@ -16,12 +16,13 @@ import torch
 from torch.profiler import record_function
 from torch.utils.data import default_collate, default_convert
 
-from solar.io.machine.late import GLANCE, Late
+from solar.io.machine.late import Late
 from solar.io.workers.processes import Processes, Task
 from solar.torch.batch.collate import Collation, collated, samples_of
 from solar.torch.batch.pending import PendingBatch
 from solar.torch.batch.transform import Key, Transform, transformed_by_key
 
+GLANCE = 0.2  # seconds between looks at whether a batch is still wanted
 UNWANTED = "the batch is no longer wanted"
 
 profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]  # whether it runs
