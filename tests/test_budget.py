@@ -15,7 +15,8 @@ from buffer_kit import BATCH, DISK, chunked, dataset_of, equal, generator, loade
 from solar import DataLoader, H5Dataset, PlanError, _native, inspect
 from solar.io.machine import available as machine
 from solar.io.machine import profile
-from solar.io.machine.quantities import in_words, size_of
+from solar.io.machine.figures import size
+from solar.io.machine.quantities import size_of
 from solar.io.read.run import READ_PIECE, pooled_nbytes, scratch_nbytes
 from solar.torch.buffer import budget
 from solar.values import Storage
@@ -346,10 +347,11 @@ def test_a_local_disk_says_whether_it_turns(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "words"), [(0, "0 bytes"), (1536, "1.5 KiB"), (1 << 20, "1 MiB"), (1 << 50, "1,024 TiB")]
+    ("nbytes", "words"),
+    [(0, "0 B"), (1536, "1.5 KiB"), (1 << 20, "1 MiB"), (1 << 50, "1,024 TiB"), (99.97 * 1024, "100 KiB")],
 )
 def test_sizes_in_words(nbytes: int, words: str) -> None:
-    assert in_words(nbytes) == words
+    assert size(nbytes) == words
 
 
 def test_the_size_in_words_means_the_size() -> None:

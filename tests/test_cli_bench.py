@@ -134,7 +134,7 @@ def test_the_conclusion_is_plain(
 ) -> None:
     assert told(files, monkeypatch, ["p", "q"], (3200.0, 1600.0)) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "The file reads at 3,200 samples/s (0.256 MB/s) from the page cache" in shown
+    assert "The file reads at 3,200 samples/s (256 kB/s) from the page cache" in shown
     assert "training that takes more than 10 ms a step of 32 samples will not wait for it" in shown
     assert "With PyTorch + h5py it waits if a step takes less than 20 ms; solar is 2 times as fast." in shown
     assert "The first 2 batches of both were compared, and are the same." in shown

@@ -19,10 +19,11 @@ import pytest
 
 from solar import compress
 from solar.cli import inspect as command
-from solar.cli import main, words
+from solar.cli import main
 from solar.cli.cost import advice, cost, costs_in_words
 from solar.errors import LayoutError
 from solar.io.layout.hdf5 import inspect
+from solar.io.machine import figures
 
 
 def test_every_dataset_is_shown_in_a_tree(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,12 +251,12 @@ def test_cost_counts_reads_and_waste(make: Callable[..., str]) -> None:
 @pytest.mark.parametrize(
     ("nbytes", "text"),
     [
-        *[(0, "0 B"), (512, "512 B"), (1023, "1023 B"), (65536, "64 KiB"), (1 << 20, "1 MiB"), (1500000, "1.4 MiB")],
+        *[(0, "0 B"), (512, "512 B"), (1023, "1,023 B"), (65536, "64 KiB"), (1 << 20, "1 MiB"), (1500000, "1.4 MiB")],
         ((1 << 20) - 1, "1 MiB"),  # and not 1024 KiB
     ],
 )
 def test_sizes_are_short(nbytes: int, text: str) -> None:
-    assert words.size(nbytes) == text
+    assert figures.size(nbytes) == text
 
 
 @pytest.mark.parametrize("folder", ["ptycho-petra3", "tomo-tooth", "field-femm", "neutron-chopper", "climate-ukesm1"])

@@ -20,7 +20,7 @@ import pytest
 from solar.cli import compare, main, plot, quantities
 from solar.cli.compare import Case
 from solar.cli.trace import trace
-from solar.io.machine import profile
+from solar.io.machine import figures, profile
 from solar.planner import policies
 from solar.planner.units import uniform
 from solar.values import Outcome, Storage, World
@@ -91,10 +91,10 @@ def test_what_is_no_quantity_is_refused_with_what_would_be_one(parse: Callable[[
 
 
 def test_times_and_counts_are_said_in_few_letters() -> None:
-    said = [quantities.duration(seconds) for seconds in (0, 2.5e-6, 0.002, 1.5, 423, 7800)]
+    said = [figures.duration(seconds) for seconds in (0, 2.5e-6, 0.002, 1.5, 423, 7800)]
     assert said == ["0 µs", "2.5 µs", "2 ms", "1.5 s", "7 min 3 s", "2 h 10 min"]
-    assert [quantities.duration(seconds) for seconds in (59.9996, 119.9, 7199)] == ["60 s", "2 min 0 s", "2 h 0 min"]
-    assert [quantities.short(number) for number in (0.5, 950, 12_500, 3e6)] == ["0.5", "950", "12.5k", "3M"]
+    assert [figures.duration(seconds) for seconds in (59.9996, 119.9, 7199)] == ["60 s", "2 min 0 s", "2 h 0 min"]
+    assert [figures.short(number) for number in (0.5, 950, 12_500, 3e6)] == ["0.5", "950", "12.5k", "3M"]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_decoding_is_counted_and_told_for_chunks_of_many_samples(
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[0] > 0.1 + seconds[1]
     assert main([*asking, "--decode", "1MB/s"]) == 0
-    assert "\ndecoding: 0.001 GB/s out of chunks of several samples" in capsys.readouterr().out
+    assert "\ndecoding: 1 MB/s out of chunks of several samples" in capsys.readouterr().out
     assert main(["plan", path, "plain", "--memory", "4k"]) == 0
     assert "decoding" not in capsys.readouterr().out
 

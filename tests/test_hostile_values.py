@@ -118,6 +118,6 @@ def test_lists_behind_a_filter_that_crashes_are_refused_before_they_are_copied(t
         dataset = h5py.h5d.create(file.id, b"lists", kind, h5py.h5s.create_simple((4,)), plan)
         dataset.write_direct_chunk((0,), b"FATAL".ljust(64, b"\0"))
     with pytest.raises(
-        LayoutError, match=r"crashes \(SIGABRT\) when it goes through the values of /lists in this file"
+        LayoutError, match=r"crashed \(SIGABRT\) when it went through the values of /lists in this file"
     ):
         compress(tmp_path / "a.h5", tmp_path / "b.h5", "lossless")

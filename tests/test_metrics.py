@@ -122,7 +122,7 @@ def test_a_real_loader_is_counted_batch_by_batch(make: Callable[..., str]) -> No
         series, _ = parsed(ask(server.port)[2].decode())
     names = ("epochs_total", "batches_total", "samples_total", "batch_bytes_total", "resident_bytes")
     assert [series[f"solar_{name}", frozenset()] for name in names] == [2, 14, 100, 2000, 0]
-    assert loader.report().startswith("2 epochs: 14 batches, 100 samples, 2.0 KiB of data.\n")
+    assert loader.report().startswith("2 epochs: 14 batches, 100 samples, 2 KiB of data.\n")
 
 
 def test_several_loaders_are_told_apart_by_their_names() -> None:

@@ -49,9 +49,9 @@ def test_lists_of_region_references_are_no_reason_to_refuse(monkeypatch: pytest.
 
 
 CHILDREN = {
-    "crashes (SIGSEGV)": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
-    "gives no sign of life for 0.5 s": "import time; time.sleep(60)",
-    "needs more memory than its size justifies": "raise SystemExit(3)",
+    "crashed (SIGSEGV)": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+    "gave no sign of life for 0.5 s": "import time; time.sleep(60)",
+    "needed more memory than its size justifies": "raise SystemExit(3)",
 }
 
 
@@ -62,7 +62,8 @@ def test_what_libhdf5_does_not_survive_is_refused_in_words(
     path = make("a.h5", x=smooth(20, 40, 40))
     (tmp_path / "child.py").write_text(CHILDREN[what])
     monkeypatch.setattr(opening_child, "__file__", str(tmp_path / "child.py"))
-    monkeypatch.setattr(opening, "OPENING_PATIENCE", 0.5)
+    if "sign of life" in what:
+        monkeypatch.setattr(opening, "OPENING_PATIENCE", 0.5)
     for refused in (
         lambda: compress(path, tmp_path / "b.h5", "lossless"),
         lambda: verify(path),
@@ -70,7 +71,7 @@ def test_what_libhdf5_does_not_survive_is_refused_in_words(
     ):
         with pytest.raises(LayoutError) as raised:
             refused()
-        assert f"{path}: libhdf5 {what} when it goes through this file" in str(raised.value)
+        assert f"{path}: libhdf5 {what} when it went through this file" in str(raised.value)
     assert not (tmp_path / "b.h5").exists()
 
 
@@ -79,7 +80,7 @@ def test_a_file_is_gone_through_once_until_it_changes(
 ) -> None:
     path = Path(make("a.h5", x=smooth(20, 40, 40)))
     opening.look(path)
-    (tmp_path / "child.py").write_text(CHILDREN["crashes (SIGSEGV)"])
+    (tmp_path / "child.py").write_text(CHILDREN["crashed (SIGSEGV)"])
     monkeypatch.setattr(opening_child, "__file__", str(tmp_path / "child.py"))
     opening.look(path)
     os.utime(path, ns=(time.time_ns(), time.time_ns() + 10**9))
@@ -100,7 +101,7 @@ def test_a_file_that_libhdf5_crashes_on_is_one_line(command: list[str], tmp_path
     targets = [] if command[-1] == "--advise" or command == ["verify"] else [tmp_path / "b.h5"]
     done = run(*command, CRASHES, *targets)
     assert done.returncode == 1, done
-    assert f"{CRASHES}: libhdf5 crashes (SIGSEGV)" in done.stderr
+    assert f"{CRASHES}: libhdf5 crashed (SIGSEGV)" in done.stderr
     assert done.stderr.count("\n") == 1
     assert not [*tmp_path.iterdir()]
 

@@ -35,7 +35,7 @@ def test_the_report_of_a_training_that_waited() -> None:
         "Memory for batches: 10 MiB now, 40 MiB at most.\n"
         "Your training waited for data 6.3 % of the time (4.1 s of 65 s): 2.9 s for storage, 0.80 s for decoding, "
         "0.40 s for collating.\n"
-        "Most of it is storage: the files were read at 74 MiB/s, 512 KiB a request. If the storage can do more, read "
+        "Most of it is storage: the files were read at 77.4 MB/s, 512 KiB a request. If the storage can do more, read "
         "further ahead (`ahead`); if not, it is the limit."
     )
 
@@ -44,7 +44,7 @@ def test_one_of_each_is_said_in_the_singular() -> None:
     stats = Stats()
     stats.batch(1, 1, counts(requests=1, bytes_read=1))
     stats.epoch()
-    assert stats.report() == "1 epoch: 1 batch, 1 sample, 1 byte of data.\nFor this: 1 byte read in 1 request."
+    assert stats.report() == "1 epoch: 1 batch, 1 sample, 1 B of data.\nFor this: 1 B read in 1 request."
 
 
 def test_a_training_that_hardly_waited_gets_no_advice() -> None:
@@ -84,7 +84,7 @@ def test_causes_below_a_hundredth_of_the_waiting_are_left_out() -> None:
 
 
 ADVISED = {
-    "all": ({"storage": 2.0}, {}, "All of it is storage: the files were read at 50 MiB/s"),
+    "all": ({"storage": 2.0}, {}, "All of it is storage: the files were read at 52.4 MB/s"),
     "most": ({"decode": 1.5, "storage": 1.0}, {}, r"Most of it is decode: .*More cores would help\.$"),
     "buffer": ({"buffer": 2.0, "storage": 1.0}, {}, "for batches to be put.*\n.*no larger buffer or faster storage"),
     "plan": ({"plan": 2.0}, {}, "for the buffer to be planned and made.\n.*PlanSampler, and with `epochs`"),

@@ -12,7 +12,8 @@ import pytest
 from kit import same
 
 import solar
-from solar.io.libhdf5 import slow, slow_child
+from solar.io.libhdf5 import slow
+from solar.io.machine import child_end
 
 
 def process_id() -> int:
@@ -93,17 +94,17 @@ def test_a_process_that_hangs_is_given_up(zoo: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_memory_beyond_what_the_request_justifies_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = Path(slow_child.__file__).read_text()
-    assert "SPARE_MEMORY = 1 << 30" in program
-    less = tmp_path / "slow_child.py"
-    less.write_text(program.replace("SPARE_MEMORY = 1 << 30", "SPARE_MEMORY = 1 << 27"))
+    program = Path(child_end.__file__).read_text()
+    assert "SPARE = 1 << 30" in program
+    less = tmp_path / "child_end.py"
+    less.write_text(program.replace("SPARE = 1 << 30", "SPARE = 1 << 27"))
     path = tmp_path / "bomb.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (2,), h5py.vlen_dtype(np.dtype("u1")))
         file["x"][0] = np.zeros(1 << 28, np.uint8)
         file["x"][1] = np.arange(3)
     slow._child.stop()
-    monkeypatch.setattr(slow_child, "__file__", str(less))
+    monkeypatch.setattr(child_end, "__file__", str(less))
     with pytest.raises(solar.SolarError, match=r"bomb\.h5: /x: .*memory"):
         solar.read(path, "x")
     assert same(solar.read(path, "x", 1), np.arange(3, dtype=np.uint8))

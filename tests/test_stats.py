@@ -129,7 +129,7 @@ def test_epochs_are_told_one_by_one_the_first_and_the_latest() -> None:
         assert (one["samples"], one["bytes"], one["buffer_hits"]) == (10 * number, number + 2, 3)
         assert (one["busy_seconds"], one["wait_seconds"]["decode"]) == (number, 1.0)
     table = [line.split() for line in stats.report().splitlines()[3:]]
-    assert ["1", "2.0", "s", "5", "50", "%", "decode", "3", "bytes", "3"] in table
+    assert ["1", "2.0", "s", "5", "50", "%", "decode", "3", "B", "3"] in table
     assert table.index(["..."]) == 1
     stats.reset()
     assert stats.by_epoch() == []

@@ -14,7 +14,7 @@ VERSION = zstandard.__version__  # chunks depend on it
 SHUFFLE, BITSHUFFLE, ZSTD = 2, 32008, 32015
 _LEVEL = 3
 _FORMAT, _BY_ZSTD = (0, 4), 3  # of bitshuffle: the version its filter has written for years, and its number for zstd
-_BLOCK = 8192  # bytes of a bitshuffle block, about, as its own writers have them
+_BITSHUFFLE_BLOCK = 8192  # bytes of a bitshuffle block, about, as its own writers have them
 # Rows and columns of 8 x 8 bits in a word change places: halves of halves of halves.
 _SWAPS = ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))
 
@@ -41,7 +41,7 @@ def chunk(name: str, values: NDArray[np.generic]) -> bytes:
 
 
 def _block_items(itemsize: int) -> int:
-    return max(_BLOCK // itemsize // 8 * 8, 128)
+    return max(_BITSHUFFLE_BLOCK // itemsize // 8 * 8, 128)
 
 
 def _bit_blocks(items: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:

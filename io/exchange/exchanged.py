@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import sys
 import time
@@ -24,11 +23,10 @@ from numpy.typing import NDArray
 
 from solar.errors import ReadError
 from solar.io.exchange.traffic import Traffic
-from solar.io.exchange.underway import Stretch, Underway
-from solar.io.machine.late import Late
+from solar.io.exchange.underway import Batch, Stretch, Underway
+from solar.io.machine.late import Late, until
 from solar.io.ranks.mail import Mail
 from solar.io.ranks.mail import mail as mail
-from solar.io.read.reader import READER_GLANCE
 from solar.io.read.run import Running, Told
 
 log = logging.getLogger("solar")
@@ -95,17 +93,15 @@ class Exchange:
         travel_wait_ns of it for what was on its way.
         """
         begin = time.monotonic()
-        end = math.inf if seconds is None else begin + seconds
-        while True:
+
+        def whole(nap: float) -> Batch | None:
             if self._traffic is None:
                 raise RuntimeError("this run was closed")
-            left = end - time.monotonic()
-            batch = self._underway.whole(number, max(0.0, min(READER_GLANCE, left)))
-            if batch is not None:
-                break
-            if left <= 0:
-                missing = self._traffic.waiting_for(number)
-                raise Late(f"no values after {seconds:g} s" + (f": still waiting for {missing}" if missing else ""))
+            return self._underway.whole(number, nap)
+
+        batch = until(whole, seconds)
+        if batch is None:
+            raise Late.values(seconds, "" if self._traffic is None else self._traffic.waiting_for(number))
         if batch.error is not None:
             try:
                 raise batch.error

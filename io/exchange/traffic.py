@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import PlanError, ReadError, SolarError
 from solar.io.exchange.underway import Batch, Stretch, Underway
-from solar.io.machine.late import Late
+from solar.io.machine.late import GLANCE, Late
 from solar.io.ranks.mail import NAME, Bytes, Errand, Gone, Mail
 from solar.io.read.engine import LAST_WAIT
-from solar.io.read.reader import READER_GLANCE
 from solar.io.read.run import Running
 
 # A head is three numbers: what follows, of which batch, and how many rows that are, or bytes of a text that says why.
@@ -128,7 +127,7 @@ class Traffic:
         rows = int(stretch.sizes[number - stretch.base])
         while not batch.read:
             try:
-                batch.values, batch.counts = self._running.wait(number, rows, READER_GLANCE)
+                batch.values, batch.counts = self._running.wait(number, rows, GLANCE)
             except Late as late:
                 self._late = str(late).partition("still waiting for ")[2]
                 if self._underway.ends():

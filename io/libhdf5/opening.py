@@ -8,12 +8,7 @@ them. All other values are read through io/libhdf5/slow.py where they went throu
 from __future__ import annotations
 
 import errno
-import os
-import select
-import signal
 import stat
-import subprocess
-import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,9 +18,9 @@ import h5py
 from solar import _native
 from solar.errors import LayoutError, ReadError
 from solar.io.libhdf5 import opening_child
+from solar.io.machine.child import Child, Lost
 from solar.io.machine.identity import refuse_zarr
 
-LONGEST_ANSWER = 1 << 16  # bytes of what the process says that are kept: a name, and signs of life
 OPENING_PATIENCE = 60.0  # seconds without a sign of life
 
 
@@ -57,35 +52,17 @@ def look(path: Path) -> None:
 
 @lru_cache(maxsize=64)
 def _look(path: str, *facts: int) -> None:
-    line = [sys.executable, "-P", opening_child.__file__, path]
-    with subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
-        try:
-            assert child.stdout is not None
-            what, said = "", b""
-            while not what:
-                if not select.select([child.stdout], [], [], OPENING_PATIENCE)[0]:
-                    what = f"gives no sign of life for {OPENING_PATIENCE:g} s"
-                elif some := os.read(child.stdout.fileno(), 4096):
-                    said = (said + some)[-LONGEST_ANSWER:]
-                else:
-                    what = _ending(child.wait()) or "nothing"
-        finally:
-            child.kill()
-    if what != "nothing":
-        raise LayoutError(
-            f"{path}: libhdf5 {what} when it goes through {_where(said)}, which must be damaged: `solar inspect` shows "
-            "what can be read of it"
-        )
-
-
-def _where(said: bytes) -> str:
-    """What the process had begun to read last."""
-    *_, name, _ = [b"", *said.split(b"\0")]
-    return f"the values of {name.decode('utf-8', 'replace')} in this file" if name.strip(b".") else "this file"
-
-
-def _ending(code: int) -> str:
-    """How the process ended, in words; empty if it did so by itself."""
-    if code < 0:
-        return f"crashes ({signal.Signals(-code).name})"
-    return "needs more memory than its size justifies" if code == opening_child.TOO_MUCH else ""
+    child, where = Child(opening_child, path), "this file"
+    try:
+        with child.talk(OPENING_PATIENCE) as end:
+            while True:  # until it has ended
+                name = end.receive().get("values")
+                where = where if name is None else f"the values of {name} in this file" if name else "this file"
+    except Lost as lost:
+        if lost.code == 0:
+            return
+        what = "needed more memory than its size justifies" if lost.code == opening_child.TOO_MUCH else lost
+    raise LayoutError(
+        f"{path}: libhdf5 {what} when it went through {where}, which must be damaged: `solar inspect` shows "
+        "what can be read of it"
+    )

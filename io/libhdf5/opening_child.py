@@ -1,23 +1,22 @@
 """The process in which libhdf5 goes through a file for the first time. Started by opening.py; imports no solar.
 
-It may crash. What is wrong without a crash is no matter here: whoever opens the file next meets it, and says so. A dot
-on stdout now and then is a sign of life. Before and behind the values of a dataset comes a zero byte, and its name
-between them: what was begun last, and has no end, is where it crashed.
+It may crash. What is wrong without a crash is no matter here: whoever opens the file next meets it, and says so. Before
+the values of a dataset it says {"values": NAME}, behind them {"values": ""}: what was begun last, and has no end, is
+where it crashed. {} is a sign of life.
 """
 
 from __future__ import annotations
 
-import os
-import resource
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from solar.io.machine.child_end import Caller
 
 TOO_MUCH = 3  # the exit code where memory was short
-SPARE = 1 << 30  # address space for libhdf5 and its caches
 LARGEST_ATTRIBUTE = 64 << 20  # bytes of an attribute that is read
 
 ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError)
@@ -59,7 +58,7 @@ def hard_links(group: Any) -> list[bytes]:
     return found
 
 
-def look_at(one: Any) -> None:
+def look_at(one: Any, caller: Caller) -> None:
     """Reads what an object says of itself."""
     import h5py
 
@@ -81,10 +80,10 @@ def look_at(one: Any) -> None:
         if plan.get_layout() == h5py.h5d.VIRTUAL:
             for i in range(plan.get_virtual_count()):
                 plan.get_virtual_filename(i)
-        look_at_values(one)
+        look_at_values(one, caller)
 
 
-def look_at_values(one: Any) -> None:
+def look_at_values(one: Any, caller: Caller) -> None:
     """Reads values that libhdf5 decodes when the dataset is copied: references and lists behind filters."""
     import h5py
     import numpy as np
@@ -95,7 +94,7 @@ def look_at_values(one: Any) -> None:
     )
     if not lists or plan.get_layout() != h5py.h5d.CHUNKED or not plan.get_nfilters():
         return
-    os.write(1, b"\0" + (h5py.h5i.get_name(one) or b"") + b"\0")
+    caller.send({"values": (h5py.h5i.get_name(one) or b"?").decode("utf-8", "replace")})
     space = one.get_space()
     for i in range(one.get_num_chunks()):
         begin = one.get_chunk_info(i).chunk_offset
@@ -105,8 +104,8 @@ def look_at_values(one: Any) -> None:
         values = np.empty(count, np.dtype((np.void, kind.get_size())))
         with suppress(*ERRORS):
             one.read(h5py.h5s.create_simple(count), space, values, kind)
-        os.write(1, b".")
-    os.write(1, b"\0\0")
+        caller.send({})
+    caller.send({"values": ""})
 
 
 def look_at_type(one: Any) -> None:
@@ -127,33 +126,20 @@ def look_at_attribute(one: Any) -> None:
         one.read(np.empty(shape, np.dtype((np.void, kind.get_size()))), kind)
 
 
-def allow(nbytes: int) -> None:
-    """Lets the process grow by `nbytes` and no more."""
-    with Path("/proc/self/statm").open() as facts:
-        pages = int(facts.read().split()[0])
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = pages * resource.getpagesize() + nbytes
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-
-
-def main() -> int:
+def main(caller: Caller, path: str) -> int:
+    """Goes through the file; its exit code."""
     import h5py
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    allow(Path(sys.argv[1]).stat().st_size + SPARE)
+    caller.allow(Path(path).stat().st_size)
     said = time.monotonic()
     try:
-        with suppress(*ERRORS), h5py.File(sys.argv[1], "r", locking=False) as file:
+        with suppress(*ERRORS), h5py.File(path, "r", locking=False) as file:
             for one in objects(file):
                 with suppress(*ERRORS):
-                    look_at(one)
+                    look_at(one, caller)
                 if time.monotonic() > said + 1:
                     said = time.monotonic()
-                    os.write(1, b".")
+                    caller.send({})
     except MemoryError:
         return TOO_MUCH
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,17 +1,17 @@
 """The process in which libhdf5 reads what solar does not read itself. Started by slow.py; imports no solar.
 
-libhdf5 crashes on some damaged files. Here it may: the caller's process sees the pipe close, and says so.
+libhdf5 crashes on some damaged files. Here it may: the caller's process sees the conversation end, and says so.
 
-The conversation, over the socket that is stdin: both sides send frames, a JSON header of one line, then `nbytes` bytes.
+What is said, as io/machine/child_end.py says it:
 
-    request  {"path", "dataset", "rows": count, "nbytes", "memory"}   rows as int64, ascending and different
-                                                                      count -1: all of them; -2: only the shape;
-                                                                      -3: a box, begin and end of each axis
-                                                                      -4: what a virtual dataset is made of
-    answer   {"array": DESCRIPTION, "nbytes"}                         the values
-             {"shape", "nbytes": 0}
-             {"shape", "sources": [{"file", "name", "to", "whole"}], "nbytes": 0}   to: begin and end of each axis
-             {"error": TEXT, "kind": "layout" | "read", "nbytes": 0}
+    request  {"path", "dataset", "rows": count, "memory"}   and rows as int64, ascending and different
+                                                            count -1: all of them; -2: only the shape;
+                                                            -3: a box, begin and end of each axis
+                                                            -4: what a virtual dataset is made of
+    answer   {"array": DESCRIPTION}                         and the values
+             {"shape"}
+             {"shape", "sources": [{"file", "name", "to", "whole"}]}   to: begin and end of each axis
+             {"error": TEXT, "kind": "layout" | "read"}
 
 The values of an array travel by its DESCRIPTION, {"shape", "dtype"}: plain ones as their bytes; a structured one that
 holds objects field by field; objects one after another, each a tag and what the tag needs:
@@ -25,18 +25,19 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from solar.io.machine.child_end import Caller
+
 LENGTH = struct.Struct("<Q")
 ALL_ROWS, ONLY_SHAPE, BOX, SOURCES = -1, -2, -3, -4
-SPARE_MEMORY = 1 << 30  # address space for the library itself, its caches, and what variable-length values need
 
 
 class Unreadable(Exception):
@@ -72,10 +73,10 @@ def described(description: Any) -> np.dtype[Any]:
     return made
 
 
-def put(array: np.ndarray[Any, Any], out: list[bytes]) -> None:
+def put(array: np.ndarray[Any, Any], out: bytearray) -> None:
     """Appends the bytes of an array's values."""
     if not array.dtype.hasobject:
-        out.append(array.tobytes())
+        out += array.tobytes()
     elif array.dtype.names is not None:
         for name in array.dtype.names:
             put(array[name], out)
@@ -84,17 +85,17 @@ def put(array: np.ndarray[Any, Any], out: list[bytes]) -> None:
             put_object(value, out)
 
 
-def put_object(value: Any, out: list[bytes]) -> None:
+def put_object(value: Any, out: bytearray) -> None:
     if value is None:
-        out.append(b"N")
+        out += b"N"
     elif isinstance(value, bytes):
-        out += [b"B", LENGTH.pack(len(value)), value]
+        out += b"B" + LENGTH.pack(len(value)) + value
     elif isinstance(value, str):
         text = value.encode("utf-8", "surrogateescape")
-        out += [b"S", LENGTH.pack(len(text)), text]
+        out += b"S" + LENGTH.pack(len(text)) + text
     elif isinstance(value, np.ndarray):
         description = json.dumps({"shape": value.shape, "dtype": describe(value.dtype)}).encode()
-        out += [b"A", LENGTH.pack(len(description)), description]
+        out += b"A" + LENGTH.pack(len(description)) + description
         put(value, out)
     else:
         raise Unreadable(f"it holds values of {type(value).__name__}, and references cannot be samples")
@@ -271,58 +272,36 @@ def plainly(error: BaseException, dataset: Any) -> dict[str, Any]:
     return {"error": f"libhdf5 cannot read it: {text or type(error).__name__}", "kind": sort}
 
 
-def allow(nbytes: int) -> None:
-    """Lets the process grow by `nbytes` and no more."""
-    with Path("/proc/self/statm").open() as facts:
-        pages = int(facts.read().split()[0])
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = pages * resource.getpagesize() + nbytes + SPARE_MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
-
-
-def answer(request: dict[str, Any], payload: bytes, kept: OpenDataset) -> tuple[dict[str, Any], list[bytes]]:
-    values: list[bytes] = []
-    dataset = None
+def answer(caller: Caller, request: dict[str, Any], kept: OpenDataset) -> tuple[dict[str, Any], bytes | bytearray]:
+    payload, dataset = caller.take(caller.nbytes), None
     try:
-        allow(request["memory"])
+        caller.allow(request["memory"])
         dataset = kept.of(request["path"], request["dataset"])
         if request["rows"] == ONLY_SHAPE:
-            return {"shape": dataset.shape}, []
+            return {"shape": dataset.shape}, b""
         if request["rows"] == SOURCES:
-            return {"shape": dataset.shape, "sources": sources(dataset)}, []
+            return {"shape": dataset.shape, "sources": sources(dataset)}, b""
         rows = np.frombuffer(payload, np.int64) if request["rows"] != ALL_ROWS else None
         if rows is not None and request["rows"] == BOX:
             rows = rows.reshape(-1, 2)
         array = read(dataset, rows)
+        description = {"shape": array.shape, "dtype": describe(array.dtype)}
+        if not array.dtype.hasobject:
+            return {"array": description}, array.tobytes()
+        values = bytearray()
         put(array, values)
-        return {"array": {"shape": array.shape, "dtype": describe(array.dtype)}}, values
+        return {"array": description}, values
     except Exception as error:
-        return plainly(error, dataset), []
+        return plainly(error, dataset), b""
 
 
-def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+def main(caller: Caller, plugins: str) -> None:
     """Answers until the caller is gone."""
-    kept = OpenDataset()
-    while line := requests.readline():
-        request = json.loads(line)
-        header, values = answer(request, requests.read(request["nbytes"]), kept)
-        header["nbytes"] = sum(map(len, values))
-        answers.write(json.dumps(header).encode() + b"\n")
-        for value in values:
-            answers.write(value)
-        answers.flush()
-
-
-def main() -> None:
     import h5py
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    h5py.h5pl.prepend(os.fsencode(sys.argv[1]))  # solar's own filter
+    h5py.h5pl.prepend(os.fsencode(plugins))  # solar's own filter
     with suppress(ImportError):
         import hdf5plugin  # noqa: F401  (its import makes the filters known to libhdf5)
-    with os.fdopen(os.dup(0), "wb") as answers:
-        serve(sys.stdin.buffer, answers)
-
-
-if __name__ == "__main__":
-    main()
+    kept = OpenDataset()
+    while True:
+        caller.send(*answer(caller, caller.receive(), kept))

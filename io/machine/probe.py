@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError, ReadError
+from solar.io.machine.late import GLANCE, until
 from solar.io.machine.profile import Profile, Rate, file_system, storage_of
 
 SMALL_REQUEST = 4 << 10
@@ -36,7 +37,6 @@ LEAST = 4 * LARGE_REQUEST  # bytes of a file worth measuring
 SPARE_ROOM = 1.05  # of the free space that a temporary file needs, so that nobody else's write fails for it
 WORTH_MORE_DEPTH = 1.05  # times the rate, below which more in flight has gained nothing
 QUICK_TICKET = 0.005  # seconds; a ticket that takes less may be larger
-PROBE_GLANCE = 0.5  # seconds between looks at Ctrl-C while waiting
 PROBED_PLACES = 1 << 17  # different blocks that small requests go to
 WRITE_BLOCK = 4 << 20  # of the temporary file, written at a time
 
@@ -217,7 +217,7 @@ def _small_rate(file: _File, depth: int, places: Iterator[int], seconds: float) 
         passed = time.monotonic() - begin
         counts = reader.stats()
     finally:
-        reader.close(PROBE_GLANCE)  # after Ctrl-C a read may be on its way yet; the engine keeps its memory
+        reader.close(GLANCE)  # after Ctrl-C a read may be on its way yet; the engine keeps its memory
     if counts["requests"] != rows:
         raise ReadError(f"{file.path}: {rows:,} reads took {counts['requests']:,} requests: it cannot be measured so")
     return Rate(SMALL_REQUEST, depth, counts["requests"], counts["bypassed"], passed)
@@ -244,8 +244,7 @@ def _read_until(
             total += length
             continue
         ticket, slot, since = under_way.popleft()
-        while reader.wait(ticket, PROBE_GLANCE) is None:
-            pass
+        until(lambda nap, ticket=ticket: reader.wait(ticket, nap) is not None)  # type: ignore[misc]
         if time.monotonic() - since < QUICK_TICKET:
             length = min(2 * length, most)
         free.append(slot)

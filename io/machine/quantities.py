@@ -57,18 +57,3 @@ def whole(text: str, number: float) -> int:
     if number != int(number) and number < 1024:
         raise PlanError(f"{text!r} is not a whole number")
     return int(number)
-
-
-def in_words(nbytes: float) -> str:
-    """Bytes with a unit: 512 bytes, 64 KiB, 1.5 GiB.
-
-    >>> in_words(3 << 29)
-    '1.5 GiB'
-    """
-    if nbytes < 1024:
-        return f"{nbytes:.0f} bytes"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        nbytes /= 1024
-        if nbytes < 1023.5 or unit == "TiB":
-            break
-    return f"{nbytes:.1f}".removesuffix(".0") + f" {unit}" if nbytes < 99.5 else f"{nbytes:,.0f} {unit}"

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError
+from solar.io.machine.late import until
 from solar.io.ranks.mail import Bytes, Errand, Gone, Mail
 
 CAST_PIECE = 4 << 20  # bytes that are handed on together
 CAST_PARTING = 5.0  # seconds for the thread to end, which has nothing left to do
-CAST_LOOK = 0.1  # seconds between two looks, so that Ctrl-C works
 
 
 def cast(mail: Mail, arrays: Sequence[NDArray[Any]], what: str) -> None:
@@ -26,8 +26,7 @@ def cast(mail: Mail, arrays: Sequence[NDArray[Any]], what: str) -> None:
     ended = threading.Event()
     broken: list[Gone] = []
     mail.run(_errand(mail, pieces, ended, broken))
-    while not ended.wait(CAST_LOOK):
-        pass
+    until(ended.wait)
     mail.join(CAST_PARTING)
     if broken:
         raise PlanError(f"rank {mail.rank} of {mail.ranks} lost the others while {what} was sent to it: {broken[0]}")

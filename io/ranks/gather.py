@@ -1,31 +1,33 @@
-"""How the ranks of a command meet and exchange small JSON values: alone, or by MPI. By torch: solar/torch/gather.py."""
+"""How the ranks of a command meet and exchange small JSON values: alone, or by letters over MPI or torch's store."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from solar.errors import PlanError
+from solar.errors import PlanError, SolarError
+from solar.io.machine.late import asked, until
+from solar.io.ranks.alive import Watch, gone
+from solar.io.ranks.letters import LETTER_GRACE, MpiPost, Post, longest_nap
 from solar.io.ranks.world import detect
 from solar.values import World
 
-Bytes = NDArray[np.uint8]
-
 ABORT_GRACE = 1.0  # seconds in which others may say what went wrong with them, before MPI ends them
+GATHER_PATIENCE = 24 * 3600.0  # seconds for the slowest: others wait while rank 0 writes a file of any size
 
 
 class Ranks:
-    """All ranks of the command, and which of them this is. This one is alone; ByMpi and ByTorch have others."""
+    """All ranks of the command, and which of them this is; without a Post it is alone."""
 
-    by = "alone"
-
-    def __init__(self, world: World) -> None:
-        self.rank, self.ranks = world.rank, world.ranks
+    def __init__(self, world: World, by: str = "alone", post: Post | None = None) -> None:
+        self.rank, self.ranks, self.by = world.rank, world.ranks, by
+        self._post, self._watch = post, Watch(world.rank)
+        self._others = () if post is None else range(1, world.ranks) if world.rank == 0 else (0,)
 
     @property
     def name(self) -> str:
@@ -33,76 +35,81 @@ class Ranks:
         return f"rank {self.rank} of {self.ranks}: " if self.ranks > 1 else ""
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank gave, on rank 0; on the others nothing. All wait until all have come."""
-        row = np.frombuffer(json.dumps(value).encode(), np.uint8)
-        padded = np.full(self._largest(len(row)), ord(" "), np.uint8)
-        padded[: len(row)] = row
-        return [json.loads(one.tobytes()) for one in self._collect(padded)]
+        """What each rank gave, on rank 0, which waits for all; on the others nothing."""
+        if self.rank:
+            self._send({"value": value})
+            return []
+        return [json.loads(json.dumps(value)), *map(self._received, self._others)]
 
     def tell(self, value: Any) -> Any:
         """What rank 0 gave, on every rank."""
-        row = np.frombuffer(json.dumps(value).encode(), np.uint8) if self.rank == 0 else np.empty(0, np.uint8)
-        told = np.empty(self._largest(len(row)), np.uint8)
-        if self.rank == 0:
-            told[:] = row
-        self._spread(told)
-        return json.loads(told.tobytes())
+        if self.rank:
+            return self._received(0)
+        self._send({"value": value})
+        return json.loads(json.dumps(value))
 
     def give_up(self) -> None:
         """Ends the other ranks, which would wait for this one; its error is said already."""
+        with contextlib.suppress(SolarError):
+            self._send({"left": True})
+            self.close()
 
     def close(self) -> None:
-        """Parts from the others."""
+        """Parts from the others, once they have all letters that would be lost with this process."""
+        if self.rank == 0 and self._post is not None:
+            needed = self._post.needed
+            with reached():
+                until(asked(lambda: not any(map(needed, self._others))), LETTER_GRACE)
 
-    def _largest(self, number: int) -> int:
-        return number
+    def _send(self, letter: dict[str, Any]) -> None:
+        """To all others, if this is rank 0; else to that."""
+        for rank in self._others:
+            assert self._post is not None
+            with reached():
+                self._post.send(rank, json.dumps({**letter, "process": self._watch.own}).encode())
 
-    def _collect(self, row: Bytes) -> Bytes:
-        return row[None]
+    def _received(self, rank: int) -> Any:
+        letter = until(asked(partial(self._next, rank), longest_nap(self.ranks) / 10), GATHER_PATIENCE)
+        if letter is None:
+            raise SolarError(f"rank {rank} of {self.ranks} said nothing for {GATHER_PATIENCE / 3600:g} hours")
+        if "left" in letter:
+            raise SolarError(f"the other ranks cannot be reached: rank {rank} of {self.ranks} has given up")
+        self._watch.meet({rank: letter["process"]})
+        return letter["value"]
 
-    def _spread(self, row: Bytes) -> None:
-        pass
+    def _next(self, rank: int) -> dict[str, Any] | None:
+        ended = self._watch.ended()  # before the last letter of the dead is looked for
+        with reached():
+            text = None if self._post is None else self._post.poll(rank)
+        if text is None and ended:
+            raise gone(ended, self.ranks)
+        return None if text is None else json.loads(text)
 
 
 class ByMpi(Ranks):
-    """Ranks that mpiexec or srun started. They sleep while they wait, for MPI's own waiting keeps a core busy."""
-
-    by = "MPI"
+    """Ranks that mpiexec or srun started."""
 
     def __init__(self, world: World) -> None:
         self._mpi = _started(world)
-        super().__init__(detect())  # asked again: what MPI says must be what the launcher said
-        self._comm = self._mpi.COMM_WORLD.Dup()
+        post = MpiPost(self._mpi)
+        super().__init__(detect(), "MPI", post)  # asked again: what MPI says must be what the launcher said
+        until(asked(post.ready))
 
     def give_up(self) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(ABORT_GRACE)
-        self._comm.Abort(1)
-
-    def close(self) -> None:
-        self._comm.Free()
-
-    def _largest(self, number: int) -> int:
-        mine, most = np.array([number], np.int64), np.empty(1, np.int64)
-        wait(self._comm.Iallreduce(mine, most, self._mpi.MAX).Test)
-        return int(most[0])
-
-    def _collect(self, row: Bytes) -> Bytes:
-        rows = np.empty((self.ranks if self.rank == 0 else 0, len(row)), np.uint8)
-        wait(self._comm.Igather(row, rows if self.rank == 0 else None, 0).Test)
-        return rows
-
-    def _spread(self, row: Bytes) -> None:
-        wait(self._comm.Ibcast(row, 0).Test)
+        self._mpi.COMM_WORLD.Abort(1)
 
 
-def wait(done: Any) -> None:
-    """Waits in short sleeps, which Ctrl-C can interrupt."""
-    pause = 1e-5
-    while not done():
-        time.sleep(pause)
-        pause = min(pause * 2, 2e-3)
+@contextlib.contextmanager
+def reached() -> Iterator[None]:
+    """Makes errors of MPI and torch one line: another rank ended, or cannot be reached."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0]  # without source lines and jokes
+        raise SolarError(f"the other ranks cannot be reached; one of them may have ended ({said})") from error
 
 
 def _started(world: World) -> Any:

@@ -7,9 +7,11 @@ from collections import Counter
 from typing import Any, Protocol
 
 from solar.errors import PlanError
+from solar.io.machine.late import LONGEST_NAP
 from solar.io.ranks.world import distributed_module, mpi_module
 
 LETTER_TAG = 1  # of the letters, on a communicator that has no others
+LETTER_GRACE = 5.0  # seconds that a letter may travel
 
 
 class Post(Protocol):
@@ -29,6 +31,11 @@ class Post(Protocol):
 
     def needed(self, rank: int) -> bool:
         """Whether a letter to that rank would be lost if this process, as rank 0, ended now."""
+
+
+def longest_nap(ranks: int) -> float:
+    """Seconds between two looks for letters, in the end: the longer the more ranks look."""
+    return min(LONGEST_NAP * max(1.0, ranks / 50), 0.5)
 
 
 class MpiPost:

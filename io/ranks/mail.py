@@ -12,16 +12,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from datetime import timedelta
-from queue import Empty, Queue
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError, ReadError
+from solar.io.machine.late import asked, until
 from solar.io.ranks.alive import BURIAL
+from solar.io.ranks.world import distributed_module, mpi_module
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Errand: TypeAlias = Generator[list[Any] | None, None, None]
@@ -29,7 +29,6 @@ Errand: TypeAlias = Generator[list[Any] | None, None, None]
 SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between two looks at what MPI has done
 FOR_EVER = timedelta(days=365)  # for a letter: were gloo's own limit to pass, all connections would break
 TOGETHER = timedelta(seconds=60)  # that ranks which have just met may need to connect
-GLANCE = 0.2  # seconds between looks at whether somebody is gone
 NAME = "solar exchange"  # of the threads
 MAIL_TAG = 0  # one for all: what one rank sends another comes in the order in which it was sent
 
@@ -69,12 +68,12 @@ def mail(by: str, check: Callable[[], None] = lambda: None) -> Mail:
     `check` is called now and then while they come, and raises what is wrong: somebody is gone, say.
     """
     if by == "mpi":
-        mpi = sys.modules.get("mpi4py.MPI")
-        if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        mpi = mpi_module()
+        if mpi is None:
             raise PlanError('samples were to be exchanged over MPI, and MPI is not initialised: import "mpi4py.MPI"')
         return MpiMail(mpi, check)
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    distributed = distributed_module()
+    if distributed is None:
         raise PlanError(
             "samples were to be exchanged over torch.distributed, and it has no process group: call init_process_group"
         )
@@ -100,9 +99,7 @@ class MpiMail:
             )
         self._mpi = mpi
         self._communicator, request = mpi.COMM_WORLD.Idup()
-        while not request.Test():  # not Wait: Ctrl-C works
-            check()
-            time.sleep(LONGEST)
+        until(asked(request.Test), look=check)
         self.rank, self.ranks = self._communicator.Get_rank(), self._communicator.Get_size()
         self._bell, self._lock = threading.Event(), threading.Lock()
         self._begun: list[_Walk] = []  # that the thread has not yet seen
@@ -236,27 +233,20 @@ class TorchMail:
 
 def _group(distributed: Any, check: Callable[[], None]) -> Any:
     """A new group of all ranks. It is made in a thread, for it waits for all of them and hears no Ctrl-C."""
-    made: Queue[Any] = Queue(1)
+    made: list[Any] = []
 
     def make() -> None:
         try:
-            made.put(distributed.new_group(backend="gloo", timeout=TOGETHER))
+            made.append(distributed.new_group(backend="gloo", timeout=TOGETHER))
         except Exception as error:
-            made.put(error)
+            made.append(error)
 
     threading.Thread(target=make, name=NAME, daemon=True).start()
-    while True:
-        with suppress(Empty):
-            group = made.get(timeout=GLANCE)
-            break
-        check()
-    if isinstance(group, Exception):
-        end = time.monotonic() + BURIAL
-        while time.monotonic() < end:  # whose end it was may be seen to have ended only now
-            check()
-            time.sleep(LONGEST)
-        raise ReadError(f"the ranks cannot exchange samples over torch.distributed ({group})") from group
-    return group
+    until(asked(lambda: made), look=check)
+    if isinstance(made[0], Exception):
+        until(asked(check), BURIAL)  # whose end it was may be seen to have ended only now
+        raise ReadError(f"the ranks cannot exchange samples over torch.distributed ({made[0]})") from made[0]
+    return made[0]
 
 
 def _writable(letter: Bytes) -> Bytes:

@@ -10,28 +10,30 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from solar import __version__
 from solar.errors import PlanError, SolarError
+from solar.io.machine.late import asked, until
 from solar.io.ranks.alive import Process, Watch, gone, machine
-from solar.io.ranks.letters import Post
+from solar.io.ranks.letters import LETTER_GRACE, Post, longest_nap
 
 log = logging.getLogger("solar")
 
 DIFFERENCES_SHOWN = 3  # differences, and ranks, that a message lists
 MEETING_PATIENCE = 10.0  # seconds after which who waits says so
 NUDGE = 0.1  # seconds after which rank 0 tells those who wait that it is there
-LETTER_GRACE = 5.0  # seconds that a letter may travel
 MEETING_PARTING = 1.0  # as long an interrupted rank 0 stays for the others to have its last letter
 LAST_WORD = 1.0  # as long who has told rank 0 of a death waits for what it says: it may have given up before
 
 TROUBLE = "trouble"  # among what must be the same: why a rank cannot take part; None if it can
 
 Letter = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,27 +78,23 @@ class Meeting:
         self._ranks = ranks
         self._told = told
         self._seconds = seconds
-        self._pause = Pause(ranks)
+        self._longest = longest_nap(ranks)
         self._begun = time.monotonic()
+        self._said = False  # that this rank waits
         self._gone: list[int] = []  # ranks of this machine, as rank 0 was told
         self._came: dict[int, Letter] = {0: told}
 
     def report(self, rank: int) -> Letter:
         """The answer of rank 0, to one of the others."""
         self._send(0, self._told)
-        until, said = self._begun + self._seconds, False
+        look = partial(self._say_waiting, f"rank {rank}", "rank 0 to say that all have come")
+        seconds = self._seconds
         try:
-            while time.monotonic() < until:
-                said = said or self._say_waiting(f"rank {rank}", "rank 0 to say that all have come")
-                ended = self._watch.ended()  # before the last letter of the dead is looked for
-                letter = self._next(0)
-                if letter is None:
-                    if ended and not self._gone:  # rank 0 may be on another machine
-                        until = min(until, time.monotonic() + LAST_WORD)
-                        self._tell_gone(ended)
-                    self._pause.sleep()
-                elif letter.get("wait"):  # rank 0 came later than this one: its time is what counts
-                    until = time.monotonic() + self._seconds + LETTER_GRACE
+            while letter := self._until(self._heard, seconds, look):
+                if "wait" in letter:  # rank 0 came later than this one: its time is what counts
+                    seconds = self._seconds + LETTER_GRACE
+                elif "gone" in letter:  # rank 0 may be on another machine
+                    seconds = LAST_WORD
                 else:
                     if "error" in letter:
                         self._send(0, {"taken": True})
@@ -110,12 +108,20 @@ class Meeting:
         self._send(0, {"left": f"waited {self._seconds:g} s and gave up"})
         raise PlanError(late("rank 0, where all ranks meet,", self._told["what"], f"rank {rank}", self._seconds))
 
-    def _tell_gone(self, ended: list[int]) -> None:
-        """Tells rank 0 who of this machine is gone. ReadError if it is rank 0 itself."""
+    def _heard(self) -> Letter | None:
+        """What rank 0 says next; or what it is told: who is gone of this machine. ReadError if it is rank 0."""
+        ended = self._watch.ended()  # before the last letter of the dead is looked for
+        letter = self._next(0)
+        if letter is not None or not ended or self._gone:
+            return letter
         self._gone = ended
         if 0 in ended:
             raise gone(ended, self._ranks)
         self._send(0, {"gone": ended})
+        return {"gone": ended}
+
+    def _until(self, done: Callable[[], T], seconds: float, look: Callable[[], object] | None = None) -> T:
+        return until(asked(done, self._longest), seconds, look)
 
     def lead(self) -> Letter:
         """The answer to rank 0 itself, when all have theirs."""
@@ -133,13 +139,14 @@ class Meeting:
 
     def _stay(self) -> None:
         """Until all have their answers: this process may end, or destroy its group, as soon as it has its own."""
-        waiting, until = set(range(1, self._ranks)), time.monotonic() + LETTER_GRACE
-        pause = Pause(self._ranks)
-        while time.monotonic() < until:
-            waiting = {rank for rank in waiting if self._post.needed(rank)} - {*self._watch.ended()}
-            if not waiting:
-                return
-            pause.sleep()
+        waiting = set(range(1, self._ranks))
+
+        def parted() -> bool:
+            waiting.intersection_update([rank for rank in waiting if self._post.needed(rank)])
+            waiting.difference_update(self._watch.ended())
+            return not waiting
+
+        self._until(parted, LETTER_GRACE)
 
     def _tell_error(self, error: BaseException) -> None:
         """Tells all others. If the letters may go down with this process, stays until those who wait have them."""
@@ -147,10 +154,13 @@ class Meeting:
         text = str(error) if known else f"rank 0 left the meeting for {self._told['what']}: {type(error).__name__}"
         for rank in range(1, self._ranks):
             self._send(rank, {"error": text, "kind": type(error).__name__})
-        waiting, until = self._came.keys() - {0}, time.monotonic() + (LETTER_GRACE if known else MEETING_PARTING)
-        while waiting and time.monotonic() < until:
-            waiting -= {*self._watch.ended(), *(rank for rank in waiting if self._next(rank) is not None)}
-            self._pause.sleep()
+        waiting = self._came.keys() - {0}
+
+        def taken() -> bool:
+            waiting.difference_update(self._watch.ended(), [rank for rank in waiting if self._next(rank) is not None])
+            return not waiting
+
+        self._until(taken, LETTER_GRACE if known else MEETING_PARTING)
 
     def _answers(self) -> list[bytes]:
         letters = self._letters()
@@ -171,25 +181,29 @@ class Meeting:
 
     def _letters(self) -> list[Letter]:
         """What each rank came for and tells, in their order."""
-        nudged = said = False
-        while len(self._came) < self._ranks:
-            ended = self._watch.ended()
-            self._collect()
-            if ended:
-                raise gone(ended, self._ranks)
-            waited = time.monotonic() - self._begun
-            missing = [rank for rank in range(self._ranks) if rank not in self._came]
-            said = said or not missing or self._say_waiting("rank 0", f"{_listed(missing)} to come")
-            if missing and waited > self._seconds:
-                raise PlanError(late(_listed(missing), self._told["what"], "rank 0", self._seconds))
-            if missing and waited > NUDGE and not nudged:
-                nudged = True
-                for rank in self._came.keys() - {0}:
+        nudged: set[int] = set()
+
+        def look() -> None:
+            self._say_waiting("rank 0", f"{_listed(self._missing())} to come")
+            if not nudged and time.monotonic() - self._begun > NUDGE:
+                nudged.update(self._came)
+                for rank in nudged - {0}:
                     self._send(rank, {"wait": True})
-            if missing:
-                self._pause.sleep()
+
+        if not self._until(self._all_came, self._seconds, look):
+            raise PlanError(late(_listed(self._missing()), self._told["what"], "rank 0", self._seconds))
         self._collect()  # once more: those that came before rank 0 may have left meanwhile
         return [self._came[rank] for rank in range(self._ranks)]
+
+    def _missing(self) -> list[int]:
+        return [rank for rank in range(self._ranks) if rank not in self._came]
+
+    def _all_came(self) -> bool:
+        ended = self._watch.ended()
+        self._collect()
+        if ended:
+            raise gone(ended, self._ranks)
+        return len(self._came) == self._ranks
 
     def _collect(self) -> None:
         """Takes the letters that are there. An error if one of those that came has left again, or one is gone."""
@@ -203,15 +217,15 @@ class Meeting:
                 self._came[rank] = letter
                 self._watch.meet({rank: letter["process"]})
 
-    def _say_waiting(self, who: str, whom: str) -> bool:
-        """Says it once it has lasted; gives whether it has."""
-        if time.monotonic() - self._begun < MEETING_PATIENCE:
-            return False
+    def _say_waiting(self, who: str, whom: str) -> None:
+        """Says it once, when it has lasted."""
+        if self._said or time.monotonic() - self._begun < MEETING_PATIENCE:
+            return
+        self._said = True
         log.warning(
             "%s waits for %s for %s: all ranks must iterate this loader, in the same epoch; it gives up after %g s",
             who, whom, self._told["what"], self._seconds,
         )  # fmt: skip
-        return True
 
     def _send(self, rank: int, letter: Letter) -> None:
         self._post.send(rank, json.dumps({"number": self._number, **letter}).encode())
@@ -223,18 +237,6 @@ class Meeting:
             if letter["number"] == self._number:
                 return letter
         return None
-
-
-class Pause:
-    """Sleeps between two looks: short ones first, then as long as nobody minds, the longer the more ranks look."""
-
-    def __init__(self, ranks: int) -> None:
-        self._seconds = 0.0005
-        self._longest = min(0.02 * max(1.0, ranks / 50), 0.5)
-
-    def sleep(self) -> None:
-        time.sleep(self._seconds)
-        self._seconds = min(self._seconds * 1.5, self._longest)
 
 
 # --- where they are ----

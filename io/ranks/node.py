@@ -10,13 +10,12 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from solar import _native
 from solar.errors import PlanError, ReadError
+from solar.io.machine.late import GLANCE, asked, until
 
-GLANCE = 0.2  # seconds between looks at whether Ctrl-C was pressed, or somebody is gone
-RETRY = 0.02  # seconds between attempts to reach a leader who is not there yet
 HELLO_PATIENCE = 2.0  # seconds that somebody who has connected has to say hello
 
 HELLO = struct.Struct("<32sQQ32s")  # proof of the door, place, bytes of memory, digest of the names
@@ -46,8 +45,7 @@ def join(
         try:
             if place == 0 and len(names) > 1:
                 _hand_on(hall, descriptor)
-            while not node.joined(_left(end)):
-                hall.look(node.missing)
+            until(node.joined, look=lambda: hall.look(node.missing))
         except BaseException as error:  # Ctrl-C, too: nobody waits for this one then
             node.fail(str(error) or type(error).__name__)
             node.leave()
@@ -102,10 +100,6 @@ def _is_own(peer: socket.socket) -> bool:
     return bool(uid == os.geteuid())
 
 
-def _left(end: float) -> float:
-    return max(0.001, min(GLANCE, end - time.monotonic()))
-
-
 # --- the leader ----
 
 
@@ -118,13 +112,16 @@ def _hand_on(hall: _Hall, descriptor: int) -> None:
         except OSError as error:
             raise ReadError(f"{hall.names[0]} cannot let others join its node: {error.strerror}") from error
         listener.listen(len(hall.names))
-        while missing:
-            hall.look(lambda: [hall.names[place] for place in sorted(missing)])
-            listener.settimeout(_left(hall.end))
+
+        def served(nap: float) -> bool:
+            listener.settimeout(max(nap, 1e-3))
             with suppress(TimeoutError):
                 peer, _ = listener.accept()
                 with peer:
                     missing.discard(_serve(hall, peer, descriptor))
+            return not missing
+
+        until(served, look=lambda: hall.look(lambda: [hall.names[place] for place in sorted(missing)]))
 
 
 def _serve(hall: _Hall, peer: socket.socket, descriptor: int) -> int:
@@ -162,30 +159,33 @@ def _serve(hall: _Hall, peer: socket.socket, descriptor: int) -> int:
 def _come(hall: _Hall, place: int) -> int:
     """The descriptor, from the leader."""
     hello = HELLO.pack(_proof(hall.door), place, hall.nbytes, _digest(hall.names))
-    while True:
+
+    def received() -> list[int]:
         gone = suppress(ConnectionError, BlockingIOError, TimeoutError)
         with gone, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as leader:
-            leader.settimeout(_left(hall.end))
+            leader.settimeout(GLANCE)
             leader.connect(_address(hall.door))
             if not _is_own(leader):
                 raise ReadError(f"another user's process stands in for {hall.names[0]} at the door of the node")
             leader.send(hello)
-            return _received(hall, leader)
-        hall.look(lambda: hall.names[:1])
-        time.sleep(RETRY)
+            return [_received(hall, leader)]
+        return []
+
+    return until(asked(received), look=lambda: hall.look(lambda: hall.names[:1]))[0]
 
 
 def _received(hall: _Hall, leader: socket.socket) -> int:
     """What the leader answers with. ConnectionError where it has gone away."""
-    while True:
-        leader.settimeout(_left(hall.end))
-        try:
-            answer, descriptors, _, _ = socket.recv_fds(leader, ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
-            break
-        except TimeoutError:
-            hall.look(lambda: hall.names[:1])
+
+    def received(nap: float) -> Any:
+        leader.settimeout(max(nap, 1e-3))
+        with suppress(TimeoutError):
+            return socket.recv_fds(leader, ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
+        return None
+
+    answer, descriptors, _, _ = until(received, look=lambda: hall.look(lambda: hall.names[:1]))
     if descriptors:
-        return descriptors[0]
+        return int(descriptors[0])
     if not answer:
         raise ConnectionResetError
     raise PlanError(answer.decode(errors="replace"))

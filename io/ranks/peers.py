@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from solar.errors import PlanError, ReadError
+from solar.io.machine.late import asked, until
 from solar.io.ranks.alive import BURIAL, Watch, gone
-from solar.io.ranks.letters import Post, default_store, posted
-from solar.io.ranks.meeting import Meeting, Met, Pause, late, letter_of
+from solar.io.ranks.letters import Post, default_store, longest_nap, posted
+from solar.io.ranks.meeting import Meeting, Met, late, letter_of
 from solar.io.ranks.world import detect, distributed_module, launched_ranks, mpi_module, place_on_node
 from solar.values import World
 
@@ -78,29 +79,22 @@ class Peers:
     def _cut_off(self, what: str, error: RuntimeError) -> PlanError:
         """What is wrong where no letter can be sent."""
         head = f"rank {self.rank} of {self.ranks} cannot reach the others for {what}, by {self.by} ({error})"
-        end = time.monotonic() + BURIAL
-        while not (ended := self._watch.ended(now=True)):
-            if time.monotonic() > end:
-                where = "rank 0" if self.by == "torch" else "a rank"
-                return PlanError(f"{head}: {where} of {self.ranks}, or what started them all, has ended")
-            time.sleep(0.02)
-        return PlanError(f"{head}: {gone(ended, self.ranks)}")
+        if ended := until(asked(partial(self._watch.ended, now=True)), BURIAL):
+            return PlanError(f"{head}: {gone(ended, self.ranks)}")
+        where = "rank 0" if self.by == "torch" else "a rank"
+        return PlanError(f"{head}: {where} of {self.ranks}, or what started them all, has ended")
 
     def forked(self) -> str:
         """What is wrong in a process that has these Peers from its parent."""
         return f"process {os.getpid()} was forked from rank {self.rank}: only that one can meet the others"
 
     def _met(self, told: dict[str, Any], seconds: float) -> dict[str, Any]:
-        begun = time.monotonic()
         if self._post is None:
             self._post = posted(self.by, self.rank, self._group)
-        post, pause = self._post, Pause(self.ranks)
-        while not post.ready():
-            if time.monotonic() - begun > seconds:
-                raise PlanError(late(f"some of the {self.ranks} ranks", told["what"], f"rank {self.rank}", seconds))
-            pause.sleep()
+        if not until(asked(self._post.ready, longest_nap(self.ranks)), seconds):
+            raise PlanError(late(f"some of the {self.ranks} ranks", told["what"], f"rank {self.rank}", seconds))
         self._number += 1
-        meeting = Meeting(post, self._watch, self._number, self.ranks, told, seconds)
+        meeting = Meeting(self._post, self._watch, self._number, self.ranks, told, seconds)
         return meeting.lead() if self.rank == 0 else meeting.report(self.rank)
 
 

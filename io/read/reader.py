@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from solar.io.libhdf5 import mpio, slow
 from solar.io.libhdf5.slow_thread import SlowRead, chunk_nbytes
 from solar.io.machine import available as machine
 from solar.io.machine.identity import unchanged
-from solar.io.machine.late import Late
+from solar.io.machine.late import Late, until
 from solar.io.read.engine import Ticket, source_of, source_of_part
 from solar.io.read.engine import bypassed_share as bypassed_share
 from solar.io.read.known import known_of
@@ -26,7 +25,6 @@ from solar.values import Layout
 
 log = logging.getLogger("solar")
 
-READER_GLANCE = 0.5  # seconds between looks at Ctrl-C while waiting
 Finish = Callable[[NDArray[Any]], NDArray[Any]]
 LARGE_MEMORY = 256 << 20  # bytes of memory worth asking the machine about before they are taken
 
@@ -86,14 +84,9 @@ class Pending:
 
     def wait(self, seconds: float | None = None) -> NDArray[Any]:
         """The values, when they are all there. TimeoutError after `seconds` says what is missing; one may wait on."""
-        end = None if seconds is None else time.monotonic() + seconds
-        while not self._here:
-            left = READER_GLANCE if end is None else max(0.0, min(READER_GLANCE, end - time.monotonic()))
-            self._here = self._work.poll(left)
-            if not self._here and not left:
-                missing = self._work.waiting_for()
-                still = f": still waiting for {missing}" if missing else ""
-                raise Late(f"no values after {seconds:g} s{still}")
+        self._here = self._here or until(self._work.poll, seconds)
+        if not self._here:
+            raise Late.values(seconds, self._work.waiting_for())
         if self._finish is not None:
             self._values, self._finish = self._finish(self._values), None
         return self._values

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -18,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.io.machine.late import Late
+from solar.io.machine.late import Late, until
 from solar.io.read.engine import COUNT_NAMES, LAST_WAIT, Engine
-from solar.io.read.reader import READER_GLANCE, Rows
+from solar.io.read.reader import Rows
 from solar.values import Layout, Script
 
 log = logging.getLogger("solar")
@@ -113,20 +112,20 @@ class Running:
 
         It may be asked for again until it is let go, so that Ctrl-C loses nothing.
         """
-        end = math.inf if seconds is None else time.monotonic() + seconds
-        while number not in self._here:
-            if number in self._unwanted:
+
+        def here(nap: float) -> bool:
+            if number not in self._here and number in self._unwanted:
                 raise RuntimeError("this batch was given up")
-            left = max(0.0, min(READER_GLANCE, end - time.monotonic()))
-            if self._taking.acquire(timeout=left):
+            if number not in self._here and self._taking.acquire(timeout=nap):
                 try:
                     if number not in self._here:
-                        self._take(left)
+                        self._take(nap)
                 finally:
                     self._taking.release()
-            if number not in self._here and time.monotonic() >= end:
-                missing = "" if self._run is None else self._run.waiting_for()
-                raise Late(f"no values after {seconds:g} s" + (f": still waiting for {missing}" if missing else ""))
+            return number in self._here
+
+        if not until(here, seconds):
+            raise Late.values(seconds, "" if self._run is None else self._run.waiting_for())
         came = self._here[number]
         if isinstance(came, Exception):
             try:

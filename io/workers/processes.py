@@ -11,7 +11,6 @@ import math
 import multiprocessing
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -25,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from solar.errors import SolarError
-from solar.io.machine.late import Late
+from solar.io.machine.child import ending
+from solar.io.machine.late import Late, until
 from solar.io.workers import process_child, process_errors, process_pickle
 from solar.io.workers.process_child import Channel, Letter
 from solar.io.workers.process_pickle import Reducers
@@ -186,20 +186,22 @@ class _Child:
 
     def wait_for(self, task: Task, seconds: float | None) -> Letter:
         """The answer to a task."""
-        deadline = math.inf if seconds is None else time.monotonic() + seconds
+
+        def answer(nap: float) -> Letter | None:
+            if task.letter is None and nap:
+                self._pause(nap)
+            letter, task.letter = task.letter, None
+            if letter is None and self._lost:
+                raise SolarError(self._lost)
+            if letter is None and task.number not in self._tasks:
+                raise RuntimeError(f"the result of task {task.number} was handed out before")
+            return letter
+
         with self._turn_here():
             self._receive()
-            while task.letter is None:
-                if task.number not in self._tasks and not self._lost:
-                    raise RuntimeError(f"the result of task {task.number} was handed out before")
-                if self._lost:
-                    raise SolarError(self._lost)
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise Late(self._too_late(task, seconds))
-                self._pause(left)
-            letter, task.letter = task.letter, None
-            return letter
+            if letter := answer(0.0) or until(answer, seconds):
+                return letter
+            raise Late(self._too_late(task, seconds))
 
     def hang_up(self) -> None:
         """Tells the process that it may end."""
@@ -237,7 +239,6 @@ class _Child:
 
     def _pause(self, seconds: float) -> None:
         """Waits until something may have come to the socket, or to us from the thread that looks at it."""
-        seconds = min(seconds, 1e6)
         if self._looking:
             self._turn.wait(seconds)
             return
@@ -270,25 +271,13 @@ class _Child:
     def _lose(self) -> None:
         """Finds out what became of the process."""
         self._process.join(CLOSING_PATIENCE)
-        code = self._process.exitcode
-        how = f"ended with exit code {code}"
-        if code is None:
-            how = "closed its end of the conversation"
-        elif code < 0:
-            how = f"was killed by {_signal_name(-code)}"
-            how += " (for want of memory, perhaps)" if code == -signal.SIGKILL else ""
+        how = ending(self._process.exitcode)
         self._lost = f"{self} {how}, {len(self._tasks)} of its tasks unfinished; what it wrote on stderr may say more"
 
     def _too_late(self, task: Task, seconds: float | None) -> str:
         current = min(self._tasks)
         doing = "is at work on it" if current == task.number else f"is still at work on task {current}"
         return f"no result of task {task.number} within {seconds:g} s: {self} {doing}"
-
-
-def _signal_name(number: int) -> str:
-    with suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
 
 
 # --- start and end ----

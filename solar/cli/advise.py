@@ -18,6 +18,7 @@ from solar.io.compress.codec import Codec
 from solar.io.compress.selection import COMPRESSED, REST, Part, select
 from solar.io.layout.hdf5 import inspect
 from solar.io.libhdf5.opening import look, opened
+from solar.io.machine import figures
 from solar.planner import order, simulate
 from solar.planner.units import Units, of_layout, uniform
 from solar.values import Outcome, Storage, World
@@ -146,8 +147,8 @@ def as_text(found: list[Advice], arguments: argparse.Namespace, storage: Storage
     for one in found:
         part = one.part
         yield (
-            f"{words.printable(part.name)}  {words.times(part.shape)} {part.dtype.name}, {words.size(part.nbytes)}, "
-            f"stored in {words.size(part.stored_nbytes)}"
+            f"{words.printable(part.name)}  {words.times(part.shape)} {part.dtype.name}, {figures.size(part.nbytes)}, "
+            f"stored in {figures.size(part.stored_nbytes)}"
         )
         yield from _table(one)
         if part.why:
@@ -161,7 +162,7 @@ def as_text(found: list[Advice], arguments: argparse.Namespace, storage: Storage
         yield "--memory SIZE shows what an epoch would cost with so much memory for samples."
         return
     among = f", divided among {len(found)} datasets by their values" if len(found) > 1 else ""
-    asked = f"batches of {arguments.batch_size} and {words.size(arguments.memory)} of memory{among}"
+    asked = f"batches of {arguments.batch_size} and {figures.size(arguments.memory)} of memory{among}"
     yield f"{modelled(storage, source)}: reading in the second and later epochs, with {asked}. Decoding comes on top."
     yield f"storage: {words.printable(source)}"
     if fits_page_cache(sum(one.part.stored_nbytes for one in found)):
@@ -201,5 +202,5 @@ def _table(one: Advice) -> Iterator[str]:
 
 def _gain_in_words(gain: Gain) -> list[str]:
     seconds = gain.outcome.seconds
-    reading = quantities.duration(seconds) if seconds else "nothing"
-    return [f"{gain.share:.0%}", quantities.figure(gain.outcome.scans), reading]
+    reading = figures.duration(seconds) if seconds else "nothing"
+    return [f"{gain.share:.0%}", figures.rounded(gain.outcome.scans), reading]

@@ -17,9 +17,9 @@ from solar.cli.contest import Failed, Reader
 from solar.cli.contestant import WORKERS
 from solar.cli.plan import layouts_of
 from solar.cli.progress import Doing, ended_in_order
-from solar.cli.quantities import figure
 from solar.errors import PlanError, ReadError
 from solar.io.machine import available as machine
+from solar.io.machine.figures import count, duration, rate, rounded, size
 from solar.io.machine.resident import read_once
 from solar.values import Layout
 
@@ -100,7 +100,7 @@ def _numbers(arguments: argparse.Namespace) -> dict[str, Layout]:
     samples = next(iter(layouts.values())).samples
     if samples < 2 * arguments.batch_size:
         raise PlanError(
-            f"{arguments.file} has {words.count(samples, 'sample')}: two batches of {arguments.batch_size} are needed "
+            f"{arguments.file} has {count(samples, 'sample')}: two batches of {arguments.batch_size} are needed "
             "at least; give a smaller --batch-size"
         )
     if min(arguments.workers) < 0:
@@ -216,9 +216,11 @@ def as_json(
 
 def as_text(answer: dict[str, Any]) -> Iterator[str]:
     """The lines for people."""
-    size, made = words.size(answer["nbytes"]), len(answer["readers"][0]["samples_per_second"])
-    rounds = f"{words.count(made, 'round')} of {quantities.duration(answer['seconds'])}"
-    samples = f"{answer['samples']:,} samples of {size}, random batches of {answer['batch']}, {rounds}"
+    made = len(answer["readers"][0]["samples_per_second"])
+    rounds = f"{count(made, 'round')} of {duration(answer['seconds'])}"
+    samples = (
+        f"{answer['samples']:,} samples of {size(answer['nbytes'])}, random batches of {answer['batch']}, {rounds}"
+    )
     yield f"{words.printable(answer['file'])}: {samples}"
     yield ""
     yield f"{'':16}{'samples/s':>11}{'min–max':>19}{'MB/s':>9}{'memory':>11}"
@@ -226,10 +228,10 @@ def as_text(answer: dict[str, Any]) -> Iterator[str]:
         if "failed" in one:
             yield f"{LABELS[one['reader']]:16}cannot read it: {words.printable(one['failed'])}"
             continue
-        span = f"{figure(one['least'])}–{figure(one['most'])}"
+        span = f"{rounded(one['least'])}–{rounded(one['most'])}"
         megabytes = one["median"] * answer["nbytes"] / 1e6
-        row = f"{LABELS[one['reader']]:16}{figure(one['median']):>11}{span:>19}{figure(megabytes):>9}"
-        yield f"{row}{words.size(one['peak_bytes']):>11}{_set(one['setting'])}"
+        row = f"{LABELS[one['reader']]:16}{rounded(one['median']):>11}{span:>19}{rounded(megabytes):>9}"
+        yield f"{row}{size(one['peak_bytes']):>11}{_set(one['setting'])}"
     yield ""
     yield from _left_out(answer["readers"], made)
     yield from _verdict(answer)
@@ -241,7 +243,7 @@ def _left_out(readers: list[dict[str, Any]], made: int) -> Iterator[str]:
     if untried:
         yield f"Batches take long: {tried} of {tried + untried} settings of PyTorch were tried; its best may be faster."
     if made < BENCH_ROUNDS:
-        yield f"Batches take long: time for {words.count(made, 'round')} of {BENCH_ROUNDS}; --seconds gives more."
+        yield f"Batches take long: time for {count(made, 'round')} of {BENCH_ROUNDS}; --seconds gives more."
 
 
 def _verdict(answer: dict[str, Any]) -> Iterator[str]:
@@ -250,16 +252,16 @@ def _verdict(answer: dict[str, Any]) -> Iterator[str]:
     where = "from the page cache" if answer["cached"] else "from its storage"
     if solar["hits"]:
         where = "from solar's buffer, once its first epoch is over"
-    megabytes = solar["median"] * answer["nbytes"] / 1e6
-    yield f"The file reads at {figure(solar['median'])} samples/s ({figure(megabytes)} MB/s) {where}:"
-    step = quantities.duration(answer["step_seconds"])
+    reads = rate(solar["median"] * answer["nbytes"])
+    yield f"The file reads at {rounded(solar['median'])} samples/s ({reads}) {where}:"
+    step = duration(answer["step_seconds"])
     yield f"training that takes more than {step} a step of {answer['batch']} samples will not wait for it."
     if answer["ratio"] is not None:
-        step = quantities.duration(answer["batch"] / torch["median"])
-        times = figure(answer["ratio"])
+        step = duration(answer["batch"] / torch["median"])
+        times = rounded(answer["ratio"])
         yield f"With PyTorch + h5py it waits if a step takes less than {step}; solar is {times} times as fast."
         yield f"The first {answer['compared']} batches of both were compared, and are the same."
 
 
 def _set(setting: Mapping[str, Any]) -> str:
-    return f"   {WAY_NAMES[setting['kind']]}, {words.count(setting['workers'], 'worker')}" if setting else ""
+    return f"   {WAY_NAMES[setting['kind']]}, {count(setting['workers'], 'worker')}" if setting else ""

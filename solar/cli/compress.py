@@ -22,6 +22,7 @@ from solar.io.compress.shares import compress_together
 from solar.io.compress.store import Stored, compress
 from solar.io.compress.unfinished import leftovers
 from solar.io.layout.hdf5 import inspect
+from solar.io.machine import figures
 from solar.io.ranks.gather import Ranks
 
 DETAILS = """\
@@ -151,7 +152,7 @@ def _stopped(target: Path) -> str:
     if not left:
         return "stopped: nothing is left of it"
     return (
-        f"stopped: {words.count(chunks, 'chunk')} are kept in {left[-1].path}; "
+        f"stopped: {figures.count(chunks, 'chunk')} are kept in {left[-1].path}; "
         "the same command goes on from there, --force starts again"
     )
 
@@ -273,23 +274,23 @@ def as_text(target: str, stored: Stored) -> Iterator[str]:
     """The lines for people."""
     for part, nbytes in stored.parts:
         what = f"{words.printable(part.name)}  {words.times(part.shape)} {part.dtype.name}"
-        small = f"{words.size(part.nbytes)} in {words.size(nbytes)}, {part.nbytes / max(nbytes, 1):.3g}:1"
+        small = f"{figures.size(part.nbytes)} in {figures.size(nbytes)}, {part.nbytes / max(nbytes, 1):.3g}:1"
         why = f", for {part.why}" if part.why else ""
         yield f"{what}  {bound_in_words(part.asked, part.codec)}{why}: {small}"
     if not stored.parts:
         yield "nothing was compressed: every dataset was copied as it is (--json says why)"
     large = [one for one in stored.left if one.nbytes >= SMALL_SKIPPED or one.unread][:COPIES_SHOWN]
     for one in large:
-        yield f"{words.printable(one.name)}  copied, {words.size(one.nbytes)}: {words.printable(one.reason)}"
+        yield f"{words.printable(one.name)}  copied, {figures.size(one.nbytes)}: {words.printable(one.reason)}"
     if others := len(stored.left) - len(large):
-        yield f"{words.count(others, 'other dataset')} copied as stored (--json says why)"
+        yield f"{figures.count(others, 'other dataset')} copied as stored (--json says why)"
     for text in stored.lost:
         yield f"not kept: {words.printable(text)}"
     values = sum(part.nbytes for part, _ in stored.parts) - stored.again
-    again = f", {words.size(stored.again)} of values were encoded before" if stored.again else ""
+    again = f", {figures.size(stored.again)} of values were encoded before" if stored.again else ""
     yield (
-        f"{words.printable(target)}: {words.size(stored.nbytes)} in {quantities.duration(stored.seconds)}, "
-        f"{values / max(stored.seconds, 1e-9) / 1e6:,.0f} MB/s{again}"
+        f"{words.printable(target)}: {figures.size(stored.nbytes)} in {figures.duration(stored.seconds)}, "
+        f"{figures.rate(values / max(stored.seconds, 1e-9))}{again}"
     )
 
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import select
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
+from solar.cli import contestant
 from solar.errors import ReadError
+from solar.io.machine.child import Child, Lost, Silent
 from solar.io.machine.resident import resident_nbytes
 
 CONTEST_PATIENCE = 1800.0  # seconds without an answer
@@ -35,57 +32,40 @@ class Reader:
     def __init__(self, job: dict[str, Any]) -> None:
         self.name = str(job["reader"])
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
-        line = [sys.executable, "-P", "-m", "solar.cli.contestant", json.dumps(job)]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=self._errors, process_group=0)
-        self._stopped = False
+        self._child = Child(contestant, json.dumps(job), errors=self._errors, group=True)
+        self._child.start()
 
     def answer(self) -> Any:
-        """The next line it says. Failed if there is none."""
-        assert self._process.stdout is not None
-        said, end = b"", time.monotonic() + CONTEST_PATIENCE
-        while not said.endswith(b"\n"):
-            if not select.select([self._process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise ReadError(f"{self.name} gave no batch for {CONTEST_PATIENCE:g} s: try a smaller --batch-size")
-            piece = os.read(self._process.stdout.fileno(), 65536)
-            if not piece:
-                raise Failed(self._last_words())
-            said += piece
-        return json.loads(said)
+        """What it says next. Failed if that is nothing."""
+        return self._said([])
 
     def ask(self, **question: Any) -> Any:
         """What it answers, now that it is its turn."""
-        assert self._process.stdin is not None
-        self._signal(signal.SIGCONT)
+        self._child.signal(signal.SIGCONT)
+        return self._said([question])
+
+    def _said(self, questions: list[dict[str, Any]]) -> Any:
         try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise Failed(self._last_words()) from None
-        return self.answer()
+            with self._child.talk(CONTEST_PATIENCE) as end:
+                for question in questions:
+                    end.send(question)
+                return end.receive()
+        except Silent:
+            said = f"{self.name} gave no batch for {CONTEST_PATIENCE:g} s: try a smaller --batch-size"
+            raise ReadError(said) from None
+        except Lost as lost:
+            self._errors.seek(0)
+            lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+            raise Failed(lines[-1][:300] if lines else f"its process {lost}") from None
 
     def rest(self) -> None:
         """Stops it until it is asked again."""
-        self._signal(signal.SIGSTOP)
+        self._child.signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        self._signal(signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
+        """Ends it, and all that it started."""
+        self._child.stop()
         self._errors.close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
-    def _last_words(self) -> str:
-        code = self._process.wait()
-        self._errors.seek(0)
-        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
-        return lines[-1][:300] if lines else f"its process ended with status {code}"
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[int]]:
@@ -96,7 +76,7 @@ class Reader:
             looking = True
             while looking:
                 looking = not done.wait(MEMORY_LOOK)
-                peak[0] = max(peak[0], resident_nbytes(self._process.pid))
+                peak[0] = max(peak[0], resident_nbytes(self._child.pid))
 
         watcher = threading.Thread(target=look, daemon=True)
         watcher.start()

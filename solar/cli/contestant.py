@@ -1,4 +1,4 @@
-"""One reader of `solar bench`, in a process of its own: a job as JSON in, then one answer for each line that asks.
+"""One reader of `solar bench`, a guarded child: a job as JSON, then one answer for each question.
 
 Its first answer tells what it is and what it tried. {"check": N} is answered with digests of the first N batches,
 {"seconds": S} with how many batches came in about S seconds, and in how many.
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from solar.errors import SolarError
+from solar.io.machine.child_end import Caller
 
 Batch = dict[str, Any]
 WORKERS = (0, 1, 2, 4)
@@ -123,28 +124,19 @@ def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
 SIDES = {"solar": solar_side, "torch": torch_side}
 
 
-def main() -> None:
-    """Answers until nothing more is asked; what a reader prints by itself goes to the error output."""
-    channel = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    job = json.loads(sys.argv[1])
+def main(caller: Caller, text: str) -> int:
+    """Answers until nothing more is asked; its exit code."""
+    job = json.loads(text)
     try:
         contestant, facts = SIDES[job["reader"]](job)
     except SolarError as error:
         sys.stderr.write(f"{error}\n")
-        sys.exit(1)
-    channel.write(json.dumps(facts) + "\n")
-    for line in sys.stdin:
-        asked = json.loads(line)
+        return 1
+    caller.send(facts)
+    while True:
+        asked = caller.receive()
         if "check" in asked:
-            answer: dict[str, Any] = {"digests": contestant.digests(asked["check"])}
-        else:
-            batches, seconds = contestant.timed(asked["seconds"])
-            answer = {"samples": batches * job["batch"], "seconds": seconds, "hits": contestant.hits()}
-        channel.write(json.dumps(answer) + "\n")
-    channel.flush()
-    os._exit(0)  # the workers of an iterator in its middle would be waited for
-
-
-if __name__ == "__main__":
-    main()
+            caller.send({"digests": contestant.digests(asked["check"])})
+            continue
+        batches, seconds = contestant.timed(asked["seconds"])
+        caller.send({"samples": batches * job["batch"], "seconds": seconds, "hits": contestant.hits()})

@@ -7,8 +7,8 @@ import shlex
 from collections import Counter
 from dataclasses import dataclass
 
-from solar.cli.words import count, size
 from solar.io.compress.codec import FILTER
+from solar.io.machine.figures import count, size
 from solar.values import Form, Layout
 
 SMALL_DATASET = 1 << 20  # bytes; a dataset below this is not worth advice

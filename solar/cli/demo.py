@@ -16,7 +16,7 @@ from typing import Any
 
 from solar.cli import quantities
 from solar.cli.progress import ended_in_order
-from solar.cli.words import size
+from solar.io.machine.figures import size
 
 DETAILS = """\
 The exit code is 0 if all batches are the same, 1 if not: it serves as a health check of an installation.

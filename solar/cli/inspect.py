@@ -26,6 +26,7 @@ from solar.io.layout.kinds import Kind, kinds_of
 from solar.io.layout.packing import packed
 from solar.io.layout.paths import files_of
 from solar.io.layout.virtual import Stack, pattern_of, stack_of
+from solar.io.machine import figures
 from solar.values import Layout
 
 DETAILS = """\
@@ -148,10 +149,10 @@ def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint
     files, layouts = found.files, found.survey.layouts
     nbytes = sum(map(os.path.getsize, files))
     title = Path(files[0]).name if len(files) == 1 else words.files(files)
-    kinds = f" · {words.count(number, 'layout')}" if (number := ways(files, layouts)) else ""
-    summary = f"{words.size(nbytes)}{kinds} · {words.count(len(layouts), 'dataset')}"
+    kinds = f" · {figures.count(number, 'layout')}" if (number := ways(files, layouts)) else ""
+    summary = f"{figures.size(nbytes)}{kinds} · {figures.count(len(layouts), 'dataset')}"
     if found.kinds:
-        summary = f"{words.size(nbytes)} · {words.count(len(found.kinds), 'kind')} of files"
+        summary = f"{figures.size(nbytes)} · {figures.count(len(found.kinds), 'kind')} of files"
     yield paint.signs(f"{paint('bold', words.printable(title))}  {paint('dim', summary)}")
     if found.kinds:
         yield from _unlike(found, everything, paint)
@@ -163,7 +164,7 @@ def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint
         yield from _in_place_of_virtual(found.asked, layouts, in_detail or everything, paint)
     if found.survey.problems:
         yield ""
-        yield paint("red", words.count(len(found.survey.problems), "problem"))
+        yield paint("red", figures.count(len(found.survey.problems), "problem"))
         for problem in found.survey.problems:
             yield from textwrap.wrap(words.printable(problem), paint.width, initial_indent="  ", subsequent_indent="  ")
 
@@ -179,7 +180,7 @@ def _unlike(found: FoundDataset, everything: bool, paint: Paint) -> Iterator[str
     """What differs, once; then the files by kind, with what the first of each holds."""
     apart = [one for one in found.survey.layouts.values() if one.reader == "none"]
     if apart:
-        more = f" ({words.count(len(apart) - 1, 'dataset')} more differ)" if len(apart) > 1 else ""
+        more = f" ({figures.count(len(apart) - 1, 'dataset')} more differ)" if len(apart) > 1 else ""
         text = f"These files do not make one data set of {apart[0].name}: {apart[0].reason}{more}"
         yield ""
         yield from textwrap.wrap(words.printable(text), paint.width, break_on_hyphens=False)
@@ -198,10 +199,10 @@ def _unlike(found: FoundDataset, everything: bool, paint: Paint) -> Iterator[str
             yield from tree_lines(first.layouts, first.aliases, _show(kind.files[0], False, everything, paint))
     if len(shown) < len(found.kinds):
         yield ""
-        yield f"and {words.count(len(found.kinds) - len(shown), 'kind')} more: --all shows them"
+        yield f"and {figures.count(len(found.kinds) - len(shown), 'kind')} more: --all shows them"
     if alike := [one.name for one in found.survey.layouts.values() if one.reader != "none"]:
         yield ""
-        yield f"{words.count(len(alike), 'dataset')} can be read from all files together:"
+        yield f"{figures.count(len(alike), 'dataset')} can be read from all files together:"
 
 
 # --- what to type next ----
@@ -216,7 +217,7 @@ def _next(asked: str, layouts: dict[str, Layout], paint: Paint) -> Iterator[str]
     fields = {name.strip("/") if keys[last] > 1 else last: name for name in named if (last := name.rpartition("/")[2])}
     shown = dict(list(fields.items())[:FIELDS_SHOWN])
     told = {key: _field(name, named[name]) for key, name in shown.items()}
-    more = f"  # and {words.count(len(fields) - FIELDS_SHOWN, 'field')} more" if len(fields) > FIELDS_SHOWN else ""
+    more = f"  # and {figures.count(len(fields) - FIELDS_SHOWN, 'field')} more" if len(fields) > FIELDS_SHOWN else ""
     yield ""
     yield f"{paint('dim', 'in Python:')} {paint.code(words.printable(_dataset_call(_quoted(asked), told)))}{more}"
     plain = [one for one in named.values() if one.dtype.kind in "iuf" and not any(form.filters for form in one.forms)]

@@ -16,7 +16,7 @@ from solar.errors import PlanError
 from solar.io.layout.hdf5 import inspect, survey
 from solar.io.layout.paths import files_of
 from solar.io.machine import available as machine
-from solar.io.machine import profile
+from solar.io.machine import figures, profile
 from solar.io.read.engine import ROOM
 from solar.planner.units import Units, of_layout, uniform
 from solar.values import Layout, Outcome, Storage, World
@@ -274,14 +274,14 @@ def _ranks(one: Case, answered: Answer, compute: float) -> Iterator[str]:
         share = travel.samples / max(one.order.uses, 1)
         step = travel.nbytes / max(travel.steps, 1)
         yield (
-            f"Between nodes {share:.1%} of the samples travel: {words.size(step)} a step in all, "
-            f"{words.size(step / nodes)} into each node, {words.size(travel.most_nbytes)} at most."
+            f"Between nodes {share:.1%} of the samples travel: {figures.size(step)} a step in all, "
+            f"{figures.size(step / nodes)} into each node, {figures.size(travel.most_nbytes)} at most."
         )
     if nodes > 1 or compute:
-        why = f", computing {quantities.duration(compute * travel.steps)} of it" if compute else ", as fast as it reads"
+        why = f", computing {figures.duration(compute * travel.steps)} of it" if compute else ", as fast as it reads"
         yield (
-            f"An epoch of solar's takes {quantities.duration(load['seconds'])}{why}. All nodes together ask the "
-            f"storage for {quantities.short(load['requests'])} requests and {words.size(load['bytes'])} a second."
+            f"An epoch of solar's takes {figures.duration(load['seconds'])}{why}. All nodes together ask the "
+            f"storage for {figures.short(load['requests'])} requests and {figures.size(load['bytes'])} a second."
         )
 
 
@@ -290,7 +290,7 @@ def _asked(cases: list[Case], source: str) -> Iterator[str]:
     storage = cases[0].storage
     yield _subject(cases)
     yield _machine(cases)
-    yield f"{modelled(storage, source)}, where a request costs as much as reading {words.size(storage.gap)}"
+    yield f"{modelled(storage, source)}, where a request costs as much as reading {figures.size(storage.gap)}"
     yield f"storage: {words.printable(source)}"
     yield from _decoded(cases)
 
@@ -301,9 +301,8 @@ def _subject(cases: list[Case]) -> str:
     total = sum(case.units.total_nbytes for case in cases)
     each = sum(case.units.sample_nbytes for case in cases)
     named = f" of {', '.join(words.printable(case.name) for case in cases)}" if one.name else ""
-    return f"{words.count(one.units.samples, 'sample')}{named}, {words.size(each)} each, {words.size(total)} in all" + (
-        _chunks(cases)
-    )
+    samples = f"{figures.count(one.units.samples, 'sample')}{named}, {figures.size(each)} each"
+    return f"{samples}, {figures.size(total)} in all{_chunks(cases)}"
 
 
 def _machine(cases: list[Case]) -> str:
@@ -313,8 +312,8 @@ def _machine(cases: list[Case]) -> str:
     memory, total = sum(case.memory for case in cases), sum(case.units.total_nbytes for case in cases)
     stored = " as it is stored" if any(case.units.encoded for case in cases) else ""
     return (
-        f"{words.count(one.world.ranks, 'rank')} on {words.count(nodes, 'node')}, {one.batch} samples each a step; "
-        f"{words.size(memory)} on each node: {min(1.0, memory * nodes / max(total, 1)):.0%} of the data set{stored}"
+        f"{figures.count(one.world.ranks, 'rank')} on {figures.count(nodes, 'node')}, {one.batch} samples each a step; "
+        f"{figures.size(memory)} on each node: {min(1.0, memory * nodes / max(total, 1)):.0%} of the data set{stored}"
     )
 
 
@@ -322,8 +321,8 @@ def modelled(storage: Storage, source: str) -> str:
     """For what storage times are modelled, and whether anybody measured it."""
     how = {"profile ": "a measured", "guessed": "a guessed", "assumed": "an assumed", "as given": "the given"}
     kind = next(said for origin, said in how.items() if origin in source)
-    rates = f"{storage.bandwidth / 1e9:.3g} GB/s and {storage.iops:,.0f} requests/s"
-    return f"Modelled, for {kind} storage of {quantities.duration(storage.latency)}, {rates}"
+    rates = f"{figures.rate(storage.bandwidth)} and {storage.iops:,.0f} requests/s"
+    return f"Modelled, for {kind} storage of {figures.duration(storage.latency)}, {rates}"
 
 
 def _decoded(cases: list[Case]) -> Iterator[str]:
@@ -336,7 +335,7 @@ def _decoded(cases: list[Case]) -> Iterator[str]:
         yield "decoding: not counted; --decode RATE says how fast chunks of several samples are decoded"
         return
     how = "(--decode; else by the filters, on as many cores as here)"
-    yield f"decoding: {rate / 1e9:.3g} GB/s out of chunks of several samples {how}"
+    yield f"decoding: {figures.rate(rate)} out of chunks of several samples {how}"
 
 
 def _chunks(cases: list[Case]) -> str:
@@ -349,13 +348,13 @@ def _row(name: str, outcome: Outcome, answered: Answer) -> tuple[str, ...]:
     sign = "~" if name in answered.estimated else ""
     return (
         POLICY_NAMES[name],
-        sign + quantities.duration(outcome.seconds),
-        quantities.figure(outcome.scans),
+        sign + figures.duration(outcome.seconds),
+        figures.rounded(outcome.scans),
         f"{sign}{outcome.requests:,.0f}",
-        sign + words.size(outcome.bytes),
+        sign + figures.size(outcome.bytes),
         f"{outcome.hits / uses:.1%}" if uses else "",
-        words.size(outcome.peak_bytes),
-        quantities.duration(answered.first_batch[name]) if name in answered.first_batch else "",
+        figures.size(outcome.peak_bytes),
+        figures.duration(answered.first_batch[name]) if name in answered.first_batch else "",
     )
 
 
@@ -367,6 +366,4 @@ def _in_short(answered: Answer) -> str:
     others = [
         (POLICY_NAMES[name], other.seconds / ours.seconds) for name, other in answered.outcomes.items() if other != ours
     ]
-    return (
-        "solar is " + ", ".join(f"{quantities.figure(ratio)} times as fast as {name}" for name, ratio in others) + "."
-    )
+    return "solar is " + ", ".join(f"{figures.rounded(ratio)} times as fast as {name}" for name, ratio in others) + "."

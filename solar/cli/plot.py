@@ -14,12 +14,12 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.cli import quantities, words
+from solar.cli import words
 from solar.cli.compare import POLICY_NAMES, Answer, Case
 from solar.cli.progress import ended_in_order
 from solar.cli.trace import trace
 from solar.errors import PlanError
-from solar.io.machine import whole
+from solar.io.machine import figures, whole
 
 PICTURES = (".png", ".svg", ".pdf")  # what matplotlib is asked for
 LINE_COLOURS = {"torch": "#8c8c8c", "lru": "#b08d57", "pinned": "#c2703d", "solar_paper": "#7a6fb0", "solar": "#1f77b4"}
@@ -85,8 +85,8 @@ def panels(cases: Sequence[Case], answers: Sequence[Answer], answered: Answer) -
     """What is shown, in order: what all fields cost together, and our plan of the largest; and which that is."""
     outcomes = answered.outcomes.items()
     shown: list[Panel] = [
-        Bars("time per epoch", {name: one.seconds for name, one in outcomes}, quantities.duration),
-        Bars("requests per epoch", {name: one.requests for name, one in outcomes}, quantities.short),
+        Bars("time per epoch", {name: one.seconds for name, one in outcomes}, figures.duration),
+        Bars("requests per epoch", {name: one.requests for name, one in outcomes}, figures.short),
     ]
     case, answer = max(zip(cases, answers, strict=True), key=lambda pair: pair[0].units.total_nbytes)
     found = None if answer.way is None else trace(case, answer.way)
@@ -94,7 +94,7 @@ def panels(cases: Sequence[Case], answers: Sequence[Answer], answered: Answer) -
         return shown, ""
     share, unit = "{:.0%}".format, 1024.0 ** int(math.log2(max(case.memory, 1)) / 10)
     shown.append(Curve("solar: place of what is read", found.read_at, found.place, share, 1.0, dots=True))
-    shown.append(Curve("solar: in memory on a node", found.step_at, found.held, words.size, case.memory, unit))
+    shown.append(Curve("solar: in memory on a node", found.step_at, found.held, figures.size, case.memory, unit))
     if len(cases) == 1:
         return shown, ""
     part = case.units.total_nbytes / max(1, sum(one.units.total_nbytes for one in cases))

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from solar.cli import quantities, words
-from solar.io.machine import profile
+from solar.io.machine import figures, profile
 from solar.io.machine.probe import probe
 
 DETAILS = """\
@@ -95,9 +95,9 @@ def as_text(made: profile.Profile, where: str) -> Iterator[str]:
     """The lines for people, after those of the measuring."""
     storage = made.storage
     yield ""
-    yield f"latency    {quantities.duration(storage.latency)}, one small request alone"
+    yield f"latency    {figures.duration(storage.latency)}, one small request alone"
     yield f"requests   {storage.iops:,.0f}/s of small ones, {storage.depth} in flight"
-    yield f"bandwidth  {storage.bandwidth / 1e9:.3g} GB/s in large ones"
-    yield f"so a request costs as much as reading {words.size(storage.gap)}"
+    yield f"bandwidth  {figures.rate(storage.bandwidth)} in large ones"
+    yield f"so a request costs as much as reading {figures.size(storage.gap)}"
     yield f"measured {made.how}"
     yield f"stored in {words.printable(where)}"

@@ -12,8 +12,9 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import Any
 
-from solar.cli import quantities, words
+from solar.cli import words
 from solar.io.compress.preparation import Progress
+from solar.io.machine import figures
 
 LINE_EVERY = 10.0  # seconds between lines
 WORDS = {"range": "looking for the range", "sample": "trying", "copy": "copying", "encode": "compressing"}
@@ -89,11 +90,11 @@ class Shown:
     def _line(self, progress: Progress) -> str:
         seconds = max(1e-9, time.monotonic() - self._begin)
         rate = (progress.done - max(self._again, progress.again)) / seconds
-        parts = [f"{WORDS[progress.doing]} {progress.done / progress.all:.0%}", f"{rate / 1e6:,.0f} MB/s"]
+        parts = [f"{WORDS[progress.doing]} {progress.done / progress.all:.0%}", figures.rate(rate)]
         if progress.stored:
             parts.append(f"{progress.done / progress.stored:.3g}:1")
         if rate > 0:
-            parts.append(f"{quantities.duration((progress.all - progress.done) / rate)} left")
+            parts.append(f"{figures.duration((progress.all - progress.done) / rate)} left")
         return " · ".join(parts)
 
 

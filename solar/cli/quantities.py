@@ -1,4 +1,4 @@
-"""Sizes, rates, times and counts as people write them (8GiB, 64k, 1GB/s, 2ms, 10M), and as they read them."""
+"""Sizes, rates, times and counts as people write them (8GiB, 64k, 1GB/s, 2ms, 10M)."""
 
 from __future__ import annotations
 
@@ -83,32 +83,3 @@ def _above_zero(text: str, value: float) -> float:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} must be above 0")
     return value
-
-
-def duration(seconds: float) -> str:
-    """A time in words: 2 ms, 1.5 s, 7 min 3 s, 2 h 10 min."""
-    for longer, shorter, length in (("h", "min", 60), ("min", "s", 1)):
-        if seconds >= 60 * length:
-            whole, rest = divmod(round(seconds / length), 60)
-            return f"{whole:,} {longer} {rest} {shorter}"
-    for unit, least in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= least:
-            return f"{seconds / least:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
-
-
-def figure(number: float) -> str:
-    """Three digits, and never a power of ten: 0.125, 7.32, 1,234."""
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def short(number: float) -> str:
-    """A number in few letters: 950, 12.5k, 3M, 0.5.
-
-    >>> short(12_500)
-    '12.5k'
-    """
-    for letter, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= factor:
-            return f"{number / factor:.4g}{letter}"
-    return f"{number:.4g}"

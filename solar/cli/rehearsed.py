@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from solar.cli import quantities, words
+from solar.cli import words
 from solar.cli.rehearse import SUMMED
+from solar.io.machine import figures
 
 FED = 0.02  # share of its time that a rank may wait and still count as fed
 RANKS_SHOWN = 16  # ranks in the table; of more, the slowest
@@ -73,7 +74,7 @@ def _verdict(answer: Mapping[str, Any]) -> tuple[bool | None, str]:
     rank, slowest = max(later.items(), key=lambda pair: pair[1]["seconds"])
     if not slowest["batches"]:
         return None, "There are too few samples for one batch on each rank: give a smaller --batch-size."
-    step = quantities.duration(slowest["seconds"] / slowest["batches"])
+    step = figures.duration(slowest["seconds"] / slowest["batches"])
     which = f"the slowest, rank {rank}," if len(later) > 1 else "it"
     if not answer["compute_seconds"]:
         had = f"the slowest, rank {rank}, had" if len(later) > 1 else "there was"
@@ -81,7 +82,7 @@ def _verdict(answer: Mapping[str, Any]) -> tuple[bool | None, str]:
             f"Nothing was computed: {had} a batch every {step}. Steps that compute longer than this will hardly wait; "
             "--compute shows it."
         )
-    compute = quantities.duration(answer["compute_seconds"])
+    compute = figures.duration(answer["compute_seconds"])
     share = max(_waited(one) / one["seconds"] if one["seconds"] else 0.0 for one in later.values())
     if share <= FED:
         nobody = "no rank waited" if len(later) > 1 else "it did not wait"
@@ -124,14 +125,14 @@ def as_text(answer: Mapping[str, Any]) -> Iterator[str]:
 
 def _asked(answer: Mapping[str, Any]) -> Iterator[str]:
     fields = ", ".join(words.printable(name) for name in answer["datasets"])
-    each = words.size(answer["nbytes"])
-    yield f"{words.printable(answer['file'])}: {words.count(answer['samples'], 'sample')} of {fields}, {each} each"
+    each = figures.size(answer["nbytes"])
+    yield f"{words.printable(answer['file'])}: {figures.count(answer['samples'], 'sample')} of {fields}, {each} each"
     met = f" by {answer['by']}" if answer["ranks"] > 1 else ""
     compute = answer["compute_seconds"]
-    steps = f", steps of {quantities.duration(compute)}" if compute else ""
+    steps = f", steps of {figures.duration(compute)}" if compute else ""
     buffer = f"; buffer {answer['buffer']} on each node" if answer["buffer"] is not None else ""
     yield (
-        f"{words.count(answer['ranks'], 'rank')} on {words.count(answer['nodes'], 'node')}{met}, "
+        f"{figures.count(answer['ranks'], 'rank')} on {figures.count(answer['nodes'], 'node')}{met}, "
         f"{answer['batch']} samples each a step{steps}{buffer}"
     )
 
@@ -148,7 +149,7 @@ def _ranks(answer: Mapping[str, Any]) -> Iterator[str]:
             words.printable(one["node"]),
             *_rates(sums, fields),
             _most(sums),
-            words.size(sums["peak_bytes"]),
+            figures.size(sums["peak_bytes"]),
         )
         for sums, one in shown
     ]
@@ -163,8 +164,8 @@ def _ranks(answer: Mapping[str, Any]) -> Iterator[str]:
 
 def _epoch_row(one: Epoch, answer: Mapping[str, Any]) -> tuple[str, ...]:
     rates = _rates(one, len(answer["datasets"]), answer["ranks"])
-    first = quantities.duration(one["first_batch_seconds"])
-    return str(one["epoch"]), quantities.duration(one["seconds"]), *rates, first, f"{one['imbalance']:.2f}"
+    first = figures.duration(one["first_batch_seconds"])
+    return str(one["epoch"]), figures.duration(one["seconds"]), *rates, first, f"{one['imbalance']:.2f}"
 
 
 def _rates(one: Epoch, fields: int, ranks: int = 1) -> tuple[str, ...]:
@@ -185,7 +186,7 @@ def _remarks(answer: Mapping[str, Any]) -> Iterator[str]:
     total = _later(answer["epochs"])
     if total["exchanged_bytes"]:
         share = total["exchanged_bytes"] / total["batch_bytes"]
-        yield f"{share:.1%} of the data came from ranks of other nodes: {words.size(total['exchanged_bytes'])}."
+        yield f"{share:.1%} of the data came from ranks of other nodes: {figures.size(total['exchanged_bytes'])}."
     mapped = total["bytes_mapped"] / total["bytes"] if total["bytes"] else 0.0
     if mapped > 0.01:
         yield f"{mapped:.0%} of the bytes were in the page cache already: data that do not fit there come slower."

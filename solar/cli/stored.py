@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from solar.cli import words
 from solar.io.compress.codec import FILTER, OUR_FILTER
+from solar.io.machine import figures
 from solar.values import Filter, Layout
 
 WAYS = 3  # of storing a dataset that are told
@@ -21,7 +22,7 @@ def how_stored(layout: Layout) -> str:
     form = layout.forms[0] if layout.forms else None
     if form is None or not form.chunk[0] or layout.storage != "chunked":
         return layout.storage
-    chunks = words.count(len(layout.chunk_offset), "chunk")
+    chunks = figures.count(len(layout.chunk_offset), "chunk")
     parts = [f"{chunks} of {words.times(form.chunk)}", words.INDEXES.get(layout.index, layout.index)]
     if form.filters:
         pipeline = " + ".join(map(_filter_name, form.filters))
@@ -42,7 +43,7 @@ def _numbered(layout: Layout) -> Iterator[str]:
         form = layout.forms[number]
         how = f"chunks of {words.times(form.chunk)}" if form.chunk and form.chunk[0] else "without chunks"
         filters = " + ".join(map(_filter_name, form.filters))
-        yield f"{words.count(count, 'file')} {how}{f', {filters}' if filters else ''}"
+        yield f"{figures.count(count, 'file')} {how}{f', {filters}' if filters else ''}"
     if len(parts) > WAYS:
         yield "…"
 

@@ -13,6 +13,7 @@ from solar.cli.cost import advice, costs_in_words
 from solar.cli.paint import Paint
 from solar.cli.stored import how_stored
 from solar.io.layout.packing import packed
+from solar.io.machine import figures
 from solar.values import Layout
 
 WORTH_WORDS = 64 << 10  # bytes; smaller datasets have one line
@@ -55,7 +56,7 @@ def tree_lines(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, s
         else:
             left += 1
     if left:
-        yield show.paint.signs(f"… and {words.count(left, 'line')} more: --all shows them")
+        yield show.paint.signs(f"… and {figures.count(left, 'line')} more: --all shows them")
 
 
 def _tree(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, str]], folder: str) -> TreeGroup:
@@ -159,7 +160,7 @@ def _branch(group: TreeGroup, indent: str, show: Show) -> Iterator[str]:
 
 def _group_line(name: str, group: TreeGroup, paint: Paint) -> str:
     alike = (
-        f"  {paint('dim', words.count(group.alike, 'group') + ' alike')}" if " … " in name and group.alike > 1 else ""
+        f"  {paint('dim', figures.count(group.alike, 'group') + ' alike')}" if " … " in name and group.alike > 1 else ""
     )
     link = f"  {paint('dim', '→ ' + words.printable(group.link))}" if group.link else ""
     return paint("cyan", words.printable(name)) + link + alike
@@ -177,7 +178,7 @@ def _facts(name: str, datasets: Datasets) -> list[str]:
     axes = [str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]}–{lengths[-1]}", *map(str, one.shape[1:])]
     shape = " × ".join(axes) if one.shape else ("scalar" if one.reader != "none" else "")
     known = one.dtype.itemsize and not one.dtype.hasobject
-    nbytes = words.size(sum(layout.nbytes for layout in datasets)) if known else ""
+    nbytes = figures.size(sum(layout.nbytes for layout in datasets)) if known else ""
     return [words.printable(name), shape, words.kind(one.dtype), nbytes, one.reader]
 
 

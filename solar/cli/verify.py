@@ -14,6 +14,7 @@ from typing import Any
 from solar.cli import quantities, words
 from solar.cli.progress import Shown, ended_in_order
 from solar.io.compress.verify import Checked, Kept, Verified, store_result, verify
+from solar.io.machine.figures import count, size
 
 DETAILS = """\
 The original is read by h5py, the compressed file by solar's decoder, chunk by chunk, and by libhdf5, too, where
@@ -82,7 +83,7 @@ def as_text(found: Verified | Checked, arguments: argparse.Namespace) -> Iterato
         return
     for field in found.fields:
         name = words.printable(field.name)
-        kept = f"; {words.count(field.missing, 'missing value')}: all kept" if field.missing else ""
+        kept = f"; {count(field.missing, 'missing value')}: all kept" if field.missing else ""
         if not field.holds:
             yield from _meanings(name, field)
         if field.beyond:
@@ -108,11 +109,11 @@ def _meanings(name: str, field: Kept) -> Iterator[str]:
     """What values no longer mean what they did."""
     advice = f"the first at {list(field.first)}: compress the original again"
     if field.moved:
-        yield f"{name}  {field.moved:,} of {words.count(field.missing, 'missing value')} came back as others, {advice}"
+        yield f"{name}  {field.moved:,} of {count(field.missing, 'missing value')} came back as others, {advice}"
     if field.made:
-        yield f"{name}  {words.count(field.made, 'value')} came back as missing that were measured, {advice}"
+        yield f"{name}  {count(field.made, 'value')} came back as missing that were measured, {advice}"
     if field.crossed:
-        yield f"{name}  {words.count(field.crossed, 'value')} came back past a limit of what is valid, {advice}"
+        yield f"{name}  {count(field.crossed, 'value')} came back past a limit of what is valid, {advice}"
 
 
 def _chunks(found: Checked, path: str) -> Iterator[str]:
@@ -122,4 +123,4 @@ def _chunks(found: Checked, path: str) -> Iterator[str]:
     if len(found.bad) > BAD_CHUNKS_SHOWN:
         yield f"and {len(found.bad) - BAD_CHUNKS_SHOWN:,} more bad chunks (--json lists them)"
     verdict = "all can be decoded" if found.holds else f"{len(found.bad):,} cannot be read"
-    yield f"{words.printable(path)}: {words.count(found.chunks, 'chunk')}, {words.size(found.nbytes)}: {verdict}"
+    yield f"{words.printable(path)}: {count(found.chunks, 'chunk')}, {size(found.nbytes)}: {verdict}"

@@ -1,9 +1,11 @@
-"""Numbers, types and names in words that people read."""
+"""Types, filters and names in words that people read; figures: solar.io.machine.figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from solar.io.machine import figures
 
 if TYPE_CHECKING:  # `solar --help` needs none of these
     import numpy as np
@@ -42,24 +44,9 @@ FILTER_WORDS = {
 }
 
 
-def size(nbytes: float) -> str:
-    """Bytes with a unit: 512 B, 64 KiB, 1.5 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if nbytes < (1024 if unit == "B" else 1023.5) or unit == "TiB":  # 1023.9 KiB would be said to be 1024
-            break
-        nbytes /= 1024
-    text = f"{nbytes:.1f}".removesuffix(".0") if nbytes < 100 else f"{nbytes:.0f}"
-    return f"{text} {unit}"
-
-
-def count(number: int, noun: str) -> str:
-    """A number and its noun: 1 chunk, 12,000 chunks."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def files(paths: Sequence[str]) -> str:
     """How many files, and the first of them."""
-    return paths[0] if len(paths) == 1 else f"{count(len(paths), 'file')}, the first is {paths[0]}"
+    return paths[0] if len(paths) == 1 else f"{figures.count(len(paths), 'file')}, the first is {paths[0]}"
 
 
 def times(shape: Iterable[int]) -> str:

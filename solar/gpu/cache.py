@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from solar.errors import PlanError
 from solar.gpu.finish import Told
 from solar.io.machine import available as machine
-from solar.io.machine.quantities import in_words
+from solar.io.machine.figures import size
 from solar.torch.buffer.budget import Size, in_bytes
 from solar.torch.monitor.stats import Stats
 
@@ -82,7 +82,7 @@ class DeviceCache:
         log.log(
             logging.INFO if self._room else logging.WARNING,
             "resident=%s: %d of %d samples stay on %s, of %d bytes each",
-            *(in_words(self._nbytes), self._room, samples, self._device, sum(each)),
+            *(size(self._nbytes), self._room, samples, self._device, sum(each)),
         )
         shapes = [(self._room, nbytes // _word(nbytes).itemsize) for nbytes in each]
         self._rows = [
@@ -182,7 +182,7 @@ def asked(resident: Size, device: torch.device) -> int:
     nbytes = in_bytes(resident, free, "resident")
     if nbytes > total:
         raise PlanError(
-            f"resident={resident!r}: {device} has {in_words(total)} of memory; give a part of what is free there, such "
+            f"resident={resident!r}: {device} has {size(total)} of memory; give a part of what is free there, such "
             "as '25%'"
         )
     return nbytes

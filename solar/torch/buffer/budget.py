@@ -10,7 +10,8 @@ from typing import NamedTuple, TypeAlias
 from solar.errors import PlanError
 from solar.io.machine import available as machine
 from solar.io.machine import profile
-from solar.io.machine.quantities import in_words, size_of
+from solar.io.machine.figures import size
+from solar.io.machine.quantities import size_of
 from solar.io.ranks import detect
 from solar.io.read.engine import ROOM
 from solar.io.read.run import READER_SCRATCH, threads
@@ -42,7 +43,7 @@ def asked(buffer: Size) -> int | None:
     nbytes = in_bytes(buffer, there_is)
     if nbytes > there_is:
         raise PlanError(
-            f"buffer={buffer!r}: this node has {in_words(there_is)} of memory (the limits of a container count); "
+            f"buffer={buffer!r}: this node has {size(there_is)} of memory (the limits of a container count); "
             "give a part of that, such as '25%'"
         )
     return nbytes
@@ -99,7 +100,7 @@ class Budget:
 
     def in_words(self) -> str:
         """How large it is, and how much of it waits to be taken."""
-        return f"{in_words(self.nbytes)} with {self.staged} batch{'es' if self.staged > 1 else ''} ready"
+        return f"{size(self.nbytes)} with {self.staged} batch{'es' if self.staged > 1 else ''} ready"
 
 
 class Needs(NamedTuple):
@@ -127,7 +128,7 @@ def divided(nbytes: int, batch: int, needs: Sequence[Needs]) -> Budget:
     if nbytes < least:
         among = f" of the {len(needs)} processes of this node" if len(needs) > 1 else ""
         raise PlanError(
-            f"buffer={in_words(nbytes)} ({nbytes:,} bytes) is too small: the batches{among} alone take {least:,} bytes "
+            f"buffer={size(nbytes)} ({nbytes:,} bytes) is too small: the batches{among} alone take {least:,} bytes "
             f"here; give at least buffer={least}, or buffer=0 to read without one"
         )
     threads = sum(one.threads for one in needs)
@@ -153,7 +154,7 @@ def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, least: in
     everything = sum(layout.nbytes + 16 * batch * layout.sample_nbytes for layout in layouts)
     memory = min(machine.free_nbytes() // FREE // ranks, everything + everything // 8)
     if memory < least:
-        return 0, f"{in_words(memory)} of the memory could be had, and the batches alone take {in_words(least)}"
+        return 0, f"{size(memory)} of the memory could be had, and the batches alone take {size(least)}"
     without = with_it = 0.0
     for layout, one in zip(layouts, units, strict=True):
         storage = storage_of(layout, given)[0]
@@ -162,7 +163,7 @@ def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, least: in
         plain, swept = modelled(one, batch, memory * one.total_nbytes // max(stored, 1), storage)
         without, with_it = without + plain, with_it + swept
     if without < max(with_it + LEAST_EPOCH_SECONDS, WORTH_A_BUFFER * with_it):
-        return 0, f"an epoch would take about {without:.2g} s without a buffer, {with_it:.2g} s with {in_words(memory)}"
+        return 0, f"an epoch would take about {without:.2g} s without a buffer, {with_it:.2g} s with {size(memory)}"
     why = "chunks of several samples are decoded less often" if fits else "the files do not fit into the page cache"
     return memory, f"{why}: an epoch takes about {with_it:.2g} s instead of {without:.2g} s"
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError
-from solar.io.machine.quantities import in_words as size_in_words
+from solar.io.machine import figures
 from solar.io.read.run import RunPart, Told, pooled_nbytes
 from solar.planner.course import Plan, plan_rows
 from solar.planner.regions import Region, whole
@@ -218,7 +218,7 @@ def in_words(window: PlannedPasses) -> str:
     typical = [course.counts[len(course.counts) // 2] for course in window.courses]
     requests, nbytes = sum(one.requests for one in typical), sum(one.bytes for one in typical)
     uses = len(window.segment(window.segments.start).planned.rows) * len({piece.field for piece in window.pieces})
-    return f"{ways}; an epoch takes {requests:,} requests for {size_in_words(nbytes)} and has {uses:,} uses"
+    return f"{ways}; an epoch takes {requests:,} requests for {figures.size(nbytes)} and has {uses:,} uses"
 
 
 def _way_in_words(course: Plan, piece: Piece) -> str:

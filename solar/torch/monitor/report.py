@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from solar.io.compress.codec import FILTER
+from solar.io.machine.figures import count, rate, size
 
 HARDLY_WAITED = 0.05  # share of the time below which waiting is not worth a word of advice
 MOMENT = 1.0  # seconds of waiting in all below which it is not, either
@@ -40,26 +41,26 @@ def report(
 
 
 def _amounts(totals: Mapping[str, Any]) -> str:
-    epochs = _count(totals["epochs"], "epoch") if totals["epochs"] else "Not one whole epoch yet"
-    batches, samples = _count(totals["batches"], "batch", "batches"), _count(totals["samples"], "sample")
+    epochs = count(totals["epochs"], "epoch") if totals["epochs"] else "Not one whole epoch yet"
+    batches, samples = count(totals["batches"], "batch", "batches"), count(totals["samples"], "sample")
     text = f"{epochs}: {batches}, {samples}"
-    text += f", {_size(totals['batch_bytes'])} of data." if totals["batch_bytes"] else "."
+    text += f", {size(totals['batch_bytes'])} of data." if totals["batch_bytes"] else "."
     read = totals["bytes"] - totals["bytes_mapped"]
     parts = (
-        (totals["requests"], f"{_size(read)} read in {_count(totals['requests'], 'request')}"),
-        (totals["bytes_mapped"], f"{_size(totals['bytes_mapped'])} copied from the page cache"),
-        (totals["buffer_hits"], f"{_count(totals['buffer_hits'], 'sample')} found in the buffer"),
-        (totals["bytes_decoded"], f"{_size(totals['bytes_decoded'])} decoded"),
-        (totals["exchanged_bytes"], f"{_size(totals['exchanged_bytes'])} had from ranks of other nodes"),
+        (totals["requests"], f"{size(read)} read in {count(totals['requests'], 'request')}"),
+        (totals["bytes_mapped"], f"{size(totals['bytes_mapped'])} copied from the page cache"),
+        (totals["buffer_hits"], f"{count(totals['buffer_hits'], 'sample')} found in the buffer"),
+        (totals["bytes_decoded"], f"{size(totals['bytes_decoded'])} decoded"),
+        (totals["exchanged_bytes"], f"{size(totals['exchanged_bytes'])} had from ranks of other nodes"),
     )
     if sources := ", ".join(said for amount, said in parts if amount):
         text += f"\nFor this: {sources}."
     if totals["retries"]:
-        text += f"\nReading failed {_count(totals['retries'], 'time')}, and succeeded when it was tried again."
+        text += f"\nReading failed {count(totals['retries'], 'time')}, and succeeded when it was tried again."
     if totals["skipped"]:
-        text += f"\nLeft out, because it could not be read: {_count(totals['skipped'], 'sample')}."
+        text += f"\nLeft out, because it could not be read: {count(totals['skipped'], 'sample')}."
     if totals["peak_bytes"]:
-        text += f"\nMemory for batches: {_size(totals['resident_bytes'])} now, {_size(totals['peak_bytes'])} at most."
+        text += f"\nMemory for batches: {size(totals['resident_bytes'])} now, {size(totals['peak_bytes'])} at most."
     return text
 
 
@@ -73,9 +74,9 @@ def _table(epochs: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
         waited = sum(one["wait_seconds"].values())
         passed = waited + one["busy_seconds"]
         most = max(one["wait_seconds"], key=lambda cause: one["wait_seconds"][cause]) if waited else ""
-        rate = f"{one['samples'] / passed:,.0f}" if passed else ""
+        samples = f"{one['samples'] / passed:,.0f}" if passed else ""
         share = _percent(waited / passed) if passed else ""
-        rows.append((str(number), _time(passed), rate, share, most, _size(one["bytes"]), f"{one['buffer_hits']:,}"))
+        rows.append((str(number), _time(passed), samples, share, most, size(one["bytes"]), f"{one['buffer_hits']:,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     if epochs[1][0] > 2:
@@ -92,8 +93,8 @@ def _times(totals: Mapping[str, Any], waited: float) -> list[str]:
         share = _percent(totals["wait_share"])
         return [f"Your training hardly waited for data: {share} of the time {times}. There is nothing to gain."]
     if totals["busy_seconds"] < IDLE_SHARE * passed:
-        rate = totals["samples"] / passed
-        speed = f"{rate:,.0f}" if rate >= 99.5 else f"{rate:.1f}"
+        samples = totals["samples"] / passed
+        speed = f"{samples:,.0f}" if samples >= 99.5 else f"{samples:.1f}"
         first = (
             f"Next to nothing was done between the batches: this is the loader's own speed, {speed} samples a second."
         )
@@ -135,14 +136,14 @@ def _of_storage(totals: Mapping[str, Any]) -> str:
         )
     elif bypassed > requests / 2:
         said = (
-            f"{bypassed:,} of {_count(requests, 'request')} went past the page cache, which has no room for the files "
+            f"{bypassed:,} of {count(requests, 'request')} went past the page cache, which has no room for the files "
             "(or page_cache=False was asked for). More memory or faster storage would help."
         )
     else:
         passed = sum(totals["wait_seconds"].values()) + totals["busy_seconds"]
-        rate, request = _size(nbytes / passed), _size((nbytes - mapped) / max(1, requests))
+        request = size((nbytes - mapped) / max(1, requests))
         said = (
-            f"the files were read at {rate}/s, {request} a request. "
+            f"the files were read at {rate(nbytes / passed)}, {request} a request. "
             "If the storage can do more, read further ahead (`ahead`); if not, it is the limit."
         )
         if not totals["epochs"]:
@@ -245,21 +246,6 @@ ADVICE: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "start": lambda _: "persistent_workers=True starts the processes of a transform once instead of every epoch.",
 }
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def _size(nbytes: float) -> str:
-    """4.7 GiB, 512 bytes."""
-    if nbytes < 1024:
-        return _count(round(nbytes), "byte")
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        nbytes /= 1024
-        if nbytes < 1023.5 or unit == "TiB":
-            break
-    return f"{nbytes:.1f} {unit}" if nbytes < 9.95 else f"{nbytes:,.0f} {unit}"
 
 
 def _time(seconds: float) -> str:

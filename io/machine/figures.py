@@ -1,0 +1,68 @@
+"""Figures in words that people read: sizes, rates, counts, times. Messages, reports and commands all take them here."""
+
+from __future__ import annotations
+
+
+def size(nbytes: float) -> str:
+    """Bytes with a unit: 512 B, 64 KiB, 1.5 GiB.
+
+    >>> size(3 << 29)
+    '1.5 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if nbytes < (1024 if unit == "B" else 1023.5) or unit == "TiB":  # 1023.9 KiB would be said to be 1024
+            break
+        nbytes /= 1024
+    text = f"{nbytes:.1f}".removesuffix(".0") if nbytes < 99.95 and unit != "B" else f"{nbytes:,.0f}"
+    return f"{text} {unit}"
+
+
+def rate(nbytes_a_second: float) -> str:
+    """Bytes a second, as storage is sold: 250 MB/s, 1.25 GB/s.
+
+    >>> rate(1.25e9)
+    '1.25 GB/s'
+    """
+    for unit in ("B/s", "kB/s", "MB/s", "GB/s"):
+        if nbytes_a_second < 999.5 or unit == "GB/s":
+            break
+        nbytes_a_second /= 1000
+    return f"{rounded(nbytes_a_second) if unit != 'B/s' else format(nbytes_a_second, '.0f')} {unit}"
+
+
+def count(number: int, noun: str, nouns: str = "") -> str:
+    """A number and its noun: 1 chunk, 12,000 chunks, 2 batches.
+
+    >>> count(2, "batch", "batches")
+    '2 batches'
+    """
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A time: 2 ms, 1.5 s, 7 min 3 s, 2 h 10 min."""
+    for longer, shorter, length in (("h", "min", 60), ("min", "s", 1)):
+        if seconds >= 60 * length:
+            whole, rest = divmod(round(seconds / length), 60)
+            return f"{whole:,} {longer} {rest} {shorter}"
+    for unit, least in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= least:
+            return f"{seconds / least:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def rounded(number: float) -> str:
+    """Three digits, and never a power of ten: 0.125, 7.32, 1,234."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def short(number: float) -> str:
+    """A number in few letters: 950, 12.5k, 3M, 0.5.
+
+    >>> short(12_500)
+    '12.5k'
+    """
+    for letter, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= factor:
+            return f"{number / factor:.4g}{letter}"
+    return f"{number:.4g}"
