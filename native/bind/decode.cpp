@@ -42,6 +42,7 @@ nb::bytes decode(const Filters& filters, std::size_t itemsize, std::size_t nbyte
 
 void bind_decode(nb::module_& module) {
   using namespace nb::literals;
+  module.def("filter_name", &solar::Pipeline::name_of, "id"_a);
   module.def("unsupported", &unsupported, "filters"_a, "itemsize"_a);
   module.def("decode", &decode, "filters"_a, "itemsize"_a, "nbytes"_a, "mask"_a, "stored"_a);
 }

@@ -2,6 +2,7 @@
 #include "solar/filter.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 
 #include "decode/checksum.hpp"
@@ -29,15 +30,17 @@ enum Id : std::uint16_t {
 constexpr std::size_t most_filters = 32;  // as many as a chunk's mask has bits
 
 // Names for messages; those without a decoder are here so that the message can say more than a number.
-constexpr struct {
+struct Name {
   std::uint16_t id;
   const char* name;
-} names[] = {{deflate, "deflate"},
+};
+constexpr Name names[] = {{deflate, "deflate"},
              {shuffle, "shuffle"},
              {fletcher, "fletcher32"},
              {4, "szip"},
              {nbit, "nbit"},
              {scaleoffset, "scaleoffset"},
+             {305, "lzo"},
              {307, "bzip2"},
              {codec_filter, "solar"},
              {lzf, "lzf"},
@@ -57,9 +60,8 @@ constexpr struct {
 
 std::string title(const Filter& filter) {
   std::string text = "filter " + std::to_string(filter.id);
-  for (const auto& [id, name] : names)
-    if (id == filter.id) text += std::string(" (") + name + ")";
-  return text;
+  const std::string name = Pipeline::name_of(filter.id);
+  return name.empty() ? text : text + " (" + name + ")";
 }
 
 std::uint32_t value(const Filter& filter, std::size_t i) { return i < filter.values.size() ? filter.values[i] : 0; }
@@ -217,6 +219,11 @@ void Pipeline::decode(Bytes stored, std::uint32_t mask, MutableBytes out, Scratc
     throw Error(Kind::codec, "the chunk has " + std::to_string(bytes.size()) + " bytes where " +
                                  std::to_string(out.size()) + " are expected");
   if (bytes.data() != out.data() && !bytes.empty()) std::memcpy(out.data(), bytes.data(), bytes.size());
+}
+
+std::string Pipeline::name_of(std::uint16_t id) {
+  const auto* found = std::ranges::find(names, id, &Name::id);
+  return found == std::end(names) ? "" : found->name;
 }
 
 std::string Pipeline::unsupported(const std::vector<Filter>& filters, std::size_t) {

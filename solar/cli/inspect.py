@@ -20,7 +20,6 @@ from solar.cli.plan import fields_of
 from solar.cli.stored import ways
 from solar.cli.tree import Show, tree_lines
 from solar.errors import LayoutError
-from solar.io.compress.codec import FILTER, OUR_FILTER
 from solar.io.layout.hdf5 import Survey, inspect, survey
 from solar.io.layout.kinds import Kind, kinds_of
 from solar.io.layout.packing import packed
@@ -44,7 +43,6 @@ WORTH_COMPRESSING = 64 << 20  # bytes that no filter has made smaller yet
 FIELDS_SHOWN = 6  # fields of a sample that are told by name, and sources of a virtual dataset
 KINDS = 8  # of files that are shown
 VIRTUAL = 8  # datasets of which it is looked up what they are made of
-FILTER_NAMES = words.FILTER_WORDS | {FILTER: OUR_FILTER}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,7 +131,7 @@ def _dataset(layout: Layout) -> dict[str, Any]:
         "chunk": form.chunk if form and form.chunk[0] else None,
         "chunks": len(layout.chunk_offset),
         "fill": form.fill.hex() if form else "",
-        "filters": [dict(asdict(one), name=FILTER_NAMES.get(one.id, "")) for one in filters],
+        "filters": [dict(asdict(one), name=_native.filter_name(one.id)) for one in filters],
         "reader": layout.reader,
         "reason": layout.reason,
         "link": {"file": layout.paths[0], "name": layout.names[0]} if layout.names else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from solar import _native
 from solar.io.machine import figures
 
 if TYPE_CHECKING:  # `solar --help` needs none of these
@@ -19,28 +20,6 @@ INDEXES = {
     "implicit": "implicit index",
     "fixed_array": "fixed array",
     "extensible_array": "extensible array",
-}
-
-FILTER_WORDS = {
-    1: "deflate",
-    2: "shuffle",
-    3: "fletcher32",
-    4: "szip",
-    5: "nbit",
-    6: "scale-offset",
-    305: "lzo",
-    307: "bzip2",
-    32000: "lzf",
-    32001: "blosc",
-    32004: "lz4",
-    32008: "bitshuffle",
-    32013: "zfp",
-    32015: "zstd",
-    32017: "sz",
-    32018: "fcidecomp",
-    32024: "sz3",
-    32026: "blosc2",
-    32028: "sperr",
 }
 
 
@@ -83,7 +62,7 @@ def kind(dtype: np.dtype[Any]) -> str:
 
 def filter_name(one: Filter) -> str:
     """A filter by name; deflate with its level."""
-    name = FILTER_WORDS.get(one.id, f"filter {one.id}")
+    name = _native.filter_name(one.id) or f"filter {one.id}"
     return f"{name} {one.values[0]}" if one.id == 1 and one.values else name
 
 

@@ -47,6 +47,9 @@ class Pipeline {
   // Empty when every filter can be decoded here, else why not ("filter 32013 (zfp) has no native decoder").
   static std::string unsupported(const std::vector<Filter>& filters, std::size_t itemsize);
 
+  // What the filter of this number is called; empty where nobody here knows.
+  static std::string name_of(std::uint16_t id);
+
  private:
   std::vector<Filter> filters_;
   std::size_t itemsize_ = 1;
