@@ -15,7 +15,7 @@ from solar.gpu.copier import CopyPending, DeviceCopier, OnDeviceBatch, copying
 from solar.io.machine.late import Late
 from solar.io.workers.processes import Processes
 from solar.torch.batch.make import Coming, Inline, Threads, cores, profiling, span
-from solar.torch.batch.pending import BATCHES_AHEAD, NBYTES_AHEAD, PendingBatch, leaves
+from solar.torch.batch.pending import NBYTES_AHEAD, PendingBatch, leaves
 from solar.torch.batch.transform import Key
 from solar.torch.batch.uneven import weighted
 from solar.torch.batch.workers import Wanted
@@ -26,6 +26,7 @@ from solar.torch.epoch.skipping import UNREADABLE, LeftOut, skipping
 from solar.torch.order.position import Draws, EpochPosition
 from solar.torch.samplers import leaves_a_rank_without
 from solar.torch.source import SampleSource
+from solar.values import BATCHES_AHEAD
 
 if TYPE_CHECKING:
     from solar.torch.loader import DataLoader

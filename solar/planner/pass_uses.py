@@ -1,4 +1,4 @@
-"""PassUses: batches one after another, as samples that lie somewhere and go somewhere."""
+"""PassUses: the batches of a pass, mapped to rows of files and slots of batches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.io.exchange.exchanged import Parcels
-from solar.torch.order.stream import Pass
-from solar.torch.source import SampleSource
+from solar.values import Parcels
 
 
 class SampleUses(NamedTuple):
@@ -83,13 +81,6 @@ class PassUses(NamedTuple):
     def same(self, other: PassUses) -> bool:
         """Whether the same samples come in the same batches."""
         return self.planned.same(other.planned) and self.batches.same(other.batches)
-
-
-def located(beneath: SampleSource, made: Pass) -> SampleUses:
-    """The samples of a pass, where they lie. Raises what the datasets raise for indices that they do not have."""
-    samples, starts = made
-    which, rows = beneath.locate(samples)
-    return SampleUses(None if len(beneath.datasets) == 1 else which, rows.astype(np.int32), starts.astype(np.int64))
 
 
 def alone(uses: SampleUses) -> PassUses:
