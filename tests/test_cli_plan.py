@@ -121,6 +121,7 @@ def test_an_error_names_the_option(option: str, value: str, capsys: pytest.Captu
         ([*SMALL, "--plot", "out.gif"], "--plot out.gif: a picture is .html"),
         ([*SMALL, "--plot", "/none/out.html"], "there is no folder /none"),
         (["plan", "/none.h5", "--memory", "1G"], "/none.h5"),
+        ([*SMALL, "--memory", "1k"], "give at least --memory "),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,6 +242,27 @@ def test_several_nodes_are_told_what_travels_between_them_and_what_they_ask_of_t
     assert (one["travel"]["samples"], one["travel"]["most_nbytes"], one["compute_seconds"]) == (0, 0, 0)
     assert main([*SMALL, "--ranks", "8"]) == 0
     assert "Between nodes" not in capsys.readouterr().out
+
+
+def test_what_libhdf5_reads_has_no_buffer_and_that_is_said(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asking = ["plan", zoo, "text", "--memory", "1M", "--batch-size", "2"]
+    answer = asked(*asking, capsys=capsys)
+    assert answer["buffer"] is None
+    assert "is read through libhdf5" in answer["no_buffer"]
+    assert answer["policies"]["solar"]["hits"] == 0
+    assert main(asking) == 0
+    assert "solar's loader has no buffer here: " in capsys.readouterr().out
+
+
+def test_the_batches_of_all_ranks_come_off_the_memory_first(capsys: pytest.CaptureFixture[str]) -> None:
+    one, four = (asked(*SMALL, "--ranks", ranks, capsys=capsys)["buffer"] for ranks in ("1", "4"))
+    ahead = asked(*SMALL, "--ahead", "1", capsys=capsys)["buffer"]
+    assert four["ready"] == 1  # they would take more than a quarter
+    assert four["batches"] > 2 * one["batches"]
+    assert ahead["batches"] < one["batches"]
+    assert (one["ready"], ahead["ready"]) == (4, 1)
+    for divided in (one, four, ahead):
+        assert divided["samples"] + divided["batches"] + divided["scratch"] == 500 << 10
 
 
 def test_uses_are_reads_and_hits_for_every_policy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from solar.io.compress.codec import Codec
 from solar.io.compress.selection import COMPRESSED, REST, Part, select
 from solar.io.layout.hdf5 import inspect
 from solar.io.libhdf5.opening import look, opened
-from solar.io.read.run import threads
+from solar.io.read.run import scratch_nbytes, threads
 from solar.planner.budget import SampleBytes, TooSmall, divided, needs
 from solar.planner.job import LOADERS_PACE, predicted
 from solar.planner.order import distributed
@@ -99,18 +99,24 @@ def _advice(
     gains: list[tuple[Trial, Gain | None]] = []
     for trial in trials:
         units = uniform(samples, sample, per_unit=rows, stored=max(1, math.ceil(sample * rows / trial.ratio)))
-        gains.append((trial, _gain(units, arguments, storage, share, fields.samples)))
-    now = of_layout(inspect(path, part.name, cache=None))
-    return Advice(part, gains, _gain(now, arguments, storage, share, fields.samples))
+        gains.append((trial, _gain(units, scratch_of(units), arguments, storage, share, fields.samples)))
+    layout = inspect(path, part.name, cache=None)
+    now = _gain(of_layout(layout), scratch_nbytes(layout), arguments, storage, share, fields.samples)
+    return Advice(part, gains, now)
 
 
 def _gain(
-    units: Units, arguments: argparse.Namespace, storage: Storage, share: float, samples: list[SampleBytes]
+    units: Units,
+    scratch: int,
+    arguments: argparse.Namespace,
+    storage: Storage,
+    share: float,
+    samples: list[SampleBytes],
 ) -> Gain:
     """What a loader with this buffer makes of a field that has such a share of what is kept."""
     memory, batch = arguments.memory, arguments.batch_size
     if memory:
-        taken = needs(samples, LOADERS_PACE, batch, scratch=scratch_of(units), threads=threads())
+        taken = needs(samples, LOADERS_PACE, batch, scratch=scratch, threads=threads())
         try:
             memory = divided(memory, batch, [taken]).parts
         except TooSmall as error:

@@ -124,19 +124,20 @@ def answer(cases: Sequence[Case], job: Job) -> Answer:
     plans = [first, *(planned(job, node) for node in range(1, 1 if alike else job.nodes))]
     others, scaled = _others(cases)
     later, whole = ([one.outcome(epochs) for one in plans] for epochs in (first.later, range(1)))
-    outcomes = others | {"solar": _of_nodes(later, job.nodes)}
+    scan = sum(case.scan_seconds for case in cases)
+    outcomes = others | {"solar": _of_nodes(later, job.nodes, scan)}
     away, travel = _travel(job)
     return Answer(
-        outcomes, _first_batch(cases, outcomes), scaled, _of_nodes(whole, job.nodes), first, seconds, len(plans),
+        outcomes, _first_batch(cases, outcomes), scaled, _of_nodes(whole, job.nodes, scan), first, seconds, len(plans),
         away, travel,
     )  # fmt: skip
 
 
-def _of_nodes(found: list[Outcome], nodes: int) -> Outcome:
+def _of_nodes(found: list[Outcome], nodes: int, scan: float) -> Outcome:
     """What all nodes cost together, of which these were planned: side by side, on one storage."""
     summed = summed_up(found)
     whole = summed if len(found) == nodes else times(summed, nodes / len(found))
-    return replace(whole, peak_bytes=max(one.peak_bytes for one in found))
+    return replace(whole, scans=whole.seconds / scan, peak_bytes=max(one.peak_bytes for one in found))
 
 
 def _others(cases: Sequence[Case]) -> tuple[dict[str, Outcome], tuple[str, ...]]:
@@ -174,7 +175,7 @@ def _travel(job: Job) -> tuple[float, Travel]:
     if job.world.ranks == 1:
         return 0.0, Travel(steps, 0, 0, 0)
     own = job.sharing(0)
-    taken, provided = own.who(uses)
+    taken, provided = job.who(1)
     far = own.node_of[taken] != own.node_of[provided]
     step = np.repeat(np.arange(steps), np.diff(uses.starts))[far]
     busiest = int(np.bincount(step * job.nodes + own.node_of[taken[far]]).max(initial=0))

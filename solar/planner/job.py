@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from solar.planner.order import ShuffledUses, steps
 from solar.planner.pass_uses import PassUses, SampleUses, alone
 from solar.planner.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, planned_together
 from solar.planner.regions import whole
-from solar.planner.sharing import SENDING, Sharing
+from solar.planner.sharing import SENDING, Sharing, Who
 from solar.planner.sweep import Counts, KeepPolicy, total
 from solar.planner.units import Units
 from solar.values import BATCHES_AHEAD, Outcome, Storage, World
@@ -56,6 +56,11 @@ class Job:
         """What all ranks use, step by step."""
         starts = steps(self.order, self.batch * self.world.ranks, drop_last=self.drop_last)
         return SampleUses(None, self.order.of(epoch)[: starts[-1]], starts)
+
+    @cached_property
+    def who(self) -> Callable[[int], Who]:
+        """Who takes and provides each use of an epoch: the same for all ranks that ask."""
+        return lru_cache(EPOCHS_KEPT)(lambda epoch: self.sharing(0).who(self.uses(epoch)))
 
     def sharing(self, rank: int) -> Sharing:
         """The data set among the ranks, as this one sees it: as loaders divide it where nobody says `balance`."""
@@ -188,7 +193,7 @@ def planned_windows(
 def _part(job: Job, own: Sharing, epoch: int) -> PassUses:
     """What a rank has of an epoch."""
     uses = job.uses(epoch)
-    return alone(uses) if job.world.ranks == 1 else own.divided(uses)[0]
+    return alone(uses) if job.world.ranks == 1 else own.divided(uses, job.who(epoch))[0]
 
 
 def _batch(job: Job) -> int:

@@ -15,6 +15,7 @@ from solar.planner.planned_passes import Piece
 from solar.planner.regions import around, homes
 from solar.values import Parcels
 
+Who = tuple[NDArray[np.int32], NDArray[np.int32]]  # of each use the rank that takes it, and the one that provides it
 SENDING = ("mpi", "torch")  # ways by which samples go to other nodes; else whoever takes them reads them
 
 
@@ -47,17 +48,17 @@ class Sharing:
             return list(self.pieces)
         return [self._homes[piece.dataset].of_node(piece, self.node) for piece in self.pieces]
 
-    def who(self, uses: SampleUses) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Of all ranks' uses which rank takes each, and which provides it."""
+    def who(self, uses: SampleUses) -> Who:
+        """Who takes and provides each of all ranks' uses."""
         if self.balance == "torch":
             turns = by_turns(uses.starts, self.ranks)
             return turns, turns
         provided = self._homes_of(uses)
         return at_home(provided, uses.starts, self.node_of, even=self.balance == "equal"), provided
 
-    def divided(self, uses: SampleUses) -> tuple[PassUses, Group]:
+    def divided(self, uses: SampleUses, who: Who | None = None) -> tuple[PassUses, Group]:
         """This rank's part of a pass of all ranks; and which of all uses are its batches."""
-        taken, provided = self.who(uses)
+        taken, provided = who or self.who(uses)
         sends = self.exchange in SENDING
         found = divided(uses.starts, taken, provided, self.rank, self.mates, sends=sends)
         own = _some(uses, found.batch)
