@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 
 from bench import records, tables
 from solar.cli.compare import POLICY_NAMES
-from solar.planner import plan, policies, simulate
-from solar.planner.order import ShuffledUses, distributed
+from solar.planner import policies
+from solar.planner.course import plan_rows
+from solar.planner.job import predicted
+from solar.planner.order import ShuffledUses, distributed, steps
 from solar.planner.units import Units, uniform
 from solar.values import Storage, World
 
@@ -30,6 +32,7 @@ ALONE = World(0, 1)
 SAMPLE = 64 * 1024
 COLOURS = {"torch": "#6b7480", "pinned": "#b4591f", "solar_paper": "#7a5fb0", "solar": "#1668a8"}
 SHARES = (0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9, 1.02)
+EPOCHS = 6  # of which all but the first are averaged
 LEAST = 0.4  # scans; nothing at all is read where the data fit
 LABELS = {  # of a curve: beside which of its points, and where
     "torch": (0.8, 0, -8, "middle"),
@@ -58,16 +61,19 @@ class Stay:
 def stays(samples: int, batch: int, share: float, epochs: int, seed: int = 0) -> Stay:
     """When a planned run reads each sample, and when it uses it."""
     of = distributed(samples, seed=seed)
-    memory, steps = int(share * samples * SAMPLE), -(-samples // batch)
-    made = plan(of, uniform(samples, SAMPLE), ALONE, batch=batch, memory=memory, storage=DISK, epochs=range(epochs))
+    memory, starts = int(share * samples * SAMPLE), steps(of, batch)
+    made = plan_rows(
+        lambda epoch: (of.of(epoch), starts), uniform(samples, SAMPLE), memory=memory, storage=DISK,
+        epochs=range(epochs), ahead=0, facts=(),
+    )  # fmt: skip
     uses = np.argsort(np.stack([of.of(epoch) for epoch in range(epochs)]), axis=1) // batch
     found: list[tuple[int, int]] = []
     for epoch in range(epochs):
         script = made.script(epoch)
         found += [(sample, 0) for sample in script.start.tolist()]
-        issued = np.repeat(np.arange(1, len(script.ends)), np.diff(script.ends)) + epoch * steps
+        issued = np.repeat(np.arange(1, len(script.ends)), np.diff(script.ends)) + epoch * (len(starts) - 1)
         found += zip(script.loads.tolist(), issued.tolist(), strict=True)
-    at = uses + steps * np.arange(epochs)[:, None]
+    at = uses + (len(starts) - 1) * np.arange(epochs)[:, None]
     rows = [(sample, read, least) for sample, read in found if (least := _next(at[:, sample], read)) is not None]
     return Stay(*np.array(rows, np.int64).T)
 
@@ -94,7 +100,7 @@ def _seconds(of: ShuffledUses, units: Units, batch: int, memory: int) -> dict[st
         "torch": policies.torch(*known, batch=batch, storage=DISK).seconds,
         "pinned": policies.pinned(*known, batch=batch, storage=DISK, memory=memory).seconds,
         "solar_paper": policies.solar_paper(*known, batch=batch, storage=DISK, memory=memory).seconds,
-        "solar": simulate(*known, batch=batch, storage=DISK, memory=memory).outcome.seconds,
+        "solar": predicted(of, units, DISK, batch=batch, memory=memory, epochs=EPOCHS).seconds,
     }
 
 

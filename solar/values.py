@@ -1,4 +1,7 @@
-"""Layout: where samples lie. World: which rank we are. Storage: what reading costs. Script, Outcome. Frozen, no I/O."""
+"""Layout: where samples lie. World: which rank we are. Storage: what reading costs. Outcome. And what a Run is told.
+
+All of it is frozen, and does nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import hashlib
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import LayoutError, PlanError
 
+BATCHES_AHEAD = 4  # that are read before they are asked for, where nobody says how many
 READERS = ("direct", "h5py", "mpio", "mpio-collective", "none")
 
 
@@ -269,3 +273,31 @@ class Script:
     start: NDArray[np.int32]
     start_ends: NDArray[np.int64]  # where each group of the start ends
     start_due: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """One field of one H5Dataset: where its samples go, and how what is read of it is kept."""
+
+    field: int  # of the batch; parts of one field share its memory
+    pages: int
+    page: int  # bytes
+    stored: bool  # kept as it is stored, and decoded at each use
+    direct: bool  # nothing but what is pinned is kept
+    ahead: int  # steps between the issue of a read and its use
+    gap: int  # a smaller hole between two reads is read, too
+
+
+class Told(NamedTuple):
+    """What an epoch, or another stretch of batches, is for one part."""
+
+    script: Script
+    positions: NDArray[np.int32] | None  # of each use in its batch; None: they are in order
+
+
+class Parcels(NamedTuple):
+    """What travels between ranks in a stretch of batches, whose steps are counted from 0."""
+
+    sizes: NDArray[np.int64]  # rows of this rank's own batches
+    sent: NDArray[np.int64]  # [n, 4] ascending by step: step, peer, and which rows of the batch's memory: begin, end
+    come: NDArray[np.int64]  # [m, 3] ascending by (step, peer), as the sender has them: step, peer, place in the batch

@@ -13,11 +13,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.io.exchange.exchanged import Exchange, Parcels, mail
+from solar.io.exchange.exchanged import Exchange, mail
 from solar.io.layout.hdf5 import inspect
 from solar.io.read.reader import Rows
-from solar.io.read.run import Running, RunPart, Told
-from solar.values import Script
+from solar.io.read.run import Running
+from solar.values import Parcels, RunPart, Script, Told
 
 SAMPLES = 120
 FIELDS = {"x": ((3, 5), "f4"), "y": ((), ">i8"), "z": ((700,), "u1")}

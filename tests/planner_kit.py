@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from solar.planner.course import Plan
-from solar.planner.sweep import Counts, Record, received_nbytes, staging_nbytes, total
+from solar.planner.sweep import Counts, Record, total
 from solar.values import Filter, Form, Layout
 
 
@@ -326,11 +326,10 @@ def check_course(layout: Layout, course: Plan) -> None:
     carrier, region = Carrier(layout, course, course.terms.gap), course.region
     counted = course.start_counts
     assert carrier.start() == {"reads": counted.reads, "requests": counted.requests, "bytes": counted.bytes}
-    batches = staging_nbytes(region, course.terms) if course.way.direct else received_nbytes(region, course.terms)
     carried = {"requests": 0, "bytes": 0}  # a request over the end of an epoch counts for either
     for epoch, counted in zip(course.epochs, course.counts, strict=True):
         begun, found = carrier.now, carrier.epoch(epoch)
-        peak = counted.peak - batches if carrier.now > begun and course.way.pinned < region.items else found["peak"]
+        peak = counted.peak if carrier.now > begun and course.way.pinned < region.items else found["peak"]
         assert (found["reads"], found["peak"]) == (counted.reads, peak), epoch
         carried = {name: carried[name] + found[name] for name in carried}
     whole = total(course.counts)

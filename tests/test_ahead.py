@@ -12,9 +12,10 @@ import transforms
 from torch.utils.data import DataLoader as TorchLoader
 
 from solar import DataLoader, H5Dataset, _native
-from solar.io.read.run import pooled_nbytes
+from solar.planner.budget import pooled_nbytes
 from solar.torch.batch import pending
 from solar.torch.epoch import native as native_iter
+from solar.values import BATCHES_AHEAD
 
 NBYTES = 1 << 16  # of a sample, which is a batch
 
@@ -76,7 +77,7 @@ def test_what_python_makes_of_them_is_limited_too(make: Callable[..., str], limi
 
 
 def test_without_a_limit_four_are_ahead(dataset: H5Dataset) -> None:
-    assert (pending.BATCHES_AHEAD, pending.NBYTES_AHEAD) == (4, 1 << 30)
+    assert (BATCHES_AHEAD, pending.NBYTES_AHEAD) == (4, 1 << 30)
     loader = DataLoader(dataset)
     list(loader)
     assert loader.stats()["peak_bytes"] == 5 * NBYTES

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from planner_kit import assigned
 
 from solar import _native
-from solar.planner import assign, order, regions
-from solar.planner.assign import Flow
+from solar.planner import order, regions
+from solar.planner.pass_uses import SampleUses
+from solar.planner.planned_passes import Piece
+from solar.planner.sharing import Sharing
 from solar.planner.units import Units, uniform
-from solar.values import World
 
 
 @given(st.data())
@@ -35,38 +36,31 @@ def test_each_rank_gets_its_share_at_home_as_far_as_it_goes(data: st.DataObject)
         assert np.bincount(took, minlength=ranks).tolist() == wanted
 
 
+def sharing(units: Units, node_of: list[int], balance: str = "equal") -> Sharing:
+    """As rank 0 sees it."""
+    piece = Piece(0, 0, regions.whole(units))
+    return Sharing([piece], np.array(node_of, np.int32), len(node_of), 0, [0], 0, balance, "mpi")
+
+
+def uses_of(made: order.ShuffledUses, batch: int) -> SampleUses:
+    starts = order.steps(made, batch, drop_last=True)
+    return SampleUses(None, made.of(0)[: starts[-1]], starts)
+
+
 @pytest.mark.parametrize(("batch", "wanted"), [(16, 0.1), (64, 0.05), (256, 0.025)])
 def test_the_overflow_is_what_the_theory_says(batch: int, wanted: float) -> None:
     ranks = 8
-    flow = Flow(
-        order.distributed(80_000, ranks=ranks), uniform(80_000, 100), World(0, ranks, 0, 1), batch, drop_last=True
-    )
-    away, travels, busiest = flow.overflow(0)
-    assert away == travels  # a rank a node
-    assert away / int(flow.starts[-1]) == pytest.approx(wanted, rel=0.15)
-    assert busiest <= batch
+    uses = uses_of(order.distributed(80_000, ranks=ranks), batch * ranks)
+    taken, provided = sharing(uniform(80_000, 100), list(range(ranks))).who(uses)
+    assert np.mean(taken != provided) == pytest.approx(wanted, rel=0.15)
+    step = np.repeat(np.arange(len(uses.starts) - 1), np.diff(uses.starts))
+    assert np.all(np.bincount(step * ranks + taken) == batch)
 
 
-def test_on_one_node_nothing_travels() -> None:
-    flow = Flow(order.distributed(1000, ranks=4), uniform(1000, 100), World(0, 4, 0, 4), 8)
-    away, travels, busiest = flow.overflow(0)
-    assert away > 0
-    assert (travels, busiest) == (0, 0)
-
-
-def test_uneven_shares_stay_at_home_and_come_with_exact_weights() -> None:
-    units, world = uniform(100, 10), World(0, 4, 0, 2)
-    items, starts = order.distributed(100, ranks=4).of(0), np.array([0, 40, 80, 100])
-    taking = assign.takers(items, starts, units, world, balance="uneven")
-    assert taking.tolist() == assign.home_of(items, units, world).tolist()
-    taken = assign.shares(taking, starts, 4)
-    assert taken.sum(axis=1).tolist() == [40, 40, 20]
-    losses = np.random.default_rng(0).normal(size=100)
-    for step, (begin, end) in enumerate(pairwise(starts)):
-        mean_of = [losses[begin:end][taking[begin:end] == rank].mean() for rank in range(4)]
-        assert np.mean(assign.weights(taken)[step] * mean_of) == pytest.approx(losses[begin:end].mean())
-    with pytest.raises(ValueError, match="'equal' or 'uneven'"):
-        assign.takers(items, starts, units, world, balance="even")
+def test_uneven_shares_stay_at_home() -> None:
+    uses = uses_of(order.distributed(100, ranks=4), 20)
+    taken, provided = sharing(uniform(100, 10), [0, 0, 1, 1], "uneven").who(uses)
+    assert taken.tolist() == provided.tolist() == (uses.rows // 25).tolist()
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 5), st.booleans())
@@ -87,21 +81,3 @@ def test_homes_are_whole_units_about_equal_in_bytes_and_every_item_has_one(
     assert not np.any(bounds % per_unit)
     home_nbytes = [nbytes[a // per_unit : b // per_unit].sum() for a, b in pairwise(bounds)]
     assert max(home_nbytes) <= nbytes.sum() / ranks + nbytes.max()
-
-
-@pytest.mark.parametrize("exchange", [True, False])
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_the_nodes_provide_every_use_once(exchange: bool, drop_last: bool) -> None:
-    made, units, world = order.distributed(103, ranks=6), uniform(103, 10, per_unit=4), World(0, 6, 0, 2)
-    flow = Flow(made, units, world, 5, drop_last, exchange)
-    for epoch in range(2):
-        wanted = [step.tolist() for step in np.split(made.of(epoch)[: flow.starts[-1]], flow.starts[1:-1])]
-        found: list[list[int]] = [[] for _ in wanted]
-        for node in regions.of_nodes(units, world):
-            items, starts = flow.uses(node)(epoch)
-            for step, mine in zip(found, np.split(items + node.begin, starts[1:-1]), strict=True):
-                step += mine.tolist()
-        missing = sum(len(step) for step in wanted) - sum(len(step) for step in found)
-        assert missing == (0 if exchange else flow.overflow(epoch)[1])
-        if exchange:
-            assert [sorted(step) for step in found] == [sorted(step) for step in wanted]

@@ -17,7 +17,8 @@ from solar.io.machine import available as machine
 from solar.io.machine import profile
 from solar.io.machine.figures import size
 from solar.io.machine.quantities import size_of
-from solar.io.read.run import READ_PIECE, pooled_nbytes, scratch_nbytes
+from solar.io.read.run import READ_PIECE, scratch_nbytes
+from solar.planner.budget import Needs, divided, pooled_nbytes
 from solar.torch.buffer import budget
 from solar.values import Storage
 
@@ -101,9 +102,9 @@ def test_a_storage_may_be_a_profile_and_must_exist(make: Callable[..., str], tmp
 @pytest.mark.parametrize("ahead", [1, 4, 40])
 @pytest.mark.parametrize("more", [0, 1, 2_000, 20_000, 1 << 20, 1 << 30])
 def test_a_budget_never_exceeds_the_buffer(more: int, ahead: int, ranks: int) -> None:
-    needs = budget.Needs(waiting=1_000, beside=3_000, scratch=300, threads=3, ahead=ahead)
+    needs = Needs(waiting=1_000, beside=3_000, scratch=300, threads=3, ahead=ahead)
     nbytes = ranks * needs.least + more
-    made = budget.divided(nbytes, 10, [needs] * ranks)
+    made = divided(nbytes, 10, [needs] * ranks)
     taken = made.parts + ranks * (made.staged * 1_000 + 3_000 + made.scratch * 3)
     assert taken == nbytes
     assert 1 <= made.staged <= ahead
@@ -197,7 +198,7 @@ def test_more_samples_than_plans_number_are_read_without(
 ) -> None:
     caplog.set_level(logging.INFO, "solar")
     monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr("solar.torch.buffer.budget.MOST_SAMPLES", 4095)
+    monkeypatch.setattr("solar.planner.units.MOST_SAMPLES", 4095)
     with DataLoader(chunked(make), 64, buffer=buffer) as loader:
         assert len(list(loader)) == 64
         assert loader._buffered.running is None

@@ -17,8 +17,8 @@ from torch.utils.data import RandomSampler
 
 from solar import DataLoader, H5Dataset, PlanSampler, ReadError, _native
 from solar.io.read.run import Running
+from solar.planner import planned_passes as windows
 from solar.torch.buffer import buffer as buffered
-from solar.torch.buffer import planned_passes as windows
 from solar.torch.buffer import thread as work
 
 BUFFER = 22_000
@@ -151,7 +151,7 @@ def test_without_a_thread_passes_are_planned_when_they_begin(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(work.Background, "start", refuse)
-    monkeypatch.setattr("solar.torch.buffer.buffer.SEGMENTS", (2, 3))
+    monkeypatch.setattr("solar.planner.planned_passes.SEGMENTS", (2, 3))
     with loader_of(dataset, "by a generator", buffer=BUFFER, epochs=7) as loader:
         assert equal(passes(loader, 7), passes(plain(dataset, "by a generator"), 7))
     assert len(runs) == 1

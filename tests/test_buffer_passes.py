@@ -74,7 +74,7 @@ def test_more_epochs_than_were_announced_come_all_the_same(dataset: Any) -> None
 def test_windows_follow_one_another_in_one_run(
     dataset: Any, runs: list[Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("solar.torch.buffer.buffer.SEGMENTS", (2, 3))
+    monkeypatch.setattr("solar.planner.planned_passes.SEGMENTS", (2, 3))
     with loader_of(dataset, "by a generator", buffer=BUFFER) as loader:
         assert equal(passes(loader, 9), passes(plain(dataset, "by a generator"), 9))
         planned, counts = loader._buffered.planned, run_of(loader).counts()

@@ -22,6 +22,8 @@ from solar.cli.compare import Case
 from solar.cli.trace import trace
 from solar.io.machine import figures, profile
 from solar.planner import policies
+from solar.planner.budget import TooSmall
+from solar.planner.course import Plan
 from solar.planner.units import uniform
 from solar.values import Outcome, Storage, World
 
@@ -119,6 +121,7 @@ def test_an_error_names_the_option(option: str, value: str, capsys: pytest.Captu
         ([*SMALL, "--plot", "out.gif"], "--plot out.gif: a picture is .html"),
         ([*SMALL, "--plot", "/none/out.html"], "there is no folder /none"),
         (["plan", "/none.h5", "--memory", "1G"], "/none.h5"),
+        ([*SMALL, "--memory", "1k"], "give at least --memory "),
     ],
 )
 def test_what_cannot_be_planned_is_one_line(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,20 +135,20 @@ def test_a_file_says_what_its_samples_are(make: Callable[..., str], capsys: pyte
     rows = np.zeros((300, 64), "f4")
     chunked = (rows, {"chunks": (10, 64), "compression": "gzip"})
     path = make("scan.h5", x=rows, y=np.zeros((300, 2)), chunked=chunked, other=np.zeros(7))
-    one = asked("plan", path, "/x", "--memory", "20k", "--batch-size", "5", capsys=capsys)
+    one = asked("plan", path, "/x", "--memory", "60k", "--batch-size", "5", capsys=capsys)
     assert (one["samples"], one["nbytes"], one["datasets"]) == (300, 300 * 256, ["/x"])
     assert one["policies"]["torch"]["bytes"] == 300 * 256
-    both = asked("plan", path, "x", "y", "--memory", "20k", "--batch-size", "5", capsys=capsys)
+    both = asked("plan", path, "x", "y", "--memory", "60k", "--batch-size", "5", capsys=capsys)
     assert both["policies"]["torch"]["requests"] == 600
-    assert both["memory"] <= 20 << 10
+    assert both["memory"] == 60 << 10
     assert both["policies"]["torch"]["scans"] * sum(_scans(both, 300 * 256, 300 * 16)) == pytest.approx(
         both["policies"]["torch"]["seconds"]
     )
-    every = asked("plan", path, "--memory", "20k", "--batch-size", "5", capsys=capsys)
+    every = asked("plan", path, "--memory", "60k", "--batch-size", "5", capsys=capsys)
     assert every["datasets"] == ["/chunked", "/x", "/y"]
-    assert main(["plan", path, "x", "other", "--memory", "20k"]) == 1
+    assert main(["plan", path, "x", "other", "--memory", "60k"]) == 1
     assert "the same number of samples, not x: 300, other: 7" in capsys.readouterr().err
-    assert main(["plan", path, "--memory", "20k", "--samples", "10"]) == 1
+    assert main(["plan", path, "--memory", "60k", "--samples", "10"]) == 1
     assert "leave out --samples" in capsys.readouterr().err
 
 
@@ -176,7 +179,7 @@ def test_the_storage_is_given_measured_or_assumed(
     assert (mixed["latency"], mixed["iops"]) == (0.25, 10)
     path = make("a.h5", x=np.zeros((100, 8)))
     profile.save(_profile(Storage(0.5, 5e8, 100, 4)), profile.default_path(path))
-    found = asked("plan", path, "--memory", "1k", capsys=capsys)["storage"]
+    found = asked("plan", path, "--memory", "400k", capsys=capsys)["storage"]
     assert (found["latency"], found["from"]) == (0.5, f"profile {profile.default_path(path)}")
 
 
@@ -185,7 +188,7 @@ def test_decoding_is_counted_and_told_for_chunks_of_many_samples(
 ) -> None:
     rows = np.random.default_rng(0).integers(0, 9, (400, 64)).astype("f4")
     path = make("scan.h5", x=(rows, {"chunks": (20, 64), "compression": "gzip"}), plain=rows)
-    asking = ("plan", path, "x", "--memory", "4k", "--batch-size", "5", "--latency", "1us")
+    asking = ("plan", path, "x", "--memory", "70k", "--batch-size", "5", "--latency", "1us")
     guessed = asked(*asking, capsys=capsys)
     assert guessed["storage"]["decode"] == profile.DECODES[1] * len(os.sched_getaffinity(0))
     slow, fast = (asked(*asking, "--decode", rate, capsys=capsys) for rate in ("1MB/s", "1000GB/s"))
@@ -195,7 +198,7 @@ def test_decoding_is_counted_and_told_for_chunks_of_many_samples(
     assert seconds[0] > 0.1 + seconds[1]
     assert main([*asking, "--decode", "1MB/s"]) == 0
     assert "\ndecoding: 1 MB/s out of chunks of several samples" in capsys.readouterr().out
-    assert main(["plan", path, "plain", "--memory", "4k"]) == 0
+    assert main(["plan", path, "plain", "--memory", "70k"]) == 0
     assert "decoding" not in capsys.readouterr().out
 
 
@@ -241,6 +244,27 @@ def test_several_nodes_are_told_what_travels_between_them_and_what_they_ask_of_t
     assert "Between nodes" not in capsys.readouterr().out
 
 
+def test_what_libhdf5_reads_has_no_buffer_and_that_is_said(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asking = ["plan", zoo, "text", "--memory", "1M", "--batch-size", "2"]
+    answer = asked(*asking, capsys=capsys)
+    assert answer["buffer"] is None
+    assert "is read through libhdf5" in answer["no_buffer"]
+    assert answer["policies"]["solar"]["hits"] == 0
+    assert main(asking) == 0
+    assert "solar's loader has no buffer here: " in capsys.readouterr().out
+
+
+def test_the_batches_of_all_ranks_come_off_the_memory_first(capsys: pytest.CaptureFixture[str]) -> None:
+    one, four = (asked(*SMALL, "--ranks", ranks, capsys=capsys)["buffer"] for ranks in ("1", "4"))
+    ahead = asked(*SMALL, "--ahead", "1", capsys=capsys)["buffer"]
+    assert four["ready"] == 1  # they would take more than a quarter
+    assert four["batches"] > 2 * one["batches"]
+    assert ahead["batches"] < one["batches"]
+    assert (one["ready"], ahead["ready"]) == (4, 1)
+    for divided in (one, four, ahead):
+        assert divided["samples"] + divided["batches"] + divided["scratch"] == 500 << 10
+
+
 def test_uses_are_reads_and_hits_for_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
     answer = asked(*SMALL, "--ranks", "4", "--ranks-per-node", "2", capsys=capsys)
     for name, outcome in answer["policies"].items():
@@ -279,7 +303,7 @@ def test_a_rate_is_never_told_without_the_storage_it_is_modelled_for(
     fields: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 0)
-    asking = ["plan", fields, "--memory", "20k", "--batch-size", "5"]
+    asking = ["plan", fields, "--memory", "60k", "--batch-size", "5"]
     given = ["--latency", "1ms", "--bandwidth", "2GB/s", "--iops", "100"]
     profile.save(_profile(Storage(0.5, 5e8, 100, 4)), kept := Path(fields).parent / "disk.json")
     kinds = {"a guessed": asking, "the given": [*asking, *given], "an assumed": SMALL}
@@ -295,7 +319,7 @@ def test_a_rate_is_never_told_without_the_storage_it_is_modelled_for(
 def test_what_the_page_cache_holds_is_nothing_to_plan(
     fields: str, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asking = ["plan", fields, "--memory", "20k", "--batch-size", "5"]
+    asking = ["plan", fields, "--memory", "60k", "--batch-size", "5"]
     monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 1 << 30)
     assert main(asking) == 0
     shown = capsys.readouterr().out
@@ -305,7 +329,7 @@ def test_what_the_page_cache_holds_is_nothing_to_plan(
     assert "times as fast" not in shown
     assert asked(*asking, capsys=capsys)["fits_page_cache"] is True
     packed = make("b.h5", x=(np.zeros((300, 64), "f4"), {"chunks": (20, 64), "compression": "gzip"}))
-    assert main(["plan", packed, "--memory", "20k", "--batch-size", "5"]) == 0
+    assert main(["plan", packed, "--memory", "60k", "--batch-size", "5"]) == 0
     assert "only decoding is left to plan.\nThe figures are for" in capsys.readouterr().out
     monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 300 * (8 + 256 + 8))
     assert asked(*asking, capsys=capsys)["fits_page_cache"] is False
@@ -326,11 +350,22 @@ def case(samples: int, **changes: Any) -> Case:
     return replace(made, **changes)
 
 
+def plan_of(one: Case) -> Plan:
+    """Of the first node."""
+    made = answer_to(one).plan
+    assert made is not None
+    return made.windows[0].plans[0]
+
+
+def answer_to(one: Case) -> compare.Answer:
+    return compare.answer([one], compare.job_of([one], one.memory))
+
+
 def test_a_large_data_set_is_followed_on_a_smaller_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = compare.answer(case(20_000))
+    exact = answer_to(case(20_000))
     assert exact.estimated == ()
     monkeypatch.setattr(compare, "MOST_LRU", 20_000)
-    about = compare.answer(case(20_000))
+    about = answer_to(case(20_000))
     assert about.estimated == ("lru",)
     assert about.outcomes["lru"].hits == pytest.approx(exact.outcomes["lru"].hits, rel=0.2)
     assert about.outcomes["lru"].seconds == pytest.approx(exact.outcomes["lru"].seconds, rel=0.02)
@@ -341,7 +376,7 @@ def test_a_large_data_set_is_followed_on_a_smaller_copy(monkeypatch: pytest.Monk
 
 def test_a_policy_is_what_the_planner_counts() -> None:
     one = case(1000)
-    found = compare.answer(one).outcomes["pinned"]
+    found = answer_to(one).outcomes["pinned"]
     room = one.memory
     assert found == policies.pinned(one.order, one.units, one.world, batch=10, memory=room, storage=one.storage)
 
@@ -353,17 +388,19 @@ def test_a_policy_is_what_the_planner_counts() -> None:
 @pytest.mark.parametrize(("ranks", "per_node", "share"), [(1, 1, 0.25), (1, 1, 0.8), (4, 2, 0.25)])
 def test_the_memory_is_full_and_never_more(per_unit: int, ranks: int, per_node: int, share: float) -> None:
     units = uniform(4000, 100, per_unit=per_unit)
-    memory = int(share * 400_000 * per_node / ranks)
-    one = case(4000, units=units, world=World(0, ranks, 0, per_node), memory=memory)
-    way = compare.answer(one).way
-    assert way is not None
-    found = trace(one, way)
+    one = case(4000, units=units, world=World(0, ranks, 0, per_node), memory=1)
+    with pytest.raises(TooSmall) as caught:
+        answer_to(one)
+    memory = caught.value.least + int(share * 400_000 * per_node / ranks)
+    plan = plan_of(replace(one, memory=memory))
+    found = trace(plan)
     assert found is not None
-    steps = -(-4000 // (10 * ranks))
+    steps, room = -(-4000 // (10 * ranks)), plan.terms.room
+    assert room < memory
     assert len(found.held) == 3 * steps
-    assert found.held.max() <= memory
-    assert found.held[: 2 * steps].min() > 0.75 * memory
-    assert found.held[-1] <= way.pinned * 100 + 10 * 100 * ranks
+    assert found.held.max() <= room
+    assert found.held[: 2 * steps].min() > 0.75 * room
+    assert found.held[-1] <= plan.way.pinned * 100 + 10 * 100 * ranks
     assert np.all(np.diff(found.step_at) > 0)
     assert found.place.min() >= 0
     assert found.place.max() < per_node / ranks
@@ -371,10 +408,7 @@ def test_the_memory_is_full_and_never_more(per_unit: int, ranks: int, per_node: 
 
 
 def test_what_holds_all_of_it_has_nothing_to_show() -> None:
-    one = case(1000, memory=200_000)
-    way = compare.answer(one).way
-    assert way is not None
-    assert trace(one, way) is None
+    assert trace(plan_of(case(1000, memory=300_000))) is None
 
 
 # --- pictures ----
@@ -414,11 +448,11 @@ def test_a_picture_of_several_fields_is_of_all_of_them_and_says_that_it_is_model
 ) -> None:
     monkeypatch.setattr("solar.io.machine.available.page_cache_nbytes", lambda: 0)
     path = tmp_path / "out.html"
-    asking = ["plan", fields, "--memory", "20k", "--batch-size", "5", "--iops", "100", "--plot", str(path)]
+    asking = ["plan", fields, "--memory", "60k", "--batch-size", "5", "--iops", "100", "--plot", str(path)]
     assert main(asking) == 0
     text = path.read_text()
     assert "300 samples of /angle, /image, /mask, 272 B each, 79.7 KiB in all</h1>" in text
-    assert re.search(r"<p>1 rank on 1 node, 5 samples each a step; (19\.9|20) KiB on each node: 25% of", text)
+    assert re.search(r"<p>1 rank on 1 node, 5 samples each a step; 60 KiB on each node: 75% of", text)
     assert re.search(r"<p>Modelled, for a guessed storage of .* and 100 requests/s\.</p>", text)
     assert "page cache" not in text
     assert len(re.findall('class="title"', text)) == 4
@@ -435,8 +469,8 @@ def test_few_dots_are_drawn_large_enough_to_be_seen() -> None:
 
 
 def test_bars_are_as_long_as_what_they_say() -> None:
-    answered = compare.Answer({"torch": _outcome(8.0), "solar": _outcome(2.0)}, {}, (), 0.0, 0.0)
-    text = plot.page(["x & y"], plot.panels([case(10)], [answered], answered)[0])
+    answered = compare.Answer({"torch": _outcome(8.0), "solar": _outcome(2.0)}, {}, ())
+    text = plot.page(["x & y"], plot.panels([case(10)], answered)[0])
     lengths = [float(length) for length in re.findall(r'<rect [^>]*width="([0-9.]+)"', text)]
     assert lengths[0] == pytest.approx(4 * lengths[1], rel=0.01)
     assert "x &amp; y" in text

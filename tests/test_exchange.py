@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from solar.errors import PlanError, ReadError
-from solar.io.exchange.exchanged import Parcels, inbox_nbytes, mail
+from solar.io.exchange.exchanged import inbox_nbytes, mail
+from solar.values import Parcels
 
 PROGRAM = Path(__file__).with_name("exchange_program.py")
 BAD = 44  # a sample that cannot be read

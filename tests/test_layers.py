@@ -19,7 +19,7 @@ IO = "io.field io.given io.layout io.read io.libhdf5 io.ranks io.exchange io.wor
 MAY_IMPORT = {
     "errors": "",
     "values": "errors",
-    "planner": VALUES,
+    "planner": f"{VALUES} io.machine",
     "io.machine": VALUES,
     "io.workers": "errors io.machine",
     "io.libhdf5": f"{VALUES} io.machine",

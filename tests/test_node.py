@@ -31,11 +31,11 @@ import solar
 from solar.errors import ReadError
 from solar.io.ranks.node import join
 from solar.io.read.reader import Rows
-from solar.io.read.run import Running, RunPart, Told, shared_nbytes
-from solar.planner import Plan, plan_rows
+from solar.io.read.run import Running, shared_nbytes
+from solar.planner.course import Plan, plan_rows
 from solar.planner.sweep import KeepPolicy
 from solar.planner.units import of_layout
-from solar.values import Script, Storage
+from solar.values import RunPart, Script, Storage, Told
 
 SAMPLES, SHAPE, STEP = 64, (4, 8), 6
 DISK = Storage(latency=1e-3, bandwidth=1e8, iops=500)

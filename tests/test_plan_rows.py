@@ -19,7 +19,8 @@ from planner_kit import check_course, some_layouts
 import solar
 from solar import _native
 from solar.errors import PlanError
-from solar.planner import Plan, costs, plan_rows
+from solar.planner import costs
+from solar.planner.course import Plan, plan_rows
 from solar.planner.regions import Region
 from solar.planner.sweep import Counts, KeepPolicy, Terms, swept_uses, total
 from solar.planner.units import Units, of_layout, uniform
@@ -271,7 +272,7 @@ def test_a_course_keeps_no_order() -> None:
 def test_of_large_data_sets_fewer_ways_are_counted(monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
     units = uniform(400, 1000, stored=600 if kept == "stored" else None)
     region = Region(units, 0, 400)
-    terms = Terms(100_000, 3000, batch=0)
+    terms = Terms(100_000, 3000)
     few = len(list(costs.candidates(region, terms, storage(3000), (False,))))
     monkeypatch.setattr(costs, "FORMULA_ITEMS", 300)
     monkeypatch.setattr(costs, "SMALL_ITEMS", 300)

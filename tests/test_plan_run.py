@@ -14,7 +14,7 @@ import solar
 from solar import _native
 from solar.errors import PlanError
 from solar.io.read.engine import Engine, source_of
-from solar.planner import Plan, plan_rows
+from solar.planner.course import Plan, plan_rows
 from solar.planner.sweep import KeepPolicy, total
 from solar.planner.units import of_layout
 from solar.values import Layout, Storage

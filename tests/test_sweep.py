@@ -112,7 +112,7 @@ def test_a_lasting_sweep_reads_what_the_best_cache_would_and_little_more(f: floa
     # No cache finds more than f of an epoch there. Beside that: what the steps ahead hold when an epoch begins.
     samples, batch, ahead = 4000, 8, 6
     region, starts = Region(uniform(samples, 1000), 0, samples), np.append(np.arange(0, samples, batch), samples)
-    terms = Terms(int(f * samples) * 1000, 0, ahead, batch=0)
+    terms = Terms(int(f * samples) * 1000, 0, ahead)
     uses = lambda epoch: (_native.randperm(samples, epoch), starts)  # noqa: E731
     lasting, plain = (
         total(one.counts for one in steady(region, way, uses, range(6), range(1, 3), terms)).reads / 2
@@ -142,7 +142,7 @@ def swept(f: float, gap: int, pinned: float = 0.0, burst: int = 0) -> tuple[floa
     """Scans of an epoch, and its counts."""
     region = Region(uniform(N, 1), 0, N)
     starts = np.append(np.arange(0, N, BATCH), N)
-    way, terms = KeepPolicy(int(pinned * N), burst), Terms(int(f * N), gap, batch=BATCH)
+    way, terms = KeepPolicy(int(pinned * N), burst), Terms(int(f * N), gap)
     measured = range(1, 3)
     found = steady(region, way, lambda epoch: (_native.randperm(N, epoch), starts), range(6), measured, terms)
     counts = total(one.counts for one in found)
@@ -175,7 +175,7 @@ def test_larger_bursts_cost_bytes() -> None:
     region, starts = Region(uniform(N, 1), 0, N), np.append(np.arange(0, N, BATCH), N)
 
     def counted(burst: int) -> Counts:
-        way, terms = KeepPolicy(burst=burst), Terms(N // 4, 20, batch=BATCH)
+        way, terms = KeepPolicy(burst=burst), Terms(N // 4, 20)
         uses = lambda epoch: (_native.randperm(N, epoch), starts)  # noqa: E731
         return total(one.counts for one in steady(region, way, uses, range(6), range(1, 3), terms))
 

@@ -16,7 +16,7 @@ import sys
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,19 +27,12 @@ from solar.io.exchange.underway import Batch, Stretch, Underway
 from solar.io.machine.late import Late, until
 from solar.io.ranks.mail import Mail
 from solar.io.ranks.mail import mail as mail
-from solar.io.read.run import Running, Told
+from solar.io.read.run import Running
+from solar.values import Parcels, Told
 
 log = logging.getLogger("solar")
 
 LAST_WORDS = 5.0  # seconds that all ranks have to close, once one does
-
-
-class Parcels(NamedTuple):
-    """What travels between ranks in a stretch of batches, whose steps are counted from 0."""
-
-    sizes: NDArray[np.int64]  # rows of this rank's own batches
-    sent: NDArray[np.int64]  # [n, 4] ascending by step: step, peer, and which rows of the batch's memory: begin, end
-    come: NDArray[np.int64]  # [m, 3] ascending by (step, peer), as the sender has them: step, peer, place in the batch
 
 
 def inbox_nbytes(parcels: Parcels, row_nbytes: int, window: int) -> int:

@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,13 @@ def decodes(layout: Layout) -> float:
     """Bytes a second that one core decodes of this Layout's chunks, by its slowest filter; no end without filters."""
     filters = [one.id for form in layout.forms for one in form.filters]
     return min((DECODES.get(number, DECODES_ELSE) for number in filters), default=math.inf)
+
+
+def with_decoding(storage: Storage, layout: Layout, cores: int) -> Storage:
+    """With what so many cores, of those that this node has, decode of a Layout's chunks, where nobody says."""
+    if storage.decode != float("inf"):
+        return storage
+    return replace(storage, decode=decodes(layout) * min(cores, os.cpu_count() or cores))
 
 
 def default_path(path: str | os.PathLike[str]) -> Path:

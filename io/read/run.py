@@ -10,8 +10,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,34 +19,12 @@ from solar import _native
 from solar.io.machine.late import Late, until
 from solar.io.read.engine import COUNT_NAMES, LAST_WAIT, Engine
 from solar.io.read.reader import Rows
-from solar.values import Layout, Script
+from solar.values import Layout, RunPart, Told
 
 log = logging.getLogger("solar")
 
-READER_SCRATCH = 8 << 20  # bytes that each of the engine's threads may use beside the buffer, where there is as much
-HUGE = 2 << 20  # bytes of a huge page, of which large batches take whole ones
 SHARED_PAGE = 4 << 10  # at which each part begins in a node's memory
 READ_PIECE = 5 << 20  # what a thread reads of samples that are not encoded in one go, at most, with what lies around it
-
-
-@dataclass(frozen=True)
-class RunPart:
-    """One field of one H5Dataset: where its samples go, and how what is read of it is kept."""
-
-    field: int  # of the batch; parts of one field share its memory
-    pages: int
-    page: int  # bytes
-    stored: bool  # kept as it is stored, and decoded at each use
-    direct: bool  # nothing but what is pinned is kept
-    ahead: int  # steps between the issue of a read and its use
-    gap: int  # a smaller hole between two reads is read, too
-
-
-class Told(NamedTuple):
-    """What an epoch, or another stretch of batches, is for one part."""
-
-    script: Script
-    positions: NDArray[np.int32] | None  # of each use in its batch; None: they are in order
 
 
 class Run(Protocol):
@@ -207,16 +184,6 @@ def threads() -> int:
 def shared_nbytes(parts: Sequence[RunPart]) -> int:
     """What the memory of a node needs for these parts (io/ranks/node.py: join)."""
     return sum(-(-part.pages * part.page // SHARED_PAGE) * SHARED_PAGE for part in parts)
-
-
-def pooled_nbytes(nbytes: int) -> int:
-    """What the memory of a batch of so many bytes takes: eight sizes to each power of two, in whole pages."""
-    step = 4 << 10
-    while step * 16 < nbytes:
-        step *= 2
-    if nbytes >= HUGE:
-        step = max(step, HUGE)
-    return max(1, -(-nbytes // step)) * step
 
 
 def scratch_nbytes(layout: Layout) -> int:

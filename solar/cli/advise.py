@@ -8,20 +8,25 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from solar.cli import quantities, words
-from solar.cli.plan import fits_page_cache, modelled, storage_of
-from solar.errors import LayoutError
+from solar.cli.compare import scratch_of
+from solar.cli.plan import fits_page_cache, storage_of
+from solar.cli.planned import modelled
+from solar.errors import LayoutError, PlanError
 from solar.io.compress.advise import Trial, candidates, settings, tried
 from solar.io.compress.codec import Codec
 from solar.io.compress.selection import COMPRESSED, REST, Part, select
 from solar.io.layout.hdf5 import inspect
 from solar.io.libhdf5.opening import look, opened
 from solar.io.machine import figures
-from solar.planner import order, simulate
+from solar.io.read.run import scratch_nbytes, threads
+from solar.planner.budget import SampleBytes, TooSmall, divided, needs
+from solar.planner.job import LOADERS_PACE, predicted
+from solar.planner.order import distributed
 from solar.planner.units import Units, of_layout, uniform
-from solar.values import Outcome, Storage, World
+from solar.values import Outcome, Storage
 
 EPOCHS_FORESEEN = 3
 
@@ -41,6 +46,13 @@ class Advice:
     part: Part
     trials: list[tuple[Trial, Gain | None]]
     now: Gain | None  # as it is stored
+
+
+class Fields(NamedTuple):
+    """All that is tried, as the fields of a sample."""
+
+    nbytes: int
+    samples: list[SampleBytes]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,8 +78,9 @@ def run(arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]
         raise LayoutError(f"{path}: solar compressed its samples already: give --advise the original file")
     if not found:
         raise LayoutError(f"{path}: it has no samples to be compressed; `solar inspect {path}` shows what it has")
-    total = sum(part.nbytes for part, _ in found)
-    advised = [_advice(path, part, trials, arguments, storage, part.nbytes / total) for part, trials in found]
+    samples = [SampleBytes(part.nbytes // part.shape[0]) for part, _ in found]
+    fields = Fields(sum(part.nbytes for part, _ in found), samples)
+    advised = [_advice(path, part, trials, arguments, storage, fields) for part, trials in found]
     if arguments.json:
         print(json.dumps(as_json(path, advised, arguments, storage), indent=1))
     else:
@@ -77,26 +90,44 @@ def run(arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]
 
 
 def _advice(
-    path: str, part: Part, trials: list[Trial], arguments: argparse.Namespace, storage: Storage, share: float
+    path: str, part: Part, trials: list[Trial], arguments: argparse.Namespace, storage: Storage, fields: Fields
 ) -> Advice:
     """What was tried, and what its share of the memory makes of it: by its values, as one of the fields of a sample."""
     if arguments.memory is None:
         return Advice(part, [(trial, None) for trial in trials], None)
-    memory = int(arguments.memory * share)
     rows, samples = part.chunk[0], part.shape[0]
-    sample = part.nbytes // samples
+    sample, share = part.nbytes // samples, part.nbytes / fields.nbytes
     gains: list[tuple[Trial, Gain | None]] = []
     for trial in trials:
         units = uniform(samples, sample, per_unit=rows, stored=max(1, math.ceil(sample * rows / trial.ratio)))
-        gains.append((trial, _gain(units, memory, arguments.batch_size, storage)))
-    now = of_layout(inspect(path, part.name, cache=None))
-    return Advice(part, gains, _gain(now, memory, arguments.batch_size, storage))
+        gains.append((trial, _gain(units, scratch_of(units), arguments, storage, share, fields.samples)))
+    layout = inspect(path, part.name, cache=None)
+    now = _gain(of_layout(layout), scratch_nbytes(layout), arguments, storage, share, fields.samples)
+    return Advice(part, gains, now)
 
 
-def _gain(units: Units, memory: int, batch: int, storage: Storage) -> Gain:
-    shuffled = order.distributed(units.samples, seed=0, ranks=1)
-    found = simulate(shuffled, units, World(0, 1), batch=batch, memory=memory, storage=storage)
-    return Gain(min(1.0, memory / max(1, units.total_nbytes)), found.outcome)
+def _gain(
+    units: Units,
+    scratch: int,
+    arguments: argparse.Namespace,
+    storage: Storage,
+    share: float,
+    samples: list[SampleBytes],
+) -> Gain:
+    """What a loader with this buffer makes of a field that has such a share of what is kept."""
+    memory, batch = arguments.memory, arguments.batch_size
+    if memory:
+        taken = needs(samples, LOADERS_PACE, batch, scratch=scratch, threads=threads())
+        try:
+            memory = divided(memory, batch, [taken]).parts
+        except TooSmall as error:
+            raise PlanError(
+                f"--memory {memory}: the batches alone take {error.least:,} bytes in the loader; give more"
+            ) from None
+    memory = int(memory * share)
+    shuffled = distributed(units.samples)
+    found = predicted(shuffled, units, storage, batch=batch, memory=memory, epochs=EPOCHS_FORESEEN)
+    return Gain(min(1.0, memory / max(1, units.total_nbytes)), found)
 
 
 # --- what is said ----

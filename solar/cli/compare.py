@@ -1,20 +1,25 @@
-"""One data set on one machine, by the policy of each: what an epoch costs. Pure."""
+"""One data set on one machine, by the policy of each: what an epoch costs. Ours is what the loader plans. Pure."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from solar.planner import order, policies, regions, simulate
-from solar.planner.assign import Flow
+import numpy as np
+
+from solar.io.read.engine import GAP
+from solar.io.read.run import READ_PIECE, threads
+from solar.planner import order, policies, regions
+from solar.planner.budget import AheadSpec, SampleBytes
+from solar.planner.job import ALL_NODES, Job, NodePlan, planned
 from solar.planner.order import ShuffledUses
-from solar.planner.sweep import KeepPolicy, backwards
+from solar.planner.planned_passes import Piece
 from solar.planner.units import Units, uniform
-from solar.values import Outcome, Storage, World
+from solar.values import BATCHES_AHEAD, Outcome, Storage, World
 
 POLICY_NAMES = {
     "torch": "PyTorch",
@@ -29,7 +34,7 @@ ORDERS_KEPT = 4  # epochs whose order is kept
 
 @dataclass(frozen=True)
 class Case:
-    """One question: whose data, what machine, what training."""
+    """One question: a field of whose data, what machine, what training."""
 
     name: str  # of the data set
     units: Units
@@ -39,6 +44,7 @@ class Case:
     storage: Storage
     seed: int
     epochs: int
+    scratch: int = 0  # the least memory that a read takes beside the buffer
 
     @cached_property
     def order(self) -> ShuffledUses:
@@ -75,51 +81,107 @@ class Answer:
     outcomes: dict[str, Outcome]
     first_batch: dict[str, float]
     estimated: tuple[str, ...]
-    plan_seconds: float
-    overflow_fraction: float
+    first_epoch: Outcome | None = None  # ours, with all that is read before the first batch
+    plan: NodePlan | None = None  # the first node's, as its loaders make it
+    plan_seconds: float = 0.0  # that an epoch of it took to be made
+    nodes: int = 1  # that were planned; fewer than there are: the others were taken to be alike
+    overflow_fraction: float = 0.0
     travel: Travel = Travel(0, 0, 0, 0)
-    way: KeepPolicy | None = None  # of our plan, of its first node
 
 
-def answer(case: Case) -> Answer:
-    """What each policy makes of one case."""
-    of = case.order, case.units, case.world
-    settings: dict[str, Any] = {"batch": case.batch, "storage": case.storage}
-    cached: dict[str, Any] = settings | {"memory": case.memory}
-    least, scale = _lru(case)
-    outcomes = {
-        "torch": policies.torch(*of, **settings),
-        "lru": least,
-        "pinned": policies.pinned(*of, **cached),
-        "solar_paper": policies.solar_paper(*of, **cached),
-    }
-    ours = simulate(*of, **cached)
-    outcomes["solar"] = ours.outcome
-    first, estimated = _first_batch(case, outcomes), ("lru",) if scale != 1 else ()
-    seconds, travel = _plan_seconds(case, ours.way), _travel(case)
-    return Answer(outcomes, first, estimated, seconds, ours.overflow_fraction, travel, ours.way)
+def scratch_of(units: Units) -> int:
+    """What a read takes beside the buffer, of a data set that there is not yet."""
+    if units.per_unit == 1 and not units.encoded:
+        return min(units.sample_nbytes, READ_PIECE)
+    return 2 * units.per_unit * units.sample_nbytes + units.stored_nbytes
 
 
-def _travel(case: Case) -> Travel:
-    """What travels in the second epoch, which stands for all."""
-    flow = Flow(case.order, case.units, case.world, case.batch)
-    _, samples, most = flow.overflow(1) if flow.nodes > 1 else (0, 0, 0)
-    each = case.units.sample_nbytes
-    return Travel(len(flow.starts) - 1, samples, samples * each, most * each)
+def job_of(cases: Sequence[Case], memory: int, ahead: int = BATCHES_AHEAD) -> Job:
+    """What the loader is asked: all fields of a sample together, with so much memory on each node."""
+    one = cases[0]
+    return Job(
+        pieces=[Piece(0, at, regions.whole(case.units)) for at, case in enumerate(cases)],
+        storages=[case.storage for case in cases],
+        fields=[SampleBytes(case.units.sample_nbytes) for case in cases],
+        scratch=max(case.scratch for case in cases),
+        order=one.order,
+        world=one.world,
+        batch=one.batch,
+        memory=memory,
+        epochs=one.epochs,
+        pace=AheadSpec(ahead, 0),
+        threads=threads(),
+        gap=GAP,
+    )
 
 
-def _plan_seconds(case: Case, way: KeepPolicy) -> float:
-    """How long one epoch takes to plan on the first node, its order included; the way is known by then."""
-    epochs = range(2)
-    new = replace(case, seed=case.seed + len(epochs))  # its orders are not made yet
-    flow = Flow(new.order, new.units, new.world, new.batch)
-    terms = flow.terms(new.memory, new.storage.gap, 0, epochs[1:])
-    node = regions.of_nodes(new.units, new.world)[0]
-    planned = backwards(node, way, flow.uses(node), epochs, terms, record=True)
-    next(planned)  # the last, which begins with nothing in memory
+def answer(cases: Sequence[Case], job: Job) -> Answer:
+    """What each policy costs per epoch; where there are few epochs, as far as those go."""
     begin = time.perf_counter()
-    next(planned)
-    return time.perf_counter() - begin
+    first = planned(job)
+    seconds = (time.perf_counter() - begin) / len(first.epochs)
+    alike = job.nodes * job.order.uses > ALL_NODES
+    plans = [first, *(planned(job, node) for node in range(1, 1 if alike else job.nodes))]
+    others, scaled = _others(cases)
+    later, whole = ([one.outcome(epochs) for one in plans] for epochs in (first.later, range(1)))
+    scan = sum(case.scan_seconds for case in cases)
+    outcomes = others | {"solar": _of_nodes(later, job.nodes, scan)}
+    away, travel = _travel(job)
+    return Answer(
+        outcomes, _first_batch(cases, outcomes), scaled, _of_nodes(whole, job.nodes, scan), first, seconds, len(plans),
+        away, travel,
+    )  # fmt: skip
+
+
+def _of_nodes(found: list[Outcome], nodes: int, scan: float) -> Outcome:
+    """What all nodes cost together, of which these were planned: side by side, on one storage."""
+    summed = summed_up(found)
+    whole = summed if len(found) == nodes else times(summed, nodes / len(found))
+    return replace(whole, scans=whole.seconds / scan, peak_bytes=max(one.peak_bytes for one in found))
+
+
+def _others(cases: Sequence[Case]) -> tuple[dict[str, Outcome], tuple[str, ...]]:
+    """What others cost, field by field; and which of them were followed on a smaller copy."""
+    found: dict[str, list[Outcome]] = {}
+    scaled = set()
+    for case in cases:
+        of = case.order, case.units, case.world
+        settings: dict[str, Any] = {"batch": case.batch, "storage": case.storage}
+        cached: dict[str, Any] = settings | {"memory": case.memory}
+        least, scale = _lru(case)
+        scaled |= {"lru"} if scale != 1 else set()
+        by = {
+            "torch": policies.torch(*of, **settings),
+            "lru": least,
+            "pinned": policies.pinned(*of, **cached),
+            "solar_paper": policies.solar_paper(*of, **cached),
+        }
+        for name, one in by.items():
+            found.setdefault(name, []).append(one)
+    scan = sum(case.scan_seconds for case in cases)
+    summed = {name: summed_up(parts) for name, parts in found.items()}
+    return {name: replace(one, scans=one.seconds / scan) for name, one in summed.items()}, tuple(sorted(scaled))
+
+
+def summed_up(found: Sequence[Outcome]) -> Outcome:
+    """Outcomes whose costs add up."""
+    return Outcome(**{field.name: sum(getattr(one, field.name) for one in found) for field in fields(Outcome)})
+
+
+def _travel(job: Job) -> tuple[float, Travel]:
+    """Of the second epoch, which stands for all: the samples not taken where they are provided; and what travels."""
+    uses = job.uses(1)
+    steps = len(uses.starts) - 1
+    if job.world.ranks == 1:
+        return 0.0, Travel(steps, 0, 0, 0)
+    own = job.sharing(0)
+    taken, provided = job.who(1)
+    far = own.node_of[taken] != own.node_of[provided]
+    step = np.repeat(np.arange(steps), np.diff(uses.starts))[far]
+    busiest = int(np.bincount(step * job.nodes + own.node_of[taken[far]]).max(initial=0))
+    each = sum(field.read for field in job.fields)
+    away = np.count_nonzero(taken != provided) / len(taken)
+    return away, Travel(steps, len(step), len(step) * each, busiest * each)
 
 
 def _lru(case: Case) -> tuple[Outcome, float]:
@@ -155,33 +217,14 @@ def times(outcome: Outcome, scale: float) -> Outcome:
     )
 
 
-def _first_batch(case: Case, names: Iterable[str]) -> dict[str, float]:
+def _first_batch(cases: Sequence[Case], names: Iterable[str]) -> dict[str, float]:
     """How long the first step takes with nothing in memory: read singly, or sorted and joined by those that do so."""
-    uses = min(case.batch * case.world.ranks, case.order.uses)
-    first = order.given([case.order.of(0)[:uses]] * 2, case.units.samples)
-    of = first, case.units, case.world
-    settings: dict[str, Any] = {"batch": case.batch, "storage": case.storage}
-    singly = case.storage.latency + policies.torch(*of, **settings).seconds
-    joined = case.storage.latency + policies.solar_paper(*of, **settings, memory=0).seconds
+    singly = joined = 0.0
+    for case in cases:
+        uses = min(case.batch * case.world.ranks, case.order.uses)
+        first = order.given([case.order.of(0)[:uses]] * 2, case.units.samples)
+        of = first, case.units, case.world
+        settings: dict[str, Any] = {"batch": case.batch, "storage": case.storage}
+        singly += case.storage.latency + policies.torch(*of, **settings).seconds
+        joined += case.storage.latency + policies.solar_paper(*of, **settings, memory=0).seconds
     return {name: joined if name in ("solar_paper", "solar") else singly for name in names}
-
-
-def together(answers: list[Answer], cases: list[Case]) -> Answer:
-    """The fields of a sample as one: their costs add up."""
-    if len(answers) == 1:
-        return answers[0]
-    scan = sum(case.scan_seconds for case in cases)
-    outcomes = {}
-    for name in answers[0].outcomes:
-        parts = [one.outcomes[name] for one in answers]
-        summed = {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(Outcome)}
-        summed["scans"] = summed["seconds"] / scan
-        outcomes[name] = Outcome(**summed)
-    first = {name: sum(one.first_batch[name] for one in answers) for name in answers[0].first_batch}
-    estimated = sorted({name for one in answers for name in one.estimated})
-    seconds = sum(one.plan_seconds for one in answers)
-    overflow = max(one.overflow_fraction for one in answers)
-    travels = [one.travel for one in answers]
-    nbytes, most = sum(one.nbytes for one in travels), sum(one.most_nbytes for one in travels)
-    travel = replace(max(travels, key=lambda one: one.samples), nbytes=nbytes, most_nbytes=most)
-    return Answer(outcomes, first, tuple(estimated), seconds, overflow, travel, answers[0].way)

@@ -17,13 +17,13 @@ from typing import Any
 
 from solar.errors import SolarError
 from solar.io.machine.child_end import Caller
+from solar.values import BATCHES_AHEAD
 
 Batch = dict[str, Any]
 WORKERS = (0, 1, 2, 4)
 WAYS_TO_READ = ("items", "sorted")
 TRIED = 1_000_000  # the epoch that settings are tried with, so that the rounds read others
 TRIAL = 5.0  # seconds at most for each setting
-BATCHES_AHEAD = 4  # batches that solar's loader has on their way
 
 
 class Contestant:

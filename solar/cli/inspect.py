@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from solar import _native
 from solar.cli import words
 from solar.cli.cost import advice, commonest, cost, costs_in_words
 from solar.cli.paint import Paint

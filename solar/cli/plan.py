@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
-from solar.cli import quantities, words
-from solar.cli.compare import POLICY_NAMES, Answer, Case, answer, together
+from solar.cli import planned, quantities
+from solar.cli.compare import Answer, Case, answer, job_of, scratch_of
 from solar.errors import PlanError
 from solar.io.layout.hdf5 import inspect, survey
 from solar.io.layout.paths import files_of
 from solar.io.machine import available as machine
-from solar.io.machine import figures, profile
+from solar.io.machine import profile
 from solar.io.read.engine import ROOM
-from solar.planner.units import Units, of_layout, uniform
-from solar.values import Layout, Outcome, Storage, World
+from solar.io.read.run import scratch_nbytes, threads
+from solar.planner.budget import TooSmall
+from solar.planner.job import Job
+from solar.planner.units import Units, not_carried, of_layout, uniform
+from solar.values import BATCHES_AHEAD, Layout, Storage, World
 
 DETAILS = """\
 Sizes are written 8GiB, 64k (of 1024) or 100MB (of 1000), times 2ms, rates 1GB/s, counts 10M.
@@ -27,10 +27,15 @@ Without --profile, --latency, --bandwidth or --iops: the profile that `solar pro
 else a guess by the kind of its file system; without a FILE 2 ms, 1 GB/s and 500 requests/s, a parallel file system on
 disks. All times are modelled for that storage, with nothing of the data in the page cache.
 
-keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memory, epochs, seed, storage ({latency,
-  bandwidth, iops, decode (null: nothing is decoded), depth, gap, from}), datasets, policies ({torch, lru, pinned,
-  solar_paper, solar}, each {reads, requests, bytes, scans, seconds, hits, peak_bytes}, per epoch, once it is under
-  way), first_batch_seconds (of each),
+The row of solar is the plan that DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(), buffer=SIZE, epochs=E)
+makes for this storage, and its run reads just that.
+
+keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memory, ahead, epochs, seed, storage
+  ({latency, bandwidth, iops, decode (null: nothing is decoded), depth, gap, from}), datasets, policies ({torch, lru,
+  pinned, solar_paper, solar}, each {reads, requests, bytes, scans, seconds, hits, peak_bytes}, per epoch, once it is
+  under way), first_epoch (the same of solar's first), buffer ({samples, batches, scratch: bytes on a node, ready:
+  batches; null: there is none}), no_buffer (why), planned ({epochs, nodes}: how many were worked out; others are taken
+  to be alike), first_batch_seconds (of each),
   estimated (policies that were followed on a smaller copy), plan_seconds (of one epoch on the first node),
   overflow_fraction (samples that another rank takes than the one that reads them), travel ({steps, samples, nbytes,
   most_nbytes}: what goes from node to node in an epoch, and what one node receives in a step at most), compute_seconds,
@@ -53,7 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--ranks", metavar="W", type=quantities.ranks, default=1, help="processes in all (1)")
     run.add_argument("--ranks-per-node", metavar="R", type=quantities.count, help="of these on one node (all)")
     run.add_argument("--batch-size", metavar="B", type=quantities.count, default=64, help="samples per rank (64)")
-    run.add_argument("--memory", metavar="SIZE", type=quantities.size, required=True, help="for samples, on each node")
+    run.add_argument("--memory", metavar="SIZE", type=quantities.size, required=True, help="buffer of each node")
+    run.add_argument(
+        "--ahead", metavar="N", type=quantities.count, default=BATCHES_AHEAD, help=f"batches ready ({BATCHES_AHEAD})"
+    )
     run.add_argument("--epochs", metavar="E", type=quantities.count, default=3, help="how many there will be (3)")
     run.add_argument(
         "--compute", metavar="TIME", type=quantities.seconds, default=0.0, help="of a step, beside reading (0)"
@@ -73,26 +81,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     storage, source = _storage(arguments)
-    cases = [*_cases(arguments, storage)]
+    layouts = {} if arguments.file is None else layouts_of(arguments.file, arguments.dataset)
+    cases = [*_cases(arguments, storage, layouts)]
+    refused = next((said for one in layouts.values() if (said := not_carried(one))), "")
+    job = job_of(cases, 0 if refused else arguments.memory, arguments.ahead)
     if arguments.plot:
         from solar.cli import plot  # only here: matplotlib takes its time
 
         plot.check(arguments.plot)  # before the work
-    answers = [answer(case) for case in cases]
-    answered = together(answers, cases)
+    answered = _answered(cases, job)
     cached = _cached(arguments.file, cases)
     if arguments.plot:
-        shown, of = plot.panels(cases, answers, answered)
-        said = [_subject(cases), _machine(cases), modelled(storage, source) + ".", *cached.splitlines(), of]
-        plot.draw(arguments.plot, [line for line in said if line], shown)
+        shown, of = plot.panels(cases, answered)
+        lines = [planned.subject(cases), planned.machine(cases, arguments.memory)]
+        lines += [planned.modelled(storage, source) + ".", *cached.splitlines(), of]
+        plot.draw(arguments.plot, [line for line in lines if line], shown)
     if arguments.json:
-        print(json.dumps(as_json(cases, answered, source, arguments.compute, cached), indent=1))
+        asked = {"memory": arguments.memory, "ahead": arguments.ahead, "no_buffer": refused}
+        print(json.dumps(planned.as_json(cases, answered, source, arguments.compute, cached) | asked, indent=1))
     else:
-        for line in as_text(cases, answered, source, arguments.compute, cached):
+        for line in planned.as_text(cases, arguments.memory, answered, source, arguments.compute, cached, refused):
             print(line)
         if arguments.plot:
             print(f"\n{arguments.plot} has the picture")
     return 0
+
+
+def _answered(cases: list[Case], job: Job) -> Answer:
+    try:
+        return answer(cases, job)
+    except TooSmall as error:
+        raise PlanError(
+            f"--memory {job.memory}: the batches of a node's ranks alone take {error.least:,} bytes in the loader; "
+            f"give at least --memory {error.least}, or 0 to read without a buffer"
+        ) from None
 
 
 # --- what is asked ----
@@ -136,32 +158,25 @@ def fits_page_cache(nbytes: float) -> bool:
     return nbytes <= ROOM * machine.page_cache_nbytes()
 
 
-def _decoding(storage: Storage, layout: Layout | None) -> Storage:
-    """The storage, with what cores like those of this machine decode of its chunks where nobody has said."""
-    if layout is None or not math.isinf(storage.decode):
-        return storage
-    return replace(storage, decode=profile.decodes(layout) * len(os.sched_getaffinity(0)))
-
-
-def _cases(arguments: argparse.Namespace, storage: Storage) -> Iterator[Case]:
-    """One for each field of the samples; the memory is divided among them by their bytes."""
+def _cases(arguments: argparse.Namespace, storage: Storage, layouts: Mapping[str, Layout]) -> Iterator[Case]:
+    """One for each field of the samples; others divide the memory among them by their bytes."""
     per_node = arguments.ranks_per_node or arguments.ranks
     if per_node > arguments.ranks:
         raise PlanError(f"--ranks-per-node {per_node} of --ranks {arguments.ranks}: a node has at most all ranks")
     world = World(0, arguments.ranks, 0, per_node)
-    layouts: dict[str, Layout | None] = {"": None}
-    if arguments.file is not None:
-        layouts = {**layouts_of(arguments.file, arguments.dataset)}
-    named = {name: _made(arguments) if one is None else of_layout(one) for name, one in layouts.items()}
+    named = {name: of_layout(one) for name, one in layouts.items()} or {"": _made(arguments)}
     if arguments.file is not None and (arguments.samples or arguments.sample_bytes):
         raise PlanError(
             "how many samples there are, and how large, is in the FILE: leave out --samples and --sample-bytes"
         )
     total = sum(units.total_nbytes for units in named.values())
     for name, units in named.items():
+        layout, costs = layouts.get(name), storage
+        if layout is not None:
+            costs = profile.with_decoding(storage, layout, threads() * per_node)
+        scratch = scratch_of(units) if layout is None else scratch_nbytes(layout)
         memory = arguments.memory * units.total_nbytes // max(total, 1)
-        costs = _decoding(storage, layouts[name])
-        yield Case(name, units, world, arguments.batch_size, memory, costs, arguments.seed, arguments.epochs)
+        yield Case(name, units, world, arguments.batch_size, memory, costs, arguments.seed, arguments.epochs, scratch)
 
 
 def _made(arguments: argparse.Namespace) -> Units:
@@ -200,170 +215,3 @@ def fields_of(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
     usable = {name: one for name, one in usable.items() if name in once}
     samples = max(usable.values(), key=lambda layout: layout.nbytes).samples if usable else 0
     return {name: layout for name, layout in usable.items() if layout.samples == samples}
-
-
-# --- what is said ----
-
-
-def as_json(cases: list[Case], answered: Answer, source: str, compute: float = 0.0, cached: str = "") -> dict[str, Any]:
-    """The answer of --json; its keys are listed in DETAILS."""
-    one, storage = cases[0], cases[0].storage
-    numbers: dict[str, Any] = {"latency": storage.latency, "bandwidth": storage.bandwidth, "iops": storage.iops}
-    rates = [one.storage.decode for one in cases if not math.isinf(one.storage.decode)]
-    numbers["decode"] = min(rates, default=None)
-    return {
-        "version": 1,
-        "samples": one.units.samples,
-        "nbytes": sum(case.units.total_nbytes for case in cases),
-        "ranks": one.world.ranks,
-        "ranks_per_node": one.world.ranks_per_node,
-        "batch": one.batch,
-        "memory": sum(case.memory for case in cases),
-        "epochs": one.epochs,
-        "seed": one.seed,
-        "storage": numbers | {"depth": storage.depth, "gap": storage.gap, "from": source},
-        "datasets": [case.name for case in cases if case.name],
-        "policies": {name: asdict(outcome) for name, outcome in answered.outcomes.items()},
-        "first_batch_seconds": answered.first_batch,
-        "estimated": answered.estimated,
-        "plan_seconds": answered.plan_seconds,
-        "overflow_fraction": answered.overflow_fraction,
-        "travel": asdict(answered.travel),
-        "compute_seconds": compute,
-        "load": _load(answered, compute),
-        "fits_page_cache": bool(cached),
-    }
-
-
-def _load(answered: Answer, compute: float) -> dict[str, float]:
-    """What our epoch asks of the storage per second, if the steps compute so long and reading goes on meanwhile."""
-    ours = answered.outcomes["solar"]
-    seconds = max(ours.seconds, compute * answered.travel.steps)
-    per_second = 1 / seconds if seconds else 0.0
-    return {"seconds": seconds, "requests": ours.requests * per_second, "bytes": ours.bytes * per_second}
-
-
-def as_text(cases: list[Case], answered: Answer, source: str, compute: float = 0.0, cached: str = "") -> Iterator[str]:
-    """The lines for people."""
-    yield from _asked(cases, source)
-    yield from cached.splitlines()
-    yield ""
-    head = ("per epoch", "time", "scans", "requests", "read", "hits", "peak memory", "first batch")
-    rows = [head] + [_row(name, outcome, answered) for name, outcome in answered.outcomes.items()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for label, *facts in rows:
-        columns = (fact.rjust(width) for fact, width in zip(facts, widths[1:], strict=True))
-        yield "  ".join([label.ljust(widths[0]), *columns])
-    yield ""
-    yield from _ranks(cases[0], answered, compute)
-    yield "These figures are for the second and later epochs; the first also fills memory."
-    yield "A scan is the time of reading all of it once, in order."
-    if not answered.outcomes["solar"].requests:
-        yield "All of it fits into this memory: solar reads it in the first epoch, and never again."
-    if not cached and (faster := _in_short(answered)):
-        yield f"{modelled(cases[0].storage, source)}: {faster}"
-    if answered.estimated:
-        yield "~ was counted on a smaller copy of the data set, and scaled up."
-
-
-def _ranks(one: Case, answered: Answer, compute: float) -> Iterator[str]:
-    """What our epoch asks of the network and of the storage."""
-    travel, load = answered.travel, _load(answered, compute)
-    nodes = -(-one.world.ranks // one.world.ranks_per_node)
-    if nodes > 1:
-        share = travel.samples / max(one.order.uses, 1)
-        step = travel.nbytes / max(travel.steps, 1)
-        yield (
-            f"Between nodes {share:.1%} of the samples travel: {figures.size(step)} a step in all, "
-            f"{figures.size(step / nodes)} into each node, {figures.size(travel.most_nbytes)} at most."
-        )
-    if nodes > 1 or compute:
-        why = f", computing {figures.duration(compute * travel.steps)} of it" if compute else ", as fast as it reads"
-        yield (
-            f"An epoch of solar's takes {figures.duration(load['seconds'])}{why}. All nodes together ask the "
-            f"storage for {figures.short(load['requests'])} requests and {figures.size(load['bytes'])} a second."
-        )
-
-
-def _asked(cases: list[Case], source: str) -> Iterator[str]:
-    """What was asked, in words."""
-    storage = cases[0].storage
-    yield _subject(cases)
-    yield _machine(cases)
-    yield f"{modelled(storage, source)}, where a request costs as much as reading {figures.size(storage.gap)}"
-    yield f"storage: {words.printable(source)}"
-    yield from _decoded(cases)
-
-
-def _subject(cases: list[Case]) -> str:
-    """The data set: its samples, fields and bytes."""
-    one = cases[0]
-    total = sum(case.units.total_nbytes for case in cases)
-    each = sum(case.units.sample_nbytes for case in cases)
-    named = f" of {', '.join(words.printable(case.name) for case in cases)}" if one.name else ""
-    samples = f"{figures.count(one.units.samples, 'sample')}{named}, {figures.size(each)} each"
-    return f"{samples}, {figures.size(total)} in all{_chunks(cases)}"
-
-
-def _machine(cases: list[Case]) -> str:
-    """The ranks, and how much of the data set their memory holds."""
-    one = cases[0]
-    nodes = -(-one.world.ranks // one.world.ranks_per_node)
-    memory, total = sum(case.memory for case in cases), sum(case.units.total_nbytes for case in cases)
-    stored = " as it is stored" if any(case.units.encoded for case in cases) else ""
-    return (
-        f"{figures.count(one.world.ranks, 'rank')} on {figures.count(nodes, 'node')}, {one.batch} samples each a step; "
-        f"{figures.size(memory)} on each node: {min(1.0, memory * nodes / max(total, 1)):.0%} of the data set{stored}"
-    )
-
-
-def modelled(storage: Storage, source: str) -> str:
-    """For what storage times are modelled, and whether anybody measured it."""
-    how = {"profile ": "a measured", "guessed": "a guessed", "assumed": "an assumed", "as given": "the given"}
-    kind = next(said for origin, said in how.items() if origin in source)
-    rates = f"{figures.rate(storage.bandwidth)} and {storage.iops:,.0f} requests/s"
-    return f"Modelled, for {kind} storage of {figures.duration(storage.latency)}, {rates}"
-
-
-def _decoded(cases: list[Case]) -> Iterator[str]:
-    """What decoding costs, and by whose word: chunks of several samples come out whole, and may do so often."""
-    often = [case for case in cases if case.units.encoded and case.units.per_unit > 1]
-    if not often:
-        return
-    rate = min(case.storage.decode for case in often)
-    if math.isinf(rate):
-        yield "decoding: not counted; --decode RATE says how fast chunks of several samples are decoded"
-        return
-    how = "(--decode; else by the filters, on as many cores as here)"
-    yield f"decoding: {figures.rate(rate)} out of chunks of several samples {how}"
-
-
-def _chunks(cases: list[Case]) -> str:
-    most = max(case.units.per_unit for case in cases)
-    return f", up to {most:,} samples in a chunk" if most > 1 else ""
-
-
-def _row(name: str, outcome: Outcome, answered: Answer) -> tuple[str, ...]:
-    uses = outcome.reads + outcome.hits
-    sign = "~" if name in answered.estimated else ""
-    return (
-        POLICY_NAMES[name],
-        sign + figures.duration(outcome.seconds),
-        figures.rounded(outcome.scans),
-        f"{sign}{outcome.requests:,.0f}",
-        sign + figures.size(outcome.bytes),
-        f"{outcome.hits / uses:.1%}" if uses else "",
-        figures.size(outcome.peak_bytes),
-        figures.duration(answered.first_batch[name]) if name in answered.first_batch else "",
-    )
-
-
-def _in_short(answered: Answer) -> str:
-    """Ours beside the others."""
-    ours = answered.outcomes.get("solar")
-    if ours is None or not ours.seconds:
-        return ""
-    others = [
-        (POLICY_NAMES[name], other.seconds / ours.seconds) for name, other in answered.outcomes.items() if other != ours
-    ]
-    return "solar is " + ", ".join(f"{figures.rounded(ratio)} times as fast as {name}" for name, ratio in others) + "."

@@ -81,20 +81,22 @@ def draw(path: str, said: Sequence[str], shown: list[Panel]) -> None:
         raise PlanError(f"--plot {path}: cannot be written: {error.strerror}") from error
 
 
-def panels(cases: Sequence[Case], answers: Sequence[Answer], answered: Answer) -> tuple[list[Panel], str]:
+def panels(cases: Sequence[Case], answered: Answer) -> tuple[list[Panel], str]:
     """What is shown, in order: what all fields cost together, and our plan of the largest; and which that is."""
     outcomes = answered.outcomes.items()
     shown: list[Panel] = [
         Bars("time per epoch", {name: one.seconds for name, one in outcomes}, figures.duration),
         Bars("requests per epoch", {name: one.requests for name, one in outcomes}, figures.short),
     ]
-    case, answer = max(zip(cases, answers, strict=True), key=lambda pair: pair[0].units.total_nbytes)
-    found = None if answer.way is None else trace(case, answer.way)
-    if found is None:
+    at, case = max(enumerate(cases), key=lambda pair: pair[1].units.total_nbytes)
+    window = answered.plan.windows[0] if answered.plan is not None and answered.plan.windows else None
+    found = None if window is None else trace(window.plans[at])
+    if window is None or found is None:
         return shown, ""
-    share, unit = "{:.0%}".format, 1024.0 ** int(math.log2(max(case.memory, 1)) / 10)
+    room = window.plans[at].terms.room
+    share, unit = "{:.0%}".format, 1024.0 ** int(math.log2(max(room, 1)) / 10)
     shown.append(Curve("solar: place of what is read", found.read_at, found.place, share, 1.0, dots=True))
-    shown.append(Curve("solar: in memory on a node", found.step_at, found.held, figures.size, case.memory, unit))
+    shown.append(Curve("solar: in memory on a node", found.step_at, found.held, figures.size, room, unit))
     if len(cases) == 1:
         return shown, ""
     part = case.units.total_nbytes / max(1, sum(one.units.total_nbytes for one in cases))

@@ -1,4 +1,4 @@
-"""What our plan does on the first node over a few epochs: where its read head is and how full its memory. Pure."""
+"""What a plan does over its first epochs: where its read head is and how full its memory. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.cli.compare import Case
-from solar.planner import Plan, plan, policies
-from solar.planner.sweep import KeepPolicy
+from solar.planner import policies
+from solar.planner.course import Plan
 
-EPOCHS_TRACED = range(3)  # from the first batch to the last
+EPOCHS_TRACED = 3  # from the first batch on, at most
 POINTS = 3000  # of the head's way
 
 Floats = NDArray[np.float64]
@@ -28,36 +27,32 @@ class Trace:
     held: Floats
 
 
-def trace(case: Case, way: KeepPolicy) -> Trace | None:
-    """What the first node does when the training has three epochs; None where no head moves."""
-    if way.direct:
+def trace(plan: Plan) -> Trace | None:
+    """What a plan does in its first epochs; None where no head moves."""
+    if plan.way.direct:
         return None
-    of = case.order, case.units, case.world
-    room = case.memory
-    course = plan(*of, batch=case.batch, memory=room, storage=case.storage, epochs=EPOCHS_TRACED, ahead=0, way=way)
-    scripts = [course.script(epoch) for epoch in EPOCHS_TRACED]
+    epochs = plan.epochs[:EPOCHS_TRACED]
+    scripts = [plan.script(epoch) for epoch in epochs]
     if not any(len(one.loads) for one in scripts):
         return None
+    units = plan.region.units
     steps = len(scripts[0].ends) - 1
-    loads = [policies.unit_of(case.units, one.loads) for one in scripts]
-    comes = [_per_step(_weights(course, unit), one.ends) for one, unit in zip(scripts, loads, strict=True)]
-    uses = [policies.unit_of(case.units, one.rows) for one in scripts]
-    goes = [_per_step(_weights(course, unit) * one.last, one.starts) for one, unit in zip(scripts, uses, strict=True)]
+    loads = [policies.unit_of(units, one.loads) for one in scripts]
+    comes = [_per_step(_weights(plan, unit), one.ends) for one, unit in zip(scripts, loads, strict=True)]
+    uses = [policies.unit_of(units, one.rows) for one in scripts]
+    goes = [_per_step(_weights(plan, unit) * one.last, one.starts) for one, unit in zip(scripts, uses, strict=True)]
     # What is issued at a step comes once the step before has let go of its own.
-    after = np.cumsum(np.concatenate(comes) - np.concatenate(goes))
-    # When the last step is over nothing is left but what is pinned: so it is known how much there was at first.
-    held = np.concatenate(([0.0], after[:-1])) + (course.region.held_nbytes(way.pinned, whole=way.whole) - after[-1])
-    read_at = np.concatenate(
-        [epoch + _issued_at(one.ends) / steps for epoch, one in zip(EPOCHS_TRACED, scripts, strict=True)]
-    )
+    at_first = _weights(plan, policies.unit_of(units, scripts[0].start)).sum()
+    held = at_first + np.concatenate(([0.0], np.cumsum(np.concatenate(comes) - np.concatenate(goes))[:-1]))
+    read_at = np.concatenate([at + _issued_at(one.ends) / steps for at, one in enumerate(scripts)])
     shown = np.linspace(0, len(read_at) - 1, min(POINTS, len(read_at))).astype(int)
-    return Trace(read_at[shown], np.concatenate(loads)[shown] / case.units.units, np.arange(len(held)) / steps, held)
+    return Trace(read_at[shown], np.concatenate(loads)[shown] / units.units, np.arange(len(held)) / steps, held)
 
 
-def _weights(course: Plan, unit: Ints) -> Floats:
+def _weights(plan: Plan, unit: Ints) -> Floats:
     """What each takes in memory: a sample of the unit, or all of it."""
-    units = course.region.units
-    if course.kept == "rows":
+    units = plan.region.units
+    if plan.kept == "rows":
         return np.full(len(unit), float(units.sample_nbytes))
     return np.full(len(unit), float(units.paged)) if isinstance(units.paged, int) else units.paged[unit].astype(float)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from solar import _native
 from solar.io.machine import figures
 
 if TYPE_CHECKING:  # `solar --help` needs none of these
@@ -62,6 +61,8 @@ def kind(dtype: np.dtype[Any]) -> str:
 
 def filter_name(one: Filter) -> str:
     """A filter by name; deflate with its level."""
+    from solar import _native  # here: `solar --help` needs none of it
+
     name = _native.filter_name(one.id) or f"filter {one.id}"
     return f"{name} {one.values[0]}" if one.id == 1 and one.values else name
 

@@ -24,12 +24,12 @@ from solar.io.field import Field
 from solar.io.machine import available as machine
 from solar.io.read.encoded import Encoded, encoded
 from solar.torch.batch.make import BatchMaker
-from solar.torch.batch.pending import BATCHES_AHEAD, leaves, mapped
+from solar.torch.batch.pending import leaves, mapped
 from solar.torch.buffer.budget import Size, in_bytes
 from solar.torch.dataset import H5Dataset
 from solar.torch.monitor.stats import Stats
 from solar.torch.source import SampleSource, h5_beneath
-from solar.values import Layout
+from solar.values import BATCHES_AHEAD, Layout
 
 if TYPE_CHECKING:
     from solar.torch.loader import DataLoader

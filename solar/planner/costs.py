@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from solar.errors import PlanError
-from solar.planner.order import ShuffledUses
 from solar.planner.regions import Region
 from solar.planner.sweep import (
     Counts,
@@ -17,15 +16,13 @@ from solar.planner.sweep import (
     Terms,
     Uses,
     check_room,
-    received_nbytes,
-    staging_nbytes,
     steady,
     total,
 )
 from solar.planner.units import Units
-from solar.values import Outcome, Storage
+from solar.values import Storage
 
-EPOCHS, MEASURED = range(6), range(1, 3)  # the first follows the start, and in the last three memory runs empty
+EPOCHS = range(6)  # that are counted: the first follows the start, and in the last three memory runs empty
 FORMULA_ITEMS = 300_000  # items from which on only what the formulas find best is counted
 SMALL_ITEMS = 4096  # items up to which it is no matter in how small pieces they are read
 FREED_SHARE = 0.02  # of the memory that is freed at a time, at most: half of that is empty on average
@@ -35,32 +32,10 @@ WIDEST = 3  # times that it is doubled, or halved
 NEAR = 16  # units to a gap, above which many lie within one, and a head that passes some over reads the same again
 
 
-def epochs_of(order: ShuffledUses) -> tuple[range, range]:
-    """The epochs to count, and those of them that stand for all."""
-    if order.epochs is None or order.epochs >= len(EPOCHS):
-        return EPOCHS, MEASURED
-    every = range(order.epochs)
-    return every, every[len(every) // 2 :][:1]
-
-
 def seconds(counts: Counts, units: Units, storage: Storage) -> float:
     """The time that reading took, and decoding where chunks hold several samples."""
     decoded = counts.decoded * units.sample_nbytes if units.encoded and units.per_unit > 1 else 0
     return storage.seconds(counts.requests, counts.bytes, decoded)
-
-
-def outcome(epochs: int, counts: Counts, uses: int, units: Units, storage: Storage) -> Outcome:
-    """The Outcome of so many epochs with so many uses in all, in which all nodes together counted this."""
-    spent = seconds(counts, units, storage) / epochs
-    return Outcome(
-        reads=counts.reads / epochs,
-        requests=counts.requests / epochs,
-        bytes=counts.bytes / epochs,
-        scans=spent / storage.seconds(1, units.total_nbytes),
-        seconds=spent,
-        hits=(uses - counts.reads) / epochs,
-        peak_bytes=counts.peak,
-    )
 
 
 def choose(
@@ -121,33 +96,9 @@ def _balanced(best: Tried, counted: Callable[[KeepPolicy], Tried], gap: int, sto
     return best
 
 
-def as_first(
-    node: Region, way: KeepPolicy, uses: Uses, epochs: range, measured: range, terms: Terms, storage: Storage
-) -> list[Epoch]:
-    """The measured epochs of another node that goes the way of the first, if it can; else the cheapest of its own."""
-    pinned = node.fitting(node.held_nbytes(min(way.pinned, node.items), whole=way.whole), whole=way.whole)
-    try:
-        own = replace(way, pinned=pinned)
-        check_room(node, own, terms)
-        return steady(node, own, uses, measured if own.direct else epochs, measured, terms)
-    except PlanError:
-        return choose(node, uses, epochs, measured, terms, storage)[1]
-
-
-def times(counts: Counts, factor: float) -> Counts:
-    """The counts of so many times as much, on nodes that hold no more each."""
-    return Counts._make(round(count * factor) for count in counts)._replace(peak=counts.peak)
-
-
-def read_alone(uses: int, units: Units) -> Counts:
-    """What so many uses cost that are each read by a request of its own."""
-    nbytes = uses * units.stored_nbytes
-    return Counts(uses, uses, uses, nbytes, uses * units.per_unit, 0, 0)
-
-
 def candidates(region: Region, terms: Terms, storage: Storage, kinds: tuple[bool, ...]) -> Iterator[KeepPolicy]:
     """The ways worth counting beside keeping nothing: all that fits pinned, and sweeps over what formulas leave."""
-    room = terms.room - received_nbytes(region, terms)
+    room = terms.room
     everything = [KeepPolicy(region.items, whole=w) for w in kinds if region.held_nbytes(region.items, whole=w) <= room]
     yield from everything
     if KeepPolicy(region.items) in everything:
@@ -158,7 +109,6 @@ def candidates(region: Region, terms: Terms, storage: Storage, kinds: tuple[bool
     for whole in kinds:
         if region.items <= FORMULA_ITEMS or NEAR * region.units.stored_nbytes >= terms.gap:
             yield KeepPolicy(whole=whole, lasting=True)
-        room = terms.room - staging_nbytes(region, terms)
         beside = region.fitting(max(0, room - terms.ahead * terms.step), whole=whole)
         if 0 < beside < region.items:
             yield KeepPolicy(pinned=beside, whole=whole, direct=True)
@@ -191,7 +141,7 @@ def _burst(region: Region, pinned: int, whole: bool, terms: Terms) -> int:
     Pieces that go on where the last one ended are one request. As not every storage takes them so, they are as long as
     they would be best if each were paid for, or as a hundredth of the memory allows.
     """
-    free = terms.room - region.held_nbytes(pinned, whole=whole) - staging_nbytes(region, terms)
+    free = terms.room - region.held_nbytes(pinned, whole=whole)
     swept = region.stored_nbytes(region.items) - region.stored_nbytes(pinned)
     return max(0, int(free * min(FREED_SHARE, 2 * math.sqrt(terms.gap / swept)))) if swept else 0
 
@@ -202,7 +152,7 @@ def estimate(region: Region, pinned: int, whole: bool, terms: Terms, storage: St
     units = max(1.0, items / region.units.per_unit)
     unit_nbytes = max(1.0, (region.stored_nbytes(region.items) - region.stored_nbytes(pinned)) / units)
     held = max(1, region.held_nbytes(region.items, whole=whole) - region.held_nbytes(pinned, whole=whole))
-    share = (terms.room - region.held_nbytes(pinned, whole=whole) - staging_nbytes(region, terms)) / held
+    share = (terms.room - region.held_nbytes(pinned, whole=whole)) / held
     if items == 0 or share <= 0:
         return math.inf if items else 0.0
     if whole:

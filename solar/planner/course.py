@@ -1,4 +1,4 @@
-"""The plan of a node, or of one process by itself: the way is chosen once, each epoch worked out in its turn."""
+"""Plan: what a node reads of one field, for some epochs: the way is chosen once, each epoch worked out in its turn."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError
-from solar.planner import costs, regions
-from solar.planner.assign import USES_KEPT, Flow
-from solar.planner.order import ShuffledUses
+from solar.planner import costs
 from solar.planner.regions import Region
 from solar.planner.sweep import (
     Counts,
@@ -24,16 +22,16 @@ from solar.planner.sweep import (
     Uses,
     backwards,
     check_room,
-    staging_nbytes,
     start_counts,
     start_of,
     swept_uses,
     total,
 )
 from solar.planner.units import Units
-from solar.values import Script, Storage, World
+from solar.values import Script, Storage
 
 Sequence = Callable[[int], tuple[NDArray[np.int32], NDArray[np.int64]]]  # an epoch's samples as used; where steps begin
+USES_KEPT = 1 << 26  # uses whose order is kept between passes over the epochs
 SHARE = 8  # the part of memory that steps on their way may take
 
 
@@ -107,50 +105,6 @@ class Plan:
         )
 
 
-def plan(
-    order: ShuffledUses,
-    units: Units,
-    world: World,
-    *,
-    batch: int,
-    memory: int,
-    storage: Storage,
-    epochs: range,
-    ahead: int = 1,
-    drop_last: bool = False,
-    way: KeepPolicy | None = None,
-) -> Plan:
-    """The plan of this rank's node for these epochs, by the cheapest way there is, unless one is given.
-
-    With memory=0 nothing is kept; too little for the batches in use and on their way is a PlanError.
-
-    >>> from solar.planner.order import distributed
-    >>> from solar.planner.units import uniform
-    >>> disk = Storage(latency=1e-3, bandwidth=1e9, iops=500)
-    >>> made = plan(distributed(1000), uniform(1000, 65536), World(0, 1), batch=10, memory=16 << 20, storage=disk,
-    ...             epochs=range(3))
-    >>> sum(counts.reads for counts in made.counts) + made.start_counts.reads <= 3000
-    True
-    """
-    _check_epochs(epochs, order.epochs)
-    flow = Flow(order, units, world, batch, drop_last)
-    region = regions.of_nodes(units, world)[world.rank // world.ranks_per_node]
-    terms = flow.terms(memory, storage.gap, ahead, epochs)
-    least = staging_nbytes(region, terms)
-    if 0 < terms.room < least:
-        raise PlanError(
-            f"memory={memory:,} bytes for {ahead + 1} batches of {terms.batch} samples on this node: "
-            f"they take {least:,}; give at least that, or 0 to keep nothing"
-        )
-    uses = flow.uses(region)
-    if way is None and region.items:
-        way = costs.choose(region, uses, *costs.epochs_of(order), terms, storage)[0]
-    facts = (*order.facts, world.ranks, world.ranks_per_node, batch, drop_last)
-    made = _course(uses, region, way or KeepPolicy(direct=True), terms, epochs, (*facts, storage))
-    # What was kept for choosing goes; an epoch's order is made again when its script is asked for.
-    return replace(made, uses=replace(flow).uses(region, keep=False))
-
-
 def plan_rows(
     of: Sequence,
     units: Units,
@@ -172,7 +126,7 @@ def plan_rows(
     has the pinned part of the way that is given already, as a Plan of that way leaves it. All samples lie in the
     `region`, if one is given.
     """
-    _check_epochs(epochs, None)
+    _check_epochs(epochs)
     if memory < 0 or ahead < 0:
         raise PlanError(f"memory={memory}, ahead={ahead}: neither can be below 0")
     region = region or Region(units, 0, units.samples)
@@ -187,11 +141,9 @@ def plan_rows(
     return replace(made, uses=uses)
 
 
-def _check_epochs(epochs: range, there_are: int | None) -> None:
-    if not epochs or epochs.step != 1 or (there_are is not None and epochs.stop > there_are):
-        raise PlanError(
-            f"epochs={epochs}: of an order that has {there_are or 'any number of'} epochs, one after another"
-        )
+def _check_epochs(epochs: range) -> None:
+    if not epochs or epochs.step != 1:
+        raise PlanError(f"epochs={epochs}: they must follow one another")
 
 
 def _uses_of(of: Sequence, region: Region) -> Uses:
@@ -222,7 +174,7 @@ def _uses_of(of: Sequence, region: Region) -> Uses:
 def _terms(uses: Uses, region: Region, epochs: range, memory: int, gap: int, ahead: int, way: KeepPolicy) -> Terms:
     """As many steps ahead as take an eighth of the memory; PlanError where not even one step has room."""
     if way.direct or way.pinned == region.items:
-        return Terms(memory, gap, ahead, batch=0)
+        return Terms(memory, gap, ahead)
     largest = max(int(np.diff(uses(epoch)[1]).max(initial=0)) for epoch in epochs) * region.heaviest(whole=way.whole)
     if (ahead + 1) * largest * SHARE > memory:  # it may well be less
         largest = max(_largest_step(uses(epoch), region, way.whole) for epoch in epochs)
@@ -230,7 +182,7 @@ def _terms(uses: Uses, region: Region, epochs: range, memory: int, gap: int, ahe
     if pinned + largest > memory:
         raise TooLittle(memory, largest, pinned)
     most = min(memory // SHARE, memory - pinned) // max(largest, 1) - 1
-    return Terms(memory, gap, max(0, min(ahead, most)), batch=0, step=largest)
+    return Terms(memory, gap, max(0, min(ahead, most)), largest)
 
 
 def _largest_step(uses: tuple[NDArray[np.int32], NDArray[np.int64]], region: Region, whole: bool) -> int:

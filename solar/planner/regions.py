@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
 from solar.planner.units import Units
-from solar.values import World
 
 Items = NDArray[np.int32]
 Places = NDArray[np.int64]
@@ -194,10 +192,3 @@ def around(units: Units, items: Items) -> Region:
         return Region(units, begin // units.per_unit * units.per_unit, min(ends, units.samples))
     low = np.searchsorted(units.first, begin, side="right") - 1
     return Region(units, int(units.first[low]), int(units.first[np.searchsorted(units.first, end)]))
-
-
-def of_nodes(units: Units, world: World) -> list[Region]:
-    """The region of each node: those of its ranks, which lie side by side."""
-    bounds = homes(units, world.ranks)
-    first = [*range(0, world.ranks, world.ranks_per_node), world.ranks]
-    return [Region(units, int(bounds[a]), int(bounds[b])) for a, b in pairwise(first)]

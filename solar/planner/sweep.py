@@ -67,9 +67,7 @@ class Terms:
     room: int  # all that it may hold
     gap: int  # holes smaller than this are read
     ahead: int = 0  # steps between issuing a read and the first use
-    batch: int = 1  # samples that the ranks of the node take in a step, at most; 0: batches have memory of their own
-    received: int = 0  # samples among these that come from other nodes, at most
-    step: int = 0  # bytes of the largest step; where batches have memory of their own, what is read straight to them
+    step: int = 0  # bytes of the largest step
 
     def by(self, way: KeepPolicy) -> Terms:
         """These with the gap of the way, if it has one."""
@@ -96,9 +94,9 @@ def backwards(
     """The epochs from the last to the first, and after them what the start must read (an Epoch of no uses)."""
     terms = terms.by(way)
     if way.pinned == region.items:
-        yield from _all_pinned(region, way, uses, epochs, terms)
+        yield from _all_pinned(region, way, uses, epochs)
         return
-    always = always_nbytes(region, way, terms)
+    always = region.held_nbytes(way.pinned, whole=way.whole)
     units = region.native(way.pinned, whole=way.whole and not way.direct)
     sweep = None
     if not way.direct:
@@ -109,7 +107,7 @@ def backwards(
         swept = swept_uses(region, way, all_uses)
         written = None
         if sweep is None:
-            counts = Counts(*_native.direct(units, *swept, terms.gap))._replace(peak=staging_nbytes(region, terms))
+            counts = Counts(*_native.direct(units, *swept, terms.gap))._replace(peak=0)
         else:
             numbers, written = sweep.back(*swept, record)
             counts = Counts(*numbers)
@@ -136,24 +134,8 @@ def swept_uses(region: Region, way: KeepPolicy, uses: tuple[Items, Starts]) -> t
     return (region.whole(items, way.pinned) if way.whole and not way.direct else items), starts
 
 
-def always_nbytes(region: Region, way: KeepPolicy, terms: Terms) -> int:
-    """What is held all the time: the pinned part, and beside a sweep room for what other nodes send."""
-    pinned = region.held_nbytes(way.pinned, whole=way.whole)
-    return pinned + (0 if way.direct else received_nbytes(region, terms))
-
-
-def staging_nbytes(region: Region, terms: Terms) -> int:
-    """The memory of the batches in use and on their way, without which nothing can be kept."""
-    return (terms.ahead + 1) * terms.batch * region.heaviest(whole=False)
-
-
-def received_nbytes(region: Region, terms: Terms) -> int:
-    """The memory of what comes from other nodes, which hold it until it is sent; a sweep's own items are apart."""
-    return (terms.ahead + 1) * terms.received * region.heaviest(whole=False)
-
-
-def _all_pinned(region: Region, way: KeepPolicy, uses: Uses, epochs: range, terms: Terms) -> Iterator[Epoch]:
-    held = always_nbytes(region, way, terms)
+def _all_pinned(region: Region, way: KeepPolicy, uses: Uses, epochs: range) -> Iterator[Epoch]:
+    held = region.held_nbytes(way.pinned, whole=way.whole)
     for epoch in reversed(epochs):
         count = len(uses(epoch)[0])
         yield Epoch(_decoding(Counts(peak=held), way, region, count), count)
@@ -176,17 +158,15 @@ def _pinning(region: Region, way: KeepPolicy, rest: Counts) -> Counts:
 
 
 def check_room(region: Region, way: KeepPolicy, terms: Terms) -> None:
-    """Refuses a pinned part that leaves too little for the batches; of a sweep the counts say what it needs."""
+    """Refuses a pinned part that is too large; of a sweep the counts say what it needs."""
     if not 0 <= way.pinned <= region.items or not region.ends_unit(way.pinned):
         raise PlanError(
             f"{way.pinned} pinned samples of {region.items}: they must be whole units, of up to "
             f"{region.units.per_unit} samples"
         )
     left = terms.room - region.held_nbytes(way.pinned, whole=way.whole)
-    apart = way.direct and way.pinned < region.items  # what is read goes straight into the batches
-    needed = staging_nbytes(region, terms) if apart else received_nbytes(region, terms)
-    if way.pinned and left < needed:
-        raise PlanError(f"{way.pinned} pinned samples leave {left} bytes of {terms.room}; the batches take {needed}")
+    if way.pinned and left < 0:
+        raise PlanError(f"{way.pinned} pinned samples take {-left} bytes more than the {terms.room} that there are")
 
 
 class FirstLoads(NamedTuple):

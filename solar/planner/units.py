@@ -16,6 +16,7 @@ from solar.values import Form, Layout
 
 Places = NDArray[np.int64]
 FAR = 1 << 40  # bytes that are put between two files: no request reaches from one into the other
+MOST_SAMPLES = 2**31 - 1  # samples of a data set, which plans number by 32 bits
 PAGES = 32  # about so many to a unit that is held as it is stored
 PAGE = range(8, 17)  # the power of two that a page may be
 
@@ -136,6 +137,16 @@ def of_layout(layout: Layout) -> Units:
     parts = [_part(layout, part, int(bases[file])) for part, file in enumerate(layout.part_file)]
     found = UnitChunks(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
     return _evenly(layout, found) or _listed(layout, found)
+
+
+def not_carried(layout: Layout) -> str:
+    """Why samples of this Layout cannot be kept; empty if they can."""
+    where = f"{layout.paths[0]}: {layout.title}"
+    if layout.reader != "direct":
+        return f"{where} is read through libhdf5: {layout.reason}"
+    if layout.samples > MOST_SAMPLES:
+        return f"{where} has {layout.samples:,} samples, and plans number up to {MOST_SAMPLES:,}"
+    return f"{where} has no bytes" if layout.nbytes == 0 else ""
 
 
 def _evenly(layout: Layout, found: UnitChunks) -> Units | None:

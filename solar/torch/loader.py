@@ -16,7 +16,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from solar.errors import PlanError
 from solar.gpu.on_device import By, Device, OnDevice, Where
 from solar.torch.batch.make import BatchMaker, cores
-from solar.torch.batch.pending import BATCHES_AHEAD
 from solar.torch.batch.workers import Workers
 from solar.torch.buffer.budget import Profile, Size
 from solar.torch.buffer.buffer import Buffered
@@ -30,6 +29,7 @@ from solar.torch.monitor.stats import Stats
 from solar.torch.order.position import SamplerState
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
 from solar.torch.source import SampleSource, h5_beneath
+from solar.values import BATCHES_AHEAD
 
 T = TypeVar("T", covariant=True)
 log = logging.getLogger("solar")

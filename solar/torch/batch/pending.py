@@ -14,7 +14,6 @@ from solar.io.given import BFLOAT16
 from solar.io.read.reader import Pending
 
 TENSOR_KINDS = "biufc"  # what torch makes tensors of; a batch of anything else is a list of its samples
-BATCHES_AHEAD = 4  # that are read before they are asked for, where nobody says how many
 NBYTES_AHEAD = 1 << 30  # that these take at most, if there is more than one
 
 Array = np.ndarray[Any, Any]

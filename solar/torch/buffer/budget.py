@@ -1,11 +1,11 @@
-"""What a loader's buffer is asked to be, what of it the batches take, and whether it is worth having at all."""
+"""What a loader's buffer is asked to be, and whether it is worth having at all."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from dataclasses import replace
+from typing import TypeAlias
 
 from solar.errors import PlanError
 from solar.io.machine import available as machine
@@ -14,11 +14,12 @@ from solar.io.machine.figures import size
 from solar.io.machine.quantities import size_of
 from solar.io.ranks import detect
 from solar.io.read.engine import ROOM
-from solar.io.read.run import READER_SCRATCH, threads
-from solar.planner import simulate
+from solar.io.read.run import threads
+from solar.planner.budget import Needs, divided
+from solar.planner.job import predicted
 from solar.planner.order import random
 from solar.planner.units import Units, of_layout, uniform
-from solar.values import Layout, Storage, World
+from solar.values import Layout, Storage
 
 Size: TypeAlias = int | float | str | None
 Profile: TypeAlias = Storage | str | os.PathLike[str] | None
@@ -30,9 +31,7 @@ WORTH_A_BUFFER = 1.5  # times cheaper than without, or it is not taken
 LEAST_EPOCH_SECONDS = (
     0.02  # that an epoch is shortened by at least: a buffer's plan takes some milliseconds, and its start more
 )
-MOST_SAMPLES = 2**31 - 1  # samples of a data set, which plans number by 32 bits
-MODEL = 20_000  # samples of the small copy of the data set that is modelled
-FEWER = 4  # batches take one part of so many of the buffer, or fewer of them wait
+MODEL, MODEL_EPOCHS = 20_000, 3  # samples of the small copy of the data set that is modelled; and its epochs
 
 
 def asked(buffer: Size) -> int | None:
@@ -83,65 +82,11 @@ def ranks_here() -> int:
 def storage_of(layout: Layout, given: Storage | None, cores: int | None = None) -> tuple[Storage, str]:
     """What reading it and decoding it, on so many cores (None: this process's), costs; and where that is known from."""
     storage, source = (given, "as given") if given is not None else profile.stored_or_guessed(layout.paths[0])
-    if storage.decode == float("inf"):
-        storage = replace(storage, decode=profile.decodes(layout) * (cores or threads()))
-    return storage, source
+    return profile.with_decoding(storage, layout, cores or threads()), source
 
 
-@dataclass(frozen=True)
-class Budget:
-    """How the memory of a buffer is divided."""
-
-    nbytes: int  # of all
-    staged: int  # batches that wait to be taken
-    scratch: int  # bytes for each of the engine's threads
-    parts: int  # bytes for what is kept
-    batch: int  # samples, at most
-
-    def in_words(self) -> str:
-        """How large it is, and how much of it waits to be taken."""
-        return f"{size(self.nbytes)} with {self.staged} batch{'es' if self.staged > 1 else ''} ready"
-
-
-class Needs(NamedTuple):
-    """The bytes that the batches of a process take, beside what is kept."""
-
-    waiting: int  # each batch that waits
-    beside: int  # all others
-    scratch: int  # for each of its engine's threads
-    threads: int
-    ahead: int  # batches that should wait
-
-    @property
-    def least(self) -> int:
-        """What it takes at least."""
-        return self.waiting + self.beside + self.threads * self.scratch
-
-
-def divided(nbytes: int, batch: int, needs: Sequence[Needs]) -> Budget:
-    """The budget of a buffer of so many bytes for these processes. PlanError where it is too small, saying the least.
-
-    A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it.
-    """
-    scratch = max(one.scratch for one in needs)
-    least = sum(one._replace(scratch=scratch).least for one in needs)
-    if nbytes < least:
-        among = f" of the {len(needs)} processes of this node" if len(needs) > 1 else ""
-        raise PlanError(
-            f"buffer={size(nbytes)} ({nbytes:,} bytes) is too small: the batches{among} alone take {least:,} bytes "
-            f"here; give at least buffer={least}, or buffer=0 to read without one"
-        )
-    threads = sum(one.threads for one in needs)
-    waiting, beside = sum(one.waiting for one in needs), sum(one.beside for one in needs)
-    room = min(nbytes // FEWER, nbytes - threads * scratch) - beside
-    staged = max(1, min(*(one.ahead for one in needs), room // max(waiting, 1)))
-    left = nbytes - beside - staged * waiting
-    each = max(scratch, min(READER_SCRATCH, left // (16 * threads)))
-    return Budget(nbytes, staged, each, left - threads * each, batch)
-
-
-def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, least: int, *, ranks: int) -> tuple[int, str]:
-    """The bytes that a buffer should have where nobody has said, or 0; and why. `least`: with less there is none.
+def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, needs: Needs, *, ranks: int) -> tuple[int, str]:
+    """The bytes that a buffer should have where nobody has said, or 0; and why. `needs`: what its batches take.
 
     So many ranks of this node have one each.
     """
@@ -153,14 +98,15 @@ def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, least: in
     stored = sum(one.total_nbytes for one in units)
     everything = sum(layout.nbytes + 16 * batch * layout.sample_nbytes for layout in layouts)
     memory = min(machine.free_nbytes() // FREE // ranks, everything + everything // 8)
-    if memory < least:
-        return 0, f"{size(memory)} of the memory could be had, and the batches alone take {size(least)}"
+    if memory < needs.least:
+        return 0, f"{size(memory)} of the memory could be had, and the batches alone take {size(needs.least)}"
+    kept = divided(memory, batch, [needs]).parts
     without = with_it = 0.0
     for layout, one in zip(layouts, units, strict=True):
         storage = storage_of(layout, given)[0]
         if fits:
             storage = replace(profile.MEMORY, decode=storage.decode)
-        plain, swept = modelled(one, batch, memory * one.total_nbytes // max(stored, 1), storage)
+        plain, swept = modelled(one, batch, kept * one.total_nbytes // max(stored, 1), storage)
         without, with_it = without + plain, with_it + swept
     if without < max(with_it + LEAST_EPOCH_SECONDS, WORTH_A_BUFFER * with_it):
         return 0, f"an epoch would take about {without:.2g} s without a buffer, {with_it:.2g} s with {size(memory)}"
@@ -169,27 +115,17 @@ def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, least: in
 
 
 def modelled(units: Units, batch: int, memory: int, storage: Storage) -> tuple[float, float]:
-    """About how many seconds an epoch takes without a buffer and with one: of a smaller copy of the data set."""
+    """About how many seconds an epoch takes without a buffer and with so much for what is kept.
+
+    Of a smaller copy of the data set, with batches that are smaller, too.
+    """
     samples = min(units.samples, MODEL)
     smaller = units.samples / samples
     stored = max(1, units.total_nbytes // max(units.units, 1))
     copy = uniform(samples, units.sample_nbytes, per_unit=units.per_unit, stored=stored)
-    batch = min(batch, samples)
-    found = []
-    for room in (0, int(memory / smaller)):
-        try:
-            made = simulate(random(samples), copy, World(0, 1), batch=batch, memory=room, storage=storage)
-            found.append(made.outcome.seconds * smaller)
-        except PlanError:  # not even a batch fits
-            found.append(found[0])
-    return found[0], found[1]
-
-
-def not_carried(layout: Layout) -> str:
-    """Why samples of this Layout cannot be kept; empty if they can."""
-    where = f"{layout.paths[0]}: {layout.title}"
-    if layout.reader != "direct":
-        return f"{where} is read through libhdf5: {layout.reason}"
-    if layout.samples > MOST_SAMPLES:
-        return f"{where} has {layout.samples:,} samples, and plans number up to {MOST_SAMPLES:,}"
-    return f"{where} has no bytes" if layout.nbytes == 0 else ""
+    batch = max(1, round(min(batch, units.samples) / smaller))
+    without, with_it = (
+        predicted(random(samples), copy, storage, batch=batch, memory=room, epochs=MODEL_EPOCHS).seconds * smaller
+        for room in (0, int(memory / smaller))
+    )
+    return without, with_it

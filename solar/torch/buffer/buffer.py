@@ -17,24 +17,23 @@ from typing import Any, NamedTuple
 
 from solar.errors import PlanError, ReadError
 from solar.io.read.run import Run, Running
+from solar.planner.budget import Budget, Needs, divided
+from solar.planner.pass_uses import PassUses
+from solar.planner.planned_passes import PlannedPasses, goes_on, in_words, planned_together
 from solar.planner.sweep import Counts, KeepPolicy, total
+from solar.planner.units import not_carried
 from solar.torch.buffer.budget import (
     FITS,
-    Budget,
-    Needs,
     Profile,
     Size,
     asked,
     auto,
     checked_storage,
-    divided,
-    not_carried,
     ranks_here,
     storage_of,
 )
 from solar.torch.buffer.group import RankGroup, checked, met, those_of
-from solar.torch.buffer.pass_uses import PassPlan, PassUses, Queued, rows_of
-from solar.torch.buffer.planned_passes import PlannedPasses, fit, in_words, layouts_of, pieces_of
+from solar.torch.buffer.located import PassPlan, Queued, layouts_of, pieces_of, rows_of
 from solar.torch.buffer.thread import Background, apart, failed, in_background, unless
 from solar.torch.monitor.stats import Stats
 from solar.torch.order.position import SamplerState
@@ -43,8 +42,6 @@ from solar.torch.source import SampleSource
 
 log = logging.getLogger("solar")
 
-USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
-SEGMENTS = 32, 256  # at most
 BUFFER_ATTRIBUTES = ("_nbytes", "_asked", "_epochs", "_storage", "_stats", "_exchange", "_balance")  # of a copy
 
 
@@ -128,7 +125,7 @@ class Buffered:
         return self._nbytes != 0 and those_of(self._exchange, order) is not None
 
     def room(
-        self, beneath: SampleSource, course: SamplerState, order: IndexStream, least: Callable[[], int],
+        self, beneath: SampleSource, course: SamplerState, order: IndexStream, own: Callable[[int], Needs],
         replaced: ReadError | None,
     ) -> Room | None:  # fmt: skip
         """What a pass that begins may have; None where its batches are read without the buffer."""
@@ -136,7 +133,7 @@ class Buffered:
             self._reset()
         with self._lock:
             if self._chosen is None:
-                self._chosen = self._choose(beneath, course, order, least)
+                self._chosen = self._choose(beneath, course, order, own)
             if not self._chosen or self._held_by_another(None):
                 return None
             if self._together is not None:
@@ -156,7 +153,9 @@ class Buffered:
         log.info("%s: this one reads without", said)
         return True
 
-    def _choose(self, beneath: SampleSource, course: SamplerState, order: IndexStream, least: Callable[[], int]) -> int:
+    def _choose(
+        self, beneath: SampleSource, course: SamplerState, order: IndexStream, own: Callable[[int], Needs]
+    ) -> int:
         """The bytes of the buffer, of all ranks of the node if they have one together, 0 for none. Says why."""
         layouts = layouts_of(beneath)
         if refused := next((said for layout in layouts if (said := not_carried(layout))), ""):
@@ -167,7 +166,7 @@ class Buffered:
         found = None if left else those_of(self._exchange, order)
         ranks = ranks_here() if found is None else 1  # that have a buffer each
         batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
-        self._weighed = cache(partial(auto, layouts, batch * all_, self._storage, least(), ranks=ranks))
+        self._weighed = cache(partial(auto, layouts, batch * all_, self._storage, own(batch), ranks=ranks))
         if left:
             return 0  # where nobody has asked for a buffer, it would draw from the sampler long before
         if self._nbytes is not None:
@@ -296,7 +295,7 @@ class Buffered:
             if amid:
                 return None
             self._end()
-        makers = list(islice(later, max(1, min(SEGMENTS[0], USES[0] // max(1, len(segment.planned.rows))))))
+        makers = list(islice(later, planned_together(len(segment.planned.rows), first=True)))
         window = apart(lambda stopped: self._planned(makers, beneath, budget, stopped))
         if self.running is not None and not self._goes_on(window):
             if amid:
@@ -306,28 +305,31 @@ class Buffered:
         return window, budget, later
 
     def _planned(
-        self, makers: list[Callable[[], PassUses]], beneath: SampleSource, budget: Budget, stopped: threading.Event
+        self,
+        makers: list[Callable[[], PassUses]],
+        beneath: SampleSource | None,
+        budget: Budget,
+        stopped: threading.Event,
     ) -> PlannedPasses:
         """The next window of these segments. It keeps the policies of the last: its samples may still be in memory."""
         last, kind = self._window, (budget, len(makers) > 1)
         if last is not None:
-            pieces, ways = last.pieces, list[KeepPolicy | None](last.ways)
+            pieces, ways, storages = last.pieces, list[KeepPolicy | None](last.ways), last.storages
         else:
+            assert beneath is not None, "what is read is told with the first passes"
             pieces = pieces_of(beneath) if self._together is None else self._together.pieces()
             ways = list(self._ways[1]) if self._ways[0] == kind else [None] * len(pieces)
+            storages = [storage_of(layout, self._storage, self._threads)[0] for layout in layouts_of(beneath)]
         first = 0 if last is None else last.segments.stop
-        storages = [storage_of(layout, self._storage, self._threads)[0] for layout in layouts_of(beneath)]
         makers = [unless(stopped, make) for make in makers]
-        parts = budget.parts, budget.batch
-        window = PlannedPasses(makers, first, beneath, pieces, *parts, storages, ways, last is not None)
+        window = PlannedPasses(makers, first, pieces, budget.parts, budget.batch, storages, ways, last is not None)
         self._ways = kind, window.ways
         return window
 
     def _goes_on(self, window: PlannedPasses) -> bool:
         """Whether the run there is can carry this window out after its last."""
         last, running = self._window, self.running
-        alike = last is not None and last.ways == window.ways
-        return alike and running is not None and fit(window.parts(), running.parts)
+        return last is not None and running is not None and goes_on(last, window, running.parts)
 
     def _start(self, beneath: SampleSource, window: PlannedPasses, budget: Budget) -> None:
         parts = window.parts()
@@ -356,11 +358,11 @@ class Buffered:
         assert window is not None
         assert budget is not None
         if window.next == window.segments.stop:
-            most = max(1, min(SEGMENTS[1], USES[1] // max(1, len(window.segment(window.next - 1).planned.rows))))
-            makers = list(islice(self._later, most))
+            uses = len(window.segment(window.next - 1).planned.rows)
+            makers = list(islice(self._later, planned_together(uses, first=False)))
             if not makers:
                 return
-            window = self._planned(makers, window.beneath, budget, stopped)
+            window = self._planned(makers, None, budget, stopped)
             if not self._goes_on(window):
                 return  # the next pass begins another run
         self._queue.append(self._append(window))

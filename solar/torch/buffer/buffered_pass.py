@@ -6,29 +6,24 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, pairwise
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
 from solar.io.field import Field
 from solar.io.read.reader import Rows
-from solar.io.read.run import Run, pooled_nbytes, scratch_nbytes, threads
+from solar.io.read.run import Run, scratch_nbytes, threads
+from solar.planner import budget
+from solar.planner.budget import AheadSpec as AheadSpec
+from solar.planner.budget import Needs, SampleBytes, divided
+from solar.planner.pass_uses import PassUses, alone
 from solar.torch.batch.pending import PendingBatch, PendingField
-from solar.torch.buffer.budget import Needs, divided
 from solar.torch.buffer.buffer import Buffered, Hold, Room
 from solar.torch.buffer.group import RankGroup
-from solar.torch.buffer.pass_uses import PassPlan, PassUses, alone, located, rows_of
-from solar.torch.buffer.planned_passes import FETCHED
+from solar.torch.buffer.located import PassPlan, located, rows_of
 from solar.torch.order.position import EpochPosition, SamplerState
 from solar.torch.order.stream import Array, Pass
 from solar.torch.source import SampleSource
-
-
-class AheadSpec(NamedTuple):
-    """How an iterator makes its batches of what is read."""
-
-    ahead: int  # batches on their way
-    threads: int  # that hold one each
 
 
 class BufferedPass:
@@ -204,25 +199,11 @@ class BufferedPass:
 
 
 def needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
-    """What batches of so many samples take while they are made and used.
-
-    The run makes one while others wait. In the loop, or in each thread, one is made of what was read. The user has one,
-    and the last is there until the loop's variable is bound to the next. Threads have made as many as wait. What comes
-    from other nodes is received beside each batch that waits, up to `inbox` samples of it, or read for batches to come.
-    """
+    """What batches of so many samples take while they are made and used (planner/budget.py)."""
     opened = beneath.first.opened()
-    read = [pooled_nbytes(batch * leaf.rows.sample_nbytes) for leaf in opened]
-    made = [made_nbytes(leaf.field, leaf.rows) for leaf in opened]
-    made = [pooled_nbytes(batch * nbytes) if nbytes else 0 for nbytes in made]
-    given = sum(after or before for before, after in zip(read, made, strict=True))
-    busy, waiting = max(1, pace.threads), given if pace.threads else 0
+    fields = [SampleBytes(leaf.rows.sample_nbytes, made_nbytes(leaf.field, leaf.rows)) for leaf in opened]
     scratch = max(scratch_nbytes(rows.layout) for rows in rows_of(beneath))
-    beside = sum(read) + busy * (sum(read) + sum(made)) + given + waiting
-    if exchange:
-        beside += sum(read) * (FETCHED if exchange == "read" else 1)
-        waiting += sum(pooled_nbytes(inbox * leaf.rows.sample_nbytes) for leaf in opened)
-    ahead = max(1, pace.ahead - pace.threads)
-    return Needs(sum(read) + waiting, beside, scratch, threads(), ahead)
+    return budget.needs(fields, pace, batch, scratch=scratch, threads=threads(), exchange=exchange, inbox=inbox)
 
 
 def made_nbytes(field: Field | None, rows: Rows) -> int:

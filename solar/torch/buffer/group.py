@@ -7,31 +7,28 @@ import secrets
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from solar.errors import PlanError, SolarError
-from solar.io.exchange.exchanged import Exchange, Parcels, mail
+from solar.io.exchange.exchanged import Exchange, mail
 from solar.io.ranks import detect, node
 from solar.io.ranks.meeting import TROUBLE
 from solar.io.ranks.peers import Peers, peers
 from solar.io.read.reader import Rows
-from solar.io.read.run import Run, Running, RunPart, shared_nbytes
-from solar.planner.division import at_home, by_turns, divided, seated
-from solar.planner.regions import around, homes
-from solar.torch.buffer.budget import Needs
-from solar.torch.buffer.pass_uses import PassUses, SampleUses, located
-from solar.torch.buffer.planned_passes import Piece, layouts_of, pieces_of
+from solar.io.read.run import Run, Running, shared_nbytes
+from solar.planner.budget import Needs
+from solar.planner.pass_uses import PassUses, SampleUses
+from solar.planner.planned_passes import Piece
+from solar.planner.sharing import SENDING, Sharing
+from solar.torch.buffer.located import layouts_of, located, pieces_of
 from solar.torch.order.stream import Array, IndexStream, Pass
 from solar.torch.source import SampleSource
+from solar.values import RunPart
 
 log = logging.getLogger("solar")
 
-SENDING = ("mpi", "torch")
 PATIENCE, PATIENCE_UNASKED = 1800.0, 60.0  # seconds that ranks wait for each other; where nobody asked for a buffer
 Exchanges = Literal["auto", "mpi", "torch", "read", "off"]
 Balance = Literal["torch", "equal", "uneven"]
@@ -143,9 +140,10 @@ class RankGroup:
             at_home_ = "torch"
         self.balance = at_home_
         self.exchange = self._carried_by(exchange)
-        self._pieces = pieces_of(beneath)
-        if self.balance != "torch":
-            self._homes = [_Homes(self._pieces, number, self._node_of) for number in range(len(datasets))]
+        node_of, here = np.array(self._met.node_of, np.int32), self._met.node_of[with_.rank]
+        self._sharing = Sharing(
+            pieces_of(beneath), node_of, self.ranks, self.rank, self.mates, here, self.balance, self.exchange
+        )
 
     def _carried_by(self, exchange: str) -> str:
         """How samples get to other nodes: "mpi", "torch", "read" (by whoever takes them), or "" where none have to."""
@@ -223,26 +221,9 @@ class RankGroup:
     def divided(self, beneath: SampleSource, made: Pass) -> Divided:
         """This rank's part of a pass of all ranks."""
         samples, starts = made
-        starts = starts.astype(np.int64)
-        uses = located(beneath, (samples, starts))
-        if self.balance == "torch":
-            taken = provided = by_turns(starts, self.ranks)
-        else:
-            provided = self._homes_of(uses)
-            taken = at_home(provided, starts, self._node_of, even=self.balance == "equal")
-        sends = self.exchange in SENDING
-        found = divided(starts, taken, provided, self.rank, self.mates, sends=sends)
-        own = _some(uses, found.batch)
-        segment = PassUses(
-            _some(uses, found.here, places=True),
-            own,
-            _some(uses, found.elsewhere, places=True) if self.exchange == "read" else None,
-            found.sizes,
-            Parcels(own.sizes, found.sent, found.come) if sends else None,
-            own.sizes * self.ranks / np.diff(starts) if self.balance == "uneven" else None,
-        )
-        batches = np.split(samples[found.batch.uses], found.batch.starts[1:-1])
-        return Divided(segment, batches, self._facts(uses))
+        uses = located(beneath, (samples, starts.astype(np.int64)))
+        segment, own = self._sharing.divided(uses)
+        return Divided(segment, np.split(samples[own.uses], own.starts[1:-1]), self._facts(uses))
 
     def segments(self, beneath: SampleSource, passes: Iterator[Callable[[], Pass]]) -> Iterator[Callable[[], PassUses]]:
         """This rank's parts of passes to come."""
@@ -252,58 +233,9 @@ class RankGroup:
 
         return map(maker, passes)
 
-    @cached_property
-    def _node_of(self) -> NDArray[np.int32]:
-        return np.array(self._met.node_of, np.int32)
-
-    # --- homes ----
-
     def pieces(self) -> list[Piece]:
         """What this node plans: its region of each field of each H5Dataset."""
-        if self.balance == "torch":
-            return self._pieces
-        own = self._met.node_of[self.peers.rank]
-        return [self._homes[piece.dataset].of_node(piece, own) for piece in self._pieces]
-
-    def _homes_of(self, uses: SampleUses) -> NDArray[np.int32]:
-        if uses.which is None:
-            return self._homes[0].of(uses.rows)
-        found = np.empty(len(uses.rows), np.int32)
-        for number, one in enumerate(self._homes):
-            where = np.flatnonzero(uses.which == number)
-            found[where] = one.of(uses.rows[where])
-        return found
-
-
-class _Homes:
-    """The homes of an H5Dataset's samples: regions of its largest field, node by node."""
-
-    def __init__(self, pieces: Sequence[Piece], dataset: int, node_of: NDArray[np.int32]) -> None:
-        own = [piece for piece in pieces if piece.dataset == dataset]
-        self._largest = max(own, key=lambda piece: piece.units.total_nbytes).units
-        self._seats, self._node_of = seated(node_of)[0], node_of
-        self._bounds = homes(self._largest, len(node_of))
-
-    def of(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The rank at whose home each of these lies."""
-        items = rows if self._largest.item is None else self._largest.item[rows]
-        return self._seats[np.searchsorted(self._bounds[1:-1], items, side="right")]
-
-    def of_node(self, piece: Piece, number: int) -> Piece:
-        """What of a piece lies at the homes of a node."""
-        seats = np.flatnonzero(self._node_of[self._seats] == number)
-        begin, end = int(self._bounds[seats[0]]), int(self._bounds[seats[-1] + 1])
-        rows = np.arange(begin, end, dtype=np.int32)
-        if self._largest.sample is not None:
-            rows = self._largest.sample[rows]
-        items = rows if piece.units.item is None else piece.units.item[rows]
-        region = around(piece.units, items)
-        return replace(piece, region=region) if region.items else piece
-
-
-def _some(uses: SampleUses, group: Any, *, places: bool = False) -> SampleUses:
-    which = None if uses.which is None else uses.which[group.uses]
-    return SampleUses(which, uses.rows[group.uses], group.starts, group.places if places else None)
+        return self._sharing.planned()
 
 
 def placed(error: SolarError) -> SolarError:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 from torch.utils.data._utils.pin_memory import pin_memory as pin
@@ -16,7 +17,7 @@ from solar.io.machine.late import Late
 from solar.io.workers.processes import Processes
 from solar.torch.batch.coming import Coming, profiling, span
 from solar.torch.batch.make import Threads, cores, here
-from solar.torch.batch.pending import BATCHES_AHEAD, NBYTES_AHEAD, PendingBatch, leaves
+from solar.torch.batch.pending import NBYTES_AHEAD, PendingBatch, leaves
 from solar.torch.batch.transform import Key
 from solar.torch.batch.uneven import weighted
 from solar.torch.batch.workers import Wanted
@@ -27,6 +28,7 @@ from solar.torch.epoch.skipping import UNREADABLE, LeftOut, skipping
 from solar.torch.order.position import Draws, EpochPosition
 from solar.torch.samplers import leaves_a_rank_without
 from solar.torch.source import SampleSource
+from solar.values import BATCHES_AHEAD
 
 EMPTY_BATCH = (
     "this rank has no sample in this step, and of an empty batch a transform or a collate_fn can make nothing: give a "
@@ -247,8 +249,7 @@ class NativeIter(Draws):
             self._pace = self._started_making()
         if self._turn is None:
             beneath, pace, course = self._beneath, self._pace, self._course
-            least = lambda: needs(beneath, pace, course.batch_size or 1).least  # noqa: E731
-            room = self._buffered.room(beneath, course, self.passage.order, least, replaced)
+            room = self._buffered.room(beneath, course, self.passage.order, partial(needs, beneath, pace), replaced)
             if room is not None:
                 self._turn = BufferedPass(self._buffered, room, beneath, self._indices, self.passage, course, pace)
         turn = self._turn

@@ -1,4 +1,4 @@
-"""Windows: parts of the future, as far as the order of samples is known, planned together."""
+"""PlannedPasses: as many passes as are known and fit, planned together. The door of a loader and of `solar plan`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import PlanError
 from solar.io.machine import figures
-from solar.io.read.run import RunPart, Told, pooled_nbytes
+from solar.planner.budget import FETCHED, pooled_nbytes
 from solar.planner.course import Plan, plan_rows
+from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.regions import Region, whole
 from solar.planner.share import shares
-from solar.planner.sweep import Counts, KeepPolicy
-from solar.planner.units import Units, of_layout
-from solar.torch.batch.pending import leaves
-from solar.torch.buffer.pass_uses import PassUses, SampleUses
-from solar.torch.source import SampleSource
-from solar.values import Layout, Script, Storage
+from solar.planner.sweep import Counts, KeepPolicy, total
+from solar.planner.units import Units
+from solar.values import RunPart, Script, Storage, Told
 
-STEPS_AHEAD = (
-    6  # steps from the issue of a read to its use, beside the batches that are ready; each takes a batch of memory
-)
-FETCHED = 2  # steps by which a sample is read beforehand that is read straight into the batch, at another node's home
+# Steps from the issue of a read to its use, beside the batches that are ready; each takes a batch of memory.
+STEPS_AHEAD = 6
+USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
+SEGMENTS = 32, 256  # passes, at most
 
 
 @dataclass(frozen=True)
@@ -43,16 +41,10 @@ class Piece:
         return self.region.units
 
 
-def layouts_of(beneath: SampleSource) -> list[Layout]:
-    """Of each H5Dataset each field, as the pieces of `pieces_of` are."""
-    return beneath.layouts()
-
-
-def pieces_of(beneath: SampleSource) -> list[Piece]:
-    """What is planned for itself: of each H5Dataset each field."""
-    fields = len(leaves(beneath.first.layouts))
-    layouts = layouts_of(beneath)
-    return [Piece(at // fields, at % fields, whole(of_layout(layout))) for at, layout in enumerate(layouts)]
+def planned_together(uses: int, *, first: bool) -> int:
+    """How many passes of so many uses are planned together: at first, or later."""
+    place = 0 if first else 1
+    return max(1, min(SEGMENTS[place], USES[place] // max(1, uses)))
 
 
 class PlannedPasses:
@@ -62,7 +54,6 @@ class PlannedPasses:
         self,
         makers: Sequence[Callable[[], PassUses]],
         first: int,
-        beneath: SampleSource,
         pieces: Sequence[Piece],
         memory: int,
         batch: int,
@@ -72,13 +63,13 @@ class PlannedPasses:
     ) -> None:
         self._makers = makers
         self._made: dict[int, PassUses] = {}
-        self.beneath, self.pieces, self.memory = beneath, pieces, memory
+        self.pieces, self.memory, self.storages = pieces, memory, storages
         self.segments = range(first, first + len(makers))
         self.next = first  # segment to be carried out
         self.batch = batch  # samples, at most
         facts = (self.segment(first).planned.digest, len(makers))
-        self.courses = [
-            _course(self, piece, share, storage, facts, way, holding)
+        self.plans = [
+            _plan(self, piece, share, storage, facts, way, holding)
             for piece, share, storage, way in zip(pieces, shared(memory, pieces), storages, ways, strict=True)
         ]
 
@@ -94,15 +85,20 @@ class PlannedPasses:
     @property
     def ways(self) -> list[KeepPolicy]:
         """How the memory is used for each piece."""
-        return [course.way for course in self.courses]
+        return [plan.way for plan in self.plans]
 
     def counts(self, number: int) -> list[Counts]:
         """What a segment takes, as planned, for each piece."""
         place = number - self.segments.start
-        found = [course.counts[place] for course in self.courses]
+        found = [plan.counts[place] for plan in self.plans]
         if place == 0:
-            found += [course.start_counts for course in self.courses]
+            found += [plan.start_counts for plan in self.plans]
         return found
+
+    def counts_of_pieces(self, number: int) -> list[Counts]:
+        """The same, piece by piece."""
+        found = self.counts(number)
+        return [total(found[at :: len(self.pieces)]) for at in range(len(self.pieces))]
 
     def counts_alone(self, number: int) -> list[Counts]:
         """What this process reads of it by itself, at the homes of other nodes, for each piece."""
@@ -110,29 +106,29 @@ class PlannedPasses:
         if uses is None:
             return []
         found = []
-        for piece, course in zip(self.pieces, self.courses, strict=True):
+        for piece, plan in zip(self.pieces, self.plans, strict=True):
             rows, starts = uses.of(piece.dataset)
             items = rows if piece.units.item is None else piece.units.item[rows]
             native = whole(piece.units).native(0, whole=False)
-            found.append(Counts(*_native.direct(native, items, starts, course.terms.gap)))
+            found.append(Counts(*_native.direct(native, items, starts, plan.terms.gap)))
         return found
 
     def told(self, number: int) -> list[Told]:
         """What a segment is for each of the parts."""
         segment = self.segment(number)
-        pairs = zip(self.pieces, self.courses, strict=True)
-        told = [Told(course.script(number), segment.planned.positions(piece.dataset)) for piece, course in pairs]
+        pairs = zip(self.pieces, self.plans, strict=True)
+        told = [Told(plan.script(number), segment.planned.positions(piece.dataset)) for piece, plan in pairs]
         if segment.elsewhere is not None:
             told += [_read_alone(segment.elsewhere, piece.dataset) for piece in self.pieces]
         return told
 
     def parts(self) -> list[RunPart]:
         """How each piece is held."""
-        triples = zip(self.pieces, self.courses, shared(self.memory, self.pieces), strict=True)
+        triples = zip(self.pieces, self.plans, shared(self.memory, self.pieces), strict=True)
         # Fields of one H5Dataset are those of all.
         read = [self.batch * piece.units.sample_nbytes for piece in self.pieces if piece.dataset == 0]
         batch = sum(map(pooled_nbytes, read))
-        parts = [_part(piece, course, share, batch) for piece, course, share in triples]
+        parts = [_part(piece, plan, share, batch) for piece, plan, share in triples]
         if self.segment(self.segments.start).elsewhere is not None:
             parts += [replace(part, pages=0, stored=False, direct=True, ahead=FETCHED) for part in parts]
         return parts
@@ -149,7 +145,7 @@ def shared(memory: int, pieces: Sequence[Piece]) -> list[int]:
     return given
 
 
-def _course(
+def _plan(
     window: PlannedPasses,
     piece: Piece,
     memory: int,
@@ -180,15 +176,15 @@ def _course(
     return planned(0, None)
 
 
-def _part(piece: Piece, course: Plan, memory: int, batch: int) -> RunPart:
+def _part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
     """How a piece is held. What is read straight into batches of so many bytes takes their memory `ahead` of time."""
-    held, ahead = course.pages * course.page, course.terms.ahead
-    if course.way.pinned == piece.region.items:
+    held, ahead = plan.pages * plan.page, plan.terms.ahead
+    if plan.way.pinned == piece.region.items:
         ahead = 0  # nothing is read any more
-    elif course.way.direct:
+    elif plan.way.direct:
         ahead = max(0, min(STEPS_AHEAD, (memory - held) // max(1, batch) - 1))
-    kept = course.kept == "stored"
-    return RunPart(piece.field, course.pages, course.page, kept, course.way.direct, ahead, course.terms.gap)
+    kept = plan.kept == "stored"
+    return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap)
 
 
 def _read_alone(uses: SampleUses, dataset: int) -> Told:
@@ -211,20 +207,25 @@ def fit(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
     )
 
 
+def goes_on(last: PlannedPasses, window: PlannedPasses, parts: Sequence[RunPart]) -> bool:
+    """Whether a run with these parts, told of the last window to its end, can carry out this one after it."""
+    return last.ways == window.ways and fit(window.parts(), parts)
+
+
 def in_words(window: PlannedPasses) -> str:
     """What a window does with the memory, and what that takes in a later epoch."""
-    said = [_way_in_words(course, piece) for course, piece in zip(window.courses, window.pieces, strict=True)]
+    said = [_way_in_words(plan, piece) for plan, piece in zip(window.plans, window.pieces, strict=True)]
     ways = " and ".join(dict.fromkeys(said))
-    typical = [course.counts[len(course.counts) // 2] for course in window.courses]
+    typical = [plan.counts[len(plan.counts) // 2] for plan in window.plans]
     requests, nbytes = sum(one.requests for one in typical), sum(one.bytes for one in typical)
     uses = len(window.segment(window.segments.start).planned.rows) * len({piece.field for piece in window.pieces})
     return f"{ways}; an epoch takes {requests:,} requests for {figures.size(nbytes)} and has {uses:,} uses"
 
 
-def _way_in_words(course: Plan, piece: Piece) -> str:
-    way = course.way
+def _way_in_words(plan: Plan, piece: Piece) -> str:
+    way = plan.way
     kept = f", {100 * way.pinned / piece.region.items:.0f} % of the samples stay"
-    stored = ", kept as stored" if course.kept == "stored" else ""
+    stored = ", kept as stored" if plan.kept == "stored" else ""
     if way.pinned >= piece.region.items:
         return f"all samples stay{stored}"
     if way.direct:

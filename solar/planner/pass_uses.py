@@ -1,19 +1,14 @@
-"""PassUses: maps the samples of batches to rows of files and slots of batches. PassPlan: what a pass asks for."""
+"""PassUses: the batches of a pass, mapped to rows of files and slots of batches."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.io.exchange.exchanged import Parcels
-from solar.io.read.reader import Rows
-from solar.torch.buffer.budget import Needs
-from solar.torch.order.stream import Pass
-from solar.torch.source import SampleSource
+from solar.values import Parcels
 
 
 class SampleUses(NamedTuple):
@@ -86,36 +81,6 @@ class PassUses(NamedTuple):
     def same(self, other: PassUses) -> bool:
         """Whether the same samples come in the same batches."""
         return self.planned.same(other.planned) and self.batches.same(other.batches)
-
-
-class Queued(NamedTuple):
-    """A segment that the run has, and no iterator has begun."""
-
-    segment: PassUses
-    base: int  # number of its first batch in the run
-
-
-class PassPlan(NamedTuple):
-    """What a pass asks of a buffer: these batches, made next."""
-
-    beneath: SampleSource
-    segment: PassUses
-    later: Callable[[], Iterator[Callable[[], PassUses]]]  # the passes after it, as far as they are known
-    needs: Needs  # what its batches take of memory, beside what is kept
-    batch: int  # samples of a batch, at most
-    facts: Mapping[str, Any]  # what must be the same on all ranks
-
-
-def rows_of(beneath: SampleSource) -> list[Rows]:
-    """What reads each part: of each H5Dataset each field."""
-    return [leaf.rows for dataset in beneath.datasets for leaf in dataset.opened()]
-
-
-def located(beneath: SampleSource, made: Pass) -> SampleUses:
-    """The samples of a pass, where they lie. Raises what the datasets raise for indices that they do not have."""
-    samples, starts = made
-    which, rows = beneath.locate(samples)
-    return SampleUses(None if len(beneath.datasets) == 1 else which, rows.astype(np.int32), starts.astype(np.int64))
 
 
 def alone(uses: SampleUses) -> PassUses:

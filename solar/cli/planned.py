@@ -1,0 +1,218 @@
+"""What `solar plan` says: its JSON, and its table for people. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from solar.cli import words
+from solar.cli.compare import POLICY_NAMES, Answer, Case
+from solar.io.machine import figures
+from solar.values import Outcome, Storage
+
+
+def as_json(cases: list[Case], answered: Answer, source: str, compute: float = 0.0, cached: str = "") -> dict[str, Any]:
+    """The answer of --json; its keys are listed in DETAILS."""
+    one, storage = cases[0], cases[0].storage
+    numbers: dict[str, Any] = {"latency": storage.latency, "bandwidth": storage.bandwidth, "iops": storage.iops}
+    rates = [one.storage.decode for one in cases if not math.isinf(one.storage.decode)]
+    numbers["decode"] = min(rates, default=None)
+    return {
+        "version": 1,
+        "samples": one.units.samples,
+        "nbytes": sum(case.units.total_nbytes for case in cases),
+        "ranks": one.world.ranks,
+        "ranks_per_node": one.world.ranks_per_node,
+        "batch": one.batch,
+        "epochs": one.epochs,
+        "seed": one.seed,
+        "storage": numbers | {"depth": storage.depth, "gap": storage.gap, "from": source},
+        "datasets": [case.name for case in cases if case.name],
+        "policies": {name: asdict(outcome) for name, outcome in answered.outcomes.items()},
+        "first_epoch": None if answered.first_epoch is None else asdict(answered.first_epoch),
+        "buffer": _divided(answered),
+        "planned": {"epochs": len(answered.plan.epochs) if answered.plan else 0, "nodes": answered.nodes},
+        "first_batch_seconds": answered.first_batch,
+        "estimated": answered.estimated,
+        "plan_seconds": answered.plan_seconds,
+        "overflow_fraction": answered.overflow_fraction,
+        "travel": asdict(answered.travel),
+        "compute_seconds": compute,
+        "load": _load(answered, compute),
+        "fits_page_cache": bool(cached),
+    }
+
+
+def _divided(answered: Answer) -> dict[str, int] | None:
+    """How the loader divides a node's memory."""
+    plan = answered.plan
+    if plan is None or plan.budget is None:
+        return None
+    own, batches = plan.budget, plan.batches_nbytes
+    return {
+        "samples": own.parts, "batches": batches, "scratch": own.nbytes - own.parts - batches, "ready": own.staged
+    }  # fmt: skip
+
+
+def _load(answered: Answer, compute: float) -> dict[str, float]:
+    """What our epoch asks of the storage per second, if the steps compute so long and reading goes on meanwhile."""
+    ours = answered.outcomes["solar"]
+    seconds = max(ours.seconds, compute * answered.travel.steps)
+    per_second = 1 / seconds if seconds else 0.0
+    return {"seconds": seconds, "requests": ours.requests * per_second, "bytes": ours.bytes * per_second}
+
+
+def as_text(
+    cases: list[Case], memory: int, answered: Answer, source: str, compute: float, cached: str, refused: str
+) -> Iterator[str]:
+    """The lines for people."""
+    yield from _asked(cases, memory, source)
+    if refused:
+        yield f"solar's loader has no buffer here: {refused}"
+    elif divided := _divided(answered):
+        yield (
+            f"solar's buffer: {figures.size(divided['samples'])} for samples, {figures.size(divided['batches'])} for "
+            f"batches ({divided['ready']} ready on each rank), {figures.size(divided['scratch'])} to decode in"
+        )
+    yield from cached.splitlines()
+    yield ""
+    head = ("per epoch", "time", "scans", "requests", "read", "hits", "peak memory", "first batch")
+    rows = [head] + [_row(name, outcome, answered) for name, outcome in answered.outcomes.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for label, *facts in rows:
+        columns = (fact.rjust(width) for fact, width in zip(facts, widths[1:], strict=True))
+        yield "  ".join([label.ljust(widths[0]), *columns])
+    yield ""
+    yield from _ranks(cases[0], answered, compute)
+    yield from _epochs(cases[0], answered)
+    yield "A scan is the time of reading all of it once, in order."
+    if not answered.outcomes["solar"].requests:
+        yield "All of it fits into this memory: solar reads it in the first epoch, and never again."
+    if not cached and (faster := _in_short(answered)):
+        yield f"{modelled(cases[0].storage, source)}: {faster}"
+    if answered.estimated:
+        yield "~ was counted on a smaller copy of the data set, and scaled up."
+
+
+def _epochs(one: Case, answered: Answer) -> Iterator[str]:
+    """For which epochs the figures are."""
+    first, plan = answered.first_epoch, answered.plan
+    if first is None or plan is None:
+        return
+    if one.epochs == 1:
+        yield "There is one epoch: solar's row has what fills memory, too; caches of others are taken to be full."
+    else:
+        took = f"{figures.count(round(first.requests), 'request')} for {figures.size(first.bytes)}"
+        yield f"These figures are for the second and later epochs; the first also fills memory: solar's takes {took}."
+    if plan.windows and len(plan.epochs) < one.epochs:
+        yield f"{len(plan.epochs)} of {one.epochs} epochs were worked out; the others go on like the last of them."
+    nodes = -(-one.world.ranks // one.world.ranks_per_node)
+    if answered.nodes < nodes:
+        yield f"{answered.nodes} of {nodes} nodes was worked out; the others are taken to be alike."
+
+
+def _ranks(one: Case, answered: Answer, compute: float) -> Iterator[str]:
+    """What our epoch asks of the network and of the storage."""
+    travel, load = answered.travel, _load(answered, compute)
+    nodes = -(-one.world.ranks // one.world.ranks_per_node)
+    if nodes > 1:
+        share = travel.samples / max(one.order.uses, 1)
+        step = travel.nbytes / max(travel.steps, 1)
+        yield (
+            f"Between nodes {share:.1%} of the samples travel: {figures.size(step)} a step in all, "
+            f"{figures.size(step / nodes)} into each node, {figures.size(travel.most_nbytes)} at most."
+        )
+    if nodes > 1 or compute:
+        why = f", computing {figures.duration(compute * travel.steps)} of it" if compute else ", as fast as it reads"
+        yield (
+            f"An epoch of solar's takes {figures.duration(load['seconds'])}{why}. All nodes together ask the "
+            f"storage for {figures.short(load['requests'])} requests and {figures.size(load['bytes'])} a second."
+        )
+
+
+def _asked(cases: list[Case], memory: int, source: str) -> Iterator[str]:
+    """What was asked, in words."""
+    storage = cases[0].storage
+    yield subject(cases)
+    yield machine(cases, memory)
+    yield f"{modelled(storage, source)}, where a request costs as much as reading {figures.size(storage.gap)}"
+    yield f"storage: {words.printable(source)}"
+    yield from _decoded(cases)
+
+
+def subject(cases: list[Case]) -> str:
+    """The data set: its samples, fields and bytes."""
+    one = cases[0]
+    total = sum(case.units.total_nbytes for case in cases)
+    each = sum(case.units.sample_nbytes for case in cases)
+    named = f" of {', '.join(words.printable(case.name) for case in cases)}" if one.name else ""
+    return (
+        f"{figures.count(one.units.samples, 'sample')}{named}, {figures.size(each)} each, {figures.size(total)} in all"
+        + (_chunks(cases))
+    )
+
+
+def machine(cases: list[Case], memory: int) -> str:
+    """The ranks, and how much of the data set their memory holds."""
+    one = cases[0]
+    nodes = -(-one.world.ranks // one.world.ranks_per_node)
+    total = sum(case.units.total_nbytes for case in cases)
+    stored = " as it is stored" if any(case.units.encoded for case in cases) else ""
+    return (
+        f"{figures.count(one.world.ranks, 'rank')} on {figures.count(nodes, 'node')}, {one.batch} samples each a step; "
+        f"{figures.size(memory)} on each node: {min(1.0, memory * nodes / max(total, 1)):.0%} of the data set{stored}"
+    )
+
+
+def modelled(storage: Storage, source: str) -> str:
+    """For what storage times are modelled, and whether anybody measured it."""
+    how = {"profile ": "a measured", "guessed": "a guessed", "assumed": "an assumed", "as given": "the given"}
+    kind = next(said for origin, said in how.items() if origin in source)
+    rates = f"{storage.bandwidth / 1e9:.3g} GB/s and {storage.iops:,.0f} requests/s"
+    return f"Modelled, for {kind} storage of {figures.duration(storage.latency)}, {rates}"
+
+
+def _decoded(cases: list[Case]) -> Iterator[str]:
+    """What decoding costs, and by whose word: chunks of several samples come out whole, and may do so often."""
+    often = [case for case in cases if case.units.encoded and case.units.per_unit > 1]
+    if not often:
+        return
+    rate = min(case.storage.decode for case in often)
+    if math.isinf(rate):
+        yield "decoding: not counted; --decode RATE says how fast chunks of several samples are decoded"
+        return
+    how = "(--decode; else by the filters, on as many cores as here)"
+    yield f"decoding: {rate / 1e9:.3g} GB/s out of chunks of several samples {how}"
+
+
+def _chunks(cases: list[Case]) -> str:
+    most = max(case.units.per_unit for case in cases)
+    return f", up to {most:,} samples in a chunk" if most > 1 else ""
+
+
+def _row(name: str, outcome: Outcome, answered: Answer) -> tuple[str, ...]:
+    uses = outcome.reads + outcome.hits
+    sign = "~" if name in answered.estimated else ""
+    return (
+        POLICY_NAMES[name],
+        sign + figures.duration(outcome.seconds),
+        figures.rounded(outcome.scans),
+        f"{sign}{outcome.requests:,.0f}",
+        sign + figures.size(outcome.bytes),
+        f"{outcome.hits / uses:.1%}" if uses else "",
+        figures.size(outcome.peak_bytes),
+        figures.duration(answered.first_batch[name]) if name in answered.first_batch else "",
+    )
+
+
+def _in_short(answered: Answer) -> str:
+    """Ours beside the others."""
+    ours = answered.outcomes.get("solar")
+    if ours is None or not ours.seconds:
+        return ""
+    others = [
+        (POLICY_NAMES[name], other.seconds / ours.seconds) for name, other in answered.outcomes.items() if other != ours
+    ]
+    return "solar is " + ", ".join(f"{figures.rounded(ratio)} times as fast as {name}" for name, ratio in others) + "."

@@ -1,0 +1,126 @@
+"""Budget: one memory divided: batches on their way, what threads decode in, and what is kept from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from solar.errors import PlanError
+from solar.io.machine.figures import size
+
+READER_SCRATCH = 8 << 20  # bytes that each of the engine's threads may use beside the buffer, where there is as much
+HUGE = 2 << 20  # bytes of a huge page, of which large batches take whole ones
+FEWER = 4  # batches take one part of so many of the buffer, or fewer of them wait
+FETCHED = 2  # steps by which a sample is read beforehand that is read straight into the batch, at another node's home
+
+
+class TooSmall(PlanError):
+    """A buffer has no room for the batches; `least` is what works."""
+
+    def __init__(self, nbytes: int, least: int, processes: int) -> None:
+        self.least = least
+        among = f" of the {processes} processes of this node" if processes > 1 else ""
+        super().__init__(
+            f"buffer={size(nbytes)} ({nbytes:,} bytes) is too small: the batches{among} alone take {least:,} bytes "
+            f"here; give at least buffer={least}, or buffer=0 to read without one"
+        )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How the memory of a buffer is divided."""
+
+    nbytes: int  # of all
+    staged: int  # batches that wait to be taken
+    scratch: int  # bytes for each of the engine's threads
+    parts: int  # bytes for what is kept
+    batch: int  # samples, at most
+
+    def in_words(self) -> str:
+        """How large it is, and how much of it waits to be taken."""
+        return f"{size(self.nbytes)} with {self.staged} batch{'es' if self.staged > 1 else ''} ready"
+
+
+class Needs(NamedTuple):
+    """The bytes that the batches of a process take, beside what is kept."""
+
+    waiting: int  # each batch that waits
+    beside: int  # all others
+    scratch: int  # for each of its engine's threads
+    threads: int
+    ahead: int  # batches that should wait
+
+    @property
+    def least(self) -> int:
+        """What it takes at least."""
+        return self.waiting + self.beside + self.threads * self.scratch
+
+
+class AheadSpec(NamedTuple):
+    """How an iterator makes its batches of what is read."""
+
+    ahead: int  # batches on their way
+    threads: int  # that hold one each
+
+
+class SampleBytes(NamedTuple):
+    """What one field of a sample takes."""
+
+    read: int  # as it is read
+    made: int = 0  # as a Field makes it, in memory of its own; 0: it stays as it was read
+
+
+def needs(
+    fields: Sequence[SampleBytes],
+    pace: AheadSpec,
+    batch: int,
+    *,
+    scratch: int,
+    threads: int,
+    exchange: str = "",
+    inbox: int = 0,
+) -> Needs:
+    """What batches of so many samples take while they are made and used.
+
+    The run makes one while others wait. In the loop, or in each thread, one is made of what was read. The user has one,
+    and the last is there until the loop's variable is bound to the next. Threads have made as many as wait. What comes
+    from other nodes is received beside each batch that waits, up to `inbox` samples of it, or read for batches to come.
+    """
+    read = [pooled_nbytes(batch * field.read) for field in fields]
+    made = [pooled_nbytes(batch * field.made) if field.made else 0 for field in fields]
+    given = sum(after or before for before, after in zip(read, made, strict=True))
+    busy, waiting = max(1, pace.threads), given if pace.threads else 0
+    beside = sum(read) + busy * (sum(read) + sum(made)) + given + waiting
+    if exchange:
+        beside += sum(read) * (FETCHED if exchange == "read" else 1)
+        waiting += sum(pooled_nbytes(inbox * field.read) for field in fields)
+    return Needs(sum(read) + waiting, beside, scratch, threads, max(1, pace.ahead - pace.threads))
+
+
+def divided(nbytes: int, batch: int, needs: Sequence[Needs]) -> Budget:
+    """The budget of a buffer of so many bytes for these processes. TooSmall where it has no room for their batches.
+
+    A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it.
+    """
+    scratch = max(one.scratch for one in needs)
+    least = sum(one._replace(scratch=scratch).least for one in needs)
+    if nbytes < least:
+        raise TooSmall(nbytes, least, len(needs))
+    threads = sum(one.threads for one in needs)
+    waiting, beside = sum(one.waiting for one in needs), sum(one.beside for one in needs)
+    room = min(nbytes // FEWER, nbytes - threads * scratch) - beside
+    staged = max(1, min(*(one.ahead for one in needs), room // max(waiting, 1)))
+    left = nbytes - beside - staged * waiting
+    each = max(scratch, min(READER_SCRATCH, left // (16 * threads)))
+    return Budget(nbytes, staged, each, left - threads * each, batch)
+
+
+def pooled_nbytes(nbytes: int) -> int:
+    """What the memory of a batch of so many bytes takes: eight sizes to each power of two, in whole pages."""
+    step = 4 << 10
+    while step * 16 < nbytes:
+        step *= 2
+    if nbytes >= HUGE:
+        step = max(step, HUGE)
+    return max(1, -(-nbytes // step)) * step

@@ -1,0 +1,233 @@
+"""Job: a training as the planner sees it, planned as its loader plans it, but without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+
+import numpy as np
+
+from solar.planner import costs
+from solar.planner.budget import AheadSpec, Budget, Needs, SampleBytes, divided, needs
+from solar.planner.course import plan_rows
+from solar.planner.order import ShuffledUses, steps
+from solar.planner.pass_uses import PassUses, SampleUses, alone
+from solar.planner.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, planned_together
+from solar.planner.regions import whole
+from solar.planner.sharing import SENDING, Sharing, Who
+from solar.planner.sweep import Counts, KeepPolicy, total
+from solar.planner.units import Units
+from solar.values import BATCHES_AHEAD, Outcome, Storage, World
+
+FOLLOWED = 1 << 26  # uses of a node after which no more epochs are planned: they go on as the last ones
+ALL_NODES = 1 << 26  # uses times nodes up to which each node is planned, and not just the first
+LOADERS_PACE = AheadSpec(BATCHES_AHEAD, 0)  # without a transform or a Field that makes something
+EPOCHS_KEPT = 2  # whose division among ranks is kept
+
+Epochs = Callable[[int], PassUses]  # what a rank, or its node, has of each
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What is read, by whom, in which order, with what memory: all that a loader's plan follows from."""
+
+    pieces: Sequence[Piece]  # each field of the data set
+    storages: Sequence[Storage]  # of each piece
+    fields: Sequence[SampleBytes]
+    scratch: int  # the least memory that a read takes beside the buffer (io/read/run.py: scratch_nbytes)
+    order: ShuffledUses
+    world: World
+    batch: int  # samples of a rank's batch
+    memory: int  # of a node: what the loader's `buffer` says; 0: batches are read one by one, by each rank for itself
+    epochs: int | None  # None: nobody knows
+    pace: AheadSpec = LOADERS_PACE
+    threads: int = 1  # of each rank's engine
+    gap: int = 0  # without a buffer: holes up to this are read (io/read/engine.py: GAP)
+    drop_last: bool = False
+    exchange: str = SENDING[0]  # between nodes
+
+    @property
+    def nodes(self) -> int:
+        """How many there are."""
+        return -(-self.world.ranks // self.world.ranks_per_node)
+
+    def uses(self, epoch: int) -> SampleUses:
+        """What all ranks use, step by step."""
+        starts = steps(self.order, self.batch * self.world.ranks, drop_last=self.drop_last)
+        return SampleUses(None, self.order.of(epoch)[: starts[-1]], starts)
+
+    @cached_property
+    def who(self) -> Callable[[int], Who]:
+        """Who takes and provides each use of an epoch: the same for all ranks that ask."""
+        return lru_cache(EPOCHS_KEPT)(lambda epoch: self.sharing(0).who(self.uses(epoch)))
+
+    def sharing(self, rank: int) -> Sharing:
+        """The data set among the ranks, as this one sees it: as loaders divide it where nobody says `balance`."""
+        node_of = (np.arange(self.world.ranks) // self.world.ranks_per_node).astype(np.int32)
+        mates, node = np.flatnonzero(node_of == node_of[rank]).tolist(), int(node_of[rank])
+        balance, exchange = ("equal", self.exchange) if self.nodes > 1 else ("torch", "")
+        return Sharing(self.pieces, node_of, self.world.ranks, rank, mates, node, balance, exchange)
+
+
+@dataclass(frozen=True, eq=False)
+class NodePlan:
+    """What a node reads and holds, epoch by epoch, as far as its epochs were followed."""
+
+    epochs: list[list[Counts]]  # for each piece; the first of a window with its start
+    uses: int  # of an epoch, samples
+    units: list[Units]  # of each piece
+    storages: Sequence[Storage]
+    windows: list[PlannedPasses]  # none where batches are read one by one
+    budget: Budget | None
+    batches_nbytes: int  # what the batches of all its ranks take
+
+    @property
+    def later(self) -> range:
+        """The epochs that stand for those after the first; of one there is nothing else."""
+        return range(min(1, len(self.epochs) - 1), len(self.epochs))
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The most memory that it takes, batches and all."""
+        if self.budget is None:
+            return self.batches_nbytes
+        kept = max(sum(plan.pages * plan.page for plan in window.plans) for window in self.windows)
+        return kept + self.budget.nbytes - self.budget.parts
+
+    def outcome(self, epochs: Sequence[int]) -> Outcome:
+        """What these epochs cost, on average."""
+        listed = [self.epochs[epoch] for epoch in epochs]
+        pieces = [total(of_piece) for of_piece in zip(*listed, strict=True)]
+        facts = zip(pieces, self.units, self.storages, strict=True)
+        seconds = sum(costs.seconds(*one) for one in facts) / len(epochs)
+        scan = sum(s.seconds(1, u.total_nbytes) for u, s in zip(self.units, self.storages, strict=True))
+        reads = sum(one.reads for one in pieces) / len(epochs)
+        return Outcome(
+            reads=reads,
+            requests=sum(one.requests for one in pieces) / len(epochs),
+            bytes=sum(one.bytes for one in pieces) / len(epochs),
+            scans=seconds / scan,
+            seconds=seconds,
+            hits=self.uses * len(pieces) - reads,
+            peak_bytes=self.peak_nbytes,
+        )
+
+
+def planned(job: Job, node: int = 0) -> NodePlan:
+    """The plan of a node, as its loaders make it: exact counts for each epoch. TooSmall as theirs."""
+    if not job.memory:
+        return _one_by_one(job, node)
+    first = node * job.world.ranks_per_node
+    ranks = range(first, min(first + job.world.ranks_per_node, job.world.ranks))
+    own = job.sharing(first)
+    of_epoch = lru_cache(EPOCHS_KEPT)(partial(_part, job, own))
+    pieces = job.pieces if job.world.ranks == 1 else own.planned()
+    taken = [_needs(job, rank, of_epoch(0) if rank == first else _part(job, job.sharing(rank), 0)) for rank in ranks]
+    longest = max(_batch(job), int(of_epoch(0).sizes.max(initial=0))) if job.world.ranks == 1 else job.batch
+    budget = divided(job.memory, longest, taken)
+    batches = sum(one.beside + budget.staged * one.waiting for one in taken)
+    return _followed(job, of_epoch, pieces, budget, batches)
+
+
+def predicted(order: ShuffledUses, units: Units, storage: Storage, *, batch: int, memory: int, epochs: int) -> Outcome:
+    """What the later of these epochs cost one process, on average, with so much memory for what is kept alone."""
+    fields, pieces = [SampleBytes(units.sample_nbytes)], [Piece(0, 0, whole(units))]
+    job = Job(pieces, [storage], fields, 0, order, World(0, 1), batch, memory, epochs)
+    if not memory:
+        made = _one_by_one(job, 0)
+    else:
+        budget = Budget(memory, 1, 0, memory, batch)
+        made = _followed(job, lru_cache(EPOCHS_KEPT)(lambda epoch: alone(job.uses(epoch))), pieces, budget, 0)
+    return made.outcome(made.later)
+
+
+def _followed(job: Job, of_epoch: Epochs, pieces: Sequence[Piece], budget: Budget, batches: int) -> NodePlan:
+    """The plan of a node whose memory is divided, as far as it is worth following."""
+    found: list[list[Counts]] = []
+    windows = []
+    uses = len(of_epoch(0).planned.rows)
+    for window in planned_windows(of_epoch, job.epochs, pieces, job.storages, budget.parts, budget.batch):
+        windows.append(window)
+        found += [window.counts_of_pieces(number) for number in window.segments]
+        if len(found) > 1 and len(found) * uses > FOLLOWED:
+            break
+    return NodePlan(found, uses, [piece.units for piece in job.pieces], job.storages, windows, budget, batches)
+
+
+def planned_windows(
+    of_epoch: Epochs,
+    epochs: int | None,
+    pieces: Sequence[Piece],
+    storages: Sequence[Storage],
+    memory: int,
+    batch: int,
+) -> Iterator[PlannedPasses]:
+    """The windows that a loader plans one after another, with so much memory for what is kept.
+
+    Where nobody knows how many epochs there are: those that it plans at first.
+    """
+    done, last, parts = 0, None, []  # epochs; the window before; and how the run that carries it out holds its pieces
+    while epochs is None or done < epochs:
+        uses, left = len(of_epoch(max(0, done - 1)).planned.rows), SEGMENTS[0] if epochs is None else epochs - done
+        some = [range(done, done + min(left, planned_together(uses, first=first))) for first in (True, False)]
+
+        def made(here: range, after: PlannedPasses | None, ways: Sequence[KeepPolicy | None]) -> PlannedPasses:
+            makers = [partial(of_epoch, epoch) for epoch in here]
+            begin = 0 if after is None else after.segments.stop
+            return PlannedPasses(makers, begin, pieces, memory, batch, storages, ways, after is not None)
+
+        if last is None:
+            window = made(some[0], None, [None] * len(pieces))
+        elif not goes_on(last, window := made(some[1], last, last.ways), parts):
+            window = made(some[0], last, last.ways)  # as when the pass begins for which there was none
+            if not goes_on(last, window, parts):
+                window, last = made(some[0], None, window.ways), None
+        parts = window.parts() if last is None else parts
+        yield window
+        done, last = done + len(window.segments), window
+        if epochs is None:
+            return
+
+
+def _part(job: Job, own: Sharing, epoch: int) -> PassUses:
+    """What a rank has of an epoch."""
+    uses = job.uses(epoch)
+    return alone(uses) if job.world.ranks == 1 else own.divided(uses, job.who(epoch))[0]
+
+
+def _batch(job: Job) -> int:
+    """The most samples of a rank's batch, as its loader knows it."""
+    return max(1, min(job.batch, -(-job.order.uses // job.world.ranks)))
+
+
+def _needs(job: Job, rank: int, first: PassUses) -> Needs:
+    """What the batches of a rank take, whose first epoch this is."""
+    batch, exchange = max(_batch(job), int(first.sizes.max(initial=0))), job.sharing(rank).exchange
+    return needs(
+        job.fields, job.pace, batch, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=first.inbox
+    )
+
+
+def _one_by_one(job: Job, node: int) -> NodePlan:
+    """Without a buffer: each rank reads its batches in their turn, each sorted and joined over small holes."""
+    first, world = node * job.world.ranks_per_node, job.world
+    ranks = range(first, min(first + world.ranks_per_node, world.ranks))
+    epochs = range(min(2, job.epochs or 2))  # one is like another
+    found: list[list[Counts]] = [[] for _ in epochs]
+    for piece, storage in zip(job.pieces, job.storages, strict=True):
+        of_ranks, way = [], KeepPolicy(direct=True, gap=job.gap + 1)
+        for rank in ranks:
+
+            def of(epoch: int, rank: int = rank) -> tuple[np.ndarray, np.ndarray]:
+                rows, starts, each = job.uses(epoch).rows, job.uses(epoch).starts, job.world.ranks
+                return rows[rank::each], np.array([-(-(end - rank) // each) for end in starts.tolist()], np.int64)
+
+            made = plan_rows(of, piece.units, memory=0, storage=storage, epochs=epochs, ahead=0, facts=(), way=way)
+            of_ranks.append(made.counts)
+        for epoch in epochs:
+            found[epoch].append(total(counts[epoch] for counts in of_ranks))
+    uses = int(job.uses(0).starts[-1]) * len(ranks) // world.ranks
+    taken = needs(job.fields, job.pace, _batch(job), scratch=job.scratch, threads=job.threads)
+    batches = len(ranks) * (taken.beside + taken.ahead * taken.waiting)
+    return NodePlan(found, uses, [piece.units for piece in job.pieces], job.storages, [], None, batches)
