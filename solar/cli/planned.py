@@ -170,7 +170,7 @@ def modelled(storage: Storage, source: str) -> str:
     """For what storage times are modelled, and whether anybody measured it."""
     how = {"profile ": "a measured", "guessed": "a guessed", "assumed": "an assumed", "as given": "the given"}
     kind = next(said for origin, said in how.items() if origin in source)
-    rates = f"{storage.bandwidth / 1e9:.3g} GB/s and {storage.iops:,.0f} requests/s"
+    rates = f"{figures.rate(storage.bandwidth)} and {storage.iops:,.0f} requests/s"
     return f"Modelled, for {kind} storage of {figures.duration(storage.latency)}, {rates}"
 
 
@@ -184,7 +184,7 @@ def _decoded(cases: list[Case]) -> Iterator[str]:
         yield "decoding: not counted; --decode RATE says how fast chunks of several samples are decoded"
         return
     how = "(--decode; else by the filters, on as many cores as here)"
-    yield f"decoding: {rate / 1e9:.3g} GB/s out of chunks of several samples {how}"
+    yield f"decoding: {figures.rate(rate)} out of chunks of several samples {how}"
 
 
 def _chunks(cases: list[Case]) -> str:
