@@ -43,7 +43,8 @@ def on_config(config: Any) -> Any:
     """
     shutil.rmtree(SOURCE, ignore_errors=True)
     shutil.copytree(ROOT / "solar", SOURCE / "solar", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    (SOURCE / "solar" / "io" / "__init__.py").touch()  # nor a folder that is no package
+    for folder in {path.parent for path in (SOURCE / "solar").rglob("*.py")}:
+        (folder / "__init__.py").touch()  # nor a folder that is no package
     pages: list[Any] = [DECISIONS, *(f"decisions/{path.name}" for path in decisions())]
     for section in config.nav:
         for title, entries in section.items():
