@@ -110,7 +110,7 @@ core asan tsan aarch64:
 asan-python: $(VENV)/.dev
 	tools/asan-python $(PYTHON)
 
-# Lines of Python and C++ that the tests run, and why the others are not: docs/coverage.md (gcov; doctest's header).
+# Lines of Python and C++ that the tests run, and why the others are not: build/coverage.md (gcov; doctest's header).
 coverage: $(VENV)/.dev
 	tools/coverage $(PYTHON)
 

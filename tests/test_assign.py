@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner_kit import assigned
 
 from solar import _native
-from solar.planner import assign, order, regions
+from solar.planner import order, regions
 from solar.planner.assign import Flow
 from solar.planner.units import Units, uniform
 from solar.values import World
@@ -52,21 +52,6 @@ def test_on_one_node_nothing_travels() -> None:
     away, travels, busiest = flow.overflow(0)
     assert away > 0
     assert (travels, busiest) == (0, 0)
-
-
-def test_uneven_shares_stay_at_home_and_come_with_exact_weights() -> None:
-    units, world = uniform(100, 10), World(0, 4, 0, 2)
-    items, starts = order.distributed(100, ranks=4).of(0), np.array([0, 40, 80, 100])
-    taking = assign.takers(items, starts, units, world, balance="uneven")
-    assert taking.tolist() == assign.home_of(items, units, world).tolist()
-    taken = assign.shares(taking, starts, 4)
-    assert taken.sum(axis=1).tolist() == [40, 40, 20]
-    losses = np.random.default_rng(0).normal(size=100)
-    for step, (begin, end) in enumerate(pairwise(starts)):
-        mean_of = [losses[begin:end][taking[begin:end] == rank].mean() for rank in range(4)]
-        assert np.mean(assign.weights(taken)[step] * mean_of) == pytest.approx(losses[begin:end].mean())
-    with pytest.raises(ValueError, match="'equal' or 'uneven'"):
-        assign.takers(items, starts, units, world, balance="even")
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(1, 5), st.booleans())

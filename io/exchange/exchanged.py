@@ -44,12 +44,6 @@ class Parcels(NamedTuple):
     come: NDArray[np.int64]  # [m, 3] ascending by (step, peer), as the sender has them: step, peer, place in the batch
 
 
-def inbox_nbytes(parcels: Parcels, row_nbytes: int, window: int) -> int:
-    """The bytes that an Exchange takes at most beside the memory of `window` batches, for rows that arrive."""
-    rows = np.bincount(parcels.come[:, 0], minlength=len(parcels.sizes))
-    return int(np.sort(rows)[::-1][:window].sum()) * row_nbytes
-
-
 class Exchange:
     """A Running of which each batch also has the rows that come from other ranks.
 

@@ -22,8 +22,6 @@ from solar.planner import order, simulate
 from solar.planner.units import Units, of_layout, uniform
 from solar.values import Outcome, Storage, World
 
-EPOCHS_FORESEEN = 3
-
 
 @dataclass(frozen=True)
 class Gain:

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--ranks", metavar="W", type=quantities.ranks, default=1, help="processes in all (1)")
     run.add_argument("--ranks-per-node", metavar="R", type=quantities.count, help="of these on one node (all)")
     run.add_argument("--batch-size", metavar="B", type=quantities.count, default=64, help="samples per rank (64)")
-    run.add_argument("--memory", metavar="SIZE", type=quantities.size, required=True, help="for samples, on each node")
+    run.add_argument("--memory", metavar="SIZE", type=quantities.size, help="for samples, on each node (must be given)")
     run.add_argument("--epochs", metavar="E", type=quantities.count, default=3, help="how many there will be (3)")
     run.add_argument(
         "--compute", metavar="TIME", type=quantities.seconds, default=0.0, help="of a step, beside reading (0)"
@@ -158,6 +158,11 @@ def _cases(arguments: argparse.Namespace, storage: Storage) -> Iterator[Case]:
             "how many samples there are, and how large, is in the FILE: leave out --samples and --sample-bytes"
         )
     total = sum(units.total_nbytes for units in named.values())
+    if arguments.memory is None:
+        raise PlanError(
+            f"how much memory may samples take on each node? Give --memory SIZE: of {words.size(total)} a quarter "
+            f"is --memory {total // 4}"
+        )
     for name, units in named.items():
         memory = arguments.memory * units.total_nbytes // max(total, 1)
         costs = _decoding(storage, layouts[name])

@@ -1,4 +1,4 @@
-"""Who takes which sample of a global batch: equal shares of each step, at home as far as they go; or uneven ones."""
+"""Who takes which sample of a global batch: equal shares of each step, at home as far as they go."""
 
 from __future__ import annotations
 
@@ -22,35 +22,18 @@ USES_KEPT = 1 << 26  # uses whose order is kept between passes over the epochs
 EPOCHS_ORDERED = 8  # of which so many
 
 
-def takers(items: Items, starts: Starts, units: Units, world: World, *, balance: str = "equal") -> Items:
+def takers(items: Items, starts: Starts, units: Units, world: World) -> Items:
     """The rank that takes each use.
 
-    With balance "equal" each rank gets the share of every step that torch gives it, and what has no room at home goes
-    to a rank of the same node, or else to another. With "uneven" all stay at home; weights() then makes up for it.
+    Each gets the share of every step that torch gives it. What has no room at home goes to a rank of the same node, or
+    else to another.
     """
-    if balance == "equal":
-        return _native.assign(items, starts, homes(units, world.ranks), world.ranks_per_node)
-    if balance != "uneven":
-        raise ValueError(f"balance={balance!r}: it is 'equal' or 'uneven'")
-    return home_of(items, units, world)
+    return _native.assign(items, starts, homes(units, world.ranks), world.ranks_per_node)
 
 
 def home_of(items: Items, units: Units, world: World) -> Items:
     """The rank at whose home each item lies."""
     return (np.searchsorted(homes(units, world.ranks)[1:-1], items, side="right")).astype(np.int32)
-
-
-def shares(ranks_taking: Items, starts: Starts, ranks: int) -> NDArray[np.int64]:
-    """How many samples of each step each rank takes: [step, rank]."""
-    step = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    return np.bincount(step * ranks + ranks_taking, minlength=(len(starts) - 1) * ranks).reshape(-1, ranks)
-
-
-def weights(taken: NDArray[np.int64]) -> NDArray[np.float64]:
-    """What each rank multiplies the mean loss of its share by, so that the mean over ranks is that of the step."""
-    ranks = taken.shape[1]
-    made: NDArray[np.float64] = taken * ranks / taken.sum(axis=1, keepdims=True)
-    return made
 
 
 def overflow(items: Items, taking: Items, units: Units, world: World) -> NDArray[np.bool_]:
