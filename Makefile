@@ -13,6 +13,9 @@ comma := ,
 SKIPS := build/skips
 EXTRAS := dev,integrations,gpu,docs,bench,examples
 EXTRAS_MADE = $(addprefix $(VENV)/., $(subst $(comma), ,$(EXTRAS)))
+# DLIO and PhysicsNeMo without what they ask for (TensorFlow, DALI, CUDA, Warp), which the tests do not use.
+ALONE := dlio_benchmark pydftracer nvidia-physicsnemo tensordict \
+	hydra-core omegaconf antlr4-python3-runtime cloudpickle einops jaxtyping pyvers termcolor
 FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*.py)
 KERNELS := tests/test_device_decode.py
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
@@ -68,17 +71,21 @@ $(VENV)/.%: pyproject.toml constraints.txt $(NATIVE)
 	$(INSTALL) --editable '.[$*]'
 	touch $(VENV)/.installed $@
 
+$(VENV)/.alone: Makefile constraints.txt | $(VENV)/.installed
+	$(INSTALL) --no-deps $(ALONE)
+	touch $@
+
 # All of them in one go, which takes one build, not five; none where the package is there already.
 LIST_EXTRAS := import sys, tomllib; all = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
 	print(*(one for extra in sys.argv[1].split(",") for one in all[extra]), sep="\n")
-extras: $(VENV)/.installed
+extras: $(VENV)/.installed $(VENV)/.alone
 	$(BIN)/python -c '$(LIST_EXTRAS)' $(EXTRAS) > $(VENV)/.extras
 	$(INSTALL) --requirement $(VENV)/.extras
 	touch $(EXTRAS_MADE)
 
 # The frameworks' own loops over our loader. Their packages are large, so `make test` skips these by name; what needs none
 # of them runs there, not here.
-integrations: $(VENV)/.dev $(VENV)/.integrations
+integrations: $(VENV)/.dev $(VENV)/.integrations $(VENV)/.alone
 	$(PYTEST) $(FRAMEWORKS)
 
 # The kernels for devices, in Triton's interpreter and compiled. Triton is large, so `make test` skips these by name.
@@ -90,7 +97,7 @@ mpio: $(VENV)/.dev
 	tools/mpio
 
 # All these but the last, the site and whatever else `make test` has left out, by its list: what ran there need not run again.
-skipped: $(EXTRAS_MADE)
+skipped: $(EXTRAS_MADE) $(VENV)/.alone
 	@test -s $(SKIPS) || { echo "no list of skipped tests in $(SKIPS): run make test first"; exit 1; }
 	$(PYTEST) @$(SKIPS)
 
@@ -110,7 +117,7 @@ core asan tsan aarch64:
 asan-python: $(VENV)/.dev
 	tools/asan-python $(PYTHON)
 
-# Lines of Python and C++ that the tests run, and why the others are not: docs/coverage.md (gcov; doctest's header).
+# Lines of Python and C++ that the tests run, and why the others are not: build/coverage.md (gcov; doctest's header).
 coverage: $(VENV)/.dev
 	tools/coverage $(PYTHON)
 

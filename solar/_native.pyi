@@ -166,7 +166,6 @@ def randperm(n: int, seed: int, skipped: int = 0) -> I32:
     """torch.randperm(n) of a CPU generator seeded so, after it gave `skipped` 32-bit numbers."""
 
 def randperm_draws(n: int) -> int: ...
-def keyed(values: I64, n: int, seed: int, epoch: int, inverse: bool) -> I64: ...
 def select(order: I32, starts: I64, begin: int, end: int) -> tuple[I32, I64]:
     """The uses of the items in [begin, end), counted from begin, and where each step begins among them."""
 

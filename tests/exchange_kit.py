@@ -37,6 +37,12 @@ def write(path: Path, bad: int | None = None) -> None:
     os.utime(path, (past, past))
 
 
+def inbox_nbytes(parcels: Parcels, window: int) -> int:
+    """The bytes that an Exchange takes at most beside the memory of `window` batches, for rows that arrive."""
+    rows = np.bincount(parcels.come[:, 0], minlength=len(parcels.sizes))
+    return int(np.sort(rows)[::-1][:window].sum()) * ROW_NBYTES
+
+
 class Plan(NamedTuple):
     """A stretch as one rank carries it out: what it gets, reads, sends and receives."""
 

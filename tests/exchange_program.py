@@ -35,7 +35,7 @@ def random(by: str, path: str, seed: int) -> dict[str, Any]:
     for number in range(3):
         plan = kit.plans(seed * 10 + number, this.ranks, STEPS)[this.rank]
         kit.append(this.exchange, plan)
-        held = max(held, module.inbox_nbytes(plan.parcels, kit.ROW_NBYTES, 1 + seed % 4))
+        held = max(held, kit.inbox_nbytes(plan.parcels, 1 + seed % 4))
         for step in range(STEPS):
             kit.check(this, plan, base, step)
         base += STEPS

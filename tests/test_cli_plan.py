@@ -115,6 +115,11 @@ def test_an_error_names_the_option(option: str, value: str, capsys: pytest.Captu
     ("arguments", "why"),
     [
         (["plan", "--memory", "1G"], "Give a FILE, or --samples and --sample-bytes"),
+        (["plan"], "Give a FILE, or --samples and --sample-bytes"),
+        (
+            ["plan", "--samples", "4M", "--sample-bytes", "1k"],
+            "Give --memory SIZE: of 3.8 GiB a quarter is --memory 1024000000",
+        ),
         (["plan", "--memory", "1G", "--samples", "10"], "Give a FILE"),
         ([*SMALL, "--ranks", "2", "--ranks-per-node", "4"], "--ranks-per-node 4 of --ranks 2"),
         ([*SMALL, "--profile", "/none"], "/none: the profile cannot be read"),

@@ -354,6 +354,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"device": "cpu", "dtype": "int8"}, ValueError, "floating-point"),
     ({"device": "cpu", "dtype": "float17"}, ValueError, "none of torch's"),
     ({"device": "nowhere"}, ValueError, "nowhere"),
+    ({"device": "cuda", "reader": "gds"}, ValueError, r"'gds': GPUDirect Storage is no longer offered\. Leave reader="),
+    ({"reader": "cufile"}, ValueError, "reader='cufile': leave it out"),
     ({"device": "cpu", "decode": "device", "collate_fn": nested}, PlanError, "transform or collate_fn"),
 ]
 

@@ -96,18 +96,6 @@ def test_copying_and_decoding_are_timed_on_the_device(path: str) -> None:
     assert stats["device_copy_seconds"] > 0 and stats["device_decode_seconds"] > 0
 
 
-def test_samples_that_the_gpu_reads_itself_are_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("kvikio")
-    write(tmp_path)
-    dataset = H5Dataset(str(tmp_path / "raw-a.h5"), FIELDS)
-    made = [torch.Generator().manual_seed(3) for _ in range(2)]
-    host = DataLoader(dataset, 6, True, generator=made[0])
-    there = DataLoader(dataset, 6, True, generator=made[1], device="cuda", reader="gds")
-    for one, two in zip(host, there, strict=True):
-        assert same(moved(one), two)
-    there.close()
-
-
 def test_memory_of_a_batch_is_not_used_again_while_a_kernel_may_read_it(path: str) -> None:
     """Each batch is dropped at once, with a kernel that reads it waiting behind a slow one."""
     sums, want = [], []

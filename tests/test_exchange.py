@@ -10,12 +10,10 @@ from unittest.mock import Mock
 
 import exchange_kit as kit
 import mpi_kit
-import numpy as np
 import pytest
 
 from solar.errors import PlanError, ReadError
-from solar.io.exchange.exchanged import inbox_nbytes, mail
-from solar.values import Parcels
+from solar.io.exchange.exchanged import mail
 
 PROGRAM = Path(__file__).with_name("exchange_program.py")
 BAD = 44  # a sample that cannot be read
@@ -194,9 +192,3 @@ def test_without_what_carries_letters_there_is_no_mail(
     monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(PlanError, match=text):
         mail(by)
-
-
-def test_the_boxes_for_rows_that_come_are_those_of_the_steps_with_most() -> None:
-    come = np.array([[step, 1, place] for step, rows in enumerate([2, 0, 5, 3]) for place in range(rows)], np.int64)
-    parcels = Parcels(np.full(4, 6), np.zeros((0, 4), np.int64), come)
-    assert [inbox_nbytes(parcels, 10, window) for window in (1, 2, 9)] == [50, 80, 100]

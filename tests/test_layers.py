@@ -64,7 +64,7 @@ LAW = {shelf: set(may.split()) for shelf, may in MAY_IMPORT.items()}
 # outside package: the layers that may import it
 FRAMEWORKS = ("accelerate", "dlio_benchmark", "ignite", "lightning", "physicsnemo", "torchdata", "transformers")
 GUARDED = {"torch": {"gpu", "torch", "integrations"}, "triton": {"gpu"}, "h5py": {"io"}}
-GUARDED |= {"hdf5plugin": {"io"}, "mpi4py": {"io"}, "kvikio": {"io"}}
+GUARDED |= {"hdf5plugin": {"io"}, "mpi4py": {"io"}}
 GUARDED |= {framework: {"integrations"} for framework in FRAMEWORKS}
 
 

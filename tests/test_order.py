@@ -70,24 +70,6 @@ def test_what_a_data_loader_takes_from_the_same_generator_is_skipped() -> None:
     assert [[int(x) for x in loader] for _ in range(3)] == [made.of(epoch).tolist() for epoch in range(3)]
 
 
-@given(st.integers(1, 400), SEEDS, st.integers(0, 5))
-@settings(max_examples=80, deadline=None)
-def test_a_keyed_shuffle_has_every_sample_once_and_its_inverse_finds_it(n: int, seed: int, epoch: int) -> None:
-    samples = order.sample_at(np.arange(n), n, seed=seed, epoch=epoch)
-    assert sorted(samples) == list(range(n))
-    assert order.position_of(samples, n, seed=seed, epoch=epoch).tolist() == list(range(n))
-    assert order.keyed(n, seed=seed).of(epoch).tolist() == samples.tolist()
-
-
-def test_a_keyed_shuffle_is_spread_evenly_and_differs_by_seed_and_epoch() -> None:
-    n = 40_000
-    one, other = (order.sample_at(np.arange(n), n, seed=1, epoch=epoch) for epoch in (0, 1))
-    counts = np.histogram2d(np.arange(n), one, bins=20)[0]
-    assert abs(counts - 100).max() < 60  # six standard deviations
-    assert np.count_nonzero(one == other) < 20
-    assert abs(np.corrcoef(one[:-1], one[1:])[0, 1]) < 0.05
-
-
 def test_given_sequences_may_repeat_samples_and_have_an_end() -> None:
     made = order.given([[3, 3, 0], [1, 2, 3]], 4)
     assert (made.samples, made.uses, made.epochs) == (4, 3, 2)
@@ -117,7 +99,6 @@ def test_orders_are_named_by_what_makes_them() -> None:
         order.distributed(10),
         order.distributed(10, seed=1),
         order.random(10),
-        order.keyed(10),
         order.given([range(10)], 10),
     ]
     assert len({one.facts for one in names}) == len(names)

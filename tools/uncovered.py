@@ -1,4 +1,4 @@
-"""Writes docs/coverage.md: which lines of Python and C++ the tests run, and why the others are not run.
+"""Writes build/coverage.md: which lines of Python and C++ the tests run, and why the others are not run.
 
     tools/uncovered.py TREE [NOTE]      # a tree that tools/coverage has built and tested; a line for the page
 
@@ -198,10 +198,10 @@ def main(tree: Path, note: str = "") -> int:
     """Writes the page; 1 if less is run than should be."""
     given = tomllib.loads((ROOT / "tools" / "uncovered.toml").read_text())
     python, native = of_python(tree), of_native(tree)
-    (ROOT / "docs" / "coverage.md").write_text(page(python, native, given["reason"], given["head"] + note))
+    (ROOT / "build" / "coverage.md").write_text(page(python, native, given["reason"], given["head"] + note))
     found = {"Python": share(python.values()), "C++": share(native.values())}
     for what, (ran, lines, percent) in found.items():
-        print(f"{what}: {ran} of {lines} lines, {percent:.1f} %; docs/coverage.md lists the others")
+        print(f"{what}: {ran} of {lines} lines, {percent:.1f} %; build/coverage.md lists the others")
     return int(any(percent < LEAST for _, _, percent in found.values()))
 
 

@@ -35,12 +35,6 @@ log = logging.getLogger("solar")
 LAST_WORDS = 5.0  # seconds that all ranks have to close, once one does
 
 
-def inbox_nbytes(parcels: Parcels, row_nbytes: int, window: int) -> int:
-    """The bytes that an Exchange takes at most beside the memory of `window` batches, for rows that arrive."""
-    rows = np.bincount(parcels.come[:, 0], minlength=len(parcels.sizes))
-    return int(np.sort(rows)[::-1][:window].sum()) * row_nbytes
-
-
 class Exchange:
     """A Running of which each batch also has the rows that come from other ranks.
 

@@ -1,4 +1,4 @@
-// _inject_faults, _faults_met: for tests. They are no part of the boundary, and not in its stub.
+// _inject_faults: for tests. It is no part of the boundary, and not in its stub.
 
 #include "solar/faults.hpp"
 
@@ -48,5 +48,4 @@ void inject(const std::vector<BoundFault>& bound) {
 
 void bind_faults(nb::module_& module) {
   module.def("_inject_faults", &inject);
-  module.def("_faults_met", &solar::faults::met);
 }

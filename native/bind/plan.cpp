@@ -1,4 +1,4 @@
-// Sweep, direct, randperm, keyed, select, assign: what solar/planner asks of native/src/plan.
+// Sweep, direct, randperm, select, assign: what solar/planner asks of native/src/plan.
 
 #include "solar/plan.hpp"
 
@@ -94,18 +94,6 @@ nb::object py_randperm(std::int64_t n, std::uint64_t seed, std::uint64_t skipped
   return array(std::move(order));
 }
 
-nb::object py_keyed(Array<std::int64_t> values, std::int64_t n, std::uint64_t seed, std::uint64_t epoch, bool inverse) {
-  std::vector<std::int64_t> out(values.data(), values.data() + values.size());
-  for (const std::int64_t value : out) {
-    if (value < 0 || value >= n) throw nb::index_error("a value is not below the number of samples");
-  }
-  {
-    nb::gil_scoped_release released;
-    keyed(out, n, seed, epoch, inverse);
-  }
-  return array(std::move(out));
-}
-
 nb::tuple py_select(Array<Item> order, Array<std::int64_t> starts, Item begin, Item end) {
   check_starts(view(starts), order.size());
   if (begin > end) throw nb::value_error("begin must not be after end");
@@ -159,7 +147,6 @@ void bind_plan(nb::module_& module) {
   using namespace nb::literals;
   module.def("randperm", &py_randperm, "n"_a, "seed"_a, "skipped"_a = 0);
   module.def("randperm_draws", &randperm_draws, "n"_a);
-  module.def("keyed", &py_keyed, "values"_a, "n"_a, "seed"_a, "epoch"_a, "inverse"_a);
   module.def("select", &py_select, "order"_a, "starts"_a, "begin"_a, "end"_a);
   module.def("assign", &py_assign, "order"_a, "starts"_a, "homes"_a, "ranks_per_node"_a);
   nb::class_<Units>(module, "Units")

@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <numeric>
 #include <random>
 #include <set>
 
@@ -32,18 +31,6 @@ TEST_CASE("a permutation is torch's") {
   CHECK(randperm(1, 5, 0) == std::vector<Item>{0});
   // The numbers that an epoch before took are skipped.
   CHECK(randperm(10, 5, randperm_draws(10)) != randperm(10, 5, 0));
-}
-
-TEST_CASE("a keyed permutation has an inverse, for any number of samples") {
-  for (std::int64_t n : {1, 2, 3, 16, 17, 1000}) {
-    std::vector<std::int64_t> values(static_cast<std::size_t>(n));
-    std::iota(values.begin(), values.end(), 0);
-    const auto positions = values;
-    keyed(values, n, 7, 2, false);
-    CHECK(std::set<std::int64_t>(values.begin(), values.end()).size() == values.size());
-    keyed(values, n, 7, 2, true);
-    CHECK(values == positions);
-  }
 }
 
 TEST_CASE("every use is served by one load, whose sample is there from before its first use to after its last") {

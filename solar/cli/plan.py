@@ -13,7 +13,7 @@ from solar.errors import PlanError
 from solar.io.layout.hdf5 import inspect, survey
 from solar.io.layout.paths import files_of
 from solar.io.machine import available as machine
-from solar.io.machine import profile
+from solar.io.machine import figures, profile
 from solar.io.read.engine import ROOM
 from solar.io.read.run import scratch_nbytes, threads
 from solar.planner.budget import TooSmall
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--ranks", metavar="W", type=quantities.ranks, default=1, help="processes in all (1)")
     run.add_argument("--ranks-per-node", metavar="R", type=quantities.count, help="of these on one node (all)")
     run.add_argument("--batch-size", metavar="B", type=quantities.count, default=64, help="samples per rank (64)")
-    run.add_argument("--memory", metavar="SIZE", type=quantities.size, required=True, help="buffer of each node")
+    run.add_argument("--memory", metavar="SIZE", type=quantities.size, help="buffer of each node (must be given)")
     run.add_argument(
         "--ahead", metavar="N", type=quantities.count, default=BATCHES_AHEAD, help=f"batches ready ({BATCHES_AHEAD})"
     )
@@ -170,6 +170,11 @@ def _cases(arguments: argparse.Namespace, storage: Storage, layouts: Mapping[str
             "how many samples there are, and how large, is in the FILE: leave out --samples and --sample-bytes"
         )
     total = sum(units.total_nbytes for units in named.values())
+    if arguments.memory is None:
+        raise PlanError(
+            f"how much memory may samples take on each node? Give --memory SIZE: of {figures.size(total)} a quarter "
+            f"is --memory {total // 4}"
+        )
     for name, units in named.items():
         layout, costs = layouts.get(name), storage
         if layout is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from solar.gpu.cache import DeviceCache, Joining
-from solar.gpu.finish import DeviceFinish, Reads
+from solar.gpu.finish import DeviceFinish
 from solar.gpu.parts import is_plain, plain_parts, walked
 from solar.gpu.resident import ResidentBatch, without_kept
 from solar.gpu.ring import SLOTS, Ring
@@ -166,14 +166,14 @@ class DeviceCopier:
             act = partial(self._moved, joining=joining)
             return OnDeviceBatch(walked(batch, self._finishes, act), all_landed=False)
         begun = time.perf_counter()
-        plain = plain_parts(batch, self._finishes)
-        found = [part for part, _ in plain] + ([] if joining is None else [joining.indices])
-        readings = [None if how is None else how.reading for _, how in plain] + [None]
+        found = [part for part, _ in plain_parts(batch, self._finishes)]
+        if joining is not None:
+            found.append(joining.indices)
         with torch.no_grad():
             slots, hosts = ring.staged(found)
             with self._beside():
                 begin = streams.mark()
-                there = [_there(host, reading, streams) for host, reading in zip(hosts, readings, strict=False)]
+                there = [streams.there(host) for host in hosts]
                 copied = streams.mark()
                 for slot in slots:
                     slot.copied = copied
@@ -255,10 +255,6 @@ class DeviceCopier:
 def _once(act: Callable[[], Any]) -> Callable[[], Any]:
     acts = [act]
     return lambda: acts.pop()() if acts else None
-
-
-def _there(host: Tensor, reading: Reads | None, streams: Streams) -> Tensor:
-    return streams.there(host) if reading is None else reading(host)
 
 
 def _made(there: Tensor, host: Tensor, how: DeviceFinish, joining: Joining | None) -> Tensor:

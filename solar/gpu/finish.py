@@ -25,14 +25,6 @@ class Decode(Protocol):
     def __call__(self, rows: Tensor, told: Told) -> Tensor: ...
 
 
-class Reads(Protocol):
-    """Makes samples on the device of their numbers on the host."""
-
-    def __call__(self, numbers: Tensor) -> Tensor: ...
-
-    def close(self) -> None: ...
-
-
 class DeviceFinish:
     """What becomes on the device of samples as they are stored: what a Field makes of them, to the bit.
 
@@ -48,10 +40,8 @@ class DeviceFinish:
         decode: Decode | None = None,
         *,
         single: bool = False,
-        reading: Reads | None = None,
     ) -> None:
         self._field, self._decode, self._single = field, decode, single
-        self.reading = reading  # None: samples are copied there
         self._mean = self._std = None
         self._dtype: torch.dtype | None = None
         if field is not None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 from solar.errors import PlanError
-from solar.gpu.by_gds import ByGds, Reading, check_alone, unread
 from solar.gpu.cache import DeviceCache, asked
 from solar.gpu.copier import DeviceCopier, DeviceForm, Static
 from solar.gpu.decoding import Decoding
 from solar.gpu.finish import DeviceFinish, by_device, exact
-from solar.gpu.resident import Parts, ResidentSource, only, parted, stays
+from solar.gpu.resident import Parts, ResidentSource, parted, stays
 from solar.gpu.streams import Streams, device_of, named, streams_of
 from solar.io.field import Field
 from solar.io.machine import available as machine
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
 Device = str | int | torch.device | None
 Where = Literal["host", "device"]
-By = Literal["auto", "gds"]
+NO_GDS = "GPUDirect Storage is no longer offered. Leave reader= out: samples are read to pinned memory and copied ahead"
 log = logging.getLogger("solar")
 
 
@@ -54,12 +52,12 @@ class OnDevice:
         static: bool,
         decode: Where,
         resident: Size = None,
-        reader: By = "auto",
+        reader: str = "auto",
     ) -> None:
         wanted = {"dtype": dtype is not None, "channels_last": channels_last, "static": static}
-        wanted |= {"decode": decode == "device", "resident": resident is not None, "reader": reader != "auto"}
-        if reader not in get_args(By):
-            raise ValueError(f"reader={reader!r}: a loader's is one of {', '.join(map(repr, get_args(By)))}")
+        wanted |= {"decode": decode == "device", "resident": resident is not None}
+        if reader != "auto":
+            raise ValueError(f"reader={reader!r}: {NO_GDS if reader == 'gds' else 'leave it out'}")
         if decode not in ("host", "device"):
             raise ValueError(f"decode={decode!r}: our codec is decoded on the 'host' or on the 'device'")
         if device is None and any(wanted.values()):
@@ -70,7 +68,6 @@ class OnDevice:
         self._device, self._channels_last, self._decode = device, channels_last, decode
         # Of how much memory it is a share is asked when it is taken.
         self._resident = resident if resident is not None and in_bytes(resident, machine.PLENTY, "resident") else None
-        self._by_gds = reader == "gds"
         self._dtype = _floating(dtype)
         self._static = Static() if static else None
         self._streams: tuple[torch.device, Streams | None] | None = None
@@ -79,13 +76,8 @@ class OnDevice:
 
     @property
     def keeps(self) -> bool:
-        """Whether samples are to stay on the device."""
+        """Whether samples stay on the device: then there is no buffer but one that was asked for, which reads all."""
         return self._resident is not None
-
-    @property
-    def unbuffered(self) -> bool:
-        """Whether there is to be no buffer but one that was asked for: what comes by it is read in any case."""
-        return self.keeps or self._by_gds
 
     def landing(self, loader: DataLoader[Any]) -> DeviceCopier | None:
         """The landing of an iterator of torch's; None without a device."""
@@ -99,8 +91,6 @@ class OnDevice:
             raise PlanError(
                 f"resident={self._resident!r} is for an H5Dataset, and {h5_beneath(loader.dataset)}: leave it out"
             )
-        if self._by_gds:
-            raise PlanError(f"reader='gds' is for an H5Dataset, and {h5_beneath(loader.dataset)}: leave it out")
         form = self._form(self._device)
         return DeviceCopier(form, self._streams_of(form.device), loader._stats)
 
@@ -112,8 +102,6 @@ class OnDevice:
             return None, beneath
         form = self._form(self._device)
         streams = self._streams_of(form.device)
-        if self._by_gds:
-            self._check_alone(loader, streams, making)
         if self._resident is not None:
             self._check_staying(making)
         if making.in_python:
@@ -129,21 +117,9 @@ class OnDevice:
             tier, parts = self._tier_of(datasets, form.device, loader._stats)
         landing = DeviceCopier(form, streams, loader._stats, finishes, loader.ahead or BATCHES_AHEAD, tier)
         room = None if landing.ring is None else landing.ring.room
-        if self._by_gds:
-            readings = [None if finish is None else finish.reading for finish in leaves(finishes)]
-            others = [only(one, [reading is None for reading in readings]) for one in datasets]
-            return landing, ByGds(datasets, beneath.locate, readings, others, room=room)
         if tier is None or parts is None:
             return landing, SampleSource(datasets, beneath.locate, room=room)
         return landing, ResidentSource(datasets, beneath.locate, parts, tier, room=room)
-
-    def _check_alone(self, loader: DataLoader[Any], streams: Streams | None, making: BatchMaker) -> None:
-        """Whether nothing else is asked for that needs samples on the host."""
-        buffer = loader.buffer is not None and bool(in_bytes(loader.buffer, machine.PLENTY, "buffer"))
-        wanted = {"your transform or collate_fn": making.in_python, "buffer=": buffer}
-        wanted |= {"decode='device', which checks chunks there,": self._decode == "device"}
-        wanted |= {"resident=": self.keeps, "on_error='skip'": loader.on_error == "skip"}
-        check_alone(streams, device_of(self._device or "cpu"), wanted)
 
     def _check_staying(self, making: BatchMaker) -> None:
         if making.in_python:
@@ -163,11 +139,7 @@ class OnDevice:
         return self._tier[1:]
 
     def close(self) -> None:
-        """Lets go of what stays on the device, and of files that it reads."""
-        for _, _, finishes in self._views.values():
-            for finish in leaves(finishes):
-                if finish is not None and finish.reading is not None:
-                    finish.reading.close()
+        """Lets go of what stays on the device."""
         if self._tier is not None and self._tier[1].process == os.getpid():
             self._tier[1].close()
         self._tier = None
@@ -208,33 +180,23 @@ class OnDevice:
 
     def _seen(self, field: Field | None, layouts: list[Layout], device: torch.device, batched: bool) -> _Seen:
         """How one field is read for the device, and finished there."""
-        streams, finish, refused = (
-            self._streams_of(device),
-            partial(DeviceFinish, field, device=device, single=not batched),
-            "",
-        )
-        if self._by_gds and streams is not None:
-            refused = unread(layouts) if exact(field, layouts[0]) else _inexact(field, layouts)
-            if not refused:
-                return _Seen(layouts, finish(layouts[0], reading=Reading(layouts, device, streams)))
+        finish, refused = partial(DeviceFinish, field, layouts[0], device, single=not batched), ""
         if self._decode == "device":
-            views = encoded(layouts) if exact(field, layouts[0]) else _inexact(field, layouts)
+            inexact = f"{layouts[0].name} comes as {field}, which a device does not make to the same bits"
+            views = encoded(layouts) if exact(field, layouts[0]) else inexact
             if not isinstance(views, str):
                 decode = Decoding(views[0], device, self._straight(field, views[0]))
-                return _Seen([view.layout for view in views], finish(layouts[0], decode=decode))
+                return _Seen([view.layout for view in views], finish(decode))
             refused = views
-        there = streams is not None and by_device(field, layouts[0])
-        return _Seen(layouts, finish(layouts[0]) if there else None, refused)
+        there = self._streams_of(device) is not None and by_device(field, layouts[0])
+        return _Seen(layouts, finish() if there else None, refused)
 
     def _tell(self, refused: list[str]) -> None:
-        """Says which fields the host reads or decodes for all that. PlanError where it does that with all of them."""
-        what, instead = "decode='device'", "Give decode='host'"
-        if self._by_gds:
-            what, instead = "reader='gds'", "Leave it out"
+        """Says which fields the host decodes for all that. PlanError where it does that with all of them."""
         if all(refused):
-            raise PlanError(f"{what}, and none of the fields can be: {refused[0]}. {instead}")
+            raise PlanError(f"decode='device', and none of the fields can be: {refused[0]}. Give decode='host'")
         if any(refused):
-            log.info("%s, but on the host: %s", what, "; ".join(filter(None, refused)))
+            log.info("decode='device', but on the host: %s", "; ".join(filter(None, refused)))
 
     def _straight(self, field: Field | None, view: Encoded) -> torch.dtype | None:
         """The type that is decoded to at once, where it is all that is asked for."""
@@ -252,10 +214,6 @@ class _Seen(NamedTuple):
     layouts: list[Layout]
     finish: DeviceFinish | None = None
     refused: str = ""  # why not as was asked
-
-
-def _inexact(field: Field | None, layouts: Sequence[Layout]) -> str:
-    return f"{layouts[0].name} comes as {field}, which a device does not make to the same bits"
 
 
 def _view(dataset: H5Dataset, layouts: list[Layout], fields: list[Field | None]) -> H5Dataset:

@@ -58,10 +58,10 @@ def parted(datasets: Sequence[H5Dataset]) -> Parts:
     """The parts of these datasets."""
     numbers = [stays(layout) for layout in leaves(datasets[0].layouts)]
     others = [not one for one in numbers]
-    return Parts([only(one, numbers) for one in datasets], [only(one, others) for one in datasets])
+    return Parts([_only(one, numbers) for one in datasets], [_only(one, others) for one in datasets])
 
 
-def only(dataset: H5Dataset, chosen: Sequence[bool]) -> H5Dataset:
+def _only(dataset: H5Dataset, chosen: Sequence[bool]) -> H5Dataset:
     """The dataset with these of its fields, one after another."""
     made = copy.copy(dataset)  # which has opened nothing yet
     every = zip(leaves(dataset.layouts), leaves(dataset.fields), chosen, strict=True)

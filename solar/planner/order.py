@@ -63,30 +63,6 @@ def random(samples: int, *, seed: int = 0, between: int = 0) -> ShuffledUses:
     return ShuffledUses(samples, samples, of, ("random", samples, seed, between))
 
 
-def keyed(samples: int, *, seed: int = 0, ranks: int = 1, drop_last: bool = False) -> ShuffledUses:
-    """A shuffle of our own whose positions are worked out one by one: for data sets too large to hold a permutation.
-
-    It is not torch's. sample_at(...) and position_of(...) give any part of it alone.
-    """
-    _check(samples, ranks)
-    uses = (samples // ranks if drop_last else -(-samples // ranks)) * ranks
-
-    def of(epoch: int) -> Samples:
-        return sample_at(np.arange(uses) % samples, samples, seed=seed, epoch=epoch).astype(np.int32)
-
-    return ShuffledUses(samples, uses, of, ("keyed", samples, seed, ranks, drop_last))
-
-
-def sample_at(positions: ArrayLike, samples: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The samples at these positions of keyed(samples, seed=seed)'s epoch."""
-    return _native.keyed(np.ascontiguousarray(positions, np.int64), samples, seed, epoch, False)
-
-
-def position_of(sample: ArrayLike, samples: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The positions of these samples in keyed(samples, seed=seed)'s epoch."""
-    return _native.keyed(np.ascontiguousarray(sample, np.int64), samples, seed, epoch, True)
-
-
 def given(sequences: Sequence[ArrayLike], samples: int) -> ShuffledUses:
     """An order that is known beforehand, an epoch a sequence: a sampler's of one's own, with repeats or without."""
     _check(samples, 1)

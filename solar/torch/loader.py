@@ -14,7 +14,7 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from solar.errors import PlanError
-from solar.gpu.on_device import By, Device, OnDevice, Where
+from solar.gpu.on_device import Device, OnDevice, Where
 from solar.torch.batch.make import BatchMaker, cores
 from solar.torch.batch.workers import Workers
 from solar.torch.buffer.budget import Profile, Size
@@ -69,8 +69,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     them where they are made. There floating-point tensors become `dtype`, images and volumes `channels_last`; with
     `static=True` each batch has the addresses of the one before, and overwrites it. `decode="device"` has compressed
     bytes copied, and decoded there. `resident` is memory of the device (bytes, "4GiB", "25%" of what is free) in which
-    samples stay from epoch to epoch, which are then neither read nor copied again. `reader="gds"` has the device read
-    samples itself, by GPUDirect Storage, where kvikio is installed.
+    samples stay from epoch to epoch, which are then neither read nor copied again. `reader` is "auto".
     With on_error="skip" samples that cannot be read are left out, counted in `stats` and logged one by one; their batch
     is smaller, and there is none where no sample of it is left.
 
@@ -115,7 +114,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         static: bool = False,
         decode: Where = "host",
         resident: Size = None,
-        reader: By = "auto",
+        reader: str = "auto",
         on_error: OnError = "raise",
     ) -> None:
         if ahead is not None and operator.index(ahead) < 1:
@@ -158,7 +157,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
         self._course = SamplerState(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
         self._stats = Stats()
-        if self._on_device.unbuffered and buffer is None:
+        if self._on_device.keeps and buffer is None:
             buffer = 0
         self._buffered = Buffered(buffer, epochs, storage, self._stats, exchange, balance)
         self._workers = Workers()
@@ -267,7 +266,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def report(self) -> str:
         """The counts in words: how long your training waited for data, for what, and what would help."""
         found = h5_beneath(self.dataset) if self._engine_told else ""
-        buffer = "" if self._on_device.unbuffered else self._buffered.advice()
+        buffer = "" if self._on_device.keeps else self._buffered.advice()
         if isinstance(found, str):
             return self._stats.report(buffer=buffer)
         return self._stats.report(found.filters(), found.samples_per_chunk(), self._buffered.share(found), buffer)

@@ -1,16 +1,17 @@
-"""A loader's counters for monitoring: Prometheus text and a small server of it, TensorBoard scalars, a progress bar."""
+"""A loader's counters for monitoring: Prometheus text and a server of it, TensorBoard scalars, a progress bar."""
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Self
 
 from solar.torch.monitor.stats import Stats
 
 if TYPE_CHECKING:
-    from solar.torch.monitor.server import MetricsServer
+    from wsgiref.simple_server import WSGIServer
 
 LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")  # two underscores in front are Prometheus' own
 OUR_LABELS = {"loader", "cause"}  # labels that we set
@@ -74,16 +75,55 @@ def serve(
 ) -> MetricsServer:
     """Answers Prometheus at http://host:port/metrics with `prometheus_text` of the moment, until it is closed.
 
-    Port 0 takes any free one (see `url`). The host must be given for others than this machine to see it.
+    It is prometheus-client's server. Port 0 takes any free one (see `url`). The host must be given for others than this
+    machine to see it.
 
     >>> with serve(Stats(), port=0) as server:
     ...     server.url.startswith("http://127.0.0.1:")
     True
     """
-    from solar.torch.monitor.server import MetricsServer  # Python's HTTP server takes a while to import
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server  # optional: only who serves metrics has it
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError as error:
+        raise ImportError("serve needs prometheus-client, which is missing: `pip install prometheus-client`") from error
+    registry = CollectorRegistry(auto_describe=True)  # which collects once: what is wrong is said here
+    registry.register(_Collector(lambda: text_string_to_metric_families(prometheus_text(loaders, labels))))
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"cannot serve metrics at {host}:{port}: {error.strerror}; choose another port (each process needs its "
+            "own; 0 takes any free one)",
+        ) from error
+    return MetricsServer(server, thread, host)
 
-    prometheus_text(loaders, labels)  # what is wrong with them is said here, not to Prometheus
-    return MetricsServer(lambda: prometheus_text(loaders, labels), port, host)
+
+class _Collector:
+    def __init__(self, collect: Callable[[], Iterable[Any]]) -> None:
+        self.collect = collect
+
+
+class MetricsServer:
+    """What `serve` began; `close`, or the end of `with`, ends its thread and frees the port."""
+
+    def __init__(self, server: WSGIServer, thread: Thread, host: str) -> None:
+        self._server, self._thread = server, thread
+        self.host, self.port = host, server.server_port
+        self.url = f"http://{host}:{self.port}/metrics"  # where Prometheus finds it
+
+    def close(self) -> None:
+        """Closing twice does nothing more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def progress(batches: Iterable[Any] | int | None, description: str = "") -> Any:

@@ -148,7 +148,7 @@ def test_every_option_survives_being_made_anew(numbered: str, made_in_hook: bool
         "static": True,
         "decode": "device",
         "resident": "1MB",
-        "reader": "gds",
+        "reader": "auto",
         "on_error": "skip",
         "timeout": 5,
         "collate_fn": list,

@@ -1,4 +1,7 @@
-"""PhysicsNeMo's datapipes read through solar: what its HDF5Reader gives, and what that one cannot."""
+"""PhysicsNeMo's datapipes read through solar: what its HDF5Reader gives, and what that one cannot.
+
+PhysicsNeMo imports more than its datapipes need: hundreds of megabytes, which need not be there.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from absent_kit import pretended
 
 from solar import LayoutError
 
-with warnings.catch_warnings():
+with warnings.catch_warnings(), pretended("nvtx", "s3fs", "timm", "torchvision", "treelib", "warp"):
     warnings.simplefilter("ignore")  # what it imports warns of much
     pytest.importorskip("physicsnemo.datapipes")
     from physicsnemo.datapipes import COMPONENT_REGISTRY, DataLoader, Dataset, HDF5Reader

@@ -21,10 +21,6 @@ std::vector<Item> randperm(std::int64_t n, std::uint64_t seed, std::uint64_t ski
 // How many 32-bit numbers randperm(n) takes from its generator.
 std::uint64_t randperm_draws(std::int64_t n);
 
-// A permutation of [0, n) by key, one place at a time: a Feistel network on the next even power of two, walked until
-// the value is below n. `inverse` goes from samples back to positions. Works in place. REQUIRES: values in [0, n).
-void keyed(std::span<std::int64_t> values, std::int64_t n, std::uint64_t seed, std::uint64_t epoch, bool inverse);
-
 // The uses of the items in [begin, end), counted from begin, and where each step begins among them.
 struct Uses {
   std::vector<Item> items;
