@@ -46,6 +46,17 @@ def quoted(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
+@pytest.mark.parametrize("folder", ["", "docs", "bench", "examples", "io", "native", "solar"])
+def test_lines_of_prose_are_short(folder: str) -> None:
+    pages = (ROOT / folder).rglob("*.md") if folder else ROOT.glob("*.md")
+    for page in pages:
+        fenced = False
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            fenced ^= line.lstrip().startswith("```")
+            prose = not fenced and not line.startswith(("|", "    "))
+            assert not prose or len(line) <= 120 or " " not in line.strip(), f"{page}:{number}: {len(line)} characters"
+
+
 # --- error texts ----
 
 
