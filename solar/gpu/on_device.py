@@ -7,7 +7,7 @@ import logging
 import os
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -28,9 +28,6 @@ from solar.torch.dataset import H5Dataset
 from solar.torch.monitor.stats import Stats
 from solar.torch.source import SampleSource, h5_beneath
 from solar.values import BATCHES_AHEAD, Layout
-
-if TYPE_CHECKING:
-    from solar.torch.loader import DataLoader
 
 Device = str | int | torch.device | None
 Where = Literal["host", "device"]
@@ -79,23 +76,19 @@ class OnDevice:
         """Whether samples stay on the device: then there is no buffer but one that was asked for, which reads all."""
         return self._resident is not None
 
-    def landing(self, loader: DataLoader[Any]) -> DeviceCopier | None:
+    def landing(self, dataset: Any, stats: Stats) -> DeviceCopier | None:
         """The landing of an iterator of torch's; None without a device."""
         if self._device is None:
             return None
         if self._decode == "device":
-            raise PlanError(
-                f"decode='device' is for an H5Dataset, and {h5_beneath(loader.dataset)}: give decode='host'"
-            )
+            raise PlanError(f"decode='device' is for an H5Dataset, and {h5_beneath(dataset)}: give decode='host'")
         if self._resident is not None:
-            raise PlanError(
-                f"resident={self._resident!r} is for an H5Dataset, and {h5_beneath(loader.dataset)}: leave it out"
-            )
+            raise PlanError(f"resident={self._resident!r} is for an H5Dataset, and {h5_beneath(dataset)}: leave it out")
         form = self._form(self._device)
-        return DeviceCopier(form, self._streams_of(form.device), loader._stats)
+        return DeviceCopier(form, self._streams_of(form.device), stats)
 
     def native_landing(
-        self, loader: DataLoader[Any], beneath: SampleSource, making: BatchMaker
+        self, beneath: SampleSource, making: BatchMaker, stats: Stats, ahead: int | None
     ) -> tuple[DeviceCopier | None, SampleSource]:
         """The landing of an iterator of ours, None without a device; and what is to be read for it."""
         if self._device is None:
@@ -110,12 +103,12 @@ class OnDevice:
                     "decode='device', but your transform or collate_fn is to get the samples on the host: give "
                     "decode='host', or do that in device_transform"
                 )
-            return DeviceCopier(form, streams, loader._stats, None, loader.ahead or BATCHES_AHEAD), beneath
+            return DeviceCopier(form, streams, stats, None, ahead or BATCHES_AHEAD), beneath
         datasets, finishes = self._viewed(beneath.datasets, form.device, making.auto_collation)
         tier, parts = None, None
         if self._resident is not None:
-            tier, parts = self._tier_of(datasets, form.device, loader._stats)
-        landing = DeviceCopier(form, streams, loader._stats, finishes, loader.ahead or BATCHES_AHEAD, tier)
+            tier, parts = self._tier_of(datasets, form.device, stats)
+        landing = DeviceCopier(form, streams, stats, finishes, ahead or BATCHES_AHEAD, tier)
         room = None if landing.ring is None else landing.ring.room
         if tier is None or parts is None:
             return landing, SampleSource(datasets, beneath.locate, room=room)

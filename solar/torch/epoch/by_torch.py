@@ -34,7 +34,7 @@ class _Counted(_BaseDataLoaderIter):
         self._told_parts = _told_parts(loaded or {}, loader.num_workers)
         self._stats = loader._stats
         self._device_transform = loader.device_transform
-        self._landing = loader._on_device.landing(loader)
+        self._landing = loader._on_device.landing(loader.dataset, loader._stats)
         self._bar = loader._progress_bar()
         super().__init__(loader)
         self.passage.base_seed = int(self._base_seed)

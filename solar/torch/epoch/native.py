@@ -61,7 +61,8 @@ class NativeIter(Draws):
         self._course, self._stats, self._buffered = loader._course, loader._stats, loader._buffered
         self._indices: Iterator[Any] = self._sampler_iter
         self._making = loader._making(beneath)
-        self._landing, self._beneath = loader._on_device.native_landing(loader, beneath, self._making)
+        on_device = loader._on_device.native_landing(beneath, self._making, loader._stats, loader.ahead)
+        self._landing, self._beneath = on_device
         self._skipping = skipping(loader, beneath)  # it looks for bad samples on the host, also if decoded elsewhere
         self._device_transform = loader.device_transform
         self._workers, self._prefetch_factor = loader._workers, loader.prefetch_factor
