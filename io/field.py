@@ -1,4 +1,4 @@
-"""Field: a dataset's name, and how its samples come: unpacked, sliced, transposed, cast, normalised."""
+"""Field: a dataset's name, and how to convert its samples: unpack, slice, transpose, cast, normalise."""
 
 from __future__ import annotations
 
@@ -33,39 +33,38 @@ from solar.values import Layout
 
 
 class Converted(NamedTuple):
-    """What samples of one shape and dtype become, and how."""
+    """How samples of one shape and dtype are converted, and the result's shape and dtype."""
 
     shape: Shape
     dtype: np.dtype[Any]
     mean: NDArray[Any] | None  # of that dtype; of float32 for bfloat16
     std: NDArray[Any] | None
     unpacks: bool
-    cast: bool  # or unpacked or normalised: more than moving items
+    cast: bool  # cast, unpacked or normalised: values change, not only places
     native: bool
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class Field:
-    """A dataset's name and how its samples come; for the `fields` of H5Dataset.
+    """A dataset's name and how to convert its samples; for the `fields` of H5Dataset.
 
     Of each sample x the batch has, in numpy's words and to the bit,
 
         ((x[select].transpose(axes)).astype(dtype) - mean) / std
 
-    with mean and std cast to dtype first. What is not given is not done. `select` is a slice of the sample's first
-    axis, or a tuple with a slice for each axis, None for all of it. `mean` and `std` are whatever broadcasts against
-    a sample once it is sliced and transposed: for images with three channels first, arrays of shape (3, 1, 1). With
-    one of them, values that are not floating become float32 unless dtype says otherwise. There are no warnings:
-    overflow quietly gives inf.
+    with mean and std cast to dtype first. Steps whose argument is not given are left out. `select` is a slice of the
+    sample's first axis, or a tuple with a slice for each axis (None: all of it). `mean` and `std` must broadcast
+    against a sample once it is sliced and transposed: for images with three channels first, arrays of shape (3, 1, 1).
+    With one of them, integers become float32 unless dtype says otherwise. There are no warnings: overflow gives inf.
 
-    With `cf=True` x is what netCDF's conventions make of the stored numbers by the attributes of their dataset: values
-    that are _FillValue or missing_value become NaN, others x * scale_factor + add_offset, in the type and to the bit
-    that xarray.open_dataset has them. Files may differ in these numbers. Where the result is NaN, also for another
-    reason, the batch has `missing`, if that is given. Times are not decoded, valid_range is not looked at.
+    With `cf=True` x is unpacked first, by netCDF's conventions and the dataset's attributes: values equal to _FillValue
+    or missing_value become NaN, others x * scale_factor + add_offset. Type and bits are those of xarray.open_dataset.
+    The attributes may differ from file to file. `missing`, if given, replaces every NaN of the result, whatever its
+    reason. Times are not decoded, and valid_range is ignored.
 
-    With dtype="bfloat16", which numpy has not, batches are torch's tensors: worked out in float32 and rounded at last.
+    With dtype="bfloat16", which numpy lacks, batches are torch tensors, computed in float32 and rounded at the end.
 
-    Native code does a batch at a time, and holds no GIL, where the result is float32, float64 or bfloat16, and where
+    Native code converts whole batches without the GIL where the result is float32, float64 or bfloat16, and where
     nothing is cast or normalised. Numpy does the rest.
 
     >>> import numpy
@@ -84,7 +83,7 @@ class Field:
     dtype: np.dtype[Any] | None  # in the machine's byte order
     mean: NDArray[Any] | None
     std: NDArray[Any] | None
-    cf: bool | Packings  # the packings themselves, where it is known of which files
+    cf: bool | Packings  # the packings themselves, once the files are known
     missing: float | None
 
     def __init__(
@@ -128,11 +127,11 @@ class Field:
             )
 
     def bound(self, layout: Layout) -> Field:
-        """The same Field of the dataset of a Layout: with cf=True it knows how that is packed. LayoutError."""
+        """This Field for the dataset of a Layout, with its packings if cf=True. LayoutError if they make no sense."""
         return Field(self.name, **dict(self._options, cf=packings_of(layout))) if self.cf else self
 
     def shape_of(self, sample_shape: Sequence[int], dtype: DTypeLike) -> tuple[Shape, np.dtype[Any]]:
-        """The shape and dtype that samples of this shape and dtype get. ValueError where this does not fit them."""
+        """The converted shape and dtype of such samples. ValueError where this Field does not fit them."""
         given = np.dtype(dtype)
         converted = self._converted((*sample_shape, *given.shape), given.base)
         return converted.shape, converted.dtype
@@ -140,10 +139,10 @@ class Field:
     def convert(
         self, batch: NDArray[Any], out: NDArray[Any] | None = None, rows: Sequence[int] | NDArray[Any] | None = None
     ) -> NDArray[Any]:
-        """The samples of a batch, stacked along axis 0, as this Field has them come.
+        """A batch's samples, stacked along axis 0, as this Field converts them.
 
-        They are written to `out`, or to new memory; where there is nothing to do they are the batch itself. `rows` are
-        the samples' numbers in the data set, which matter where its files are packed differently.
+        They are written to `out`, or to new memory; if there is nothing to convert, the batch itself is returned.
+        `rows` are the samples' numbers in the data set, which matter where its files are packed differently.
         """
         batch = np.asarray(batch)
         if batch.ndim == 0:
@@ -181,7 +180,7 @@ class Field:
 
     @property
     def by_row(self) -> bool:
-        """Whether what is made of a sample depends on where it is in the data set."""
+        """Whether the conversion of a sample depends on its row in the data set."""
         return isinstance(self.cf, Packings) and self.cf.several
 
     @property
@@ -281,7 +280,7 @@ class Field:
 
     @property
     def _facts(self) -> tuple[Any, ...]:
-        """What can be hashed: everything but the values of mean and std."""
+        """Everything hashable: all but the values of mean and std."""
         cuts = None if self.select is None else tuple((s.start, s.stop, s.step) for s in self.select)
         forms = tuple(None if term is None else (term.shape, term.dtype) for term in (self.mean, self.std))
         return self.name, cuts, self.axes, self.dtype, forms, self.cf, self.missing

@@ -1,4 +1,4 @@
-"""What a Field is given, checked when it is made, and said in words."""
+"""Checks the arguments of a Field when it is made, and puts them in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# numpy has no bfloat16. Where its arrays carry some, their items are structures of the sixteen bits.
+# numpy has no bfloat16: arrays hold its sixteen bits in a structured dtype.
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
 COUNTS = ("no", "one", "two", "three", "four", "five", "six")
@@ -51,7 +51,7 @@ def permutation_of(axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def dtype_of(given: Any) -> np.dtype[Any]:
-    """numpy's dtype; one of torch's, which this module does not import, is known by its name."""
+    """numpy's dtype. One of torch's is recognised by its name, for this module does not import torch."""
     named = str(given).removeprefix("torch.") if type(given).__module__ == "torch" else given
     if getattr(given, "name", named) == "bfloat16":
         return BFLOAT16
@@ -73,7 +73,7 @@ def plain_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def number_of(missing: Any) -> float:
-    """What is to take the place of NaN."""
+    """The number that replaces NaN."""
     try:
         return float(missing)
     except (TypeError, ValueError):

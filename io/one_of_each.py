@@ -1,4 +1,4 @@
-"""A small file with one dataset of each layout and filter that h5py and zstandard can write, to try reading on."""
+"""A small test file with one dataset for each layout and filter that h5py and zstandard can write."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 SAMPLES = 50  # no multiple of any chunk
 SHAPE = (12, 9)
 ZSTD = 32015
-BATCHED = ("contiguous", "gzip, shuffle, fletcher32", "big-endian")  # those whose batches are compared with PyTorch's
+BATCHED = ("contiguous", "gzip, shuffle, fletcher32", "big-endian")  # their batches are compared with PyTorch's
 
 
 def write(path: str | Path, seed: int = 0) -> dict[str, NDArray[Any]]:
-    """Writes the file; gives, by the name of each dataset, what h5py reads back.
+    """Writes the file; gives what h5py reads back, by the name of each dataset.
 
     >>> import tempfile
     >>> found = write(tempfile.mkdtemp() + "/each.h5")
@@ -35,12 +35,12 @@ def write(path: str | Path, seed: int = 0) -> dict[str, NDArray[Any]]:
         virtual[:] = h5py.VirtualSource(str(path), "chunks of several samples", counts.shape)
         file.create_virtual_dataset("virtual", virtual)
     with h5py.File(path, "r") as file:
-        # An h5py may be without the filter of zstd: there the oracle is what was written.
+        # h5py may lack the zstd filter: then compare with the values that were written.
         return {name: counts if name == "zstd" else data[()] for name, data in file.items()}
 
 
 def _kinds(counts: NDArray[Any]) -> dict[str, tuple[Any, dict[str, Any]]]:
-    """What `create_dataset` is told, by the dataset's name."""
+    """The arguments of `create_dataset`, by the dataset's name."""
     each = (1, *SHAPE)
     return {
         "contiguous": (counts.astype("f4"), {}),
@@ -67,7 +67,7 @@ def _compact(file: Any, values: NDArray[Any]) -> None:
 
 
 def _zstd(file: Any, values: NDArray[Any]) -> None:
-    """A dataset of zstd's frames, a sample each: libhdf5 need not have the filter to store what it would have made."""
+    """A dataset of zstd frames, one per sample. libhdf5 can store these chunks without having the filter."""
     made = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     made.set_chunk((1, *SHAPE))
     made.set_filter(ZSTD, h5py.h5z.FLAG_OPTIONAL, (3,))

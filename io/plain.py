@@ -1,4 +1,4 @@
-"""Plain: samples through h5py as one reads them without solar, for comparison; nothing of solar's is on the way."""
+"""Plain: samples read by h5py alone, as one does without solar, for comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sample = dict[str, Any]
 class Plain:
     """The rows of datasets of the same length, in one file or one after another in many.
 
-    Files are opened when a process first reads of them, and stay open there: handles are not for other processes.
+    A process opens a file at its first read from it, and keeps it open. Handles are not passed to other processes.
     """
 
     def __init__(self, paths: Sequence[str], names: Sequence[str]) -> None:
@@ -37,7 +37,7 @@ class Plain:
         return {name: _native(data[row]) for name, data in zip(self.names, self._data(file), strict=True)}
 
     def batch(self, indices: Sequence[int]) -> Sample:
-        """Several different samples, in the order asked: in each file one ascending selection, as h5py wants it."""
+        """Several different samples, in the order asked. Each file is read by one ascending selection, for h5py."""
         order = np.argsort(indices, kind="stable")
         ascending = np.asarray(indices)[order]
         made: Sample = {}
@@ -63,6 +63,6 @@ class Plain:
 
 
 def _native(value: Any) -> NDArray[Any]:
-    """In the byte order of the machine, the only one that torch has."""
+    """The value in the byte order of the machine, the only one that torch has."""
     array = np.asarray(value)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -1,4 +1,4 @@
-"""A small file to try things on: diffraction patterns of a random specimen, stored in the two ordinary ways."""
+"""A small file for trials: diffraction patterns of a random specimen, stored contiguous and compressed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write(path: str | Path, samples: int, seed: int = 0) -> None:
 
 
 def _low(edge: int, width: float) -> NDArray[np.float64]:
-    """Lets pass what is wider than `width` pixels."""
+    """A low-pass filter: it keeps what is wider than `width` pixels."""
     frequency = np.fft.fftfreq(edge)
     passed: NDArray[np.float64] = np.exp(-((np.hypot(frequency[:, None], frequency) * width) ** 2) * 8)
     return passed

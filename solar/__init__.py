@@ -1,4 +1,4 @@
-"""solar: a drop-in torch DataLoader for HDF5 that knows the whole shuffled future.
+"""solar: a drop-in torch DataLoader for HDF5 that knows the whole shuffled order in advance.
 
 >>> from solar import DataLoader, H5Dataset
 """

@@ -1,3 +1,3 @@
-"""Our codec's decoder on a device, under its public name."""
+"""The public name of the GPU decoder for solar's own codec."""
 
 from solar.gpu.kernels import Decoder as Decoder

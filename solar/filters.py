@@ -1,4 +1,4 @@
-"""The filters that solar's data sets are written with, for h5py and all else that reads HDF5.
+"""The HDF5 filters that solar writes datasets with, for h5py and every other reader of HDF5.
 
 Importing this makes libhdf5 find solar's own filter: h5py's, those of libraries imported later, and those of child
 processes. Other programs find it by the folder that `python -m solar.filters` prints:

@@ -60,7 +60,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Form:
-    """What the parts of a Layout have in common: chunk shape, filters, fill value. Most Layouts have one."""
+    """Chunk shape, filters and fill value that parts of a Layout share. Most Layouts have one Form."""
 
     chunk: tuple[int, ...]  # rank of a part; chunk[0] == 0: contiguous, as many rows as the part has
     filters: tuple[Filter, ...] = ()
@@ -72,7 +72,7 @@ class Layout:
     """Where the samples of one field lie: a dataset in one file, or the same dataset in many files, one after another.
 
     A part is the dataset of one file; a sample is a row of a part (or, with one sample per file, the whole part).
-    The chunk arrays hold what is known of the chunks; with reader "direct" that is all of them.
+    The chunk arrays list the known chunks; with reader "direct" they list all of them.
 
     >>> import h5py, numpy, tempfile, solar
     >>> path = tempfile.mkdtemp() + "/scan.h5"
@@ -91,7 +91,7 @@ class Layout:
     dtype: np.dtype[Any]  # as h5py gives it; void of no bytes where it is not known
     storage: str  # "compact" "contiguous" "chunked" "external" "virtual", or "mixed" over parts
     index: str  # chunk index type, "" when not chunked
-    reader: str  # "direct", "h5py", "mpio" or "mpio-collective" where asked for, or "none": cannot be read
+    reader: str  # "direct", "h5py", "mpio" or "mpio-collective" on request, or "none": cannot be read
     reason: str  # why not "direct"
     per_file: bool = False  # a sample is a whole dataset of one file
     forms: tuple[Form, ...] = ()
@@ -103,8 +103,8 @@ class Layout:
     chunk_offset: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     chunk_nbytes: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     chunk_mask: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
-    names: tuple[str, ...] = ()  # where a link leads to it, what it is called in each of `paths`; empty: `name`
-    asked: tuple[str, ...] = ()  # where links lead from file to file, those that were asked for; empty: `paths`
+    names: tuple[str, ...] = ()  # behind links, the dataset's name in each of `paths`; empty: `name`
+    asked: tuple[str, ...] = ()  # behind links to other files, the files that were asked for; empty: `paths`
     # Not in the digest, for copies on other machines have others. Empty: not known.
     file_inode: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     file_ctime_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -132,11 +132,11 @@ class Layout:
 
     @property
     def title(self) -> str:
-        """What messages call it behind the name of the file it lies in: where a link led there, from where."""
+        """The dataset's name in messages, after the file's name; behind a link, also where the link starts."""
         return f"{self.names[0]} (linked from {self.asked[0]}: {self.name})" if self.asked else self.name
 
     def name_in(self, file: int) -> str:
-        """What it is called in one of `paths`."""
+        """The dataset's name in one of `paths`."""
         return self.names[file] if self.names else self.name
 
     @property
@@ -174,7 +174,7 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """A name for exactly these bytes in these files: another path, size, time, chunk or type gives another one."""
+        """A hash that identifies these bytes: it changes with any path, size, time, chunk or type."""
         facts: tuple[Any, ...] = (
             self.name,
             self.paths,
@@ -197,10 +197,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Storage:
-    """What a storage charges: bytes a second, and for each request its share of the requests a second it answers.
+    """What reading from a storage costs: each byte takes bandwidth, each request its share of `iops`.
 
-    `depth` requests are in flight at a time: that hides latency, never iops, and while the bytes of one pass others are
-    answered. One blocking stream has depth 1.
+    `depth` requests are in flight at a time. That hides latency, but never iops. While the bytes of one request
+    transfer, others are answered. One blocking stream has depth 1.
 
     >>> disks = Storage(latency=1e-3, bandwidth=1e9, iops=500)
     >>> disks.seconds(250, 1e9), disks.seconds(1000, 1e9)
@@ -230,13 +230,13 @@ class Storage:
 
     @property
     def gap(self) -> int:
-        """The bytes that take as long as one more request: a smaller hole between two reads is read, too, at first."""
+        """The bytes that take as long as one more request. At first, reads include any smaller hole between them."""
         return int(self.bandwidth * self.request_seconds)
 
     def seconds(self, requests: float, nbytes: float, decoded: float = 0) -> float:
-        """The time of these requests for these bytes in all, of which so many bytes come out of decoding.
+        """The seconds for so many requests and bytes in total, and for decoding to `decoded` bytes.
 
-        Requests and bytes pass side by side, so that the slower of the two decides (docs/decisions/0020).
+        Requests and bytes proceed in parallel, so the slower of the two decides (docs/decisions/0020).
         """
         passing = nbytes / self.bandwidth
         in_turns = (requests * self.latency + passing) / self.depth
@@ -245,30 +245,30 @@ class Storage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a policy costs, per epoch once it is under way, all ranks together."""
+    """The cost of a keep policy per epoch, after the first, over all ranks."""
 
-    reads: float  # samples that came from the storage
-    requests: float  # what was sent to it, neighbours joined
-    bytes: float  # what it delivered, read holes included
-    scans: float  # its seconds, over those of reading the whole data set once from one end to the other
+    reads: float  # samples read from the storage
+    requests: float  # requests to the storage, after adjacent ones are joined
+    bytes: float  # bytes read, including holes between samples
+    scans: float  # its seconds, divided by the seconds of one sequential read of the whole data set
     seconds: float
-    hits: float  # uses of samples that were in memory already: reads + hits are the uses of an epoch
+    hits: float  # uses of samples already in memory: reads + hits = uses in an epoch
     peak_bytes: int  # the most that a node ever held
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Script:
-    """What is used, read, kept and dropped in one epoch. All samples are numbered as in the Layout.
+    """One epoch's plan: what each step uses, reads, keeps and drops. Samples are numbered as in the Layout.
 
-    After step i - 1 is done, what step i issues is read, in this order, and held from then on; it is first used
-    `ahead` steps later or after that. Only the first epoch of a Course has a start: groups read before anything else,
-    the pinned part among them, of which group g is needed at step start_due[g] (which may lie in a later epoch).
+    After step i - 1 is done, the reads of step i begin, in this order. Their samples are held from then on, and
+    first used `ahead` steps later or after that. Only the first epoch of a Course has a start: groups of samples read
+    before anything else, including the pinned part. Step start_due[g] needs group g; it may lie in a later epoch.
     """
 
     rows: NDArray[np.int32]  # every use, in order
     starts: NDArray[np.int64]  # where each step begins in rows, and where the last one ends
-    last: NDArray[np.uint8]  # of each use: what it used is dropped after its step
-    loads: NDArray[np.int32]  # of units that are held whole the first sample of each
+    last: NDArray[np.uint8]  # for each use: its sample is dropped after this step
+    loads: NDArray[np.int32]  # samples to read; for units held whole, the first sample of each
     ends: NDArray[np.int64]  # step i, from 1 to as many as there are, issues loads[ends[i - 1]:ends[i]]
     start: NDArray[np.int32]
     start_ends: NDArray[np.int64]  # where each group of the start ends

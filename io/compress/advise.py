@@ -1,4 +1,4 @@
-"""What bounds and coders would bring: chunks from all over a dataset, encoded, decoded and compared."""
+"""Tries bounds and coders on chunks from all over a dataset: encodes, decodes and compares them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from solar.io.compress.pieces import Pieces
 from solar.io.compress.preparation import trained
 from solar.io.compress.selection import REST, Part, select
 
-ENOUGH_TRIED = 16 << 20  # bytes of values that are tried
-PASSES = 3  # of decoding, of which the fastest counts
+ENOUGH_TRIED = 16 << 20  # bytes of values to try
+PASSES = 3  # times that chunks are decoded; the fastest counts
 BOUNDS = tuple(Codec(*how) for how in (("lossless",), ("rel", 1e-5), ("rel", 1e-4), ("rel", 1e-3), ("rel", 1e-2)))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one setting does with the sampled chunks of a dataset."""
+    """The result of one setting on the sampled chunks of a dataset."""
 
     codec: Codec  # as asked
     bound: float  # as a number
@@ -39,9 +39,9 @@ class Trial:
 def tried(
     path: str, file: Any, name: str, asked: Sequence[Codec], chunk_samples: int | None = None, *, named: bool = True
 ) -> tuple[Part, list[Trial]]:
-    """A dataset, and what each setting does with it; relative bounds are of the range of what is sampled.
+    """A dataset, and the result of each setting on it. Relative bounds refer to the range of the sampled chunks.
 
-    Of what looks like labels, only lossless settings are tried, unless it was `named`; `why` of the part says so.
+    For data that looks like labels only lossless settings are tried, unless it was `named`; the part's `why` says so.
     """
     (part,) = select(file, {name: asked[0]}, chunk_samples)[0]
     arrays = _some(Pieces(path, file[part.name], part).sampled())
@@ -55,13 +55,13 @@ def tried(
 
 
 def candidates(file: Any, names: Sequence[str]) -> list[str]:
-    """The datasets that would be compressed: those named, or else all that look like samples."""
+    """The datasets that would be compressed: the named ones, or else all that look like samples."""
     codecs: dict[str | None, Codec | None] = dict.fromkeys(names, Codec("lossless")) or {REST: Codec("lossless")}
     return [part.name for part in select(file, codecs)[0]]
 
 
 def _some(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """As many of them, from all over, as are enough."""
+    """Enough of the arrays, from all over."""
     count = max(1, min(len(arrays), ENOUGH_TRIED // max(1, arrays[0].nbytes)))
     return [arrays[int(i)] for i in np.linspace(0, len(arrays) - 1, count)]
 
@@ -107,7 +107,7 @@ def _psnr(pairs: list[tuple[NDArray[Any], NDArray[Any]]], span: float, marks: Ma
 
 
 def settings(asked: Codec | None) -> Iterator[Codec]:
-    """What is tried: every coder with the bound asked for, or with several."""
+    """The settings to try: every coder with the given bound, or with several bounds."""
     for bound in BOUNDS if asked is None else (asked,):
         for coder in ("pack", "dense"):
             yield Codec(bound.kind, bound.bound, coder, bound.predictor)

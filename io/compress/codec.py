@@ -1,4 +1,4 @@
-"""Codecs of the bounded format (FORMAT.md): a bound, a coder, a predictor, and what the file's filter has to say."""
+"""Codecs of the bounded format (FORMAT.md): a bound, a coder, a predictor, and the values of the HDF5 filter."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ENCODED_TYPES = frozenset({"f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8"
 
 @dataclass(frozen=True)
 class Codec:
-    """How arrays become chunks and come back.
+    """Turns arrays into chunks, and chunks into arrays.
 
     >>> chunk = Codec("abs", 1e-3).encode(np.linspace(0, 1, 1000, dtype=np.float32))
     >>> len(chunk) < 4000 / 5
@@ -60,10 +60,10 @@ class Codec:
     bound: float = 0.0
     coder: str = "auto"
     predictor: str = "auto"
-    tables: bytes = b""  # of train(); the filter's values carry them
+    tables: bytes = b""  # coding tables from train(), stored in the filter's values
     filter: str = OUR_FILTER  # or one of hdf5plugin's: others make the chunks, and only the bound is the codec's
-    marks: bytes = b""  # numbers of the arrays' type that come back bit for bit, and that nothing else becomes
-    limits: bytes = b""  # the same: what is below one of them stays there, and nothing else gets there
+    marks: bytes = b""  # special numbers of the arrays' type: kept bit for bit, and no other value becomes one
+    limits: bytes = b""  # numbers of the same type that no value crosses: each stays below or above
 
     def __post_init__(self) -> None:
         _check_name("kind of bound", self.kind, BOUND_KINDS)
@@ -97,7 +97,7 @@ class Codec:
         return replace(self, kind="abs", bound=self.bound * span) if self.kind == "rel" else self
 
     def encode(self, array: NDArray[Any], span: float | None = None) -> bytes:
-        """The array's chunk. A relative bound is of `span`, or without one of the array's own."""
+        """The array's chunk. A relative bound refers to `span`; without it, to the array's own span."""
         _check_numbers(array)
         if self.filter != OUR_FILTER:
             raise TypeError(f"chunks of {self.filter} are made by libhdf5: solar.filters.named, or solar.compress")
@@ -112,7 +112,7 @@ class Codec:
         _native.decode_into(chunk, out, self.tables)
 
     def trained(self, arrays: list[NDArray[Any]]) -> Codec:
-        """The same codec with tables for data like these; a relative bound is of their common span."""
+        """The same codec with tables for data like these. A relative bound refers to their common span."""
         for array in arrays:
             _check_numbers(array)
         bound = self.absolute(max(map(span_of, arrays), default=0.0)).bound if self.kind == "rel" else self.bound
@@ -122,12 +122,12 @@ class Codec:
 
     @property
     def filter_values(self) -> tuple[int, ...]:
-        """What the HDF5 filter message of a data set with these chunks must hold."""
+        """The values for the HDF5 filter message of a dataset with these chunks."""
         return tuple(_native.client_data(self.tables))
 
 
 def parse(text: str) -> Codec:
-    """The codec that settings such as "abs=1e-3", "rel=1e-4,coder=pack" or "lossless,filter=zstd" ask for.
+    """The codec for settings such as "abs=1e-3", "rel=1e-4,coder=pack" or "lossless,filter=zstd".
 
     >>> parse("rel=1e-4,coder=pack")
     Codec(kind='rel', bound=0.0001, coder='pack', predictor='auto', tables=b'', filter='solar', marks=b'', limits=b'')
@@ -148,7 +148,7 @@ def parse(text: str) -> Codec:
 
 
 def span_of(array: NDArray[Any]) -> float:
-    """Largest less smallest finite value; 0 when there are none."""
+    """The largest minus the smallest finite value; 0 if there are none."""
     finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
     return float(finite.max()) - float(finite.min()) if finite.size else 0.0
 

@@ -1,4 +1,4 @@
-"""What differs between two HDF5 files that should be alike: links, objects, types, attributes, values."""
+"""Finds differences between two HDF5 files that should be alike: links, objects, types, attributes, values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPARED_AT_ONCE = 16 << 20  # bytes of values compared at a time
 
 @dataclass
 class _Two:
-    """Two files, and which object of the one is which of the other."""
+    """Two files, and the pairs of objects that correspond."""
 
     here: Any  # h5py.File
     there: Any
@@ -27,7 +27,7 @@ class _Two:
 
 
 def differences(here: Any, there: Any, compressed: Collection[str]) -> Iterator[str]:
-    """What differs, in words; of the datasets compressed `there` everything but the values and how they are stored."""
+    """The differences, in words. For datasets compressed `there`, values and storage are not compared."""
     two = _Two(here, there, {_address(there[name]) for name in compressed})
     two.twins[_address(here["/"])] = _address(there["/"])
     two.paths[_address(here["/"])] = "/"
@@ -101,7 +101,7 @@ def _attributes(two: _Two, path: str, ours: Any, theirs: Any) -> Iterator[str]:
 
 
 def _attribute_differs(two: _Two, one: Any, other: Any) -> str:
-    """In which way; empty if not at all."""
+    """How two attributes differ; empty if they do not."""
     space, space2 = one.get_space(), other.get_space()
     alike = (space.get_simple_extent_type(), space.shape) == (space2.get_simple_extent_type(), space2.shape)
     if not alike or not one.get_type().equal(other.get_type()):
@@ -124,7 +124,7 @@ def _text(name: str) -> str:
 
 
 def _attribute(one: Any) -> NDArray[Any]:
-    """The value; as it is stored, unless it leads elsewhere in the file."""
+    """The attribute's value: as it is stored, unless it refers to other places in the file."""
     kind = one.get_type()
     check_readable(kind)
     leads = leads_elsewhere(kind)
@@ -167,7 +167,7 @@ def _fill(dataset: Any, dtype: np.dtype[Any]) -> bytes:
 
 
 def _same_values(two: _Two, ours: Any, theirs: Any) -> bool:
-    """Of what was written: the fill value, which is the rest, came with the dataset."""
+    """Whether the written values are the same. The rest is the fill value, which was compared with the dataset."""
     kind = ours.id.get_type()
     written = _written(ours)
     if ours.chunks and written != _written(theirs):
@@ -188,21 +188,21 @@ def _same_values(two: _Two, ours: Any, theirs: Any) -> bool:
 
 
 def _stored_alike(ours: Any, theirs: Any, begins: list[tuple[int, ...]]) -> bool:
-    """Whether chunks that went through filters are the same before they are undone, which damage may not let one do."""
+    """Whether filtered chunks have the same stored bytes. Damaged ones could not be decoded to compare."""
     plans = [one.id.get_create_plist() for one in (ours, theirs)]
     filters = [[plan.get_filter(i)[:3:2] for i in range(plan.get_nfilters())] for plan in plans]
     if ours.chunks is None or not filters[0] or filters[0] != filters[1] or ours.chunks != theirs.chunks:
         return False
     if h5py.version.version_tuple[:2] < (3, 16) and any(len(values) > 16 for _, values in filters[0]):
-        return False  # older h5py makes up a filter's values from the 17th on: they say nothing
+        return False  # older h5py invents a filter's values from the 17th on
     try:
         return all(ours.id.read_direct_chunk(begin) == theirs.id.read_direct_chunk(begin) for begin in begins)
-    except H5_ERRORS:  # where those at the edge are stored without filters
+    except H5_ERRORS:  # chunks at the edge may be stored without filters
         return False
 
 
 def _written(dataset: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The boxes that may hold something else than the fill value: (begin, count)."""
+    """The boxes (begin, count) that may hold other values than the fill value."""
     if dataset.id.get_storage_size() == 0 and not dataset.external:
         return []
     if not dataset.chunks:
@@ -216,7 +216,7 @@ def _written(dataset: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 def _same(two: _Two, ours: Any, theirs: Any) -> bool:
-    """Whether two values are the same, and references lead to twins."""
+    """Whether two values are the same. References must lead to corresponding objects."""
     if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
         if ours.dtype.names and ours.dtype.hasobject:
             return all(_same(two, ours[name], theirs[name]) for name in ours.dtype.names)

@@ -1,4 +1,4 @@
-"""Filters for writing HDF5 with h5py: our own, which libhdf5 finds once `register` was called, and hdf5plugin's."""
+"""Filters for writing HDF5 with h5py: solar's own, which libhdf5 finds after `register`, and hdf5plugin's."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _PREDICTORS = {"auto": 255, "none": 0, "x": 1, "xy": 3, "xyz": 7, "interpolation
 
 
 def register() -> str:
-    """The folder of the plug-in, in which libhdf5 now looks first: h5py's, those loaded later, and child processes'."""
+    """Gives the plug-in's folder, where h5py's libhdf5, those loaded later, and child processes now look first."""
     if not any(Path(FOLDER).glob("lib*.so")):
         raise ImportError(f"{FOLDER} has no plug-in for HDF5: solar was built without it; install it again")
     searched = [h5py.h5pl.get(i) for i in range(h5py.h5pl.size())]
     if FOLDER.encode() not in searched:
         h5py.h5pl.prepend(FOLDER.encode())
-    # What is in the variable replaces a library's own folder, which therefore stays behind ours.
+    # The variable replaces a library's own folder, so that is added behind ours.
     others = os.environ.get(SEARCHED) or os.pathsep.join(map(os.fsdecode, searched))
     if FOLDER not in others.split(os.pathsep):
         os.environ[SEARCHED] = os.pathsep.join([FOLDER, others] if others else [FOLDER])
@@ -45,14 +45,14 @@ def register() -> str:
 
 
 def registered() -> bool:
-    """Whether libhdf5 finds our plug-in, now that it was told where to look."""
+    """Tells libhdf5 where our plug-in is, and gives whether it finds it."""
     with suppress(ImportError):  # solar was built without it
         register()
     return bool(h5py.h5z.filter_avail(FILTER))
 
 
 def readable(filters: Iterable[int]) -> bool:
-    """Whether libhdf5 has all of these filters, now that it was told where to look."""
+    """Whether libhdf5 has all of these filters, after it was told where to look."""
     registered()
     with suppress(ImportError):
         import hdf5plugin  # noqa: F401  (its import makes the filters known to libhdf5)
@@ -60,16 +60,16 @@ def readable(filters: Iterable[int]) -> bool:
 
 
 def has_room(codec: Codec, axes: int) -> bool:
-    """Whether a codec's tables, and type and shape of chunks with so many axes, fit into a filter's values."""
+    """Whether a filter's values have room for a codec's tables, and for type and shape of chunks with so many axes."""
     kept = 2 + 2 * _MOST_KEPT if codec.marks or codec.limits else 0
     return len(codec.filter_values) + _ASKED + axes + kept <= MOST_VALUES
 
 
 def filter_values(codec: Codec, dtype: np.dtype[Any] | None = None, chunk: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """What the filter message of a data set says: tables, and how chunks of this type and shape are encoded.
+    """The values of a dataset's filter message: tables, and how chunks of this type and shape are encoded.
 
-    Without type and shape libhdf5 has them filled in when the data set is made. They let it check a chunk's size before
-    it takes its bytes, so whoever knows them should say them. The codec's bound must be absolute.
+    If type and shape are left out, libhdf5 fills them in when it makes the dataset. With them it can check a chunk's
+    size before it allocates memory, so give them if you know them. The codec's bound must be absolute.
     """
     if codec.kind == "rel":
         raise ValueError(f"the filter sees one chunk at a time and needs an absolute bound, not rel={codec.bound}")
@@ -100,10 +100,10 @@ def _kept(codec: Codec, dtype: np.dtype[Any] | None) -> tuple[int, ...]:
 
 
 class Bounded(h5py.filters.FilterRefBase):  # type: ignore[misc]  # h5py has no types
-    """Arguments of h5py's create_dataset that have it write numbers within a bound.
+    """Arguments of h5py's create_dataset for numbers within an error bound.
 
-    One of abs (no value is off by more), rel (the same, times `span`: a number, or an array whose range it is) and
-    lossless. A chunk should be a sample, of 16 KiB or more.
+    Give one of abs (the largest error of a value), rel (a share of `span`, which is a number, or an array whose range
+    counts) and lossless. A chunk should be a sample, of 16 KiB or more.
 
     >>> Bounded(abs=1e-3)["compression"]
     333
@@ -148,9 +148,9 @@ def named(
 ) -> dict[str, Any]:
     """Arguments of h5py's create_dataset for a filter of hdf5plugin.
 
-    All keep every bit but zfp, which needs `abs` and `dtype`. Its bound is not a promise: it holds for finite floats
-    while it is above some 1e-8 of the largest value nearby. NaN, infinities and values such as 1e20 come back as
-    something else and spoil up to 4 x 4 x 4 around them. solar reads zfp through libhdf5, not directly.
+    All are lossless except zfp, which needs `abs` and `dtype`. zfp's bound is not guaranteed: it holds for finite
+    floats if it is above some 1e-8 of the largest value nearby. NaN, infinities and values such as 1e20 change, and
+    spoil up to 4 x 4 x 4 values around them. solar reads zfp through libhdf5, not directly.
     """
     if name not in NAMED:
         near = difflib.get_close_matches(name, NAMED, 1)
@@ -168,7 +168,7 @@ def _check_zfp(abs: float | None, dtype: np.dtype[Any] | None) -> None:
         raise TypeError("zfp needs abs=, the bound, and dtype=, the type of the numbers")
     if not (np.isfinite(abs) and abs > 0):
         raise ValueError(f"zfp's bound must be a number above 0, not {abs}")
-    # zfp takes integers of 32 and 64 bits but not the bound with them, and big-endian numbers but not as such.
+    # zfp accepts integers of 32 and 64 bits but ignores the bound, and misreads big-endian numbers.
     if np.dtype(dtype).str not in {np.dtype("f4").str, np.dtype("f8").str}:
         raise CodecError(f"zfp keeps its bound for float32 and float64 of this machine's byte order, not for {dtype}")
 
@@ -183,7 +183,7 @@ def _level(name: str, level: int | None) -> int:
 
 
 def _arguments(plugin: Any, name: str, level: int, abs: float | None) -> dict[str, Any]:
-    # Bytes, or bits, of equal weight together make numbers 1.2 to 1.3 times smaller than zstd alone does.
+    # Shuffling bytes or bits first makes numbers 1.2 to 1.3 times smaller than zstd alone.
     makers: dict[str, Callable[[], dict[str, Any]]] = {
         "blosc2": lambda: {**plugin.Blosc2("zstd", level, plugin.Blosc2.BITSHUFFLE)},
         "bitshuffle-lz4": lambda: {**plugin.Bitshuffle(cname="lz4")},
@@ -206,7 +206,7 @@ def _hdf5plugin(name: str) -> Any:
 
 
 def makers(codecs: Iterable[Codec | None]) -> dict[str, str]:
-    """Packages of others that make the chunks, with their versions; PlanError if one is needed and not here."""
+    """The other packages that make the chunks, with their versions. PlanError if one is needed and missing."""
     needed = {codec.filter for codec in codecs if codec is not None} - {OUR_FILTER}
     found = {"zstandard": zstd.VERSION} if needed & {*zstd.NAMES} else {}
     try:
@@ -218,7 +218,7 @@ def makers(codecs: Iterable[Codec | None]) -> dict[str, str]:
 
 
 def pipeline(codec: Codec, dtype: np.dtype[Any], chunk: tuple[int, ...]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """The filters of a data set with chunks of this codec: number and values of each."""
+    """The filters of a dataset with chunks of this codec: number and values of each."""
     if codec.filter == OUR_FILTER:
         return ((FILTER, filter_values(codec, dtype, chunk)),)
     if codec.filter in zstd.NAMES:
@@ -228,7 +228,7 @@ def pipeline(codec: Codec, dtype: np.dtype[Any], chunk: tuple[int, ...]) -> tupl
 
 
 def encoded(codec: Codec, values: NDArray[Any]) -> bytes:
-    """The chunk of these values. What other filters than ours do not make smaller comes as it is."""
+    """The chunk of these values. If another filter than ours does not make them smaller, they stay as they are."""
     if codec.filter == OUR_FILTER:
         return codec.encode(values)
     if codec.filter in zstd.NAMES:
@@ -277,7 +277,7 @@ def _check_kept(codec: Codec, values: NDArray[Any], back: NDArray[Any]) -> None:
 def _by_libhdf5(
     filters: tuple[tuple[int, tuple[int, ...]], ...], values: NDArray[Any]
 ) -> tuple[int, bytes, NDArray[Any]]:
-    """The mask and the bytes of a chunk, and what libhdf5 makes of them, by way of a file in memory."""
+    """The mask and the bytes of a chunk, and the values libhdf5 reads from it, by a file in memory."""
     plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plan.set_chunk(values.shape)
     for number, said in filters:

@@ -1,4 +1,4 @@
-"""The chunks of a compressed dataset, and how they are taken in turn. Pure."""
+"""The grid of chunks of a compressed dataset, and the tasks it is divided into. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import cached_property
 
 LARGEST_CHUNK = 16 << 20  # bytes of a chunk; larger samples are cut along their slowest axes
 SMALLEST = 16 << 10  # bytes of a chunk; several smaller samples share one
-TASK = 4 << 20  # bytes that a thread takes at a time, at least
-MOST_OF_A_CHUNK = 64 << 20  # the same, at most, unless a chunk is larger
+TASK = 4 << 20  # bytes of a thread's task, at least
+MOST_OF_A_CHUNK = 64 << 20  # bytes of a thread's task, at most, unless a chunk is larger
 
 Box = tuple[slice, ...]
 
@@ -52,15 +52,15 @@ class Grid:
         return tuple(reversed(place))
 
     def box(self, first: int, chunks: int = 1) -> Box:
-        """What some chunks hold: one, or several of whole samples."""
+        """The box of one chunk, or of several chunks of whole samples."""
         begin = self.begin(first)
         ends = (begin[0] + chunks * self.chunk[0], *(b + c for b, c in zip(begin[1:], self.chunk[1:], strict=True)))
         return tuple(slice(b, min(e, n)) for b, e, n in zip(begin, ends, self.shape, strict=True))
 
     def per_task(self, stored_rows: int = 1) -> int:
-        """How many chunks are taken at a time.
+        """The number of chunks in a task.
 
-        Tasks begin where chunks of `stored_rows` of the original do, so that none of these is decoded twice.
+        Tasks begin where the original's chunks of `stored_rows` rows begin, so that none of these is decoded twice.
         """
         if not self.whole_rows:
             return 1
@@ -71,7 +71,7 @@ class Grid:
         return each * max(1, -(-TASK // (each * one)))
 
     def tasks(self, stored_rows: int = 1) -> Iterator[tuple[int, int]]:
-        """All chunks in their order, some at a time: (first, how many)."""
+        """All chunks in order, as tasks: (first chunk, number of chunks)."""
         each = self.per_task(stored_rows)
         for first in range(0, self.chunks, each):
             yield first, min(each, self.chunks - first)

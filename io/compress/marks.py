@@ -1,7 +1,7 @@
-"""What a dataset's attributes say of its values: which mean "nothing was measured", which are valid, which are labels.
+"""Reads from a dataset's attributes which values mean "nothing was measured", which are valid, which are labels.
 
-Values that mean something else than a number come back bit for bit from chunks with a bound, and no measured one
-becomes one of them, nor moves into what is valid or out of it.
+A chunk with a bound keeps values with a special meaning bit for bit. No measured value becomes one of them, and none
+crosses a limit of the valid range.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from solar.io.compress.skeleton import H5_ERRORS
 MISSING = ("_FillValue", "missing_value")
 FLAGS = ("flag_values", "flag_masks")
 MOST_MARKS, MOST_LIMITS = 16, 8  # most_marks and most_limits of native/include/solar/codec.hpp
-MOST_LABELS = 16  # different values of which nobody takes a mean
-ENOUGH_LABELS = 1024  # values that say what others are like
-STEADY, FAR = 0.8, 1 / 16  # shares: of neighbours that are the same, and of the range that the others lie apart
+MOST_LABELS = 16  # different values at most, for data to look like labels
+ENOUGH_LABELS = 1024  # values needed to judge a dataset
+STEADY, FAR = 0.8, 1 / 16  # share of equal neighbours; distance of the others, as a share of the range
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Values of a dataset's own type that say "missing", and limits: what is below one is another thing than the rest.
+    """Values of a dataset's own type that mean "missing", and limits of what is valid.
 
-    `read_as` is the type that its numbers are of, where an attribute says that it is another one than they are stored
-    as (netCDF's _Unsigned).
+    `read_as` is the type of the numbers if an attribute (netCDF's _Unsigned) makes it another than the stored type.
     """
 
     values: NDArray[Any]
@@ -41,23 +40,23 @@ class Marks:
     read_as: np.dtype[Any]
 
     def missing(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which of these values say "missing"."""
+        """Which of these values mean "missing"."""
         found: NDArray[np.bool_] = np.isin(values, self.values)
         if values.dtype.kind == "f" and np.isnan(self.values).any():
             found |= np.isnan(values)
         return found
 
     def real(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which were measured: they are finite, and no marks."""
+        """Which values were measured: they are finite, and no marks."""
         found: NDArray[np.bool_] = np.isfinite(values) & ~np.isin(values, self.values)
         return found
 
     def numbers(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The values as the numbers that they stand for."""
+        """The values as the numbers that they mean."""
         return values.view(self.read_as)
 
     def span(self, arrays: list[NDArray[Any]]) -> float:
-        """Largest less smallest number measured in these; 0 where there is none."""
+        """The largest minus the smallest measured number; 0 if there is none."""
         least, largest = math.inf, -math.inf
         for array in arrays:
             real = self.numbers(array[self.real(array)])
@@ -66,14 +65,14 @@ class Marks:
         return max(0.0, largest - least)
 
     def crossed(self, values: NDArray[Any], restored: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which moved into what is valid, or out of it."""
+        """Which values crossed a limit of what is valid."""
         found = np.zeros(values.shape, bool)
         for limit in self.limits:
             found |= (values < limit) != (restored < limit)
         return found
 
     def kept_by(self, codec: Codec) -> Codec:
-        """The codec, which then keeps them; one that keeps every bit does so by itself."""
+        """The codec, set to keep marks and limits. A lossless one keeps them anyway."""
         if codec.kind == "lossless":
             return codec
         if self.too_many:
@@ -85,14 +84,14 @@ class Marks:
 
     @property
     def too_many(self) -> str:
-        """Why a bound cannot keep them; empty if it can."""
+        """Why a codec with a bound cannot keep them; empty if it can."""
         if len(self.values) > MOST_MARKS:
             return f"{len(self.values)} values of it mean something else than a number"
         return f"{len(self.limits)} limits divide its values" if len(self.limits) > MOST_LIMITS else ""
 
 
 def marks_of(dataset: Any) -> Marks:
-    """What the attributes and the fill value of an open dataset of numbers say."""
+    """The Marks of an open dataset of numbers, by its attributes and its fill value."""
     dtype = dataset.dtype.newbyteorder("=")
     other = _read_as(dataset, dtype)
     found: list[Any] = []
@@ -103,19 +102,19 @@ def marks_of(dataset: Any) -> Marks:
             found.append(dataset.fillvalue)
     values = {one.tobytes(): one for value in found for one in _stored(value, dtype, other)}
     limits = set(_limits(dataset, dtype, other))
-    if other != dtype:  # where the numbers turn over: 127 is followed by -128, which is 128
+    if other != dtype:  # where unsigned numbers turn negative: after 127 comes -128, which means 128
         limits.add(_least_turned(dtype))
     return Marks(np.array(sorted(values.values()), dtype), np.array(sorted(limits), dtype), other)
 
 
 def labelled(dataset: Any) -> str:
-    """Which attributes say that the values are labels, of which none is near to another; empty if none does."""
+    """The attributes that declare the values to be labels; empty if none does."""
     named = [name for name in FLAGS if _attribute(dataset, name) is not None]
     return f"its values are flags ({' and '.join(named)})" if named else ""
 
 
 def like_labels(dataset: Any, arrays: list[NDArray[Any]]) -> str:
-    """Why values like these are compared for equality rather than measured, as far as can be seen; else empty."""
+    """Why values like these seem to be labels rather than measurements; else empty."""
     if said := labelled(dataset):
         return said
     marks = marks_of(dataset)
@@ -139,13 +138,13 @@ def like_labels(dataset: Any, arrays: list[NDArray[Any]]) -> str:
 
 
 def _attribute(dataset: Any, name: str) -> Any:
-    with suppress(*H5_ERRORS):  # that nobody can read
+    with suppress(*H5_ERRORS):  # unreadable attributes
         return dataset.attrs.get(name)
     return None
 
 
 def _numbers(said: Any) -> list[Any]:
-    """The numbers of an attribute, which may be several, or text."""
+    """The numbers of an attribute, which may hold several, or text."""
     if said is None or isinstance(said, h5py.Empty):
         return []
     values = np.ravel(said)
@@ -171,12 +170,12 @@ def _read_as(dataset: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _least_turned(dtype: np.dtype[Any]) -> Any:
-    """The least number that is stored as a negative one, or the other way round."""
+    """The least number whose sign changes between the stored type and the type it is read as."""
     return dtype.type(0 if dtype.kind == "i" else 1 << (8 * dtype.itemsize - 1))
 
 
 def _stored(value: Any, dtype: np.dtype[Any], other: np.dtype[Any]) -> Iterator[Any]:
-    """A number as values of this type have it; nothing where none does."""
+    """A number as a stored value of this type; nothing if the type has no such value."""
     if dtype.kind == "f":
         with np.errstate(over="ignore", invalid="ignore"):
             found = np.asarray(value).astype(dtype)[()]
@@ -195,7 +194,7 @@ def _stored(value: Any, dtype: np.dtype[Any], other: np.dtype[Any]) -> Iterator[
 
 
 def _limits(dataset: Any, dtype: np.dtype[Any], other: np.dtype[Any]) -> Iterator[Any]:
-    """The values that are the first behind a limit."""
+    """The first value beyond each limit."""
     for name, ends in (("valid_min", "<"), ("valid_max", ">"), ("valid_range", "<>")):
         said = _attribute(dataset, name)
         numbers = _numbers(said)
@@ -211,7 +210,7 @@ def _limits(dataset: Any, dtype: np.dtype[Any], other: np.dtype[Any]) -> Iterato
 
 
 def _first_floats(number: Any, end: str, dtype: np.dtype[Any]) -> Iterator[Any]:
-    """Of the number as it is, and of what it becomes in this type: people compare with either."""
+    """The first values beyond the exact number, and beyond it as rounded to this type: people compare with either."""
     with np.errstate(over="ignore"):
         near = np.asarray(number).astype(dtype)[()]
         above = np.nextafter(near, dtype.type(np.inf))
@@ -223,7 +222,7 @@ def _first_floats(number: Any, end: str, dtype: np.dtype[Any]) -> Iterator[Any]:
 
 
 def _first_whole(number: float, end: str, dtype: np.dtype[Any], other: np.dtype[Any]) -> Iterator[Any]:
-    """A number that was packed is off by rounding: it may be either of two."""
+    """The first integers beyond a limit. A packed limit is rounded, so it may be either of two."""
     if not math.isfinite(number):
         return
     near = round(number)
@@ -238,7 +237,7 @@ def _first_whole(number: float, end: str, dtype: np.dtype[Any], other: np.dtype[
 
 
 def _packed(dataset: Any, number: Any) -> Any:
-    """A limit as whole numbers have it. netCDF: one of another type than these is of what they are unpacked to."""
+    """A limit in terms of the stored integers. In netCDF, a limit of another type refers to the unpacked values."""
     scale, offset = (_numbers(_attribute(dataset, name)) for name in ("scale_factor", "add_offset"))
     if not isinstance(number, (float, np.floating)) or not (scale or offset):
         return number if isinstance(number, (int, np.integer)) else float(number)

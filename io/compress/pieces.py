@@ -21,15 +21,15 @@ from solar.io.layout.hdf5 import inspect
 from solar.io.libhdf5 import slow
 from solar.io.read.reader import Rows
 
-SAMPLED = 64  # chunks that stand for all
-SAMPLED_NBYTES = 64 << 20  # of their values
+SAMPLED = 64  # chunks that represent the dataset
+SAMPLED_NBYTES = 64 << 20  # bytes of their values, at most
 
 
 class Pieces:
-    """Reads what goes into chunks; for several threads at the same time.
+    """Reads the values for chunks; several threads may call it at the same time.
 
-    Whole samples come through the Reader, whose threads decode what is compressed; parts of large ones through libhdf5.
-    What libhdf5 decodes, it does in a process of its own: a filter that crashes is an error here.
+    The Reader reads whole samples, and its threads decode them; libhdf5 reads parts of large ones. libhdf5 decodes in
+    a process of its own, so that a crashing filter is an error here.
     """
 
     def __init__(self, path: str, dataset: Any, part: Part) -> None:
@@ -38,7 +38,7 @@ class Pieces:
         self._rows = _rows(path, part) if self._grid.whole_rows else None
 
     def chunks(self, first: int, count: int) -> list[NDArray[Any]]:
-        """The values of some chunks, each of its whole shape: what lies outside the dataset repeats its edge."""
+        """The values of some chunks, each in full shape: places outside the dataset repeat its edge."""
         values = self.values(first, count)
         each = self._grid.chunk[0]
         return [self._whole(values[i * each : (i + 1) * each]) for i in range(count)]
@@ -67,7 +67,7 @@ class Pieces:
         return np.ascontiguousarray(values, self._part.dtype)
 
     def _blamed(self, box: Box, error: SolarError) -> SolarError:
-        """The error of the first chunk of the original that libhdf5 fails on; the Reader's own names one already."""
+        """The error of the first original chunk that libhdf5 cannot read. The Reader's errors name theirs already."""
         direct = self._rows is not None and self._rows.layout.reader == "direct"
         if direct or self._dataset.chunks is None or not isinstance(error, ReadError):
             return error
@@ -89,20 +89,20 @@ class Pieces:
         return np.pad(piece, missing, mode="edge") if any(after for _, after in missing) else piece
 
     def sampled(self) -> list[NDArray[Any]]:
-        """Chunks from all over the dataset that stand for it; always the same ones."""
+        """Chunks from all over the dataset that represent it; always the same ones."""
         most = max(1, min(SAMPLED, SAMPLED_NBYTES // max(1, self._grid.chunk_nbytes), self._grid.chunks))
         numbers = sorted({int(at) for at in np.linspace(0, self._grid.chunks - 1, most)})
         return [self.chunks(number, 1)[0] for number in numbers]
 
     def extremes(self, first: int, count: int, marks: Marks) -> tuple[float, float]:
-        """The least and the largest finite number of some chunks that is no mark; inf, -inf if there is none."""
+        """The least and the largest measured number of some chunks; inf, -inf if there is none."""
         values = self.values(first, count).ravel()
         values = marks.numbers(values[marks.real(values)])
         return (float(values.min()), float(values.max())) if values.size else (math.inf, -math.inf)
 
 
 def _rows(path: str, part: Part) -> Rows | None:
-    """None where only h5py in this process can read the dataset."""
+    """The Rows that read a part; None if only h5py in this process can read it."""
     try:
         layout = inspect(path, part.name, cache=None)
         return None if layout.reader == "none" else Rows(layout, native_order=True)
@@ -111,7 +111,7 @@ def _rows(path: str, part: Part) -> Rows | None:
 
 
 def by_libhdf5(dataset: Any, box: Box) -> NDArray[Any]:
-    """What lies in a box of an open dataset, as h5py reads it; in a process of its own where there may be filters."""
+    """A box of an open dataset as h5py reads it; in a separate process if there may be filters."""
     path, plan = dataset.file.filename, dataset.id.get_create_plist()
     if not plan.get_nfilters() and plan.get_layout() != h5py.h5d.VIRTUAL:
         try:
@@ -124,7 +124,7 @@ def by_libhdf5(dataset: Any, box: Box) -> NDArray[Any]:
 
 
 class Restored:
-    """Reads a compressed dataset as solar does, chunk by chunk; what solar does not decode, as libhdf5 does."""
+    """Reads a compressed dataset chunk by chunk with solar's decoders; with libhdf5 what these cannot decode."""
 
     def __init__(self, dataset: Any, ours: bool) -> None:
         path = dataset.file.filename

@@ -1,4 +1,4 @@
-"""What is found out before a file is compressed: ranges, tables, how small it will be, and what is not worth it."""
+"""Prepares compression of a file: finds ranges, trains tables, estimates sizes, and leaves out what is not worth it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from solar.io.compress.marks import Marks, marks_of
 from solar.io.compress.pieces import Pieces
 from solar.io.compress.selection import Codecs, Left, Part, select
 
-WINDOW = 1 << 30  # bytes of values that threads work on, at most, unless two tasks are more
-PER_CHUNK = 64  # bytes of libhdf5's index for each
-KEPT = ("marks", "limits")  # of a codec
+WINDOW = 1 << 30  # bytes of values in work at most, unless two tasks are more
+PER_CHUNK = 64  # bytes of libhdf5's index for each chunk
+KEPT = ("marks", "limits")  # these fields of a codec
 REST_OF_FILE = 1 << 20  # bytes of groups and attributes, about
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far it is: bytes of values, and of the chunks they became."""
+    """Progress: bytes of values, and bytes of their chunks."""
 
     doing: str  # "range", "sample", "copy" or "encode"
     name: str  # of the dataset; empty for all together
     done: int
     all: int
     stored: int = 0
-    again: int = 0  # of `done`, what an earlier run had encoded
+    again: int = 0  # the part of `done` that an earlier run had encoded
 
 
 Told = Callable[[Progress], object]
@@ -42,7 +42,7 @@ Told = Callable[[Progress], object]
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is compressed, with absolute bounds and trained tables; what is not; about how many bytes there will be."""
+    """The datasets to compress, with absolute bounds and trained tables; those left out; the estimated size."""
 
     parts: tuple[Part, ...]
     left: tuple[Left, ...]
@@ -59,7 +59,7 @@ class Prepared:
 
     @classmethod
     def of_json(cls, said: dict[str, Any]) -> Prepared:
-        """What a journal has."""
+        """The Prepared in a journal."""
         left = tuple(Left(**one) for one in said["left"])
         return cls(tuple(_part_of_json(one) for one in said["parts"]), left, said["expected"])
 
@@ -100,7 +100,7 @@ def _part_of_json(said: dict[str, Any]) -> Part:
 def prepare(
     path: str, file: Any, codecs: Codecs, *, chunk_samples: int | None, pool: Executor, threads: int, told: Told
 ) -> Prepared:
-    """How to compress an open file. Reads some chunks of each dataset, and all of those with a relative bound."""
+    """Decides how to compress an open file. Reads some chunks of each dataset; all if its bound is relative."""
     selected, left = select(file, codecs, chunk_samples)
     parts, expected = [], REST_OF_FILE
     for part in selected:
@@ -109,7 +109,7 @@ def prepare(
         except SolarError as error:
             if codecs.get(part.name) is not None:
                 raise error if path in str(error) else type(error)(f"{path}: {part.name}: {error}") from None
-            unread = path in str(error) or isinstance(error, ReadError)  # others speak of what is to be written
+            unread = path in str(error) or isinstance(error, ReadError)  # other errors are about the target
             left.append(
                 Left(part.name, f"it cannot be read: {error}" if unread else str(error), part.stored_nbytes, unread)
             )
@@ -123,7 +123,7 @@ def prepare(
 
 
 def _ready(part: Part, path: str, dataset: Any, pool: Executor, threads: int, told: Told) -> tuple[Part, int]:
-    """The part with its absolute bound and its tables, and about how many bytes it will take."""
+    """The part with its absolute bound and its tables, and its estimated bytes."""
     pieces, marks = Pieces(path, dataset, part), marks_of(dataset)
     if part.codec.kind == "rel":
         part = _with_range(part, pieces, marks, pool, threads, told)
@@ -150,7 +150,7 @@ def _with_range(part: Part, pieces: Pieces, marks: Marks, pool: Executor, thread
 
 
 def _with_tables(part: Part, pieces: Pieces, pool: Executor) -> tuple[Part, int]:
-    """The part with tables for its values, and about how many bytes it will take."""
+    """The part with tables for its values, and its estimated bytes."""
     arrays = pieces.sampled()
     part = replace(part, codec=trained(part.codec, arrays))
     sizes = [len(chunk) for chunk in pool.map(part.encoded, arrays)]
@@ -159,7 +159,7 @@ def _with_tables(part: Part, pieces: Pieces, pool: Executor) -> tuple[Part, int]
 
 
 def trained(codec: Codec, arrays: list[NDArray[Any]]) -> Codec:
-    """The codec with tables for values like these, of as many as give tables that the filter's values have room for."""
+    """The codec with tables for values like these. It uses fewer arrays until the tables fit the filter's values."""
     step = 1
     needed = codec.filter == OUR_FILTER and (codec.coder != "pack" or codec.predictor == "learned")
     while needed and step <= len(arrays):
@@ -174,13 +174,13 @@ def trained(codec: Codec, arrays: list[NDArray[Any]]) -> Codec:
 
 
 def window(part: Part, threads: int) -> int:
-    """How many tasks may be on their way at a time."""
+    """How many tasks may be in work at a time."""
     task = part.grid.per_task(part.stored_rows) * part.grid.chunk_nbytes
     return max(2, min(threads + 2, WINDOW // max(1, task)))
 
 
 def in_order(begun: Iterator[tuple[Any, Future[Any]]], most: int) -> Iterator[tuple[Any, Any]]:
-    """The results of what an iterator begins, in that order; it is asked for so many ahead."""
+    """The results of the tasks that an iterator begins, in order; up to `most` are begun ahead."""
     waiting: deque[tuple[Any, Future[Any]]] = deque()
     for one in begun:
         waiting.append(one)

@@ -1,4 +1,4 @@
-"""Which datasets of a file are compressed, how, and why the others are not."""
+"""Selects which datasets of a file are compressed and how, and says why the others are not."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from solar.io.compress.marks import labelled, marks_of
 from solar.io.compress.skeleton import H5_ERRORS, links_of
 from solar.io.layout.nearest import hint
 
-SMALL_SKIPPED = 64 << 10  # bytes of a dataset that is not worth it
-LONG_AXIS = 16 << 20  # bytes of one with a single axis that is: shorter ones are labels, times, positions
-SPARSE = 4  # times as much as was written, if all values were
+SMALL_SKIPPED = 64 << 10  # bytes; smaller datasets are not worth compressing
+LONG_AXIS = 16 << 20  # bytes; smaller datasets with a single axis are labels, times, positions
+SPARSE = 4  # a dataset is sparse if all its values would take so many times the bytes written
 COMPRESSED = "solar compressed it already"
-REST = None  # in a Mapping of codecs: that of datasets it does not name
+REST = None  # the key in a Mapping of codecs for all datasets it does not name
 
 Codecs = Mapping[str | None, Codec | None]
 
@@ -37,12 +37,12 @@ class Part:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]  # as it will be stored: little-endian
     chunk: tuple[int, ...]
-    codec: Codec  # as asked, until its bound is absolute and its tables trained
+    codec: Codec  # first as asked, later with absolute bound and trained tables
     asked: Codec
     stored_rows: int  # of a chunk of the original
     stored_nbytes: int  # of the original
-    span: float = 0.0  # of its finite values, where a relative bound asked
-    why: str = ""  # it is lossless although a bound was asked for
+    span: float = 0.0  # of its finite values, if the bound was relative
+    why: str = ""  # the reason if it is lossless although a bound was asked for
 
     @property
     def grid(self) -> Grid:
@@ -56,7 +56,7 @@ class Part:
 
     @property
     def filters(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """What its filter message holds: number and values of each."""
+        """The filters in its filter message: number and values of each."""
         return pipeline(self.codec, self.dtype, self.chunk)
 
     def encoded(self, values: NDArray[Any]) -> bytes:
@@ -64,7 +64,7 @@ class Part:
         return encoded(self.codec, values)
 
     def mask_of(self, chunk: bytes) -> int:
-        """Which of its filters such a chunk has not been through, in bits: none, or all where it is as it was."""
+        """HDF5's filter mask of a chunk, a bit for each skipped filter: none, or all if the values stay as they are."""
         as_it_was = self.codec.filter != OUR_FILTER and len(chunk) == self.grid.chunk_nbytes
         return (1 << len(self.filters)) - 1 if as_it_was else 0
 
@@ -76,14 +76,14 @@ class Left:
     name: str
     reason: str
     nbytes: int  # as it is stored
-    unread: bool = False  # its values cannot be read: what is stored was copied, damage and all
+    unread: bool = False  # its values cannot be read, so the stored bytes are copied with their damage
 
 
 def select(file: Any, codecs: Codecs, chunk_samples: int | None = None) -> tuple[list[Part], list[Left]]:
-    """What of an open file is compressed, and what is left as it is, both in the order of the file's links.
+    """The datasets of an open file to compress, and those to leave as they are, in the order of the file's links.
 
-    What attributes say are labels is compressed bit for bit, unless its name is given with a bound.
-    `codecs` has the codec of each dataset named (None: leave it), and under REST that of all others with samples.
+    Datasets that are labels by their attributes are compressed losslessly, unless named with a bound.
+    `codecs` gives the codec of each named dataset (None: leave it); under REST, that of all others with samples.
     """
     found = datasets_of(file)
     named = {_known(name, found, file.filename): codec for name, codec in codecs.items() if name is not REST}
@@ -114,7 +114,7 @@ def select(file: Any, codecs: Codecs, chunk_samples: int | None = None) -> tuple
 def datasets_of(file: Any, broken: dict[str, str] | None = None) -> dict[str, Any]:
     """Every dataset that hard links lead to from the root, by the first path to it.
 
-    What libhdf5 cannot open is a LayoutError; or, if `broken` is given, is left out and put there, with the reason.
+    A dataset that libhdf5 cannot open is a LayoutError; if `broken` is given, it is put there with the reason.
     """
     found: dict[str, Any] = {}
     seen: set[int] = set()
@@ -153,7 +153,7 @@ def _known(name: str | None, found: Mapping[str, Any], file: str) -> str:
 
 
 def _behind_link(file: str, name: str) -> str:
-    """The file and the dataset that a link leads to; empty where this name is none."""
+    """The file and the dataset that a link leads to; empty if this name is no link."""
     try:
         (dataset,) = _native.read_metadata(file, name)["datasets"]
     except SolarError:

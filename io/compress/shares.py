@@ -1,9 +1,9 @@
 """A file compressed by several processes: each encodes a share of the chunks, the first one writes the file.
 
-libhdf5 lets one process write a file, unless it was built with MPI, and then not chunks that are encoded already. So
-the others write theirs to files beside the target, one chunk behind the other, with a journal as an unfinished file
-has; the first one takes them from there as it takes what an earlier run left, which they are if the job is ended.
-Chunks so written take their room twice until the file is done.
+libhdf5 lets only one process write a file, unless it was built with MPI, and then it takes no encoded chunks. So the
+other processes write their chunks to files beside the target, each with a journal like that of an unfinished file. The
+first process copies the chunks from there. If the job is killed, the next run takes them as leftovers. Until the file
+is done, these chunks take twice their space on disk.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def compress_together(
     force: bool = False,
     told: Told | None = None,
 ) -> Stored | None:
-    """`solar.io.compress.store.compress` by all ranks together, which call it alike. Rank 0 gets what was written.
+    """`solar.io.compress.store.compress` by all ranks together, with the same arguments. Rank 0 gets the result.
 
-    The bytes are the same as one process alone writes.
+    The bytes are the same as those that a single process writes.
     """
     if ranks.rank == 0:
         options: dict[str, Any] = {"chunk_samples": chunk_samples, "threads": threads}
@@ -78,7 +78,7 @@ Task = tuple[Part, int, int, int]  # a dataset, the number of a chunk in all, an
 
 
 def _tasks_of(prepared: Prepared, rank: int, ranks: int) -> Iterator[Task]:
-    """A rank's share of the tasks: as many as another's, one behind the other."""
+    """A rank's share of the tasks: consecutive ones, as many as each other rank has."""
     each = [-(-part.grid.chunks // part.grid.per_task(part.stored_rows)) for part in prepared.parts]
     begin, end = (sum(each) * one // ranks for one in (rank, rank + 1))
     at = before = 0
@@ -92,7 +92,7 @@ def _tasks_of(prepared: Prepared, rank: int, ranks: int) -> Iterator[Task]:
 
 
 def _share(path: Path, out: Path, task: dict[str, Any], ranks: Ranks, threads: int | None) -> list[Path]:
-    """Encodes what is this rank's, and is not there yet; the journals of it."""
+    """Encodes the chunks of this rank's share that are not there yet; gives their journals."""
     prepared, head = Prepared.of_json(task["head"]), task["head"]
     if facts_of(path) | {"path": ""} != head["input"] | {"path": ""}:
         raise ReadError(f"{path} is another file here, or changed since rank 0 looked at it")

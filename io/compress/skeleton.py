@@ -1,9 +1,8 @@
-"""Everything of an HDF5 file but the values of chosen datasets, made again in another file.
+"""Copies everything of an HDF5 file, except the values of chosen datasets, to another file.
 
-Groups, links of all kinds, committed types, attributes, fill values, order of creation, and the other datasets as they
-are stored. References are turned to the copies of what they meant, which is why objects come first and attributes
-last. What cannot be made again is told, never left out in silence; but comments of groups are not seen: h5py cannot
-read them.
+It copies groups, links of all kinds, committed types, attributes, fill values, order of creation, and the other
+datasets as they are stored. References then point to the copies of their targets; so objects are made first and
+attributes last. What cannot be copied is reported, except comments of groups, which h5py cannot read.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-H5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises for damage, and for all else
+H5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # h5py raises these for damage and all else
 COPIED_AT_ONCE = 32 << 20  # bytes copied at a time, about
 OUR_ATTRIBUTES = (
     "solar_bound",
@@ -45,13 +44,13 @@ class Chosen(Protocol):
 
 @dataclass
 class _Copy:
-    """One file on its way to another."""
+    """A copy in progress from one file to another."""
 
     source: Any  # h5py.File
     target: Any
     chosen: Mapping[str, Chosen]
     told: Told
-    moved: bool  # to another folder: what is named relative to the file is not found from there
+    moved: bool  # to another folder, where names relative to the file lead nowhere
     homes: dict[int, bytes] = field(default_factory=dict)  # by the address of an object, the path it was made at
     types: dict[int, Any] = field(default_factory=dict)  # the copies of committed types, by the address
     lost: list[str] = field(default_factory=list)
@@ -60,9 +59,9 @@ class _Copy:
 def copy_structure(
     source: Any, target: Any, chosen: Mapping[str, Chosen], told: Told = lambda nbytes: None
 ) -> list[str]:
-    """Makes `source` again in the empty file `target`; says what could not be kept.
+    """Copies `source` to the empty file `target`; gives what could not be kept.
 
-    The chosen datasets, by path, get their new chunk shape and filter, and no chunks. `told` hears of bytes copied.
+    The chosen datasets, by path, get new chunk shape and filter, but no chunks. `told` is called with bytes copied.
     """
     moved = Path(source.filename).resolve().parent != Path(target.filename).resolve().parent
     copy = _Copy(source, target, chosen, told, moved)
@@ -104,7 +103,7 @@ def _kept(info: Any) -> _Link:
 
 
 def _make_link(copy: _Copy, path: bytes, name: bytes, info: _Link) -> bool:
-    """Makes a link, and what it leads to. Whether that is new."""
+    """Makes a link and its target. Gives whether the target is new."""
     here, there = h5py.h5o.open(copy.source.id, path), h5py.h5o.open(copy.target.id, path)
     shown = _text(path.rstrip(b"/") + b"/" + name)
     how = h5py.h5p.create(h5py.h5p.LINK_CREATE)
@@ -175,7 +174,7 @@ def _make_chosen(copy: _Copy, made: Any, there: Any, name: bytes, how: Any, chos
     new.set_chunk(chosen.chunk)
     if defined:
         new.set_fill_value(fill)
-    # Optional: libhdf5 makes such a dataset without our plug-in, and still reads none of it without.
+    # Optional: libhdf5 can make such a dataset without our plug-in, but cannot read it without.
     for number, values in chosen.filters:
         new.set_filter(number, h5py.h5z.FLAG_OPTIONAL, values)
     kind = made.get_type()
@@ -184,7 +183,7 @@ def _make_chosen(copy: _Copy, made: Any, there: Any, name: bytes, how: Any, chos
 
 
 def _type_there(copy: _Copy, kind: Any) -> Any:
-    """The type to give to what is made: the copy of a committed one, or the type itself."""
+    """The type for a new object: the copy of a committed type, or the type itself."""
     if not kind.committed():
         return kind
     return copy.types.get(h5py.h5o.get_info(kind).addr, kind.copy())
@@ -196,7 +195,7 @@ def _copy_dataset(copy: _Copy, made: Any, there: Any, name: bytes, how: Any, sho
         _copy_references(copy, made, there, name, how, shown)
         return
     layout = plan.get_layout()
-    # libhdf5's own copy would be shorter, but what it makes of some old files cannot be opened again.
+    # libhdf5's own copy would be simpler, but its copies of some old files cannot be opened.
     known = not kind.committed() or h5py.h5o.get_info(kind).addr in copy.types
     if known and _in_pieces(plan) and not leads_elsewhere(kind):
         plan.set_obj_track_times(False)
@@ -233,7 +232,7 @@ def _copied_by_hdf5(made: Any, there: Any, name: bytes, how: Any) -> None:
 
 
 def leads_elsewhere(kind: Any) -> bool:
-    """Whether values of this type are not all there is: references, and what has a length of its own."""
+    """Whether values of this type point to data elsewhere: references, and values of variable length."""
     if kind.detect_class(h5py.h5t.REFERENCE) or kind.detect_class(h5py.h5t.VLEN):
         return True
     return bool(kind.detect_class(h5py.h5t.STRING)) and bool(kind.dtype.hasobject)
@@ -253,7 +252,7 @@ def check_readable(kind: Any, within: bool = False) -> None:
 
 
 def _copy_chunks(copy: _Copy, made: Any, out: Any) -> bool:
-    """The stored bytes of every chunk, as they are; false where h5py cannot have those of each."""
+    """Copies the stored bytes of every chunk. False if h5py cannot read those of each."""
     places = array("q")
     made.chunk_iter(lambda info: places.extend(info.chunk_offset))
     rank = len(made.shape)
@@ -269,7 +268,7 @@ def _copy_chunks(copy: _Copy, made: Any, out: Any) -> bool:
 
 
 def _copy_slabs(copy: _Copy, made: Any, out: Any) -> bool:
-    """The values in their own type, so that not a bit changes."""
+    """Copies the values in their own type, so that no bit changes."""
     if made.get_storage_size() == 0:
         return True
     kind = made.get_type()
@@ -312,7 +311,7 @@ def slabs(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[tuple[tu
 
 
 def _copy_references(copy: _Copy, made: Any, there: Any, name: bytes, how: Any, shown: str) -> None:
-    """Made without values now; they are written at the end, when all they can refer to is there."""
+    """Makes the dataset without values. They are written at the end, when all targets of references exist."""
     plan = made.get_create_plist()
     plan.set_obj_track_times(False)
     h5py.h5d.create(there, name, _type_there(copy, made.get_type()), made.get_space(), plan, how)
@@ -371,7 +370,7 @@ def _copy_attribute(copy: _Copy, one: Any, there: Any) -> None:
 
 
 def _there(copy: _Copy, values: NDArray[Any]) -> NDArray[Any]:
-    """The same values with references to the same things in the other file."""
+    """The same values with references to the corresponding objects in the other file."""
     out = values.copy()
     if values.dtype.names:
         for name in values.dtype.names:

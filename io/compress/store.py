@@ -35,15 +35,15 @@ from solar.io.compress.skeleton import H5_ERRORS, copy_structure
 from solar.io.compress.unfinished import Leftover, Unfinished, leftover, leftovers
 from solar.io.libhdf5.opening import look, opened
 
-BOUND_ATTRIBUTE = "solar_bound"  # the attribute of a compressed dataset that says its bound
-ENCODER = 4  # of which a journal speaks: another one may give other chunks for the same values
-SPARE_BYTES = 1.05  # of the bytes foreseen, so that nobody else's write fails for ours
+BOUND_ATTRIBUTE = "solar_bound"  # the attribute of a compressed dataset with its bound
+ENCODER = 4  # the encoder's version in a journal: another may give other chunks for the same values
+SPARE_BYTES = 1.05  # times the estimated bytes must be free, so that nobody else's write fails for ours
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What was written."""
+    """The result of writing a compressed file."""
 
     parts: tuple[tuple[Part, int], ...]  # each with the bytes of its chunks
     left: tuple[Left, ...]
@@ -63,13 +63,13 @@ def compress(
     force: bool = False,
     told: Told | None = None,
 ) -> Stored:
-    """Writes the file `target`: all of the file `source`, its samples in chunks of few bytes.
+    """Writes the file `target`: all of the file `source`, with its samples compressed.
 
-    `codec` is for every dataset that looks like samples ("abs=1e-3", "rel=1e-4,coder=pack", "lossless"), or a dict of
-    one for each name; there None as a name is all others, None as a codec "as it is". A relative bound is of the range
-    of the whole dataset. `chunk_samples` samples make a chunk; if not given, one does, or several small ones, or a part
-    of a large one. Called again, it goes on where an earlier run was ended. `force` overwrites `target`, and begins
-    anew.
+    `codec` applies to every dataset that looks like samples ("abs=1e-3", "rel=1e-4,coder=pack", "lossless"). It may be
+    a dict with a codec for each name: the name None means all others, the codec None means "leave it as it is". A
+    relative bound refers to the range of the whole dataset. `chunk_samples` is the number of samples in a chunk; by
+    default one, or several small ones, or a part of a large one. After a run that was ended, the next call goes on from
+    there. `force` overwrites `target` and starts again.
 
     >>> import h5py, numpy, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -103,7 +103,7 @@ def written(
     force: bool,
     told: Told | None,
 ) -> Stored:
-    """What `compress` writes, with others' help."""
+    """`compress` with the help of other processes."""
     path, out = Path(source), Path(os.path.realpath(target))
     codecs = _codecs(codec)
     _check_paths(path, out, force)
@@ -159,7 +159,7 @@ def _check_paths(path: Path, out: Path, force: bool) -> None:
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """What a file that nobody changed still says of itself."""
+    """Facts that tell whether a file has been changed since."""
     facts = path.stat()
     return {"path": str(path.resolve()), "nbytes": facts.st_size, "mtime_ns": facts.st_mtime_ns}
 
@@ -171,7 +171,7 @@ def _settings(codecs: Codecs, chunk_samples: int | None) -> dict[str, Any]:
 
 
 def _before(out: Path, head: dict[str, Any], force: bool) -> list[Leftover]:
-    """What earlier runs of the same command left."""
+    """The leftovers of earlier runs of the same command."""
     found = leftovers(out)
     for one in [one for one in found if force or one.chunks == 0]:
         found.remove(one)
@@ -218,7 +218,7 @@ def _check_room(out: Path, prepared: Prepared) -> None:
 
 @dataclass
 class _Run:
-    """One file on its way into a compressed one."""
+    """The compression of one file."""
 
     path: Path
     out: Path
@@ -240,7 +240,7 @@ class _Run:
         self._done = self._all = self._again = 0
 
     def let_go(self) -> None:
-        """Closes what earlier runs left; it stays for the next one."""
+        """Closes the leftovers of earlier runs. They stay for the next run."""
         for one in self.before:
             one.close()
 
@@ -353,12 +353,12 @@ class _Run:
         return found, earlier
 
     def _forget(self) -> None:
-        """Removes what earlier runs left: this one has it all."""
+        """Removes the leftovers of earlier runs: this run has written all."""
         while self.before:
             self.before.pop().discard()
 
     def _copy_userblock(self, path: Path) -> None:
-        """What lies before HDF5's own bytes, and is none of its business."""
+        """Copies the user block, the bytes before HDF5's own."""
         if size := self.file.userblock_size:
             with self.path.open("rb") as here, path.open("r+b") as there:
                 there.write(here.read(size))

@@ -1,13 +1,12 @@
-"""A file that is being written, and the journal beside it: what a run that was ended leaves for the next one.
+"""A file that is being written, and the journal beside it, from which the next run goes on if this one is ended.
 
-Both have names nobody can foresee, `.OUT.solar-TOKEN.h5` and `.OUT.solar-TOKEN.journal`. The journal's first line is
-JSON: what is made, of what. Then, for every chunk that is in the file, in their order, a line of its bytes and its
-checksum, both hexadecimal. It does not say where the chunk lies: chunks lie one behind the other with little between,
-begin with their magic number and say their length, so they are found again, and each is checked as a whole. Whatever
-libhdf5 had not written yet is of no matter, and neither is a torn last line.
+Both have random names, `.OUT.solar-TOKEN.h5` and `.OUT.solar-TOKEN.journal`. The journal's first line is JSON: what is
+made, from what. Then each chunk in the file has a line, in order: its size and its checksum, both hexadecimal. The line
+does not give the chunk's place: chunks lie close behind each other, and begin with a magic number and their length, so
+they can be found again. Each is checked as a whole, so neither unwritten bytes of libhdf5 nor a torn last line matter.
 
-Chunks of other filters than ours do not tell what they are. Where there are any (`placed` in the head), each line has a
-hash and a place instead, the last 16 digits.
+Chunks of other filters than ours cannot be recognised. If there are any (`placed` in the head), each line has a hash
+instead of the checksum, and the chunk's place in the last 16 digits.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ PLACED_LINE = 43  # the same, with a blank and sixteen digits more
 MAGIC = b"SLC1"
 NBYTES_AT = 72  # where a chunk says how long it is
 SEARCH_BLOCK = 4 << 20  # read at a time when a chunk is looked for
-FARTHEST = 64 << 20  # bytes between two chunks, or the rest is not looked for
+FARTHEST = 64 << 20  # bytes between two chunks; after a larger gap the search ends
 BACK = 16 << 10  # bytes that a small chunk may lie before the end of the last one
 
 
 @dataclass
 class Unfinished:
-    """What is being written now."""
+    """The file that is being written now, with its journal."""
 
     path: Path
     placed: bool  # the journal says where chunks are
@@ -53,7 +52,7 @@ class Unfinished:
 
     @classmethod
     def begin(cls, target: Path, head: Mapping[str, Any], suffix: str = ".h5") -> Unfinished:
-        """An empty file beside `target` with its journal; no other run takes it up while this one lives."""
+        """An empty file beside `target` with its journal. While this process lives, no other run uses it."""
         token = secrets.token_hex(8)
         path = _beside(target, token, suffix)
         try:
@@ -72,7 +71,7 @@ class Unfinished:
         return Path(self._journal.name)
 
     def record(self, chunk: bytes, place: int) -> None:
-        """Counts a chunk that is in the file, at `place`; the journal has it after `save`."""
+        """Records a chunk that is in the file at `place`. `save` writes it to the journal."""
         self._records += 1
         if self.placed:
             line = b"%08x %s %016x\n" % (len(chunk), _hash_of(chunk).hex().encode(), place)
@@ -81,21 +80,21 @@ class Unfinished:
         self._lines.append(line)
 
     def save(self) -> None:
-        """Writes down what was recorded."""
+        """Writes the recorded chunks to the journal."""
         if self._lines:
             _write(self._journal, b"".join(self._lines))
             self._lines.clear()
 
     def leave(self) -> None:
-        """Lets go of both files, for another run to go on; removes them where that has nothing to go on with."""
-        with suppress(OSError):  # a full disk: the lines that are not there are chunks encoded again
+        """Closes both files for another run to go on with; removes them if they hold nothing of use."""
+        with suppress(OSError):  # a full disk: chunks without a line are encoded again
             self.save()
         if self._records == 0:
             self.discard()
         self._journal.close()
 
     def publish(self, target: Path, force: bool) -> None:
-        """Makes the file, whole and on the disk, the target."""
+        """Gives the file, once it is complete and on the disk, the name of the target."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
         if force:
@@ -141,7 +140,7 @@ def _write(file: BinaryIO, data: bytes) -> None:
 
 
 def _renamed(path: Path, target: Path) -> None:
-    """Moves a file to a name that nothing has; PlanError if something has it by now."""
+    """Renames a file to a free name; PlanError if the name is taken by now."""
     try:
         os.link(path, target)  # unlike a rename it fails if the name is taken
     except FileExistsError:
@@ -163,7 +162,7 @@ def _remove(path: Path) -> None:
 
 @dataclass(eq=False)
 class Leftover:
-    """What a run that was ended left: its head, and the chunks that can be had again."""
+    """The leftover of a run that was ended: its head, and the chunks that can be used again."""
 
     head: dict[str, Any]
     path: Path
@@ -186,7 +185,7 @@ class Leftover:
         return len(self.nbytes)
 
     def take(self, number: int) -> bytes | None:
-        """A chunk, checked; None where it is not to be had. Best asked for in order."""
+        """A checked chunk; None if it cannot be found. Fastest if asked for in order."""
         at = number - self.first
         if self._lost or not 0 <= at < self.chunks:
             return None
@@ -217,7 +216,7 @@ class Leftover:
         return None
 
     def _magic(self, begin: int, end: int) -> Iterator[int]:
-        """Where something begins as chunks do."""
+        """The places where a chunk's magic number stands."""
         assert self._file is not None
         while begin < end:
             block = os.pread(self._file.fileno(), SEARCH_BLOCK, begin)
@@ -259,7 +258,7 @@ class Leftover:
 
 
 def leftovers(target: Path) -> list[Leftover]:
-    """What earlier runs left of this target. PlanError if one of them is still at work."""
+    """The leftovers of earlier runs for this target. PlanError if one of them is still running."""
     found: list[Leftover] = []
     try:
         for path in sorted(target.parent.glob(f".{_plain(target.name[:180])}.solar-*.journal")):
@@ -273,12 +272,12 @@ def leftovers(target: Path) -> list[Leftover]:
 
 
 def _plain(name: str) -> str:
-    """A name for glob to take letter by letter."""
+    """A name with glob's special characters escaped."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
 def leftover(target: Path, path: Path) -> Leftover | None:
-    """What the journal at `path` tells of; None if it is not ours, or of no use."""
+    """The leftover that the journal at `path` describes; None if it is not ours, or of no use."""
     try:
         journal = _opened(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -312,7 +311,7 @@ def _lock(journal: BinaryIO, target: Path) -> None:
 
 
 def _parsed(lines: bytes, placed: bool) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.int64] | None]:
-    """The bytes, checksums and places of the chunks, up to the first line that is none."""
+    """The sizes, checksums and places of the chunks, up to the first invalid line."""
     line, blanks = (PLACED_LINE, [8, 25]) if placed else (LINE, [8])
     whole = np.frombuffer(lines[: len(lines) // line * line], np.uint8).reshape(-1, line)
     good = (whole[:, blanks] == ord(" ")).all(axis=1) & (whole[:, -1] == ord("\n"))

@@ -1,8 +1,7 @@
-"""Whether a compressed file holds what its original holds, and whether every chunk of a file can be decoded.
+"""Verifies a compressed file against its original, or checks that every chunk of a file can be decoded.
 
-The original is read by h5py, in a process of its own where it has filters, which may crash. Chunks of the compressed
-file are decoded one by one by our decoders, and read by libhdf5, too, where the plug-in is there. Differences are
-worked out without the codec.
+h5py reads the original; if that has filters, which may crash, in a separate process. Our decoders decode the compressed
+file chunk by chunk, and libhdf5 reads it, too, if the plug-in is installed. Differences are computed without the codec.
 """
 
 from __future__ import annotations
@@ -38,41 +37,41 @@ from solar.io.read.reader import Rows
 from solar.values import Layout
 
 VERIFIED = "solar_verified"  # the attribute with what was found
-MEANINGS = ("missing", "moved", "made", "crossed")  # how many values are, or became, something else than a number
+MEANINGS = ("missing", "moved", "made", "crossed")  # counts of values with a special meaning, and of changes to it
 TASKS_A_THREAD = 2  # tasks for each thread
 READ_AT_ONCE = 16 << 20  # bytes read at a time
 
 
 @dataclass(frozen=True)
 class Kept:
-    """How well a compressed dataset keeps its original."""
+    """How well a compressed dataset reproduces its original."""
 
     name: str
     kind: str  # "abs", "rel" or "lossless"
     bound: float  # as a number; 0: bit for bit
     values: int
-    beyond: int  # values further off than the bound
-    first: tuple[int, ...]  # where the first that is not as it should be lies; empty if all are
+    beyond: int  # values whose error exceeds the bound
+    first: tuple[int, ...]  # the place of the first wrong value; empty if there is none
     largest: float  # difference
     psnr: float  # of the range, in dB; infinite where nothing differs
-    missing: int = 0  # values that say that nothing was measured
-    moved: int = 0  # of these, that came back as others
-    made: int = 0  # values that were measured, and came back as missing ones
-    crossed: int = 0  # values that came back on the other side of a limit of what is valid
+    missing: int = 0  # values that mean "nothing was measured"
+    moved: int = 0  # missing values that changed
+    made: int = 0  # measured values that became missing ones
+    crossed: int = 0  # values that crossed a limit of what is valid
 
     @property
     def holds(self) -> bool:
-        """Whether every value is within the bound, and none means something else."""
+        """Whether every value is within the bound, and none changed its meaning."""
         return not (self.beyond or self.moved or self.made or self.crossed)
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What comparing two files found."""
+    """The result of comparing two files."""
 
     fields: tuple[Kept, ...]
     differences: tuple[str, ...]  # in anything else
-    by: tuple[str, ...]  # who read the compressed file
+    by: tuple[str, ...]  # the programs that read the compressed file
 
     @property
     def holds(self) -> bool:
@@ -88,13 +87,13 @@ class BadChunk:
     chunk: int
     offset: int
     nbytes: int
-    sample: int  # the first it holds
+    sample: int  # the first sample in it
     why: str
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What reading every chunk of a file found."""
+    """The result of reading every chunk of a file."""
 
     chunks: int
     nbytes: int  # as stored
@@ -102,7 +101,7 @@ class Checked:
 
     @property
     def holds(self) -> bool:
-        """Whether all could be decoded."""
+        """Whether every chunk could be decoded."""
         return not self.bad
 
 
@@ -113,7 +112,7 @@ def verify(
     threads: int | None = None,
     told: Told | None = None,
 ) -> Verified | Checked:
-    """Whether `target` holds what `source` does, each value within its bound; or, of one file, whether all decodes.
+    """Compares `target` with `source`, each value within its bound; with one file, checks that every chunk decodes.
 
     >>> import h5py, numpy, tempfile, solar.io.compress.store
     >>> folder = tempfile.mkdtemp()
@@ -181,7 +180,7 @@ def _is_compressed(dataset: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What comparing a few chunks found."""
+    """The result of comparing a few chunks."""
 
     values: int
     beyond: int
@@ -191,7 +190,7 @@ class _Piece:
     squares: float  # of the differences, summed
     least: float
     most: float
-    other: str  # what libhdf5 makes of them, if that is not what our decoder does
+    other: str  # how libhdf5 reads them, if not as our decoder does
 
 
 def _compare_dataset(original: Any, reader: Restored, plug_in: bool, pool: Executor, threads: int) -> Iterator[_Piece]:
@@ -229,7 +228,7 @@ def _read_otherwise(restored: Any, box: Any, got: NDArray[Any]) -> str:
 
 
 def _values_of(original: Any) -> Callable[[Any], NDArray[Any]]:
-    """Reads a box by libhdf5; by the Reader where the original is in our own format, and libhdf5 has no plug-in."""
+    """A function that reads a box by libhdf5; by the Reader if the original needs our plug-in and libhdf5 lacks it."""
     if not is_ours(original) or registered():
         return lambda box: by_libhdf5(original, box)
     rows = Rows(inspect(original.file.filename, original.name, cache=None), native_order=True)
@@ -237,7 +236,7 @@ def _values_of(original: Any) -> Callable[[Any], NDArray[Any]]:
 
 
 def _meanings(wanted: NDArray[Any], got: NDArray[Any], marks: Marks) -> tuple[list[int], dict[str, int]]:
-    """How many values say "missing", no longer do, newly do, and crossed a limit; where the first of each lies."""
+    """How many values mean "missing", no longer do, newly do, and crossed a limit; the place of the first of each."""
     missing, are = marks.missing(wanted), marks.missing(got)
     bits = f"u{wanted.dtype.itemsize}"
     moved = missing & (wanted.view(bits) != got.view(bits))
@@ -247,7 +246,7 @@ def _meanings(wanted: NDArray[Any], got: NDArray[Any], marks: Marks) -> tuple[li
 
 
 def _spread(wanted: NDArray[Any], got: NDArray[Any], marks: Marks) -> tuple[float, float, float]:
-    """The sum of the squares of the differences, the least and the largest value; of finite ones that are no marks."""
+    """The sum of squared differences, the least and the largest value, over the measured values."""
     real = marks.real(wanted)
     exact, off = (marks.numbers(values[real]).astype(np.float64) for values in (wanted, got))
     if not exact.size:
@@ -274,7 +273,7 @@ def _together(name: str, dataset: Any, pieces: list[_Piece]) -> Kept:
 
 
 def _said(dataset: Any) -> dict[str, Any]:
-    """What a compressed dataset says of its bound."""
+    """The bound that a compressed dataset states, from its attribute."""
     try:
         said: dict[str, Any] = json.loads(dataset.attrs[BOUND_ATTRIBUTE])
         float(said["bound"])
@@ -287,7 +286,7 @@ def _said(dataset: Any) -> dict[str, Any]:
 
 
 def store_result(target: str | os.PathLike[str], found: Verified, when: str) -> None:
-    """Writes into the compressed file what was found: attributes of the root and of each compressed dataset."""
+    """Writes the result into the compressed file: attributes of the root and of each compressed dataset."""
     with h5py.File(target, "r+") as file:
         said: dict[str, Any] = {"when": when, "holds": found.holds, "differences": len(found.differences)}
         _set(file, said | {"read_by": found.by})
@@ -343,7 +342,7 @@ def _begun(
 
 
 def _read_through(file: Any, name: str) -> list[BadChunk]:
-    """Of what has no chunks that we know all is read, by libhdf5."""
+    """Reads a dataset without known chunks completely, by libhdf5."""
     try:
         dataset = file[name]
         if dataset.shape is not None and dataset.id.get_storage_size():

@@ -15,7 +15,7 @@ SHUFFLE, BITSHUFFLE, ZSTD = 2, 32008, 32015
 _LEVEL = 3
 _FORMAT, _BY_ZSTD = (0, 4), 3  # of bitshuffle: the version its filter has written for years, and its number for zstd
 _BITSHUFFLE_BLOCK = 8192  # bytes of a bitshuffle block, about, as its own writers have them
-# Rows and columns of 8 x 8 bits in a word change places: halves of halves of halves.
+# Transposes the 8 x 8 bits of a word: swaps single bits, then blocks of 2 x 2, then of 4 x 4.
 _SWAPS = ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0x00000000F0F0F0F0))
 
 
@@ -36,7 +36,7 @@ def chunk(name: str, values: NDArray[np.generic]) -> bytes:
     for block in _bit_blocks(items):
         frame = coder.compress(block.data)
         made += (struct.pack(">I", len(frame)), frame)
-    made.append(items[len(items) // 8 * 8 :].tobytes())  # too few to be shuffled
+    made.append(items[len(items) // 8 * 8 :].tobytes())  # the last few items are not shuffled
     return b"".join(made)
 
 
@@ -54,7 +54,7 @@ def _bit_blocks(items: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
 
 
 def _bit_planes(blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Of each block [block, item, byte] all first bits of all items, then all second ones, and so on."""
+    """The bits of each block [block, item, byte] regrouped: the first bit of all items, then the second, and so on."""
     words = blocks.transpose(0, 2, 1).copy().view("<u8")  # a copy even where it lies so already: it is changed
     for shift, mask in _SWAPS:
         moved = (words ^ (words >> np.uint64(shift))) & np.uint64(mask)

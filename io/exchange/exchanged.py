@@ -1,10 +1,10 @@
-"""Exchange: batches of which some rows lie at other nodes' homes. Who has them sends them, ahead of need.
+"""Exchange: batches that need rows from the home regions of other nodes, whose ranks send them ahead of need.
 
     Running --batch--> its parcel is sent, its own places wait for rows of others --all here--> wait() --> let_go()
 
-A batch's memory has its own rows, and behind them the parcel: the rows that other ranks take. Ranks send each other the
-rows of a batch that they have in common in the order of their batches: a head of three numbers, then the rows of each
-field. Who closes says END, and takes what still comes until the others have said so, too: so nobody waits for ever.
+A batch's memory holds its own rows, and behind them the parcel: rows for other ranks. Ranks send each other rows in the
+order of their batches: a head of three numbers, then the rows of each field. A rank that closes sends END, and receives
+what still comes until the others have sent END, too. So nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from solar.values import Parcels, Told
 
 log = logging.getLogger("solar")
 
-LAST_WORDS = 5.0  # seconds that all ranks have to close, once one does
+LAST_WORDS = 5.0  # seconds that the other ranks have to close, once one does
 
 
 class Exchange:
-    """A Running of which each batch also has the rows that come from other ranks.
+    """A Running whose batches also have the rows that other ranks send.
 
-    At most `window` batches are with it: on their way, or here and not yet taken. All ranks make it together, append
-    stretches that fit each other, and take all batches, or close it.
+    It holds at most `window` batches that have not been taken. All ranks must make it together, append stretches that
+    fit each other, and take all batches, or close it.
     """
 
     def __init__(self, running: Running, mail: Mail, window: int) -> None:
@@ -47,23 +47,23 @@ class Exchange:
         self.parts, self.nbytes = running.parts, running.nbytes
         self._running = running
         self._underway = Underway(window)
-        self._waited = 0.0  # seconds, for what comes from others alone
-        self._travelled = 0.0  # of them when it was on its way
-        self._traffic: Traffic | None = Traffic(running, mail, self._underway)  # None: another process's
+        self._waited = 0.0  # seconds, for rows of other ranks alone
+        self._travelled = 0.0  # seconds of these while the rows were on their way
+        self._traffic: Traffic | None = Traffic(running, mail, self._underway)  # None in a forked process
         _live.add(self)
 
     @property
     def appended(self) -> int:
-        """Batches."""
+        """The number of batches appended so far."""
         return self._running.appended
 
     @property
     def given(self) -> int:
-        """Batches that nobody will ask for again."""
+        """The number of batches that nobody will ask for again."""
         return self._underway.given
 
     def append(self, sizes: NDArray[np.int64], told: Sequence[Told], parcels: Parcels) -> None:
-        """The next stretch of batches, whose memory has so many rows each: own ones and the parcel."""
+        """Appends a stretch of batches, whose memory has so many rows each: own rows and the parcel."""
         assert len(sizes) == len(parcels.sizes)
         assert np.all(sizes >= parcels.sizes)
         base = self._running.appended
@@ -73,11 +73,11 @@ class Exchange:
         self._underway.append(Stretch(base, sizes, sent, sent_at, come, come_at))
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
-        """The fields of this batch, and what it took. TimeoutError after `seconds`, saying what is missing.
+        """The fields of this batch, and counts. TimeoutError after `seconds` says what is missing.
 
-        It may be asked for again until it is let go, so that Ctrl-C loses nothing. Beside what a Running counts:
-        exchanged_bytes, which came from other ranks; exchange_wait_ns, that this call stood still for them alone, and
-        travel_wait_ns of it for what was on its way.
+        One may wait again until `let_go`, so Ctrl-C loses no batch. Beside the counts of a Running: exchanged_bytes
+        came from other ranks; exchange_wait_ns is the time this call waited for them alone, and travel_wait_ns the
+        part of it while the rows were on their way.
         """
         begin = time.monotonic()
 
@@ -93,7 +93,7 @@ class Exchange:
             try:
                 raise batch.error
             finally:
-                del batch  # or its error and this frame, which its traceback keeps, would keep each other alive
+                del batch  # or its error and this frame, which is in its traceback, would keep each other alive
         stood = max(0.0, batch.here - max(begin, batch.read))
         on_way = max(0.0, batch.here - max(begin, batch.read, batch.said))
         with self._underway.changed:
@@ -106,30 +106,30 @@ class Exchange:
         return [one[:samples] for one in batch.values], {**batch.counts, **took}
 
     def let_go(self, number: int) -> None:
-        """Whoever waited for this batch keeps it now."""
+        """Hands this batch over to whoever waited for it."""
         if self._traffic is not None:
             self._underway.let_go(number)
 
     def forget(self, number: int) -> None:
-        """Nobody will ask for this batch: others get their rows of it, and it is not kept."""
+        """Drops a batch that nobody will ask for. Other ranks still get their rows of it."""
         if self._traffic is not None:
             self._underway.forget(number)
 
     def counts(self) -> dict[str, int]:
-        """What the run has read, held and found since it began; and what was sent, received, and waited for."""
+        """Counts since the run began: what it read, held and found, and what was sent, received, and waited for."""
         if self._traffic is None:
             return {}
         waits = {"exchange_wait_ns": int(self._waited * 1e9), "travel_wait_ns": int(self._travelled * 1e9)}
         return {**self._running.counts(), **self._traffic.counts(), **waits}
 
     def fail(self, why: Exception) -> None:
-        """Tells all other ranks why this one does not go on. Then it is closed."""
+        """Tells all other ranks why this one stops. Call close() afterwards."""
         self._running.fail(why)
         if self._traffic is not None:
             self._traffic.fail(ReadError(str(why)))
 
     def close(self) -> None:
-        """Ends the exchange and the run. Waits a little for the other ranks, for whom what is sent is still taken."""
+        """Ends the exchange and the run. Waits a little for the other ranks, and still receives what they send."""
         traffic = self._traffic
         if traffic is not None and traffic not in _left and not traffic.close(LAST_WORDS):
             log.info(
@@ -139,7 +139,7 @@ class Exchange:
             _left.append(traffic)
 
     def drop(self) -> None:
-        """Ends it where nobody can wait for other ranks: wherever the garbage collector comes from."""
+        """Ends it without waiting for other ranks, for the garbage collector may call it anywhere."""
         traffic = getattr(self, "_traffic", None)
         if traffic is not None and traffic not in _left and not sys.is_finalizing():
             _dropped.add(traffic)
@@ -152,8 +152,8 @@ class Exchange:
 # --- the end of the process, and its forks ----
 
 _live: weakref.WeakSet[Exchange] = weakref.WeakSet()
-_dropped: weakref.WeakSet[Traffic] = weakref.WeakSet()  # which their own threads close
-_left: list[Traffic] = []  # never destroyed: others still send to them, or they are another process's
+_dropped: weakref.WeakSet[Traffic] = weakref.WeakSet()  # their own threads close these
+_left: list[Traffic] = []  # never destroyed: others still send to them, or they belong to another process
 
 
 def _close_all() -> None:

@@ -1,4 +1,4 @@
-"""Traffic: what an Exchange's threads do. One takes batches from the run and posts their rows; errands do the rest."""
+"""Traffic: the threads of an Exchange. The poster takes batches from the run and sends rows; errands do the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAST = -1  # the number of what is no batch: the ENDs
 
 
 class Traffic:
-    """The threads that work on what is underway, and what they know of the peers."""
+    """The threads that work on the batches underway, and what they know of the peers."""
 
     def __init__(self, running: Running, mail: Mail, underway: Underway) -> None:
         self._running, self._mail, self._underway = running, mail, underway
@@ -35,8 +35,8 @@ class Traffic:
         self._due: dict[int, deque[tuple[Batch, NDArray[np.int64]]]] = defaultdict(deque)  # by peer
         self._outgoing: deque[Batch] = deque()
         self._bells: dict[int, threading.Event] = {}  # of who listens to each peer; our own rank's: of who sends
-        self._reasons: dict[int, str] = {}  # peers of whom nothing comes any more, and why
-        self._broken = ""  # what all others are told with the END
+        self._reasons: dict[int, str] = {}  # peers that send nothing more, and why
+        self._broken = ""  # the error that all others are told with END
         self._late = ""
         self._over = self._freed = self._dropped = False
         self._posting = True
@@ -48,18 +48,18 @@ class Traffic:
         self._poster.start()
 
     def waiting_for(self, number: int) -> str:
-        """What this batch waits for, in words."""
+        """What this batch still waits for, in words."""
         with self._changed:
             batch = self._underway.batches.get(number)
             return self._late if batch is None else ", ".join(self._named(peer) for peer in sorted(batch.missing))
 
     def counts(self) -> dict[str, int]:
-        """Rows and bytes sent and received, and what the boxes for those that arrive take, and took at most."""
+        """Rows and bytes sent and received; the bytes of boxes for arriving rows, now and at most."""
         with self._changed:
             return dict(self._counted)
 
     def close(self, seconds: float) -> bool:
-        """Ends it. Whether all others have, within this time; if not, threads stay to take what they send."""
+        """Ends it. True if all others end within this time; if not, threads stay to receive what they send."""
         self._underway.close()
         self._running.close()  # the poster may wait for it
         if threading.current_thread().name == NAME:
@@ -72,7 +72,7 @@ class Traffic:
         return True
 
     def drop(self) -> None:
-        """Ends it, and waits for nobody: the poster does, and frees what there was."""
+        """Ends it without waiting: the poster's thread waits, and frees the memory."""
         with self._changed:
             self._dropped, posting = True, self._posting
         self._underway.close()
@@ -84,7 +84,7 @@ class Traffic:
             return self._changed.wait_for(lambda: self._open == 0, seconds)
 
     def _free(self, seconds: float) -> None:
-        """Ends the threads of the mail, once all is over; gives back what carried it, once."""
+        """Ends the threads of the mail when all is over, and frees its communicator, once."""
         with self._changed:
             free, self._freed = not self._freed and not self._broken, True
         self._mail.join(seconds)
@@ -122,7 +122,7 @@ class Traffic:
             self._free(LAST_WAIT)
 
     def _read(self, number: int, stretch: Stretch) -> Batch | None:
-        """The next batch, when the run has made it; None at the end."""
+        """Waits until the run has made the next batch; None at the end."""
         batch = Batch(number)
         rows = int(stretch.sizes[number - stretch.base])
         while not batch.read:
@@ -133,7 +133,7 @@ class Traffic:
                 if self._underway.ends():
                     return None
                 continue
-            except Exception as error:  # of this batch: whoever takes it is told
+            except Exception as error:  # of this batch: raised to whoever takes it
                 if self._underway.closing:
                     return None
                 batch.error = error.with_traceback(None)
@@ -142,7 +142,7 @@ class Traffic:
         return batch
 
     def _post(self, batch: Batch, stretch: Stretch) -> None:
-        """Sends what others take of this batch, and lets come what others have."""
+        """Sends the rows of this batch that others need, and begins to receive those that others have."""
         step = batch.number - stretch.base
         come = stretch.come[stretch.come_at[step] : stretch.come_at[step + 1]]
         found, firsts = np.unique(come[:, 1], return_index=True)
@@ -162,7 +162,7 @@ class Traffic:
             self._wait_sent(batch)
 
     def _send(self, batch: Batch, peer: int, begin: int, end: int) -> None:
-        """Sends rows [begin, end) of this batch, or why there are none."""
+        """Sends rows [begin, end) of this batch, or the reason why there are none."""
         if begin == end:
             return
         if batch.error is None:
@@ -192,7 +192,7 @@ class Traffic:
         for peer in self._others():
             self._listen_to(peer)
 
-    # --- the errands: what was sent has left, what is to come has come ----
+    # --- the errands: they wait until sent rows have left and expected rows are here ----
 
     def _wait_sent(self, batch: Batch) -> None:
         self._outgoing.append(batch)
@@ -239,7 +239,7 @@ class Traffic:
                 return
 
     def _listen(self, peer: int) -> Errand:
-        """Takes what a peer sends as long as something is due; at the end until it says END."""
+        """Receives from a peer while something is due; at the end until it sends END."""
         due = self._due[peer]
         head = np.zeros(HEAD, np.int64)
         try:
@@ -262,7 +262,7 @@ class Traffic:
             self._lost(peer, error)
 
     def _fits(self, peer: int, kind: int, number: int, length: int, batch: Batch, places: NDArray[np.int64]) -> bool:
-        """Whether a peer sends what is due. What it sends after that is thrown away."""
+        """Whether a peer sends what is due. If not, everything it sends later is thrown away."""
         fits = batch.number == number and (kind == FAILED or len(places) == length)
         if not fits:
             what = f"{length} rows of batch {number}, and {len(places)} of {batch.number} were to come"
@@ -272,7 +272,7 @@ class Traffic:
     def _take(
         self, peer: int, kind: int, length: int, batch: Batch | None, places: NDArray[np.int64] | None
     ) -> Errand:  # fmt: skip
-        """Takes what follows a head. Where nobody needs it, it is thrown away."""
+        """Receives what follows a head, and throws it away if nobody needs it."""
         nbytes, error = 0, None
         if kind == FAILED:
             text = yield from self._take_text(peer, length)
@@ -295,7 +295,7 @@ class Traffic:
     def _take_rows(
         self, peer: int, length: int, values: list[NDArray[np.generic]], places: NDArray[np.int64] | None
     ) -> Errand:
-        """Takes rows to their places in these values, if there are any."""
+        """Receives rows into their places in these values, if there are any."""
         first = int(places[0]) if places is not None else 0
         straight = bool(values) and places is not None and np.array_equal(places, np.arange(first, first + length))
         if straight:  # most often it is one row
@@ -321,7 +321,7 @@ class Traffic:
     # --- what becomes of peers ----
 
     def _ended(self, peer: int, why: str) -> None:
-        """This peer has closed its loader; perhaps because something is wrong for all."""
+        """Notes that this peer has closed its loader, perhaps because of an error for all."""
         with self._changed:
             self._reasons[peer] = why or f"{self._named(peer)} has closed its loader, and others go on"
             if why:
@@ -329,7 +329,7 @@ class Traffic:
             self._fail_due(peer)
 
     def _lost(self, peer: int, error: Gone) -> None:
-        """Nothing can be sent to this peer, or come from it. Who has closed before may go."""
+        """Notes that the connection to this peer is broken. That is no error if it had closed before."""
         with self._changed:
             if peer in self._reasons:
                 return
@@ -340,14 +340,14 @@ class Traffic:
             self._fail_due(peer)
 
     def fail(self, error: SolarError, told: str = "") -> None:
-        """It cannot go on. The others are told, lest they wait for what no rank will send."""
+        """Stops the exchange with an error, and tells the others, so that they do not wait for ever."""
         with self._changed:
             if not self._underway.closing and not self._broken:
                 self._broken = told or f"{error} (found by {self._named(self._mail.rank)})"
                 self._underway.fail(error)
 
     def _fail_due(self, peer: int) -> None:
-        """What was to come from this peer never will."""
+        """Fails the batches that wait for rows of this peer."""
         while self._due[peer]:
             self._underway.came(peer, self._due[peer].popleft()[0], 0, ReadError(self._reasons[peer]))
 

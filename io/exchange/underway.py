@@ -1,4 +1,4 @@
-"""Underway: the batches with an exchange, each until it is whole, has been taken, and its parcel has left."""
+"""Underway: the batches of an exchange, each until it is complete, has been taken, and its parcel was sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from solar.errors import SolarError
 
 
 class Stretch(NamedTuple):
-    """Batches, from number `base` on, and what travels. What does with step s lies in [at[s], at[s + 1])."""
+    """Batches from number `base` on, and their exchanged rows: those of step s lie in [at[s], at[s + 1])."""
 
     base: int
     sizes: NDArray[np.int64]  # rows of the batches' memory
@@ -27,12 +27,12 @@ class Stretch(NamedTuple):
 
 @dataclass(eq=False)
 class Batch:
-    """A batch that is with the exchange."""
+    """A batch of the exchange."""
 
     number: int
-    read: float = 0.0  # when the run had made it
-    said: float = 0.0  # when all peers had said that it comes
-    here: float = 0.0  # when all had come that was to come
+    read: float = 0.0  # the time when the run had made it
+    said: float = 0.0  # the time when all peers had announced their rows
+    here: float = 0.0  # the time when all rows had arrived
     values: list[NDArray[Any]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     error: Exception | None = None
@@ -44,33 +44,33 @@ class Batch:
 
     @property
     def whole(self) -> bool:
-        """Whether it can be taken, or never will be what it should."""
+        """Whether it can be taken: it is complete, or has failed."""
         return not self.taken and (self.error is not None or not self.missing)
 
 
 class Underway:
-    """At most `window` batches, between the threads that exchange and those that take. Any thread may call."""
+    """At most `window` batches, shared by the threads that exchange and those that take. Any thread may call."""
 
     def __init__(self, window: int) -> None:
         self.changed = threading.Condition()  # of an RLock: garbage may be collected while it is held
         self.batches: dict[int, Batch] = {}
         self.given = 0
         self.closing = False
-        self.fatal: Exception | None = None  # no batch can become whole any more
+        self.fatal: Exception | None = None  # the error that stopped the exchange
         self._window = window
         self._unwanted: set[int] = set()
         self._stretches: deque[Stretch] = deque()
         self._next = self._appended = 0
 
     def append(self, stretch: Stretch) -> None:
-        """What comes after all that was appended."""
+        """Appends the next stretch."""
         with self.changed:
             self._stretches.append(stretch)
             self._appended += len(stretch.sizes)
             self.changed.notify_all()
 
     def room(self) -> tuple[int, Stretch] | None:
-        """The number of the next batch and what it is part of, once there is room for it; None at the end."""
+        """Waits for room; gives the number of the next batch and its stretch. None at the end."""
         with self.changed:
             self.changed.wait_for(
                 lambda: self.ends() or (self._next < self._appended and len(self.batches) < self._window)
@@ -82,11 +82,11 @@ class Underway:
             return self._next, self._stretches[0]
 
     def ends(self) -> bool:
-        """Whether no other batch is to be begun."""
+        """Whether no further batch will begin."""
         return self.closing or self.fatal is not None
 
     def put(self, batch: Batch) -> None:
-        """A batch, the next one, is with the exchange."""
+        """Adds the next batch."""
         with self.changed:
             self._next = batch.number + 1
             self.batches[batch.number] = batch
@@ -95,7 +95,7 @@ class Underway:
             self.changed.notify_all()
 
     def whole(self, number: int, seconds: float) -> Batch | None:
-        """This batch, if it is whole within this time. Raises why it never will be."""
+        """This batch, if it is complete within this time. Raises its error if it failed."""
         with self.changed:
             self.changed.wait_for(lambda: self._is_whole(number) or self.ends() or number in self._unwanted, seconds)
             if self._is_whole(number):
@@ -113,7 +113,7 @@ class Underway:
         return batch is not None and batch.whole
 
     def let_go(self, number: int) -> None:
-        """Whoever waited for this batch keeps it now."""
+        """Hands this batch over to whoever waited for it."""
         with self.changed:
             batch = self.batches.get(number)
             if batch is not None and not batch.taken:
@@ -122,14 +122,14 @@ class Underway:
                 self._leave(batch)
 
     def forget(self, number: int) -> None:
-        """Nobody will ask for this batch, whether it is here or comes later."""
+        """Drops a batch that nobody will ask for, whether it is here or comes later."""
         with self.changed:
             self._unwanted.add(number)
             self.let_go(number)
             self.changed.notify_all()
 
     def came(self, peer: int, batch: Batch, nbytes: int, error: Exception | None = None) -> None:
-        """What was to come from this peer for a batch is here, or never will be."""
+        """Notes that a peer's rows for a batch have arrived, or failed with `error`."""
         with self.changed:
             batch.exchanged += nbytes
             batch.error = batch.error or error
@@ -139,7 +139,7 @@ class Underway:
             self.changed.notify_all()
 
     def left(self, batch: Batch) -> None:
-        """Its parcel has left."""
+        """Notes that its parcel was sent."""
         with self.changed:
             batch.letters, batch.sent = [], True
             self._leave(batch)
@@ -151,7 +151,7 @@ class Underway:
             self.changed.notify_all()
 
     def fail(self, error: Exception) -> None:
-        """No batch that is not whole will ever be."""
+        """Fails all batches that are not complete."""
         with self.changed:
             if self.fatal is None:
                 known = isinstance(error, SolarError)
@@ -159,7 +159,7 @@ class Underway:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Nobody asks for what is not whole."""
+        """Closes: nobody will ask for incomplete batches."""
         with self.changed:
             self.closing = True
             self.changed.notify_all()

@@ -1,7 +1,7 @@
-"""HDF5's datatype message -> the dtype h5py gives, and why its bytes are not that dtype's bytes (when they are not).
+"""HDF5's datatype message -> the dtype that h5py gives, and why its bytes cannot be used directly (if so).
 
-Where the bytes in the file are the bytes in memory, they can be read directly. Where libhdf5 converts on the way (odd
-precision, strings that end at a zero byte, references, variable length), the reason says so and h5py reads.
+If the bytes in the file are those in memory, native code reads them directly. If libhdf5 must convert them (odd
+precision, strings that end at a zero byte, references, variable length), the reason says so and h5py reads them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _LARGEST = 2**31 - 1  # bytes of an element: numpy's limit
 
 class _Type(NamedTuple):
     dtype: np.dtype[Any]
-    reason: str  # why the bytes of the file are not those of the dtype; empty: they are
+    reason: str  # why the file's bytes are not those of the dtype; empty if they are
     nbytes: int  # in the file
-    grown: int = 0  # bytes more in the memory of libhdf5, which decides where h5py's members are
+    grown: int = 0  # extra bytes in libhdf5's memory, which move the members that follow
 
 
 @dataclass
@@ -56,7 +56,7 @@ class _Message:
 
 @dataclass(frozen=True)
 class _Head:
-    """What every type begins with."""
+    """The fields that every type begins with."""
 
     version: int
     flags: int
@@ -68,7 +68,7 @@ class _Head:
 
 
 def decode(message: bytes) -> tuple[np.dtype[Any], str]:
-    """The dtype of a datatype message as h5py gives it, and why h5py must read it (empty: no reason).
+    """The dtype of a datatype message as h5py gives it, and why h5py must read it (empty if it need not).
 
     LayoutError for a damaged message, and for types that numpy has no dtype for.
 

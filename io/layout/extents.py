@@ -1,4 +1,4 @@
-"""Where the bytes of datasets lie: the chunk arrays of a Layout, of one file or of many."""
+"""The chunk arrays of a Layout: where the bytes of its datasets lie, in one file or many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNDEFINED = 2**64 - 1  # the address of what was never written
 def chunk_arrays(
     files: list[str], datasets: list[_native.Dataset], cache: Folder, wanted: bool
 ) -> dict[str, NDArray[Any]]:
-    """The chunk arrays of a Layout. Where they are not wanted for reading, damage to them is no error."""
+    """The chunk arrays of a Layout. Damage to them is an error only if they are needed for reading."""
     if all(dataset["storage"] != "chunked" for dataset in datasets):
         return _one_extent_each(datasets)
     tables = []
@@ -51,7 +51,7 @@ def _no_chunks() -> Table:
 
 
 def _one_extent_each(datasets: list[_native.Dataset]) -> dict[str, NDArray[Any]]:
-    """The chunk arrays of data that are not chunked: one extent for a part, or none where nothing was written."""
+    """The chunk arrays of data without chunks: one extent for each part, or none if nothing was written."""
     offset = np.fromiter((dataset["address"] for dataset in datasets), np.uint64, len(datasets))
     nbytes = np.fromiter((dataset["nbytes"] for dataset in datasets), np.uint64, len(datasets))
     written = (offset != UNDEFINED) & (nbytes > 0)
@@ -64,9 +64,9 @@ def _one_extent_each(datasets: list[_native.Dataset]) -> dict[str, NDArray[Any]]
 
 
 def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)  # one: it may be mapped, and stays so
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)  # a single one may be mapped: no copy
 
 
 def running(counts: Any) -> NDArray[np.int64]:
-    """0, and the sums of the counts up to each."""
+    """The running sums of the counts, beginning with 0."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64), dtype=np.int64)])

@@ -28,7 +28,7 @@ from solar.values import Filter, Form, Layout
 
 log = logging.getLogger("solar")
 
-THREADS = 8  # that open files at the same time, when there are many
+THREADS = 8  # threads that open files at the same time, if there are many
 
 Samples = Literal["rows", "files"]
 
@@ -52,14 +52,14 @@ def inspect(
 ) -> Any:
     """The Layout of a dataset, of each of several, or (field None) of every dataset, by name.
 
-    `path`: a file, a list of files, a directory (its HDF5 files) or a glob pattern, the last two in the order of the
-    bytes of their paths. Several files make one data set, one after another.
-    `field`: a name, or names in a tuple, list or dict (nested as wanted), which make up one sample together; the
-    Layouts come in the same structure.
+    `path`: a file, a list of files, a directory (its HDF5 files) or a glob pattern. Files of the last two are sorted by
+    the bytes of their paths. Several files make one data set, one after another.
+    `field`: a name, or names in a tuple, list or dict (also nested), which make up one sample together. The Layouts are
+    returned in the same structure.
     `samples`: "rows", a sample is an index along axis 0; "files", a sample is the whole dataset of one file.
-    `cache`: the folder where chunk tables of large datasets are kept; "auto" for the user's, None for none.
-    `together`: all ranks of MPI or torch.distributed call this with the same arguments; rank 0 reads the metadata, the
-    others get it sent, or the error. Each waits for all of them. A process that is alone reads as without.
+    `cache`: the folder for the chunk tables of large datasets; "auto" for the user's, None for none.
+    `together`: all ranks of MPI or torch.distributed call this with the same arguments. Rank 0 reads the metadata and
+    sends it, or its error, to the others. Each rank waits for all. It has no effect in a process without other ranks.
 
     >>> import h5py, numpy, tempfile
     >>> path = tempfile.mkdtemp() + "/scan.h5"
@@ -87,7 +87,7 @@ def inspect(
 
 
 def _asked(path: Paths, names: list[str] | None, samples: Samples) -> tuple[str, dict[str, Any]]:
-    """What is read, in words, and what must be the same on all ranks that read it together."""
+    """A name for what is read, for messages, and the arguments that must be the same on all ranks."""
     facts = {"fields": names, "samples": samples}
     if isinstance(path, (str, os.PathLike)):
         return str(path), {"path": str(path), **facts}
@@ -108,7 +108,7 @@ def _read(files: list[str], names: list[str] | None, samples: Samples, cache: Fo
 
 
 class Survey(NamedTuple):
-    """What a file holds: every dataset by name, those behind links by the names that lead to them."""
+    """The contents of a file: every dataset by name; behind links, by the name of the link."""
 
     layouts: dict[str, Layout]
     problems: list[str]  # damaged groups, and links that lead nowhere
@@ -139,7 +139,7 @@ def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto
 
 
 def _structured(field: Any, one: Callable[[str], Any]) -> Any:
-    """What `one` gives of each name in `field`, in its structure."""
+    """The structure of `field` with each name replaced by `one` of it."""
     if isinstance(field, str):
         return one(field)
     if isinstance(field, Mapping):
@@ -161,14 +161,14 @@ def _inspect_one(files: list[str], name: str, per_file: bool, cache: Folder) -> 
 
 
 def _with_hint(said: str, file: str, name: str) -> str:
-    """The error about a name; where the file has no such dataset, with the full paths of what may have been meant."""
+    """The error about a name. If the file has no such dataset, it also gives the full paths of similar names."""
     told, missing, what = said.partition(": there is no ")
     group = said.endswith(": it is a group, not a dataset")
     if (not missing and not group) or "; on the way: " in said:  # a link's target is missing: it says which
         return said
     try:
         found = _native.read_metadata(file)
-    except SolarError:  # its own error is another story
+    except SolarError:  # an error of looking for similar names does not matter here
         return said
     shapes = {one["name"]: one.get("shape", ()) for one in found["datasets"] + found["linked"]}
     asked = "/" + name.strip("/")
@@ -182,7 +182,7 @@ def _with_hint(said: str, file: str, name: str) -> str:
 
 
 def _check_counts(layouts: list[Layout]) -> None:
-    """Raises unless the fields have as many samples, each file by itself."""
+    """Raises unless all fields have equally many samples, in each file."""
     if not layouts:
         raise LayoutError("asked for samples of no fields")
     first = layouts[0]
@@ -202,7 +202,7 @@ def _check_counts(layouts: list[Layout]) -> None:
 
 
 def _layout(asked: list[str], datasets: list[_native.Dataset], per_file: bool, cache: Folder) -> Layout:
-    """The Layout of the datasets that have its name in the files that were asked for: in these, or where links lead."""
+    """The Layout of the datasets with its name in the given files, or in the files to which links there lead."""
     files = [dataset["path"] or file for file, dataset in zip(asked, datasets, strict=True)]
     for file, dataset in zip(files, datasets, strict=True):
         if dataset["storage"] == "virtual" and not dataset["problem"]:
@@ -243,7 +243,7 @@ def _layout(asked: list[str], datasets: list[_native.Dataset], per_file: bool, c
 
 
 def _files_of(asked: list[str], datasets: list[_native.Dataset]) -> dict[str, Any]:
-    """Which files hold the datasets, and what these are called there where links lead from those asked for."""
+    """The files that hold the datasets; behind links, also the datasets' names there and the files asked for."""
     linked = any(dataset["target"] for dataset in datasets)
     elsewhere = any(dataset["path"] for dataset in datasets)
     return {
@@ -275,7 +275,7 @@ def _unreadable(file: str, dataset: _native.Dataset, reason: str) -> Layout:
 
 
 def _identities(datasets: list[_native.Dataset]) -> dict[str, NDArray[Any]]:
-    """What tells their files from others (native/include/solar/file.hpp), as they were when they were looked at."""
+    """The identities of their files when they were inspected (native/include/solar/file.hpp)."""
     kinds = {"file_nbytes": np.uint64, "file_mtime_ns": np.int64, "file_inode": np.uint64, "file_ctime_ns": np.int64}
     return {
         name: np.fromiter((one[name] for one in datasets), kind, len(datasets))  # type: ignore[literal-required]
@@ -312,7 +312,7 @@ _dtype = lru_cache(maxsize=1024)(datatype.decode)  # by the bytes of the message
 
 
 def _dtype_in(file: str, dataset: _native.Dataset) -> tuple[np.dtype[Any], str]:
-    """The dtype of a dataset, and why its bytes cannot be used as they are (empty: they can)."""
+    """The dtype of a dataset, and why its bytes cannot be used as they are (empty if they can)."""
     try:
         return _dtype(dataset["datatype"])
     except LayoutError as error:
@@ -322,7 +322,7 @@ def _dtype_in(file: str, dataset: _native.Dataset) -> tuple[np.dtype[Any], str]:
 def _forms(
     datasets: list[_native.Dataset], dtype: np.dtype[Any], per_file: bool
 ) -> tuple[list[Form], list[int], list[str]]:
-    """The different Forms, which of them each part has, and for each why it cannot be read directly (empty: it can)."""
+    """The different Forms, the Form of each part, and why each cannot be read directly (empty if it can)."""
     forms: list[Form] = []
     reasons: list[str] = []
     numbers: dict[tuple[Any, ...], int] = {}

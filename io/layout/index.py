@@ -1,7 +1,7 @@
-"""The chunk table of a dataset: from the file, or for large ones from the user's cache, where it was kept last time.
+"""The chunk table of a dataset, read from the file; a large one is kept in the user's cache for next time.
 
-The cache (io/FORMAT.md) is mapped, not read; it is checked whole before use, and whatever is wrong with it only means
-that the table is built again. Nothing here but damage to the HDF5 file is an error.
+The cache (io/FORMAT.md) is mapped, not read. All of it is checked before use; if anything is wrong, the table is built
+again. Only damage to the HDF5 file is an error here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from solar.io.machine import whole
 
 WORTH_KEEPING = 100_000  # chunks; a smaller table is walked in less than a tenth of a second
 FOLDER_NBYTES = 4 << 30  # what the cache folder may grow to
-SETTLED_NS = 2_000_000_000  # a file younger than this may change without changing its mtime
+SETTLED_NS = 2_000_000_000  # a file written more recently may change without a new mtime
 INDEX_VERSION = 2
 HEADER = struct.Struct("<8sIIQ32s4I")
 HEADER_NBYTES, ALIGNMENT = 128, 64
@@ -95,7 +95,7 @@ def _default_folder() -> Path:
 
 
 def _quietly(act: Callable[[], T]) -> T | None:
-    """What `act` gives, or None when the cache is missing, damaged, full or forbidden: never an error."""
+    """The result of `act`, or None if the cache is missing, damaged, full or forbidden: never an error."""
     try:
         return act()
     except (OSError, ValueError, RuntimeError, struct.error):
@@ -118,7 +118,7 @@ def _starts(flags: int, count: int) -> tuple[list[int], int]:
 
 
 def _sums(columns: list[Any]) -> list[int]:
-    """CRC-32 of each column; zlib lets go of the GIL, so together they take as long as one."""
+    """CRC-32 of each column. zlib releases the GIL, so together they take as long as one."""
     with ThreadPoolExecutor(len(columns)) as threads:
         return list(threads.map(lambda column: zlib.crc32(column) if len(column) else 0, columns))
 
@@ -147,7 +147,7 @@ def _load(kept: Path, key: bytes) -> Table:
     ]
     if _sums(columns) != sums:
         raise ValueError("damaged")
-    os.utime(kept)  # what is used stays longest
+    os.utime(kept)  # tables used recently stay longest
     index, offset, nbytes, mask = columns
     return Table(index, offset, nbytes, mask if flags & HAS_MASK else np.zeros(count, np.uint32))
 
@@ -174,7 +174,7 @@ def _store(kept: Path, key: bytes, table: Table) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Removes what was used longest ago until the folder is small enough, and what a crashed writer left behind."""
+    """Removes the least recently used tables until the folder is small enough, and files of crashed writers."""
     whole.sweep(folder)
     sizes = []
     for path in folder.glob("*.index"):

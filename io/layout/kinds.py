@@ -1,4 +1,4 @@
-"""Files by what they hold: which of them would make one data set."""
+"""Groups files by their contents: the files of a group can form one data set."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Kind:
     """Files that have the same datasets, of the same types and shapes but for the length along axis 0."""
 
     files: tuple[str, ...]
-    problem: str = ""  # why nothing of them can be read: then they are alike in that
+    problem: str = ""  # why none of these files can be read
 
 
 def kinds_of(files: Sequence[str]) -> list[Kind]:
-    """All files by kind, those of the commonest first."""
+    """All files by kind, the most common kind first."""
     with ThreadPoolExecutor(THREADS) as threads:
         facts = list(threads.map(_facts, files))
     kinds: dict[Hashable, list[str]] = {}
@@ -31,7 +31,7 @@ def kinds_of(files: Sequence[str]) -> list[Kind]:
 
 
 def _facts(file: str) -> Hashable:
-    """What is the same for files of a kind; a text where a file cannot be read."""
+    """The facts that files of a kind share; a text if the file cannot be read."""
     try:
         found = _native.read_metadata(file)
     except SolarError as error:

@@ -1,4 +1,4 @@
-"""Metadata that one rank reads for all: a thousand ranks are one scan of a file's index, not a thousand."""
+"""Metadata that one rank reads for all: a thousand ranks scan a file's index once, not a thousand times."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from solar.io.ranks.mail import mail
 from solar.io.ranks.peers import Peers
 from solar.values import Filter, Form, Layout
 
-IN_LETTER = 1 << 16  # bytes that travel in the letter itself; more are handed on from rank to rank
-METADATA_SECONDS = 3600.0  # that rank 0 may read; if it ends, the others know at once
-METADATA_PARTING = 5.0  # seconds for the others to come when rank 0 was interrupted
+IN_LETTER = 1 << 16  # bytes sent in the letter itself; more are passed on from rank to rank
+METADATA_SECONDS = 3600.0  # the longest that rank 0 may read; if it dies, the others notice at once
+METADATA_PARTING = 5.0  # seconds that an interrupted rank 0 waits for the others
 
 Section = NDArray[Any]
 
@@ -31,9 +31,9 @@ Section = NDArray[Any]
 def read_together(
     these: Peers, what: str, same: Mapping[str, Any], read: Callable[[], Sequence[Layout]]
 ) -> list[Layout]:
-    """What `read` gives at rank 0, on all ranks; or the error that it raises there.
+    """The result of `read` at rank 0, on all ranks. An error on rank 0 is raised on all.
 
-    `what` is read, as messages say it; `same` are the arguments that must be the same on all ranks.
+    `what` names in messages what is read; `same` are the arguments that must be the same on all ranks.
     """
     these.meet(f"the metadata of {what}", same, {}, {})
     if these.rank:
@@ -85,7 +85,7 @@ def _cast(these: Peers, what: str, sections: list[Section]) -> None:
 
 
 def _sums(sections: Sequence[Section]) -> list[int]:
-    """CRC-32 of each; zlib lets go of the GIL."""
+    """CRC-32 of each; zlib releases the GIL."""
     with ThreadPoolExecutor(4) as threads:
         return list(threads.map(lambda section: zlib.crc32(section) if len(section) else 0, sections))
 
@@ -94,7 +94,7 @@ def _sums(sections: Sequence[Section]) -> list[int]:
 
 
 def packed(layouts: Sequence[Layout]) -> list[Section]:
-    """The Layouts as arrays along one axis: the first is JSON, the others are as they are in memory."""
+    """The Layouts as one-dimensional arrays: first JSON, then the arrays as they are in memory."""
     paths = list(dict.fromkeys(of for layout in layouts for of in (layout.paths, layout.asked) if of))
     number = {of: i for i, of in enumerate(paths)}
     arrays: list[Section] = []
@@ -117,7 +117,7 @@ def packed(layouts: Sequence[Layout]) -> list[Section]:
 
 
 def unpacked(sections: Sequence[Section]) -> list[Layout]:
-    """The Layouts that `packed` made these of. They share memory."""
+    """The Layouts that `packed` turned into these arrays. They share the arrays' memory."""
     head = json.loads(sections[0].tobytes())
     arrays = iter(sections[1:])
     layouts = []
@@ -139,7 +139,7 @@ def unpacked(sections: Sequence[Section]) -> list[Layout]:
 
 
 def _message(layout: Layout) -> bytes:
-    """The dtype as the file has it: numpy has no words for all of h5py's. Empty: of no bytes."""
+    """The dtype as HDF5's message, for numpy cannot express all of h5py's. Empty for a dtype of no bytes."""
     if layout.dtype == np.dtype("V0"):
         return b""
     dataset = _native.read_metadata(layout.paths[0], layout.name_in(0))["datasets"][0]
@@ -164,7 +164,7 @@ _ERROR_KINDS = {
 
 
 def _told(error: BaseException) -> tuple[str, list[Any]]:
-    """An error as JSON has it: the name of its type, and what makes another one."""
+    """An error as JSON: the name of its type, and the arguments to make it again."""
     if not isinstance(error, Exception):
         return "PlanError", [f"rank 0, which reads the metadata for all, was interrupted: {type(error).__name__}"]
     if type(error).__name__ not in _ERROR_KINDS:

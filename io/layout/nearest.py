@@ -1,6 +1,6 @@
-"""Which dataset somebody may have meant: its name ends as what was asked for, or is spelled much like it.
+"""Suggests which dataset was meant by a wrong name: one that ends alike, or is spelled almost alike.
 
-Where none is, which there are.
+If there is none, it lists the datasets that exist.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
-NAMES_TOLD = 3  # that are told
-LOOKED_AT = 10_000  # paths, of files that have more
-LISTED = 20  # datasets, where no name is near
+NAMES_TOLD = 3  # suggestions at most
+LOOKED_AT = 10_000  # paths compared at most
+LISTED = 20  # datasets listed if no name is near
 LONGEST_PATH = 500  # letters of a path; comparing takes longer the longer they are
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """The full paths of what `name` may have meant, the likeliest first; at most three.
+    """The full paths that `name` may have meant, the likeliest first; at most three.
 
     >>> nearest("counts", ["/entry/data/counts", "/entry/title"])
     ['/entry/data/counts']
@@ -30,13 +30,13 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
     for path in paths:
         ends.setdefault(path.rpartition("/")[2], []).append(path)
     found = [path for end in (last, *difflib.get_close_matches(last, ends, NAMES_TOLD)) for path in ends.get(end, ())]
-    # Where several end alike, the one whose groups are most like those that were asked for.
+    # If several end alike, prefer the one whose groups are most like those asked for.
     found.sort(key=lambda path: -difflib.SequenceMatcher(None, asked, path).ratio())
     return list(dict.fromkeys(found))[:NAMES_TOLD] or difflib.get_close_matches(asked, paths, NAMES_TOLD)
 
 
 def hint(name: str, shapes: Mapping[str, Sequence[int]], file: str) -> str:
-    """What may have been meant by `name`, or else what there is: did you mean /entry/data/counts?
+    """Advice about a wrong `name`: "did you mean /entry/data/counts?", or else the datasets that exist.
 
     `shapes` of the datasets of `file`, by their names.
     """
@@ -45,7 +45,7 @@ def hint(name: str, shapes: Mapping[str, Sequence[int]], file: str) -> str:
 
 
 def listed(shapes: Mapping[str, Sequence[int]], file: str) -> str:
-    """Names of datasets: at most 20, and first those that have as many samples as the largest."""
+    """Names of at most 20 datasets. Those with as many samples as the largest come first."""
     if not shapes:
         return "it has no dataset"
     largest = max(shapes.values(), key=math.prod)

@@ -1,7 +1,7 @@
-"""Packings: what netCDF's conventions (CF) make of stored numbers, by the attributes of their dataset, as xarray does.
+"""Packings: unpacks stored numbers by the attributes of their dataset (netCDF's CF conventions), as xarray does.
 
-Missing values become NaN, others are multiplied by scale_factor and added to add_offset. Which floating-point type that
-is done in, and what counts as missing, is what `xarray.open_dataset(path, decode_times=False)` decides.
+Missing values become NaN, others are multiplied by scale_factor and added to add_offset. The floating-point type, and
+which values are missing, are the same as with `xarray.open_dataset(path, decode_times=False)`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger("solar")
 MISSING = ("_FillValue", "missing_value")
 SCALING = ("scale_factor", "add_offset")
 UNSIGNED = "_Unsigned"
-MOST_MISSING = 64  # values; each is looked for in every number
-PACKING_THREADS = 8  # that open files at the same time, when there are many
+MOST_MISSING = 64  # missing values at most; every number is compared with each
+PACKING_THREADS = 8  # threads that open files at the same time, if there are many
 
 Attributes = Mapping[str, Any]  # arrays of numbers, or text
 Dtype = np.dtype[Any]
@@ -39,36 +39,36 @@ class Packing:
     """How one file's numbers are unpacked: those that are missing become NaN, others x * scale + offset."""
 
     stored: Dtype  # in the machine's byte order
-    seen: Dtype  # what the bytes are taken for: whole numbers may be unsigned by an attribute alone
-    dtype: Dtype  # what they become
-    wide: bool = False  # products and sums are worked out in float64, each rounded to the type that they are made in
-    missing: tuple[float, ...] = ()  # which that type has exactly
-    unmet: tuple[float, ...] = ()  # which it has not, so that they are never met, though numbers of the file may be so
+    seen: Dtype  # the type the bytes are read as: an attribute may make integers unsigned
+    dtype: Dtype  # after unpacking
+    wide: bool = False  # products and sums are computed in float64, and each is rounded to the working type
+    missing: tuple[float, ...] = ()  # values that the type represents exactly
+    unmet: tuple[float, ...] = ()  # values that it cannot represent, so no number equals them
     scale: float | None = None
     offset: float | None = None
 
     @property
     def work(self) -> Dtype:
-        """The type that all is worked out in."""
+        """The type in which numbers are unpacked."""
         return np.dtype(np.float64 if self.dtype == np.float64 else np.float32)
 
     @property
     def plain(self) -> bool:
-        """Whether numbers stay what they are seen as."""
+        """Whether numbers keep the type and value with which they are read."""
         return self.scale is None and self.offset is None and not self.missing and self.dtype == self.seen
 
     def told(self, instead: float | None) -> tuple[Any, ...]:
-        """As native code takes it (_native.convert)."""
+        """The arguments for native code (_native.convert)."""
         return (self.work == np.float64, self.wide, self.missing, self.scale, self.offset, instead)
 
 
 @dataclass(frozen=True)
 class Packings:
-    """The packings of the rows of a data set: files may differ in them, and one after another has its own."""
+    """The packings of the rows of a data set. Each file may have its own."""
 
     kinds: tuple[Packing, ...]  # of the same types
     first: tuple[int, ...] = (0,)  # row of each stretch of rows
-    which: tuple[int, ...] = (0,)  # of the kinds each stretch has
+    which: tuple[int, ...] = (0,)  # the number in `kinds` for each stretch
 
     @property
     def several(self) -> bool:
@@ -79,7 +79,7 @@ class Packings:
         return np.array(self.first, np.int64), np.array(self.which, np.int64)
 
     def runs(self, rows: Sequence[int] | NDArray[Any] | None, samples: int) -> Iterator[tuple[int, int, Packing]]:
-        """Begin, end and packing of the runs of a batch's samples, which are these rows."""
+        """Begin, end and packing of each run of a batch's samples; `rows` are their rows."""
         if not self.several:
             yield 0, samples, self.kinds[0]
             return
@@ -94,7 +94,7 @@ class Packings:
 
 
 def packings_of(layout: Layout) -> Packings:
-    """The packings of the rows of a Layout, by the attributes in its files. LayoutError where they make no sense."""
+    """The packings of the rows of a Layout, by the attributes in its files. LayoutError if they make no sense."""
     stored = layout.dtype.newbyteorder("=")
     with ThreadPoolExecutor(min(PACKING_THREADS, len(layout.paths))) as pool:
         found = list(pool.map(lambda file: _packing(layout, file, stored), range(len(layout.paths))))
@@ -121,7 +121,7 @@ def packings_of(layout: Layout) -> Packings:
 
 
 def packed(layout: Layout) -> str:
-    """How the numbers of a Layout's first file are packed, in few words; empty where cf=True would change nothing."""
+    """How a Layout's first file packs its numbers, in few words; empty if cf=True would change nothing."""
     try:
         found = _packing(layout, 0, layout.dtype.newbyteorder("="))
     except SolarError:  # it is told where it is asked for
@@ -154,7 +154,7 @@ def _value(key: str, message: bytes, values: int, stored: bytes, problem: str) -
 
 
 def packing_by(attributes: Attributes, stored: Dtype) -> Packing:
-    """The Packing of numbers of a dtype that these attributes ask for. ValueError where they ask for none that is."""
+    """The Packing that these attributes describe for a dtype. ValueError if they make no sense."""
     if stored.kind not in "iuf" or stored.itemsize > 8 or stored.subdtype is not None:
         raise ValueError(f"cf=True is for numbers, and it is of {stored}: leave cf out")
     if text := next((key for key in (*SCALING, *MISSING) if isinstance(attributes.get(key), str)), ""):
@@ -167,7 +167,7 @@ def packing_by(attributes: Attributes, stored: Dtype) -> Packing:
     if len(fills) > MOST_MISSING:
         raise ValueError(f"{len(fills)} values are called missing; cf=True looks for {MOST_MISSING} at most")
     packed = scale is not None or offset is not None
-    # Numbers that may only be missing by being NaN are unpacked in their own type; of whole numbers none is NaN.
+    # If only NaN is missing, numbers are unpacked in their own type. No integer is NaN.
     as_is = bool(known) and not fills and stored.kind == "f"
     dtype = seen if as_is or not (packed or fills) else _floating(seen, scale, offset)
     if packed and dtype not in (np.float32, np.float64):
@@ -186,7 +186,7 @@ def packing_by(attributes: Attributes, stored: Dtype) -> Packing:
 
 
 def _seen(stored: Dtype, unsigned: Any) -> Dtype:
-    """netCDF-3 has no unsigned numbers: files say it by an attribute."""
+    """The type to read numbers as. netCDF-3 has no unsigned types, so files use an attribute."""
     kind = {("i", "true"): "u", ("u", "false"): "i"}.get((stored.kind, unsigned), stored.kind)
     return np.dtype(f"{kind}{stored.itemsize}")
 
@@ -212,7 +212,7 @@ def _floating(seen: Dtype, scale: Any, offset: Any) -> Dtype:
 
 
 def _missing(fills: list[tuple[str, Any]], packing: Packing) -> dict[str, Any]:
-    """The values that are missing, as the type has them in which they are looked for; and those that it has not."""
+    """The missing values that the searched type can represent, and those that it cannot."""
     missing, unmet = set(), set()
     for key, fill in fills:
         value = float(fill)
@@ -234,7 +234,7 @@ def _told(scale: Any, offset: Any) -> str:
 
 
 def words(packing: Packing) -> str:
-    """What the attributes said, in few words; empty where that is nothing."""
+    """The attributes' packing in few words; empty if there is none."""
     said = {"scale_factor": packing.scale, "add_offset": packing.offset}
     parts = [f"{key} {value:g}" for key, value in said.items() if value is not None]
     if packing.missing:

@@ -1,10 +1,11 @@
-"""Which files a data set is made of, in an order that does not depend on the machine.
+"""The files of a data set, in an order that does not depend on the machine.
 
-A file is itself. A directory is its HDF5 files (not those of folders below), a pattern what it matches; both in the
-order of the bytes of their paths: run10.h5 comes before run9.h5, everywhere. A list keeps its order.
+A path may be a file, a directory (its HDF5 files, not those of folders below) or a pattern (the files it matches).
+Files of directories and patterns are sorted by the bytes of their paths: run10.h5 comes before run9.h5. A list keeps
+its order.
 """
 
-# A data set may be fifty thousand paths, and making a Path costs as much as looking at its file.
+# A data set may have fifty thousand paths, and making a Path takes as long as a stat of its file.
 # ruff: noqa: PTH100, PTH110, PTH112, PTH118, PTH207, PTH208
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ Paths = Path | Sequence[Path]
 
 
 def files_of(path: Paths) -> list[str]:
-    """The absolute paths of the files meant by `path`, at least one."""
+    """The absolute paths of the files that `path` means, at least one."""
     if isinstance(path, (str, os.PathLike)):
         return _files_of_one(os.fspath(path))
     if hasattr(path, "filename"):  # an open h5py.File, whose names would be taken for paths

@@ -1,4 +1,4 @@
-"""What is read natively in place of a virtual dataset: its sources as a list, where they are stacked along axis 0."""
+"""The sources of a virtual dataset, if they are stacked along axis 0: native code can read them in its place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from solar.values import Layout
 
 @dataclass(frozen=True)
 class Stack:
-    """Datasets that one after another have the samples of a virtual dataset."""
+    """Datasets whose samples, one dataset after another, are those of a virtual dataset."""
 
     files: tuple[str, ...]
     names: tuple[str, ...]  # of the dataset in each
@@ -26,9 +26,9 @@ class Stack:
 
 
 def stack_of(layout: Layout) -> Stack | None:
-    """The sources of a virtual dataset in the order of its samples; None where they are not its samples, all and once.
+    """The sources of a virtual dataset in the order of its samples; None unless they give each sample exactly once.
 
-    That they are is looked up in the sources: number, shape and type.
+    Number, shape and type are checked in the source files.
     """
     if layout.storage != "virtual" or len(layout.paths) != 1 or not layout.shape:
         return None
@@ -44,7 +44,7 @@ def stack_of(layout: Layout) -> Stack | None:
             stack = Stack(files, names, samples)
             if _agrees(stack, layout):
                 return stack
-    except (SolarError, OSError):  # what is wrong with the sources is no matter of a list that nobody asked for
+    except (SolarError, OSError):  # the list is only a suggestion, so errors of the sources do not matter
         pass
     return None
 
@@ -64,7 +64,7 @@ def _ordered(shape: Sequence[int], sources: list[dict[str, Any]]) -> list[dict[s
 
 
 def _found(path: str, named: str) -> str:
-    """A source's file, where libhdf5 finds it first; OSError where that is not plain to see."""
+    """The path at which libhdf5 finds a source's file; OSError if that is not certain."""
     if named == ".":
         return path
     beside = Path(path).parent / named
@@ -74,7 +74,7 @@ def _found(path: str, named: str) -> str:
 
 
 def _agrees(stack: Stack, layout: Layout) -> bool:
-    """Whether the sources have the samples of the virtual dataset, by what their files say."""
+    """Whether the sources hold the samples of the virtual dataset, according to their files."""
     by_name: dict[str, list[str]] = {}
     for file, name in zip(stack.files, stack.names, strict=True):
         by_name.setdefault(name, []).append(file)
@@ -87,7 +87,7 @@ def _agrees(stack: Stack, layout: Layout) -> bool:
 
 
 def pattern_of(files: Sequence[str]) -> str:
-    """A pattern that means just these files in this order; empty if there is none."""
+    """A glob pattern that matches exactly these files in this order; empty if there is none."""
     folders = {str(Path(file).parent) for file in files}
     if len(folders) != 1 or len(set(files)) != len(files):
         return ""
@@ -99,6 +99,6 @@ def pattern_of(files: Sequence[str]) -> str:
 
 
 def _common(names: list[str]) -> str:
-    """What all of them begin with."""
+    """The longest common beginning."""
     first, last = min(names), max(names)
     return next((first[:i] for i, char in enumerate(first) if last[i : i + 1] != char), first)

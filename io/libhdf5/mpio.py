@@ -1,8 +1,8 @@
-"""Rows through libhdf5's parallel driver, where h5py is built with MPI, in the process that MPI was started in.
+"""Reads rows by libhdf5's parallel driver, in the process that started MPI; h5py must be built with MPI.
 
-Independent reads open a file by themselves and run in the thread of slow_thread.py. Collective reads, for which all
-ranks of MPI's world open the file and read together, are made at once by who asks: so they come in the order of the
-batches on every rank, and never in between what the program itself does collectively.
+Independent reads open the file for this rank alone, and run in the thread of slow_thread.py. In collective reads all
+ranks of MPI's world open the file and read together. These run at once in the calling thread: so every rank makes them
+in the order of its batches, and never while the program itself calls MPI collectively.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from solar.io.machine.identity import unchanged
 from solar.values import Layout
 
 By = Literal["auto", "mpio", "mpio-collective"]
-Was = tuple[int, ...]  # what tells a file from another
+Was = tuple[int, ...]  # the identity of a file
 MPIO_FILES_KEPT = 16  # files kept open
 LAST_WAIT = 1.0  # seconds that a read has to end when the program does
 
 
 def by_mpio(layout: Layout, reader: By) -> Layout:
-    """The Layout as this reader reads it. PlanError where that cannot be, with what to do instead."""
+    """The Layout for this reader. PlanError, with advice, if it cannot read it."""
     if reader not in get_args(By):
         raise ValueError(f"reader={reader!r}: it is one of {', '.join(map(repr, get_args(By)))}")
     if reader == "auto" or layout.reader == "none":
@@ -65,7 +65,7 @@ def _check_mpi(asked: str, reader: By) -> None:
 
 
 class CollectiveRead:
-    """Rows that all ranks of MPI's world read together, each its own, or none: here when this is made."""
+    """Rows that all ranks of MPI's world read together, each its own or none. They are read when this is made."""
 
     def __init__(self, layout: Layout, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         self._count = len(rows)
@@ -73,7 +73,7 @@ class CollectiveRead:
         read_into(path, layout.name_in(0), rows, out, chunk_nbytes(layout, 0), together=was)
 
     def poll(self, seconds: float) -> bool:
-        """It has come."""
+        """True: the rows are here."""
         return True
 
     def waiting_for(self) -> str:
@@ -81,14 +81,14 @@ class CollectiveRead:
         return ""
 
     def counts(self) -> dict[str, int]:
-        """What is known of it: nobody counts what libhdf5 reads."""
+        """The counts that are known: nobody counts what libhdf5 reads."""
         return {"rows": self._count}
 
 
 def unchanged_for_all(layout: Layout) -> str:
-    """The path of the file, which is as all ranks of MPI's world inspected it; ReadError on all of them if not.
+    """The path of the file, if it is unchanged for all ranks of MPI's world; ReadError on all of them if not.
 
-    One that raised it alone would leave the others waiting in a read that takes all of them.
+    If one rank raised it alone, the others would wait for it in the collective read.
     """
     from mpi4py import MPI  # not where MPI is not asked for
 
@@ -132,7 +132,7 @@ def read_into(
 def _read(
     path: str, name: str, rows: NDArray[np.int64] | None, out: NDArray[Any], together: Was | None, where: str
 ) -> None:
-    """One H5Dread of ascending rows, which differ."""
+    """One H5Dread of different rows in ascending order."""
     _Files.check_process(where)
     try:
         with _Files.lock:
@@ -172,16 +172,16 @@ def _read_opened(dataset: Any, rows: NDArray[np.int64] | None, out: NDArray[Any]
 
 
 class _Files:
-    """The files that this process has open over MPI, the one used last at the end."""
+    """The files that this process has open over MPI, the most recently used at the end."""
 
-    process = -1  # the one that MPI was started in
+    process = -1  # the process that started MPI
     lock = threading.Lock()
     ended = False
     kept: ClassVar[dict[tuple[str, bool], tuple[Was, Any]]] = {}
 
     @classmethod
     def check_process(cls, where: str) -> None:
-        """ReadError where MPI cannot be asked."""
+        """ReadError if MPI cannot be used in this process."""
         if cls.process != os.getpid():
             raise ReadError(
                 f"{where}: asked to be read over MPI in a process that MPI was not started in, such as a worker of "
@@ -192,7 +192,7 @@ class _Files:
 
     @classmethod
     def opened(cls, path: str, together: Was | None) -> Any:
-        """The file, which is opened anew where another has its place: by all ranks, if they have found the same."""
+        """The open file. A file that was replaced is opened again, by all ranks if they all found that."""
         import h5py  # not where MPI is not asked for
         from mpi4py import MPI  # h5py has imported it
 

@@ -1,8 +1,8 @@
-"""Opens an HDF5 file with h5py in this process, after another one has looked at all of it and lived.
+"""Opens an HDF5 file with h5py in this process, after another process has looked through it without a crash.
 
-libhdf5 crashes on some damaged files, and takes the process with it. What it crashes on are links, headers, types,
-attributes and chunk indexes; those are what the other process reads, and of values those that libhdf5 decodes to copy
-them. All other values are read through io/libhdf5/slow.py where they went through filters.
+libhdf5 crashes on some damaged files, and takes the process with it. It crashes on links, headers, types, attributes
+and chunk indexes, so the other process reads these, and the values that libhdf5 decodes to copy them. All other values
+with filters are read through io/libhdf5/slow.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def opened(path: Path) -> Any:
 def look(path: Path) -> None:
     """LayoutError if libhdf5 crashes on a file, hangs, or asks for far more memory than the file has bytes.
 
-    Of a file that has not changed since, the answer is kept.
+    The answer is kept for as long as the file does not change.
     """
     try:
         facts = path.stat()

@@ -1,8 +1,8 @@
-"""The process in which libhdf5 goes through a file for the first time. Started by opening.py; imports no solar.
+"""The process in which libhdf5 looks through a file for the first time. Started by opening.py; imports no solar.
 
-It may crash. What is wrong without a crash is no matter here: whoever opens the file next meets it, and says so. Before
-the values of a dataset it says {"values": NAME}, behind them {"values": ""}: what was begun last, and has no end, is
-where it crashed. {} is a sign of life.
+It may crash. Errors without a crash do not matter here: the next to open the file meets and reports them. It sends
+{"values": NAME} before it reads a dataset's values, and {"values": ""} after them, so the caller knows which dataset
+crashed it. {} is a sign of life.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError
 
 
 def objects(file: Any) -> Iterator[Any]:
-    """Every object that hard links lead to from the root; looks at all other links on the way."""
+    """Every object that hard links reach from the root; also looks at all other links."""
     import h5py
 
     seen: set[int] = set()
@@ -42,7 +42,7 @@ def objects(file: Any) -> Iterator[Any]:
 
 
 def hard_links(group: Any) -> list[bytes]:
-    """The names of a group's hard links; looks at what the others lead to."""
+    """The names of a group's hard links; also looks at the targets of its other links."""
     import h5py
 
     names: list[bytes] = []
@@ -59,7 +59,7 @@ def hard_links(group: Any) -> list[bytes]:
 
 
 def look_at(one: Any, caller: Caller) -> None:
-    """Reads what an object says of itself."""
+    """Reads an object's header and attributes."""
     import h5py
 
     for i in range(h5py.h5a.get_num_attrs(one)):
@@ -109,7 +109,7 @@ def look_at_values(one: Any, caller: Caller) -> None:
 
 
 def look_at_type(one: Any) -> None:
-    """Reads the type of a dataset, its shape and what it is filled with."""
+    """Reads the type of a dataset, its shape and its fill value."""
     import h5py
 
     dataset = h5py.Dataset(one)

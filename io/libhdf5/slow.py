@@ -1,8 +1,8 @@
-"""Reads through h5py, in a guarded process, what native code does not read: slow, but the same values.
+"""Reads by h5py, in a guarded process, the datasets that native code cannot read: slow, but the same values.
 
-One process for each process that asks, started when first needed, asked by one thread at a time, ended with its caller.
-It crashes, hangs or eats memory in our stead: any of these is an error that names file and dataset, and the next
-request gets a new process. What is said to it, and how values come back: io/libhdf5/slow_child.py.
+Each process has one guarded process, started when first needed. It serves one thread at a time, and ends with its
+caller. If it crashes, hangs or takes too much memory, the caller gets an error that names file and dataset, and the
+next request starts a new process. The messages between the two: io/libhdf5/slow_child.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from solar.io.machine.child_end import End
 
 ANSWER_PATIENCE = 60.0  # seconds without a byte of answer before the process is given up
 ASKED_AT_ONCE = 64 << 20  # bytes asked for at a time
-PLUGINS = str(Path(_native.__file__).parent / "plugins")  # our filter's: a virtual dataset may be of bounded chunks
+PLUGINS = str(Path(_native.__file__).parent / "plugins")  # our filter: a virtual dataset may have bounded chunks
 
 
 def read_into(
@@ -52,19 +52,19 @@ def read_into(
 
 
 def read_box(path: str, dataset: str, box: tuple[slice, ...], out: NDArray[Any], chunk_nbytes: int = 0) -> None:
-    """Fills `out` with a box of a dataset: what lies between begin and end along each axis."""
+    """Fills `out` with a box of a dataset: a slice from begin to end along each axis."""
     ends = np.array([(side.start, side.stop) for side in box], np.int64)
     _ask(path, dataset, slow_child.BOX, ends.tobytes(), 3 * (chunk_nbytes + out.nbytes), out)
 
 
 def shape_of(path: str, dataset: str) -> tuple[int, ...]:
-    """The shape of a dataset as libhdf5 sees it now: that of a virtual one depends on the files it is made of."""
+    """The shape of a dataset as libhdf5 sees it now. A virtual one's depends on its source files."""
     header = _ask(path, dataset, slow_child.ONLY_SHAPE, b"", 0)
     return tuple(header["shape"])
 
 
 def sources_of(path: str, dataset: str) -> tuple[tuple[int, ...], list[dict[str, Any]]]:
-    """The shape of a virtual dataset, and what it is made of as io/libhdf5/slow_child.py says it."""
+    """The shape of a virtual dataset, and its sources in the form of io/libhdf5/slow_child.py."""
     header = _ask(path, dataset, slow_child.SOURCES, b"", 0)
     return tuple(header["shape"]), header["sources"]
 
@@ -77,7 +77,7 @@ os.register_at_fork(after_in_child=_child.forget)
 def _ask(
     path: str, dataset: str, count: int, rows: bytes, memory: int, out: NDArray[Any] | None = None
 ) -> dict[str, Any]:
-    """The header of the answer, its values in `out`; or raises what the process says, or what became of it."""
+    """The header of the answer, with its values in `out`. Raises the process's error, or how the process ended."""
     where = f"{path}: {dataset}"
     try:
         with _child.talk(ANSWER_PATIENCE) as end:
@@ -93,7 +93,7 @@ def _ask(
 
 
 def _receive_array(end: End, header: dict[str, Any], out: NDArray[Any], where: str) -> None:
-    """Receives the values of an answer into `out`, after checking that they are what was asked for."""
+    """Receives the values of an answer into `out`, after checking that they have the requested shape and type."""
     shape, dtype = tuple(header["array"]["shape"]), slow_child.described(header["array"]["dtype"])
     if shape != out.shape or dtype != out.dtype:
         raise ReadError(

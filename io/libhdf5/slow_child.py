@@ -1,8 +1,8 @@
-"""The process in which libhdf5 reads what solar does not read itself. Started by slow.py; imports no solar.
+"""The process in which libhdf5 reads what solar cannot read itself. Started by slow.py; imports no solar.
 
-libhdf5 crashes on some damaged files. Here it may: the caller's process sees the conversation end, and says so.
+libhdf5 crashes on some damaged files. It may crash here: the caller sees the conversation end, and reports it.
 
-What is said, as io/machine/child_end.py says it:
+The messages, sent in the form of io/machine/child_end.py:
 
     request  {"path", "dataset", "rows": count, "memory"}   and rows as int64, ascending and different
                                                             count -1: all of them; -2: only the shape;
@@ -48,7 +48,7 @@ class Unreadable(Exception):
 
 
 def describe(dtype: np.dtype[Any]) -> Any:
-    """A dtype in terms of JSON."""
+    """A dtype as JSON."""
     if dtype.subdtype is not None:
         return {"base": describe(dtype.subdtype[0]), "dims": dtype.subdtype[1]}
     if dtype.names is None:
@@ -102,7 +102,7 @@ def put_object(value: Any, out: bytearray) -> None:
 
 
 class Values:
-    """Takes values out of bytes that `put` made."""
+    """Reads values from the bytes that `put` made."""
 
     def __init__(self, data: bytes | bytearray) -> None:
         self._data = memoryview(data)
@@ -146,11 +146,11 @@ class Values:
 
 
 class OpenDataset:
-    """The dataset asked for last, kept open: batches come from the same one again and again."""
+    """The most recent dataset, kept open, for successive batches read the same one."""
 
     def __init__(self) -> None:
         self._key: tuple[Any, ...] = ()
-        self._sources: dict[Path, Any] = {}  # and what they were when it was opened: libhdf5 keeps them open with it
+        self._sources: dict[Path, Any] = {}  # sources and their identities when opened: libhdf5 keeps them open, too
         self._file: Any = None
         self.dataset: Any = None
 
@@ -172,7 +172,7 @@ class OpenDataset:
 
 
 def identity_of(place: Path) -> tuple[int, ...]:
-    """What tells a file from another that has taken its place; nothing where there is none."""
+    """The identity of the file at this place; empty if there is none."""
     try:
         facts = place.stat()
     except OSError:
@@ -181,9 +181,9 @@ def identity_of(place: Path) -> tuple[int, ...]:
 
 
 def checked_sources(path: str, dataset: Any) -> list[Path]:
-    """Where the values may be. Unreadable where that is no file: libhdf5 would wait for a FIFO without end.
+    """The paths that may hold the values. Unreadable if one is no regular file: libhdf5 would wait for a FIFO for ever.
 
-    A folder it refuses by itself, and "." is a virtual dataset's own file.
+    libhdf5 itself refuses a folder, and "." is a virtual dataset's own file.
     """
     places = []
     names = [one[0] for one in dataset.external or ()]
@@ -214,7 +214,7 @@ def read(dataset: Any, rows: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any
 
 
 def sources(dataset: Any) -> list[dict[str, Any]]:
-    """What a virtual dataset is made of; `to` is None where a source does not fill a box that has an end."""
+    """The sources of a virtual dataset. `to` is None if a source does not fill a bounded box."""
     found = []
     for one in dataset.virtual_sources() if dataset.is_virtual else []:
         taken = box(one.src_space)
@@ -225,7 +225,7 @@ def sources(dataset: Any) -> list[dict[str, Any]]:
 
 
 def box(space: Any) -> list[list[int]] | None:
-    """Begin and end along each axis of what is selected, if that is a box."""
+    """Begin and end along each axis of a selection, if that is a box."""
     import h5py
 
     if space.get_select_type() == h5py.h5s.SEL_ALL:
@@ -255,7 +255,7 @@ def missing_filters(dataset: Any) -> list[str]:
 
 
 def plainly(error: BaseException, dataset: Any) -> dict[str, Any]:
-    """The answer that tells of an error: what is wrong, and what to do."""
+    """The answer for an error: what is wrong, and what to do."""
     if isinstance(error, Unreadable):
         return {"error": str(error), "kind": "layout"}
     if isinstance(error, MemoryError):

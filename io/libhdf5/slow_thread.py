@@ -1,4 +1,4 @@
-"""Rows of a Layout through libhdf5: one thread asks its process, or MPI, and never holds up the program's end."""
+"""Reads rows of a Layout by libhdf5, in a thread that asks its process or MPI and never delays the program's end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from solar.values import Layout
 
 
 class SlowRead:
-    """Rows on their way to `out` from libhdf5's process, or by another function that does what slow.read_into does."""
+    """Rows that slow.read_into, or a function like it, is reading into `out`."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class SlowRead:
     ) -> None:
         self._read_into = read_into
         self._layout, self._rows, self._out = layout, rows, out
-        self._part = int(_parts(layout, rows[:1])[0])  # the one being read
+        self._part = int(_parts(layout, rows[:1])[0])  # the part being read
         self._done = threading.Event()
         self._error: BaseException | None = None
         _Thread.queue().put(self)
 
     def poll(self, seconds: float) -> bool:
-        """Whether it has come within this time."""
+        """Whether it is done within this time."""
         if not self._done.wait(seconds):
             return False
         if self._error is not None:
@@ -44,17 +44,17 @@ class SlowRead:
         return True
 
     def waiting_for(self) -> str:
-        """The file and dataset it has come to."""
+        """The file and dataset that is being read."""
         layout = self._layout
         way = "through libhdf5's process" if layout.reader == "h5py" else "over MPI"
         return f"{layout.paths[int(layout.part_file[self._part])]}: {layout.title}, {way}"
 
     def counts(self) -> dict[str, int]:
-        """What is known of it, once it has come: nobody counts what libhdf5 reads."""
+        """The counts that are known once it is done: nobody counts what libhdf5 reads."""
         return {"rows": len(self._rows)}
 
     def run(self) -> None:
-        """In the thread: asks the process, and keeps what goes wrong for who waits."""
+        """In the thread: asks the process, and keeps an error for whoever waits."""
         try:
             self._read()
         except BaseException as error:
@@ -80,7 +80,7 @@ class SlowRead:
 
 
 class _Thread:
-    """The thread of this process, and what it still has to read. It is a daemon: what it waits for may never come."""
+    """The thread of this process, and its queue. It is a daemon, for it may wait for ever."""
 
     waiting: SimpleQueue[SlowRead] | None = None
     ending = False
@@ -103,7 +103,7 @@ class _Thread:
 
     @classmethod
     def end(cls) -> None:
-        """Before libhdf5's process is ended, so that nothing is asked of another."""
+        """Ends the queue before libhdf5's process ends, so that no request starts another process."""
         cls.ending = True
 
 
@@ -116,7 +116,7 @@ def _parts(layout: Layout, rows: NDArray[np.int64]) -> NDArray[np.intp]:
 
 
 def chunk_nbytes(layout: Layout, part: int) -> int:
-    """The bytes of a chunk of a part; 0 when it is contiguous."""
+    """The bytes of a chunk of a part; 0 if it is contiguous."""
     chunk = layout.forms[layout.part_form[part]].chunk
     nbytes: int = math.prod(chunk) * layout.dtype.itemsize
     return nbytes

@@ -1,18 +1,18 @@
-"""What the memory of this machine, or of the container the process runs in, has room for."""
+"""The free memory of this machine, or of the container in which the process runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-PLENTY = 1 << 62  # where nobody says
+PLENTY = 1 << 62  # if no limit is known
 
 
 MEMBERSHIP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # the process's control groups, and all
 
 
 def free_nbytes() -> int:
-    """The memory that can be had without swapping, what the page cache would give back included."""
+    """The memory that is available without swapping, including what the page cache would free."""
     with Path("/proc/meminfo").open() as facts:
         lines = dict(line.split(":", 1) for line in facts)
     free = int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else PLENTY
@@ -20,7 +20,7 @@ def free_nbytes() -> int:
 
 
 def memory_nbytes() -> int:
-    """All memory that the processes of this node, or of the container, may take together."""
+    """All memory that the processes of this node, or of the container, may use together."""
     with Path("/proc/meminfo").open() as facts:
         lines = dict(line.split(":", 1) for line in facts)
     total = int(lines["MemTotal"].split()[0]) * 1024 if "MemTotal" in lines else PLENTY
@@ -33,12 +33,12 @@ def page_cache_nbytes() -> int:
 
 
 def _group_limit(membership: Path, root: Path) -> int:
-    """The least of the memory limits of the control groups that the process is in."""
+    """The smallest memory limit of the process's control groups."""
     return min((_number(folder / limit, PLENTY) for folder, limit, _ in _groups(membership, root)), default=PLENTY)
 
 
 def _group_free(membership: Path, root: Path) -> int:
-    """The least that is left in the control groups that the process is in, what files take of it included."""
+    """The smallest free memory of the process's control groups, including what cached files occupy."""
     left = [PLENTY]
     for folder, limit, usage in _groups(membership, root):
         taken = _number(folder / usage, 0) - _cached_nbytes(folder / "memory.stat")
@@ -47,7 +47,7 @@ def _group_free(membership: Path, root: Path) -> int:
 
 
 def _groups(membership: Path, root: Path) -> Iterator[tuple[Path, str, str]]:
-    """The groups (of both versions) and those above them; the names of their files of what may be and is taken."""
+    """The control groups (of both versions) and those above them, with the names of their files for limit and usage."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -65,7 +65,7 @@ def _groups(membership: Path, root: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 def _cached_nbytes(path: Path) -> int:
-    """What of a group's memory holds files, and would be given back."""
+    """The bytes of a group's memory that cache files, and could be freed."""
     try:
         facts = dict(line.split(" ", 1) for line in path.read_text().splitlines())
     except OSError:

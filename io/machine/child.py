@@ -1,6 +1,6 @@
-"""A guarded child: a program in a process of its own, which crashes, hangs or eats memory in our stead.
+"""A guarded child: a program in a separate process, which may crash, hang or take too much memory without harm.
 
-What it begins with, and the conversation with it: io/machine/child_end.py.
+How it starts, and the messages to and from it: io/machine/child_end.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.
 
 
 class Lost(Exception):
-    """A child is of no use any more. The text says why: "crashed (SIGSEGV)". `code` is its exit code, if it has one."""
+    """A child that cannot be used any more. The text says why: "crashed (SIGSEGV)". `code`: its exit code, if any."""
 
     def __init__(self, how: str, code: int | None = None) -> None:
         super().__init__(how)
@@ -38,7 +38,7 @@ class Silent(Lost):
 
 
 def ending(code: int | None) -> str:
-    """How a process ended, in words, by its exit code; None: it has not."""
+    """How a process ended, in words, by its exit code; None if it has not ended."""
     if code is None:
         return "closed its end of the conversation"
     if code >= 0:
@@ -50,10 +50,10 @@ def ending(code: int | None) -> str:
 
 
 class Child:
-    """The process, and our end of the conversation with it. It is started when first needed, and after its end again.
+    """The process, and our end of the conversation with it. It is started when needed, and again after it ended.
 
-    `program` is a module with what child_end.py runs. What it writes goes to `errors`. With `group` it heads a process
-    group of its own: what it starts ends with it.
+    `program` is a module whose `main` child_end.py runs. Its output goes to `errors`. With `group` it heads its own
+    process group, so that the processes it starts end with it.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Child:
         return self._process.pid
 
     def start(self) -> None:
-        """Starts it, if it is not there."""
+        """Starts it, unless it is running."""
         if self._process is not None and self._process.poll() is None:
             return
         self.stop()
@@ -88,9 +88,9 @@ class Child:
 
     @contextmanager
     def talk(self, seconds: float) -> Iterator[End]:
-        """The conversation, one thread's at a time. Lost if it ends, or nothing comes for so long.
+        """The conversation, for one thread at a time. Lost if it ends, or nothing comes for so many seconds.
 
-        Whatever is raised within ends the process: the conversation is out of step.
+        An exception within the block ends the process, for the conversation would be out of step.
         """
         with self._lock:
             try:
@@ -123,7 +123,7 @@ class Child:
         self._socket = self._process = None
 
     def forget(self) -> None:
-        """In a forked process: the parent's child is not ours to talk to, nor to end."""
+        """Called in a forked process: it must neither talk to its parent's child nor end it."""
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
@@ -132,7 +132,7 @@ class Child:
         self._lock = threading.Lock()
 
     def _waiting(self, end: socket.socket, seconds: float) -> Callable[[], None]:
-        """What waits for the next bytes, and looks whether the process lives: one of its own may hold the socket."""
+        """A function that waits for bytes and checks that the process lives: its own children may hold the socket."""
         process, events = self._process, select.poll()  # select() takes no descriptor beyond 1023
         assert process is not None
         events.register(end, select.POLLIN)
@@ -148,7 +148,7 @@ class Child:
         return wait
 
     def _lost(self, error: BaseException, seconds: float) -> Lost | None:
-        """What became of the process, if that is what is wrong."""
+        """How the process ended, if that is the cause of the error."""
         if isinstance(error, TimeoutError):
             return Silent(f"gave no sign of life for {seconds:g} s")
         if not isinstance(error, EOFError) or self._process is None:

@@ -1,6 +1,6 @@
-"""What a guarded child begins with, and the conversation with it: python -P child_end.py PROGRAM ARGUMENTS.
+"""The start of a guarded child, and the conversation with it: python -P child_end.py PROGRAM ARGUMENTS.
 
-PROGRAM is a file with a function `main(caller, *arguments)`, which gives the exit code. Neither need import solar. The
+PROGRAM is a file with a function `main(caller, *arguments)`, which returns the exit code. Neither imports solar. The
 caller's side is io/machine/child.py. Both ends of a socket, which is the child's stdin, send messages:
 
     message   u64 bytes of its header, u64 bytes of its payload; the header as JSON; the payload
@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 
 LENGTHS = struct.Struct("<QQ")
-TAKEN_AT_ONCE = 1 << 20  # bytes: no memory is allocated on the other's word
-SPARE = 1 << 30  # address space for libraries, their caches, and values whose size nobody knows before
+TAKEN_AT_ONCE = 1 << 20  # bytes; a size in a message is not trusted, so memory grows as bytes come
+SPARE = 1 << 30  # address space for libraries, their caches, and values of unknown size
 
 
 class End:
-    """One end of the conversation. EOFError where the other is closed; `wait` is called before each look."""
+    """One end of the conversation. EOFError if the other end is closed. `wait` is called before each read."""
 
     def __init__(self, end: socket.socket, wait: Callable[[], object] = lambda: None) -> None:
         self._end, self._wait = end, wait
-        self.nbytes = 0  # of the payload that belongs to the last header, to be taken
+        self.nbytes = 0  # bytes left of the last header's payload
 
     def send(self, header: Any, payload: bytes | bytearray = b"") -> None:
         text = json.dumps(header).encode()
@@ -67,10 +67,10 @@ class End:
 
 
 class Caller(End):
-    """The other end, as the child has it."""
+    """The caller's end, as the child sees it."""
 
     def allow(self, nbytes: int) -> None:
-        """Lets this process grow by `nbytes` and what libraries need, and no more."""
+        """Limits this process's growth to `nbytes` plus what libraries need."""
         with Path("/proc/self/statm").open() as facts:
             pages = int(facts.read().split()[0])
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -79,7 +79,7 @@ class Caller(End):
 
 
 def main(program: str, *arguments: str) -> int:
-    """Runs the program until it is done, or the caller is gone."""
+    """Runs the program until it ends, or the caller is gone."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     caller = Caller(socket.socket(fileno=os.dup(0)))
     spec = importlib.util.spec_from_file_location(Path(program).stem, program)
@@ -96,4 +96,4 @@ def main(program: str, *arguments: str) -> int:
 if __name__ == "__main__":
     code = main(*sys.argv[1:])
     sys.stderr.flush()
-    os._exit(code)  # nothing is to be tidied up, and nobody waited for: workers of its own, say
+    os._exit(code)  # without cleaning up, and without waiting for workers of its own

@@ -1,4 +1,4 @@
-"""Figures in words that people read: sizes, rates, counts, times. Messages, reports and commands all take them here."""
+"""Formats numbers for people: sizes, rates, counts, times. All messages, reports and commands use it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def size(nbytes: float) -> str:
     '1.5 GiB'
     """
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if nbytes < (1024 if unit == "B" else 1023.5) or unit == "TiB":  # 1023.9 KiB would be said to be 1024
+        if nbytes < (1024 if unit == "B" else 1023.5) or unit == "TiB":  # 1023.9 KiB would be shown as 1024 KiB
             break
         nbytes /= 1024
     text = f"{nbytes:.1f}".removesuffix(".0") if nbytes < 99.95 and unit != "B" else f"{nbytes:,.0f}"

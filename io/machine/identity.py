@@ -1,7 +1,7 @@
-"""Whether files are still those that were inspected: by their paths, one call of the system for each.
+"""Checks that files are still those that were inspected, by one system call for each path.
 
-Bytes at the places that a Layout knows are another data set's once its file was replaced, and samples that were kept
-are of a file that is no more. What is the same file, and what another: native/include/solar/file.hpp.
+If a file was replaced, the bytes at a Layout's places belong to other data, and kept samples to a file that is gone.
+What counts as the same file: native/include/solar/file.hpp.
 """
 
 # ruff: noqa: PTH110, PTH118
@@ -17,15 +17,15 @@ from solar import _native
 from solar.errors import LayoutError
 from solar.values import Layout
 
-STAT_THREADS = 16  # that ask a file system about thousands of files, which may be across a network
+STAT_THREADS = 16  # threads that stat thousands of files, perhaps across a network
 Facts = tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64]]
 
 
 def check_unchanged(layouts: Iterable[Layout], rows: NDArray[np.int64] | None = None, *, gone: bool = True) -> None:
-    """ReadError for a file of these Layouts that is another one now; or, where `gone`, that is there no more.
+    """ReadError if a file of these Layouts was replaced; with `gone`, also if it was deleted.
 
-    With `rows`, only the files that these lie in are looked at. What all ranks read together is left out: they look
-    together, too, or some would wait for ever.
+    With `rows`, only the files that hold these rows are checked. Files that all ranks read together are left out: all
+    ranks check them together, or some would wait for ever.
     """
     asked = [_asked(layout, rows) for layout in _distinct(layouts)]
     if len(asked) == 1:
@@ -38,14 +38,14 @@ def check_unchanged(layouts: Iterable[Layout], rows: NDArray[np.int64] | None = 
 
 
 def unchanged(layout: Layout, part: int) -> str:
-    """The path of a part's file, which is as it was when it was inspected; ReadError if not."""
+    """The path of a part's file; ReadError if it changed since it was inspected."""
     file = int(layout.part_file[part])
     _native.check_unchanged([layout.paths[file]], *_facts(layout, np.array([file])), True, 1)
     return layout.paths[file]
 
 
 def _distinct(layouts: Iterable[Layout]) -> list[Layout]:
-    """One for each set of files to look at: fields that were inspected together share it."""
+    """One Layout for each set of files: fields that were inspected together share theirs."""
     found: dict[tuple[str, ...], list[Layout]] = {}
     for layout in layouts:
         alike = found.setdefault(layout.paths, [])
@@ -67,7 +67,7 @@ def _asked(layout: Layout, rows: NDArray[np.int64] | None) -> tuple[list[str], F
 
 
 def _facts(layout: Layout, files: NDArray[np.integer] | None = None) -> Facts:
-    """What is known of the files, or of some of them."""
+    """The known identities of the files, or of some of them."""
     nbytes, mtime_ns, inode, ctime_ns = (
         layout.file_nbytes,
         layout.file_mtime_ns,
@@ -82,6 +82,6 @@ def _facts(layout: Layout, files: NDArray[np.integer] | None = None) -> Facts:
 
 
 def refuse_zarr(path: str | os.PathLike[str]) -> None:
-    """Raises if a folder is a Zarr store: that is what it was taken for, not for a folder of HDF5 files."""
+    """Raises if a folder is a Zarr store, rather than a folder of HDF5 files."""
     if any(os.path.exists(os.path.join(path, mark)) for mark in (".zgroup", ".zarray", "zarr.json")):
         raise LayoutError(f"{path}: it is a Zarr store, not HDF5: read it with zarr, and write its arrays with h5py")

@@ -1,4 +1,4 @@
-"""Waiting: the loop that asks again until something is there, and what tells our own time limits from others'."""
+"""Waiting: the loop that polls until something is there, and the error for our own time limits."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-GLANCE = 0.2  # seconds between looks at whether Ctrl-C was pressed, or waiting has become vain
-SHORTEST_NAP, LONGEST_NAP = 0.5e-3, 0.02  # seconds between two questions
+GLANCE = 0.2  # seconds between checks for Ctrl-C, and for whether waiting still makes sense
+SHORTEST_NAP, LONGEST_NAP = 0.5e-3, 0.02  # seconds between two polls
 
 
 class Late(TimeoutError):
-    """What was waited for did not come in the time given; the text says what is missing."""
+    """Nothing came within the time limit; the text says what is missing."""
 
     @classmethod
     def values(cls, seconds: float | None, missing: str) -> Late:
-        """Late, of values that are read."""
+        """The error for values that are being read."""
         return cls(f"no values after {seconds:g} s" + (f": still waiting for {missing}" if missing else ""))
 
 
 def until(done: Callable[[float], T], seconds: float | None = None, look: Callable[[], object] | None = None) -> T:
-    """What `done(nap)` gives as soon as that is something; what it gave last where `seconds` are over first.
+    """Calls `done(nap)` until its result is true, or `seconds` are over; gives the last result.
 
-    `done` waits by itself, `nap` seconds at most; `asked` makes one of what cannot wait. `look` is called in between,
-    and raises where waiting is vain: the other side is gone, say.
+    `done` itself waits, at most `nap` seconds; `asked` makes such a function from one that cannot wait. `look` is
+    called in between, and raises if waiting is useless, for example because the other side is gone.
 
     >>> until(asked(iter([0, 0, 7]).__next__))
     7
@@ -41,7 +41,7 @@ def until(done: Callable[[float], T], seconds: float | None = None, look: Callab
 
 
 def asked(test: Callable[[], T], longest: float = LONGEST_NAP) -> Callable[[float], T]:
-    """What `until` takes, of a test that does not wait: it is asked after naps, short ones first."""
+    """Makes a function for `until` from a test that does not wait. It sleeps between tests, at first shortly."""
     pause = SHORTEST_NAP
 
     def done(nap: float) -> T:

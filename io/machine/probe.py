@@ -1,8 +1,8 @@
-"""Measures a storage through the engine that reads samples: a path -> a Profile.
+"""Measures a storage with the engine that reads samples: path -> Profile.
 
-Requests of two sizes are made, with ever more in flight until that gains nothing: small ones at random places, no two
-adjacent, and large ones in order. They go past the page cache where the file system lets them; where not, the file is
-dropped from the cache before each measurement. A folder gets a temporary file, a file is only read.
+It makes small requests at random places, no two adjacent, and large ones in order, with more and more in flight until
+that gains nothing. They bypass the page cache if the file system allows it; if not, the file is dropped from the cache
+before each measurement. In a folder it writes a temporary file; a file is only read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SMALL_REQUEST = 4 << 10
 LARGE_REQUEST = 8 << 20
 DEPTHS = {SMALL_REQUEST: (1, 2, 4, 8, 16, 32, 64), LARGE_REQUEST: (1, 2, 4, 8, 16)}
 LEAST = 4 * LARGE_REQUEST  # bytes of a file worth measuring
-SPARE_ROOM = 1.05  # of the free space that a temporary file needs, so that nobody else's write fails for it
+SPARE_ROOM = 1.05  # times a temporary file's size must be free, so that nobody else's write fails for it
 WORTH_MORE_DEPTH = 1.05  # times the rate, below which more in flight has gained nothing
 QUICK_TICKET = 0.005  # seconds; a ticket that takes less may be larger
 PROBED_PLACES = 1 << 17  # different blocks that small requests go to
@@ -50,8 +50,8 @@ def probe(
 ) -> Profile:
     """The profile of the storage that `path` lies on, measured in about so many seconds.
 
-    A folder gets a temporary file of `nbytes`, gone afterwards whatever happens; a file is only read. `told` is called
-    with a line of words now and then.
+    In a folder it writes a temporary file of `nbytes`, and removes it in any case; a file is only read. `told` is
+    called with a line of progress now and then.
     """
     told = told or _silent
     with contextlib.ExitStack() as after:
@@ -73,7 +73,7 @@ def _silent(line: str) -> None:
 
 @contextlib.contextmanager
 def temporary_file(folder: str, nbytes: int) -> Iterator[str]:
-    """A file of so many bytes that nothing compresses, on the storage and not in memory; removed in the end."""
+    """A file of so many incompressible bytes, on the storage and not in memory; removed at the end."""
     least = int(nbytes * SPARE_ROOM)
     try:
         room = os.statvfs(folder)
@@ -125,7 +125,7 @@ class _File:
         return cls(path, facts.st_size, facts.st_mtime_ns)
 
     def drop(self) -> float:
-        """Has the page cache forget the file, and gives the share that it holds all the same."""
+        """Drops the file from the page cache, and gives the share that stays there all the same."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -201,7 +201,7 @@ def _places(file: _File, nbytes: int) -> list[int]:
 
 
 def _small_rate(file: _File, depth: int, places: Iterator[int], seconds: float) -> Rate:
-    """What so many small requests in flight bring through the engine, measured for about so many seconds."""
+    """The rate of small requests by the engine, `depth` in flight, measured for about so many seconds."""
     reader = _native.Reader(1, depth, 0, "auto")
     first_rows, most_rows, window = depth, 1024, 2  # one in work, one behind it
     if reader.backend == "pread":  # a thread has one request in flight, and takes several rows of a ticket at a time
@@ -230,7 +230,7 @@ def _read_until(
     slots: tuple[NDArray[np.uint8], int],
     places: Iterator[int],
 ) -> int:
-    """Keeps a ticket in each slot of the memory until the time is up; how many rows were read."""
+    """Keeps a ticket in each slot of the memory until the time is up; gives the number of rows read."""
     memory, length = slots
     free = deque(range(len(memory)))
     under_way: deque[tuple[int, int, float]] = deque()  # ticket, slot, since
@@ -252,7 +252,7 @@ def _read_until(
 
 
 def _large_rate(file: _File, depth: int, places: Iterator[int], seconds: float) -> Rate:
-    """What so many large requests in flight bring; each by a thread of its own, for the engine splits what is large."""
+    """The rate of large requests, `depth` in flight, each in its own thread, for the engine would split them."""
     descriptor, direct = _open_past_the_cache(file.path)
     memory = mmap.mmap(-1, depth * LARGE_REQUEST)  # whole pages
     begin = time.monotonic()
@@ -291,7 +291,7 @@ def _open_past_the_cache(path: str) -> tuple[int, bool]:
 
 
 def _in_words(rates: tuple[Rate, ...], held: float, kind: str, written: bool) -> str:
-    """How it was measured, and what that means for the numbers."""
+    """How the rates were measured, and how far to trust them."""
     requests, bypassed = sum(rate.requests for rate in rates), sum(rate.bypassed for rate in rates)
     if bypassed >= 0.99 * requests:
         way = "past the page cache (O_DIRECT)"

@@ -1,7 +1,7 @@
-"""A storage's profile: what `solar probe` measured and the Storage that follows from it, kept as JSON.
+"""A storage's profile, kept as JSON: the rates that `solar probe` measured, and the Storage that explains them.
 
 The file (docs/planning.md lists its keys) is written whole, with mode 0600, and moved into place. It is checked when it
-is read: whoever wrote it, no number leaves the range of what a storage can do.
+is read: every number must be one that a storage can have.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LONGEST_NAME = 80  # letters of a mount point in the name of its profile
 RANGES = {"latency": (0.0, 100.0), "bandwidth": (1e3, 1e14), "iops": (1e-2, 1e10), "depth": (1.0, 4096.0)}
 
 
-# What is taken for true where nobody has measured, by the kind of file system.
+# What is assumed if nobody has measured, by the kind of file system.
 NETWORK = Storage(latency=2e-3, bandwidth=1e9, iops=500)  # a parallel file system on disks
 DISK = Storage(latency=8e-3, bandwidth=150e6, iops=120)
 FLASH = Storage(latency=1e-4, bandwidth=1.5e9, iops=50_000)
@@ -40,7 +40,7 @@ MEMORIES = ("tmpfs", "ramfs", "hugetlbfs")
 
 @dataclass(frozen=True)
 class Rate:
-    """What was measured with requests of one size, so many in flight."""
+    """A measurement with requests of one size and a fixed number in flight."""
 
     nbytes: int
     depth: int
@@ -66,10 +66,10 @@ class Profile:
 
 
 def storage_of(rates: tuple[Rate, ...]) -> Storage:
-    """The Storage that answers so many small requests a second, and passes the bytes of so many large ones.
+    """The Storage that explains these rates: `iops` from small requests, bandwidth from large ones.
 
-    Both at their best depth; the larger of these depths is the storage's, so that a storage that answers one request
-    at a time has depth 1.
+    Both are taken at their best depth, and the storage has the larger of these depths. So a storage that answers one
+    request at a time has depth 1.
 
     >>> rates = Rate(4096, 1, 250, 0, 1.0), Rate(4096, 8, 500, 0, 1.0), Rate(4_000_000, 1, 160, 0, 1.0)
     >>> storage = storage_of(rates)
@@ -92,14 +92,14 @@ def _most(rates: list[Rate]) -> float:
 
 
 def _enough(rates: list[Rate]) -> int:
-    """The requests in flight from which on more gain next to nothing."""
+    """The number of requests in flight beyond which more gain almost nothing."""
     return min(rate.depth for rate in rates if rate.per_second >= 0.95 * _most(rates))
 
 
 def stored_or_guessed(path: str | os.PathLike[str]) -> tuple[Storage, str]:
-    """The Storage that holds `path`, and where its numbers come from: the profile stored for it, else a guess.
+    """The Storage that holds `path`, and the source of its numbers: the profile stored for it, else a guess.
 
-    Nobody has named that profile: one that cannot be read is none.
+    A stored profile that cannot be read is ignored, for nobody asked for it by name.
     """
     storage, kind = guess(path)
     said = f"guessed: {kind}; "
@@ -147,7 +147,7 @@ DECODES_ELSE = 1e9
 
 
 def decodes(layout: Layout) -> float:
-    """Bytes a second that one core decodes of this Layout's chunks, by its slowest filter; no end without filters."""
+    """Bytes a second that one core decodes of this Layout's chunks, by its slowest filter; infinite without filters."""
     filters = [one.id for form in layout.forms for one in form.filters]
     return min((DECODES.get(number, DECODES_ELSE) for number in filters), default=math.inf)
 
@@ -179,7 +179,7 @@ def mount_point(path: str | os.PathLike[str]) -> Path:
 
 
 def file_system(path: str | os.PathLike[str]) -> str:
-    """What kind of file system holds `path`, as the system calls it; empty where it does not say."""
+    """The kind of file system that holds `path`, as the system calls it; empty if unknown."""
     mounted = str(mount_point(path))
     kinds = [""]
     try:
@@ -254,7 +254,7 @@ def _read(path: str | os.PathLike[str]) -> bytes:
 def _number(path: str | os.PathLike[str], facts: Mapping[str, Any], name: str) -> float:
     least, most = RANGES[name]
     value = facts.get(name)
-    # A bool is an int and NaN a float: the first is no number here, the second in no range.
+    # Python takes a bool for an int, and NaN for a float: refuse both.
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         raise PlanError(f"{path}: {name} is {_short(value)}, and must be a number from {least:g} to {most:g}")
     return float(value)

@@ -27,7 +27,7 @@ def size(text: str) -> int:
 
 
 def size_of(text: str, of: int) -> int:
-    """Bytes as `size` takes them, or a share of `of` of them: 25%.
+    """Bytes as in `size`, or a share of `of`: 25%.
 
     >>> size_of("25%", 4000)
     1000

@@ -1,4 +1,4 @@
-"""What memory the processes of a program take beside the page cache, and files brought into that."""
+"""Measures the memory that processes use beside the page cache, and reads files into that cache."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 SMAPS_PIECE = 4 << 20  # bytes read at a time
 PROC = Path("/proc")
-COUNTED = ("Pss_Anon", "Pss_Shmem")  # a page that processes share counts in each by its part
+COUNTED = ("Pss_Anon", "Pss_Shmem")  # a shared page counts in each process by its share
 
 
 def resident_nbytes(process: int) -> int:
-    """Bytes of memory of this process and all below it; those that end meanwhile count as nothing."""
+    """Bytes of memory of this process and its descendants; those that end meanwhile count as 0."""
     return sum(_nbytes(one) for one in _tree(process))
 
 
@@ -45,7 +45,7 @@ def _text(path: Path) -> str:
 
 
 def read_once(paths: Sequence[str]) -> None:
-    """Reads the files from beginning to end, so that the page cache has what there is room for."""
+    """Reads the files from beginning to end, so that the page cache holds as much as it can."""
     memory = bytearray(SMAPS_PIECE)
     for path in paths:
         with Path(path).open("rb", buffering=0) as file:

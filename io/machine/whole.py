@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, however the program ends while it writes them."""
+"""Writes files that exist whole or not at all, however the program ends."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 PREFIX = ".new-"  # of names that nobody can foresee
-STALE = 3600  # seconds after which nobody writes to such a file any more
+STALE = 3600  # seconds after which such a file's writer must be gone
 
 
 @contextmanager
 def written(target: Path, mode: int = 0o600, sync: bool = True) -> Iterator[BinaryIO]:
-    """A new file beside `target`, which takes its name when all is written, and goes if that fails.
+    """A new file beside `target`, which gets its name once all is written, and is removed if that fails.
 
-    `sync`: its bytes are on the disk before it does. What is checked when it is read needs no such wait.
+    `sync` waits until its bytes are on the disk. A file that is checked when it is read does not need that.
     """
     temporary = target.with_name(f"{PREFIX}{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -35,7 +35,7 @@ def written(target: Path, mode: int = 0o600, sync: bool = True) -> Iterator[Bina
 
 
 def sweep(folder: Path) -> None:
-    """Removes what writers that were killed left in a folder that is ours alone."""
+    """Removes files of killed writers from a folder that is ours alone."""
     for path in folder.glob(f"{PREFIX}*"):
         with suppress(OSError):
             if time.time() - path.lstat().st_mtime > STALE:

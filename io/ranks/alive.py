@@ -1,4 +1,4 @@
-"""Whether processes of this machine that this one has met are still there: who waits for them looks now and then."""
+"""Checks whether known processes of this machine still live. A process that waits for others checks now and then."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Process = list[Any]  # JSON: where its number counts, its number, and when it be
 
 
 def machine() -> list[Any]:
-    """What two processes have in common exactly if they can share memory and find each other's abstract sockets."""
+    """A value that is equal for two processes exactly if they can share memory and abstract sockets."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     # The name, too: virtual machines that began as copies of one snapshot have its boot id.
     return [boot, os.uname().nodename, Path("/proc/self/ns/net").stat().st_ino, os.getuid()]
 
 
 def own_process() -> Process | None:
-    """What tells this process from all others. None where /proc is not of its own namespace: nobody can look there."""
+    """An identity for this process. None if /proc is of another namespace, where nobody can check it."""
     pid = os.getpid()
     if str(Path("/proc/self").readlink()) != str(pid):
         return None
@@ -35,8 +35,7 @@ def own_process() -> Process | None:
 
 
 def has_ended(process: Process) -> bool:
-    """Whether this process, of the same machine and namespace, is there no more; a killed one that is not yet buried
-    counts as such."""
+    """Whether this process, of the same machine and namespace, has ended. A zombie counts as ended."""
     _, pid, begun = process
     try:
         os.kill(pid, 0)  # where /proc hides processes, it still tells

@@ -1,4 +1,4 @@
-"""Casting: arrays from rank 0 to all ranks, each of which hands on what has come while more is coming."""
+"""Broadcasts arrays from rank 0 to all ranks. Each rank passes on what it has while more arrives."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from solar.errors import PlanError
 from solar.io.machine.late import until
 from solar.io.ranks.mail import Bytes, Errand, Gone, Mail
 
-CAST_PIECE = 4 << 20  # bytes that are handed on together
+CAST_PIECE = 4 << 20  # bytes that are passed on together
 CAST_PARTING = 5.0  # seconds for the thread to end, which has nothing left to do
 
 
 def cast(mail: Mail, arrays: Sequence[NDArray[Any]], what: str) -> None:
-    """Fills these arrays, which are as large everywhere, with rank 0's. All ranks call it together.
+    """Fills these arrays, which have the same size on all ranks, with rank 0's. All ranks call it together.
 
-    Each rank sends to two others: rank 0 sends everything twice, however many they are.
+    Each rank sends to two others. So rank 0 sends everything twice, however many ranks there are.
     """
     pieces = [flat[at : at + CAST_PIECE] for flat in map(_bytes_of, arrays) for at in range(0, len(flat), CAST_PIECE)]
     ended = threading.Event()

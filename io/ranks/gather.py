@@ -1,4 +1,4 @@
-"""How the ranks of a command meet and exchange small JSON values: alone, or by letters over MPI or torch's store."""
+"""How the ranks of a command exchange small JSON values: by letters over MPI or torch's store, or alone."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from solar.io.ranks.letters import LETTER_GRACE, MpiPost, Post, longest_nap
 from solar.io.ranks.world import detect
 from solar.values import World
 
-ABORT_GRACE = 1.0  # seconds in which others may say what went wrong with them, before MPI ends them
+ABORT_GRACE = 1.0  # seconds in which others may report their errors, before MPI ends them
 GATHER_PATIENCE = 24 * 3600.0  # seconds for the slowest: others wait while rank 0 writes a file of any size
 
 
 class Ranks:
-    """All ranks of the command, and which of them this is; without a Post it is alone."""
+    """All ranks of the command, and this rank's number. Without a Post there is only this one."""
 
     def __init__(self, world: World, by: str = "alone", post: Post | None = None) -> None:
         self.rank, self.ranks, self.by = world.rank, world.ranks, by
@@ -35,34 +35,34 @@ class Ranks:
         return f"rank {self.rank} of {self.ranks}: " if self.ranks > 1 else ""
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank gave, on rank 0, which waits for all; on the others nothing."""
+        """On rank 0, the values of all ranks, for which it waits; on the others nothing."""
         if self.rank:
             self._send({"value": value})
             return []
         return [json.loads(json.dumps(value)), *map(self._received, self._others)]
 
     def tell(self, value: Any) -> Any:
-        """What rank 0 gave, on every rank."""
+        """Rank 0's value, on every rank."""
         if self.rank:
             return self._received(0)
         self._send({"value": value})
         return json.loads(json.dumps(value))
 
     def give_up(self) -> None:
-        """Ends the other ranks, which would wait for this one; its error is said already."""
+        """Ends the other ranks, which would wait for this one. Its error was printed already."""
         with contextlib.suppress(SolarError):
             self._send({"left": True})
             self.close()
 
     def close(self) -> None:
-        """Parts from the others, once they have all letters that would be lost with this process."""
+        """Closes, once the others have all letters that would be lost with this process."""
         if self.rank == 0 and self._post is not None:
             needed = self._post.needed
             with reached():
                 until(asked(lambda: not any(map(needed, self._others))), LETTER_GRACE)
 
     def _send(self, letter: dict[str, Any]) -> None:
-        """To all others, if this is rank 0; else to that."""
+        """Sends to all others if this is rank 0, else to rank 0."""
         for rank in self._others:
             assert self._post is not None
             with reached():
@@ -104,7 +104,7 @@ class ByMpi(Ranks):
 
 @contextlib.contextmanager
 def reached() -> Iterator[None]:
-    """Makes errors of MPI and torch one line: another rank ended, or cannot be reached."""
+    """Turns errors of MPI and torch into one line: another rank ended, or cannot be reached."""
     try:
         yield
     except RuntimeError as error:
@@ -113,7 +113,7 @@ def reached() -> Iterator[None]:
 
 
 def _started(world: World) -> Any:
-    """MPI, which its import starts: only where a launcher has started several ranks."""
+    """The MPI module. Its import starts MPI, so only if a launcher started several ranks."""
     try:
         from mpi4py import MPI
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Post: short letters between ranks, over MPI or over the store of torch.distributed. Nothing here waits."""
+"""Post: short messages (letters) between ranks, over MPI or the store of torch.distributed. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Post(Protocol):
     """
 
     def ready(self) -> bool:
-        """Whether letters can be sent and come; asked until it is so."""
+        """Whether letters can be sent and received. Call it until it is true."""
 
     def send(self, rank: int, letter: bytes) -> None:
-        """Sends a letter, and leaves it to itself."""
+        """Sends a letter without waiting for its arrival."""
 
     def poll(self, rank: int) -> bytes | None:
         """The next letter from that rank, if it is there."""
@@ -34,7 +34,7 @@ class Post(Protocol):
 
 
 def longest_nap(ranks: int) -> float:
-    """Seconds between two looks for letters, in the end: the longer the more ranks look."""
+    """The longest seconds between two looks for letters; more ranks look less often."""
     return min(LONGEST_NAP * max(1.0, ranks / 50), 0.5)
 
 
@@ -72,7 +72,7 @@ class MpiPost:
         return bytes(letter)
 
     def needed(self, rank: int) -> bool:
-        """MPI ends after Python, which takes the letters along."""
+        """Whether a letter would be lost: MPI ends with this process, and its letters with it."""
         self._sweep()
         return any(to == rank for _, to, _ in self._leaving)
 
@@ -81,7 +81,7 @@ class MpiPost:
 
 
 class StorePost:
-    """Over the store by which a process group's ranks found each other: there, whatever the group's backend is.
+    """Letters over the store by which a process group's ranks found each other; it exists with almost any backend.
 
     `group` numbers the groups that a process has had: one that is made anew may have its store from the last one.
     """
@@ -110,12 +110,12 @@ class StorePost:
         return letter
 
     def needed(self, rank: int) -> bool:
-        """Rank 0's process keeps the store, and who takes a letter deletes it."""
+        """Whether a letter would be lost: rank 0's process holds the store, and a letter is deleted when taken."""
         last = f"{self._rank}>{rank}:{self._sent[rank] - 1}"
         return self._sent[rank] > 0 and bool(self._store().check([last]))
 
     def _store(self) -> Any:
-        """Asked for each time: it must not outlive its group, whose port somebody else may want next."""
+        """The store, looked up each time: keeping it would keep its group's port in use."""
         distributed = distributed_module()
         store = None if distributed is None else default_store(distributed)
         if store is None:

@@ -1,8 +1,8 @@
-"""Mail: bytes on their way between ranks, by MPI or torch.distributed, and the threads that wait for them.
+"""Mail: sends bytes between ranks, by MPI or torch.distributed, in threads that wait for them.
 
-Nothing here knows what is sent. An *errand* is a generator that deals with one matter: it yields the letters it waits
-for, or None until its bell rings. By MPI one thread goes from errand to errand and never blocks in MPI, which burns a
-core; gloo can only be waited for, which burns nothing, so there each errand has a thread.
+Nothing here knows what the bytes mean. An *errand* is a generator for one task: it yields the letters it waits for, or
+None to wait until its bell rings. With MPI one thread polls all errands, for blocking in MPI burns a core. gloo can
+only block, but that burns nothing, so there each errand has a thread.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Bytes: TypeAlias = NDArray[np.uint8]
 Errand: TypeAlias = Generator[list[Any] | None, None, None]
 
 SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between two looks at what MPI has done
-FOR_EVER = timedelta(days=365)  # for a letter: were gloo's own limit to pass, all connections would break
+FOR_EVER = timedelta(days=365)  # for a letter: after gloo's own time limit all connections break
 TOGETHER = timedelta(seconds=60)  # that ranks which have just met may need to connect
 NAME = "solar exchange"  # of the threads
 MAIL_TAG = 0  # one for all: what one rank sends another comes in the order in which it was sent
 
 
 class Gone(Exception):
-    """What was waited for cannot come: the connection is broken. Raised in the errand that waited."""
+    """The connection is broken. Raised in the errand that waits for it."""
 
 
 class Mail(Protocol):
@@ -53,19 +53,19 @@ class Mail(Protocol):
         """Begins an errand, in a thread that lives as long as it. Gives the bell that wakes it."""
 
     def join(self, seconds: float) -> None:
-        """Waits for the threads whose errands are over: Python must not end while they still let go of letters."""
+        """Waits for the threads whose errands are over: Python must not end while they still free letters."""
 
     def slow_down(self) -> None:
-        """Nobody is in a hurry for what is still on its way."""
+        """Looks less often: nobody is in a hurry for the rest."""
 
     def free(self) -> None:
-        """Gives back what carries the letters. Nothing may be on its way."""
+        """Frees the communicator or group. No letter may be on its way."""
 
 
 def mail(by: str, check: Callable[[], None] = lambda: None) -> Mail:
     """New Mail among all ranks, by "mpi" or "torch". All ranks make it together.
 
-    `check` is called now and then while they come, and raises what is wrong: somebody is gone, say.
+    `check` is called now and then while ranks arrive, and raises an error, for example if one is gone.
     """
     if by == "mpi":
         mpi = mpi_module()

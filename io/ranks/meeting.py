@@ -1,8 +1,8 @@
-"""A meeting: all ranks come together, find what must be the same to be so, and learn who is on their node.
+"""A meeting: all ranks check that what must be the same is the same, and learn which ranks are on their node.
 
-Each sends one letter to rank 0 and gets one back: a thousand ranks are two thousand letters. Whatever is wrong is told
-to all. Waiting is asking again after a short sleep, so that Ctrl-C ends it, and never longer than allowed. Who waits
-looks whether the others of its machine live, as far as it has met them before.
+Each rank sends one letter to rank 0 and gets one back: two thousand letters for a thousand ranks. An error on one rank
+is raised on all. Ranks wait by polling with short sleeps, so that Ctrl-C ends it, and no longer than allowed. While it
+waits, a rank checks that those others of its machine live that it has met before.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from solar.io.ranks.letters import LETTER_GRACE, Post, longest_nap
 log = logging.getLogger("solar")
 
 DIFFERENCES_SHOWN = 3  # differences, and ranks, that a message lists
-MEETING_PATIENCE = 10.0  # seconds after which who waits says so
+MEETING_PATIENCE = 10.0  # seconds after which a waiting rank says so
 NUDGE = 0.1  # seconds after which rank 0 tells those who wait that it is there
 MEETING_PARTING = 1.0  # as long an interrupted rank 0 stays for the others to have its last letter
 LAST_WORD = 1.0  # as long who has told rank 0 of a death waits for what it says: it may have given up before
 
-TROUBLE = "trouble"  # among what must be the same: why a rank cannot take part; None if it can
+TROUBLE = "trouble"  # the key, among what must be the same, for why a rank cannot take part; None if it can
 
 Letter = dict[str, Any]
 T = TypeVar("T")
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Met:
-    """What a rank learns at a meeting."""
+    """The result of a meeting, for one rank."""
 
     node_of: tuple[int, ...]  # of each rank its node; nodes are numbered as their lowest ranks follow each other
     mates: dict[int, dict[str, Any]]  # of each rank on this node, itself too, ascending: what it told as its own
@@ -55,7 +55,7 @@ def letter_of(
     process: Process | None,
     tell: Any,
 ) -> Letter:
-    """What a rank tells at a meeting; `place` is which of how many of its node it is, None: nobody says."""
+    """A rank's letter at a meeting. `place`: its number and the count of ranks on its node; None if unknown."""
     return {
         "what": what,
         "same": {"version of solar": __version__, **same},
@@ -138,7 +138,7 @@ class Meeting:
         return own
 
     def _stay(self) -> None:
-        """Until all have their answers: this process may end, or destroy its group, as soon as it has its own."""
+        """Waits until all have their answers, for after it this process may end, or destroy its group."""
         waiting = set(range(1, self._ranks))
 
         def parted() -> bool:
@@ -180,7 +180,7 @@ class Meeting:
         return [answers[node] for node in node_of]
 
     def _letters(self) -> list[Letter]:
-        """What each rank came for and tells, in their order."""
+        """The letters of all ranks, in their order."""
         nudged: set[int] = set()
 
         def look() -> None:
@@ -249,7 +249,7 @@ def _beside(node: Iterable[int], processes: Sequence[Process | None]) -> dict[in
 
 
 def _nodes(letters: Sequence[Letter]) -> list[int]:
-    """Of each rank the number of its node.
+    """The number of each rank's node.
 
     A machine is as many nodes as the launcher makes of it: two ranks with the same place are not on one.
     """
@@ -274,7 +274,7 @@ def _nodes(letters: Sequence[Letter]) -> list[int]:
 
 
 def _check(letters: Sequence[Letter]) -> None:
-    """PlanError unless all came for the same, with the same."""
+    """PlanError unless all ranks came for the same purpose, with the same values."""
     ours = letters[0]["what"]
     found = _differing([letter["what"] for letter in letters])
     if found:

@@ -1,4 +1,4 @@
-"""join: the shared memory of this node's processes, handed from one to the others, and in no file system."""
+"""join: the shared memory of this node's processes. One process makes it and passes it on; no file is involved."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def join(
     seconds: float = 60,
     check: Callable[[], None] = lambda: None,
 ) -> _native.Node:
-    """The node that all processes of `names` share, once they are all there. `place` is this one's among them.
+    """The shared node of all processes in `names`, once they are all there. `place` is this process's index.
 
-    Place 0 makes the memory and hands it on at an abstract socket that is named after `door`: a random token which
-    only they know. Raises ReadError for those that have not come within `seconds`, PlanError for different memory, and
-    what `check` raises: it is called now and then, and looks whether the others live.
+    Place 0 makes the memory and passes it on at an abstract socket. The socket's name is derived from `door`, a random
+    token that only these processes know. Raises ReadError for processes that do not come within `seconds`, PlanError
+    for different memory, and the errors of `check`, which is called now and then to see whether the others live.
     """
     end = time.monotonic() + seconds
     hall = _Hall(door, list(names), nbytes, seconds, end, check)
@@ -56,7 +56,7 @@ def join(
 
 
 class _Hall(NamedTuple):
-    """What all who want to join have in common, and how long they wait for each other."""
+    """The arguments that all joining processes share, and how long they wait for each other."""
 
     door: str
     names: list[str]
@@ -125,7 +125,7 @@ def _hand_on(hall: _Hall, descriptor: int) -> None:
 
 
 def _serve(hall: _Hall, peer: socket.socket, descriptor: int) -> int:
-    """The place of whoever has connected and got the descriptor; 0: a stranger, or one that went away."""
+    """The place of the process that connected and got the descriptor; 0 for a stranger, or one that went away."""
     if not _is_own(peer):
         return 0
     peer.settimeout(HELLO_PATIENCE)
@@ -175,7 +175,7 @@ def _come(hall: _Hall, place: int) -> int:
 
 
 def _received(hall: _Hall, leader: socket.socket) -> int:
-    """What the leader answers with. ConnectionError where it has gone away."""
+    """The descriptor that the leader answers with. ConnectionError if it has gone away."""
 
     def received(nap: float) -> Any:
         leader.settimeout(max(nap, 1e-3))

@@ -1,4 +1,4 @@
-"""Peers: the processes among which a loader's samples are divided, as far as they can talk to each other."""
+"""Peers: the ranks that share a loader's samples, if they can send each other messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXCHANGES = ("auto", "mpi", "torch", "read", "off")
 
 
 class Peers:
-    """The ranks that meet, as one of them sees them. Made by `peers`."""
+    """The ranks that meet, from the view of one of them. Made by `peers`."""
 
     def __init__(self, rank: int, ranks: int, by: str, group: int = 0) -> None:
         self.rank = rank
@@ -106,7 +106,7 @@ _said: set[str] = set()
 
 
 def peers(exchange: str = "auto") -> Peers | None:
-    """The ranks that this process meets; None where it is alone, or nothing lets ranks talk, or exchange is "off".
+    """The ranks that this process meets; None if it is alone, if ranks cannot talk, or if exchange is "off".
 
     "auto" and "read": by torch.distributed if it is initialised, else by MPI if the program has imported mpi4py.MPI:
     in the order in which `detect` takes the rank from them, so that one numbering counts. "mpi" and "torch": by that
@@ -136,7 +136,7 @@ def peers(exchange: str = "auto") -> Peers | None:
 
 
 def _voice(world: World) -> str | None:
-    """What ranks can talk by. None: nothing, or there is only one."""
+    """The means by which ranks can talk; None if there is none, or only one rank."""
     distributed = distributed_module()
     if distributed is not None and (world.ranks == 1 or default_store(distributed) is not None):
         return "torch"

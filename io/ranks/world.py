@@ -1,4 +1,4 @@
-"""Which rank of how many this process is: by argument, torch.distributed, MPI, or what started it."""
+"""Finds which rank of how many this process is: by arguments, torch.distributed, MPI, or the launcher."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NO_STEPS = 0xFFFFFFF0  # Slurm's step ids from here on are its own: batch scrip
 
 
 class _Said(NamedTuple):
-    """What a launcher says of this process."""
+    """A launcher's information about this process."""
 
     world: World
     of_node: bool  # also of its place on the node: otherwise that is nobody's word
 
 
 def detect(rank: int | None = None, ranks: int | None = None) -> World:
-    """Which rank of how many this process is. What is given counts; what is not is taken from the first that knows:
+    """Which rank of how many this process is. Arguments count first; otherwise the first of these that knows:
 
     1. torch.distributed with a process group: the program itself has said who talks to whom.
     2. mpi4py, if the program imported it and MPI is initialised. A world of one that a launcher started several of is
@@ -33,7 +33,7 @@ def detect(rank: int | None = None, ranks: int | None = None) -> World:
        srun start one daemon per node, and the ranks inherit the daemon's SLURM_PROCID.
     5. SLURM_PROCID and SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), in what srun started; the script of sbatch and the shell
        of salloc carry such variables, too, but are one process.
-    6. Nobody: rank 0 of 1.
+    6. If nobody knows: rank 0 of 1.
 
     The place on the node is taken from a launcher that names the same rank of the same ranks; where none does, the
     rank counts as alone on its node. Nothing is imported and no message is sent: ranks may ask at different times.
@@ -63,7 +63,7 @@ def place_on_node(rank: int, ranks: int) -> tuple[int, int] | None:
 
 
 def distributed_module() -> Any:
-    """torch.distributed where it has a process group, else None. Looked up, not imported: who uses it has it."""
+    """torch.distributed if it has a process group, else None. It is not imported: a program that uses it has it."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -71,13 +71,13 @@ def distributed_module() -> Any:
 
 
 def mpi_module() -> Any:
-    """mpi4py.MPI between MPI's begin and its end, else None. Not imported: importing it starts MPI."""
+    """mpi4py.MPI while MPI is initialised, else None. It is not imported, for that would start MPI."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
 def launched_ranks() -> tuple[str, int]:
-    """Who started this process, and as one of how many."""
+    """The launcher that started this process, and the number of ranks."""
     by, world = _launched()
     return by, 1 if world is None else world.ranks
 

@@ -1,4 +1,4 @@
-"""The float32 view of a Layout: whole numbers of our codec, cast as their chunks are decoded."""
+"""The float32 view of a Layout: integers of our codec, cast while their chunks are decoded."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ CAST = 65534  # native/include/solar/codec.hpp: chunks of our codec, decoded as 
 
 
 def straight(layout: Layout, field: Field | None) -> tuple[Layout, Field | None]:
-    """What is read, and what is made of it: float32 alone is read as such, and then nothing is left to do."""
+    """The Layout to read and the Field to apply. If the Field only casts to float32, decoding does that instead."""
     alone = field is not None and field == Field(field.name, dtype=np.float32)
     view = as_float32(layout) if alone else None
     return (layout, field) if view is None else (view, None)
 
 
 def as_float32(layout: Layout) -> Layout | None:
-    """The same samples as float32, with the values of `astype`; None where they are not whole numbers of our codec.
+    """The same samples as float32, with the values of `astype`; None if they are not integers of our codec.
 
-    No memory holds the whole numbers: each row of a tile is cast while it is in the processor's registers. A chunk
-    that says another type than `layout` is a CodecError when it is read.
+    The integers are never in memory: each row of a tile is cast in the processor's registers. A chunk whose type is
+    not that of `layout` is a CodecError when it is read.
     """
     whole = layout.dtype.isnative and layout.dtype.kind in "iu" and layout.dtype.str[1:] in CODES
     if layout.reader != "direct" or not only_ours(layout) or not whole or layout.chunk_mask.any():

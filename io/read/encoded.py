@@ -1,4 +1,4 @@
-"""The encoded view of a Layout: each sample as the bytes of its chunk, for a decoder that is elsewhere."""
+"""The encoded view of a Layout: each sample as the bytes of its chunk, for a decoder on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from solar import _native
 from solar.values import Filter, Form, Layout
 
 KEPT_ENCODED = 65535  # native/include/solar/codec.hpp: chunks of our codec, checked and as they are stored; in no file
-MOST_TABLES = 64  # that are told apart
+MOST_TABLES = 64  # different tables at most
 LEARNED = 24  # a predictor (io/FORMAT.md)
 SLACK = 64  # zeros behind the largest chunk, at least: a decoder may read on past a chunk's end
 ROW_ALIGNMENT = 128  # bytes, of which a row is a multiple
@@ -25,20 +25,20 @@ CODES = {"f4": 1, "f8": 2, "i1": 3, "u1": 4, "i2": 5, "u2": 6, "i4": 7, "u4": 8,
 class Encoded:
     """The samples of a Layout of our codec, each as a row of bytes: its chunk, with zeros behind.
 
-    The last 4 bytes are the number of the tables that the chunk may ask for.
+    The last 4 bytes are the number of the coding tables that the chunk may use.
     """
 
     layout: Layout  # of the rows
-    shape: tuple[int, ...]  # of a sample that is decoded
+    shape: tuple[int, ...]  # of a decoded sample
     dtype: np.dtype[Any]
     tables: tuple[bytes, ...]  # of the filters of the files, of all views together
 
 
 def encoded(layouts: Sequence[Layout]) -> list[Encoded] | str:
-    """The encoded views of Layouts whose samples come in the same batches, or why they have none.
+    """The encoded views of Layouts whose samples share batches, or the reason why there are none.
 
-    Their rows are read and buffered like any samples; native code checks each chunk (its checksum, and that what it
-    says of itself fits) when it copies it to its row.
+    Their rows are read and buffered like any samples. Native code checks each chunk (its checksum and its header) when
+    it copies it to its row.
     """
     if refused := next((said for layout in layouts if (said := _refused(layout))), ""):
         return refused
@@ -90,19 +90,19 @@ def only_ours(layout: Layout) -> bool:
 
 
 def behind_tables(values: Sequence[int]) -> int:
-    """Where in the values of a filter message the tables end (io/FORMAT.md); 0: they have no place for any."""
+    """Where the tables end in the values of a filter message (io/FORMAT.md); 0 if it has no place for tables."""
     return 2 + -(-values[1] // 4) if len(values) > 1 and values[0] == 1 else 0
 
 
 def _learned(values: tuple[int, ...]) -> bool:
-    """Whether a writer asks for the learned predictor in the values of a filter message."""
+    """Whether the values of a filter message ask for the learned predictor."""
     end = behind_tables(values)
     asked = values[end:] if end else ()
     return len(asked) > 3 and asked[0] == 1 and asked[3] == LEARNED
 
 
 def tables_of(values: tuple[int, ...]) -> bytes:
-    """The tables in the values of a filter message (io/FORMAT.md), if there are any."""
+    """The tables in the values of a filter message (io/FORMAT.md); empty if there are none."""
     if not behind_tables(values):
         return b""
     return np.array(values[2:], "<u4").tobytes()[: values[1]]

@@ -1,4 +1,4 @@
-"""The native engine of this process, and what it needs to know of a Layout."""
+"""The native reading engine of this process, and the native form of Layouts for it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from solar.values import Form, Layout
 log = logging.getLogger("solar")
 
 DEPTH = 64  # requests in flight, over all threads
-GAP = 16 << 10  # bytes worth reading to save a request
+GAP = 16 << 10  # bytes that are worth reading to save a request
 MAPPED = 256  # files of a Layout that are mapped into memory
-ROOM = 0.8  # of what the page cache could hold, for one Layout
+ROOM = 0.8  # share of the page cache that one Layout may use
 COUNT_NAMES = _native.count_names()  # of each request, and of all
-LAST_WAIT = 1.0  # seconds that reads in flight have to end when the program does
+LAST_WAIT = 1.0  # seconds that reads in flight have to finish when the program ends
 
 
 class Engine:
@@ -48,7 +48,7 @@ class Engine:
 
     @classmethod
     def stop(cls) -> None:
-        """Joins the threads before the interpreter goes; one whose read does not return is left, with its memory."""
+        """Joins the threads before the interpreter ends. One that hangs in a read is left, with its memory."""
         if cls.reader is not None and not cls.reader.close(LAST_WAIT):
             log.info("a read has not returned after %g s: its thread is left to the end of the process", LAST_WAIT)
         cls.reader = None
@@ -59,7 +59,7 @@ atexit.register(Engine.stop)
 
 
 class Ticket:
-    """A request the engine works on. Dropped before its end, it is given up: the engine keeps its memory till then."""
+    """A request that the engine works on. Deleting it cancels it; the engine keeps the memory until it is done."""
 
     def __init__(
         self, source: _native.Source, rows: NDArray[np.int64], memory: NDArray[np.uint8], positions: Any = None
@@ -73,7 +73,7 @@ class Ticket:
         self._counts = None
 
     def poll(self, seconds: float) -> bool:
-        """Whether it has come within this time."""
+        """Whether it is done within this time."""
         try:
             self._counts = self._reader.wait(self._number, seconds)
         except SolarError:
@@ -82,11 +82,11 @@ class Ticket:
         return self._counts is not None
 
     def waiting_for(self) -> str:
-        """What is not there yet: "file: dataset, sample 17, offset 123"."""
+        """What is still missing: "file: dataset, sample 17, offset 123"."""
         return self._reader.waiting_for(self._number)
 
     def counts(self) -> dict[str, int]:
-        """What was read and decoded for it, once it has come (native/include/solar/reader.hpp)."""
+        """Counts of what was read and decoded for it, once it is done (native/include/solar/reader.hpp)."""
         return dict(zip(COUNT_NAMES, self._counts or (), strict=False))
 
     def __del__(self) -> None:
@@ -95,9 +95,9 @@ class Ticket:
 
 
 def bypassed_share(layout: Layout, page_cache: bool | None) -> float:
-    """The share of the stored bytes that is read past the page cache: what it has no room for, unless told.
+    """The share of the stored bytes to read past the page cache: as much as the cache has no room for, unless given.
 
-    Were all of it to pass through, it would evict itself: shuffled reading finds little of the last epoch again.
+    If all bytes passed through the cache, they would evict each other before the next epoch uses them again.
     """
     if page_cache is not None:
         return 0.0 if page_cache else 1.0
@@ -106,7 +106,7 @@ def bypassed_share(layout: Layout, page_cache: bool | None) -> float:
 
 
 def worth_mapping(layout: Layout, bypass: float) -> bool:
-    """Whether the files are mapped into memory: they stay in the page cache, and there are not thousands of them."""
+    """Whether to map the files into memory: they fit into the page cache, and there are not thousands of them."""
     return bypass == 0 and len(layout.paths) <= MAPPED
 
 
@@ -147,7 +147,7 @@ def _form(
 
 
 def _telling(values: list[int], dtype: np.dtype[Any]) -> list[int]:
-    """The values of our codec's filter, with the data set's type behind the tables: chunks of another are refused."""
+    """The values of our codec's filter plus the dataset's type, so that the decoder refuses chunks of another type."""
     end = behind_tables(values)
     code = CODES.get(dtype.str[1:], 0) if dtype.isnative else 0
     if not code or end > len(values) or (values and not end):  # what the decoder is to refuse, or to ignore
@@ -156,7 +156,7 @@ def _telling(values: list[int], dtype: np.dtype[Any]) -> list[int]:
 
 
 def source_of_part(layout: Layout, part: int) -> _native.Source:
-    """A part as one single row: so it is read in its own order, chunk after chunk."""
+    """A part as one single row, which is read in its own order, chunk after chunk."""
     form = layout.forms[layout.part_form[part]]
     length = int(layout.part_first[part + 1] - layout.part_first[part])
     chunk = (1, *form.chunk) if form.chunk[0] else (0, length, *form.chunk[1:])

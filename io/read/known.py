@@ -1,9 +1,9 @@
-"""What `read` knows of datasets that it was asked for before: a loop over slices of a file inspects it once.
+"""Remembers where the values of recently read datasets lie, so that a loop over slices inspects a file once.
 
-No file is open for that, none is mapped, and each call looks whether the file is still the same.
+No file is kept open or mapped for that. Each call checks that the file is still the same.
 """
 
-# A Path costs as much as looking at its file.
+# Making a Path takes as long as a stat of its file.
 # ruff: noqa: PTH116
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from solar.values import Layout
 if TYPE_CHECKING:
     from solar.io.read.reader import Rows
 
-KEPT, KEPT_NBYTES = 32, 64 << 20  # datasets, and bytes of what is known of their chunks; the last one stays in any case
+KEPT, KEPT_NBYTES = 32, 64 << 20  # datasets, and bytes of their chunk arrays; the last one is kept in any case
 
 
 @dataclass
 class Known:
-    """Where the values of a dataset lie, and what tells its file from another."""
+    """Where the values of a dataset lie, and the identity of its file."""
 
     layout: Layout
     was: tuple[int, ...]
-    rows: Rows | None = None  # what reads them, once some are asked for
+    rows: Rows | None = None  # reads them, from the first request on
 
 
-_kept: dict[tuple[str, str], Known] = {}  # the one asked for last at the end
+_kept: dict[tuple[str, str], Known] = {}  # the most recently used at the end
 _keeping = threading.Lock()
 
 
 def known_of(path: Paths, dataset: str) -> Known:
-    """Where the values lie: as kept if the file is the same, else inspected now, and kept if it is a single file."""
+    """Where the values lie: remembered if the file is the same, else inspected now. Only single files are kept."""
     key = os.fspath(path) if isinstance(path, (str, os.PathLike)) else "", dataset
     was = _identity(key[0])
     with _keeping:
@@ -47,7 +47,7 @@ def known_of(path: Paths, dataset: str) -> Known:
             return known
     layout = inspect(path, dataset)
     known = Known(layout, _identity_in(layout))
-    # One that was written to just now may be written to again without another time of modification.
+    # A file written just now may be written again without a new time of modification.
     if known.was == was and time.time_ns() - int(layout.file_mtime_ns[0]) > SETTLED_NS:
         with _keeping:
             _kept[key] = known
@@ -65,7 +65,7 @@ def _identity(path: str) -> tuple[int, ...]:
 
 
 def _identity_in(layout: Layout) -> tuple[int, ...]:
-    """Of the one file that all values lie in; what no file has if they do not."""
+    """The identity of the one file that holds all values; if there are several, one that no file has."""
     if len(layout.paths) != 1 or layout.reader != "direct":
         return (-1,)
     facts = layout.file_nbytes, layout.file_mtime_ns, layout.file_inode, layout.file_ctime_ns
@@ -78,7 +78,7 @@ def _nbytes(known: Known) -> int:
 
 
 def _forget() -> None:
-    """In a forked process: another thread may have been in the midst of keeping."""
+    """Forgets all in a forked process, for another thread may have been changing it."""
     global _keeping
     _kept.clear()
     _keeping = threading.Lock()

@@ -35,8 +35,8 @@ def read(path: Paths, dataset: str, index: Any = None, out: NDArray[Any] | None 
     `index` is an integer, a slice, a sequence or array of integers (negative ones count from the end), or of booleans.
     Values and dtype are those that h5py gives. With `out`, an array of that shape and dtype, they are written there.
 
-    Where the values lie in a file is kept for the next call, for some files; each call looks whether it is still the
-    same file. Nothing stays open for that, but native threads close a file only when they need others.
+    For the next call, the places of the values are remembered for some files. Each call checks that the file is still
+    the same. This keeps no file open, but native threads close a file only when they need others.
 
     >>> import h5py, numpy, tempfile
     >>> path = tempfile.mkdtemp() + "/scan.h5"
@@ -57,7 +57,7 @@ def read(path: Paths, dataset: str, index: Any = None, out: NDArray[Any] | None 
         values = _destination(layout, () if single else (len(rows),), out)
         target = values[np.newaxis] if single else values
         if known.rows is None:
-            known.rows = Rows(layout, mapped=False)  # or a file would stay mapped that is read no more
+            known.rows = Rows(layout, mapped=False)  # or the file would stay mapped after the last read
         known.rows.start(rows, target).wait()
     if out is not None:
         if values is not out:
@@ -67,7 +67,7 @@ def read(path: Paths, dataset: str, index: Any = None, out: NDArray[Any] | None 
 
 
 class Pending:
-    """Values on their way. Keeps their memory until the native threads are done with it."""
+    """Values that are being read. Keeps their memory until the native threads are done with it."""
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ class Pending:
         nbytes: int,
         finish: Finish | None = None,
     ) -> None:
-        self.nbytes = nbytes  # of these rows' values, wherever they go
+        self.nbytes = nbytes  # of these rows' values
         self._values = values
         self._work = work
         self._finish = finish
         self._here = False
 
     def wait(self, seconds: float | None = None) -> NDArray[Any]:
-        """The values, when they are all there. TimeoutError after `seconds` says what is missing; one may wait on."""
+        """Waits for the values. TimeoutError after `seconds` says what is missing; one may wait again."""
         self._here = self._here or until(self._work.poll, seconds)
         if not self._here:
             raise Late.values(seconds, self._work.waiting_for())
@@ -93,12 +93,12 @@ class Pending:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What reading them took, after wait: rows, requests, bytes_read, ...; of libhdf5's process only rows."""
+        """Counts, after wait: rows, requests, bytes_read, ...; if libhdf5's process read them, only rows."""
         return self._work.counts()
 
 
 class _NoWork:
-    """Rows without bytes: there at once."""
+    """The work of reading rows without bytes: done at once."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -116,7 +116,7 @@ class _NoWork:
 class Rows:
     """The samples of one Layout, ready to be read in this process; with `native_order`, in the machine's byte order.
 
-    `page_cache` says whether the system's page cache keeps what is read; None: as much of it as there is room for.
+    `page_cache` says whether the system's page cache keeps the bytes read; None: as many as there is room for.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Rows:
         _check_readable(layout)
         self.layout = layout
         self.dtype = layout.dtype.newbyteorder("=") if native_order else layout.dtype
-        # The engine turns numbers around; structures, and what libhdf5 read, are turned when they are here.
+        # The engine swaps the bytes of numbers; structures, and values from libhdf5, are swapped here.
         swap = layout.swap if native_order and layout.reader == "direct" else 0
         self._read_dtype = self.dtype if swap else layout.dtype
         self._as_read = self._read_dtype.base == self.dtype.base
@@ -135,7 +135,7 @@ class Rows:
 
     @property
     def source(self) -> _native.Source | None:
-        """The native form of the Layout; None where libhdf5 reads it."""
+        """The native form of the Layout; None if libhdf5 reads it."""
         return self._source
 
     @property
@@ -152,11 +152,11 @@ class Rows:
         return values.astype(self.dtype.base, copy=False)
 
     def room(self, samples: int) -> NDArray[Any]:
-        """Memory for this many samples, for `start` to read to."""
+        """Memory for this many samples, into which `start` can read."""
         return np.ndarray((samples, *self._shape), self.dtype, self._memory(samples))
 
     def _memory(self, samples: int) -> NDArray[np.uint8] | None:
-        """Memory from the pool for plain values; None: objects, and nothing at all, are numpy's."""
+        """Memory from the pool for plain values; None for objects or no bytes: numpy allocates these."""
         nbytes = samples * self._sample_nbytes
         return None if nbytes == 0 or self.dtype.hasobject else _native.take(nbytes)
 
@@ -166,9 +166,9 @@ class Rows:
         out: NDArray[Any] | None = None,
         positions: NDArray[np.int64] | None = None,
     ) -> Pending:
-        """Starts reading these rows, which must be in range: row i to out[i], or to out[positions[i]].
+        """Starts reading rows[i] into out[i], or into out[positions[i]]. Rows must be in range.
 
-        `out` is C-contiguous and of this dtype. Its other places are left as they are, so several may share it.
+        `out` is C-contiguous and of this dtype. Its other places are not changed, so several reads may share it.
         """
         if out is None:
             if positions is not None:
@@ -179,7 +179,7 @@ class Rows:
         in_place = out.dtype == self._read_dtype.base
         if positions is not None and (self._source is None or nbytes == 0 or not in_place):
             _check_positions(positions, len(rows), len(out))
-            in_place = False  # else the engine puts them there, and checks them
+            in_place = False  # otherwise the engine places them, and checks the positions
         if in_place:
             memory = None if self._source is None or nbytes == 0 else out.reshape(-1).view(np.uint8)
             return Pending(out, self._begin(rows, out, memory, positions), nbytes)
@@ -191,7 +191,7 @@ class Rows:
         return self._start(rows, put)
 
     def _start(self, rows: NDArray[np.int64], finish: Finish | None) -> Pending:
-        """Starts reading to memory of its own."""
+        """Starts reading into new memory."""
         samples = len(rows)
         memory = self._memory(samples)
         values = np.ndarray((samples, *self._shape), self._read_dtype, memory)
@@ -204,18 +204,18 @@ class Rows:
         memory: NDArray[np.uint8] | None,
         positions: NDArray[np.int64] | None = None,
     ) -> Ticket | SlowRead | mpio.CollectiveRead | _NoWork:
-        """The work of reading to `out`, whose bytes `memory` is if the engine can fill it."""
+        """The work of reading into `out`; `memory` is its bytes if the engine can fill them."""
         if self._source is not None and memory is not None and len(rows):
             return Ticket(self._source, rows, memory, positions)
         reader = self.layout.reader
-        if reader == "mpio-collective" and self._sample_nbytes:  # also for no rows: the other ranks wait for this one
+        if reader == "mpio-collective" and self._sample_nbytes:  # even without rows: the other ranks wait for this one
             return mpio.CollectiveRead(self.layout, rows, out)
         if len(rows) == 0 or out.nbytes == 0:
             return _NoWork(len(rows))
         return SlowRead(self.layout, rows, out, mpio.read_into if reader == "mpio" else slow.read_into)
 
     def _check_out(self, out: NDArray[Any], length: int) -> None:
-        """Whether rows can be read to `out`, in the byte order of the file or in that of `dtype`."""
+        """Raises unless rows can be read into `out`, in the byte order of the file or of `dtype`."""
         _check_shape(out, (length, *self.layout.sample_shape), self.dtype, self._read_dtype.base)
         if not out.flags.c_contiguous:
             raise ValueError("out is not C-contiguous")
@@ -253,7 +253,7 @@ def _read_whole(layout: Layout, values: NDArray[Any]) -> None:
 
 
 def _destination(layout: Layout, counts: tuple[int, ...], out: NDArray[Any] | None) -> NDArray[Any]:
-    """Where to read to: `out` if it will do, else new memory."""
+    """The array to read into: `out` if given, which is checked, else new memory."""
     shape = (*counts, *layout.sample_shape)
     if out is not None:
         _check_shape(out, shape, layout.dtype, layout.dtype.base)
@@ -293,7 +293,7 @@ def _check_positions(positions: NDArray[Any], rows: int, slots: int) -> None:
 
 
 def _rows_at(index: Any, layout: Layout) -> tuple[NDArray[np.int64], bool]:
-    """The rows an index means, in range and from 0; and whether it means a single one."""
+    """The rows that an index means, in range and from 0; and whether it means a single row."""
     if not layout.shape:
         raise IndexError(f"{layout.name} is a scalar: it has no axis to index")
     if isinstance(index, tuple):
@@ -309,16 +309,16 @@ def _rows_at(index: Any, layout: Layout) -> tuple[NDArray[np.int64], bool]:
 
 
 def checked_rows(asked: NDArray[Any], samples: int, name: str) -> NDArray[np.int64]:
-    """Positions from 0 for integers of which negative ones count from the end; IndexError when out of range.
+    """Positions counted from 0; negative integers count from the end. IndexError if out of range.
 
-    It may be the array that was asked with.
+    The result may be the given array itself.
     """
     if asked.size == 0:
         return np.empty(0, np.int64)
     if asked.dtype.kind not in "iu" or asked.ndim > 1:
         raise TypeError(f"samples are chosen by integers along axis 0, not by {asked.dtype} of shape {asked.shape}")
     rows = asked if asked.ndim else asked.reshape(1)
-    # The ordinary case in one pass, for it is asked for every batch: seen as unsigned, negative ones are too large.
+    # The ordinary case takes one pass, as every batch needs it: as unsigned integers, negative ones are too large.
     if rows.dtype == np.int64 and np.maximum.reduce(rows.view(np.uint64)) < samples:
         return rows
     if int(rows.min()) < -samples or int(rows.max()) >= samples:

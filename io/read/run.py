@@ -1,4 +1,4 @@
-"""Running: a native Run in this process, which carries out Scripts into a buffer and puts batches together."""
+"""Running: a native Run in this process, which reads into a buffer as Scripts say and puts batches together."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ READ_PIECE = 5 << 20  # what a thread reads of samples that are not encoded in o
 
 
 class Run(Protocol):
-    """What makes the batches of a buffer: a Running here, or an Exchange, of which some rows come from other nodes."""
+    """Makes the batches of a buffer: a Running, or an Exchange, which gets some rows from other nodes."""
 
     parts: tuple[RunPart, ...]
-    nbytes: int  # of memory that it holds
+    nbytes: int  # memory that it holds
 
     @property
-    def appended(self) -> int: ...  # batches that it was told of
+    def appended(self) -> int: ...  # batches appended so far
     @property
     def given(self) -> int: ...  # batches that nobody will ask for again
 
@@ -57,7 +57,7 @@ class Running:
         parts: Sequence[RunPart],
         staged: int,
         scratch: int,
-        node: _native.Node | None = None,  # whose processes carry out the same, in its memory: see shared_nbytes
+        node: _native.Node | None = None,  # its processes run the same plan in its memory: see shared_nbytes
     ) -> None:
         self.parts = tuple(parts)
         self.nbytes = sum(part.pages * part.page for part in parts) + threads() * scratch
@@ -66,7 +66,7 @@ class Running:
         self.row_nbytes = [one.sample_nbytes for one in self._rows]  # of each field
         self.given = 0  # batches that nobody will ask for again
         self._taking, self._counting = threading.Lock(), threading.Lock()
-        self._came: deque[Any] = deque()  # from the run, and not yet told apart
+        self._came: deque[Any] = deque()  # received from the run, not yet looked at
         self._here: dict[int, Any] = {}
         self._unwanted: set[int] = set()
         self._taken = 0
@@ -79,15 +79,15 @@ class Running:
         _live.add(self)
 
     def append(self, sizes: NDArray[np.int64], told: Sequence[Told], parcels: None = None) -> None:
-        """The next stretch of batches, of so many samples each. Nothing travels to other nodes, and no parcels."""
+        """Appends a stretch of batches, of so many samples each. Nothing is exchanged, so there are no parcels."""
         assert self._run is not None
         self._run.append(sizes, [_columns(one) for one in told])
         self.appended += len(sizes)
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
-        """The fields of this batch, and what it took. TimeoutError after `seconds`, saying what is missing.
+        """The fields of this batch, and counts of reading it. TimeoutError after `seconds` says what is missing.
 
-        It may be asked for again until it is let go, so that Ctrl-C loses nothing.
+        One may wait again until `let_go`, so Ctrl-C loses no batch.
         """
 
         def here(nap: float) -> bool:
@@ -108,19 +108,19 @@ class Running:
             try:
                 raise came
             finally:
-                del came  # or it and this frame, which its traceback keeps, would keep each other alive
+                del came  # or it and this frame, which is in its traceback, would keep each other alive
         memory, counts = came
         values = [rows.from_bytes(one, samples) for rows, one in zip(self._rows, memory, strict=True)]
         return values, dict(zip(COUNT_NAMES, counts, strict=False))
 
     def let_go(self, number: int) -> None:
-        """Whoever waited for this batch keeps it now."""
+        """Hands this batch over to whoever waited for it."""
         if self._here.pop(number, None) is not None:
             with self._counting:
                 self.given += 1
 
     def forget(self, number: int) -> None:
-        """Nobody will ask for this batch: it is not kept, whether it is there or comes later."""
+        """Drops a batch that nobody will ask for, whether it is there or comes later."""
         self._unwanted.add(number)
         self.let_go(number)
 
@@ -129,7 +129,7 @@ class Running:
         if run is None:
             raise RuntimeError("this run was closed")
         try:
-            # In one go: were it two, Ctrl-C could come between them, and the batch be lost.
+            # In one statement: between two, Ctrl-C could lose the batch.
             self._came.extend(map(run.take, (seconds,)))
         except Exception as error:
             self._came.append(error)
@@ -142,26 +142,26 @@ class Running:
             self._came.popleft()
 
     def counts(self) -> dict[str, int]:
-        """What the run has read, held and found since it began."""
+        """Counts of what the run has read, held, and found in the buffer since it began."""
         return {} if self._run is None else self._run.counts()
 
     def fail(self, why: Exception) -> None:
-        """Tells the other processes of the node why this one does not go on. Then it is closed."""
+        """Tells the other processes of the node why this one stops. Call close() afterwards."""
         if self._node is not None:
             self._node.fail(str(why))
 
     def drop(self) -> None:
-        """Ends it where nobody can wait: here that is how it ends anyway."""
+        """Ends it without waiting for others; the same as close()."""
         self.close()
 
     def close(self) -> None:
-        """Drops what has not begun and ends the threads. One whose read does not return is left, with its memory."""
+        """Drops what has not begun and ends the threads. One that hangs in a read is left, with its memory."""
         run, self._run = self._run, None
         if run is not None and not run.close(LAST_WAIT):
             log.info("a read has not returned after %g s: its buffer is left to the end of the process", LAST_WAIT)
             _left.append(run)
         if self._node is not None:
-            self._node.leave()  # also where nothing was appended; nobody gets past a step for which a read is missing
+            self._node.leave()  # even if nothing was appended; no process passes a step that lacks a read
 
 
 def _fields_of(parts: Sequence[RunPart]) -> list[int]:
@@ -177,21 +177,21 @@ def _columns(told: Told) -> tuple[Any, ...]:
 
 
 def threads() -> int:
-    """How many threads the engine has, each with scratch memory of its own."""
+    """The number of the engine's threads. Each has its own scratch memory."""
     return max(1, min(32, len(os.sched_getaffinity(0))))
 
 
 def shared_nbytes(parts: Sequence[RunPart]) -> int:
-    """What the memory of a node needs for these parts (io/ranks/node.py: join)."""
+    """The bytes of a node's shared memory for these parts (io/ranks/node.py: join)."""
     return sum(-(-part.pages * part.page // SHARED_PAGE) * SHARED_PAGE for part in parts)
 
 
 def scratch_nbytes(layout: Layout) -> int:
-    """The least memory that a read of this Layout uses beside the buffer: a chunk as it is stored, and decoded."""
+    """The least memory that a read of this Layout uses beside the buffer: one stored and one decoded chunk."""
     alone = [form for form in layout.forms if not form.filters and (not form.chunk or not form.chunk[0])]
     if len(alone) == len(layout.forms):
         return min(layout.sample_nbytes, READ_PIECE)
-    # A thread has one chunk at hand, however many of them a sample crosses; two filters need room between them.
+    # A thread works on one chunk at a time, even if a sample crosses several. Two filters need memory between them.
     values = max(math.prod(form.chunk) for form in layout.forms if form.chunk and form.chunk[0])
     return 2 * values * layout.dtype.itemsize + int(layout.chunk_nbytes.max(initial=0))
 
@@ -199,7 +199,7 @@ def scratch_nbytes(layout: Layout) -> int:
 # --- the end of the process, and its forks ----
 
 _live: weakref.WeakSet[Running] = weakref.WeakSet()
-_left: list[_native.Run] = []  # never destroyed: their threads are in the midst of a read, or in another process
+_left: list[_native.Run] = []  # never destroyed: their threads are still reading, or in another process
 
 
 def _close_all() -> None:

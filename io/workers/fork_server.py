@@ -1,6 +1,6 @@
-"""multiprocessing's fork server, of which processes are copies: begun early, for what it imports takes seconds.
+"""Starts multiprocessing's fork server early, for its imports take seconds, and processes are copies of it.
 
-Nothing public tells whether it runs, what it imports first, or ends it: so its object is looked into, here alone.
+No public function tells whether it runs and what it imports, or ends it. So this module uses its private object.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _unused: int | None = None  # the process that was begun for them, while none of
 
 
 def expected(owner: Any, module: str) -> None:
-    """Begins it, to import a module, if it does not run: it is done sooner or later, and nobody waits for it here.
+    """Starts the server, if it does not run, and has it import a module. It does not wait for that.
 
-    If nobody takes processes of it before all that expected it are gone, it ends with the last of them.
+    If no process was taken from it when the last owner that expected it is gone, the server ends.
     """
     global _unused
     if parent_process() is not None or getattr(current_process(), "_inheriting", False):
@@ -36,7 +36,7 @@ def expected(owner: Any, module: str) -> None:
 
 
 def taken(module: str) -> None:
-    """Processes of it are about to be started: it stays until the program's end."""
+    """Called before processes are started from it: from now on it stays until the program ends."""
     global _unused
     if _server._forkserver_pid is None:
         _import_first(module)
@@ -67,7 +67,7 @@ def _left(number: int, process: int) -> None:
 
 
 def _children(pid: int) -> bool:
-    """Whether a process has processes; where the system does not say it, it may."""
+    """Whether a process has children; true if the system does not tell."""
     try:
         return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
     except OSError:

@@ -1,4 +1,4 @@
-"""An error on its way from one process to another: its type, its words, its traceback."""
+"""Sends an error from one process to another: its type, its message, its traceback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROMPT = (
 
 
 class Unsendable(SolarError):
-    """What is needed in another process cannot be had there. Its words suffice, wherever it was raised."""
+    """Something needed in another process cannot be sent there. Its message alone says all."""
 
 
 def told(error: Exception) -> tuple[bytes, str, str]:
@@ -42,7 +42,7 @@ class _Words(str):
 
 
 def rebuilt(failure: tuple[bytes, str, str], number: int) -> Exception:
-    """The error that a process told of, of its own type where a message suffices to make one."""
+    """The error that a process reported, of the same type if a message is enough to make one."""
     kind, name, text = failure
     if not name or BOOTSTRAPPING in text:
         return SolarError(text if not name else UNGUARDED)

@@ -1,4 +1,4 @@
-"""What a process starts with, and how values are pickled on their way to it (io/workers/process_child.py)."""
+"""Pickles the values that a process starts with, and those sent to it later (io/workers/process_child.py)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _reduce_array(array: NDArray[Any]) -> Any:
 
 
 class Sealed:
-    """What a process starts with. Pickled, it is bytes until it is opened: an error then has somewhere to go."""
+    """The values that a process starts with. They stay bytes until opened, when an error can be reported."""
 
     def __init__(self, value: Any, main: dict[str, str], reducers: Reducers) -> None:
         self._value, self._main, self._reducers = value, main, reducers

@@ -1,7 +1,7 @@
 """Processes that run the Python work of a loader: transforms and collate functions that threads would not speed up.
 
-multiprocessing's forkserver starts them, from a process without threads, MPI or open files; this one is never forked,
-unless the caller's context says so. What is said to them, and in which memory arrays travel: process_child.py.
+multiprocessing's forkserver starts them, from a process without threads, MPI or open files. The present process is
+never forked, unless the caller's context says so. Messages, and the shared memory for arrays: process_child.py.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Processes:
 
 
 class Task:
-    """A payload on its way, and what comes of it. May be dropped."""
+    """A payload that was sent, and its result. May be dropped."""
 
     def __init__(self, processes: Processes, child: _Child, number: int) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""The readers of `solar bench` as its main process has them: each in a process group of its own, one in turn."""
+"""The readers of `solar bench`, from its main process: each in its own process group, running one at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Failed(Exception):
 
 
 class Reader:
-    """A contestant. While it is not its turn, it and its workers are stopped, so that they take nobody's time.
+    """A contestant. Outside its turn, it and its workers are stopped, so that they take no time from others.
 
     Its group is in this process's session: if this process dies, the system ends the stopped ones by SIGHUP.
     """

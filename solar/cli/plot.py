@@ -1,4 +1,4 @@
-"""Draws what was planned: a page of HTML with a drawing in it, or a picture by matplotlib."""
+"""Draws a plan: an HTML page with a drawing, or a picture by matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a long command is: a bar where somebody looks on, else a line now and then; and its end in good order."""
+"""The progress of a long command: a bar on a terminal, else a line now and then; and a clean end on signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rehearsal found: sums over ranks and epochs, and in words. Pure."""
+"""The results of a rehearsal: sums over ranks and epochs, and their text. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines that show datasets as a tree: what is alike is one line, links say where they lead."""
+"""Shows datasets as a tree of lines: similar ones share a line, and links show their targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeviceCache: rows that stay on the device from epoch to epoch, in memory of a stated size."""
+"""DeviceCache: rows that stay on the device from epoch to epoch, in memory of a given size."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DeviceCache:
         self._slot_of = np.full(samples, -1, np.int32)
 
     def slots(self, names: Array) -> Slots:
-        """Where the samples of these names are; -1: nowhere. What is somewhere stays there."""
+        """The slots of the samples with these numbers; -1 if not here. A sample never changes its slot."""
         return self._slot_of[names]
 
     @contextmanager
@@ -68,7 +68,7 @@ class DeviceCache:
             self._stats.kept(len(new), 0, int((slots >= 0).sum()))
 
     def _new(self, names: Array) -> Array:
-        """Which of these samples are to stay: the first that are not here already, each once."""
+        """Which of these samples to keep: the first ones that are not here already, each once."""
         if self._used == self._room:
             return np.empty(0, np.int64)
         absent = np.flatnonzero(self._slot_of[names] < 0)
@@ -95,7 +95,7 @@ class DeviceCache:
         return self._rows
 
     def close(self) -> None:
-        """Lets go of the memory. No batch can be put together any more."""
+        """Frees the memory. No batch can be put together any more."""
         with self._lock:
             if not self._closed:
                 self._stats.kept(-self._used, -self._taken, 0)
@@ -107,7 +107,7 @@ class DeviceCache:
 
 
 class Joining:
-    """One batch that is put together on the device: of rows that came and of those that are there."""
+    """A batch that is put together on the device, from rows that came and rows that are there."""
 
     def __init__(self, rows: list[Tensor], told: list[Told | None], slots: Slots, new: Array, first: int) -> None:
         self._rows, self._told, self._samples = rows, told, len(slots)

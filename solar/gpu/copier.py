@@ -1,4 +1,4 @@
-"""DeviceCopier: brings batches to a device while it computes, through pinned memory and a stream of their own."""
+"""DeviceCopier: copies batches to a device while it computes, by pinned memory and a separate stream."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COPIES_AHEAD = 2  # batches on the device that nobody has asked for yet, at most
 
 @dataclass
 class DeviceForm:
-    """How the tensors of a batch come: where, as which floating type, in which order of memory, at which addresses."""
+    """The form of a batch's tensors: their device, floating-point type, memory order, and addresses."""
 
     device: torch.device
     dtype: torch.dtype | None = None
@@ -72,7 +72,7 @@ class Static:
 
 @dataclass
 class OnDeviceBatch:
-    """A batch on the device, or on its way there."""
+    """A batch that is on the device, or being copied there."""
 
     batch: Any
     tensors: list[Tensor] = field(default_factory=list)  # those that landed beside the consumer

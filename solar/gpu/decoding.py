@@ -1,4 +1,4 @@
-"""Decoding the rows of an encoded view where they have landed."""
+"""Decodes the rows of an encoded view on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ResidentSource: batches read without the rows that are on the device already."""
+"""ResidentSource: reads batches without the rows that are already on the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from solar.values import Layout
 
 
 class MissingBatch(PendingBatch):
-    """A batch on its way, whose fields of numbers have only the samples that are not on the device."""
+    """A batch that is being read; its fields of numbers have only the samples that are not on the device."""
 
     def __init__(self, structure: Any, fields: list[PendingField], slots: Slots) -> None:
         super().__init__(structure, fields)
@@ -29,7 +29,7 @@ class MissingBatch(PendingBatch):
 
 
 class Parts(NamedTuple):
-    """Of each H5Dataset the fields of numbers, which can stay on a device, and the others."""
+    """Each H5Dataset divided into the fields of numbers, which can stay on a device, and the others."""
 
     numbers: list[H5Dataset]
     others: list[H5Dataset]
@@ -86,7 +86,7 @@ def stays(layout: Layout) -> bool:
 
 @dataclass
 class ResidentBatch:
-    """A batch of which has come what is not on the device."""
+    """A batch of which the rows that are not on the device have been read."""
 
     batch: Any
     names: Array  # of all its samples

@@ -1,4 +1,4 @@
-"""Ring: pinned memory of the batches that are on their way to a device. Most are read straight to it."""
+"""Ring: pinned memory for batches that are copied to a device. Most are read directly into it."""
 
 from __future__ import annotations
 

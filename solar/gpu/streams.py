@@ -1,4 +1,4 @@
-"""Streams: what landing asks of a device whose work goes on by itself. CUDA's are the only ones here."""
+"""Streams: the operations that copying needs of an asynchronous device. Only CUDA has them here."""
 
 from __future__ import annotations
 

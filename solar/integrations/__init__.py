@@ -1,1 +1,1 @@
-"""solar inside training frameworks: one module each, imported by name, which alone imports its framework."""
+"""solar in training frameworks, one module for each. Only that module imports the framework; import it by name."""

@@ -6,7 +6,7 @@
 
     class SolarTrainer(TrainerMixin, Trainer): ...
 
-A Trainer makes torch loaders itself. The mixin lets it, and reads the same batches with solar's engine.
+A Trainer makes torch loaders itself. The mixin reads the same batches with solar's engine.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ __all__ = ["DataLoader", "H5Dataset", "PlanBatchSampler", "PlanSampler"]
 
 
 def __getattr__(name: str) -> Any:
-    """These names when they are asked for: a shelf below the loader can be imported before it."""
+    """Imports these names on first use, so that modules below the loader can be imported without it."""
     if name not in __all__:
         raise AttributeError(f"module 'solar.torch' has no attribute {name!r}")
     from importlib import import_module

@@ -32,29 +32,29 @@ Room = Callable[[int, Rows, int], "np.ndarray[Any, Any] | None"]  # a field's nu
 class H5Dataset(torch.utils.data.Dataset[Any]):
     """Samples from HDF5 files: `path` is a file, a list of files, a directory or a glob pattern (see solar.inspect).
 
-    `fields` names what a sample is made of, and its structure: a dataset's name gives the array itself, a tuple or
-    list of names a tuple, a dict of names a dict; tuples and dicts may hold others. In place of a name, a solar.Field
-    gives it unpacked, sliced, transposed, cast or normalised, by native code. With samples="files" each file is one
-    sample. Arrays are numpy's, in the machine's byte order; of a dataset of numbers along one axis, numpy scalars.
+    `fields` names the datasets that make up a sample, and gives its structure: a name gives the array itself, a tuple
+    or list of names a tuple, a dict of names a dict. Tuples and dicts may be nested. In place of a name, a solar.Field
+    unpacks, slices, transposes, casts or normalises the dataset in native code. With samples="files" each file is one
+    sample. Samples are numpy arrays in the machine's byte order; a dataset with one number per sample gives scalars.
 
-    `transform` makes of a sample what the loader collates: transform(sample), or transform(sample, rng) with a
+    `transform` is called with each sample before collation: transform(sample), or transform(sample, rng) with a
     numpy.random.Generator that solar's loader seeds by its seed, the epoch and the sample. It runs in `num_workers`
-    processes, in this one if there are none; with `thread_safe=True`, which you vouch for, in threads.
+    processes, or in this process if there are none. With `thread_safe=True`, which you vouch for, it runs in threads.
 
-    `page_cache` says whether the system's page cache keeps what is read; None: as much of it as there is room for.
+    `page_cache` says whether the system's page cache keeps the bytes read; None: as many as there is room for.
 
-    With `together=True` all ranks make the dataset together: rank 0 reads the file's metadata, and sends it to the
-    others. That is for files of millions of chunks and hundreds of ranks, where each would scan the same index; MPI or
-    torch.distributed must be initialised, and each rank waits for all. Whatever is wrong is the same error on all.
+    With `together=True` all ranks make the dataset together: rank 0 reads the file's metadata and sends it to the
+    others. Use it for files of millions of chunks on hundreds of ranks, which would each scan the same index. MPI or
+    torch.distributed must be initialised, and each rank waits for all. An error on rank 0 is raised on all ranks.
 
-    `reader` "mpio" reads by libhdf5's parallel driver, where h5py is built with MPI, each rank for itself. With
-    "mpio-collective" all ranks of MPI's world read each batch together, from one file: all must ask for equally many
-    batches, or some wait for ever. Neither is buffered; where it was measured, neither was
-    clearly faster (docs/decisions/0013-mpio.md).
+    `reader` "mpio" reads by libhdf5's parallel driver, each rank for itself; h5py must be built with MPI. With
+    "mpio-collective" all ranks of MPI's world read each batch together, from one file. All must ask for equally many
+    batches, or some wait for ever. Neither is buffered, and neither was clearly faster where we measured it
+    (docs/decisions/0013-mpio.md).
 
-    It holds no open file, can be pickled, and may be used in forked and spawned processes.
+    The dataset holds no open file, can be pickled, and may be used in forked and spawned processes.
 
-    A subclass may make its samples itself: of `super().__getitem__(i)`, or `super().__getitems__([i, i + 1])`.
+    A subclass may make its own samples from `super().__getitem__(i)` or `super().__getitems__([i, i + 1])`.
 
     >>> import h5py, numpy, tempfile
     >>> path = tempfile.mkdtemp() + "/scan.h5"
@@ -97,7 +97,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         self._process = -1
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Where a subclass makes its samples one by one, it is also asked for those of a batch one by one."""
+        """If a subclass overrides only `__getitem__`, makes `__getitems__` call it for each sample."""
         super().__init_subclass__(**options)
         names = ("__getitem__", "__getitems__")
         one, many = (next(place for place, kind in enumerate(cls.__mro__) if name in vars(kind)) for name in names)
@@ -113,7 +113,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return sample if self.transform is None else transformed(self.transform, [sample])[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
-        """The samples at these indices, read together. They share memory, which is free when all of them are gone."""
+        """The samples at these indices, read together. They share memory, which is freed with the last of them."""
         positions = np.asarray(list(indices))
         batch = self.read_batch(positions)
         samples = [_sample(batch, i) for i in range(len(positions))]
@@ -122,18 +122,18 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     def read_batch(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> Any:
         """The samples at these indices in the structure of the fields: arrays stacked along axis 0, lists of text.
 
-        They are as they were read and the fields made them: `transform` is not called.
+        `transform` is not called.
         """
         return self.start_batch(indices).wait()
 
     def start_batch(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> PendingBatch:
-        """Starts what read_batch does, and returns at once; `wait` gives the batch."""
+        """Starts reading a batch and returns at once; `wait` gives what read_batch would."""
         rows = self.checked(indices)
         check_unchanged(leaves(self.layouts), rows)  # solar's loader looks at all files when an epoch begins
         return self.start_rows(rows)
 
     def start_rows(self, rows: np.ndarray[Any, np.dtype[np.int64]], room: Room | None = None) -> PendingBatch:
-        """start_batch of rows that `checked` gave; to memory that `room` gives, where it does."""
+        """start_batch for rows that `checked` gave. Reads into memory from `room` where that gives any."""
         self.opened()
         fields = []
         for number, leaf in enumerate(self._straight):
@@ -142,11 +142,11 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return PendingBatch(self.layouts, fields)
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The rows that indices mean: in range, counted from 0. IndexError for others."""
+        """The rows that indices mean, counted from 0. IndexError for an index out of range."""
         return checked_rows(np.array(indices), self._samples, self._name)  # a copy: others may change theirs
 
     def opened(self) -> list[_Leaf]:
-        """What reads the fields as stored, one after another. Each process makes its own."""
+        """The readers of the fields, one each. Each process makes its own."""
         if self._process != os.getpid():
             self._opened = [
                 _Leaf(Rows(layout, True, self._page_cache), field)
@@ -172,12 +172,12 @@ class _Leaf:
     field: Field | None  # None: as stored
 
     def straight(self, page_cache: bool | None) -> _Leaf:
-        """What reads the same as float32, where that can be and is all that is made of it; else this."""
+        """The leaf that reads directly as float32, where the Field asks for nothing else; otherwise this leaf."""
         layout, field = straight(self.rows.layout, self.field)
         return self if layout is self.rows.layout else _Leaf(Rows(layout, True, page_cache), field)
 
     def room(self, room: Room, number: int, samples: int) -> np.ndarray[Any, Any] | None:
-        """What `room` gives for samples of this leaf; a Field that is followed here makes others of them."""
+        """The memory that `room` gives for this leaf's samples; none where a Field converts them here."""
         return None if self.field is not None else room(number, self.rows, samples)
 
 
@@ -187,9 +187,9 @@ def start_together(
     rows: np.ndarray[Any, Any],
     room: Room | None = None,
 ) -> PendingBatch:
-    """Starts one batch of several alike datasets: sample i of it is row `rows[i]` of dataset `which[i]`.
+    """Starts one batch from several alike datasets: sample i of it is row `rows[i]` of dataset `which[i]`.
 
-    `room` gives memory for it, or None: a field's number, what reads it, samples -> an array.
+    `room(field's number, its Rows, samples)` gives memory for a field, or None.
     """
     if len(datasets) == 1:
         return datasets[0].start_rows(rows, room)
@@ -236,7 +236,7 @@ def _one_by_one(kind: type[H5Dataset]) -> Callable[[H5Dataset, Iterable[int]], l
             here = sys._getframe()
             inside = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame is not here)
             outside = (frame for frame, _ in traceback.walk_stack(here.f_back))
-            # Said by the outermost call, or it would come with a thousand lines of where it went round.
+            # The outermost call raises it, or the traceback would show a thousand lines of the recursion.
             if _called(__getitems__, outside) or not _called(__getitems__, inside):
                 raise
         raise RuntimeError(

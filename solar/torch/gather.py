@@ -1,4 +1,4 @@
-"""How the ranks that torchrun started meet: by a process group of gloo, over whose store their letters go."""
+"""How ranks that torchrun started meet: in a gloo process group, whose store carries their letters."""
 
 from __future__ import annotations
 

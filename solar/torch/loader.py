@@ -34,8 +34,8 @@ from solar.values import BATCHES_AHEAD
 T = TypeVar("T", covariant=True)
 log = logging.getLogger("solar")
 
-PLAIN = (str, bool, int, float, torch.dtype, torch.device)  # are told as they are
-DEFAULTS: dict[str, Any] = {  # of what repr tells, if it is another
+PLAIN = (str, bool, int, float, torch.dtype, torch.device)  # repr shows these as they are
+DEFAULTS: dict[str, Any] = {  # repr shows these arguments only if they differ
     **{"num_workers": 0, "pin_memory": False, "drop_last": False, "timeout": 0, "ahead": None, "buffer": None},
     **{"epochs": None, "exchange": "auto", "balance": None, "device": None, "dtype": None, "channels_last": False},
     **{"static": False, "decode": "host", "resident": None, "reader": "auto", "on_error": "raise"},
@@ -43,27 +43,28 @@ DEFAULTS: dict[str, Any] = {  # of what repr tells, if it is another
 
 
 class DataLoader(torch.utils.data.DataLoader[T]):
-    """torch.utils.data.DataLoader, argument for argument; an H5Dataset is read by native threads instead of workers.
+    """torch.utils.data.DataLoader, argument for argument; native threads instead of workers read an H5Dataset.
 
     Batches, their order and every random draw are torch's. On a dataset that is not an H5Dataset it is torch's loader.
-    In both cases `state_dict` says where it is, and `load_state_dict` goes on from there.
+    In both cases `state_dict` gives its position, and `load_state_dict` resumes from there.
 
-    `ahead` is the number of batches read before they are asked for; None: 4, or fewer where these take more than 1 GiB.
-    `num_workers` processes run the dataset's `transform` and your `collate_fn`; where there is neither, none is
-    started. `device_transform` is called with each batch at the very end. `progress` shows a tqdm bar; a string is its
-    title. `snapshot_every_n_steps` is accepted for those who come from torchdata's StatefulDataLoader: the state is
+    `ahead` is the number of batches read before they are asked for; None: 4, or fewer if these take more than 1 GiB.
+    `num_workers` processes run the dataset's `transform` and your `collate_fn`; without either, no process is started.
+    `device_transform` is called with each batch at the very end. `progress` shows a tqdm bar; a string is its title.
+    `snapshot_every_n_steps` is accepted for users of torchdata's StatefulDataLoader, and has no effect: the state is
     exact at every step.
 
-    `buffer` is memory in which samples wait for their turn, after they were read in the order of the file: bytes, a
-    text such as "8GiB", or a share of the node's memory ("25%", 0.25); 0 is none, None what is best. The ranks of a
-    node share it. `epochs` is how many there will be, if you know. `storage` is what reading costs: a Storage, or the
-    path of a profile; None takes the one that `solar probe` stored, or a guess.
+    `buffer` is memory that holds samples, read in the order of the file, until their batch needs them: a number of
+    bytes, a text such as "8GiB", or a share of the node's memory ("25%", 0.25). 0 means no buffer, None chooses the
+    best size. The ranks of a node share it. `epochs` is how many epochs there will be, if you know. `storage` is what
+    reading costs: a Storage, or the path of a profile; None takes the profile that `solar probe` stored, or a guess.
 
-    With a DistributedSampler or PlanSampler over several ranks, those of a node have one buffer, and each sample is
-    read once for all of them. On several nodes each reads its home region; `balance` says who takes what of a step:
-    "torch" what the sampler gives each rank (the default on one node), "equal" equal shares, at home as far as they go
-    (the default on several), "uneven" all at home, with `batch.weight`. `exchange` is how samples get to ranks of other
-    nodes: "mpi", "torch" (gloo), "read" by who needs them; "off" has each rank by itself.
+    With a DistributedSampler or PlanSampler over several ranks, the ranks of a node share one buffer and read each
+    sample once. On several nodes each node reads its home region of the file. `balance` says which rank uses which
+    samples of a step: "torch" those that the sampler gives it (the default on one node); "equal" as many as the others,
+    from its home region as far as possible (the default on several nodes); "uneven" only those of its home region, with
+    `batch.weight`. `exchange` says how samples get to ranks of other nodes: "mpi", "torch" (gloo), or "read" by the
+    rank that needs them; with "off" each rank works by itself.
 
     `device` is where batches come, copied while it computes (docs/gpu.md): "cuda", "cuda:1", "cpu", ...; None leaves
     them where they are made. There floating-point tensors become `dtype`, images and volumes `channels_last`; with
@@ -153,7 +154,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._on_device = OnDevice(device, dtype, channels_last, static, decode, resident, reader)
         self.on_error = checked(on_error)
         if isinstance(sampler, PlanSampler) and batch_size is not None:
-            # Only it can cut an exact tail. Past torch's __setattr__, which forbids what it has itself just done.
+            # Only PlanBatchSampler can cut an exact tail. torch's __setattr__ forbids this change, so bypass it.
             self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
         self._course = SamplerState(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
         self._stats = Stats()
@@ -168,8 +169,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             self._workers.expect()
 
     def __repr__(self) -> str:
-        """What it loads, and what of its arguments is not the default."""
-        facts = vars(self)  # not all of them in the midst of being made
+        """Its dataset, and the arguments that differ from their defaults."""
+        facts = vars(self)  # some are missing while it is being made
         data, batch = facts.get("dataset"), facts.get("batch_size")
         sampler = facts.get("batch_sampler" if batch is None else "sampler")
         by = "" if sampler is None or type(sampler) is SequentialSampler else f"sampler=<{type(sampler).__name__}>"
@@ -204,7 +205,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     @property
     def _index_sampler(self) -> Any:
-        """What torch's iterators draw indices from: the samplers, seen through what remembers the position."""
+        """The source of indices for torch's iterators: the samplers, wrapped so that the position is remembered."""
         return self._course
 
     def _tell_engine(self, found: SampleSource | str) -> None:
@@ -241,20 +242,20 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     # --- position ----
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the sampler which epoch comes. A position loaded for this epoch is kept, for another forgotten."""
+        """Tells the sampler the next epoch. A loaded position is kept if it is of this epoch, else forgotten."""
         self._course.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the newest iterator is, as small JSON: the batches handed out, not those read ahead.
+        """The newest iterator's position, as small JSON. It counts batches handed out, not those read ahead.
 
         With a PlanSampler or DistributedSampler it is the same on all ranks, and any number of ranks can go on from it.
         """
         return self._course.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iterator goes on where this state was taken. PlanError if the state is of another data or order."""
+        """The next iterator resumes where this state was taken. PlanError if the state is of other data or order."""
         self._course.load(state)
-        if self._iterator is not None:  # torch's persistent workers are in the midst of something else
+        if self._iterator is not None:  # torch's persistent workers may be busy with another epoch
             self._iterator = None
 
     # --- what it did ----
@@ -264,7 +265,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return self._stats.as_dict()
 
     def report(self) -> str:
-        """The counts in words: how long your training waited for data, for what, and what would help."""
+        """The counts as text: how long your training waited for data, why, and what would help."""
         found = h5_beneath(self.dataset) if self._engine_told else ""
         buffer = "" if self._on_device.keeps else self._buffered.advice()
         if isinstance(found, str):

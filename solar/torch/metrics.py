@@ -48,7 +48,7 @@ FAMILIES = (
 def prometheus_text(loaders: Any, labels: Mapping[str, str] | None = None) -> str:
     """The counters of a loader (or its Stats) as Prometheus reads them, in its text format 0.0.4.
 
-    A dict of several, {"train": loader, "validation": other}, gives each its name as label: loader="train", ... All get
+    A dict of several, {"train": loader, "validation": other}, labels each with its name: loader="train", ... All get
     `labels`.
     """
     shared = _checked(labels or {})
@@ -63,7 +63,7 @@ def prometheus_text(loaders: Any, labels: Mapping[str, str] | None = None) -> st
 
 
 def write_scalars(writer: Any, loader: Any, step: int, prefix: str = "solar/") -> None:
-    """Hands the counters of a loader (or its Stats) to a TensorBoard SummaryWriter, or what has its add_scalar."""
+    """Writes the counters of a loader (or its Stats) to a TensorBoard SummaryWriter, or anything with add_scalar."""
     for key, value in totals_of(loader).items():
         for cause, number in _values(value):
             tag = "/".join((key, *(one.replace(" ", "_") for one in cause.values())))
@@ -127,7 +127,7 @@ class MetricsServer:
 
 
 def progress(batches: Iterable[Any] | int | None, description: str = "") -> Any:
-    """A tqdm progress bar over the batches; or of so many (None: unknown), to be moved by `update` and closed."""
+    """A tqdm progress bar over batches; or, for a number (None: unknown), one to `update` and close yourself."""
     try:
         tqdm = importlib.import_module("tqdm.auto").tqdm  # optional: only who wants a bar has it
     except ImportError as error:
@@ -137,7 +137,7 @@ def progress(batches: Iterable[Any] | int | None, description: str = "") -> Any:
 
 
 def totals_of(loader: Any) -> Mapping[str, Any]:
-    """The counters of a Stats or of a loader, whose `stats()` gives them."""
+    """The counters of a Stats or of a loader."""
     if isinstance(loader, Stats):
         return loader.as_dict()
     totals = loader.stats() if callable(getattr(loader, "stats", None)) else None
@@ -149,7 +149,7 @@ def totals_of(loader: Any) -> Mapping[str, Any]:
 
 
 def _values(value: Any) -> Iterator[tuple[dict[str, str], float]]:
-    """A counter with the labels that tell it from its sisters."""
+    """A counter's values, each with the labels that identify it."""
     if not isinstance(value, Mapping):
         yield {}, value
         return

@@ -1,4 +1,4 @@
-"""torch's own loader over h5py, as one writes it without solar: what `solar bench` compares with."""
+"""torch's own loader over h5py, as one writes it without solar. `solar bench` compares with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["items", "sorted"]
 
 
 class Items(Dataset[Any]):
-    """A sample is one read of each field, which torch collates: the way one writes it at first."""
+    """The simplest way: each sample is one read of each field, and torch collates."""
 
     def __init__(self, plain: Plain) -> None:
         self.plain = plain
@@ -27,7 +27,7 @@ class Items(Dataset[Any]):
 
 
 class Sorted(Items):
-    """A batch is one ascending selection of each field, put back in order: what torch's `__getitems__` is for."""
+    """A faster way, by torch's `__getitems__`: one ascending selection of each field per batch, then reordered."""
 
     def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
         return {name: torch.from_numpy(values) for name, values in self.plain.batch(indices).items()}

@@ -1,4 +1,4 @@
-"""PlanSampler and PlanBatchSampler: torch's order over the ranks, that can be resumed, and can have an exact end."""
+"""PlanSampler and PlanBatchSampler: torch's order over the ranks; they can resume, and use each sample exactly once."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _orders: WeakValueDictionary[tuple[int, int | None], Indices] = WeakValueDiction
 class PlanSampler(DistributedSampler[int]):
     """torch's DistributedSampler, index for index, which can be resumed at another number of ranks.
 
-    Without `num_replicas` and `rank`, solar.io.ranks.detect says them: torch.distributed, MPI, the launcher, or alone.
-    `tail` says what becomes of samples that do not divide by the ranks: "pad" repeats some from the start of the order
+    Without `num_replicas` and `rank`, solar.io.ranks.detect finds them: torch.distributed, MPI, launcher, or alone.
+    `tail` says what happens if the samples do not divide by the ranks: "pad" repeats some from the start of the order
     (torch's default), "drop" leaves them out (torch's drop_last=True), "exact" gives each sample to exactly one rank.
 
-    The order of an epoch is one for all ranks; rank r of W takes every W-th sample of it, the first being the r-th.
+    All ranks share one order per epoch. Rank r of W takes every W-th sample of it, beginning with the r-th.
 
     >>> [list(PlanSampler(range(5), ranks, 0, shuffle=False)) for ranks in (1, 2)]
     [[0, 1, 2, 3, 4], [0, 2, 4]]
@@ -67,12 +67,12 @@ class PlanSampler(DistributedSampler[int]):
         if self.tail == "exact":
             self.total_size = len(dataset)  # type: ignore[arg-type]
             self.num_samples = len(range(rank, self.total_size, num_replicas))
-        self._start = 0  # where the next iteration begins in the order
+        self._start = 0  # position in the order where the next iteration begins
         self._drawn = _Drawn(0)
 
     @classmethod
     def like(cls, sampler: DistributedSampler[Any]) -> PlanSampler:
-        """The PlanSampler that now iterates as this torch sampler does."""
+        """A PlanSampler that iterates exactly as this torch sampler does now."""
         if type(sampler) is not DistributedSampler:
             raise TypeError(f"{type(sampler).__name__} may iterate otherwise than torch's DistributedSampler")
         ours = cls(
@@ -109,16 +109,16 @@ class PlanSampler(DistributedSampler[int]):
         return order
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch whose order is iterated next. Another one than the present forgets a resume."""
+        """Chooses the epoch to iterate next. Changing the epoch cancels a resume."""
         epoch = operator.index(epoch)
         if epoch != self.epoch:
             self._start, self._drawn = 0, _Drawn(0)
         self.epoch = epoch
 
     def resume(self, samples: int) -> None:
-        """Lets the next iteration, and only that, begin after the first `samples` of the order of all ranks.
+        """Lets only the next iteration begin after the first `samples` of the order of all ranks.
 
-        What is left of the order is shared among the present ranks, however many there were before.
+        The present ranks share the rest of the order, however many ranks there were before.
         """
         samples, length = operator.index(samples), len(self.dataset)  # type: ignore[arg-type]
         if not 0 <= samples <= length:
@@ -126,7 +126,7 @@ class PlanSampler(DistributedSampler[int]):
         self._start, self._drawn = samples, _Drawn(samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the newest iteration is: JSON-able, and the same on all ranks that have drawn as many samples."""
+        """The position of the newest iteration, for JSON. Ranks that have drawn equally many samples give the same."""
         length = len(self.dataset)  # type: ignore[arg-type]
         return {
             "epoch": operator.index(self.epoch),
@@ -137,7 +137,7 @@ class PlanSampler(DistributedSampler[int]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes epoch, seed and shuffling of the run that saved this state, and resumes where it was."""
+        """Restores epoch, seed and shuffling from a saved state, and resumes at its position."""
         if not isinstance(state, Mapping):
             raise PlanError(f"this is no state of a PlanSampler, but {type(state).__name__}")
         missing = sorted(self.state_dict().keys() - state.keys())
@@ -157,14 +157,14 @@ class PlanSampler(DistributedSampler[int]):
         self.epoch, self.seed, self.shuffle = epoch, seed, bool(state["shuffle"])
 
     def _begin(self) -> tuple[int, _Drawn]:
-        """Where the iteration that begins now begins, and what counts it; the one after it is a full one."""
+        """The start of the iteration that begins now, and its counter. The iteration after it is a full one."""
         refuse_second_sharding(self.num_replicas)
         start, self._start = self._start, 0
         self._drawn = _Drawn(start)
         return start, self._drawn
 
     def _size(self, samples: int) -> int:
-        """How many samples all ranks take together of so many."""
+        """How many samples all ranks take together if there are `samples`, padding included."""
         if self.tail == "exact":
             return samples
         ranks = self.num_replicas
@@ -175,7 +175,7 @@ class PlanSampler(DistributedSampler[int]):
         return self._size(len(self.dataset) - start)  # type: ignore[arg-type]
 
     def _share(self, order: Indices, begin: int, end: int) -> Indices:
-        """This rank's samples of those from begin to end of the order. Beyond its end it repeats: the padding."""
+        """This rank's samples of order[begin:end]. Beyond the end, the order repeats as padding."""
         if end <= len(order):
             return order[begin + self.rank : end : self.num_replicas]
         return order.take(np.arange(begin + self.rank, end, self.num_replicas), mode="wrap")
@@ -184,9 +184,9 @@ class PlanSampler(DistributedSampler[int]):
 class PlanBatchSampler(BatchSampler):
     """torch's BatchSampler; over a PlanSampler each step of all ranks is one slice of the order.
 
-    Its batches are torch's. With the sampler's tail="exact" each sample comes exactly once, and yet all ranks have the
-    same number of batches: the last two steps share what is left so that each rank has a sample in each. Where that is
-    impossible (batch_size=1, or fewer samples than ranks) the last batch of some ranks is empty.
+    Its batches are torch's. With the sampler's tail="exact" each sample is used exactly once, yet all ranks have the
+    same number of batches: the last two steps share the remaining samples so that each rank has one in both. Where that
+    is impossible (batch_size=1, or fewer samples than ranks) the last batch of some ranks is empty.
 
     >>> [list(PlanBatchSampler(PlanSampler(range(9), 2, r, False, tail="exact"), 2, False)) for r in (0, 1)]
     [[[0, 2], [4, 6], [7]], [[1, 3], [5], [8]]]
@@ -208,7 +208,7 @@ class PlanBatchSampler(BatchSampler):
             yield batch.tolist()
 
     def arrays(self) -> Iterator[Indices]:
-        """The batches over a PlanSampler as arrays, for who reads many samples at once."""
+        """The batches over a PlanSampler as arrays, for readers of many samples at once."""
         sampler = self.sampler
         assert _is_planned(sampler)
         start, drawn = sampler._begin()
@@ -220,9 +220,9 @@ class PlanBatchSampler(BatchSampler):
         drawn.samples = len(order)
 
     def of_all(self, start: int) -> tuple[Indices, Indices]:
-        """The samples of all ranks over a PlanSampler, after the first `start`; and where in them each step begins.
+        """The samples of all ranks over a PlanSampler, after the first `start`, and each step's first index in them.
 
-        Of a step, rank r of W takes every W-th sample, the first being the r-th.
+        Within a step, rank r of W takes every W-th sample, beginning with the r-th.
         """
         sampler = self.sampler
         assert _is_planned(sampler)
@@ -235,7 +235,7 @@ class PlanBatchSampler(BatchSampler):
         return self._steps(*self._shared(0)) if _is_planned(self.sampler) else super().__len__()
 
     def bounds(self, start: int = 0) -> Indices:
-        """How many samples of the order of all ranks are consumed after 0, 1, 2, ... batches, beginning at `start`.
+        """How many samples of the shared order are consumed after 0, 1, 2, ... batches, beginning at `start`.
 
         Padding does not count. Over a sampler that is not a PlanSampler, the order is what that sampler yields.
         """
@@ -245,7 +245,7 @@ class PlanBatchSampler(BatchSampler):
         return np.minimum(self._edges(start), samples)
 
     def _shared(self, start: int) -> tuple[int, int]:
-        """How many ranks share how many samples from `start` on."""
+        """The number of ranks, and of the samples that they share from `start` on."""
         if _is_planned(self.sampler):
             return self.sampler.num_replicas, self.sampler._taken(start)
         return 1, len(self.sampler) - start  # type: ignore[arg-type]
@@ -255,19 +255,19 @@ class PlanBatchSampler(BatchSampler):
         return taken // step if self.drop_last else -(-taken // step)
 
     def _edges(self, start: int) -> Indices:
-        """Where in the order, and in the padding after it, the steps of an iteration that begins at `start` part."""
+        """The boundaries between steps, in the padded order, of an iteration that begins at `start`."""
         ranks, taken = self._shared(start)
         edges = np.arange(self._steps(ranks, taken) + 1, dtype=np.int64) * (ranks * self.batch_size)
         np.minimum(edges, taken, out=edges)
         exact = _is_planned(self.sampler) and self.sampler.tail == "exact"
-        # Too few for all ranks are left to the last step: the one before spares some.
+        # The last step has too few samples for all ranks, so the step before gives it some.
         if exact and len(edges) > 2 and edges[-1] - edges[-2] < ranks and self.batch_size > 1:
             edges[-2] = taken - ranks
         return edges + start
 
 
 def leaves_a_rank_without(cutter: object) -> bool:
-    """Whether the last batch of some rank is empty: an exact end that cannot be shared by all."""
+    """Whether the last batch of some rank is empty: with an exact end, too few samples for all ranks."""
     if type(cutter) is not PlanBatchSampler or not _is_planned(cutter.sampler) or cutter.sampler.tail != "exact":
         return False
     edges = cutter._edges(0)
@@ -276,18 +276,18 @@ def leaves_a_rank_without(cutter: object) -> bool:
 
 @dataclass
 class _Drawn:
-    """How much of the order an iteration has consumed. It is shared by the iterator and the sampler's state."""
+    """How much of the order an iteration has consumed. The iterator and the sampler's state share it."""
 
     samples: int
 
 
 def _is_planned(sampler: object) -> TypeGuard[PlanSampler]:
-    """Whether what the sampler yields is known from its order: a subclass that iterates in its own way is asked."""
+    """Whether the sampler yields its known order. A subclass with its own iteration must be iterated instead."""
     return isinstance(sampler, PlanSampler) and type(sampler).__iter__ is PlanSampler.__iter__
 
 
 def _order(samples: int, seed: int | None) -> Indices:
-    """The order torch's DistributedSampler would make; without a seed, that of the dataset."""
+    """The order that torch's DistributedSampler would make; without a seed, 0, 1, 2, ..."""
     if seed is None:
         order = np.arange(samples)
     else:

@@ -1,4 +1,4 @@
-"""Finds out whether what shards its samples already is sharded once more by a framework around it."""
+"""Detects that a framework shards a sampler which already shards its samples."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _CALLS = 6  # Accelerate's iterator is two or three calls up
 def refuse_second_sharding(ranks: int) -> None:
     """ValueError where Accelerate's BatchSamplerShard asks a sampler that already shards over `ranks`.
 
-    Each would take its part of the other's part, and most samples would be seen by no process.
+    Both would take a part of a part, and no process would see most of the samples.
     """
     frame = sys._getframe(1) if ranks > 1 else None
     for _ in range(_CALLS):
         if frame is None:
             return
-        # By its code first: to ask any frame for its variables would keep them alive as long as the frame.
+        # Compare the code first: reading a frame's variables keeps them alive as long as the frame.
         if frame.f_code.co_qualname.startswith("BatchSamplerShard."):
             processes = getattr(frame.f_locals.get("self"), "num_processes", 1)
             if processes > 1:

@@ -23,10 +23,10 @@ Locate = Callable[[Sequence[Any] | Array], tuple[Array, Array]]
 
 @dataclass(frozen=True)
 class SampleSource:
-    """The H5Datasets beneath a dataset: all alike, so that the first speaks for their fields and transform."""
+    """The H5Datasets beneath a dataset. All are alike: the first one's fields and transform hold for all."""
 
     datasets: list[H5Dataset]
-    locate: Locate  # indices of the dataset -> for each the number of its H5Dataset, and its row there
+    locate: Locate  # indices of the dataset -> for each index, the number of its H5Dataset and the row there
     room: Room | None = field(default=None, kw_only=True)  # gives memory for what is read
 
     @property
@@ -34,22 +34,22 @@ class SampleSource:
         return self.datasets[0]
 
     def start(self, indices: Sequence[Any]) -> tuple[PendingBatch, Array]:
-        """Starts reading a batch of the dataset's samples; and what each of them is called, in whatever subset."""
+        """Starts reading a batch. Gives it, and each sample's number, which is the same in every subset."""
         which, rows = self.locate(indices)
         if len(self.datasets) == 1:
             return self.datasets[0].start_rows(rows, self.room), rows
         return start_together(self.datasets, which, rows, self.room), self.names(which, rows)
 
     def names(self, which: Array, rows: Array) -> Array:
-        """What samples are called, in whatever subset."""
+        """The samples' numbers, which are the same in every subset."""
         return rows if len(self.datasets) == 1 else rows + self.firsts[which]
 
     def layouts(self) -> list[Layout]:
-        """Of each H5Dataset each field."""
+        """The Layout of each field of each H5Dataset."""
         return [layout for dataset in self.datasets for layout in leaves(dataset.layouts)]
 
     def filters(self) -> set[int]:
-        """HDF5's numbers of the filters that are undone to read it."""
+        """HDF5's numbers of the filters that reading must undo."""
         return {one.id for layout in self.layouts() for form in layout.forms for one in form.filters}
 
     def samples_per_chunk(self) -> int:
@@ -60,7 +60,7 @@ class SampleSource:
         return max([1, *shared])
 
     def replaced(self, *, gone: bool) -> ReadError | None:
-        """What is wrong where a file is another one now than was inspected; or, where `gone`, is there no more."""
+        """The error if a file was replaced since it was inspected; with `gone`, also if it was deleted."""
         try:
             check_unchanged((layout for one in self.datasets for layout in leaves(one.layouts)), gone=gone)
         except ReadError as error:
@@ -69,15 +69,15 @@ class SampleSource:
 
     @cached_property
     def firsts(self) -> Array:
-        """The name of the first sample of each H5Dataset, were all of them concatenated."""
+        """The number of the first sample of each H5Dataset, counted as if all were concatenated."""
         return np.cumsum([0, *(len(dataset) for dataset in self.datasets[:-1])])
 
 
 def h5_beneath(dataset: Any) -> SampleSource | str:
-    """What lies beneath the dataset, or the reason why torch's own loader must ask it for samples.
+    """The H5Datasets beneath the dataset, or the reason why only torch's own loader can read it.
 
-    Only classes that take samples as torch's and ours do are seen through; a subclass with its own __getitem__ is
-    asked.
+    Only classes that take samples as torch's and ours do are looked into. A subclass with its own __getitem__ is read
+    by calling that.
     """
     if isinstance(dataset, H5Dataset) and _takes_as(dataset, H5Dataset, *READING):
         return SampleSource([dataset], lambda asked: (np.zeros(len(asked), np.int64), dataset.checked(asked)))

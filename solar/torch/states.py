@@ -1,4 +1,4 @@
-"""What a loader's state may say. Anybody may have written the file it comes from: it is checked before it is used."""
+"""Checks a loader's state before it is used, for anybody may have written the file it comes from."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from solar.errors import PlanError
 LONGEST_VALUE = 60  # letters of a value in a message
 COUNT = (0, 2**63 - 1)
 SEED = (-(2**63), 2**64 - 1)  # what torch takes for one
-MOST_PASSES = 1_000_000  # that are drawn again to come to where a generator was
+MOST_PASSES = 1_000_000  # redrawn at most to bring a generator to its old state
 
 
 def check_values(state: dict[str, Any]) -> None:
-    """PlanError unless the values of a state that has all its keys are of their kinds."""
+    """PlanError unless each value of a state has the right type. All keys must be there already."""
     for name in ("epoch", "repeat", "batches", "samples"):
         _check_number(name, state[name], COUNT)
     for name in ("drawn", "begun"):
@@ -34,7 +34,7 @@ def check_values(state: dict[str, Any]) -> None:
 
 
 def check_order(told: Mapping[str, Any], names: Sequence[str]) -> None:
-    """PlanError unless what is told of an order has these names, and numbers where there must be some."""
+    """PlanError unless the saved order has these keys, and numbers where numbers belong."""
     if missing := [name for name in names if name not in told]:
         raise PlanError(f"the state is damaged: it lacks {', '.join(missing)}")
     for name, limits in (("seed", SEED), ("epoch", COUNT), ("draws", COUNT), ("samples", COUNT)):

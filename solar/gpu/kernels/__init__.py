@@ -1,4 +1,4 @@
-"""What happens on the device: encoded chunks become batches there.
+"""Kernels that decode chunks to batches on the device.
 
     heads = decoder.inspect(rows, lengths)                    # on the host, where the rows are before they are copied
     decoder.decode(on_device, lengths, heads, out)            # on the device, in its current stream

@@ -1,4 +1,4 @@
-"""Decoder: encoded chunks that lie on a device become a batch there, bit for bit what the host would have decoded."""
+"""Decoder: decodes chunks on a device to a batch there, bit for bit as the host decodes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the host must know of a batch of encoded chunks before it is decoded elsewhere."""
+"""Heads: the facts about a batch of encoded chunks that the host needs before a device decodes it."""
 
 from __future__ import annotations
 

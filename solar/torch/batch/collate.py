@@ -1,4 +1,4 @@
-"""What torch's default_collate and default_convert would make of a batch's samples, made from whole arrays instead."""
+"""Collation of whole arrays, with the result of torch's default_collate and default_convert on single samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def samples_of(arrays: Any) -> list[Any]:
 
 
 def collated(samples: list[Any], where: str = "batch") -> Any:
-    """torch's default_collate, which says where samples differ in shape, and what to do then. `where` names them."""
+    """torch's default_collate. Its error says where samples differ in shape and what to do; `where` names them."""
     try:
         return default_collate(samples)
     except RuntimeError:
@@ -39,7 +39,7 @@ def collated(samples: list[Any], where: str = "batch") -> Any:
 
 
 def _unlike(samples: list[Any], where: str) -> str:
-    """Which part of the samples differs in shape, and how; empty if none does."""
+    """Which part of the samples differs in shape, and how; empty if all agree."""
     first = samples[0]
     if isinstance(first, Mapping):
         parts = ((f"{where}[{key!r}]", [sample[key] for sample in samples if key in sample]) for key in first)
@@ -55,7 +55,7 @@ def _unlike(samples: list[Any], where: str) -> str:
 class Collation:
     """Turns a batch of arrays into tensors with torch's types and torch's errors.
 
-    What torch makes of a numpy dtype is asked of torch, once a field, with a single sample: right for any version.
+    For each numpy dtype, a single sample is given to torch to see what it makes of it: right for any version of torch.
     """
 
     def __init__(self, auto_collation: bool) -> None:
@@ -73,7 +73,7 @@ class Collation:
         if isinstance(arrays, dict):
             return {name: self(part, f"{where}[{name!r}]") for name, part in arrays.items()}
         if isinstance(arrays, tuple):
-            # torch transposes tuples with zip, and hands on as it is what it makes no tensors of: tuples of text.
+            # torch transposes tuples with zip, and leaves what is no number as it is: tuples of text.
             return [
                 tuple(part) if self._is_text(part) else self(part, f"{where}[{place}]")
                 for place, part in enumerate(arrays)

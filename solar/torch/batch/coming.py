@@ -1,4 +1,4 @@
-"""Coming: a batch on its way to the user, from its bytes on. Each step is done by who waits, or ahead by a thread."""
+"""Coming: a batch on its way to the user. Each step runs in the thread that waits for it, or ahead in another."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ FORKED = "this iterator's thread is in the process that it was forked from: make
 
 profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]  # whether it runs
 
-Get = Callable[["Coming", float | None], Any]  # what is there by then; Late if it is not
+Get = Callable[["Coming", float | None], Any]  # gives the value, or raises Late after so many seconds
 Act = Callable[["Coming", Any], Any]
 
 
 class Coming:
-    """A batch that the user will get: what `get` gives, after each of the steps. Of each is known how long it took.
+    """A batch that the user will get: `get` makes it, then each step changes it. It knows how long each one took.
 
-    No step refers to it but as its argument: an error's traceback, or a cycle, would keep the batch's memory alive.
+    Steps refer to it only as their argument: else an error's traceback, or a cycle, would keep its memory alive.
     """
 
     def __init__(self, pending: PendingBatch, samples: int, get: Get) -> None:
         self.pending, self.samples = pending, samples
         self.transform_seconds = self.collate_seconds = self.copy_seconds = 0.0
-        self.missing = "it has not begun"  # where a thread makes it
+        self.missing = "it has not begun"  # what a thread that makes it waits for
         self._get: Get | None = get
         self._steps: list[Act] = []
         self._futures: list[Future[Any]] = []
 
     def then(self, act: Act) -> Coming:
-        """Has this done, too, by who waits for it."""
+        """Adds a step, which runs in the thread that waits for the batch."""
         self._steps.append(act)
         return self
 
     def ahead(self, pool: Executor, act: Act, stopped: threading.Event, name: str) -> Coming:
-        """Has a thread do all so far, and this, as soon as can be; `name` is what waiting for it is called."""
+        """Has a thread do all steps so far and this one as soon as possible. `name` is the cause of waiting for it."""
         get, steps, self._steps = self._get, self._steps, []
         assert get is not None, "it was forgotten"
         number, process = len(self._futures), os.getpid()
@@ -67,7 +67,7 @@ class Coming:
         return self
 
     def wait(self, seconds: float | None) -> Any:
-        """The batch, when it is there. It may be asked for again where it is Late, or the user interrupts."""
+        """Waits for the batch. It may be called again after Late, or after Ctrl-C."""
         if self._get is None:
             raise RuntimeError(UNWANTED)
         data = self._get(self, seconds)
@@ -76,7 +76,7 @@ class Coming:
         return data
 
     def until(self, stopped: threading.Event, look: Callable[[], Any]) -> Any:
-        """What `look` finds, in a thread; RuntimeError where the batch is wanted no more."""
+        """Waits, in a thread, until `look` gives something. RuntimeError once the batch is no longer wanted."""
         while not stopped.is_set() and self._get is not None:
             try:
                 if found := look():
@@ -86,7 +86,7 @@ class Coming:
         raise RuntimeError(UNWANTED)
 
     def forget(self) -> None:
-        """Nobody will ask for it. What a thread makes of it is let go once it is there; its error is kept by none."""
+        """Gives the batch up. What a thread still makes of it is freed when it is done, and its error is dropped."""
         futures, self._futures = self._futures, []
         self._get, self._steps = None, []
         for future in futures:
@@ -102,15 +102,15 @@ def _ahead(coming: Coming, get: Get, steps: list[Act], stopped: threading.Event)
 
 def _let_go(future: Future[Any]) -> None:
     if not future.cancelled() and future.exception() is None:
-        getattr(future.result(), "release", bool)()  # of memory of a device
+        getattr(future.result(), "release", bool)()  # a batch on a device frees its memory
 
 
-# The interpreter joins a pool's threads at its end, before anything else: they must not wait for a read that stalls.
+# At its end the interpreter first joins a pool's threads, so they must not wait for a read that stalls.
 _running: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def ended_first(pool: Any) -> None:
-    """Has a pool's `close` called when the program ends, before its threads are waited for."""
+    """Closes a pool when the program ends, before the interpreter waits for its threads."""
     _running.add(pool)
 
 
@@ -123,5 +123,5 @@ threading._register_atexit(_stop_all)  # type: ignore[attr-defined]  # called be
 
 
 def span(name: str) -> AbstractContextManager[Any]:
-    """A range in torch's profiler, which costs next to nothing while it does not run."""
+    """A range in torch's profiler; almost free while the profiler is off."""
     return record_function(name) if profiling() else nullcontext()

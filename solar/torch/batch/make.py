@@ -1,4 +1,4 @@
-"""What becomes of a batch between its bytes and the user: transform and collation, here, in threads or in processes."""
+"""Makes batches from the arrays that were read: transform and collation, here, in threads or in processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAITING = "solar: wait for a batch being made"
 
 @dataclass
 class BatchMaker:
-    """How a batch is made of arrays. It can be pickled when its functions can."""
+    """How to make a batch from arrays. It can be pickled if its functions can."""
 
     transform: Transform | None
     thread_safe: bool
@@ -40,11 +40,11 @@ class BatchMaker:
         # It is done on the arrays as they were read; anything else gets the samples it expects.
         whole = self.transform is None and self.collates_itself
         self._collation = Collation(self.auto_collation) if whole else None
-        self.in_python = not whole  # Python of the user's is called for it
+        self.in_python = not whole  # it calls the user's Python
         self.in_processes = self.in_python and not self.thread_safe  # if there are any
 
     def transformed(self, arrays: Any, keys: Sequence[Key]) -> Any:
-        """The samples, transformed; the arrays themselves where they are collated as they are."""
+        """The transformed samples; the arrays themselves if they can be collated whole."""
         if self._collation is not None:
             return arrays
         samples = samples_of(arrays)
@@ -61,7 +61,7 @@ class BatchMaker:
 
 
 def here(pending: PendingBatch, samples: int, making: BatchMaker, keys: Sequence[Key]) -> Coming:
-    """The batch, made when it is asked for, in the consumer's thread."""
+    """A batch that is made in the consumer's thread, when it is asked for."""
     return Coming(pending, samples, partial(_made_here, making, keys))
 
 
@@ -88,7 +88,7 @@ def _made(making: BatchMaker, keys: Sequence[Key], coming: Coming, arrived: list
 
 
 class Threads:
-    """Makes batches in threads, as soon as their bytes are there; with `processes`, the threads only pass them on."""
+    """Makes batches in threads as soon as they are read; with `processes`, the threads only pass arrays on."""
 
     def __init__(self, making: BatchMaker, threads: int, processes: Processes | None = None) -> None:
         self._making = making
@@ -98,10 +98,10 @@ class Threads:
         ended_first(self)
 
     def start(self, pending: PendingBatch, samples: int, keys: Sequence[Key], of_batch: tuple[int, ...]) -> Coming:
-        """Starts making a batch; `of_batch` seeds what its collation draws in another process."""
+        """Starts making a batch. `of_batch` seeds the random draws of its collation in another process."""
         coming = Coming(pending, samples, _arrived)
         coming.ahead(self._pool, partial(self._transformed, keys, of_batch), self._stopped, WAITING)
-        # The user vouches for the transform in threads, not for the collation: that is left to the consumer.
+        # The user vouches for the transform in threads, not for the collation: the consumer's thread collates.
         left = self._processes is None and not self._making.collates_itself
         return coming.then(partial(_collated, self._making)) if left else coming
 
@@ -119,7 +119,7 @@ class Threads:
         return self._making.collated(samples) if self._making.collates_itself else samples
 
     def close(self) -> None:
-        """Gives up what has not begun; what runs ends by itself."""
+        """Cancels batches that have not begun. Those in work end by themselves."""
         self._stopped.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 

@@ -25,20 +25,20 @@ class PendingField:
     def __init__(self, parts: list[Pending], field: Field | None, rows: Array | None = None) -> None:
         self.parts = parts
         self.field = field
-        self.rows = rows  # of the samples in their data set
+        self.rows = rows  # the samples' rows in their data set
         self.nbytes = 0
         for part in parts:
             self.nbytes += part.nbytes
 
     def wait(self, end: float | None) -> Array:
-        """The values as stored, when all are there. TimeoutError at `end`, a time of the monotonic clock."""
+        """Waits for the values, as stored. TimeoutError at `end`, a time of the monotonic clock."""
         for part in self.parts:
             values = part.wait(None if end is None else max(0.0, end - time.monotonic()))
         return values
 
 
 class PendingBatch:
-    """A batch on its way: arrays, to be put into the structure of `structure`."""
+    """A batch that is being read: arrays, which get the structure of `structure`."""
 
     weight: float | None = None  # in the step of all ranks, where they have different numbers of samples
 
@@ -46,7 +46,7 @@ class PendingBatch:
         self._structure = structure
         self.fields = fields
         self.nbytes = 0  # of memory that it fills
-        self.converts = False  # whether any field is made otherwise than it is stored
+        self.converts = False  # whether any field is converted
         for one in fields:
             self.nbytes += one.nbytes
             self.converts |= one.field is not None
@@ -60,16 +60,16 @@ class PendingBatch:
         return counts
 
     def wait(self, seconds: float | None = None) -> Any:
-        """The batch, when it is there. TimeoutError after `seconds`, naming what is missing; one may wait again."""
+        """Waits for the batch. TimeoutError after `seconds` names what is missing; one may wait again."""
         return self.converted(self.arrived(seconds))
 
     def arrived(self, seconds: float | None = None) -> list[Array]:
-        """Waits for the bytes alone: the values of the fields as they are stored."""
+        """Waits for the values of the fields as they are stored."""
         end = None if seconds is None else time.monotonic() + seconds
         return [field.wait(end) for field in self.fields]
 
     def converted(self, arrived: list[Array]) -> Any:
-        """What `arrived` gave, made as the fields ask, in their structure."""
+        """Converts what `arrived` gave as the fields ask, and puts it into their structure."""
         if self.converts:
             arrived = [
                 values if one.field is None else one.field.convert(values, rows=one.rows)
@@ -79,14 +79,14 @@ class PendingBatch:
 
 
 def _given(values: Array) -> Any:
-    """What samples are made of: arrays of numbers, tensors of bfloat16, which numpy has not, lists of all else."""
+    """Values as the user gets them: arrays of numbers, tensors of bfloat16 (numpy has none), lists of all else."""
     if values.dtype == BFLOAT16:
         return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
     return values if values.dtype.kind in TENSOR_KINDS else list(values)
 
 
 def added(counts: dict[str, int], others: dict[str, int]) -> dict[str, int]:
-    """The sums of what is counted under the same name."""
+    """Counts added up by name."""
     sums = dict(counts)
     for name, value in others.items():
         sums[name] = sums[name] + value if name in sums else value
@@ -94,7 +94,7 @@ def added(counts: dict[str, int], others: dict[str, int]) -> dict[str, int]:
 
 
 def mapped(structure: Any, act: Callable[[Any], Any]) -> Any:
-    """The structure with `act` of each of its leaves, which are all that is no dict, tuple or list."""
+    """The structure with each leaf replaced by `act` of it. Leaves are all but dicts, tuples and lists."""
     if isinstance(structure, Mapping):
         return {key: mapped(part, act) for key, part in structure.items()}
     if isinstance(structure, (tuple, list)):
@@ -110,7 +110,7 @@ def leaves(structure: Any) -> list[Any]:
 
 
 def arranged(structure: Any, parts: Iterator[Any]) -> Any:
-    """These parts, in order, in the place of the leaves of a structure that `mapped` made."""
+    """A structure that `mapped` made, with its leaves replaced, in order, by these parts."""
     if isinstance(structure, dict):
         return {key: arranged(part, parts) for key, part in structure.items()}
     if isinstance(structure, tuple):

@@ -1,4 +1,4 @@
-"""Transforms of samples, and their random numbers: the same for a sample of an epoch wherever it is made."""
+"""Transforms of samples. Their random numbers depend on epoch and sample, not on where the transform runs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy as np
 import torch
 
 Transform: TypeAlias = Callable[..., Any]
-Key: TypeAlias = tuple[int, int, int, int]  # seed, epoch, which time it is begun, sample
+Key: TypeAlias = tuple[int, int, int, int]  # seed, epoch, how often it was begun before, sample
 
 
 def transformed(transform: Transform, samples: list[Any]) -> list[Any]:
-    """Every sample transformed, outside of a loader: random numbers follow torch's global generator."""
+    """Transforms every sample, outside of a loader. Random numbers follow torch's global generator."""
     if not takes_rng(transform):
         return [transform(sample) for sample in samples]
     return [transform(sample, rng=np.random.default_rng(_drawn())) for sample in samples]
 
 
 def transformed_by_key(transform: Transform, samples: list[Any], keys: list[Key], thread_safe: bool) -> list[Any]:
-    """Every sample transformed with the random numbers of its key.
+    """Transforms every sample with the random numbers of its key.
 
-    A transform that takes no `rng` may draw from the global generators of random, numpy and torch: they are seeded for
-    every sample, and are afterwards what they were. Threads share them, so there they are left alone.
+    A transform without `rng` may draw from the global generators of random, numpy and torch. They are seeded for every
+    sample and restored afterwards. In threads, which share them, they are left alone.
     """
     if takes_rng(transform):
         pairs = zip(samples, keys, strict=True)
@@ -59,7 +59,7 @@ def seed_global_generators(words: tuple[int, ...]) -> None:
 
 @contextmanager
 def global_generators_kept() -> Iterator[None]:
-    """Gives the global generators their states back at the end."""
+    """Restores the states of the global generators at the end."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
@@ -74,5 +74,5 @@ def _drawn() -> int:
 
 
 def _entropy(words: tuple[int, ...]) -> list[int]:
-    """Seeds may be negative; entropy may not."""
+    """Non-negative words for numpy's entropy; seeds may be negative."""
     return [word & 0xFFFFFFFFFFFFFFFF for word in words]

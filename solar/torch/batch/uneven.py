@@ -1,4 +1,4 @@
-"""Batches of uneven size that train as even ones: a weight with each batch, and gradients averaged by the weights."""
+"""Batches of uneven size that train like even ones: each has a weight, by which gradients are averaged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOST = (
 
 
 class _Weighted:
-    """What the batches that `weighted` makes have in common."""
+    """The base class of the batches that `weighted` makes."""
 
     weight: float
 
@@ -58,10 +58,10 @@ def weighted(batch: Batch, weight: float) -> Batch:
 
     The mean over ranks of weight · (mean loss of the own samples) is then the mean loss of the step.
 
-    A dict, list, tuple or named tuple is copied, not what is in it: it is one still, compares as one, and can be
-    pickled. `batch.to(device)` and `batch.pin_memory()` keep the weight, so Lightning and Accelerate do; what makes a
-    batch anew of its parts loses it, and reading it is an AttributeError then. Anything else, a tensor as well, is
-    given the attribute itself; a tensor's `to` and `pin_memory` make a new tensor, without it.
+    A dict, list, tuple or named tuple is copied, but not its contents. The copy has the same kind, compares equal, and
+    can be pickled. `batch.to(device)` and `batch.pin_memory()` keep the weight, and so do Lightning and Accelerate.
+    Code that rebuilds a batch from its parts loses the weight; reading it is then an AttributeError. Any other batch,
+    such as a tensor, gets the attribute itself; a tensor's `to` and `pin_memory` make a new tensor without it.
 
     >>> batch = weighted({"x": torch.zeros(3)}, 0.75)
     >>> isinstance(batch, dict), batch.weight, batch.to("cpu").weight
@@ -89,29 +89,30 @@ def weighted(batch: Batch, weight: float) -> Batch:
 
 
 def weighted_loss(loss: torch.Tensor, weight: float) -> torch.Tensor:
-    """The loss times the weight: its mean over ranks is the step's, for any way of averaging gradients over ranks.
+    """The loss times the weight. Its mean over ranks is the mean loss of the step.
 
-    That is for loops without DDP, for FSDP, and for accumulated gradients, where each part has a weight of its own and
-    DDP averages their sum. Of an empty batch, whose mean is NaN, it is 0, and can be differentiated.
+    It works with any way of averaging gradients over ranks. Use it for loops without DDP, for FSDP, and for accumulated
+    gradients, where each part has its own weight and DDP averages their sum. For an empty batch, whose mean is NaN, it
+    is 0 and can be differentiated.
     """
     return loss.nan_to_num(0.0, 0.0, 0.0) * 0.0 if weight == 0 else loss * weight
 
 
 class WeightedAverage:
-    """DistributedDataParallel's mean of the gradients over ranks, with each rank's gradients times its weight.
+    """Makes DistributedDataParallel average gradients over ranks with each rank's weight.
 
-    With batches of uneven size and losses that are means over a batch, this gives the gradients of even ones, but for
-    rounding. What is not a mean over samples, such as what a BatchNorm computes, is uneven still.
+    With batches of uneven size and losses that are means over a batch, this gives the gradients of even batches, except
+    for rounding. What is not a mean over samples, such as the statistics of a BatchNorm, remains uneven.
 
     >>> averaging = WeightedAverage(ddp_model)  # doctest: +SKIP
     >>> for batch in loader:  # doctest: +SKIP
     ...     averaging.weight = batch.weight  # before each backward
     ...     loss_of(ddp_model, batch).backward()
 
-    An empty batch has weight 0, and takes part: its gradients, NaN or not, count as zeros. A model that cannot take a
-    batch without samples may be given any other in its place. The losses stay as they are; for their mean over ranks
-    take that of weighted_loss(). One weight serves one backward: to accumulate gradients under `no_sync`, leave this
-    out and scale each loss by weighted_loss().
+    An empty batch has weight 0 and takes part: its gradients, NaN or not, count as zeros. If a model cannot take an
+    empty batch, give it any other batch instead. Losses are not changed; for their mean over ranks, average
+    weighted_loss(). One weight serves one backward: to accumulate gradients under `no_sync`, do not use this class, but
+    scale each loss by weighted_loss().
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
@@ -122,7 +123,7 @@ class WeightedAverage:
 
     @property
     def weight(self) -> float | None:
-        """What the gradients of the next backward are multiplied by. Each backward uses it up; None takes it back."""
+        """The factor for the gradients of the next backward, which uses it up. Set None to cancel it."""
         return self._weight
 
     @weight.setter
@@ -135,7 +136,7 @@ class WeightedAverage:
         self._weight = None if weight is None else float(weight)
 
     def _averaged(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        """The mean over ranks of some of the gradients: those of one of DDP's buckets."""
+        """The mean over ranks of the gradients in one of DDP's buckets."""
         if self._weight is None:
             raise PlanError("no weight is set: set averaging.weight = batch.weight before each backward")
         gradients, ranks = bucket.buffer(), torch.distributed.get_world_size(self._group)
@@ -156,14 +157,14 @@ class WeightedAverage:
 
 
 def _moved(part: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-    """What `to` or `pin_memory` gives of a part of a batch; the part itself where it has neither that nor parts."""
+    """A part of a batch moved by `to` or `pin_memory`; the part itself if it has no such method and no parts."""
     if hasattr(part, method):
         return getattr(part, method)(*args, **kwargs)
     return rebuilt(part, lambda inner: _moved(inner, method, *args, **kwargs))
 
 
 def rebuilt(batch: Any, act: Callable[[Any], Any]) -> Any:
-    """A new one of the same kind and weight, with `act` of each part; what has no parts itself."""
+    """A batch of the same kind and weight with `act` of each part; a batch without parts is returned as it is."""
     if isinstance(batch, MutableMapping):
         made = copy(batch)
         made.update({key: act(part) for key, part in batch.items()})
@@ -187,7 +188,7 @@ def _is_named(batch: object) -> bool:
 
 @lru_cache(maxsize=64)
 def _named(kind: type) -> type:
-    """The named tuple with a weight. It is pickled by way of the user's own, for it has no name to be found by."""
+    """The named tuple's class with a weight. Pickle cannot find it by name, so it goes through the user's class."""
 
     def reduced(batch: Any, _: Any) -> Any:
         return weighted, (kind(*batch), batch.weight)

@@ -1,4 +1,4 @@
-"""The processes of a loader whose transform or collation is arbitrary Python: started as torch starts its workers."""
+"""The processes that run a loader's transform and collation in Python, set up as torch sets up its workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from solar.io.workers.processes import Processes, unsendable
 from solar.torch.batch.make import BatchMaker
 from solar.torch.batch.transform import Key, seed_global_generators
 
-SLOW = 1.0  # seconds after which it is said what the program waits for
+SLOW = 1.0  # seconds after which the log says what the program waits for
 log = logging.getLogger("solar")
 
 
@@ -31,7 +31,7 @@ class WorkerTask:
     making: BatchMaker
 
     def __call__(self, payload: tuple[Any, Sequence[Key], tuple[int, ...]]) -> Any:
-        """The batch. Which process makes it is chance: what its collation draws depends on the batch alone."""
+        """Makes the batch. Any process may get it, so the draws of its collation depend on the batch alone."""
         arrays, keys, of_batch = payload
         samples = self.making.transformed(arrays, keys)
         if not self.making.collates_itself:
@@ -60,7 +60,7 @@ class WorkerStart:
 
 @dataclass
 class Wanted:
-    """The processes a loader asks for, as it was when its iterator was made."""
+    """The processes that a loader asked for when its iterator was made."""
 
     count: int
     context: Any
@@ -77,12 +77,12 @@ class Workers:
         self._owner = os.getpid()
 
     def expect(self) -> None:
-        """Has imported what processes need, while the program does something else."""
+        """Begins to import what processes need, while the program does something else."""
         fork_server.expected(self, __name__)
 
     def start(self, making: BatchMaker, wanted: Wanted, base_seed: int) -> Processes | None:
-        """Processes that do this making; None where it cannot be sent to one, which is then said."""
-        if self._owner != os.getpid():  # a forked process has none of its parent's
+        """Processes that make batches in this way; None, and a line in the log, if they cannot be sent it."""
+        if self._owner != os.getpid():  # a forked process cannot use its parent's processes
             self._kept, self._owner = None, os.getpid()
         if self._kept is not None:
             return self._kept
@@ -93,7 +93,7 @@ class Workers:
             return None
         if wanted.context is None:
             fork_server.taken(__name__)
-        # Not beside a fork: it is not to find other threads than there are.
+        # Logging it takes a thread: none may be started beside a fork.
         with nullcontext() if forked else _told_if_slow(wanted.count):
             processes = Processes(wanted.count, work, context=wanted.context, init=start, reducers=REDUCERS)
         if wanted.persistent:
@@ -101,7 +101,7 @@ class Workers:
         return processes
 
     def release(self, processes: Processes) -> None:
-        """An iterator is done with them."""
+        """Called by an iterator that needs these processes no more."""
         if processes is not self._kept:
             processes.close()
 
@@ -116,7 +116,7 @@ class Workers:
 
 @contextmanager
 def _told_if_slow(count: int) -> Iterator[None]:
-    """In it, a line is logged when it takes long."""
+    """Logs a line if the block takes long."""
     said = "still starting processes (%d) for transform and collation: torch is imported for them, once for the program"
     timer = threading.Timer(SLOW, log.info, (said, count))
     timer.daemon = True
@@ -145,7 +145,7 @@ def _can_be_sent(what: Any) -> bool:
 
 
 def tensor_as_array(tensor: torch.Tensor) -> Any:
-    """How a tensor travels between processes: as the array it shares memory with, which needs no copy."""
+    """A tensor as it is sent between processes: the array that shares its memory, so without a copy."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.requires_grad:
         return NotImplemented
     if tensor.dtype is torch.bfloat16:

@@ -1,4 +1,4 @@
-"""torch's own iterators, which also tell how far they are and can begin in the middle of an epoch."""
+"""torch's own iterators, extended: they know their position and can begin in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("solar")
 
 
 class _Counted(_BaseDataLoaderIter):
-    """Adds to one of torch's iterators that it counts what it hands out. It draws and yields what torch's does."""
+    """Makes one of torch's iterators count what it hands out. Its draws and batches stay torch's."""
 
     _sampler_iter: Indices
     _handed_out: float = 0.0  # the time when the last batch was
@@ -72,7 +72,7 @@ class _Counted(_BaseDataLoaderIter):
         return data
 
     def _first(self, passage: EpochPosition) -> Any:
-        """The first batch. Of an iterable dataset that keeps no state, those before it are read and thrown away."""
+        """The first batch. If an iterable dataset has no state, earlier batches are read and thrown away."""
         data: Any = super()._next_data()
         passed_over = passage.before[0]
         if self._dataset_kind == _DatasetKind.Iterable and not self._told_parts and passed_over:
@@ -96,7 +96,7 @@ class _Counted(_BaseDataLoaderIter):
 
 
 class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
-    """torch's iterator in this process. A dataset, or its iterator, that has a state keeps it."""
+    """torch's iterator in this process. It saves the state of a dataset, or of its iterator, that has one."""
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
@@ -109,14 +109,14 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
 
 
 class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
-    """torch's iterator over worker processes. A dataset there, or its iterator, that has a state keeps it."""
+    """torch's iterator over worker processes. It saves the states of datasets, or of their iterators, there."""
 
     _users_init_fn: Callable[[int], None] | None
     _cycle: Iterator[int]
 
     def _restore(self, loader: Any) -> None:
         own = has_state(loader.dataset)
-        # Whether an iterator has a state is found out where it is made, in the worker.
+        # Only the worker, which makes the iterator, can see whether that has a state.
         self._may_carry = own or self._dataset_kind == _DatasetKind.Iterable
         self._carried = WorkerStates(loader.num_workers, self._told_parts, own, loader.persistent_workers)
 
@@ -130,7 +130,7 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
 
     @property
     def _worker_init_fn(self) -> Callable[[int], None] | None:
-        """What torch gives its workers to begin with."""
+        """The init function that torch gives its workers."""
         return Carrying(self._users_init_fn, self._carried.handed_out) if self._may_carry else self._users_init_fn
 
     @_worker_init_fn.setter
@@ -157,7 +157,7 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
 
 
 def _told_parts(loaded: dict[str, Any], workers: int) -> dict[str, Any]:
-    """The dataset's own states in a loaded one, if they are of as many processes as there will be."""
+    """The dataset's own states in a loaded state, if the number of processes is the same."""
     parts = dict(loaded.get("parts", {}))
     before = len(parts.get("workers", []))
     if not parts or before == workers:
@@ -172,7 +172,7 @@ def _told_parts(loaded: dict[str, Any], workers: int) -> dict[str, Any]:
 
 
 def _parts(fetcher: Any, begun: bool) -> dict[str, Any]:
-    """The states of a dataset in this process. A new epoch begins with a new iterator of it."""
+    """The states of a dataset in this process. A new epoch begins with a new iterator."""
     if begun:
         return states_of(fetcher)
     return {name: part.state_dict() for name, part in parts_of(fetcher).items() if name == "dataset"}

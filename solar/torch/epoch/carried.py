@@ -1,4 +1,4 @@
-"""The states of a dataset in torch's worker processes: told with each batch, and given back to who had it."""
+"""The states of a dataset in torch's worker processes: sent with each batch, and restored in the same worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from solar.torch.order.position import has_state
 
 
 def parts_of(fetcher: Any) -> dict[str, Any]:
-    """A fetcher's dataset and its iterator, where they have states. A dataset that is its own iterator comes once."""
+    """A fetcher's dataset and its iterator, if they have states. A dataset that is its own iterator counts once."""
     dataset, iterator = fetcher.dataset, getattr(fetcher, "dataset_iter", None)
     parts = {"dataset": None if iterator is dataset else dataset, "iterator": iterator}
     return {name: part for name, part in parts.items() if has_state(part)}
@@ -31,7 +31,7 @@ def states_of(fetcher: Any) -> dict[str, Any]:
 
 
 def restore_iterator(fetcher: Any, told: dict[str, Any]) -> None:
-    """What of a told state comes after the fetcher was made; the dataset's own comes before."""
+    """Restores the iterator's state, after the fetcher was made. The dataset's own state is restored before."""
     if "iterator" in told:
         fetcher.dataset_iter.load_state_dict(told["iterator"])
     if "ended" in told:
@@ -43,9 +43,9 @@ def restore_iterator(fetcher: Any, told: dict[str, Any]) -> None:
 
 @dataclass
 class Carried:
-    """A batch that left a worker, with the states there right after it was made.
+    """A batch from a worker, with the states there right after it was made.
 
-    They are pickled at once: the dataset goes on, and tensors in them need no shared memory.
+    The states are pickled at once, for the dataset goes on. So tensors in them need no shared memory.
     """
 
     data: Any
@@ -58,15 +58,15 @@ class Carried:
 
 @dataclass(frozen=True)
 class Ended(_IterableDatasetStopIteration):
-    """torch's word for a worker whose iterable dataset came to its end, with the states after it."""
+    """torch's message that a worker's iterable dataset came to its end, with the states after it."""
 
     states: bytes
 
 
 class Carrying:
-    """The worker's init function which, after the user's, has its batches carried if the dataset there has a state.
+    """The worker's init function. After the user's, it makes batches carry the state of a dataset that has one.
 
-    Else it leaves everything as torch made it. `told` are the states that the workers begin with.
+    Else it leaves everything as torch made it. `told` are the states in which the workers begin.
     """
 
     def __init__(self, users: Callable[[int], None] | None, told: list[bytes | None]) -> None:
@@ -82,7 +82,7 @@ class Carrying:
         torchs: Callable[..., Any] = _DatasetKind.create_fetcher
 
         def create_fetcher(kind: Any, of: Any, *options: Any) -> Any:
-            if of is not dataset:  # but of a loader inside this dataset
+            if of is not dataset:  # it belongs to a loader inside this dataset
                 return torchs(kind, of, *options)
             if "dataset" in told:
                 dataset.load_state_dict(told["dataset"])
@@ -95,7 +95,7 @@ class Carrying:
 
 
 class _Fetcher:
-    """torch's fetcher, whose batches are carried."""
+    """torch's fetcher, whose batches carry the states."""
 
     def __init__(self, torchs: Any, worker: int) -> None:
         self._torchs = torchs
@@ -119,9 +119,9 @@ class _Fetcher:
 
 
 class WorkerStates:
-    """What each worker said with the last batch of it that was handed out, and which worker's turn it is.
+    """Each worker's states with its last batch that was handed out, and which worker's turn it is.
 
-    Plain values in a loader's state; pickled here, as they come. None is a worker that has said nothing yet.
+    They are plain values in a loader's state, and pickled in here. None: a worker that has sent nothing yet.
     """
 
     def __init__(self, workers: int, told: dict[str, Any], own: bool, lasting: bool) -> None:
@@ -132,14 +132,14 @@ class WorkerStates:
         self._lasting = lasting  # the workers are persistent
 
     def receive(self, data: Any) -> None:
-        """Something came from a worker."""
+        """Takes note of what came from a worker."""
         if isinstance(data, Carried):
             self._received[data.worker] = data.states
         elif isinstance(data, Ended):
             self._received[data.worker_id] = data.states
 
     def hand_out(self, data: Any, *worker: int) -> Any:
-        """The batch itself. It comes from `worker`, which torch before 2.6 does not say."""
+        """The batch itself, which came from `worker`. torch before 2.6 does not give the worker."""
         carried = isinstance(data, Carried)
         last = data.worker if carried else worker[0] if worker else self.next
         self.next = (last + 1) % len(self.handed_out)
@@ -149,11 +149,11 @@ class WorkerStates:
         return data.data
 
     def begin_again(self) -> None:
-        """The workers, which are persistent, have begun another epoch."""
+        """Called when persistent workers have begun another epoch."""
         self.handed_out = [_pickled(states) for states in self._again()]
 
     def state(self, begun: bool) -> dict[str, Any]:
-        """All of it, or, not begun, that of an epoch which the same workers would begin now; empty if there is none."""
+        """All states; if not `begun`, those in which these workers would begin an epoch now. Empty if there is none."""
         if begun:
             states = [_unpickled(pickled) for pickled in self.handed_out]
         else:  # Workers that are not persistent are gone; the next are made from the dataset in this process.
@@ -176,7 +176,7 @@ def _unpickled(pickled: bytes | None) -> dict[str, Any] | None:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Of tensors, too, without the warning of torch before 2.6 that it opens its own pickles of them in full."""
+    """Unpickles tensors, too, without the warning of torch before 2.6 about its own pickles."""
 
     def find_class(self, module: str, name: str) -> Any:
         whole = (module, name) == ("torch.storage", "_load_from_bytes")

@@ -40,12 +40,12 @@ ITERATOR_CLOSED = "this iterator was closed with its loader"
 class NativeIter(Draws):
     """One epoch through the native engine. The base class draws from the generators as torch's own iterators do.
 
-    It has no reference to the loader, as torch's have none: either can be deleted first.
+    Like torch's iterators it has no reference to the loader, so either can be deleted first.
     """
 
     def __init__(self, loader: Any, beneath: SampleSource) -> None:
         self._coming: deque[Coming | Exception] = deque()
-        self._turn: BufferedPass | None = None  # where batches come from the loader's buffer
+        self._turn: BufferedPass | None = None  # set if batches come from the loader's buffer
         self._pace: AheadSpec | None = None
         self._prepared = False
         self._landing: DeviceCopier | None = None
@@ -57,7 +57,7 @@ class NativeIter(Draws):
         super().__init__(loader)
         self.passage: EpochPosition = self._sampler_iter.passage
         self.passage.base_seed = self._base_seed
-        self._files = beneath  # all that it reads, wherever samples of it are kept
+        self._files = beneath  # everything it reads, including what is kept on a device
         self._course, self._stats, self._buffered = loader._course, loader._stats, loader._buffered
         self._indices: Iterator[Any] = self._sampler_iter
         self._making = loader._making(beneath)
@@ -72,19 +72,19 @@ class NativeIter(Draws):
         self._sampler_failed = False
         self._ahead = loader.ahead or BATCHES_AHEAD
         self._nbytes_ahead = NBYTES_AHEAD if loader.ahead is None else sys.maxsize
-        self._most = 0  # batches as large as the newest that may be ahead of the oldest
+        self._most = 0  # how many batches as large as the newest may be ahead of the oldest
         self._bar = loader._progress_bar()
         self._handed_out = 0.0  # the time when the last batch was
 
     # --- the consumer's side ----
 
     def __next__(self) -> Any:
-        """torch's, without the range for its profiler while that does not run."""
+        """The next batch. torch's method, without its profiler range while the profiler is off."""
         if profiling():
             return super().__next__()
         try:
             data = self._next_data()
-        except SolarError as error:  # its words are what matters, not where they came by
+        except SolarError as error:  # its message matters, not its traceback
             raise error.with_traceback(None) from error.__cause__
         self._num_yielded += 1
         return data
@@ -108,9 +108,9 @@ class NativeIter(Draws):
             try:
                 pending, data = self._taken(asked)
             except LeftOut:
-                self._handed_out = 0.0  # the time since then was not the training's
+                self._handed_out = 0.0  # the time since then does not count as training
                 continue
-            if not self._coming and not self._drained:  # of large batches the next is begun when this one is there
+            if not self._coming and not self._drained:  # large batches: begin the next when this one is there
                 self._start_one()
             if self._drained and not self._coming:
                 self._stats.whole()
@@ -123,12 +123,12 @@ class NativeIter(Draws):
             return data
 
     def _taken(self, asked: float) -> tuple[PendingBatch, Any]:
-        """The oldest batch. It is gone when it failed, too, but not when the user interrupts the waiting."""
+        """Takes the oldest batch. It is removed, also if it failed, but not if Ctrl-C ends the waiting."""
         coming = self._coming[0]
         try:
             data = self._waited_for(coming)
         except Exception as error:
-            del coming  # or it and the error, whose traceback comes by here, would keep each other alive
+            del coming  # or it and the error, whose traceback has this frame, would keep each other alive
             self._failed(error)
             raise
         coming = self._drop()
@@ -179,7 +179,7 @@ class NativeIter(Draws):
             del coming
 
     def _made_anew(self, samples: list[Any]) -> Coming:
-        """The oldest batch, which failed, of these samples of it alone. They are read beside the buffer."""
+        """The oldest batch, which failed, made again from these of its samples. They are not read by the buffer."""
         number = self.passage.before[0] + self.passage.batches + 1
         anew = self._begun(self._beneath, samples, number)
         self._forget(self._coming[0])
@@ -197,17 +197,17 @@ class NativeIter(Draws):
 
     def _failed(self, error: Exception) -> None:
         self._forget(self._drop())
-        if type(error) is SolarError:  # a process is lost, and with it those it was one of
+        if type(error) is SolarError:  # a process is lost, and all processes of the loader with it
             self._workers.close()
 
     def _drop(self) -> Coming | Exception:
-        """The oldest batch, which is gone then."""
+        """Removes the oldest batch, and gives it."""
         if not self._coming:
             raise RuntimeError(ITERATOR_CLOSED)  # by another thread, meanwhile
         coming = self._coming.popleft()
         if self._skipping is not None:
             self._skipping.dropped()
-        if self._coming or not self._sampler_failed:  # its error comes last, and is no batch
+        if self._coming or not self._sampler_failed:  # the sampler's error comes last, and is no batch
             self.passage.advance()
         return coming
 
@@ -230,9 +230,9 @@ class NativeIter(Draws):
     # --- reading ahead ----
 
     def _prepare(self) -> None:
-        """Starts what makes the batches, when the first is asked for: threads and processes are not had for nothing.
+        """Starts threads and processes when the first batch is asked for, for they cost time and memory.
 
-        Whoever interrupts it may ask again. Nothing is served of a file that was replaced since the epoch before.
+        After Ctrl-C it may be called again. A file that was replaced since the previous epoch is an error.
         """
         replaced = self._files.replaced(gone=self._skipping is None)
         try:
@@ -241,11 +241,11 @@ class NativeIter(Draws):
             if replaced is not None:
                 raise placed(replaced)
         finally:
-            del replaced  # or it and this frame, which its traceback keeps, would keep each other alive
+            del replaced  # or it and this frame, which is in its traceback, would keep each other alive
         self._prepared = True
 
     def _begin_pass(self, replaced: ReadError | None) -> None:
-        """Finds out who makes the batches; and tells the other ranks where there are to be none."""
+        """Begins the epoch with or without the loader's buffer; tells the other ranks if a file was replaced."""
         if self._pace is None:
             self._pace = self._started_making()
         if self._turn is None:
@@ -254,7 +254,7 @@ class NativeIter(Draws):
             if room is not None:
                 self._turn = BufferedPass(self._buffered, room, beneath, self._indices, self.passage, course, pace)
         turn = self._turn
-        if self._closed:  # by another thread, meanwhile: what was started since is let go too
+        if self._closed:  # by another thread, meanwhile: close what was started since, too
             self._release()
             raise RuntimeError(ITERATOR_CLOSED)
         if turn is not None:
@@ -262,7 +262,7 @@ class NativeIter(Draws):
             self._indices, self._ahead, self._nbytes_ahead = turn, turn.ahead, sys.maxsize  # it has a size
 
     def _prepared_since(self, asked: float) -> float:
-        """The time when all was prepared; what that took is counted, and is not the storage's."""
+        """The time when all was prepared. Counts the preparation, which is not waiting for the storage."""
         self._prepare()
         cause = "plan" if self._turn is not None else "start" if self._threads is not None else ""
         if not cause:
@@ -288,7 +288,7 @@ class NativeIter(Draws):
         return AheadSpec(self._ahead, threads)
 
     def _start_making(self, first: H5Dataset, workers: int) -> int:
-        """Starts threads and processes that make the batches, as they are needed. Gives the number of threads."""
+        """Starts the threads and processes that make batches, if needed. Gives the number of threads."""
         converts = any(leaf is not None for leaf in leaves(first.fields))
         if self._making.in_processes and workers > 0:
             self._processes = self._workers.start(self._making, self._wanted, self._base_seed)
@@ -306,7 +306,7 @@ class NativeIter(Draws):
         return threads
 
     def _start_one(self) -> None:
-        """Starts the next batch; what goes wrong is raised when that batch's turn comes, as in torch."""
+        """Starts the next batch. An error is raised when that batch's turn comes, as in torch."""
         try:
             indices = next(self._indices)
             self._started += 1
@@ -348,7 +348,7 @@ class NativeIter(Draws):
         return coming if self._landing is None else self._landing.expected(coming, called)
 
     def _keys(self, names: list[int]) -> list[Key]:
-        """What seeds the samples' random numbers: nothing that depends on ranks, threads or resuming."""
+        """The seeds of the samples' random numbers. They do not depend on ranks, threads or resuming."""
         shared = getattr(self._course.with_epochs, "seed", None)
         seed = shared if isinstance(shared, int) else self._base_seed
         passage = self.passage
@@ -357,7 +357,7 @@ class NativeIter(Draws):
     # --- the end ----
 
     def _end(self) -> NoReturn:
-        """There is no batch left."""
+        """Ends the epoch: there is no batch left."""
         if not self._sampler_failed:
             if not self.passage.finished:
                 self._course.finish(self.passage)
@@ -368,7 +368,7 @@ class NativeIter(Draws):
         raise StopIteration
 
     def close(self) -> None:
-        """Gives up what is on its way. Nothing more can be had from this iterator."""
+        """Drops the batches on their way. The iterator gives no more."""
         self._closed = self._drained = True
         self._release()
 

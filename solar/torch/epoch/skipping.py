@@ -1,4 +1,4 @@
-"""Skipping: what becomes of a batch some of whose samples cannot be read, where the user said to go on without them."""
+"""Skipping (on_error="skip"): makes a batch without the samples of it that cannot be read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from solar.io.read.reader import Pending
     from solar.torch.loader import DataLoader
 
-Place = tuple[int, int, int, int]  # an H5Dataset, one of its fields, and there the line of chunks of a part; or a row
+Place = tuple[int, int, int, int]  # H5Dataset, field, part and line of chunks; or -1 and the row
 OnError = Literal["raise", "skip"]
-MANY = 100  # samples one after the other that cannot be read: no sample is to blame, but the file or its storage
-UNREADABLE = (ReadError, CodecError)  # what a sample's own bytes can be guilty of
+MANY = 100  # unreadable samples in a row: then the file or its storage is to blame, not a sample
+UNREADABLE = (ReadError, CodecError)  # errors that a sample's own bytes can cause
 NOT_ALONE = (
     "on_error='skip': not one of the {samples} samples of a batch of this rank can be read, and were the batch left "
     "out, the other ranks would wait for ever: {error}"
@@ -33,45 +33,45 @@ log = logging.getLogger("solar")
 
 
 class LeftOut(Exception):
-    """Not one sample of a batch could be read: there is no batch."""
+    """No sample of a batch could be read, so there is no batch."""
 
 
 class Skipping:
-    """Finds the samples of a failed batch that can be read, for it to be made anew of these.
+    """Finds the readable samples of a failed batch, to make it again from these.
 
-    It knows the samples of all batches on their way. A batch that failed for another reason than its samples' bytes (an
-    error of a transform, say) is made anew as it was, once.
+    It knows the samples of all batches on their way. A batch that failed for another reason than its samples' bytes,
+    such as an error of a transform, is made again once from all of them.
     """
 
     def __init__(self, beneath: SampleSource, alone: bool, count: Callable[[int], None]) -> None:
-        """`alone`: no other rank counts on as many batches of this one. `count` is told of samples left out."""
+        """`alone`: no other rank needs this one to have as many batches. `count` is called with samples left out."""
         self._beneath, self._alone, self._count = beneath, alone, count
         self._samples: deque[Any] = deque()  # of the batches on their way
-        self._broken: dict[Place, Exception] = {}  # chunks that do not decode: their bytes stay what they are
-        self._looked = False  # at all samples of the oldest
+        self._broken: dict[Place, Exception] = {}  # chunks that cannot be decoded, now or later
+        self._looked = False  # whether all samples of the oldest batch were checked
         self._handed_out = False
-        self._last: Exception | None = None  # of a batch left out
-        self._row = 0  # samples one after the other that could not be read
+        self._last: Exception | None = None  # the error of the last batch left out
+        self._row = 0  # unreadable samples in a row
 
     def started(self, samples: Any) -> None:
-        """A batch of these samples is on its way."""
+        """Called when a batch of these samples is started."""
         self._samples.append(samples)
 
     def dropped(self) -> None:
-        """The oldest batch is gone."""
+        """Called when the oldest batch is removed."""
         self._samples.popleft()
         self._looked = False
 
     def handed_out(self) -> None:
-        """A batch reached the user."""
+        """Called when a batch reached the user."""
         self._handed_out = True
         self._row = 0
 
     def readable(self, error: Exception, seconds: float | None) -> list[Any]:
-        """The samples to make the oldest batch of, which failed with `error`. LeftOut: there are none.
+        """The samples from which to make the oldest batch again, after it failed with `error`. LeftOut if none.
 
-        Those of chunks that are known not to decode are left out without a look. If it fails again, all others are
-        looked at, each read for so many seconds; if it fails once more, the error is raised.
+        At first, samples of chunks known to be broken are left out. If there are none, or the batch fails again, each
+        sample is read by itself, for at most so many seconds. If it fails once more, the error is raised.
         """
         if self._looked:
             raise error
@@ -101,12 +101,12 @@ class Skipping:
         return good
 
     def finish(self) -> None:
-        """The epoch is over. Raises where all of it was left out: that is no broken sample, but no data."""
+        """Ends the epoch. Raises if every sample was left out."""
         if self._last is not None and not self._handed_out:
             raise ReadError(f"on_error='skip': not one sample could be read: {self._last}") from self._last
 
     def _found(self, places: list[dict[Place, int]], seconds: float | None) -> list[Exception | None]:
-        """Why each sample cannot be read; None when it can. What several are decoded from is looked at once."""
+        """Why each sample cannot be read; None if it can. Chunks that several samples share are read once."""
         asked = {place: row for ones in places for place, row in ones.items()}
         bad = {}
         for place, one in {place: self._start(place, row) for place, row in asked.items()}.items():
@@ -118,7 +118,7 @@ class Skipping:
         return [_first(bad, ones) for ones in places]
 
     def _places(self, samples: list[Any]) -> list[dict[Place, int]]:
-        """For each sample what is read of it, with its row there."""
+        """For each sample the places that it is read from, and its row there."""
         which, rows = self._beneath.locate(samples)
         found = []
         for number, row in zip(which.tolist(), rows.tolist(), strict=True):
@@ -136,7 +136,7 @@ class Skipping:
 
 
 def _line(layout: Layout, row: int) -> tuple[int, int]:
-    """The part and the line of chunks there that the sample is decoded from; -1 and the row if from none."""
+    """The part, and the line of chunks in it, that hold the sample; -1 and the row if it is not in chunks."""
     part = int(np.searchsorted(layout.part_first, row, "right")) - 1
     if part >= len(layout.part_form):
         return -1, row
@@ -151,7 +151,7 @@ def _first(errors: dict[Place, Exception], places: Iterable[Place]) -> Exception
 
 
 def _error_of(started: Pending | Exception, seconds: float | None) -> Exception | None:
-    """Why it cannot be read; None when it can."""
+    """Why it cannot be read; None if it can."""
     if isinstance(started, Exception):
         return started
     try:
@@ -162,7 +162,7 @@ def _error_of(started: Pending | Exception, seconds: float | None) -> Exception 
 
 
 def skipping(loader: DataLoader[Any], beneath: SampleSource) -> Skipping | None:
-    """What skips for an iterator of this loader, where it is asked for. PlanError where it cannot be."""
+    """The Skipping for an iterator of this loader, or None if not asked for. PlanError if it is impossible."""
     if loader.on_error == "raise":
         return None
     ranks = getattr(loader._course.with_epochs, "num_replicas", 1)
@@ -179,7 +179,7 @@ def skipping(loader: DataLoader[Any], beneath: SampleSource) -> Skipping | None:
 
 
 def checked(on_error: Any) -> OnError:
-    """ValueError unless it is one of the words."""
+    """The option on_error, checked; ValueError unless it is a known word."""
     if on_error not in get_args(OnError):
         raise ValueError(f"on_error={on_error!r}: it is 'raise' or 'skip'")
     word: OnError = on_error

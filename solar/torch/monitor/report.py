@@ -1,4 +1,4 @@
-"""What a loader's counters say in words: what was read, how long the training waited and for what, what would help."""
+"""Turns a loader's counters into text: what was read, how long the training waited, why, and what would help."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from solar.io.compress.codec import FILTER
 from solar.io.machine.figures import count, rate, size
 
 HARDLY_WAITED = 0.05  # share of the time below which waiting is not worth a word of advice
-MOMENT = 1.0  # seconds of waiting in all below which it is not, either
+MOMENT = 1.0  # seconds of waiting in all below which it is not worth one either
 IDLE_SHARE = 0.05  # share of the time below which nothing was computed between the batches
 
 
@@ -21,12 +21,12 @@ def report(
     memory: float = 0.0,
     buffer: str = "",
 ) -> str:
-    """What Stats.as_dict gives, in words; with what Stats.by_epoch gives, and what is known of the data.
+    """The text of a report, from the counters of Stats.as_dict and Stats.by_epoch and facts about the data.
 
-    `filters` are undone to read them (HDF5's numbers), up to `per_chunk` samples share a chunk that is decompressed,
-    and the buffer has room for the share `memory` of them (0: there is none).
+    `filters` are the HDF5 numbers of the data's filters. Up to `per_chunk` samples share a compressed chunk. The buffer
+    holds the share `memory` of the data (0: there is no buffer).
 
-    `buffer`: what one would gain, where there is none.
+    `buffer` says what a buffer would gain, where there is none.
 
     >>> from solar.torch.monitor.stats import Stats
     >>> report(Stats().as_dict())
@@ -65,7 +65,7 @@ def _amounts(totals: Mapping[str, Any]) -> str:
 
 
 def _table(epochs: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
-    """A row for each epoch that gave a sample, the first and the latest; of one there is nothing to compare."""
+    """A row for each epoch with samples, the first and the latest. No table for a single epoch."""
     epochs = [one for one in epochs if one[1]["samples"]]
     if len(epochs) < 2:
         return []
@@ -108,7 +108,7 @@ def _waiting(totals: Mapping[str, Any], waited: float) -> str:
 
 
 def _causes(totals: Mapping[str, Any], waited: float) -> str:
-    """The causes in falling order; those below a hundredth of the waiting are left out."""
+    """The causes of waiting, the largest first, without those below a hundredth of it."""
     sorted_waits = sorted(totals["wait_seconds"].items(), key=lambda pair: -pair[1])
     return ", ".join(f"{_time(seconds)} {FOR[cause]}" for cause, seconds in sorted_waits if seconds >= waited / 100)
 
@@ -166,7 +166,7 @@ def _of_buffer(totals: Mapping[str, Any]) -> str:
 
 
 def _read_again(totals: Mapping[str, Any]) -> str:
-    """Why much more was read than was asked for, if it was."""
+    """Why much more was read than was used, if it was; else empty."""
     times = _times_over(totals, "bytes")
     if times < 2:
         return ""
@@ -182,7 +182,7 @@ def _read_again(totals: Mapping[str, Any]) -> str:
 
 
 def _decoded_again(totals: Mapping[str, Any]) -> str:
-    """Why much more was decompressed than was asked for, if it was."""
+    """Why much more was decompressed than was used, if it was; else empty."""
     times = _times_over(totals, "bytes_decoded")
     if times < 2:
         return ""
@@ -204,7 +204,7 @@ def _rounded(times: float) -> str:
     return f"{times:.1f}" if times < 9.95 else f"{times:,.0f}"
 
 
-# What decodes faster, by the number of the filter that is undone; of others nothing much faster is known.
+# Faster filters to advise, by the number of the filter in use. For others we know nothing much faster.
 FASTER = {
     307: "a codec that decodes faster: LZ4 or Zstandard in place of bzip2",
     1: "a codec that decodes faster: `solar compress`, LZ4 or Zstandard in place of gzip",

@@ -1,4 +1,4 @@
-"""What a loader has done, and for what the training waited: Stats counts; report.py says it in words."""
+"""Stats counts what a loader did and what the training waited for; report.py turns the counts into text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_i
 class Stats:
     """A loader's counters since it was made or since `reset`. Any thread may count and read.
 
-    Copied or pickled, it begins at zero: the copy's reads are its own.
+    A copy, also by pickle, begins at zero and counts its own reads.
 
     >>> stats = Stats()
     >>> stats.batch(64, 4 << 20, {"requests": 8, "bytes_read": 4 << 20})
@@ -73,24 +73,24 @@ class Stats:
             self._whole = True
 
     def _row(self) -> dict[str, Any]:
-        """What was counted since the epoch before ended."""
+        """The counts since the previous epoch ended."""
         now, before = self._so_far(), self._told
         waits = {cause: seconds - before["wait_seconds"][cause] for cause, seconds in now["wait_seconds"].items()}
         return {name: now[name] - before[name] for name in now if name != "wait_seconds"} | {"wait_seconds": waits}
 
     def _so_far(self) -> dict[str, Any]:
-        """What is told of each epoch, since the counting began."""
+        """The totals, since counting began, of what is reported per epoch."""
         nbytes = self._native["bytes_read"] + self._native["bytes_mapped"]
         counted = {"samples": int(self._samples), "bytes": nbytes, "buffer_hits": self._native["buffer_hits"]}
         return counted | {"busy_seconds": self._busy, "wait_seconds": dict(self._waits)}
 
     def skip(self, samples: int) -> None:
-        """So many samples could not be read, and were left out."""
+        """Counts samples that could not be read and were left out."""
         with _LOCK:
             self._skipped += samples
 
     def batch(self, samples: int, nbytes: int, counts: Mapping[str, int]) -> None:
-        """A batch was handed out: what it holds, and the engine's counts of reading it (empty: libhdf5 read it)."""
+        """Counts a batch handed out: its samples and bytes, and the engine's counts (empty: libhdf5 read it)."""
         with _LOCK:
             self._count(samples, nbytes, counts)
 
@@ -108,7 +108,7 @@ class Stats:
     def handed_out(
         self, samples: int, nbytes: int, counts: Mapping[str, int], waited: float, transforming: float, collating: float
     ) -> None:
-        """`batch`, `held` and the waits of one batch at once; `waited` is in all, with transform and collation."""
+        """Counts `batch`, `held` and the waits of one batch at once; `waited` includes transform and collation."""
         transforming = min(waited, transforming)
         collating = min(waited - transforming, collating)
         with _LOCK:
@@ -119,16 +119,16 @@ class Stats:
             self._waits["collate"] += collating
 
     def waited(self, cause: str, seconds: float) -> None:
-        """The training stood still for `seconds`."""
+        """Counts `seconds` that the training waited for this cause."""
         with _LOCK:
             if cause not in self._waits:
                 raise ValueError(f"cause={cause!r}: the training waits for one of {', '.join(CAUSES)}")
             self._waits[cause] += seconds
 
     def split(self, seconds: float, counts: Mapping[str, int]) -> None:
-        """The training waited for a batch: for other ranks, storage, and decoding (by what threads spent).
+        """Divides the wait for a batch: other ranks, then storage and decoding in proportion to the threads' time.
 
-        A batch that a run made (`made_by_run`) and nothing was read for was put together from its buffer.
+        A batch that a run made (`made_by_run`) without reading came from the buffer.
         """
         with _LOCK:
             self._split(seconds, counts)
@@ -147,33 +147,33 @@ class Stats:
         waits["decode"] += seconds * share
 
     def busy(self, seconds: float) -> None:
-        """The training had its batch for `seconds` before it asked for the next."""
+        """Counts the `seconds` between handing out a batch and the request for the next."""
         with _LOCK:
             self._busy += seconds
 
     def held(self, delta_bytes: int) -> None:
-        """Memory of batches was taken, or (negative) let go."""
+        """Counts memory of batches that was allocated, or (negative) freed."""
         with _LOCK:
             self._resident += delta_bytes
             if self._resident > self._peak:
                 self._peak = self._resident
 
     def landed(self, copied_bytes: int, delta_bytes: int) -> None:
-        """Bytes were sent to the device, and more (or, negative, fewer) of a batch's wait there for the loop."""
+        """Counts bytes copied to the device, and the change in bytes that wait there for the training."""
         with _LOCK:
             self._landed_nbytes += copied_bytes
             self._landed += delta_bytes
             self._landed_peak = max(self._landed_peak, self._landed)
 
     def kept(self, delta_samples: int, delta_bytes: int, hits: int) -> None:
-        """More (or, negative, fewer) samples stay on the device, in more memory; and so many that did were used."""
+        """Counts the change in samples and bytes kept on the device, and the uses of samples kept there."""
         with _LOCK:
             self._kept_samples += delta_samples
             self._kept_nbytes += delta_bytes
             self._kept_hits += hits
 
     def device_took(self, copying: float, finishing: float) -> None:
-        """What a batch took on the device, by its own clock: to be copied there, and to be decoded, cast and so on."""
+        """Counts a batch's time by the device's clock: for copying it, and for decoding, casting and so on."""
         with _LOCK:
             self._copying += copying
             self._finishing += finishing
@@ -197,7 +197,7 @@ class Stats:
         return counted | {"wait_seconds": waits, "wait_share": waited / passed if passed else 0.0}
 
     def by_epoch(self) -> list[tuple[int, dict[str, Any]]]:
-        """What was counted in each epoch, with its number from 1; of many, in the first and the latest."""
+        """The counts of each epoch, numbered from 1; of many epochs, only the first and the latest."""
         with _LOCK:
             rows = [] if self._first is None else [self._first, *self._latest]
             if self._whole:
@@ -206,10 +206,10 @@ class Stats:
             return [(1 if not place else begin + place, row) for place, row in enumerate(rows)]
 
     def report(self, filters: Collection[int] = (), per_chunk: int = 1, memory: float = 0.0, buffer: str = "") -> str:
-        """The counters in words: what was read, how long the training waited and for what, what would help.
+        """The counters as text: what was read, how long the training waited, why, and what would help.
 
-        For the advice: the numbers of HDF5's filters that are undone, how many samples share a chunk that is
-        decompressed, for which share of the data the buffer has room, and what one would gain where there is none.
+        The arguments serve the advice: the HDF5 numbers of the data's filters, how many samples share a compressed
+        chunk, the share of the data that the buffer holds, and what a buffer would gain where there is none.
         """
         return in_words(self.as_dict(), self.by_epoch(), filters, per_chunk, memory, buffer)
 

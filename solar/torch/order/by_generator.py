@@ -1,4 +1,4 @@
-"""The order of a shuffle by a generator of the user's: drawn ahead by a copy, and made again from its seed."""
+"""The order of a shuffle by the user's generator: a copy draws it ahead, and its seed reproduces it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from solar.torch.order.stream import IndexStream, Pass
 
 
 class ShuffledByGenerator(IndexStream):
-    """torch's shuffle by a generator of the user's, whose state is too large to tell: told is how it came to it.
+    """torch's shuffle by the user's generator. Its state is too large to save, so its history is saved instead.
 
-    That is the seed it was given and the passes made since; the same draws made again lead to the same state.
-    Where index batches are drawn long before they are asked for, a copy of the generator draws them. The user's own
-    draws what torch draws when torch does: it may be used for other things, and the pass may be broken off.
+    The history is its seed and the passes made since; repeating the same draws restores the state. Where index batches
+    are drawn long before they are asked for, a copy of the generator draws them. The user's own generator draws what
+    torch draws, when torch does, for the program may use it for other things, and the pass may end early.
     """
 
     kind = "shuffled by generator"
@@ -71,7 +71,7 @@ class ShuffledByGenerator(IndexStream):
         return self._drawn_after(samples)
 
     def _drawn_after(self, samples: int) -> Iterator[Any]:
-        """The index batches after so many samples. Nothing is drawn before the first is asked for."""
+        """The index batches after the first `samples`. Nothing is drawn before the first batch is asked for."""
         generator = self.sampler.generator
         if self.as_arrays:
             self._ahead = copied(generator)
@@ -85,7 +85,7 @@ class ShuffledByGenerator(IndexStream):
         self.exhausted = True
 
     def asked(self) -> None:
-        """The first batch was drawn when it was asked for: the others are when the consumer has them."""
+        """Draws with the user's generator as each batch reaches the consumer; the first was drawn when asked for."""
         if self._asked and self._behind is not None:
             next(self._behind, None)
         self._asked = True
@@ -95,7 +95,7 @@ class ShuffledByGenerator(IndexStream):
             super().ended()
 
     def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
-        """By a copy of the generator, as long as nobody else draws from it."""
+        """The later passes by a copy of the generator. They are right as long as nobody else draws from it."""
         return iter(()) if self._ahead is None else self._shuffled_by(copied(self._ahead))
 
     def _shuffled_by(self, generator: torch.Generator) -> Iterator[Callable[[], Pass]]:
@@ -110,7 +110,7 @@ class ShuffledByGenerator(IndexStream):
         return self.batched(np.fromiter(shuffle(self.sampler, generator), np.int64))
 
     def _replayed(self, told: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
-        """The generator as it was when the told pass was about to shuffle (or, not begun, about to draw at all)."""
+        """The generator's state just before the saved pass shuffled; if it had not begun, before its first draw."""
         generator = torch.Generator(self.sampler.generator.device).manual_seed(int(told["seed"]))
         number = 0
         for turn, times in enumerate(told["passes"]):
@@ -135,13 +135,13 @@ class ShuffledByGenerator(IndexStream):
         return digest(seeded) == digest(generator)
 
     def _draw_base(self, generator: torch.Generator, number: int) -> None:
-        """torch's draw before pass `number`, if it is from the generator that also shuffles."""
+        """Makes torch's draw before pass `number`, if it is from the generator that also shuffles."""
         if self.generator is self.sampler.generator and not (self.draws_base_once and number):
             draw(generator)
 
 
 def _passes_after(last: IndexStream | None) -> list[int]:
-    """The passes up to and with this one. One that was not drawn to its end has drawn less."""
+    """The passes up to and including this one. A pass that ended early has drawn less."""
     if not isinstance(last, ShuffledByGenerator):
         return []
     passes = list(last._passes) or [0]

@@ -1,4 +1,4 @@
-"""torch's random draws for an epoch, made, looked ahead at, and made again."""
+"""torch's random draws for an epoch: made, predicted, and repeated."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def draw(generator: torch.Generator | None) -> int:
 
 
 def skip(generator: torch.Generator, count: int) -> None:
-    """Draws so many numbers of 32 bits; a seed takes two of them."""
+    """Draws and discards `count` 32-bit numbers; a seed takes two of them."""
     torch.empty(count, dtype=torch.int32).random_(generator=generator)
 
 
 def copied(generator: torch.Generator | None) -> torch.Generator:
-    """A generator that is where this one is; None means torch's global one."""
+    """A copy of a generator in its present state; None means torch's global one."""
     copy = torch.Generator("cpu" if generator is None else generator.device)
     copy.set_state(torch.get_rng_state() if generator is None else generator.get_state())
     return copy
@@ -40,7 +40,7 @@ def shuffle(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]
 
 
 def draws_again(sampler: RandomSampler, generator: torch.Generator) -> Iterator[int]:
-    """Draws what `shuffle` draws of the generator, when it draws it. It gives as many numbers, which mean nothing."""
+    """Makes the draws of `shuffle` from the generator, at the same times. The numbers it yields mean nothing."""
     if sampler.replacement:
         yield from shuffle(sampler, generator)
         return
@@ -51,7 +51,7 @@ def draws_again(sampler: RandomSampler, generator: torch.Generator) -> Iterator[
 
 
 def shuffle_again(sampler: RandomSampler, generator: torch.Generator, whole: bool) -> None:
-    """Draws what `shuffle` draws of the generator: to its end, or only for its first sample."""
+    """Makes the draws of `shuffle` from the generator: all of them, or only those for its first sample."""
     draws = draws_again(sampler, generator)
     deque(draws, maxlen=0) if whole else next(draws)
 

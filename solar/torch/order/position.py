@@ -1,4 +1,4 @@
-"""Where a loader is in its epoch: what it draws from its samplers, what it has handed out, and its state in JSON."""
+"""A loader's position in its epoch: what it drew from its samplers, what it handed out, and its state as JSON."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ KEYS = {"epoch", "repeat", "length", "drawn", "begun", "batches", "samples", "or
 
 
 class EpochPosition:
-    """One pass over the samples: how it began, and how far the consumer is, who is behind what has been drawn."""
+    """One pass over the samples: how it began, and how far the consumer is. Drawing is ahead of the consumer."""
 
     def __init__(self, order: IndexStream, epoch: int) -> None:
         self.order = order
         self.epoch = epoch
-        self.repeat = 0  # how often this epoch was begun before, one time after the other
+        self.repeat = 0  # how often in a row this epoch was begun before
         self.base_seed: int | None = None
         self.begun = False  # the first index was drawn
         self.finished = False
         self.before = (0, 0)  # batches and samples consumed before it began, when it was resumed
         self.batches = 0
         self.samples = 0
-        # The states that the dataset has itself: now, or (False) as an epoch would begin now.
+        # The dataset's own states: as they are now, or (False) as a new epoch would begin.
         self.parts: Callable[[bool], dict[str, Any]] = lambda begun: {}
         self._drawn: deque[tuple[int, Any]] = deque()  # samples and order's mark of batches on their way
         self._mark: Any = None
@@ -102,9 +102,9 @@ class Indices:
 
 
 class SamplerState:
-    """A loader's index sampler over all its epochs. It belongs to the loader and its iterators, and knows neither.
+    """A loader's index sampler over all its epochs. Loader and iterators refer to it; it refers to neither.
 
-    It is what torch's iterators take for the sampler, so that they can begin in the middle of an epoch.
+    torch's iterators use it as their sampler, so that they can begin in the middle of an epoch.
     """
 
     def __init__(
@@ -117,15 +117,15 @@ class SamplerState:
     ) -> None:
         self._samplers = sampler, batch_sampler, generator
         self._dataset = dataset
-        self._persistent = persistent  # workers that are, are seeded once
-        self._epoch = 0  # counted here where no sampler knows it
-        self._last_epoch: tuple[int, int] | None = None  # and repeat, of the pass begun last; None: the epoch was set
-        self.pending: dict[str, Any] | None = None  # a loaded state that no pass has begun with
+        self._persistent = persistent  # persistent workers are seeded once
+        self._epoch = 0  # counted here if no sampler counts it
+        self._last_epoch: tuple[int, int] | None = None  # epoch and repeat of the last pass; None: the epoch was set
+        self.pending: dict[str, Any] | None = None  # a loaded state that no pass has used yet
         self.newest: EpochPosition | None = None
-        self.as_arrays = False  # what known orders give, where the native engine asks
+        self.as_arrays = False  # known orders give arrays, for the native engine
         self.lasting_base_seed: int | None = None  # of persistent workers, which are seeded once
         self._last: EpochPosition | None = None  # the pass begun last
-        self.stride = 1  # by how much the epoch grew from the last whole pass to the one after it
+        self.stride = 1  # how much the epoch grew from the last whole pass to the next
 
     def __iter__(self) -> Indices:
         return Indices(self)
@@ -136,12 +136,12 @@ class SamplerState:
 
     @property
     def batches(self) -> int | None:
-        """How many there are in a whole epoch, if that is known."""
+        """The number of batches in a whole epoch, if known."""
         return _length(self)
 
     @property
     def batch_size(self) -> int | None:
-        """The most samples that a batch has, if that is known."""
+        """The most samples in a batch, if known."""
         if self.cutter is None:
             return 1
         samples = _length(getattr(self.cutter, "sampler", None))
@@ -152,7 +152,7 @@ class SamplerState:
 
     @property
     def cutter(self) -> Any:
-        """What cuts the samples into batches, if anything does."""
+        """The sampler that cuts the samples into batches, if there is one."""
         return self._samplers[1]
 
     def order(self) -> IndexStream:
@@ -162,7 +162,7 @@ class SamplerState:
 
     @property
     def with_epochs(self) -> Any:
-        """The sampler that is told epochs, if there is one: it has set_epoch, as torch's DistributedSampler has."""
+        """The sampler with a set_epoch, like torch's DistributedSampler, if there is one."""
         sampler, batch_sampler, _ = self._samplers
         candidates = (sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
         return next((one for one in candidates if hasattr(one, "set_epoch")), None)
@@ -185,7 +185,7 @@ class SamplerState:
 
     @contextmanager
     def torchs_draws(self) -> Iterator[None]:
-        """Surrounds what torch draws for a new iterator: nothing, if it goes on with a pass that has drawn already."""
+        """The context of torch's draws for a new iterator. A resumed pass undoes them: it has drawn already."""
         loaded, generator = self.pending, self._samplers[2]
         if loaded is None:
             drawn = self.lasting_base_seed is not None
@@ -197,7 +197,7 @@ class SamplerState:
             yield
 
     def base_seed(self, drawn: int) -> int:
-        """What seeds workers and transforms: as loaded, or as persistent workers were, or as torch has drawn it."""
+        """The seed of workers and transforms: the loaded one, that of persistent workers, or torch's new draw."""
         told = self.lasting_base_seed if self.pending is None else self.pending.get("base_seed")
         seed = drawn if told is None else int(told)
         if self._persistent:
@@ -207,7 +207,7 @@ class SamplerState:
     def begin(
         self, passage: EpochPosition, loaded: dict[str, Any] | None, fresh: Iterator[Any] | None
     ) -> Iterator[Any]:
-        """Begins a pass; as the loaded state says unless another pass did, or its epoch was left."""
+        """Begins a pass. It resumes a loaded state, unless another pass did or the epoch was changed."""
         passage.begun = True
         passage.epoch = self.epoch
         if self._last is not None and self._last.finished:
@@ -229,11 +229,11 @@ class SamplerState:
         return batches
 
     def _next_repeat(self) -> int:
-        """An epoch begun again, which nobody has set, is another one to random transforms."""
+        """How often this epoch was begun before without set_epoch: random transforms treat each as another epoch."""
         return self._last_epoch[1] + 1 if self._last_epoch and self._last_epoch[0] == self.epoch else 0
 
     def finish(self, passage: EpochPosition) -> None:
-        """The pass came to its end."""
+        """Notes that the pass came to its end."""
         if not passage.finished:
             passage.order.asked()
             passage.finished = True
@@ -242,7 +242,7 @@ class SamplerState:
     # --- state ----
 
     def state(self) -> dict[str, Any]:
-        """Where the newest pass is; when it is over or none has begun, the beginning of the next."""
+        """The newest pass's position; if it is over or none has begun, the beginning of the next."""
         if self.pending is not None:
             return dict(self.pending)
         state: dict[str, Any] = {"solar": STATE_VERSION, "epoch": self.epoch, "length": _length(self._dataset)}
@@ -266,11 +266,11 @@ class SamplerState:
         return state
 
     def load(self, state: dict[str, Any]) -> None:
-        """The next pass begins where this state was taken. An empty state means: at a beginning."""
+        """Lets the next pass begin where this state was taken; for an empty state, at the beginning."""
         if state:
             self._check(state)
-            # Of a finished epoch the state names the next one. The sampler is told that by whoever counts epochs.
-            # Whoever has told it already is right.
+            # The state of a finished epoch names the next one. The training loop tells the sampler that epoch.
+            # If it has done so already, that stays.
             if state["begun"] or self.epoch != state["epoch"]:
                 told = state["epoch"] if state["begun"] else state["order"].get("epoch", state["epoch"])
                 self.set_epoch(int(told))
@@ -296,13 +296,13 @@ class SamplerState:
         check_order(state["order"], order.told_by_all)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy in another process begins anew, or where a loaded state says."""
+        """The pickled state. A copy in another process begins anew, or at a loaded position."""
         return dict(self.__dict__, newest=None, _last=None, _last_epoch=None, lasting_base_seed=None)
 
 
 @contextmanager
 def undrawn(generator: torch.Generator | None) -> Iterator[None]:
-    """Draws within are as if they had not been; None means torch's global generator."""
+    """Restores the generator at the end, as if nothing had been drawn; None means torch's global one."""
     state = torch.get_rng_state() if generator is None else generator.get_state()
     try:
         yield
@@ -311,7 +311,7 @@ def undrawn(generator: torch.Generator | None) -> Iterator[None]:
 
 
 def has_state(part: Any) -> bool:
-    """Whether it has torchdata's protocol of a state."""
+    """Whether it has torchdata's state_dict and load_state_dict."""
     return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
 
 

@@ -1,4 +1,4 @@
-"""The orders that torch's and our samplers give, told in a few JSON values, and begun again in their middle."""
+"""The orders of torch's and our samplers. A few JSON values describe each, and each can resume in its middle."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from solar.torch.order.draws import check_drawing, copied, draw, drawing, shuffl
 from solar.torch.order.stream import UNCOUNTED, Array, IndexStream, KnownStream, Pass
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
 
-FEW = 65  # numbers that others may draw between two passes: a loader draws two, and two more if it shuffles
+FEW = 65  # random numbers that others may draw between two passes: a loader draws two, four if it shuffles
 STATIC = (list, tuple, range, SubsetRandomSampler, WeightedRandomSampler, SequentialSampler, RandomSampler)
-BATCHING = (BatchSampler, PlanBatchSampler)  # these cut the samples of a sampler into batches in the way we know
+BATCHING = (BatchSampler, PlanBatchSampler)  # we know how these cut samples into batches
 
 
 def order_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> IndexStream:
-    """The order that these samplers of a loader give."""
+    """The IndexStream for these samplers of a loader."""
     if batch_sampler is not None and type(batch_sampler) not in BATCHING:
         return Custom(sampler, batch_sampler, generator)
     given = sampler if batch_sampler is None else batch_sampler.sampler
@@ -49,7 +49,7 @@ def order_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | None
 
 
 class EndlessStream(IndexStream):
-    """Of an iterable dataset: there is nothing to choose."""
+    """The order of an iterable dataset, which has no indices."""
 
     kind = "stream"
 
@@ -58,7 +58,7 @@ class EndlessStream(IndexStream):
 
 
 class Sequential(KnownStream):
-    """The samples as they lie."""
+    """The samples in the order of the dataset."""
 
     kind = "sequential"
 
@@ -80,7 +80,7 @@ class Shuffled(KnownStream):
     told_by_all = ("seed", "replacement", "draws")
     _seed: int | None = None
     _after: torch.Generator | None = None  # the global generator, right after it gave the seed
-    _between: int | None = None  # numbers that others drew from it since the pass before, where they were few
+    _between: int | None = None  # numbers that others drew from it since the previous pass, if few
 
     def start(self) -> Iterator[Any]:
         return super().start() if self._permutes() else IndexStream.start(self)
@@ -105,14 +105,14 @@ class Shuffled(KnownStream):
             )
 
     def _seed_after(self, generator: torch.Generator, between: int) -> int:
-        """The seed that the pass after it draws, if others draw so many numbers before it."""
+        """The seed that the next pass draws, if others draw `between` numbers before it."""
         skip(generator, between)
         if self.generator is None and not self.draws_base_once:
             draw(generator)
         return draw(generator)
 
     def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
-        """If others draw as few numbers from now on as since the last pass. Whoever asks compares what comes."""
+        """A guess: others draw as many numbers as since the last pass. The caller compares it with the real pass."""
         if self._after is None or self._between is None:
             return
         generator = copied(self._after)
@@ -149,7 +149,7 @@ class Shuffled(KnownStream):
 
 
 class Distributed(IndexStream):
-    """The order of all ranks together, of which each takes its part: any number of ranks can go on from it."""
+    """The order of all ranks, of which each takes its part. Any number of ranks can resume it."""
 
     kind = "distributed"
     told_by_all = ("seed", "shuffle", "epoch")
@@ -219,7 +219,7 @@ class Distributed(IndexStream):
 
 
 class Custom(IndexStream):
-    """Any other sampler: its own state is told where it has one; else what was taken is drawn again and passed over."""
+    """Any other sampler. If it has a state, that is saved; else resuming draws again and skips what was taken."""
 
     kind = "custom"
 
@@ -227,9 +227,9 @@ class Custom(IndexStream):
         super().__init__(sampler, batch_sampler, generator)
         self._cuts = batch_sampler is None or type(batch_sampler) in BATCHING
         self._source = sampler if self._cuts else batch_sampler
-        # A sampler of the user's may follow the training: what that has come to decides what is drawn next.
+        # The user's sampler may depend on the training so far: what it gives depends on when it is drawn.
         self.fixed = type(self._source) in STATIC
-        self._items: Iterator[Any] | None = None  # the source's iterator, which may have state too
+        self._items: Iterator[Any] | None = None  # the source's iterator, which may have a state, too
         self._checksum = 0
         self._at_start: dict[str, Any] | None = None
 
@@ -243,11 +243,11 @@ class Custom(IndexStream):
         return self._items
 
     def drawn_at_once(self, batches: int | None) -> int:
-        """Each draw is marked with the state after it, which may be large."""
+        """How many batches may be drawn ahead: each is marked with the state after it, which may be large."""
         return UNCOUNTED if self._states() else super().drawn_at_once(batches)
 
     def _begun_late(self) -> Iterator[Any]:
-        """As BatchSampler does: the sampler's iterator is made when the first batch is asked for."""
+        """The batches. As in BatchSampler, the sampler's iterator is made when the first is asked for."""
         self._items = iter(self._source)
         yield from self._items
 
@@ -267,7 +267,7 @@ class Custom(IndexStream):
         return {"kind": self.kind, **mark}
 
     def start_foretold(self, told: dict[str, Any]) -> Iterator[Any]:
-        """A sampler may keep that it had come to its end: then it is begun once more, as it would have been."""
+        """All index batches. A sampler that remembers its end is iterated once more, as it would have been."""
         batches = self.resume(told, 0, 0)
         try:
             return chain([next(batches)], batches)
@@ -294,7 +294,7 @@ class Custom(IndexStream):
 
 
 def _checksum(before: int, drawn: Any) -> int:
-    """A checksum of integers, over all that were drawn; other kinds of indices have none."""
+    """A checksum over all integers drawn so far; other kinds of indices have none."""
     try:
         indices = np.asarray(drawn)
     except (TypeError, ValueError):

@@ -24,7 +24,7 @@ Chunks = dict[int, list[Array]]  # of rows of chunks, by their number
 
 @dataclass
 class Effort:
-    """What chunks took that were encoded and decoded."""
+    """Size, time and error of the chunks that were encoded and decoded."""
 
     nbytes: int = 0  # of values
     stored: int = 0
@@ -88,7 +88,7 @@ class AsStored:
         return joined
 
     def back(self, codec: Codec, chunks: Chunks, effort: Effort) -> Chunks:
-        """The chunks encoded and decoded again, and what it took added up."""
+        """The chunks encoded and decoded again. Adds size, time and error to `effort`."""
         flat = [array for arrays in chunks.values() for array in arrays]
         stored = list(self._pool.map(codec.encode, flat))
         decoded = [np.empty_like(array) for array in flat]
@@ -108,5 +108,5 @@ class AsStored:
         return {row: [next(parts) for _ in arrays] for row, arrays in chunks.items()}
 
     def real(self, values: Array) -> NDArray[np.bool_]:
-        """Which values were measured: the finite ones that are no fill value."""
+        """Which values were measured: finite ones that do not mean "missing"."""
         return self._marks.real(values)

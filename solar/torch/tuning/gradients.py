@@ -1,4 +1,4 @@
-"""Gradients of batches: how much they differ from one to another, and how much inputs that are off change them."""
+"""Gradients of batches: how much they vary between batches, and how much errors of the inputs change them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a bound on a model's inputs does to its gradients, beside what chance does to them: `solar tune`.
+"""`solar tune`: compares how a bound on a model's inputs changes its gradients with their random noise.
 
-The idea is COMET's (arXiv 2111.09562), which lets saved activations be off as long as the gradient's error stays small;
-here it is the inputs that are off. Everything is a paired comparison: the same batches, weights and draws of dropout.
+The idea is COMET's (arXiv 2111.09562), which allows errors in saved activations as long as the gradient's error stays
+small; here the inputs have the errors. All comparisons are paired: the same batches, weights and draws of dropout.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ LOSSES: Mapping[str, Callable[..., torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, on what: a loss of a model and a batch of the fields."""
+    """The training task: a loss of a model and a batch, and the fields of the batch."""
 
     path: str
     fields: Mapping[str, str]  # the batch's names, and the datasets behind them
@@ -77,7 +77,7 @@ class State:
 
 @dataclass
 class Rung:
-    """What one bound does."""
+    """The effect of one bound."""
 
     asked: Codec
     bound: float  # as a number
@@ -87,7 +87,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was measured on one field."""
+    """The measurements on one field."""
 
     part: Part
     samples: int
@@ -105,7 +105,7 @@ class Tuned:
         return [_share(change.size, noise.size) for change, noise in zip(changes, self.noises, strict=True)]
 
     def shared(self, rung: Rung) -> list[float]:
-        """The same of what all batches have in common."""
+        """The same for the part of the changes that all batches share."""
         return [_share(change.shared, noise.size) for change, noise in zip(rung.changes, self.noises, strict=True)]
 
     def chosen(self, fraction: float) -> Rung:
