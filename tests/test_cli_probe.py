@@ -51,7 +51,7 @@ def test_people_are_told_what_goes_on_and_where_the_profile_is(
     assert all(f"\n{word} " in shown for word in ("latency", "requests", "bandwidth", "measured"))
     assert f"stored in {kept}" in shown
     assert not [*folder.iterdir()]
-    plan = ["plan", "--samples", "100", "--sample-bytes", "1k", "--memory", "10k", "--profile", str(kept), "--json"]
+    plan = ["plan", "--samples", "100", "--sample-bytes", "1k", "--memory", "1m", "--profile", str(kept), "--json"]
     assert main(plan) == 0
     storage = json.loads(capsys.readouterr().out)["storage"]
     assert storage["iops"] == profile.load(kept).iops

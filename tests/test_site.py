@@ -28,7 +28,7 @@ CALLED = [name for name in NAMES if not name.endswith("Error")]
 
 def test_every_public_name_is_in_the_reference() -> None:
     page = (DOCS / "api.md").read_text()
-    marked = re.findall(r"^### (\w+)\n\n.+\n\n<!-- reference: solar\.(\w+) -->$", page, re.MULTILINE)
+    marked = re.findall(r"^### (\w+)\n\n(?:.+\n)+\n<!-- reference: solar\.(\w+) -->$", page, re.MULTILINE)
     assert all(heading == name for heading, name in marked)
     errors = re.findall(r"^\| `(\w+Error)` \|", page, re.MULTILINE)
     assert sorted({name for name, _ in marked} | {*errors, "SolarError"}) == NAMES

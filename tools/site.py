@@ -30,7 +30,7 @@ OUTSIDE = {  # page of the project -> page of the site
 }
 DECISIONS = "decisions/index.md"
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
-REFERENCE = re.compile(r"^### \w+\n\n(.+)\n\n<!-- reference: ([\w.]+) -->", re.MULTILINE)
+REFERENCE = re.compile(r"^### \w+\n\n((?:.+\n)+)\n<!-- reference: ([\w.]+) -->", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LIST = re.compile(r"^(?!\s|[-*] |[|>#]|\d+\. )(.+)\n(?=(?:- |\d+\. ))", re.MULTILINE)
 
@@ -99,7 +99,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
 
 def reference(found: re.Match[str]) -> str:
     """What mkdocstrings puts in the place of a heading and its text, of which what links to more stays."""
-    more = [sentence.rstrip(".") + "." for sentence in found[1].split(". ") if "](" in sentence]
+    more = [sentence.rstrip(".") + "." for sentence in " ".join(found[1].split()).split(". ") if "](" in sentence]
     return "\n\n".join((f"::: {found[2]}", *more))
 
 
