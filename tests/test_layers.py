@@ -121,9 +121,9 @@ def spelled(name: ast.expr) -> Iterator[str]:
         yield str(first.value).rstrip(".")
 
 
-def of_solar(path: Path) -> Iterator[tuple[str, str]]:
+def of_solar(path: Path, types: bool = False) -> Iterator[tuple[str, str]]:
     """The shelves that a file imports, each with what it imports of it."""
-    for name in imports(path):
+    for name in imports(path, types):
         top, _, rest = name.partition(".")
         if top == "solar" and rest not in ("", "__version__"):
             yield ("_native" if rest.partition(".")[0] == "_native" else shelf_of(rest)), name
@@ -161,6 +161,11 @@ def test_each_module_can_be_imported_before_all_others() -> None:
 
 def test_no_shelf_is_above_itself() -> None:
     tuple(graphlib.TopologicalSorter({shelf: may - {"_native"} for shelf, may in LAW.items()}).static_order())
+
+
+def test_no_two_shelves_name_each_other_not_even_for_types() -> None:
+    named = {(shelf_of(module), other) for module, path in MODULES.items() for other, _ in of_solar(path, types=True)}
+    assert [(one, two) for one, two in named if one < two and (two, one) in named] == []
 
 
 def test_the_law_allows_no_more_than_is_used() -> None:

@@ -18,7 +18,6 @@ from solar.values import Layout
 
 if TYPE_CHECKING:
     from solar.io.read.reader import Pending
-    from solar.torch.loader import DataLoader
 
 Place = tuple[int, int, int, int]  # H5Dataset, field, part and line of chunks; or -1 and the row
 OnError = Literal["raise", "skip"]
@@ -161,7 +160,7 @@ def _error_of(started: Pending | Exception, seconds: float | None) -> Exception 
     return None
 
 
-def skipping(loader: DataLoader[Any], beneath: SampleSource) -> Skipping | None:
+def skipping(loader: Any, beneath: SampleSource) -> Skipping | None:
     """The Skipping for an iterator of this loader, or None if not asked for. PlanError if it is impossible."""
     if loader.on_error == "raise":
         return None
