@@ -140,7 +140,7 @@ def test_units_that_are_alike_are_planned_as_if_each_were_listed(
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_what_is_chosen_is_never_dearer_than_nothing_kept_or_pinning(data: st.DataObject) -> None:
     layout = data.draw(some_layouts())
     units, epochs = of_layout(layout), data.draw(some_epochs(layout.samples))

@@ -21,7 +21,8 @@ from solar.gpu.parts import is_plain, plain_parts, walked
 from solar.gpu.resident import ResidentBatch, without_kept
 from solar.gpu.ring import SLOTS, Ring
 from solar.gpu.streams import Mark, Streams
-from solar.torch.batch.coming import GLANCE, Coming, ended_first
+from solar.io.machine.late import GLANCE
+from solar.torch.batch.coming import Coming, ended_first
 from solar.torch.monitor.stats import Stats
 from solar.torch.source import Array
 

@@ -105,6 +105,9 @@ def candidates(region: Region, terms: Terms, storage: Storage, kinds: tuple[bool
         return
     if terms.room <= 0:
         return
+    if terms.step > terms.room:
+        yield from (KeepPolicy(region.fitting(room, whole=whole), whole=whole, direct=True) for whole in kinds)
+        return
     guesses: list[tuple[float, int, bool]] = []
     for whole in kinds:
         if region.items <= FORMULA_ITEMS or NEAR * region.units.stored_nbytes >= terms.gap:

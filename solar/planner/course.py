@@ -39,7 +39,7 @@ class TooLittle(PlanError):
     """Memory has no room for what a step uses; `least` is what works."""
 
     def __init__(self, memory: int, largest: int, pinned: int) -> None:
-        self.least = pinned + largest
+        self.largest, self.least = largest, pinned + largest
         beside = f", and what is pinned {pinned:,}" if pinned else ""
         super().__init__(
             f"memory={memory:,} bytes: the samples of one step take up to {largest:,}{beside}; "
@@ -205,10 +205,10 @@ def _cheapest(uses: Uses, region: Region, epochs: range, memory: int, storage: S
             terms = _terms(uses, region, epochs, memory, storage.gap, ahead, KeepPolicy(whole=whole))
         except TooLittle as error:
             refused.append(error)
-            continue
+            terms = Terms(memory, storage.gap, step=error.largest)  # no sweep has room; a pinned part may have
         way, epochs_ = costs.choose(region, uses, counted, measured, terms, storage, kinds=(whole,), start=few)
         found.append((costs.seconds(total(one.counts for one in epochs_), region.units, storage), way))
-    if not found:
+    if len(refused) == len(region.kinds):
         try:
             raise min(refused, key=lambda error: error.least)
         finally:

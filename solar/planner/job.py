@@ -215,19 +215,21 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
     ranks = range(first, min(first + world.ranks_per_node, world.ranks))
     epochs = range(min(2, job.epochs or 2))  # one is like another
     found: list[list[Counts]] = [[] for _ in epochs]
+    uses_of = lru_cache(EPOCHS_KEPT)(job.uses)  # the same shuffle for each field and rank
     for piece, storage in zip(job.pieces, job.storages, strict=True):
         of_ranks, way = [], KeepPolicy(direct=True, gap=job.gap + 1)
         for rank in ranks:
 
             def of(epoch: int, rank: int = rank) -> tuple[np.ndarray, np.ndarray]:
-                rows, starts, each = job.uses(epoch).rows, job.uses(epoch).starts, job.world.ranks
-                return rows[rank::each], np.array([-(-(end - rank) // each) for end in starts.tolist()], np.int64)
+                uses, each = uses_of(epoch), job.world.ranks
+                ends = [-(-(end - rank) // each) for end in uses.starts.tolist()]
+                return uses.rows[rank::each], np.array(ends, np.int64)
 
             made = plan_rows(of, piece.units, memory=0, storage=storage, epochs=epochs, ahead=0, facts=(), way=way)
             of_ranks.append(made.counts)
         for epoch in epochs:
             found[epoch].append(total(counts[epoch] for counts in of_ranks))
-    uses = int(job.uses(0).starts[-1]) * len(ranks) // world.ranks
+    uses = int(uses_of(0).starts[-1]) * len(ranks) // world.ranks
     taken = needs(job.fields, job.pace, _batch(job), scratch=job.scratch, threads=job.threads)
     batches = len(ranks) * (taken.beside + taken.ahead * taken.waiting)
     return NodePlan(found, uses, [piece.units for piece in job.pieces], job.storages, [], None, batches)

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from solar.io.machine.late import Late
+from solar.io.machine.late import GLANCE, Late
 from solar.torch.batch.pending import PendingBatch
 
-GLANCE = 0.2  # seconds between looks at whether a batch is still wanted
 UNWANTED = "the batch is no longer wanted"
 FORKED = "this iterator's thread is in the process that it was forked from: make a new iterator"
 

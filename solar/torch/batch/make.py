@@ -14,10 +14,10 @@ from typing import Any
 
 from torch.utils.data import default_collate, default_convert
 
-from solar.io.machine.late import Late
+from solar.io.machine.late import GLANCE, Late
 from solar.io.workers.processes import Processes, Task
 from solar.torch.batch.collate import Collation, collated, samples_of
-from solar.torch.batch.coming import GLANCE, UNWANTED, Coming, ended_first, profiling, span
+from solar.torch.batch.coming import UNWANTED, Coming, ended_first, profiling, span
 from solar.torch.batch.pending import PendingBatch
 from solar.torch.batch.transform import Key, Transform, transformed_by_key
 

@@ -32,7 +32,7 @@ from solar.torch.buffer.budget import (
     ranks_here,
     storage_of,
 )
-from solar.torch.buffer.group import RankGroup, checked, met, those_of
+from solar.torch.buffer.group import RankGroup, check_alone, checked, those_of
 from solar.torch.buffer.located import PassPlan, Queued, layouts_of, pieces_of, rows_of
 from solar.torch.buffer.thread import Background, apart, failed, in_background, unless
 from solar.torch.monitor.stats import Stats
@@ -175,9 +175,14 @@ class Buffered:
             nbytes, why = self._weighed()
             log.log(logging.DEBUG if why == FITS else logging.INFO, "%s buffer: %s", "a" if nbytes else "no", why)
         try:
-            facts, wanted = {"buffer": self._asked, "epochs": self._epochs}, self._nbytes is not None
-            of = beneath, course.cutter, order, self._exchange, self._balance, facts, nbytes
-            self._together = met(found, *of, wanted or self._exchange != "auto") if nbytes else None
+            self._together = None
+            if nbytes and found is None:
+                check_alone(self._balance)
+            elif nbytes and found is not None:
+                facts = {name: getattr(course.cutter, name) for name in ("batch_size", "drop_last")}
+                facts |= {"buffer": self._asked, "epochs": self._epochs}
+                of, wanted = (beneath, order, self._exchange, self._balance), self._nbytes or self._exchange != "auto"
+                self._together = RankGroup(found, *of, facts, nbytes, bool(wanted))
         except PlanError as error:
             if self._nbytes is not None or self._exchange != "auto":
                 raise
@@ -272,15 +277,15 @@ class Buffered:
         together = self._together
         if together is not None and self.running is not None:
             self._end()  # all ranks begin anew
-        needs = [plan.needs] if together is None else together.needs({**plan.facts, "buffer": self._chosen}, plan.needs)
+        own = plan.needs()
+        needs = [own] if together is None else together.needs({**plan.facts, "buffer": self._chosen}, own)
         with nullcontext() if together is None else together.agreeing():
             found = self._window_of(plan, amid, needs)
         if found is None:
             return None
-        window, budget, later = found
+        window, self._budget, self._later = found
         if self.running is None:
-            self._start(plan.beneath, window, budget)
-        self._later, self._budget = later, budget
+            self._start(plan.beneath, window, self._budget)
         return self._append(window)
 
     def _window_of(
@@ -332,8 +337,7 @@ class Buffered:
         return last is not None and running is not None and goes_on(last, window, running.parts)
 
     def _start(self, beneath: SampleSource, window: PlannedPasses, budget: Budget) -> None:
-        parts = window.parts()
-        begin = Running if self._together is None else self._together.running
+        parts, begin = window.parts(), Running if self._together is None else self._together.running
         rows = rows_of(beneath) * (len(parts) // len(window.pieces))
         self.running = begin(rows, parts, budget.staged, budget.scratch)
         self._stats.held(self.running.nbytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, islice, pairwise
 from typing import Any, Self
 
@@ -150,15 +151,21 @@ class BufferedPass:
     # --- what they take ----
 
     def _plan(self, segment: PassUses) -> PassPlan:
-        batch, inbox = max(self._course.batch_size or 0, int(segment.sizes.max(initial=0))), 0
-        largest, exchange = batch, ""
-        if self.together is not None:
+        batch = self._most(segment) if self.together is None else self._course.cutter.batch_size
+        return PassPlan(self._beneath, segment, self._later, partial(self._needs, segment), batch, self._facts)
+
+    def _needs(self, segment: PassUses) -> Needs:
+        """What such batches take: it looks at every chunk, so it is asked where a window begins, not at each pass."""
+        largest, together = self._most(segment), self.together
+        if together is None:
+            return needs(self._beneath, self._pace, largest)
+        if together.balance == "uneven":
             batch = self._course.cutter.batch_size
-            if self.together.balance == "uneven":
-                largest = max(largest, batch + 6 * math.isqrt(batch))  # that any later step has more is most unlikely
-            exchange, inbox = self.together.exchange, segment.inbox
-        own = needs(self._beneath, self._pace, largest, exchange, inbox)
-        return PassPlan(self._beneath, segment, self._later, own, batch, self._facts)
+            largest = max(largest, batch + 6 * math.isqrt(batch))  # that any later step has more is most unlikely
+        return needs(self._beneath, self._pace, largest, together.exchange, segment.inbox)
+
+    def _most(self, segment: PassUses) -> int:
+        return max(self._course.batch_size or 0, int(segment.sizes.max(initial=0)))
 
     # --- batches on their way ----
 

@@ -68,27 +68,13 @@ def those_of(exchange: str, order: IndexStream) -> Peers | None:
     return found
 
 
-def met(
-    found: Peers | None,
-    beneath: SampleSource,
-    cutter: Any,
-    order: IndexStream,
-    exchange: str,
-    balance: str | None,
-    facts: Mapping[str, Any],
-    nbytes: int,
-    wanted: bool,
-) -> RankGroup | None:
-    """Those who share the samples, if there are any, after they have found each other to be of one mind."""
-    if found is None:
-        if balance in ("equal", "uneven"):
-            raise PlanError(
-                f"balance={balance!r} divides samples among ranks by where they lie: it takes a PlanSampler "
-                "or DistributedSampler over several ranks, a batch_size, and torch.distributed or MPI initialised"
-            )
-        return None
-    cut = {name: getattr(cutter, name) for name in ("batch_size", "drop_last")}
-    return RankGroup(found, beneath, order, exchange, balance, {**cut, **facts}, nbytes, wanted)
+def check_alone(balance: str | None) -> None:
+    """PlanError where a process by itself is to divide samples among ranks."""
+    if balance in ("equal", "uneven"):
+        raise PlanError(
+            f"balance={balance!r} divides samples among ranks by where they lie: it takes a PlanSampler "
+            "or DistributedSampler over several ranks, a batch_size, and torch.distributed or MPI initialised"
+        )
 
 
 class RankGroup:

@@ -56,6 +56,6 @@ class PassPlan(NamedTuple):
     beneath: SampleSource
     segment: PassUses
     later: Callable[[], Iterator[Callable[[], PassUses]]]  # the passes after it, as far as they are known
-    needs: Needs  # what its batches take of memory, beside what is kept
+    needs: Callable[[], Needs]  # what its batches take of memory, beside what is kept; asked where a window begins
     batch: int  # samples of a batch, at most
     facts: Mapping[str, Any]  # what must be the same on all ranks
