@@ -58,7 +58,9 @@ def read_metadata_of_many(paths: list[str], name: str, threads: int) -> list[Met
 def why_not_hdf5(path: str) -> str:
     """What a file without HDF5's signature seems to be, and what to do; empty: it has one."""
 
-def read_attributes(path: str, name: str, wanted: list[str]) -> dict[str, tuple[bytes, int, bytes, str]]:
+def read_attributes(
+    path: str, name: str, wanted: list[str], header_address: int = ...
+) -> dict[str, tuple[bytes, int, bytes, str]]:
     """Those of these attributes that a dataset has: datatype, how many values, their bytes; or what is wrong with it.
 
     Of text of variable length the bytes are those of the text.

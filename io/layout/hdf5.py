@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -113,6 +114,7 @@ class Survey(NamedTuple):
     layouts: dict[str, Layout]
     problems: list[str]  # damaged groups, and links that lead nowhere
     aliases: dict[str, tuple[str, str]]  # groups that links lead to: the file (empty: this one), and the path there
+    headers: Mapping[str, int] = MappingProxyType({})  # where each dataset's lies in the first file that holds it
 
 
 def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto") -> Survey:
@@ -135,7 +137,8 @@ def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto
             reason = str(error).removeprefix(f"{_where(files[0], dataset)}: ")
             layout = _unreadable(files[0], dataset, reason)
         layouts[dataset["name"]] = layout
-    return Survey(layouts, first["problems"], {name: (file, path) for name, file, path in first["aliases"]})
+    aliases = {name: (file, path) for name, file, path in first["aliases"]}
+    return Survey(layouts, first["problems"], aliases, {one["name"]: one["header_address"] for one in datasets})
 
 
 def _structured(field: Any, one: Callable[[str], Any]) -> Any:

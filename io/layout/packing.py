@@ -120,18 +120,22 @@ def packings_of(layout: Layout) -> Packings:
     return Packings(kinds, tuple(int(first[i]) for i in new), tuple(of_parts[i] for i in new))
 
 
-def packed(layout: Layout) -> str:
-    """How a Layout's first file packs its numbers, in few words; empty if cf=True would change nothing."""
+def packed(layout: Layout, header: int | None = None) -> str:
+    """How a Layout's first file packs its numbers, in few words; empty if cf=True would change nothing.
+
+    Where its header lies, if that is known, saves looking for it among all others.
+    """
     try:
-        found = _packing(layout, 0, layout.dtype.newbyteorder("="))
+        found = _packing(layout, 0, layout.dtype.newbyteorder("="), header)
     except SolarError:  # it is told where it is asked for
         return ""
     return "" if found.plain and found.seen == found.stored else words(found)
 
 
-def _packing(layout: Layout, file: int, stored: Dtype) -> Packing:
+def _packing(layout: Layout, file: int, stored: Dtype, header: int | None = None) -> Packing:
     path, name = layout.paths[file], layout.name_in(file)
-    found = _native.read_attributes(path, name, [*SCALING, *MISSING, UNSIGNED])
+    at = () if header is None else (header,)
+    found = _native.read_attributes(path, name, [*SCALING, *MISSING, UNSIGNED], *at)
     try:
         return packing_by({key: _value(key, *one) for key, one in found.items()}, stored)
     except ValueError as error:

@@ -208,14 +208,15 @@ nb::list read_metadata_of_many(nb::list python_paths, nb::str python_name, unsig
   return out;
 }
 
-nb::dict read_attributes(nb::str python_path, nb::str python_name, nb::list python_wanted) {
+nb::dict read_attributes(nb::str python_path, nb::str python_name, nb::list python_wanted,
+                         std::uint64_t header_address) {
   const std::string path = bytes_of(python_path), name = name_of(python_name);
   std::vector<std::string> wanted;
   for (const nb::handle one : python_wanted) wanted.push_back(name_of(one));
   std::vector<solar::Attribute> found;
   {
     nb::gil_scoped_release released;
-    found = solar::read_attributes(solar::File::plain(path), name, wanted);
+    found = solar::read_attributes(solar::File::plain(path), name, wanted, header_address);
   }
   nb::dict out;
   for (const solar::Attribute& one : found)
@@ -262,7 +263,8 @@ nb::str why_not_hdf5(nb::str python_path) {
 void bind_metadata(nb::module_& module) {
   module.def("read_metadata", &read_metadata, nb::arg("path"), nb::arg("name") = "");
   module.def("read_metadata_of_many", &read_metadata_of_many, nb::arg("paths"), nb::arg("name"), nb::arg("threads"));
-  module.def("read_attributes", &read_attributes, nb::arg("path"), nb::arg("name"), nb::arg("wanted"));
+  module.def("read_attributes", &read_attributes, nb::arg("path"), nb::arg("name"), nb::arg("wanted"),
+             nb::arg("header_address") = solar::undefined_address);
   module.def("chunk_table", &chunk_table, nb::arg("path"), nb::arg("name"),
              nb::arg("header_address") = solar::undefined_address);
   module.def("why_not_hdf5", &why_not_hdf5, nb::arg("path"));

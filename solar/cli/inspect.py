@@ -109,13 +109,13 @@ def as_json(found: FoundDataset) -> dict[str, Any]:
         "files": found.files,
         "nbytes": sum(map(os.path.getsize, found.files)),
         "problems": found.survey.problems,
-        "datasets": [_dataset(one) for one in found.survey.layouts.values()],
+        "datasets": [_dataset(one, found.survey.headers.get(name)) for name, one in found.survey.layouts.items()],
         "links": [{"name": name, "file": file or None, "target": path} for name, (file, path) in links],
         "kinds": [{"files": len(one.files), "first": one.files[0], "problem": one.problem} for one in found.kinds],
     }
 
 
-def _dataset(layout: Layout) -> dict[str, Any]:
+def _dataset(layout: Layout, header: int | None) -> dict[str, Any]:
     form = commonest(layout) if layout.forms else None
     filters = form.filters if form else ()
     known = cost(layout)
@@ -136,7 +136,7 @@ def _dataset(layout: Layout) -> dict[str, Any]:
         "reader": layout.reader,
         "reason": layout.reason,
         "link": {"file": layout.paths[0], "name": layout.names[0]} if layout.names else None,
-        "packed": packed(layout),
+        "packed": packed(layout, header),
         "cost": asdict(known) if known else None,
         "words": costs_in_words(layout),
         "advice": advice(layout),
@@ -158,7 +158,9 @@ def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint
         layouts = {name: one for name, one in layouts.items() if one.reader != "none"}
     if layouts:
         yield ""
-        yield from tree_lines(layouts, found.survey.aliases, _show(files[0], in_detail, everything, paint))
+        yield from tree_lines(
+            layouts, found.survey.aliases, _show(files[0], found.survey, in_detail, everything, paint)
+        )
         yield from _next(found.asked, layouts, paint)
         yield from _in_place_of_virtual(found.asked, layouts, in_detail or everything, paint)
     if found.survey.problems:
@@ -168,8 +170,8 @@ def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint
             yield from textwrap.wrap(words.printable(problem), paint.width, initial_indent="  ", subsequent_indent="  ")
 
 
-def _show(file: str, in_detail: bool, everything: bool, paint: Paint) -> Show:
-    return Show(paint, str(Path(file).parent), in_detail, everything)
+def _show(file: str, seen: Survey, in_detail: bool, everything: bool, paint: Paint) -> Show:
+    return Show(paint, str(Path(file).parent), in_detail, everything, seen.headers)
 
 
 # --- files that are not alike ----
@@ -195,7 +197,7 @@ def _unlike(found: FoundDataset, everything: bool, paint: Paint) -> Iterator[str
             first = survey([kind.files[0]])
             if not first.layouts:
                 yield "  no datasets"
-            yield from tree_lines(first.layouts, first.aliases, _show(kind.files[0], False, everything, paint))
+            yield from tree_lines(first.layouts, first.aliases, _show(kind.files[0], first, False, everything, paint))
     if len(shown) < len(found.kinds):
         yield ""
         yield f"and {figures.count(len(found.kinds) - len(shown), 'kind')} more: --all shows them"

@@ -42,6 +42,7 @@ class Show:
     folder: str  # of the file: what lies in it is called by its name there
     in_detail: bool = False  # words for every dataset
     everything: bool = False  # nothing shares a line, and no line is left out
+    headers: Mapping[str, int] = field(default_factory=dict)  # where those of the datasets lie
 
 
 def tree_lines(layouts: Mapping[str, Layout], aliases: Mapping[str, tuple[str, str]], show: Show) -> Iterator[str]:
@@ -152,7 +153,7 @@ def _branch(group: TreeGroup, indent: str, show: Show) -> Iterator[str]:
         reader = paint(READER_COLOURS[one.reader], one.reader) + padded[len(one.reader) :]
         told = show.in_detail or _worth_words(one)
         why = "" if told or not one.reason else paint("dim", words.printable(f"({one.reason})"))
-        line = [paint("bold", label), *facts, reader, _stored(member), _packed(one), _link(member, show), why]
+        line = [paint("bold", label), *facts, reader, _stored(member), _packed(one, show), _link(member, show), why]
         yield paint("dim", indent + stem) + "  ".join(part for part in line if part).rstrip()
         if told:
             yield from _words(one, paint("dim", indent + under), len(indent) + 3, paint)
@@ -188,8 +189,8 @@ def _stored(datasets: Datasets) -> str:
     return text if len(datasets) == 1 else f"{text} · {len(datasets):,} alike".removeprefix(" · ")
 
 
-def _packed(layout: Layout) -> str:
-    said = packed(layout)
+def _packed(layout: Layout, show: Show) -> str:
+    said = packed(layout, show.headers.get(layout.name))
     return f"· packed: {said}" if said else ""
 
 

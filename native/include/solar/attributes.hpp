@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "solar/file.hpp"
+#include "solar/metadata.hpp"
 
 namespace solar {
 
@@ -21,7 +21,9 @@ struct Attribute {
 };
 
 // Those of the attributes `wanted` that the dataset of this name has, in no order. Error(layout) as by read_metadata.
+// With Dataset::header_address of an earlier call no group is read.
 std::vector<Attribute> read_attributes(const File& file, const std::string& name,
-                                       const std::vector<std::string>& wanted);
+                                       const std::vector<std::string>& wanted,
+                                       std::uint64_t header_address = undefined_address);
 
 }  // namespace solar

@@ -183,8 +183,8 @@ std::vector<Attribute> attributes_of(Image& image, const ObjectHeader& header, c
 }  // namespace hdf5
 
 std::vector<Attribute> read_attributes(const File& file, const std::string& name,
-                                       const std::vector<std::string>& wanted) {
-  const Dataset dataset = read_metadata(file, name).datasets.at(0);
+                                       const std::vector<std::string>& wanted, std::uint64_t header_address) {
+  const Dataset dataset = read_metadata(file, name, header_address).datasets.at(0);
   if (dataset.header_address == undefined_address)
     throw Error(Kind::layout, file.path() + ": " + name + ": its attributes cannot be read: " + dataset.elsewhere);
   try {
