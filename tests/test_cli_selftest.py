@@ -17,6 +17,7 @@ from solar.io import one_of_each
 from solar.io.plain import Plain
 
 
+@pytest.mark.slow
 def test_an_installation_passes_far_from_its_source(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-W", "error", "-m", "solar.selftest"]
     with tempfile.TemporaryDirectory() as temporary:  # tmp_path is too long for a socket's name

@@ -135,6 +135,7 @@ def test_a_pickled_dataset_gives_the_same_samples(zoo: str) -> None:
     assert all_same(pickle.loads(pickle.dumps(dataset))[4], dataset[4])
 
 
+@pytest.mark.slow(but=["fork"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_worker_processes_read_too(zoo: str, method: str) -> None:
     dataset = H5Dataset(zoo, ("deflate", "text"))

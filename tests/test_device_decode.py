@@ -166,6 +166,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NDArray[n
     return {name: np.load(folder / f"{name}.npy") for name in cases}
 
 
+@pytest.mark.slow
 @TRITON
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_give_the_bits_of_the_hosts_decoder(name: str, interpreted: dict[str, NDArray[np.uint8]]) -> None:
@@ -313,6 +314,7 @@ def test_rows_and_arrays_of_the_wrong_form_are_refused() -> None:
 COMPILED = [("entropy", 80), ("entropy", 90), ("restore", 80), ("restore", 90), ("frequencies", 90), ("places", 90)]
 
 
+@pytest.mark.slow(but=["places-90"])
 @TRITON
 @pytest.mark.filterwarnings("ignore:AnnAssign:DeprecationWarning")  # Triton's own, on Python 3.14
 @pytest.mark.parametrize(("name", "arch"), COMPILED)

@@ -172,6 +172,7 @@ def files(tmp_path: Path) -> Path:
 BEFORE = "def train_step(x, y):\n    assert len(x) == len(y)\n"
 
 
+@pytest.mark.slow(but=["README.md"])
 @pytest.mark.parametrize(
     "page", ["README.md", "docs/guide.md", "docs/migrating.md", "docs/faq.md", "docs/quickstart.md", "docs/tuning.md"]
 )

@@ -183,6 +183,7 @@ def test_a_loader_can_be_pickled_even_in_the_midst_of_an_epoch(path: str) -> Non
     assert batches(copied) == expected
 
 
+@pytest.mark.slow
 def test_the_interpreter_ends_without_noise_in_the_midst_of_epochs(path: str) -> None:
     code = f"""
 import sys

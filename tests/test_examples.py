@@ -61,6 +61,7 @@ def test_both_loaders_give_the_same_losses_to_the_bit_and_these_fall(name: str, 
     assert (reached, ours["reached"], missed, theirs["reached"]) == (0, True, 1, False)
 
 
+@pytest.mark.slow
 def test_a_buffer_leaves_the_losses_as_they_are(tmp_path: Path) -> None:
     _, plain = trained("autophasenn", "solar", tmp_path)
     _, buffered = trained("autophasenn", "solar", tmp_path, "--buffer 400KiB")

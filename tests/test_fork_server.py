@@ -62,6 +62,7 @@ def program(make: Callable[..., str], tmp_path: Path) -> Callable[[str], str]:
     return run
 
 
+@pytest.mark.slow
 def test_it_is_begun_with_the_loader_and_ends_with_the_last_that_took_nothing(program: Callable[[str], str]) -> None:
     said = program("""
 one, other = DataLoader(data, 4, num_workers=4), DataLoader(plain, 4, num_workers=1, collate_fn=work.collated)
@@ -91,6 +92,7 @@ print(servers())
     assert said == "[]\n"
 
 
+@pytest.mark.slow
 def test_it_stays_when_processes_were_had_of_it_and_a_loader_is_gone(program: Callable[[str], str]) -> None:
     said = program("""
 loader, other = DataLoader(data, 4, num_workers=2), DataLoader(data, 4, num_workers=1)
@@ -103,6 +105,7 @@ print(servers() == before != [], len(list(other)))
     assert said == "True 4\n"
 
 
+@pytest.mark.slow
 def test_others_processes_of_it_are_left_alone(program: Callable[[str], str]) -> None:
     said = program("""
 import multiprocessing, time
@@ -122,6 +125,7 @@ def test_a_program_that_iterates_nothing_leaves_no_process(program: Callable[[st
     assert gone(int(said))
 
 
+@pytest.mark.slow
 def test_a_loader_at_the_top_of_a_script_begins_nothing_in_the_processes_that_import_it(
     program: Callable[[str], str],
 ) -> None:

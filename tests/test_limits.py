@@ -87,12 +87,14 @@ def test_two_ranks_live_together_in_a_group_that_may_have_one_buffer(
     assert sum(one["hits"] for one in said) > 0
 
 
+@pytest.mark.slow
 def test_ten_thousand_files_are_read_with_256_descriptors(tmp_path: Path) -> None:
     had = limits_kit.said_by("many files", tmp_path, 10_000, 256)
     assert had["before"] < had["most"] <= 128 + had["before"]  # half of them are left to the program
     assert had["after"] == had["before"]
 
 
+@pytest.mark.slow
 def test_ten_million_samples_are_shuffled_and_planned_within_a_gigabyte(tmp_path: Path) -> None:
     samples = 10_000_000
     had = limits_kit.said_by("many samples", tmp_path, samples)
@@ -100,6 +102,7 @@ def test_ten_million_samples_are_shuffled_and_planned_within_a_gigabyte(tmp_path
     assert had[str(2 * samples)]["grown"] <= 2 * samples + (8 + 12 + 80) * samples
 
 
+@pytest.mark.slow
 def test_a_thousand_epochs_take_what_ten_take(tmp_path: Path) -> None:
     told = limits_kit.said_by("many epochs", tmp_path, 1000)
     nbytes, threads, descriptors, objects = zip(*told, strict=True)

@@ -124,6 +124,7 @@ def unpacked(packed: NDArray[Any], attributes: Any) -> NDArray[Any]:
     return np.ma.masked_array(values, packed == attributes["_FillValue"])
 
 
+@pytest.mark.slow(but=["rel=1e-3"])
 @pytest.mark.parametrize("how", ["rel=1e-3", "abs=7", "rel=1e-3,coder=pack", "rel=1e-2,coder=dense"])
 def test_the_mean_of_a_packed_field_is_what_it_was_within_the_bound(how: str, tmp_path: Path) -> None:
     fields = radar(tmp_path / "a.h5")
@@ -147,6 +148,7 @@ def samples(dtype: str = "f4") -> NDArray[Any]:
     return (np.random.default_rng(1).normal(size=(16, 64, 64)).cumsum(-1) * 10).astype(dtype)
 
 
+@pytest.mark.slow(but=["abs=5-missing_value->f4--9999", "abs=5-fill-i2--32768", "abs=0.3-_FillValue-f4--9999"])
 @pytest.mark.parametrize(
     ("dtype", "mark"), [("f4", -9999), ("f8", 1e20), (">f4", -9999), ("i2", -32768), ("u2", 65535)]
 )

@@ -106,6 +106,7 @@ def test_a_file_that_libhdf5_crashes_on_is_one_line(command: list[str], tmp_path
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(h5py.version.hdf5_version_tuple < (1, 14, 4), reason="older libhdf5 crashes when it copies one")
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared files are not here")
 def test_damaged_files_end_in_words_or_in_a_file(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -189,14 +190,17 @@ def program(folder: Path, text: str, where: str) -> subprocess.CompletedProcess[
     )  # fmt: skip
 
 
+slowly = partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("where", "more", "work", "why"),
     [
         ("input", "", "doubled", "doubled of the main module cannot be had in another process"),
-        ("option", "", "doubled", "doubled of the main module cannot be had in another process"),
+        slowly("option", "", "doubled", "doubled of the main module cannot be had in another process"),
         ("script", "", "lambda sample: 2 * sample", "Can't pickle <function <lambda>"),
-        ("input", "", "lambda sample: 2 * sample", "Can't pickle <function <lambda>"),
-        ("script", "def made():\n def inner(sample): return 2 * sample\n return inner", "made()", "local object"),
+        slowly("input", "", "lambda sample: 2 * sample", "Can't pickle <function <lambda>"),
+        slowly("script", "def made():\n def inner(sample): return 2 * sample\n return inner", "made()", "local object"),
     ],
 )
 def test_a_transform_that_no_process_can_have_runs_here_and_one_line_says_so(

@@ -58,6 +58,7 @@ def check(case: dict[str, Any], found: list[dict[str, Any]]) -> None:
             assert f"rank {case['seen_by'][0]}" in one["error"], (case, found)
 
 
+@pytest.mark.slow(but=["torch-2"])
 @pytest.mark.parametrize(("by", "nodes"), [("mpi", 1), ("torch", 1), ("mpi", 2), ("torch", 2)])
 def test_all_ranks_are_told_whoever_sees_it(by: str, nodes: int, tmp_path: Path) -> None:
     for case, found in run(by, tmp_path, nodes):

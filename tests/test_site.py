@@ -174,6 +174,7 @@ def test_a_time_line_counts_every_batch_of_both_loaders(tmp_path: Path, monkeypa
     assert np.all(np.diff(solar_side["bytes"]) > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="the extra `docs` is not installed")
 def test_the_site_is_built_and_every_link_in_it_leads_somewhere(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

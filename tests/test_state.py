@@ -22,7 +22,8 @@ WITH_WORKERS = ("shuffled", "by a generator", "distributed", "odd batches", "a s
 CASES = [
     *(("native", order) for order in ORDERS),
     *(("torch's", order) for order in ORDERS),
-    *(("torch's workers", order) for order in WITH_WORKERS),
+    ("torch's workers", WITH_WORKERS[0]),
+    *(pytest.param("torch's workers", order, marks=pytest.mark.slow) for order in WITH_WORKERS[1:]),
 ]
 
 

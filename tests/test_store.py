@@ -132,6 +132,7 @@ def test_special_values_are_kept(make: Make, tmp_path: Path) -> None:
     assert same(back[odd], values[odd])
 
 
+@pytest.mark.slow(but=["f4", ">i2"])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", ">i2", ">f8"])
 def test_every_type_of_number_is_compressed(dtype: str, make: Make, tmp_path: Path) -> None:
     values = np.clip(smooth(64, 40, 40) * 0.1, -100, 100).astype("i1").astype(dtype)
@@ -149,6 +150,7 @@ SHAPES: list[tuple[tuple[int, ...], int | None]] = [
 ]
 
 
+@pytest.mark.slow(but=["shape1-16", "shape2-None"])
 @pytest.mark.parametrize(("shape", "samples"), SHAPES)
 def test_any_shape_is_compressed(shape: tuple[int, ...], samples: int | None, make: Make, tmp_path: Path) -> None:
     values = np.linspace(0, 1, int(np.prod(shape)), dtype="f4").reshape(shape)
@@ -206,6 +208,7 @@ def test_measured_data_keep_their_bounds(folder: str, codec: str, tmp_path: Path
         assert stored.nbytes < path.stat().st_size
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared files are not here")
 def test_files_of_other_peoples_tests_are_kept_or_refused_in_words(tmp_path: Path) -> None:
     kept = 0

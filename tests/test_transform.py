@@ -295,6 +295,7 @@ def test_an_exact_end_of_which_a_transform_can_make_nothing_is_refused_on_every_
         assert len(batches(DataLoader(dataset, 2, sampler=sampler))) == 6
 
 
+@pytest.mark.slow
 def test_a_forked_process_starts_processes_of_its_own(path: str) -> None:
     code = f"""
 import os, sys, warnings

@@ -243,6 +243,7 @@ def test_random_numbers_are_put_back_on_every_kind_of_device(monkeypatch: pytest
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_a_comparison_is_with_the_same_draws_of_dropout_and_training_leaves_the_first_state_alone(
     make: Make, tuned: Run
 ) -> None:

@@ -146,6 +146,7 @@ def test_one_process_trains_resumes_skips_and_gathers(
     check({"rank0": json.loads((tmp_path / "rank0.json").read_text())}, 1)
 
 
+@pytest.mark.slow
 def test_two_processes_train_resume_skip_and_gather(
     numbered: str, tmp_path: Path, program: Callable[..., dict[str, Told]]
 ) -> None:

@@ -244,6 +244,7 @@ def told(numbered: str, program: Callable[..., dict[str, Any]]) -> list[dict[str
     return [found["rank0"], found["rank1"]]
 
 
+@pytest.mark.slow
 def test_on_two_processes_each_gets_the_batches_of_torchs_sampler(numbered: str, told: list[dict[str, Any]]) -> None:
     dataset = H5Dataset(numbered, FIELDS)
     for rank in range(2):
