@@ -233,7 +233,8 @@ def test_two_ranks_take_what_was_planned_for_their_nodes(nodes: int, buffer: int
 
 slowfs = load()
 PAGE = 4096
-MOUNTED = [one for one in fifty() if one.epochs and one.batch < 64 and one.share in (0.1, 0.5)]
+QUICK = [one for one in fifty() if one.epochs and one.batch < 64 and one.share in (0.1, 0.5)]
+MOUNTED = [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in fifty()]
 
 
 @pytest.fixture(scope="module")
@@ -255,19 +256,25 @@ def test_the_storage_counts_what_was_planned(asked: Asked, slowed: tuple[Any, Pa
     paths = [str(mount.path / Path(path).relative_to(folder)) for path in paths]
     empty = job(asked, paths, fields, 1)
     memory = least_of(empty) + int(asked.share * sum(piece.units.total_nbytes for piece in empty.pieces))
-    wanted = summed(planned(replace(empty, memory=memory)), asked.epochs or 3)
+    plan, epochs = planned(replace(empty, memory=memory)), asked.epochs or 3
     with loader_of(asked, paths, fields, memory) as loader:
         before = mount.counts()
-        taken(loader, asked.epochs or 3)
+        taken(loader, epochs)
+        ahead = loader._buffered.running.appended // len(loader) - epochs
+        loader._buffered.close()  # where nobody says how many epochs there are, the next has begun
         after, stats = mount.counts(), loader.stats()
     requests, nbytes = (after[name] - before[name] for name in ("requests", "bytes"))
-    assert nbytes == wanted.bytes == stats["bytes"]
     pieces = after["pieces"] - before["pieces"]
-    assert stats["requests"] <= pieces <= 1.05 * stats["requests"]  # a call may be cut on its way to the mount
+    least, wanted = summed(plan, epochs if asked.epochs else epochs - 1), summed(plan, epochs + ahead)
+    assert least.bytes <= nbytes <= wanted.bytes
+    assert nbytes == stats["bytes"] or asked.epochs is None
+    if asked.epochs is not None:
+        assert stats["requests"] <= pieces <= 1.05 * stats["requests"] + 1  # a call may be cut on its way to the mount
     # What goes on is one request there, whichever batches it is for; a thread that is late makes it two.
     some = 2 + pieces // 20
     assert requests <= wanted.requests + some
-    assert asked.sampler == "sequential" or requests >= wanted.requests - some
+    if asked in QUICK and asked.sampler != "sequential":
+        assert requests >= wanted.requests - some
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
