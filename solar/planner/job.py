@@ -13,7 +13,7 @@ from solar.planner.budget import AheadSpec, Budget, Needs, SampleBytes, divided,
 from solar.planner.course import plan_rows
 from solar.planner.order import ShuffledUses, steps
 from solar.planner.pass_uses import PassUses, SampleUses, alone
-from solar.planner.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, planned_together
+from solar.planner.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, planned_together, ways_after
 from solar.planner.regions import whole
 from solar.planner.sharing import SENDING, Sharing, Who
 from solar.planner.sweep import Counts, KeepPolicy, total
@@ -179,8 +179,8 @@ def planned_windows(
 
         if last is None:
             window = made(some[0], None, [None] * len(pieces))
-        elif not goes_on(last, window := made(some[1], last, last.ways), parts):
-            window = made(some[0], last, last.ways)  # as when the pass begins for which there was none
+        elif not goes_on(last, window := made(some[1], last, ways_after(last, len(some[1]))), parts):
+            window = made(some[0], last, ways_after(last, len(some[0])))  # as when the pass begins for which there was none
             if not goes_on(last, window, parts):
                 window, last = made(some[0], None, window.ways), None
         parts = window.parts() if last is None else parts

@@ -19,7 +19,7 @@ from solar.errors import PlanError, ReadError
 from solar.io.read.run import Run, Running
 from solar.planner.budget import Budget, Needs, divided
 from solar.planner.pass_uses import PassUses
-from solar.planner.planned_passes import PlannedPasses, goes_on, in_words, planned_together
+from solar.planner.planned_passes import PlannedPasses, goes_on, in_words, planned_together, ways_after
 from solar.planner.sweep import Counts, KeepPolicy, total
 from solar.planner.units import not_carried
 from solar.torch.buffer.budget import (
@@ -319,7 +319,7 @@ class Buffered:
         """The next window of these segments. It keeps the policies of the last: its samples may still be in memory."""
         last, kind = self._window, (budget, len(makers) > 1)
         if last is not None:
-            pieces, ways, storages = last.pieces, list[KeepPolicy | None](last.ways), last.storages
+            pieces, ways, storages = last.pieces, ways_after(last, len(makers)), last.storages
         else:
             assert beneath is not None, "what is read is told with the first passes"
             pieces = pieces_of(beneath) if self._together is None else self._together.pieces()
