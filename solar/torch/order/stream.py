@@ -51,6 +51,7 @@ class IndexStream:
     told_by_all: tuple[str, ...] = ()  # the keys that `tell` gives for every order of this kind
     exhausted = False  # drawn to its end
     as_arrays = False  # if the samples are known beforehand, index batches are arrays instead of lists
+    guessed = False  # its later passes follow from what the training does
     fixed = True  # it is the same whether it is drawn now or later
     draws_base_once = False  # persistent workers: torch draws a base seed only once, not for each pass
 

@@ -78,6 +78,7 @@ class Shuffled(KnownStream):
 
     kind = "shuffled"
     told_by_all = ("seed", "replacement", "draws")
+    guessed = True
     _seed: int | None = None
     _after: torch.Generator | None = None  # the global generator, right after it gave the seed
     _between: int | None = None  # numbers that others drew from it since the previous pass, if few
@@ -106,8 +107,7 @@ class Shuffled(KnownStream):
                 (few for few in tried if self._seed_after(copied(last._after), few) == self._seed), None
             )
             self._trust = last._trust.after(last._guess == self._seed)
-        if self._between is not None:
-            self._guess = self._seed_after(copied(self._after), self._between)
+        self._guess = next(self._foreseen(), None)
 
     def _seed_after(self, generator: torch.Generator, between: int) -> int:
         """The seed that the next pass draws, if others draw `between` numbers before it."""
@@ -121,11 +121,16 @@ class Shuffled(KnownStream):
 
         None before such a guess came true: with one epoch known less is read than with a wrong guess of the next.
         """
-        if self._after is None or self._between is None or not self._trust.suffices:
+        seeds = self._foreseen() if self._trust.suffices else ()
+        return (partial(self._shuffled_by, seed) for seed in seeds)
+
+    def _foreseen(self) -> Iterator[int]:
+        """The seeds of the passes to come, if others draw as many numbers before each as before this one."""
+        if self._after is None or self._between is None:
             return
         generator = copied(self._after)
         while True:
-            yield partial(self._shuffled_by, self._seed_after(generator, self._between))
+            yield self._seed_after(generator, self._between)
 
     def _shuffled_by(self, seed: int) -> Pass:
         if self._permutes():
