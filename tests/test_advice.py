@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ from buffer_kit import chunked, generator, passes
 
 from solar import DataLoader
 from solar.torch.buffer import budget
+from solar.values import Storage
 
 
 def modelled(monkeypatch: pytest.MonkeyPatch, without: float, with_it: float) -> None:
@@ -76,3 +78,24 @@ def test_no_buffer_is_advised_where_there_can_be_none(
         loader._stats.waited("decode", 10.0)
         assert loader._buffered.running is None
         assert "A buffer" not in loader.report()
+
+
+@pytest.mark.parametrize(
+    ("room", "epochs", "seed", "said"),
+    [(1, None, None, True), (1, 6, None, True), (1, 1, None, False), (1, None, 1, False), (4, None, None, False)],
+)
+def test_who_could_know_the_epochs_to_come_is_told_what_that_would_save(
+    room: int, epochs: int | None, seed: int | None, said: bool, make: Callable[..., str]
+) -> None:
+    dataset = chunked(make)
+    given = None if seed is None else generator(seed)
+    storage = Storage(latency=1e-3, bandwidth=1e8, iops=100)
+    terms = {"buffer": room << 20, "epochs": epochs, "storage": storage, "generator": given}
+    with DataLoader(dataset, 16, shuffle=True, **terms) as loader:
+        passes(loader, 1)
+        loader._stats.waited("storage", 10.0)
+        text = loader.report()
+    assert ("With a `generator` or a PlanSampler the next epochs would be known" in text) == said
+    if said:
+        less, more = re.search(r"about ([0-9.]+) times the data instead of ([0-9.]+), as modelled", text).groups()
+        assert 0 < float(less) < float(more)

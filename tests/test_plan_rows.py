@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -303,3 +304,16 @@ def test_ways_and_memory_that_do_not_fit_are_refused() -> None:
         planned(epochs, uniform(40, 10), -1, 1)
     with pytest.raises(PlanError, match="and what is pinned 200; give at least 240"):
         planned(epochs, uniform(40, 10), 220, 1, way=KeepPolicy(20))
+
+
+def test_where_bytes_decide_steps_ahead_take_little_memory_and_where_requests_do_as_much_as_they_may() -> None:
+    units, sequences, ways = uniform(2000, 1000), shuffles(2000, 20, 6), []
+    for gap, step in ((1e5, 20_000), (4000, 20_000), (1e5, 1000)):
+        cut = [(items, np.arange(0, 2001, step // 1000)) for items, _ in sequences]
+        made = planned(cut, units, 500_000, gap, ahead=6)
+        given = planned(cut, units, 500_000, gap, ahead=6, way=replace(made.way, ahead=None))
+        assert given.terms.ahead == min(6, 500_000 // 8 // step - 1)
+        ways.append((made.way.ahead, total(made.counts).bytes, total(given.counts).bytes))
+    (few, less, more), *others = ways
+    assert few == 0 and less < more
+    assert [ahead for ahead, _, _ in others] == [None, None]

@@ -29,6 +29,8 @@ FREED_SHARE = 0.02  # of the memory that is freed at a time, at most: half of th
 STEPS = 24  # sizes of the pinned part that the formulas try
 WORTH_ANOTHER_GAP = 0.9  # of the time, above which another gap is not worth that numbers of a storage are never exact
 WIDEST = 3  # times that it is doubled, or halved
+FEW_STEPS = 32  # one part of so many of the memory is for steps ahead, at most, where bytes alone decide
+MANY, CLEARLY = 4, 1.01  # times what requests take, and of all the time what bytes take: then they do
 NEAR = 16  # units to a gap, above which many lie within one, and a head that passes some over reads the same again
 
 
@@ -68,6 +70,7 @@ def choose(
     for way in candidates(region, terms, storage, region.kinds if kinds is None else kinds):
         best = min(best, counted(way), key=Tried.cost)
     best = _balanced(best, counted, terms.gap, storage)
+    best = _fewer_ahead(best, counted, terms, storage)
     return best.way, best.epochs
 
 
@@ -94,6 +97,20 @@ def _balanced(best: Tried, counted: Callable[[KeepPolicy], Tried], gap: int, sto
             break
         best = tried
     return best
+
+
+def _fewer_ahead(best: Tried, counted: Callable[[KeepPolicy], Tried], terms: Terms, storage: Storage) -> Tried:
+    """The way with reads issued fewer steps ahead, where bytes decide: these steps take memory, and pay for requests.
+
+    What a head reads in one go is on its way while batches wait; single requests have to be made side by side.
+    """
+    fewer = max(0, terms.room // (FEW_STEPS * max(1, terms.step)) - 1)
+    passing = best.counts.bytes / storage.bandwidth
+    if best.way.direct or fewer >= terms.ahead:
+        return best
+    if best.seconds > passing * CLEARLY or best.counts.requests * storage.request_seconds * MANY > passing:
+        return best
+    return min(best, counted(replace(best.way, ahead=fewer)), key=Tried.cost)
 
 
 def candidates(region: Region, terms: Terms, storage: Storage, kinds: tuple[bool, ...]) -> Iterator[KeepPolicy]:

@@ -13,7 +13,7 @@ from solar.planner.budget import AheadSpec, Budget, Needs, SampleBytes, divided,
 from solar.planner.course import plan_rows
 from solar.planner.order import ShuffledUses, steps
 from solar.planner.pass_uses import PassUses, SampleUses, alone
-from solar.planner.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, planned_together
+from solar.planner.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, planned_together, ways_after
 from solar.planner.regions import whole
 from solar.planner.sharing import SENDING, Sharing, Who
 from solar.planner.sweep import Counts, KeepPolicy, total
@@ -132,22 +132,37 @@ def planned(job: Job, node: int = 0) -> NodePlan:
 
 def predicted(order: ShuffledUses, units: Units, storage: Storage, *, batch: int, memory: int, epochs: int) -> Outcome:
     """What the later of these epochs cost one process, on average, with so much memory for what is kept alone."""
-    fields, pieces = [SampleBytes(units.sample_nbytes)], [Piece(0, 0, whole(units))]
-    job = Job(pieces, [storage], fields, 0, order, World(0, 1), batch, memory, epochs)
-    if not memory:
-        made = _one_by_one(job, 0)
-    else:
-        budget = Budget(memory, 1, 0, memory, batch)
-        made = _followed(job, lru_cache(EPOCHS_KEPT)(lambda epoch: alone(job.uses(epoch))), pieces, budget, 0)
+    made = followed(order, units, storage, batch=batch, memory=memory, epochs=epochs)
     return made.outcome(made.later)
 
 
-def _followed(job: Job, of_epoch: Epochs, pieces: Sequence[Piece], budget: Budget, batches: int) -> NodePlan:
+def followed(
+    order: ShuffledUses,
+    units: Units,
+    storage: Storage,
+    *,
+    batch: int,
+    memory: int,
+    epochs: int,
+    known: int = SEGMENTS[0],
+) -> NodePlan:
+    """The plan of one process with so much memory for what is kept alone; so many epochs are known at a time."""
+    fields, pieces = [SampleBytes(units.sample_nbytes)], [Piece(0, 0, whole(units))]
+    job = Job(pieces, [storage], fields, 0, order, World(0, 1), batch, memory, epochs)
+    if not memory:
+        return _one_by_one(job, 0)
+    budget = Budget(memory, 1, 0, memory, batch)
+    return _followed(job, lru_cache(EPOCHS_KEPT)(lambda epoch: alone(job.uses(epoch))), pieces, budget, 0, known)
+
+
+def _followed(
+    job: Job, of_epoch: Epochs, pieces: Sequence[Piece], budget: Budget, batches: int, known: int = SEGMENTS[0]
+) -> NodePlan:
     """The plan of a node whose memory is divided, as far as it is worth following."""
     found: list[list[Counts]] = []
     windows = []
     uses = len(of_epoch(0).planned.rows)
-    for window in planned_windows(of_epoch, job.epochs, pieces, job.storages, budget.parts, budget.batch):
+    for window in planned_windows(of_epoch, job.epochs, pieces, job.storages, budget.parts, budget.batch, known):
         windows.append(window)
         found += [window.counts_of_pieces(number) for number in window.segments]
         if len(found) > 1 and len(found) * uses > FOLLOWED:
@@ -162,14 +177,19 @@ def planned_windows(
     storages: Sequence[Storage],
     memory: int,
     batch: int,
+    known: int = SEGMENTS[0],
 ) -> Iterator[PlannedPasses]:
     """The windows that a loader plans one after another, with so much memory for what is kept.
 
+    Of later epochs it knows so many at a time, this one among them.
     Where nobody knows how many epochs there are: those that it plans at first.
     """
     done, last, parts = 0, None, []  # epochs; the window before; and how the run that carries it out holds its pieces
     while epochs is None or done < epochs:
-        uses, left = len(of_epoch(max(0, done - 1)).planned.rows), SEGMENTS[0] if epochs is None else epochs - done
+        uses, left = (
+            len(of_epoch(max(0, done - 1)).planned.rows),
+            known if epochs is None else min(known, epochs - done),
+        )
         some = [range(done, done + min(left, planned_together(uses, first=first))) for first in (True, False)]
 
         def made(here: range, after: PlannedPasses | None, ways: Sequence[KeepPolicy | None]) -> PlannedPasses:
@@ -179,8 +199,10 @@ def planned_windows(
 
         if last is None:
             window = made(some[0], None, [None] * len(pieces))
-        elif not goes_on(last, window := made(some[1], last, last.ways), parts):
-            window = made(some[0], last, last.ways)  # as when the pass begins for which there was none
+        elif not goes_on(last, window := made(some[1], last, ways_after(last, len(some[1]))), parts):
+            window = made(
+                some[0], last, ways_after(last, len(some[0]))
+            )  # as when the pass begins for which there was none
             if not goes_on(last, window, parts):
                 window, last = made(some[0], None, window.ways), None
         parts = window.parts() if last is None else parts

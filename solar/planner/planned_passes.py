@@ -195,6 +195,15 @@ def _read_alone(uses: SampleUses, dataset: int) -> Told:
     return Told(Script(rows, starts, last, none, ends, none, nowhere, nowhere), uses.positions(dataset))
 
 
+def ways_after(last: PlannedPasses, passes: int) -> list[KeepPolicy | None]:
+    """How a window of so many passes uses memory after the last one; None: that is yet to be chosen.
+
+    What is best where one pass is known can be dear where several are, so it is chosen again, unless samples stay.
+    """
+    alike = (len(last.segments) > 1) == (passes > 1)
+    return [way if alike or way.pinned else None for way in last.ways]
+
+
 def fit(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
     """Whether a run made for the others can carry out a window of these."""
     pairs = zip(parts, others, strict=True)
@@ -209,7 +218,9 @@ def fit(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
 
 def goes_on(last: PlannedPasses, window: PlannedPasses, parts: Sequence[RunPart]) -> bool:
     """Whether a run with these parts, told of the last window to its end, can carry out this one after it."""
-    return last.ways == window.ways and fit(window.parts(), parts)
+    pairs = zip(last.ways, window.ways, strict=True)
+    alike = all(one == two or one.pinned == two.pinned == 0 for one, two in pairs)  # else other samples are to stay
+    return alike and fit(window.parts(), parts)
 
 
 def in_words(window: PlannedPasses) -> str:

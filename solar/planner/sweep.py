@@ -58,6 +58,7 @@ class KeepPolicy:
     direct: bool = False  # no sweep
     lasting: bool = False  # what is held for a later epoch stays, as long as anything else can be given up
     gap: int | None = None  # holes smaller than this are read; None: those that take no longer than a request
+    ahead: int | None = None  # steps between issuing a read and the first use, at most; None: as the terms have it
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,9 @@ class Terms:
     step: int = 0  # bytes of the largest step
 
     def by(self, way: KeepPolicy) -> Terms:
-        """These with the gap of the way, if it has one."""
-        return self if way.gap is None else replace(self, gap=way.gap)
+        """These with the gap and the steps ahead of the way, if it has them."""
+        gap = self.gap if way.gap is None else way.gap
+        return replace(self, gap=gap, ahead=self.ahead if way.ahead is None else min(self.ahead, way.ahead))
 
 
 def total(counts: Iterable[Counts]) -> Counts:

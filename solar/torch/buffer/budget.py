@@ -16,8 +16,9 @@ from solar.io.ranks import detect
 from solar.io.read.engine import ROOM
 from solar.io.read.run import threads
 from solar.planner.budget import Needs, divided
-from solar.planner.job import predicted
+from solar.planner.job import followed, predicted
 from solar.planner.order import random
+from solar.planner.planned_passes import PlannedPasses, shared
 from solar.planner.units import Units, of_layout, uniform
 from solar.values import Layout, Storage
 
@@ -27,6 +28,8 @@ Profile: TypeAlias = Storage | str | os.PathLike[str] | None
 AUTO = "auto"
 FITS = "the files fit into the page cache"  # as most do: there is nothing to say
 FREE = 4  # one part of so many of the free memory is taken where nobody says how much
+WORTH_FORESIGHT = 0.95  # of the bytes, above which nobody is told that less could be read
+FORESEEN = 6  # epochs that are modelled for it, at most
 WORTH_A_BUFFER = 1.5  # times cheaper than without, or it is not taken
 LEAST_EPOCH_SECONDS = (
     0.02  # that an epoch is shortened by at least: a buffer's plan takes some milliseconds, and its start more
@@ -119,13 +122,39 @@ def modelled(units: Units, batch: int, memory: int, storage: Storage) -> tuple[f
 
     Of a smaller copy of the data set, with batches that are smaller, too.
     """
+    copy, batch, smaller = _smaller(units, batch)
+    without, with_it = (
+        predicted(random(copy.samples), copy, storage, batch=batch, memory=room, epochs=MODEL_EPOCHS).seconds * smaller
+        for room in (0, int(memory / smaller))
+    )
+    return without, with_it
+
+
+def foresight(window: PlannedPasses, epochs: int | None) -> str:
+    """How much less so many epochs would read if they were known beforehand; empty if hardly less.
+
+    Modelled as a buffer's gain is, for the memory, the batches and the storage of this window.
+    """
+    epochs = min(epochs or FORESEEN, FORESEEN)
+    apart = together = stored = 0.0
+    for piece, room, storage in zip(window.pieces, shared(window.memory, window.pieces), window.storages, strict=True):
+        copy, batch, smaller = _smaller(piece.units, window.batch)
+        terms = {"batch": batch, "memory": int(room / smaller), "epochs": epochs}
+        plans = [followed(random(copy.samples), copy, storage, **terms, known=known) for known in (1, epochs)]
+        one, all_ = (plan.outcome(range(epochs)).bytes * smaller for plan in plans)
+        apart, together, stored = apart + one, together + all_, stored + piece.units.total_nbytes
+    if together >= WORTH_FORESIGHT * apart:
+        return ""
+    return (
+        "With a `generator` or a PlanSampler the next epochs would be known, and an epoch would read about "
+        f"{together / stored:.1f} times the data instead of {apart / stored:.1f}, as modelled."
+    )
+
+
+def _smaller(units: Units, batch: int) -> tuple[Units, int, float]:
+    """A smaller copy of a data set, with batches that are smaller, too; and how many times smaller."""
     samples = min(units.samples, MODEL)
     smaller = units.samples / samples
     stored = max(1, units.total_nbytes // max(units.units, 1))
     copy = uniform(samples, units.sample_nbytes, per_unit=units.per_unit, stored=stored)
-    batch = max(1, round(min(batch, units.samples) / smaller))
-    without, with_it = (
-        predicted(random(samples), copy, storage, batch=batch, memory=room, epochs=MODEL_EPOCHS).seconds * smaller
-        for room in (0, int(memory / smaller))
-    )
-    return without, with_it
+    return copy, max(1, round(min(batch, units.samples) / smaller)), smaller

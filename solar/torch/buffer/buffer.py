@@ -19,19 +19,10 @@ from solar.errors import PlanError, ReadError
 from solar.io.read.run import Run, Running
 from solar.planner.budget import Budget, Needs, divided
 from solar.planner.pass_uses import PassUses
-from solar.planner.planned_passes import PlannedPasses, goes_on, in_words, planned_together
+from solar.planner.planned_passes import PlannedPasses, goes_on, in_words, planned_together, ways_after
 from solar.planner.sweep import Counts, KeepPolicy, total
 from solar.planner.units import not_carried
-from solar.torch.buffer.budget import (
-    FITS,
-    Profile,
-    Size,
-    asked,
-    auto,
-    checked_storage,
-    ranks_here,
-    storage_of,
-)
+from solar.torch.buffer import budget as sizing
 from solar.torch.buffer.group import RankGroup, check_alone, checked, those_of
 from solar.torch.buffer.located import PassPlan, Queued, layouts_of, pieces_of, rows_of
 from solar.torch.buffer.thread import Background, apart, failed, in_background, unless
@@ -72,9 +63,9 @@ class Buffered:
 
     def __init__(
         self,
-        buffer: Size,
+        buffer: sizing.Size,
         epochs: int | None,
-        storage: Profile,
+        storage: sizing.Profile,
         stats: Stats,
         exchange: str = "auto",
         balance: str | None = None,
@@ -82,8 +73,8 @@ class Buffered:
         checked(exchange, balance)
         if epochs is not None and operator.index(epochs) < 1:
             raise ValueError(f"epochs={epochs}: at least one, or None where nobody knows")
-        self._nbytes, self._asked = asked(buffer), str(buffer)
-        self._epochs, self._storage, self._stats = epochs, checked_storage(storage), stats
+        self._nbytes, self._asked = sizing.asked(buffer), str(buffer)
+        self._epochs, self._storage, self._stats = epochs, sizing.checked_storage(storage), stats
         self._exchange, self._balance = exchange, balance
         if self._nbytes in (0, None) and balance in ("equal", "uneven"):
             raise PlanError(
@@ -100,6 +91,7 @@ class Buffered:
         self._together: RankGroup | None = None
         self._threads: int | None = None  # that decode, of all ranks of the node, where they read together
         self._ways: tuple[Any, Sequence[KeepPolicy | None]] = (None, [])  # chosen last, and under which conditions
+        self._guessed = False  # the passes to come are guesses of ours
         self._warned = False  # of what went wrong in the background
         self._forget()
 
@@ -138,6 +130,7 @@ class Buffered:
                 return None
             if self._together is not None:
                 self._together.replaced = replaced
+            self._guessed = order.guessed
             left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
             return Room(self._together, self._chosen, left)
 
@@ -164,16 +157,18 @@ class Buffered:
             return 0
         left = self._nbytes == 0 or (self._nbytes is None and not order.fixed)
         found = None if left else those_of(self._exchange, order)
-        ranks = ranks_here() if found is None else 1  # that have a buffer each
+        ranks = sizing.ranks_here() if found is None else 1  # that have a buffer each
         batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
-        self._weighed = cache(partial(auto, layouts, batch * all_, self._storage, own(batch), ranks=ranks))
+        self._weighed = cache(partial(sizing.auto, layouts, batch * all_, self._storage, own(batch), ranks=ranks))
         if left:
             return 0  # where nobody has asked for a buffer, it would draw from the sampler long before
         if self._nbytes is not None:
             nbytes = max(1, self._nbytes // ranks)
         else:
             nbytes, why = self._weighed()
-            log.log(logging.DEBUG if why == FITS else logging.INFO, "%s buffer: %s", "a" if nbytes else "no", why)
+            log.log(
+                logging.DEBUG if why == sizing.FITS else logging.INFO, "%s buffer: %s", "a" if nbytes else "no", why
+            )
         try:
             self._together = None
             if nbytes and found is None:
@@ -192,7 +187,10 @@ class Buffered:
         return nbytes if self._together is None else self._together.nbytes
 
     def advice(self) -> str:
-        """What a buffer would gain where there is none, by what decides whether one is taken; empty if nothing."""
+        """What a buffer would gain, by what decides whether one is taken; or this one, if it knew what comes."""
+        window = self._window
+        if window is not None:
+            return sizing.foresight(window, self._epochs) if self._guessed and len(window.segments) == 1 else ""
         nbytes, why = (0, "") if self._chosen or self._weighed is None else self._weighed()
         return f"A buffer (`buffer='25%'`, say) would help: {why}, as modelled." if nbytes else ""
 
@@ -319,12 +317,12 @@ class Buffered:
         """The next window of these segments. It keeps the policies of the last: its samples may still be in memory."""
         last, kind = self._window, (budget, len(makers) > 1)
         if last is not None:
-            pieces, ways, storages = last.pieces, list[KeepPolicy | None](last.ways), last.storages
+            pieces, ways, storages = last.pieces, ways_after(last, len(makers)), last.storages
         else:
             assert beneath is not None, "what is read is told with the first passes"
             pieces = pieces_of(beneath) if self._together is None else self._together.pieces()
             ways = list(self._ways[1]) if self._ways[0] == kind else [None] * len(pieces)
-            storages = [storage_of(layout, self._storage, self._threads)[0] for layout in layouts_of(beneath)]
+            storages = [sizing.storage_of(layout, self._storage, self._threads)[0] for layout in layouts_of(beneath)]
         first = 0 if last is None else last.segments.stop
         makers = [unless(stopped, make) for make in makers]
         window = PlannedPasses(makers, first, pieces, budget.parts, budget.batch, storages, ways, last is not None)
@@ -341,7 +339,7 @@ class Buffered:
         rows = rows_of(beneath) * (len(parts) // len(window.pieces))
         self.running = begin(rows, parts, budget.staged, budget.scratch)
         self._stats.held(self.running.nbytes)
-        sources = dict.fromkeys(storage_of(layout, self._storage)[1] for layout in layouts_of(beneath))
+        sources = dict.fromkeys(sizing.storage_of(layout, self._storage)[1] for layout in layouts_of(beneath))
         log.info("a buffer of %s: %s; storage %s", budget.in_words(), in_words(window), ", ".join(sources))
 
     def _append(self, window: PlannedPasses) -> Queued:

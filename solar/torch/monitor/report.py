@@ -26,7 +26,7 @@ def report(
     `filters` are the HDF5 numbers of the data's filters. Up to `per_chunk` samples share a compressed chunk. The buffer
     holds the share `memory` of the data (0: there is no buffer).
 
-    `buffer` says what a buffer would gain, where there is none.
+    `buffer` says what a buffer would gain where there is none, or the one there is if it knew the epochs to come.
 
     >>> from solar.torch.monitor.stats import Stats
     >>> report(Stats().as_dict())

@@ -12,7 +12,7 @@ import torch
 
 from solar.errors import PlanError
 from solar.torch.order.draws import check_drawing, copied, digest, draw, drawing, draws_again, shuffle, shuffle_again
-from solar.torch.order.stream import IndexStream, Pass
+from solar.torch.order.stream import IndexStream, Pass, Trust
 
 
 class ShuffledByGenerator(IndexStream):
@@ -29,6 +29,7 @@ class ShuffledByGenerator(IndexStream):
     _ahead: torch.Generator | None = None  # the copy
     _behind: Iterator[Any] | None = None  # draws from the user's
     _asked = False
+    _trust = Trust(0, 0)  # it is the user's own, so mostly nobody else draws from it
 
     def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
         super().__init__(sampler, batch_sampler, generator)
@@ -37,6 +38,12 @@ class ShuffledByGenerator(IndexStream):
     def begin(self, last: IndexStream | None) -> None:
         self._state = digest(self.sampler.generator)
         self._passes = [] if self._newly_seeded(drawn=True) else _passes_after(last)
+        if isinstance(last, ShuffledByGenerator):
+            self._trust = last._trust
+            if last.exhausted and last._ahead is not None:  # one that ended early drew less
+                guess = copied(last._ahead)
+                self._draw_base(guess, 1)
+                self._trust = last._trust.after(digest(guess) == self._state)
 
     def foretell(self, last: IndexStream | None, base_seed: int | None) -> tuple[int, dict[str, Any]]:
         drawn = base_seed is not None
@@ -96,7 +103,9 @@ class ShuffledByGenerator(IndexStream):
 
     def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
         """The later passes by a copy of the generator. They are right as long as nobody else draws from it."""
-        return iter(()) if self._ahead is None else self._shuffled_by(copied(self._ahead))
+        if self._ahead is None or not self._trust.suffices:
+            return iter(())
+        return self._shuffled_by(copied(self._ahead))
 
     def _shuffled_by(self, generator: torch.Generator) -> Iterator[Callable[[], Pass]]:
         while True:

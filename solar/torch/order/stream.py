@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,28 @@ from solar.torch.order.draws import copied, draw
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 Pass = tuple[Array, Array]  # samples in the order of use; where each batch begins in it, and where the last one ends
+
+
+class Trust(NamedTuple):
+    """How many guesses of the next pass came true in a row, and how many have to before the next is acted upon.
+
+    A wrong guess costs a part of a scan, a right one gains more. So the one loss that no gain went before doubles what
+    is asked for: however the guesses come, all such losses together are a few.
+    """
+
+    right: int
+    needed: int
+
+    def after(self, came_true: bool) -> Trust:
+        """With one more guess compared with what came."""
+        if came_true:
+            return Trust(self.right + 1, self.needed)
+        return Trust(0, max(1, 2 * self.needed) if self.right == self.needed else self.needed)
+
+    @property
+    def suffices(self) -> bool:
+        """Whether the next guess is acted upon."""
+        return self.right >= self.needed
 
 
 UNCOUNTED = 4096  # batches to draw beforehand if their number is unknown
@@ -29,6 +51,7 @@ class IndexStream:
     told_by_all: tuple[str, ...] = ()  # the keys that `tell` gives for every order of this kind
     exhausted = False  # drawn to its end
     as_arrays = False  # if the samples are known beforehand, index batches are arrays instead of lists
+    guessed = False  # its later passes follow from what the training does
     fixed = True  # it is the same whether it is drawn now or later
     draws_base_once = False  # persistent workers: torch draws a base seed only once, not for each pass
 

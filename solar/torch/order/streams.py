@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 from solar.errors import PlanError
 from solar.torch.order.by_generator import ShuffledByGenerator
 from solar.torch.order.draws import check_drawing, copied, draw, drawing, shuffle, skip
-from solar.torch.order.stream import UNCOUNTED, Array, IndexStream, KnownStream, Pass
+from solar.torch.order.stream import UNCOUNTED, Array, IndexStream, KnownStream, Pass, Trust
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
 
 FEW = 65  # random numbers that others may draw between two passes: a loader draws two, four if it shuffles
@@ -78,9 +78,12 @@ class Shuffled(KnownStream):
 
     kind = "shuffled"
     told_by_all = ("seed", "replacement", "draws")
+    guessed = True
     _seed: int | None = None
     _after: torch.Generator | None = None  # the global generator, right after it gave the seed
     _between: int | None = None  # numbers that others drew from it since the previous pass, if few
+    _guess: int | None = None  # the seed of the next pass, if others draw as many again
+    _trust = Trust(0, 1)
 
     def start(self) -> Iterator[Any]:
         return super().start() if self._permutes() else IndexStream.start(self)
@@ -103,6 +106,8 @@ class Shuffled(KnownStream):
             self._between = next(
                 (few for few in tried if self._seed_after(copied(last._after), few) == self._seed), None
             )
+            self._trust = last._trust.after(last._guess == self._seed)
+        self._guess = next(self._foreseen(), None)
 
     def _seed_after(self, generator: torch.Generator, between: int) -> int:
         """The seed that the next pass draws, if others draw `between` numbers before it."""
@@ -112,12 +117,20 @@ class Shuffled(KnownStream):
         return draw(generator)
 
     def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
-        """A guess: others draw as many numbers as since the last pass. The caller compares it with the real pass."""
+        """A guess: others draw as many numbers as since the last pass. The caller compares it with the real pass.
+
+        None before such a guess came true: with one epoch known less is read than with a wrong guess of the next.
+        """
+        seeds = self._foreseen() if self._trust.suffices else ()
+        return (partial(self._shuffled_by, seed) for seed in seeds)
+
+    def _foreseen(self) -> Iterator[int]:
+        """The seeds of the passes to come, if others draw as many numbers before each as before this one."""
         if self._after is None or self._between is None:
             return
         generator = copied(self._after)
         while True:
-            yield partial(self._shuffled_by, self._seed_after(generator, self._between))
+            yield self._seed_after(generator, self._between)
 
     def _shuffled_by(self, seed: int) -> Pass:
         if self._permutes():
