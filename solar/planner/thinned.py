@@ -39,7 +39,10 @@ class Thinned:
         """What the whole region takes, if it is like this."""
         if self.every == 1:
             return counts
-        return Counts._make(round(count * self.whole.items / self.region.items) for count in counts)
+        all_ = Counts._make(round(count * self.whole.items / self.region.items) for count in counts)
+        begun = min(counts.sweeps, counts.requests)  # each time the head begins anew a request does, of however many
+        more = round((counts.requests - begun) * self.whole.items / self.region.items)
+        return all_._replace(requests=begun + more, sweeps=counts.sweeps)
 
     def among(self, items: int) -> int:
         """How many of the region's first items are in the stretches."""
