@@ -134,7 +134,7 @@ def plan_rows(
         raise PlanError(f"memory={memory}, ahead={ahead}: neither can be below 0")
     region = region or Region(units, 0, units.samples)
     uses = _uses_of(of, region)
-    kept = Kept(uses)
+    kept = OrdersKept(uses)
     if way is None:
         way = KeepPolicy(direct=True) if memory == 0 else _cheapest(kept, region, epochs, memory, storage, ahead)
     terms = _terms(kept, region, epochs, memory, storage.gap, ahead, way)
@@ -143,7 +143,7 @@ def plan_rows(
     return replace(made, uses=uses)
 
 
-class Kept:
+class OrdersKept:
     """The uses of epochs, of which few stay: those that were asked for last. How many they are stays of all."""
 
     def __init__(self, uses: Uses) -> None:
@@ -197,7 +197,9 @@ def _uses_of(of: Sequence, region: Region) -> Uses:
     return uses
 
 
-def _terms(uses: Kept, region: Region, epochs: range, memory: int, gap: int, ahead: int, way: KeepPolicy) -> Terms:
+def _terms(
+    uses: OrdersKept, region: Region, epochs: range, memory: int, gap: int, ahead: int, way: KeepPolicy
+) -> Terms:
     """As many steps ahead as take an eighth of the memory; PlanError where not even one step has room."""
     if way.direct or way.pinned == region.items:
         return Terms(memory, gap, ahead)
@@ -217,7 +219,7 @@ def _largest_step(uses: tuple[NDArray[np.int32], NDArray[np.int64]], region: Reg
     return Counts(*_native.direct(region.native(0, whole=whole), items, uses[1], 0)).peak
 
 
-def _cheapest(uses: Kept, region: Region, epochs: range, memory: int, storage: Storage, ahead: int) -> KeepPolicy:
+def _cheapest(uses: OrdersKept, region: Region, epochs: range, memory: int, storage: Storage, ahead: int) -> KeepPolicy:
     """By what a later epoch costs; where there are few, by what all of them cost with their start."""
     # Of a large data set an epoch is like another, and memory runs empty in the last two.
     most, measures = (4, slice(1, 2)) if region.items > costs.FORMULA_ITEMS else (len(costs.EPOCHS), slice(1, 3))

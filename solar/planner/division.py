@@ -16,7 +16,7 @@ Places = NDArray[np.signedinteger[Any]]
 Ranks = NDArray[np.int32]
 Starts = NDArray[np.int64]
 
-STEPS = 1 << 10  # that are looked at together
+STEPS_TOGETHER = 1 << 10  # that are looked at together
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +43,8 @@ class Division:
 def by_turns(starts: Starts, ranks: int) -> Ranks:
     """Who takes each use as torch divides a step: rank after rank, each the next one."""
     turns = np.empty(starts[-1], np.int32)
-    for begin in range(0, len(starts) - 1, STEPS):  # so that what it takes does not grow with an epoch
-        some = starts[begin : begin + STEPS + 1]
+    for begin in range(0, len(starts) - 1, STEPS_TOGETHER):  # so that what it takes does not grow with an epoch
+        some = starts[begin : begin + STEPS_TOGETHER + 1]
         turns[some[0] : some[-1]] = _counted(some - some[0]) % ranks
     return turns
 
