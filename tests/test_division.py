@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solar.planner.division import Division, at_home, by_turns, divided, seated
+from solar.planner.division import Division, Group, at_home, by_turns, divided, seated
 from solar.planner.regions import around
 from solar.planner.units import Units, uniform
 
@@ -27,6 +27,11 @@ def mates(node_of: np.ndarray, rank: int) -> list[int]:
     return np.flatnonzero(node_of == node_of[rank]).tolist()
 
 
+def listed(group: Group) -> list[int]:
+    """Which uses they are, also where they are all there are."""
+    return list(range(int(group.starts[-1])) if isinstance(group.uses, slice) else group.uses.tolist())
+
+
 def carried_out(divisions: list[Division], steps: int, sends: bool) -> list[list[list[int]]]:
     """The memory of each rank and step when all has been provided, sent and received: which use lies where."""
     memory = [[[NONE] * int(one.sizes[step]) for step in range(steps)] for one in divisions]
@@ -39,7 +44,7 @@ def carried_out(divisions: list[Division], steps: int, sends: bool) -> list[list
         for group in (one.here,) if sends else (one.here, one.elsewhere):
             for step in range(steps):
                 here = slice(group.starts[step], group.starts[step + 1])
-                for use, place in zip(group.uses[here].tolist(), group.places[here].tolist(), strict=True):
+                for use, place in zip(listed(group)[here], group.places[here].tolist(), strict=True):
                     if place >= 0:
                         put(rank, step, place, use)
     post: dict[tuple[int, int, int], list[int]] = {}
@@ -73,7 +78,7 @@ def test_homes_divide_each_step_among_the_ranks(world: tuple[np.ndarray, ...], e
             else:
                 assert all(homes[use] == rank for use in own)
         assert sorted(got) == list(range(starts[step], starts[step + 1]))
-    provided = [set(one.here.uses.tolist()) for one in each]
+    provided = [set(listed(one.here)) for one in each]
     for rank, uses_here in enumerate(provided):
         assert all(node_of[homes[use]] == node_of[rank] for use in uses_here)
         assert all(provided[mate] == uses_here for mate in mates(node_of, rank))

@@ -98,8 +98,8 @@ def test_ten_thousand_files_are_read_with_256_descriptors(tmp_path: Path) -> Non
 def test_ten_million_samples_are_shuffled_and_planned_within_a_gigabyte(tmp_path: Path) -> None:
     samples = 10_000_000
     had = limits_kit.said_by("many samples", tmp_path, samples)
-    assert had["0"]["grown"] <= 16 * samples
-    assert had[str(2 * samples)]["grown"] <= 2 * samples + (8 + 12 + 80) * samples
+    assert had["0"]["grown"] <= 8 * samples
+    assert had[str(2 * samples)]["grown"] <= 2 * samples + (8 + 48) * samples
 
 
 @pytest.mark.slow

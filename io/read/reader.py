@@ -319,8 +319,8 @@ def checked_rows(asked: NDArray[Any], samples: int, name: str) -> NDArray[np.int
         raise TypeError(f"samples are chosen by integers along axis 0, not by {asked.dtype} of shape {asked.shape}")
     rows = asked if asked.ndim else asked.reshape(1)
     # The ordinary case takes one pass, as every batch needs it: as unsigned integers, negative ones are too large.
-    if rows.dtype == np.int64 and np.maximum.reduce(rows.view(np.uint64)) < samples:
-        return rows
+    if rows.dtype in (np.int64, np.int32) and np.maximum.reduce(rows.view(f"u{rows.itemsize}")) < samples:
+        return rows.astype(np.int64, copy=False)
     if int(rows.min()) < -samples or int(rows.max()) >= samples:
         wrong = next(int(row) for row in rows if not -samples <= row < samples)
         raise IndexError(f"sample {wrong} of {name}, which has {samples}")

@@ -19,6 +19,7 @@ from solar.planner.sweep import (
     steady,
     total,
 )
+from solar.planner.thinned import thinned
 from solar.planner.units import Units
 from solar.values import Storage
 
@@ -53,14 +54,18 @@ def choose(
 ) -> tuple[KeepPolicy, list[Epoch]]:
     """The cheapest way for one node, and its measured epochs; with `start` what they begin with is paid, too.
 
-    `kinds` says whether units may be held whole, or must be: (False,), (True,) or both.
+    `kinds` says whether units may be held whole, or must be: (False,), (True,) or both. Of a large region a part of
+    the items is counted, and stands for all.
     """
+    thin = thinned(region, uses, FORMULA_ITEMS)
 
     def counted(way: KeepPolicy) -> Tried:
         try:
             check_room(region, way, terms)
             # Nothing that direct reading does depends on other epochs.
-            found = steady(region, way, uses, measured if way.direct else epochs, measured, terms, start=start)
+            run, less = measured if way.direct else epochs, thin.terms(terms)
+            some = steady(thin.region, thin.way(way), thin.uses, run, measured, less, start=start)
+            found = [one._replace(counts=thin.counts(one.counts)) for one in some]
         except PlanError:  # this much pinned leaves too little for the batches; reading step by step always goes
             return Tried(math.inf, Counts(), way, [])
         counts = total(one.counts for one in found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +30,7 @@ from solar.planner.units import Units
 from solar.values import Script, Storage
 
 Sequence = Callable[[int], tuple[NDArray[np.int32], NDArray[np.int64]]]  # an epoch's samples as used; where steps begin
-USES_KEPT = 1 << 26  # uses whose order is kept between passes over the epochs
+USES_KEPT = 1 << 22  # uses whose order is kept between passes over the epochs; of a longer one, its own
 SHARE = 8  # the part of memory that steps on their way may take
 
 
@@ -90,7 +89,11 @@ class Plan:
             swept = swept_uses(self.region, self.way, (items, starts))
             record = self.marks[place].copy().back(*swept, record=True)[1]
             assert record is not None
-            loads, ends, last[items >= self.way.pinned] = record
+            loads, ends, leaves = record
+            if self.way.pinned:
+                last[items >= self.way.pinned] = leaves
+            else:
+                last = leaves
         start = self.start if place == 0 else FirstLoads(self.start.items[:0], self.start.ends[:0], self.start.due[:0])
         whole, pinned = self.way.whole, self.way.pinned
         return Script(
@@ -131,14 +134,37 @@ def plan_rows(
         raise PlanError(f"memory={memory}, ahead={ahead}: neither can be below 0")
     region = region or Region(units, 0, units.samples)
     uses = _uses_of(of, region)
-    longest = len(uses(epochs.start)[0])
-    kept = lru_cache(max(1, USES_KEPT // max(longest, units.samples)))(uses)
+    kept = OrdersKept(uses)
     if way is None:
         way = KeepPolicy(direct=True) if memory == 0 else _cheapest(kept, region, epochs, memory, storage, ahead)
     terms = _terms(kept, region, epochs, memory, storage.gap, ahead, way)
-    sizes = tuple((len(items), len(starts) - 1) for items, starts in map(kept, epochs))
+    sizes = tuple(kept.size(epoch)[:2] for epoch in epochs)
     made = _course(kept, region, way, terms, epochs, (*facts, sizes, storage, holding), holding=holding)
     return replace(made, uses=uses)
+
+
+class OrdersKept:
+    """The uses of epochs, of which few stay: those that were asked for last. How many they are stays of all."""
+
+    def __init__(self, uses: Uses) -> None:
+        self._uses = uses
+        self._here: dict[int, tuple[NDArray[np.int32], NDArray[np.int64]]] = {}
+        self._sizes: dict[int, tuple[int, int, int]] = {}
+
+    def __call__(self, epoch: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        if epoch not in self._here:
+            longest = max((len(items) for items, _ in self._here.values()), default=0)
+            while self._here and (len(self._here) + 1) * longest > USES_KEPT:  # before the next one needs memory
+                del self._here[next(iter(self._here))]
+            items, starts = self._here[epoch] = self._uses(epoch)
+            self._sizes[epoch] = len(items), len(starts) - 1, int(np.diff(starts).max(initial=0))
+        return self._here[epoch]
+
+    def size(self, epoch: int) -> tuple[int, int, int]:
+        """The uses of an epoch, its steps, and the most uses in one of them."""
+        if epoch not in self._sizes:
+            self(epoch)
+        return self._sizes[epoch]
 
 
 def _check_epochs(epochs: range) -> None:
@@ -171,11 +197,13 @@ def _uses_of(of: Sequence, region: Region) -> Uses:
     return uses
 
 
-def _terms(uses: Uses, region: Region, epochs: range, memory: int, gap: int, ahead: int, way: KeepPolicy) -> Terms:
+def _terms(
+    uses: OrdersKept, region: Region, epochs: range, memory: int, gap: int, ahead: int, way: KeepPolicy
+) -> Terms:
     """As many steps ahead as take an eighth of the memory; PlanError where not even one step has room."""
     if way.direct or way.pinned == region.items:
         return Terms(memory, gap, ahead)
-    largest = max(int(np.diff(uses(epoch)[1]).max(initial=0)) for epoch in epochs) * region.heaviest(whole=way.whole)
+    largest = max(uses.size(epoch)[2] for epoch in epochs) * region.heaviest(whole=way.whole)
     if (ahead + 1) * largest * SHARE > memory:  # it may well be less
         largest = max(_largest_step(uses(epoch), region, way.whole) for epoch in epochs)
     pinned = region.held_nbytes(way.pinned, whole=way.whole)
@@ -191,7 +219,7 @@ def _largest_step(uses: tuple[NDArray[np.int32], NDArray[np.int64]], region: Reg
     return Counts(*_native.direct(region.native(0, whole=whole), items, uses[1], 0)).peak
 
 
-def _cheapest(uses: Uses, region: Region, epochs: range, memory: int, storage: Storage, ahead: int) -> KeepPolicy:
+def _cheapest(uses: OrdersKept, region: Region, epochs: range, memory: int, storage: Storage, ahead: int) -> KeepPolicy:
     """By what a later epoch costs; where there are few, by what all of them cost with their start."""
     # Of a large data set an epoch is like another, and memory runs empty in the last two.
     most, measures = (4, slice(1, 2)) if region.items > costs.FORMULA_ITEMS else (len(costs.EPOCHS), slice(1, 3))

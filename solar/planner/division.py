@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
+from solar.planner.sweep import SWEEP_BLOCK
 
-Places = NDArray[np.int64]
+Places = NDArray[np.signedinteger[Any]]
 Ranks = NDArray[np.int32]
 Starts = NDArray[np.int64]
+
+STEPS_TOGETHER = 1 << 10  # that are looked at together
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
     """Some of the uses, step by step, and their places in the memory of this rank's batches."""
 
-    uses: Places  # which of all uses
+    uses: Places | slice  # which of all uses
     starts: Starts  # where each step begins in them, and the last one ends
     places: NDArray[np.int32]  # -1: not in this rank's memory
 
@@ -38,8 +42,11 @@ class Division:
 
 def by_turns(starts: Starts, ranks: int) -> Ranks:
     """Who takes each use as torch divides a step: rank after rank, each the next one."""
-    step = np.repeat(starts[:-1], np.diff(starts))
-    return ((np.arange(starts[-1]) - step) % ranks).astype(np.int32)
+    turns = np.empty(starts[-1], np.int32)
+    for begin in range(0, len(starts) - 1, STEPS_TOGETHER):  # so that what it takes does not grow with an epoch
+        some = starts[begin : begin + STEPS_TOGETHER + 1]
+        turns[some[0] : some[-1]] = _counted(some - some[0]) % ranks
+    return turns
 
 
 def at_home(homes: Ranks, starts: Starts, node_of: NDArray[np.int32], *, even: bool) -> Ranks:
@@ -69,41 +76,68 @@ def divided(
 
     Unless it `sends`, whoever takes a use that another node provides has to see to it itself.
     """
-    steps, ranks = len(starts) - 1, int(max(taken_by.max(initial=0), provided_by.max(initial=0), rank, *mates)) + 1
-    step = np.repeat(np.arange(steps), np.diff(starts))
+    ranks = int(max(taken_by.max(initial=0), provided_by.max(initial=0), rank, *mates)) + 1
     near = np.zeros(ranks, np.bool_)
     near[list(mates)] = True
-    mine, local = taken_by == rank, near[provided_by]
-    taken = np.flatnonzero(mine)
-    sizes = np.bincount(step[taken], minlength=steps)
-    place = np.full(len(step), -1, np.int32)
-    place[taken] = _counted(step[taken], sizes)
+    taken = _where(taken_by == rank)
+    batch = _begins(taken, starts)
+    place = np.full(len(taken_by), -1, np.int32)
+    place[taken] = _counted(batch)
     # Behind the batch: what this rank provides to ranks of other nodes.
-    away = np.flatnonzero((provided_by == rank) & ~near[taken_by] & sends)
-    away = away[np.lexsort((taken_by[away], step[away]))]
-    outgoing = np.bincount(step[away], minlength=steps)
-    place[away] = sizes[step[away]] + _counted(step[away], outgoing)
-    foreign = np.flatnonzero(mine & ~local)
-    come = foreign[np.lexsort((provided_by[foreign], step[foreign]))]
+    away = _where(provided_by == rank) if sends else taken[:0]
+    away = away[~near[taken_by[away]]]
+    sent_at = _step(away, starts)
+    order = np.lexsort((taken_by[away], sent_at))
+    away, sent_at = away[order], sent_at[order]
+    outgoing = np.searchsorted(sent_at, np.arange(len(starts)))
+    place[away] = np.diff(batch)[sent_at] + _counted(outgoing)
+    foreign = taken[~near[provided_by[taken]]]
+    come_at = _step(foreign, starts)
+    order = np.lexsort((provided_by[foreign], come_at))
+    come = foreign[order]
+    local = near[provided_by]
+    if not sends:
+        np.logical_and(local, near[taken_by], out=local)
     return Division(
-        batch=_group(taken, step, steps, place),
-        here=_group(np.flatnonzero(local & (near[taken_by] | sends)), step, steps, place),
-        elsewhere=_group(foreign, step, steps, place),
-        sizes=sizes + outgoing,
-        sent=_runs(step[away], taken_by[away], place[away]),
-        come=np.stack([step[come], provided_by[come], place[come]], axis=1).astype(np.int64),
+        batch=_group(taken, starts, place[taken]),
+        here=Group(slice(None), starts, place) if local.all() else _group(_where(local), starts, place[local]),
+        elsewhere=_group(foreign, starts, place[foreign]),
+        sizes=np.diff(batch) + np.diff(outgoing),
+        sent=_runs(sent_at, taken_by[away], place[away]),
+        come=np.stack([come_at[order], provided_by[come], place[come]], axis=1).astype(np.int64),
     )
 
 
-def _group(uses: Places, step: Places, steps: int, place: NDArray[np.int32]) -> Group:
-    starts = np.searchsorted(step[uses], np.arange(steps + 1))
-    return Group(uses, starts.astype(np.int64), place[uses])
+def _group(uses: Places, starts: Starts, places: NDArray[np.int32]) -> Group:
+    return Group(uses, _begins(uses, starts), places)
 
 
-def _counted(step: Places, counts: Places) -> Places:
-    """The number of each within its step, where `step` ascends and has so many of each."""
-    firsts = np.cumsum(counts) - counts
-    return np.arange(len(step)) - firsts[step]
+def _where(chosen: NDArray[np.bool_]) -> Places:
+    """np.flatnonzero, in half the memory."""
+    found = np.empty(np.count_nonzero(chosen), np.int32)
+    end = 0
+    for begin in range(0, len(chosen), SWEEP_BLOCK):
+        [here] = np.nonzero(chosen[begin : begin + SWEEP_BLOCK])
+        found[end : end + len(here)] = here + begin
+        end += len(here)
+    return found
+
+
+def _begins(uses: Places, starts: Starts) -> Starts:
+    """Where each step begins among these uses, and the last one ends."""
+    return np.searchsorted(uses, starts.astype(uses.dtype)).astype(np.int64)
+
+
+def _step(uses: Places, starts: Starts) -> Places:
+    """The step of each of these uses."""
+    return np.searchsorted(starts, uses, side="right") - 1
+
+
+def _counted(starts: Starts) -> Places:
+    """The number of each within its step, where steps begin at these."""
+    found = np.arange(starts[-1], dtype=np.int32)
+    found -= np.repeat(starts[:-1].astype(np.int32), np.diff(starts))
+    return found
 
 
 def _runs(step: Places, rank: Ranks, place: NDArray[np.int32]) -> Places:

@@ -74,12 +74,10 @@ class PlannedPasses:
         ]
 
     def segment(self, number: int) -> PassUses:
-        """One of them. The two that were asked for last are kept: planning goes from one to the next."""
+        """One of them. The one that was asked for last is kept: planning goes from one to the next."""
         if number not in self._made:
-            made = self._makers[number - self.segments.start]()
-            if len(self._made) > 1:
-                del self._made[next(iter(self._made))]
-            self._made[number] = made
+            self._made.clear()  # before the next one needs memory
+            self._made[number] = self._makers[number - self.segments.start]()
         return self._made[number]
 
     @property

@@ -13,6 +13,7 @@ from solar.planner.division import Group, at_home, by_turns, divided, seated
 from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.planned_passes import Piece
 from solar.planner.regions import around, homes
+from solar.planner.sweep import SWEEP_BLOCK
 from solar.values import Parcels
 
 Who = tuple[NDArray[np.int32], NDArray[np.int32]]  # of each use the rank that takes it, and the one that provides it
@@ -58,9 +59,8 @@ class Sharing:
 
     def divided(self, uses: SampleUses, who: Who | None = None) -> tuple[PassUses, Group]:
         """This rank's part of a pass of all ranks; and which of all uses are its batches."""
-        taken, provided = who or self.who(uses)
         sends = self.exchange in SENDING
-        found = divided(uses.starts, taken, provided, self.rank, self.mates, sends=sends)
+        found = divided(uses.starts, *(who or self.who(uses)), self.rank, self.mates, sends=sends)
         own = _some(uses, found.batch)
         made = PassUses(
             _some(uses, found.here, places=True),
@@ -93,8 +93,12 @@ class Homes:
 
     def of(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
         """The rank at whose home each of these lies."""
-        items = rows if self._largest.item is None else self._largest.item[rows]
-        return self._seats[np.searchsorted(self._bounds[1:-1], items, side="right")]
+        found = np.empty(len(rows), np.int32)
+        for begin in range(0, len(rows), SWEEP_BLOCK):  # so that what it takes does not grow with an epoch
+            here = slice(begin, begin + SWEEP_BLOCK)
+            items = rows[here] if self._largest.item is None else self._largest.item[rows[here]]
+            found[here] = self._seats[np.searchsorted(self._bounds[1:-1], items, side="right")]
+        return found
 
     def of_node(self, piece: Piece, number: int) -> Piece:
         """What of a piece lies at the homes of a node."""

@@ -191,38 +191,43 @@ def start_of(
     pinned = region.units_in(way.pinned) if way.whole else way.pinned
     steps = len(uses[1]) - 1
     needed = items if holding else np.concatenate((np.arange(-pinned, 0, dtype=np.int32), items))
-    first = _first_uses(pinned + int(items.max(initial=-1)) + 1, region, way, uses)[needed + np.int32(pinned)]
+    waits = np.zeros(pinned + int(items.max(initial=-1)) + 1, np.bool_)  # for a group that it is read in
+    waits[needed + np.int32(pinned)] = True
     total_nbytes = max(1, region.stored_nbytes(region.items))
     each = region.units.stored_nbytes + gap
     groups: list[Items] = []
     due: list[int] = []
     begin, spent, length = 0, 0, 1
     while begin < steps:
-        group = needed[(first >= begin) & (first < begin + length)]
+        group = _waiting(waits, region, way, uses, begin, begin + length)
+        if begin + length > steps:  # what only later epochs use comes with what the last steps do
+            group = np.flatnonzero(waits).astype(np.int32)
         spent += len(group) * each
         if groups and spent > total_nbytes // 16:
             break
-        groups.append(group)
+        waits[group] = False
+        groups.append(group - np.int32(pinned))
         due.append(begin)
         begin, length = begin + length, 2 * length
-    groups.append(needed[first >= begin])
+    groups.append(needed[waits[needed + np.int32(pinned)]])
     due.append(begin)
     there = [place for place, group in enumerate(groups) if len(group)]
     ends = np.cumsum([len(groups[place]) for place in there], dtype=np.int64)
     return FirstLoads(np.concatenate(groups), ends, np.array(due, np.int64)[there])
 
 
-def _first_uses(count: int, region: Region, way: KeepPolicy, uses: tuple[Items, Starts]) -> Items:
-    """The step that first uses each of the first so many items, or units held whole; the number of steps: none does."""
+def _waiting(
+    waits: NDArray[np.bool_], region: Region, way: KeepPolicy, uses: tuple[Items, Starts], begin: int, end: int
+) -> Items:
+    """Which of these items, or units held whole, some step from `begin` on and before `end` uses; ascending."""
     items, starts = uses
-    first = np.full(count, len(starts) - 1, np.int32)
-    for end in range(len(items), 0, -SWEEP_BLOCK):  # from the back, so that the first use is written last
-        block = items[max(0, end - SWEEP_BLOCK) : end]
-        block = region.whole(block, 0) if way.whole else block
-        step = np.searchsorted(starts, np.arange(end - len(block), end), side="right") - 1
-        known = block < count
-        first[block[known][::-1]] = step[known][::-1]
-    return first
+    last, found = int(starts[min(end, len(starts) - 1)]), [items[:0]]
+    for place in range(int(starts[begin]), last, SWEEP_BLOCK):
+        here = items[place : min(place + SWEEP_BLOCK, last)]
+        here = region.whole(here, 0) if way.whole else here
+        here = here[here < len(waits)]
+        found.append(here[waits[here]])
+    return np.unique(np.concatenate(found))
 
 
 def start_counts(start: FirstLoads, region: Region, way: KeepPolicy, gap: int) -> Counts:

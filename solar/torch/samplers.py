@@ -19,7 +19,7 @@ from solar.torch.sharding import refuse_second_sharding
 from solar.torch.states import check_order
 
 Tail = Literal["pad", "drop", "exact"]
-Indices = NDArray[np.int64]
+Indices = NDArray[np.signedinteger[Any]]
 
 _BLOCK = 4096  # samples made Python ints at a time
 
@@ -219,6 +219,23 @@ class PlanBatchSampler(BatchSampler):
             yield sampler._share(order, begin, end)
         drawn.samples = len(order)
 
+    def at_once(self) -> tuple[Indices, Indices]:
+        """`arrays` in one go: the samples of this rank's batches, and where each batch begins in them."""
+        sampler = self.sampler
+        assert _is_planned(sampler)
+        start, drawn = sampler._begin()
+        order, edges, ranks = sampler.order(), self._edges(start), sampler.num_replicas
+        drawn.samples = len(order)
+        if ranks == 1:
+            return self.of_all(start)
+        # But for the last two, steps have equally many samples of each rank.
+        even = max(0, len(edges) - 3)
+        uneven = [sampler._share(order, *edges[step : step + 2].tolist()) for step in range(even, len(edges) - 1)]
+        sizes = np.full(len(edges) - 1, self.batch_size, np.int64)
+        sizes[even:] = [len(batch) for batch in uneven]
+        samples = np.concatenate([sampler._share(order, int(edges[0]), int(edges[even])), *uneven])
+        return samples, np.concatenate(([0], np.cumsum(sizes)))
+
     def of_all(self, start: int) -> tuple[Indices, Indices]:
         """The samples of all ranks over a PlanSampler, after the first `start`, and each step's first index in them.
 
@@ -286,12 +303,20 @@ def _is_planned(sampler: object) -> TypeGuard[PlanSampler]:
     return isinstance(sampler, PlanSampler) and type(sampler).__iter__ is PlanSampler.__iter__
 
 
+def in_order(samples: int) -> Indices:
+    """0, 1, 2, ..., in 32 bits where that is enough."""
+    return np.arange(samples, dtype=np.int32 if samples < 1 << 31 else np.int64)
+
+
+def permutation(samples: int, generator: torch.Generator) -> Indices:
+    """torch.randperm, in 32 bits where that is enough: torch draws the same numbers for both kinds of integers."""
+    dtype = torch.int32 if samples < 1 << 31 else torch.int64
+    made: Indices = torch.randperm(samples, generator=generator, dtype=dtype, device="cpu").numpy()
+    return made
+
+
 def _order(samples: int, seed: int | None) -> Indices:
     """The order that torch's DistributedSampler would make; without a seed, 0, 1, 2, ..."""
-    if seed is None:
-        order = np.arange(samples)
-    else:
-        generator = torch.Generator("cpu").manual_seed(seed)
-        order = torch.randperm(samples, generator=generator, device="cpu").numpy()
+    order = in_order(samples) if seed is None else permutation(samples, torch.Generator("cpu").manual_seed(seed))
     order.setflags(write=False)
     return order

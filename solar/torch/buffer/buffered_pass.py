@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import Any, Self
 
 import numpy as np
@@ -22,8 +22,8 @@ from solar.torch.batch.pending import PendingBatch, PendingField
 from solar.torch.buffer.buffer import Buffered, Hold, Room
 from solar.torch.buffer.group import RankGroup
 from solar.torch.buffer.located import PassPlan, located, rows_of
-from solar.torch.order.position import EpochPosition, SamplerState
-from solar.torch.order.stream import Array, Pass
+from solar.torch.order.position import EpochPosition, Indices, SamplerState
+from solar.torch.order.stream import Array, Pass, cut_at
 from solar.torch.source import SampleSource
 
 
@@ -39,7 +39,7 @@ class BufferedPass:
         buffer: Buffered,
         room: Room,
         beneath: SampleSource,
-        batches: Iterator[Any],
+        batches: Indices,
         passage: EpochPosition,
         course: SamplerState,
         pace: AheadSpec,
@@ -51,7 +51,8 @@ class BufferedPass:
         self._fields = [PendingField([], leaf.field) for leaf in opened]
         self._by_row = any(leaf.field is not None and leaf.field.by_row for leaf in opened)
         self._row_nbytes = sum(leaf.rows.sample_nbytes for leaf in opened)
-        self._drawn: deque[Any] = deque()
+        self._drawn: Iterator[Any] = iter(())
+        self._whole: Pass | None = None  # drawn as arrays, but not yet known to the run
         self._next: deque[Any] = deque()  # drawn, but not yet known to the run
         self._error: Exception | None = None
         self._exhausted = False
@@ -70,46 +71,53 @@ class BufferedPass:
 
     def __next__(self) -> Any:
         """The index batches of the pass, one after another."""
-        while not self._drawn:
-            if self._exhausted and not self._next:
+        while True:
+            for batch in self._drawn:
+                return batch
+            if self._exhausted and not self._next and self._whole is None:
                 if self._error is not None:
                     raise self._error
                 raise StopIteration
             self.draw()
-        return self._drawn.popleft()
 
     def draw(self) -> None:
         """Draws the next index batches, those of the whole pass where that has a known end, for the run to make.
 
         What was drawn before an interruption is kept, and the next call goes on.
         """
-        most = self._passage.order.drawn_at_once(self._course.batches)
-        if not self._exhausted and len(self._next) < most:
+        if self._whole is None and not self._exhausted:
             try:
-                self._next.extend(islice(self._batches, most - len(self._next)))
+                self._draw_more()
             except Exception as error:  # comes after the batches before it, as in torch
-                self._error = error
-            self._exhausted = self._error is not None or len(self._next) < most
+                self._error, self._exhausted = error, True
         segment = self._located()
         hold = None if segment is None else self._buffer.enter(self._plan(segment), self._hold)
         self._started, self._segment = 0, None if hold is None else segment
         if hold is not None:
             self._hold, self.ahead = hold, hold.staged + self._pace.threads
-        self._drawn, self._next = self._next, deque()
+        self._drawn = iter(self._next) if self._whole is None else cut_at(self._whole)
+        self._whole, self._next = None, deque()
+
+    def _draw_more(self) -> None:
+        if not self._next and (made := self._batches.at_once()) is not None:
+            self._whole, self._exhausted = made if len(made[1]) > 1 else None, True
+            return
+        most = self._passage.order.drawn_at_once(self._course.batches)
+        self._next.extend(islice(self._batches, max(0, most - len(self._next))))
+        self._exhausted = len(self._next) < most
 
     def _located(self) -> PassUses | None:
-        if not self._next:
+        if not self._next and self._whole is None:
             return None
         if self.together is not None:
             return self._divided(self.together)
         try:
-            samples, starts = self._flat()
-            segment = alone(located(self._beneath, (samples, starts)))
+            made = self._flat() if self._whole is None else self._whole
+            segment = alone(located(self._beneath, made))
         except (IndexError, TypeError, ValueError):
             return None
         if self._course.cutter is not None:  # lists of ints take five times the memory
-            cuts = starts.tolist()
-            self._next = deque([samples[begin:end] for begin, end in pairwise(cuts)])
+            self._whole, self._next = made, deque()
         return segment
 
     def _divided(self, together: RankGroup) -> PassUses:
@@ -118,7 +126,7 @@ class BufferedPass:
         assert made is not None, "only samplers that divide one order among all ranks are taken together"
         found = together.divided(self._beneath, made)
         self._facts = found.facts
-        self._next = deque(found.batches)
+        self._whole, self._next = found.batches, deque()
         return found.segment
 
     def _flat(self) -> Pass:

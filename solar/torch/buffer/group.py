@@ -23,7 +23,7 @@ from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.planned_passes import Piece
 from solar.planner.sharing import SENDING, Sharing
 from solar.torch.buffer.located import layouts_of, located, pieces_of
-from solar.torch.order.stream import Array, IndexStream, Pass
+from solar.torch.order.stream import IndexStream, Pass
 from solar.torch.source import SampleSource
 from solar.values import RunPart
 
@@ -38,7 +38,7 @@ class Divided(NamedTuple):
     """A pass as one rank has it."""
 
     segment: PassUses
-    batches: list[Array]  # the samples of its batches, as the dataset calls them
+    batches: Pass  # the samples of its batches, as the dataset calls them
     facts: dict[str, Any]  # what must be the same on all ranks
 
 
@@ -207,9 +207,9 @@ class RankGroup:
     def divided(self, beneath: SampleSource, made: Pass) -> Divided:
         """This rank's part of a pass of all ranks."""
         samples, starts = made
-        uses = located(beneath, (samples, starts.astype(np.int64)))
+        uses = located(beneath, (samples, starts))
         segment, own = self._sharing.divided(uses)
-        return Divided(segment, np.split(samples[own.uses], own.starts[1:-1]), self._facts(uses))
+        return Divided(segment, (samples[own.uses], own.starts), self._facts(uses))
 
     def segments(self, beneath: SampleSource, passes: Iterator[Callable[[], Pass]]) -> Iterator[Callable[[], PassUses]]:
         """This rank's parts of passes to come."""

@@ -18,6 +18,8 @@ from solar.torch.order.stream import Pass
 from solar.torch.source import SampleSource
 from solar.values import Layout
 
+LOCATED = 1 << 18  # samples at a time, so that what looking for them takes does not grow with a pass
+
 
 def layouts_of(beneath: SampleSource) -> list[Layout]:
     """Of each H5Dataset each field, as the pieces of `pieces_of` are."""
@@ -34,8 +36,18 @@ def pieces_of(beneath: SampleSource) -> list[Piece]:
 def located(beneath: SampleSource, made: Pass) -> SampleUses:
     """The samples of a pass, where they lie. Raises what the datasets raise for indices that they do not have."""
     samples, starts = made
-    which, rows = beneath.locate(samples)
-    return SampleUses(None if len(beneath.datasets) == 1 else which, rows.astype(np.int32), starts.astype(np.int64))
+    which = None if len(beneath.datasets) == 1 else np.empty(len(samples), np.int64)
+    rows = samples if samples.dtype == np.int32 else np.empty(len(samples), np.int32)
+    for begin in range(0, len(samples), LOCATED):
+        here = slice(begin, begin + LOCATED)
+        datasets, found = beneath.locate(samples[here])
+        if which is not None:
+            which[here] = datasets
+        if rows is samples and not np.array_equal(found, samples[here]):
+            rows = samples.copy()  # else they are the same, and so is their memory
+        if rows is not samples:
+            rows[here] = found
+    return SampleUses(which, rows, starts.astype(np.int64, copy=False))
 
 
 def rows_of(beneath: SampleSource) -> list[Rows]:

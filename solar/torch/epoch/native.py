@@ -252,7 +252,7 @@ class NativeIter(Draws):
             beneath, pace, course = self._beneath, self._pace, self._course
             room = self._buffered.room(beneath, course, self.passage.order, partial(needs, beneath, pace), replaced)
             if room is not None:
-                self._turn = BufferedPass(self._buffered, room, beneath, self._indices, self.passage, course, pace)
+                self._turn = BufferedPass(self._buffered, room, beneath, self._sampler_iter, self.passage, course, pace)
         turn = self._turn
         if self._closed:  # by another thread, meanwhile: close what was started since, too
             self._release()

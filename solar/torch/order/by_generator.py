@@ -7,12 +7,22 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 
 from solar.errors import PlanError
-from solar.torch.order.draws import check_drawing, copied, digest, draw, drawing, draws_again, shuffle, shuffle_again
-from solar.torch.order.stream import IndexStream, Pass, Trust
+from solar.torch.order.draws import (
+    check_drawing,
+    copied,
+    digest,
+    draw,
+    draw_last,
+    drawing,
+    draws_again,
+    shuffle,
+    shuffle_again,
+    shuffled,
+)
+from solar.torch.order.stream import Array, IndexStream, Pass, Trust
 
 
 class ShuffledByGenerator(IndexStream):
@@ -41,7 +51,7 @@ class ShuffledByGenerator(IndexStream):
         if isinstance(last, ShuffledByGenerator):
             self._trust = last._trust
             if last.exhausted and last._ahead is not None:  # one that ended early drew less
-                guess = copied(last._ahead)
+                guess = last._at_end(last._ahead)
                 self._draw_base(guess, 1)
                 self._trust = last._trust.after(digest(guess) == self._state)
 
@@ -79,13 +89,23 @@ class ShuffledByGenerator(IndexStream):
 
     def _drawn_after(self, samples: int) -> Iterator[Any]:
         """The index batches after the first `samples`. Nothing is drawn before the first batch is asked for."""
-        generator = self.sampler.generator
-        if self.as_arrays:
-            self._ahead = copied(generator)
-            self._behind = self.cut(islice(self._draws_again(), samples, None))
-            next(self._behind, None)
-            generator = self._ahead
+        if self.as_arrays and self.batch_sampler is not None:
+            return self.cut_late(partial(self._drawn_ahead, samples))
+        return self._drawn_one_by_one(samples)
+
+    def _drawn_one_by_one(self, samples: int) -> Iterator[Any]:
+        generator = self._followed(samples) if self.as_arrays else self.sampler.generator
         yield from self.cut(islice(shuffle(self.sampler, generator), samples, None))
+
+    def _drawn_ahead(self, samples: int) -> Array:
+        return shuffled(self.sampler, self._followed(samples))[samples:]
+
+    def _followed(self, samples: int) -> torch.Generator:
+        """A copy of the user's generator, which draws ahead; the user's own follows it."""
+        self._ahead = copied(self.sampler.generator)
+        self._behind = self.cut(islice(self._draws_again(), samples, None))
+        next(self._behind, None)
+        return self._ahead
 
     def _draws_again(self) -> Iterator[int]:
         yield from draws_again(self.sampler, self.sampler.generator)
@@ -105,7 +125,14 @@ class ShuffledByGenerator(IndexStream):
         """The later passes by a copy of the generator. They are right as long as nobody else draws from it."""
         if self._ahead is None or not self._trust.suffices:
             return iter(())
-        return self._shuffled_by(copied(self._ahead))
+        return self._shuffled_by(self._at_end(self._ahead))
+
+    def _at_end(self, ahead: torch.Generator) -> torch.Generator:
+        """The user's generator as it will be at the end of this pass."""
+        generator = copied(ahead)
+        if self.batch_sampler is not None:  # one by one, it was drawn when the last was taken
+            draw_last(self.sampler, generator)
+        return generator
 
     def _shuffled_by(self, generator: torch.Generator) -> Iterator[Callable[[], Pass]]:
         while True:
@@ -116,7 +143,7 @@ class ShuffledByGenerator(IndexStream):
     def _shuffled_from(self, state: torch.Tensor) -> Pass:
         generator = torch.Generator(self.sampler.generator.device)
         generator.set_state(state)
-        return self.batched(np.fromiter(shuffle(self.sampler, generator), np.int64))
+        return self.batched(shuffled(self.sampler, generator))
 
     def _replayed(self, told: dict[str, Any], begun: bool, check: bool = True) -> torch.Generator:
         """The generator's state just before the saved pass shuffled; if it had not begun, before its first draw."""

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from solar.errors import PlanError
-from solar.torch.order.stream import IndexStream
+from solar.torch.order.stream import Array, Cuts, IndexStream, Pass
 from solar.torch.order.streams import BATCHING, order_of
 from solar.torch.states import check_order, check_values
 
@@ -36,11 +36,16 @@ class EpochPosition:
         self.parts: Callable[[bool], dict[str, Any]] = lambda begun: {}
         self._drawn: deque[tuple[int, Any]] = deque()  # samples and order's mark of batches on their way
         self._mark: Any = None
+        self._starts: Array | None = None  # of its batches, drawn in one go: they have no marks
 
     def draw(self, batch: Any) -> None:
         """An index batch was drawn."""
         samples = 1 if self.order.batch_sampler is None else len(batch)
         self._drawn.append((samples, self.order.mark(batch)))
+
+    def draw_all(self, starts: Array) -> None:
+        """All index batches were drawn."""
+        self._starts = starts
 
     def advance(self) -> None:
         """The next batch was handed out."""
@@ -49,6 +54,8 @@ class EpochPosition:
         if self._drawn:
             samples, self._mark = self._drawn.popleft()
             self.samples += samples
+        elif self._starts is not None:
+            self.samples = int(self._starts[min(self.batches, len(self._starts) - 1)])
 
     def state(self) -> dict[str, Any]:
         batches, samples = self.before
@@ -88,12 +95,26 @@ class Indices:
     def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Any:
+    def _begun(self) -> Iterator[Any]:
         if not self.passage.begun:
             self._batches = self._course.begin(self.passage, self._resumed, self._batches)
         assert self._batches is not None
+        return self._batches
+
+    def at_once(self) -> Pass | None:
+        """All index batches of a pass that is known, in one go, unless one was taken; they count as drawn."""
+        batches = self._begun()
+        if not isinstance(batches, Cuts):
+            return None
+        made = batches.at_once()
+        self.passage.draw_all(made[1])
+        self.passage.order.ended()
+        return made
+
+    def __next__(self) -> Any:
+        batches = self._begun()
         try:
-            batch = next(self._batches)
+            batch = next(batches)
         except StopIteration:
             self.passage.order.ended()
             raise

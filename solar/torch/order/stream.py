@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler
 
 from solar.torch.order.draws import copied, draw
 
-Array = np.ndarray[Any, np.dtype[np.int64]]
+Array = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]  # of 32 bits where that is enough
 Pass = tuple[Array, Array]  # samples in the order of use; where each batch begins in it, and where the last one ends
 
 
@@ -39,6 +39,26 @@ class Trust(NamedTuple):
 
 
 UNCOUNTED = 4096  # batches to draw beforehand if their number is unknown
+
+
+class Cuts:
+    """Index batches of samples that are known at once: one after another, or else all in one go."""
+
+    def __init__(self, each: Iterator[Any], at_once: Callable[[], Pass]) -> None:
+        self._each = each
+        self.at_once = at_once  # unless one was taken
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._each)
+
+
+def cut_at(made: Pass) -> Iterator[Array]:
+    """The batches of a pass, each cut when it is asked for: an object each would take more than its samples."""
+    samples, starts = made
+    return (samples[starts[at] : starts[at + 1]] for at in range(len(starts) - 1))
 
 
 class IndexStream:
@@ -138,9 +158,16 @@ class IndexStream:
         if cutter is None:
             return iter(samples)
         if isinstance(samples, np.ndarray):
-            begins = range(0, len(samples) - cutter.drop_last * (cutter.batch_size - 1), cutter.batch_size)
-            return (samples[begin : begin + cutter.batch_size] for begin in begins)
+            return self.cut_late(lambda: samples)
         return iter(BatchSampler(_Given(samples), cutter.batch_size, cutter.drop_last))
+
+    def cut_late(self, make: Callable[[], Array]) -> Cuts:
+        """The batches of samples that are made when the first is asked for: as in torch, nothing is drawn before."""
+
+        def each() -> Iterator[Array]:
+            yield from cut_at(self.batched(make()))
+
+        return Cuts(each(), lambda: self.batched(make()))
 
 
 class KnownStream(IndexStream):
@@ -151,11 +178,7 @@ class KnownStream(IndexStream):
         raise NotImplementedError
 
     def start(self) -> Iterator[Any]:
-        return self._cut_late() if self.as_arrays and self.batch_sampler is not None else super().start()
-
-    def _cut_late(self) -> Iterator[Any]:
-        """The batches. As in torch, nothing is drawn before the first is asked for."""
-        yield from self.cut(self.whole())
+        return self.cut_late(self.whole) if self.as_arrays and self.batch_sampler is not None else super().start()
 
 
 class _Given:

@@ -24,9 +24,9 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from solar.errors import PlanError
 from solar.torch.order.by_generator import ShuffledByGenerator
-from solar.torch.order.draws import check_drawing, copied, draw, drawing, shuffle, skip
-from solar.torch.order.stream import UNCOUNTED, Array, IndexStream, KnownStream, Pass, Trust
-from solar.torch.samplers import PlanBatchSampler, PlanSampler
+from solar.torch.order.draws import check_drawing, copied, draw, drawing, shuffle, shuffled, skip
+from solar.torch.order.stream import UNCOUNTED, Array, Cuts, IndexStream, KnownStream, Pass, Trust
+from solar.torch.samplers import PlanBatchSampler, PlanSampler, in_order, permutation
 
 FEW = 65  # random numbers that others may draw between two passes: a loader draws two, four if it shuffles
 STATIC = (list, tuple, range, SubsetRandomSampler, WeightedRandomSampler, SequentialSampler, RandomSampler)
@@ -63,13 +63,13 @@ class Sequential(KnownStream):
     kind = "sequential"
 
     def whole(self) -> Array:
-        return np.arange(len(self.sampler))
+        return in_order(len(self.sampler))
 
     def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
         return repeat(lambda: self.batched(self.whole()))
 
     def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
-        left = np.arange(samples, len(self.sampler))
+        left = self.whole()[samples:]
         return self.cut(left if self.as_arrays else left.tolist())
 
 
@@ -95,8 +95,7 @@ class Shuffled(KnownStream):
         return not self.sampler.replacement and self.sampler.num_samples == len(self.sampler.data_source)
 
     def _permutation(self, seed: int) -> Array:
-        samples = len(self.sampler.data_source)
-        return torch.randperm(samples, generator=torch.Generator().manual_seed(seed)).numpy()
+        return permutation(len(self.sampler.data_source), torch.Generator().manual_seed(seed))
 
     def begin(self, last: IndexStream | None) -> None:
         self._after = copied(None)
@@ -135,7 +134,7 @@ class Shuffled(KnownStream):
     def _shuffled_by(self, seed: int) -> Pass:
         if self._permutes():
             return self.batched(self._permutation(seed))
-        return self.batched(np.fromiter(shuffle(self.sampler, torch.Generator().manual_seed(seed)), np.int64))
+        return self.batched(shuffled(self.sampler, torch.Generator().manual_seed(seed)))
 
     def tell(self, mark: Any) -> dict[str, Any]:
         return {"kind": self.kind, "seed": self._seed, **drawing(self.sampler)}
@@ -186,10 +185,13 @@ class Distributed(IndexStream):
         return iter(plan) if self.batch_sampler is None else self._cut_plan(plan)
 
     def start(self) -> Iterator[Any]:
-        return self._begun_late() if self.as_arrays and self.batch_sampler is not None else super().start()
+        if not self.as_arrays or self.batch_sampler is None:
+            return super().start()
 
-    def _begun_late(self) -> Iterator[Any]:
-        yield from self._cut_plan(self._plan())
+        def each() -> Iterator[Any]:
+            yield from self._cut_plan(self._plan())
+
+        return Cuts(each(), lambda: self._cutter(self._plan()).at_once())
 
     def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
         return (partial(self._of_epoch, epoch) for epoch in count(self.sampler.epoch + stride, stride))
@@ -199,11 +201,9 @@ class Distributed(IndexStream):
         plan = copy.copy(self._plan())
         plan.set_epoch(epoch)
         plan.resume(0)
-        batches = [*self._cut_plan(plan)] if self.batch_sampler is not None else [np.fromiter(plan, np.int64)]
-        samples = np.concatenate(batches) if batches else np.empty(0, np.int64)
         if self.batch_sampler is None:
-            return self.batched(samples)
-        return samples, np.cumsum([0, *map(len, batches)])
+            return self.batched(np.fromiter(plan, np.int64))
+        return self._cutter(plan).at_once()
 
     def of_all(self, begun_at: int) -> Pass | None:
         return self._of_all(self.sampler.epoch, begun_at) if self.batch_sampler is not None else None
@@ -214,17 +214,19 @@ class Distributed(IndexStream):
     def _of_all(self, epoch: int, begun_at: int) -> Pass:
         plan = copy.copy(self._plan())
         plan.set_epoch(epoch)
-        return PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last).of_all(begun_at)
+        return self._cutter(plan).of_all(begun_at)
+
+    def _cutter(self, plan: PlanSampler) -> PlanBatchSampler:
+        return PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last)
 
     def _cut_plan(self, plan: PlanSampler) -> Iterator[Any]:
-        cutter = PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last)
-        return cutter.arrays() if self.as_arrays else iter(cutter)
+        cutter = self._cutter(plan)
+        return Cuts(cutter.arrays(), cutter.at_once) if self.as_arrays else iter(cutter)
 
     def consumed(self, begun_at: int, batches: int, samples: int) -> int:
         plan = self._plan()
         if plan.tail == "exact" and self.batch_sampler is not None:
-            cutter = PlanBatchSampler(plan, self.batch_sampler.batch_size, self.batch_sampler.drop_last)
-            return int(cutter.bounds(begun_at)[batches])
+            return int(self._cutter(plan).bounds(begun_at)[batches])
         return min(len(plan.dataset), begun_at + samples * plan.num_replicas)  # type: ignore[arg-type]
 
     def _plan(self) -> PlanSampler:
