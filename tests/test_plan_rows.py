@@ -205,10 +205,10 @@ def test_large_samples_are_kept_from_epoch_to_epoch_and_holes_are_read_only_wher
     assert spent < 0.9 * more
 
 
-def test_steps_on_their_way_take_no_more_than_an_eighth_of_the_memory() -> None:
-    epochs, units = shuffles(1000, 10, 3), uniform(1000, 1000)
+def test_steps_on_their_way_take_no_more_than_a_thirty_second_of_the_memory() -> None:
+    epochs, units = shuffles(4000, 10, 3), uniform(4000, 1000)
     found = [
-        planned(epochs, units, memory, 3000, ahead=4).terms.ahead for memory in (20_000, 200_000, 320_000, 500_000)
+        planned(epochs, units, memory, 3000, ahead=4).terms.ahead for memory in (80_000, 800_000, 1_280_000, 2_000_000)
     ]
     assert found == [0, 1, 3, 4]
 
@@ -227,8 +227,8 @@ def test_what_the_first_epoch_of_a_new_course_needs_is_its_own() -> None:
 
 def test_a_digest_names_the_sequences_the_units_the_memory_and_the_storage() -> None:
     def digest(
-        samples: int = 100,
-        memory: int = 40_000,
+        samples: int = 400,
+        memory: int = 160_000,
         gap: float = 3000,
         steps: int = 2,
         ahead: int = 0,
@@ -240,7 +240,7 @@ def test_a_digest_names_the_sequences_the_units_the_memory_and_the_storage() -> 
         settings_: dict[str, Any] = {"ahead": ahead, "facts": facts, "epochs": epochs, "way": way}
         return planned(sequences, uniform(samples, 1000), memory, gap, **settings_).digest
 
-    others = [digest(101), digest(memory=50_000), digest(gap=5000), digest(steps=3), digest(ahead=1)]
+    others = [digest(401), digest(memory=200_000), digest(gap=5000), digest(steps=3), digest(ahead=1)]
     others += [
         digest(facts=("seed", 2)),
         digest(epochs=range(3)),

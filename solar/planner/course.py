@@ -32,7 +32,7 @@ from solar.values import Script, Storage
 
 Sequence = Callable[[int], tuple[NDArray[np.int32], NDArray[np.int64]]]  # an epoch's samples as used; where steps begin
 USES_KEPT = 1 << 26  # uses whose order is kept between passes over the epochs
-SHARE = 8  # the part of memory that steps on their way may take
+STEPS_SHARE = 32  # the part of memory that steps on their way may take
 
 
 class TooLittle(PlanError):
@@ -122,9 +122,9 @@ def plan_rows(
 
     `memory` is for what is kept: batches have memory of their own. Epochs may differ in length, and in steps; `facts`
     are what the sequences follow from. Reads are issued up to `ahead` steps before their use, as far as these steps
-    take no more than an eighth of the memory. Less than the largest step takes is a PlanError. With `holding` memory
-    has the pinned part of the way that is given already, as a Plan of that way leaves it. All samples lie in the
-    `region`, if one is given.
+    take no more than one part of STEPS_SHARE of the memory. Less than the largest step takes is a PlanError. With `holding`
+    memory has the pinned part of the way that is given already, as a Plan of that way leaves it. All samples lie in
+    the `region`, if one is given.
     """
     _check_epochs(epochs)
     if memory < 0 or ahead < 0:
@@ -172,16 +172,16 @@ def _uses_of(of: Sequence, region: Region) -> Uses:
 
 
 def _terms(uses: Uses, region: Region, epochs: range, memory: int, gap: int, ahead: int, way: KeepPolicy) -> Terms:
-    """As many steps ahead as take an eighth of the memory; PlanError where not even one step has room."""
+    """As many steps ahead as take one part of STEPS_SHARE of the memory; PlanError where not even one step has room."""
     if way.direct or way.pinned == region.items:
         return Terms(memory, gap, ahead)
     largest = max(int(np.diff(uses(epoch)[1]).max(initial=0)) for epoch in epochs) * region.heaviest(whole=way.whole)
-    if (ahead + 1) * largest * SHARE > memory:  # it may well be less
+    if (ahead + 1) * largest * STEPS_SHARE > memory:  # it may well be less
         largest = max(_largest_step(uses(epoch), region, way.whole) for epoch in epochs)
     pinned = region.held_nbytes(way.pinned, whole=way.whole)
     if pinned + largest > memory:
         raise TooLittle(memory, largest, pinned)
-    most = min(memory // SHARE, memory - pinned) // max(largest, 1) - 1
+    most = min(memory // STEPS_SHARE, memory - pinned) // max(largest, 1) - 1
     return Terms(memory, gap, max(0, min(ahead, most)), largest)
 
 
