@@ -12,10 +12,7 @@ from solar.io.machine.figures import size
 READER_SCRATCH = 8 << 20  # bytes that each of the engine's threads may use beside the buffer, where there is as much
 HUGE = 2 << 20  # bytes of a huge page, of which large batches take whole ones
 FEWER, AT_WORK = 16, 4  # batches take one part of so many of it, or fewer wait; and those that are made or travel
-DECODE_SHARE, READ_SHARE = (
-    16,
-    128,
-)  # threads take one part of so many: where they decode; and where reading alone passes it
+DECODE_SHARE, READ_SHARE = 16, 128  # threads take one part of so many: where they decode; where they only read
 FETCHED = 2  # steps by which a sample is read beforehand that is read straight into the batch, at another node's home
 
 

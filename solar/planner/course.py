@@ -122,9 +122,9 @@ def plan_rows(
 
     `memory` is for what is kept: batches have memory of their own. Epochs may differ in length, and in steps; `facts`
     are what the sequences follow from. Reads are issued up to `ahead` steps before their use, as far as these steps
-    take no more than one part of STEPS_SHARE of the memory. Less than the largest step takes is a PlanError. With `holding`
-    memory has the pinned part of the way that is given already, as a Plan of that way leaves it. All samples lie in
-    the `region`, if one is given.
+    take no more than one part of STEPS_SHARE of the memory. Less than the largest step takes is a PlanError. With
+    `holding` memory has the pinned part of the way that is given already, as a Plan of that way leaves it. All samples
+    lie in the `region`, if one is given.
     """
     _check_epochs(epochs)
     if memory < 0 or ahead < 0:
