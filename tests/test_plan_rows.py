@@ -293,6 +293,22 @@ def test_sequences_that_do_not_fit_are_refused(rows: list[int], starts: list[int
         planned([sequence], uniform(4, 10), 40, 1)
 
 
+def test_what_was_chosen_can_be_planned_again() -> None:
+    """A sweep has to have room for what a step uses beside the pinned part, not for all that it uses."""
+    epochs, units = shuffles(2200, 32, 2), uniform(2200, 32768)
+    flash = Storage(1e-4, 1.5e9, 50_000)
+
+    def made(way: KeepPolicy | None) -> Plan:
+        return plan_rows(
+            epochs.__getitem__, units, memory=21_626_880, storage=flash, epochs=range(2), ahead=6, facts=(), way=way
+        )
+
+    chosen = made(None)
+    assert chosen.way.pinned > 0
+    assert not chosen.way.direct
+    assert made(chosen.way).way == chosen.way
+
+
 def test_ways_and_memory_that_do_not_fit_are_refused() -> None:
     epochs = shuffles(40, 4, 2)
     with pytest.raises(PlanError, match="whole units, of up to 4"):

@@ -151,3 +151,24 @@ def test_what_is_decoded_keeps_its_sixteenth_and_what_is_read_takes_little(tmp_p
             found[name] = used / budget.nbytes
     assert found["plain"] <= 1 / 100
     assert 1 / 20 <= found["deflate"] <= 1 / 15
+
+
+# --- the first batch ----
+
+
+@pytest.mark.parametrize("share", [0.5, 0.25, 0.1])
+def test_the_first_batch_waits_for_no_more_than_without_a_buffer(share: float) -> None:
+    """What is read first is what the first step uses, joined where that takes no longer than a request of its own."""
+    units, of = uniform(8192, EACH), order.distributed(8192, seed=3)
+    memory = int(share * units.total_nbytes)
+    made = planned(
+        Job([Piece(0, 0, whole(units))], [SLOWED], [SampleBytes(EACH)], EACH, of, World(0, 1), 64, memory, 3, threads=2)
+    )
+    script = made.windows[0].plans[0].script(0)
+    first = script.start[: script.start_ends[0]]
+    assert script.start_due[0] == 0
+    assert all(due > 0 for due in script.start_due[1:])
+    assert sorted(first.tolist()) == sorted(of.of(0)[:64].tolist())
+    requests = 1 + int((np.diff(np.sort(first)) * EACH - EACH >= SLOWED.gap).sum())
+    nbytes = 64 * EACH + sum(hole for hole in (np.diff(np.sort(first)) * EACH - EACH).tolist() if hole < SLOWED.gap)
+    assert SLOWED.seconds(requests, nbytes) <= SLOWED.seconds(64, 64 * EACH)

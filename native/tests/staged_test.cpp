@@ -121,3 +121,25 @@ TEST_CASE("a large load is waited for piece by piece, and counted as one") {
   CHECK(run.stats().requests == 3);
   CHECK(run.stats().bytes == 200'000 + 61 * 100'000);
 }
+
+TEST_CASE("before the first batch nothing is read but what it uses") {
+  const Folder folder;
+  const auto source = made::contiguous(folder, 10, 100);
+  Reader reader(2, 8, 0, Backend::pread);
+  faults::Fault late;
+  late.begin = 512, late.end = 513, late.delay = 1s;
+  faults::inject({late});
+  Run run(reader, MemoryPool::make(1 << 20), 1, 1 << 20);
+  run.part({source, 0, 10, 100, false, false, 0, 0});
+  Made made = one_by_one({0, 5, 7});
+  made.start_due = {0, 1, 2};
+  append(run, made);
+  Run::Batch batch;
+  const bool soon = run.take(100ms, batch);
+  if (!soon) CHECK(reader.stats().requests <= 1);
+  if (!soon) REQUIRE(run.take(60s, batch));
+  for (int i = 0; i < 2; ++i) REQUIRE(run.take(60s, batch));
+  CHECK(run.stats().requests == 3);
+  CHECK(run.stats().bytes == 300);
+  faults::inject({});
+}

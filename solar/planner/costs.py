@@ -26,7 +26,6 @@ EPOCHS = range(6)  # that are counted: the first follows the start, and in the l
 FORMULA_ITEMS = 300_000  # items from which on only what the formulas find best is counted
 SMALL_ITEMS = 4096  # items up to which it is no matter in how small pieces they are read
 FREED_SHARE = 0.02  # of the memory that is freed at a time, at most: half of that is empty on average
-LEAD, LEAD_SHARE = 2, 8  # steps that reading step by step is ahead at least, as far as they take one part of so many
 STEPS = 24  # sizes of the pinned part that the formulas try
 WORTH_ANOTHER_GAP = 0.9  # of the time, above which another gap is not worth that numbers of a storage are never exact
 WIDEST = 3  # times that it is doubled, or halved
@@ -113,8 +112,7 @@ def candidates(region: Region, terms: Terms, storage: Storage, kinds: tuple[bool
     for whole in kinds:
         if region.items <= FORMULA_ITEMS or NEAR * region.units.stored_nbytes >= terms.gap:
             yield KeepPolicy(whole=whole, lasting=True)
-        lead = max(terms.ahead, min(LEAD, room // (LEAD_SHARE * max(1, terms.step))))
-        beside = region.fitting(max(0, room - lead * terms.step), whole=whole)
+        beside = region.fitting(max(0, room - max(terms.ahead, terms.lead) * terms.step), whole=whole)
         if 0 < beside < region.items:
             yield KeepPolicy(pinned=beside, whole=whole, direct=True)
         most = region.fitting(room, whole=whole)

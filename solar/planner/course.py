@@ -33,6 +33,7 @@ from solar.values import Script, Storage
 Sequence = Callable[[int], tuple[NDArray[np.int32], NDArray[np.int64]]]  # an epoch's samples as used; where steps begin
 USES_KEPT = 1 << 26  # uses whose order is kept between passes over the epochs
 STEPS_SHARE = 32  # the part of memory that steps on their way may take
+LEAD, LEAD_SHARE = 2, 8  # such steps of what is read step by step, as far as they take one part of so many
 
 
 class TooLittle(PlanError):
@@ -179,10 +180,18 @@ def _terms(uses: Uses, region: Region, epochs: range, memory: int, gap: int, ahe
     if (ahead + 1) * largest * STEPS_SHARE > memory:  # it may well be less
         largest = max(_largest_step(uses(epoch), region, way.whole) for epoch in epochs)
     pinned = region.held_nbytes(way.pinned, whole=way.whole)
-    if pinned + largest > memory:
+    if pinned + largest > memory and (largest := _swept_step(uses, region, epochs, way)) + pinned > memory:
         raise TooLittle(memory, largest, pinned)
     most = min(memory // STEPS_SHARE, memory - pinned) // max(largest, 1) - 1
-    return Terms(memory, gap, max(0, min(ahead, most)), largest)
+    return Terms(
+        memory, gap, max(0, min(ahead, most)), largest, min(ahead, LEAD, memory // LEAD_SHARE // max(largest, 1))
+    )
+
+
+def _swept_step(uses: Uses, region: Region, epochs: range, way: KeepPolicy) -> int:
+    """The bytes in memory of what a step uses beside the pinned part, at most."""
+    units, swept = region.native(way.pinned, whole=way.whole), [swept_uses(region, way, uses(one)) for one in epochs]
+    return max(Counts(*_native.direct(units, items, starts, 0)).peak for items, starts in swept)
 
 
 def _largest_step(uses: tuple[NDArray[np.int32], NDArray[np.int64]], region: Region, whole: bool) -> int:

@@ -68,6 +68,7 @@ class Terms:
     gap: int  # holes smaller than this are read
     ahead: int = 0  # steps between issuing a read and the first use
     step: int = 0  # bytes of the largest step
+    lead: int = 0  # steps that reading step by step beside a pinned part is ahead at least
 
     def by(self, way: KeepPolicy) -> Terms:
         """These with the gap of the way, if it has one."""

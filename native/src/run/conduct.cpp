@@ -54,7 +54,7 @@ std::shared_ptr<const Planned> Run::Impl::next() {
 // The epoch goes back to whoever appended it: its arrays are not this thread's to destroy.
 void Run::Impl::carry_out(std::shared_ptr<const Planned> epoch) {
   if (!begin(*epoch)) return;
-  start(*epoch);
+  start(*epoch, true);
   std::uint64_t lead = 0;
   for (const PartRun& part : parts) lead = std::max(lead, part.part().direct ? part.part().ahead : 0);
   const std::size_t steps = epoch->sizes.size();
@@ -90,11 +90,13 @@ bool Run::Impl::begin(const Planned& epoch) {
   return all;
 }
 
-// Groups that are needed first are read first.
-void Run::Impl::start(const Planned& epoch) {
+// Groups that are needed first are read first: those of the first step, and when they have come, all others, which would
+// take the storage's time from them. Not of what is read straight into batches, for more than one step is prepared there.
+void Run::Impl::start(const Planned& epoch, bool first) {
   for (std::size_t p = 0; p < parts.size(); ++p) {
     const Epoch& own = epoch.parts[p];
     for (std::size_t g = 0; g < own.start_ends.size(); ++g) {
+      if ((own.start_due[g] == 0 || parts[p].part().direct) != first) continue;
       const auto begin = static_cast<std::size_t>(g == 0 ? 0 : own.start_ends[g - 1]);
       const auto rows = own.start.subspan(begin, static_cast<std::size_t>(own.start_ends[g]) - begin);
       const auto ready = [this] { return all_have(Node::Count::made, now); };
@@ -183,6 +185,7 @@ bool Run::Impl::make(const Planned& epoch, std::size_t step, Making& made) {
     if (!finish(made)) return false;  // or two would write to the same rows
     if (!parts[p].arrive(epoch.parts[p], step, now, settled, done, counts)) return false;
   }
+  if (step == 0) start(epoch, false);
   if (node != nullptr) node->tell(Node::Count::loaded, now + 1);
   if (!all_have(Node::Count::loaded, now + 1)) return false;
   done.stall_ns += now_ns() - begin;

@@ -83,7 +83,7 @@ struct Run::Impl {
   void carry_out(std::shared_ptr<const Planned> planned);
   std::shared_ptr<const Planned> next();
   bool begin(const Planned& planned);
-  void start(const Planned& planned);
+  void start(const Planned& planned, bool first);
   void issue(const Planned& planned, std::size_t step);
   bool all_have(Node::Count count, std::uint64_t value);
   bool wait_for_ranks(Node::Count count, std::uint64_t value, const std::function<bool()>& there);
