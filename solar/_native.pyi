@@ -231,7 +231,7 @@ class Node:
 class Run:
     """Carries out plans with buffers of hard size, and puts batches together ahead of whoever takes them."""
 
-    def __init__(self, reader: Reader, staged: int, scratch: int, node: Node | None = None) -> None: ...
+    def __init__(self, reader: Reader, staged: int, scratch: int, node: Node | None = None, lends: int = 0) -> None: ...
     def part(
         self, source: Source, field: int, pages: int, page: int, stored: bool, direct: bool, ahead: int, gap: int
     ) -> int:

@@ -131,9 +131,9 @@ def noted_runs(monkeypatch: pytest.MonkeyPatch) -> list[buffered.Running]:
     begun: list[buffered.Running] = []
     begin = buffered.Running.__init__
 
-    def noted(self: buffered.Running, *facts: Any) -> None:
+    def noted(self: buffered.Running, *facts: Any, **more: Any) -> None:
         begun.append(self)
-        begin(self, *facts)
+        begin(self, *facts, **more)
 
     monkeypatch.setattr(buffered.Running, "__init__", noted)
     return begun

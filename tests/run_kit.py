@@ -111,8 +111,9 @@ class Part:
 class Run:
     """solar._native.Run. It works only while somebody takes a batch, and asserts all that must hold."""
 
-    def __init__(self, reader: Any, staged: int, scratch: int) -> None:
+    def __init__(self, reader: Any, staged: int, scratch: int, node: None = None, lends: int = 0) -> None:
         assert staged >= 1
+        assert node is None and lends in (0, 1)
         assert scratch >= 0
         self._reader = reader
         self._parts: list[Part] = []

@@ -261,13 +261,14 @@ def test_what_libhdf5_reads_has_no_buffer_and_that_is_said(zoo: str, capsys: pyt
 
 def test_the_batches_of_all_ranks_come_off_the_memory_first(capsys: pytest.CaptureFixture[str]) -> None:
     one, four = (asked(*SMALL, "--ranks", ranks, capsys=capsys)["buffer"] for ranks in ("1", "4"))
-    ahead = asked(*SMALL, "--ahead", "1", capsys=capsys)["buffer"]
-    assert four["ready"] == 1  # they would take more than a quarter
-    assert four["batches"] > 2 * one["batches"]
-    assert ahead["batches"] < one["batches"]
-    assert (one["ready"], ahead["ready"]) == (4, 1)
-    for divided in (one, four, ahead):
-        assert divided["samples"] + divided["batches"] + divided["scratch"] == 500 << 10
+    assert one["ready"] == four["ready"] == 1  # more would take more than a sixteenth
+    assert four["batches"] == 4 * one["batches"]
+    large = ("--memory", "1200k")
+    many, ahead = (asked(*SMALL, *large, *how, capsys=capsys)["buffer"] for how in ((), ("--ahead", "1")))
+    assert (many["ready"], ahead["ready"]) == (4, 1)
+    assert 2 * many["batches"] == 5 * ahead["batches"]  # beside the one that the loop has
+    for divided, nbytes in ((one, 500 << 10), (four, 500 << 10), (many, 1200 << 10), (ahead, 1200 << 10)):
+        assert divided["samples"] + divided["batches"] + divided["scratch"] == nbytes
 
 
 def test_uses_are_reads_and_hits_for_every_policy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -228,8 +228,8 @@ def test_what_the_first_epoch_of_a_new_course_needs_is_its_own() -> None:
 
 def test_a_digest_names_the_sequences_the_units_the_memory_and_the_storage() -> None:
     def digest(
-        samples: int = 100,
-        memory: int = 40_000,
+        samples: int = 400,
+        memory: int = 160_000,
         gap: float = 3000,
         steps: int = 2,
         ahead: int = 0,
@@ -241,7 +241,7 @@ def test_a_digest_names_the_sequences_the_units_the_memory_and_the_storage() -> 
         settings_: dict[str, Any] = {"ahead": ahead, "facts": facts, "epochs": epochs, "way": way}
         return planned(sequences, uniform(samples, 1000), memory, gap, **settings_).digest
 
-    others = [digest(101), digest(memory=50_000), digest(gap=5000), digest(steps=3), digest(ahead=1)]
+    others = [digest(401), digest(memory=200_000), digest(gap=5000), digest(steps=3), digest(ahead=1)]
     others += [
         digest(facts=("seed", 2)),
         digest(epochs=range(3)),
@@ -292,6 +292,22 @@ def test_sequences_that_do_not_fit_are_refused(rows: list[int], starts: list[int
     sequence = np.array(rows, np.int32), np.array(starts, np.int64)
     with pytest.raises(PlanError, match=said):
         planned([sequence], uniform(4, 10), 40, 1)
+
+
+def test_what_was_chosen_can_be_planned_again() -> None:
+    """A sweep has to have room for what a step uses beside the pinned part, not for all that it uses."""
+    epochs, units, memory = shuffles(2200, 300, 2), uniform(2200, 32768), 2200 * 32768 * 9 // 10
+
+    def made(way: KeepPolicy | None) -> Plan:
+        storage = Storage(1e-3, 1e9, 500)
+        return plan_rows(
+            epochs.__getitem__, units, memory=memory, storage=storage, epochs=range(2), ahead=6, facts=(), way=way
+        )
+
+    chosen = made(None)
+    assert (chosen.way.pinned + 300) * 32768 > memory
+    assert not chosen.way.direct
+    assert made(chosen.way).way == chosen.way
 
 
 def test_ways_and_memory_that_do_not_fit_are_refused() -> None:

@@ -58,6 +58,7 @@ class Running:
         staged: int,
         scratch: int,
         node: _native.Node | None = None,  # its processes run the same plan in its memory: see shared_nbytes
+        lends: int = 0,  # batches that whoever takes them has while another is begun; 0: any number
     ) -> None:
         self.parts = tuple(parts)
         self.nbytes = sum(part.pages * part.page for part in parts) + threads() * scratch
@@ -71,8 +72,7 @@ class Running:
         self._unwanted: set[int] = set()
         self._taken = 0
         self._node = node
-        shared = () if node is None else (node,)
-        self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch, *shared)
+        self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch, node, lends)
         for one, part in zip(rows, parts, strict=True):
             assert one.source is not None, "the loader asks only for what is read directly"
             self._run.part(one.source, *vars(part).values())

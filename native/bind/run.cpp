@@ -62,10 +62,10 @@ struct BoundNode {
 // Its arrays are let go under the GIL: by what is called from Python, never by the Run's thread.
 class BoundRun {
  public:
-  BoundRun(nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node)
+  BoundRun(nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node, std::size_t lends)
       : reader_(std::move(reader)),
         run_(std::make_unique<solar::Run>(solar::bind::native_reader(reader_), solar::bind::batch_pool(), staged, scratch,
-                                          node == nullptr ? nullptr : node->native)) {}
+                                          node == nullptr ? nullptr : node->native, lends)) {}
   ~BoundRun() {
     bool closed = false;
     {
@@ -172,10 +172,9 @@ void bind_run(nb::module_& module) {
       .def("leave", &BoundNode::leave);
   nb::class_<BoundRun>(module, "Run")
       .def("__init__",
-           [](BoundRun* self, nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node) {
-             new (self) BoundRun(std::move(reader), staged, scratch, node);
-           },
-           "reader"_a, "staged"_a, "scratch"_a, "node"_a = nb::none())
+           [](BoundRun* self, nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node,
+              std::size_t lends) { new (self) BoundRun(std::move(reader), staged, scratch, node, lends); },
+           "reader"_a, "staged"_a, "scratch"_a, "node"_a = nb::none(), "lends"_a = 0)
       .def("part", &BoundRun::part, "source"_a, "field"_a, "pages"_a, "page"_a, "stored"_a, "direct"_a, "ahead"_a,
            "gap"_a)
       .def("append", &BoundRun::append, "sizes"_a, "parts"_a)

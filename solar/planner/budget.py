@@ -11,7 +11,8 @@ from solar.io.machine.figures import size
 
 READER_SCRATCH = 8 << 20  # bytes that each of the engine's threads may use beside the buffer, where there is as much
 HUGE = 2 << 20  # bytes of a huge page, of which large batches take whole ones
-FEWER = 4  # batches take one part of so many of the buffer, or fewer of them wait
+FEWER, AT_WORK = 16, 4  # batches take one part of so many of it, or fewer wait; and those that are made or travel
+DECODE_SHARE, READ_SHARE = 16, 128  # threads take one part of so many: where they decode; where they only read
 FETCHED = 2  # steps by which a sample is read beforehand that is read straight into the batch, at another node's home
 
 
@@ -36,6 +37,7 @@ class Budget:
     scratch: int  # bytes for each of the engine's threads
     parts: int  # bytes for what is kept
     batch: int  # samples, at most
+    lends: int = 0  # batches that the loop has while another is begun; 0: any number, they are counted elsewhere
 
     def in_words(self) -> str:
         """How large it is, and how much of it waits to be taken."""
@@ -50,6 +52,8 @@ class Needs(NamedTuple):
     scratch: int  # for each of its engine's threads
     threads: int
     ahead: int  # batches that should wait
+    decodes: bool = True  # in its scratch, instead of reading alone
+    lends: int = 0  # batches that the loop has, beside those that wait and the one that is made; 0: any number
 
     @property
     def least(self) -> int:
@@ -83,19 +87,23 @@ def needs(
 ) -> Needs:
     """What batches of so many samples take while they are made and used.
 
-    The run makes one while others wait. In the loop, or in each thread, one is made of what was read. The user has one,
-    and the last is there until the loop's variable is bound to the next. Threads have made as many as wait. What comes
-    from other nodes is received beside each batch that waits, up to `inbox` samples of it, or read for batches to come.
+    Those that wait are the run's, and the one that it makes is one of them. The user has one. Where nothing is made
+    of a batch, the next is the one that waited: none is begun before the loop's variable is bound to it and gives the
+    last one back (Run, `lends`). Else one is made of what was read, in the loop or in each thread, while the user has
+    another. Threads have made as many as wait. What comes from other nodes is received beside each batch that waits,
+    up to `inbox` samples of it, or read for batches to come, and the run makes one more.
     """
     read = [pooled_nbytes(batch * field.read) for field in fields]
     made = [pooled_nbytes(batch * field.made) if field.made else 0 for field in fields]
     given = sum(after or before for before, after in zip(read, made, strict=True))
     busy, waiting = max(1, pace.threads), given if pace.threads else 0
-    beside = sum(read) + busy * (sum(read) + sum(made)) + given + waiting
+    lends = int(not pace.threads and not exchange and not any(made))
+    beside = given if lends else busy * (sum(read) + sum(made)) + given + waiting
     if exchange:
-        beside += sum(read) * (FETCHED if exchange == "read" else 1)
+        beside += sum(read) * (1 + (FETCHED if exchange == "read" else 1))
         waiting += sum(pooled_nbytes(inbox * field.read) for field in fields)
-    return Needs(sum(read) + waiting, beside, scratch, threads, max(1, pace.ahead - pace.threads))
+    decodes = scratch > max(field.read for field in fields)  # what is only read takes a sample, or less
+    return Needs(sum(read) + waiting, beside, scratch, threads, max(1, pace.ahead - pace.threads), decodes, lends)
 
 
 def divided(nbytes: int, batch: int, needs: Sequence[Needs]) -> Budget:
@@ -109,11 +117,13 @@ def divided(nbytes: int, batch: int, needs: Sequence[Needs]) -> Budget:
         raise TooSmall(nbytes, least, len(needs))
     threads = sum(one.threads for one in needs)
     waiting, beside = sum(one.waiting for one in needs), sum(one.beside for one in needs)
-    room = min(nbytes // FEWER, nbytes - threads * scratch) - beside
+    lends = min(one.lends for one in needs)
+    room = min(nbytes // (FEWER if lends else AT_WORK), nbytes - threads * scratch) - beside
     staged = max(1, min(*(one.ahead for one in needs), room // max(waiting, 1)))
     left = nbytes - beside - staged * waiting
-    each = max(scratch, min(READER_SCRATCH, left // (16 * threads)))
-    return Budget(nbytes, staged, each, left - threads * each, batch)
+    part = DECODE_SHARE if any(one.decodes for one in needs) else READ_SHARE
+    each = max(scratch, min(READER_SCRATCH, left // (part * threads)))
+    return Budget(nbytes, staged, each, left - threads * each, batch, lends)
 
 
 def pooled_nbytes(nbytes: int) -> int:

@@ -125,9 +125,9 @@ def plan_rows(
 
     `memory` is for what is kept: batches have memory of their own. Epochs may differ in length, and in steps; `facts`
     are what the sequences follow from. Reads are issued up to `ahead` steps before their use, as far as these steps
-    take no more than an eighth of the memory. Less than the largest step takes is a PlanError. With `holding` memory
-    has the pinned part of the way that is given already, as a Plan of that way leaves it. All samples lie in the
-    `region`, if one is given.
+    take no more than an eighth of the memory. Less than the largest step takes is a PlanError. With
+    `holding` memory has the pinned part of the way that is given already, as a Plan of that way leaves it. All samples
+    lie in the `region`, if one is given.
     """
     _check_epochs(epochs)
     if memory < 0 or ahead < 0:
@@ -207,10 +207,16 @@ def _terms(
     if (ahead + 1) * largest * SHARE > memory:  # it may well be less
         largest = max(_largest_step(uses(epoch), region, way.whole) for epoch in epochs)
     pinned = region.held_nbytes(way.pinned, whole=way.whole)
-    if pinned + largest > memory:
+    if pinned + largest > memory and (largest := _swept_step(uses, region, epochs, way)) + pinned > memory:
         raise TooLittle(memory, largest, pinned)
     most = min(memory // SHARE, memory - pinned) // max(largest, 1) - 1
     return Terms(memory, gap, max(0, min(ahead, most)), largest)
+
+
+def _swept_step(uses: OrdersKept, region: Region, epochs: range, way: KeepPolicy) -> int:
+    """The bytes in memory of what a step uses beside the pinned part, at most."""
+    units, swept = region.native(way.pinned, whole=way.whole), [swept_uses(region, way, uses(one)) for one in epochs]
+    return max(Counts(*_native.direct(units, items, starts, 0)).peak for items, starts in swept)
 
 
 def _largest_step(uses: tuple[NDArray[np.int32], NDArray[np.int64]], region: Region, whole: bool) -> int:

@@ -180,7 +180,7 @@ def _part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
     if plan.way.pinned == piece.region.items:
         ahead = 0  # nothing is read any more
     elif plan.way.direct:
-        ahead = max(0, min(STEPS_AHEAD, (memory - held) // max(1, batch) - 1))
+        ahead = max(0, min(STEPS_AHEAD, (memory - held) // max(1, batch)))
     kept = plan.kept == "stored"
     return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap)
 

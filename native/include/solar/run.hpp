@@ -2,7 +2,7 @@
 //
 // A thread of its own goes from step to step, in the order that the planner counts with:
 //   1. what the plan reads before this step gets its pages in the buffer, and is asked for;
-//   2. it waits until fewer than `staged` batches wait to be taken, and for all reads that this step may use;
+//   2. it waits until fewer than `staged` batches wait to be taken, and for the reads whose rows this step uses;
 //   3. the Reader's threads put the batch together; rows that are in no buffer are read straight into it;
 //   4. what is used for the last time gives its pages back, and the batch is there to be taken.
 // A failed read is no failed plan: its rows count as not held, and are read again with the batches that use them. So an
@@ -71,9 +71,11 @@ class Run {
     ReaderStats counts;  // of what was read and decoded since the batch before
   };
 
-  // `scratch`: bytes that a thread of the Reader may use beside the buffers, where one request needs no more.
+  // `scratch`: bytes that a thread of the Reader may use beside the buffers, where one request needs no more. `lends`: no
+  // batch is begun while more than so many that were taken have not come back, and more than whoever asked last kept (a
+  // loop gives one back as soon as it has the next), so that there are `staged` and `lends` in all; 0: that is no matter.
   Run(Reader& reader, std::shared_ptr<MemoryPool> pool, std::size_t staged, std::uint64_t scratch,
-      std::shared_ptr<Node> node = nullptr);
+      std::shared_ptr<Node> node = nullptr, std::size_t lends = 0);
   ~Run();  // close(), unless that was given up before: then it leaves its thread and memory as they are
 
   std::size_t part(const Part& part);

@@ -54,7 +54,7 @@ std::shared_ptr<const Planned> Run::Impl::next() {
 // The epoch goes back to whoever appended it: its arrays are not this thread's to destroy.
 void Run::Impl::carry_out(std::shared_ptr<const Planned> epoch) {
   if (!begin(*epoch)) return;
-  start(*epoch);
+  start(*epoch, true);
   std::uint64_t lead = 0;
   for (const PartRun& part : parts) lead = std::max(lead, part.part().direct ? part.part().ahead : 0);
   const std::size_t steps = epoch->sizes.size();
@@ -90,11 +90,13 @@ bool Run::Impl::begin(const Planned& epoch) {
   return all;
 }
 
-// Groups that are needed first are read first.
-void Run::Impl::start(const Planned& epoch) {
+// Groups that are needed first are read first: those of the first step, and when they have come, all others, which would
+// take the storage's time from them. Not of what is read straight into batches, for more than one step is prepared there.
+void Run::Impl::start(const Planned& epoch, bool first) {
   for (std::size_t p = 0; p < parts.size(); ++p) {
     const Epoch& own = epoch.parts[p];
     for (std::size_t g = 0; g < own.start_ends.size(); ++g) {
+      if ((own.start_due[g] == 0 || parts[p].part().direct) != first) continue;
       const auto begin = static_cast<std::size_t>(g == 0 ? 0 : own.start_ends[g - 1]);
       const auto rows = own.start.subspan(begin, static_cast<std::size_t>(own.start_ends[g]) - begin);
       const auto ready = [this] { return all_have(Node::Count::made, now); };
@@ -147,7 +149,7 @@ bool Run::Impl::wait_for_room() {
   for (const PartRun& part : parts) {
     if (const auto ticket = part.due_first(); ticket != 0) waited_for.push_back(ticket);
   }
-  changed.wait(lock, [this] { return closing || ready.size() < staged; });
+  changed.wait(lock, [this] { return closing || (ready.size() < staged && !all_lent()); });
   return !closing;
 }
 
@@ -156,10 +158,12 @@ void Run::Impl::prepare(const Planned& epoch, std::size_t step, Making& made) {
   made.tickets.reserve(3 * parts.size());  // all that it will have: a ticket that is not noted would be read to too late
   made.fetched.resize(parts.size());
   made.batch.fields.resize(fields);
+  made.loan = std::make_shared<Loan>(doors);  // now: nothing may go wrong when it is taken
   const auto rows = static_cast<std::uint64_t>(epoch.sizes[step]);
   for (const PartRun& part : parts) {
     auto& field = made.batch.fields[part.part().field];
-    if (field == nullptr) field = pool->take(std::max<std::uint64_t>(1, rows * part.row_nbytes()));
+    if (field != nullptr) continue;
+    field = std::make_unique<Lent>(pool->take(std::max<std::uint64_t>(1, rows * part.row_nbytes())), made.loan);
   }
   for (std::size_t p = 0; p < parts.size(); ++p) {
     if (!parts[p].part().direct) continue;
@@ -173,14 +177,15 @@ void Run::Impl::prepare(const Planned& epoch, std::size_t step, Making& made) {
 bool Run::Impl::make(const Planned& epoch, std::size_t step, Making& made) {
   const std::uint64_t begin = now_ns(), hits = done.hits;
   const auto settled = [this](Reader::Ticket ticket, ReaderStats& of) { return settle(ticket, of); };
-  for (PartRun& part : parts) {
-    if (!part.arrive(now, settled, done, counts)) return false;
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    if (!parts[p].arrive(epoch.parts[p], step, now, settled, done, counts)) return false;
   }
   for (std::size_t p = 0; p < parts.size(); ++p) {
     if (!parts[p].mend(epoch.parts[p], step, now, done)) continue;
     if (!finish(made)) return false;  // or two would write to the same rows
-    if (!parts[p].arrive(now, settled, done, counts)) return false;
+    if (!parts[p].arrive(epoch.parts[p], step, now, settled, done, counts)) return false;
   }
+  if (step == 0) start(epoch, false);
   if (node != nullptr) node->tell(Node::Count::loaded, now + 1);
   if (!all_have(Node::Count::loaded, now + 1)) return false;
   done.stall_ns += now_ns() - begin;

@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -15,17 +16,63 @@ namespace solar {
 using run::PartRun;
 using run::Planned;
 
+// What the Run shares with whoever takes batches; it outlives the Run, for batches come back at any time.
+struct Doors {
+  const pid_t process = ::getpid();
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::size_t lent = 0;  // batches that were taken, and of which some memory has not come back
+};
+
+// A batch, from when it was taken until all of its memory has come back.
+class Loan {
+ public:
+  explicit Loan(std::shared_ptr<Doors> doors) : doors_(std::move(doors)) {}
+  ~Loan() {
+    if (!begun_ || ::getpid() != doors_->process) return;  // in a forked process the mutex may be locked for ever
+    const std::lock_guard lock(doors_->mutex);
+    --doors_->lent;
+    doors_->changed.notify_all();
+  }
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+
+  // REQUIRES: the mutex.
+  void begin() noexcept {
+    begun_ = true;
+    ++doors_->lent;
+  }
+
+ private:
+  std::shared_ptr<Doors> doors_;
+  bool begun_ = false;
+};
+
+// The memory of a field of a batch, which ends the loan with the last of them.
+class Lent final : public MemoryPool::Block {
+ public:
+  Lent(std::unique_ptr<MemoryPool::Block> block, std::shared_ptr<Loan> loan)
+      : loan_(std::move(loan)), block_(std::move(block)) {}
+  MutableBytes bytes() override { return block_->bytes(); }
+
+ private:
+  std::shared_ptr<Loan> loan_;  // goes last
+  std::unique_ptr<MemoryPool::Block> block_;
+};
+
 inline constexpr std::chrono::nanoseconds longest_wait = std::chrono::hours(24 * 365);
 
 struct Run::Impl {
-  Impl(Reader& on, std::shared_ptr<MemoryPool> from, std::size_t most, std::uint64_t beside, std::shared_ptr<Node> among)
-      : reader(on), pool(std::move(from)), staged(most), scratch(beside), node(std::move(among)) {
+  Impl(Reader& on, std::shared_ptr<MemoryPool> from, std::size_t most, std::uint64_t beside, std::shared_ptr<Node> among,
+       std::size_t with_taker)
+      : reader(on), pool(std::move(from)), staged(most), scratch(beside), node(std::move(among)), lends(with_taker) {
     waited_for.reserve(1);  // a wait that has no memory for its ticket would be taken for the ticket's own error
   }
 
   // A batch on its way: its memory, and what is read straight into it.
   struct Making {
     Batch batch;
+    std::shared_ptr<Loan> loan;
     std::vector<Reader::Ticket> tickets;
     std::vector<std::vector<std::int64_t>> fetched;  // uses of each part that are read straight into it
     std::exception_ptr error;
@@ -36,12 +83,14 @@ struct Run::Impl {
   void carry_out(std::shared_ptr<const Planned> planned);
   std::shared_ptr<const Planned> next();
   bool begin(const Planned& planned);
-  void start(const Planned& planned);
+  void start(const Planned& planned, bool first);
   void issue(const Planned& planned, std::size_t step);
   bool all_have(Node::Count count, std::uint64_t value);
   bool wait_for_ranks(Node::Count count, std::uint64_t value, const std::function<bool()>& there);
   void count_held();
   bool wait_for_room();
+  // Whoever takes batches has as many as it may have while another is begun.
+  bool all_lent() const { return lends > 0 && doors->lent > std::max(lends, kept); }
   void prepare(const Planned& planned, std::size_t step, Making& making);
   bool finish(Making& making);
   bool make(const Planned& planned, std::size_t step, Making& making);
@@ -57,6 +106,7 @@ struct Run::Impl {
   std::size_t staged;
   std::uint64_t scratch;
   std::shared_ptr<Node> node;  // null: this process alone
+  std::size_t lends;           // 0: any number
   std::size_t taken = 0;       // of its memory, by parts
   std::deque<PartRun> parts;
   std::size_t fields = 0;
@@ -67,8 +117,10 @@ struct Run::Impl {
   ReaderStats counts;          // since the batch before
   RunStats done;               // the thread's own
 
-  mutable std::mutex mutex;  // of what follows
-  std::condition_variable changed;
+  const std::shared_ptr<Doors> doors = std::make_shared<Doors>();
+  std::mutex& mutex = doors->mutex;  // of what follows
+  std::condition_variable& changed = doors->changed;
+  std::size_t kept = 0;  // that whoever asked for the next one had
   std::deque<std::shared_ptr<const Planned>> planned;
   std::deque<Making> ready;
   std::vector<std::shared_ptr<const void>> over;

@@ -9,6 +9,8 @@ namespace solar::run {
 
 namespace {
 
+constexpr std::uint64_t piece_nbytes = 2 << 20;  // of a load that is waited for by itself: with its holes about one long call
+
 std::size_t keys_of(const Run::Part& part, const read::Lines& lines) {
   return part.stored ? lines.count() : static_cast<std::size_t>(part.source->part_first.back());
 }
@@ -67,7 +69,7 @@ Reader::Ticket PartRun::submit(Task task, MutableBytes out, Place* after) {
 }
 
 void PartRun::load(Rows rows, std::uint64_t due, bool start, RunStats& stats, const std::function<bool()>& ready) {
-  rows_.clear();
+  chosen_.clear();
   if (start) after_ = {};
   for (const std::int32_t row : rows) {
     const std::size_t k = key(row);
@@ -75,9 +77,23 @@ void PartRun::load(Rows rows, std::uint64_t due, bool start, RunStats& stats, co
     buffer_.take(k, part_.stored ? lines_.pages(lines_.of(row), part_.page_nbytes) : 1);
     fresh_[k] = coming_[k] = true;
     if (!lost_.empty()) lost_.erase(k);
-    rows_.push_back(row);
+    chosen_.push_back(row);
   }
-  if (rows_.empty()) return;
+  const std::size_t most = node_ != nullptr || start ? chosen_.size() : rows_of_a_piece();
+  for (std::size_t begin = 0; begin < chosen_.size(); begin += most) {
+    const auto first = chosen_.begin() + static_cast<std::ptrdiff_t>(begin);
+    rows_.assign(first, first + static_cast<std::ptrdiff_t>(std::min(most, chosen_.size() - begin)));
+    load_piece(due, start, stats, ready);
+  }
+}
+
+// So many rows are about as long as a piece, as they are stored on average.
+std::size_t PartRun::rows_of_a_piece() const noexcept {
+  const std::uint64_t each = part_.stored ? part_.page_nbytes : row_nbytes();
+  return static_cast<std::size_t>(std::max<std::uint64_t>(1, piece_nbytes / std::max<std::uint64_t>(1, each)));
+}
+
+void PartRun::load_piece(std::uint64_t due, bool start, RunStats& stats, const std::function<bool()>& ready) {
   loading_.push_back({0, due, rows_});  // first: nothing may come between a ticket and its being noted
   if (node_ != nullptr) share();
   if (rows_.empty() || !ready()) return;
@@ -91,31 +107,62 @@ void PartRun::load(Rows rows, std::uint64_t due, bool start, RunStats& stats, co
   }
 }
 
-bool PartRun::arrive(std::uint64_t now, const Settle& settle, RunStats& stats, ReaderStats& counts) {
+bool PartRun::arrive(const Run::Epoch& epoch, std::size_t step, std::uint64_t now, const Settle& settle, RunStats& stats,
+                     ReaderStats& counts) {
+  const bool all = node_ != nullptr || step + 2 == epoch.starts.size();
+  const bool some = !all && awaits(epoch, step);
   for (auto loading = loading_.begin(); loading != loading_.end();) {
     if (loading->due > now) {
       ++loading;
       continue;
     }
     ReaderStats own;
+    bool lost = false;
     try {
-      if (loading->ticket != 0 && !settle(loading->ticket, own)) return false;
+      const bool here = loading->ticket == 0 || reader_.wait(loading->ticket, std::chrono::nanoseconds(0), &own);
+      if (!here && !all && !(some && has_awaited(*loading))) {
+        ++loading;
+        continue;
+      }
+      if (!here && !settle(loading->ticket, own)) return false;
       stats.requests += own.stretches;
       stats.bytes += own.bytes_read;
     } catch (const std::exception&) {
       if (node_ != nullptr) throw;  // others would use these pages
-      // It comes again, with the batch that the bad row is in.
-      for (const std::int64_t row : loading->rows) {
-        const std::size_t k = key(static_cast<std::int32_t>(row));
-        if (buffer_.holds(k)) buffer_.drop(k);
-        lost_.insert(k);
-      }
+      lost = true;
     }
-    for (const std::int64_t row : loading->rows) coming_[key(static_cast<std::int32_t>(row))] = false;
+    settled(*loading, lost);
     for (const NamedCount& one : named_counts) counts.*one.count += own.*one.count;
     loading = loading_.erase(loading);
   }
   return true;
+}
+
+// What was lost comes again, with the batch that the bad row is in.
+void PartRun::settled(const Loading& loading, bool lost) {
+  for (const std::int64_t row : loading.rows) {
+    const std::size_t k = key(static_cast<std::int32_t>(row));
+    coming_[k] = false;
+    if (!lost) continue;
+    if (buffer_.holds(k)) buffer_.drop(k);
+    lost_.insert(k);
+  }
+}
+
+// Notes what the step uses and is on its way. False when that is nothing.
+bool PartRun::awaits(const Run::Epoch& epoch, std::size_t step) {
+  awaited_.clear();
+  for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
+    if (const std::size_t k = key(epoch.rows[static_cast<std::size_t>(use)]); coming_[k]) awaited_.push_back(k);
+  }
+  std::sort(awaited_.begin(), awaited_.end());
+  return !awaited_.empty();
+}
+
+bool PartRun::has_awaited(const Loading& loading) const {
+  return std::any_of(loading.rows.begin(), loading.rows.end(), [this](std::int64_t row) {
+    return std::binary_search(awaited_.begin(), awaited_.end(), key(static_cast<std::int32_t>(row)));
+  });
 }
 
 Reader::Ticket PartRun::due_first() const noexcept {

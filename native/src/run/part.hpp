@@ -39,8 +39,10 @@ class PartRun {
   // Starts reading these rows into the buffer, for use at step `due` or later. Of a start, those held are passed over.
   // `ready` is called before anything is written to the buffer.
   void load(Rows rows, std::uint64_t due, bool start, RunStats& stats, const std::function<bool()>& ready);
-  // Waits for all loads that are due. False when the Run closes.
-  bool arrive(std::uint64_t now, const Settle& settle, RunStats& stats, ReaderStats& counts);
+  // Waits for the loads that are due and have rows of this step, or for all that are due: in the last step of an epoch, and
+  // with a Node, whose other ranks use them. Else reading goes on while the batch is put together. False when the Run closes.
+  bool arrive(const Run::Epoch& epoch, std::size_t step, std::uint64_t now, const Settle& settle, RunStats& stats,
+              ReaderStats& counts);
   // Loads again what a failed load has lost and this step uses, where the plan has it stay. False when there is nothing.
   bool mend(const Run::Epoch& epoch, std::size_t step, std::uint64_t now, RunStats& stats);
   // Starts reading the rows of a step that are not held straight into `out`; 0: there are none.
@@ -74,6 +76,11 @@ class PartRun {
   }
   bool read_as_one(std::int64_t row, std::int64_t other) const;
   void share();
+  std::size_t rows_of_a_piece() const noexcept;
+  void load_piece(std::uint64_t due, bool start, RunStats& stats, const std::function<bool()>& ready);
+  void settled(const Loading& loading, bool lost);
+  bool awaits(const Run::Epoch& epoch, std::size_t step);
+  bool has_awaited(const Loading& loading) const;
   Reader::Ticket submit(Task task, MutableBytes out, Place* after = nullptr);
   bool chosen(const Run::Epoch& epoch, std::size_t step, bool held);
   void check_due(std::int32_t row, const char* what) const;
@@ -93,6 +100,8 @@ class PartRun {
   std::vector<bool> fresh_;  // of each key: loaded, and not used since
   std::vector<bool> coming_;  // of each key: held for a load that is not due yet
   std::vector<std::int64_t> rows_, positions_;  // of the ticket at hand
+  std::vector<std::int64_t> chosen_;             // of a load, before it is cut into pieces
+  std::vector<std::size_t> awaited_;             // keys that the step uses and that are on their way, in order
 };
 
 }  // namespace solar::run

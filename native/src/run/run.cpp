@@ -22,8 +22,9 @@ void Run::Impl::check_process() const {
 }
 
 Run::Run(Reader& reader, std::shared_ptr<MemoryPool> pool, std::size_t staged, std::uint64_t scratch,
-         std::shared_ptr<Node> node)
-    : impl_(std::make_unique<Impl>(reader, std::move(pool), std::max<std::size_t>(1, staged), scratch, std::move(node))) {}
+         std::shared_ptr<Node> node, std::size_t lends)
+    : impl_(std::make_unique<Impl>(reader, std::move(pool), std::max<std::size_t>(1, staged), scratch, std::move(node),
+                                   lends)) {}
 
 Run::~Run() {
   if (impl_ == nullptr) return;
@@ -97,6 +98,8 @@ bool Run::take(std::chrono::nanoseconds limit, Batch& batch) {
   Impl::Making made;
   {
     std::unique_lock lock(impl_->mutex);
+    impl_->kept = impl_->doors->lent;
+    impl_->changed.notify_all();
     const auto there = [this] { return !impl_->ready.empty() || impl_->closing || impl_->failed != nullptr; };
     if (!impl_->changed.wait_until(lock, deadline, there)) return false;
     if (impl_->ready.empty()) {
@@ -105,6 +108,7 @@ bool Run::take(std::chrono::nanoseconds limit, Batch& batch) {
     }
     made = std::move(impl_->ready.front());
     impl_->ready.pop_front();
+    made.loan->begin();
     impl_->changed.notify_all();
   }
   if (made.error != nullptr) std::rethrow_exception(made.error);

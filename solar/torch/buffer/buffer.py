@@ -337,7 +337,7 @@ class Buffered:
     def _start(self, beneath: SampleSource, window: PlannedPasses, budget: Budget) -> None:
         parts, begin = window.parts(), Running if self._together is None else self._together.running
         rows = rows_of(beneath) * (len(parts) // len(window.pieces))
-        self.running = begin(rows, parts, budget.staged, budget.scratch)
+        self.running = begin(rows, parts, budget.staged, budget.scratch, lends=budget.lends)
         self._stats.held(self.running.nbytes)
         sources = dict.fromkeys(sizing.storage_of(layout, self._storage)[1] for layout in layouts_of(beneath))
         log.info("a buffer of %s: %s; storage %s", budget.in_words(), in_words(window), ", ".join(sources))

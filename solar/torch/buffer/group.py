@@ -179,13 +179,13 @@ class RankGroup:
             raise
         self.peers.meet(what, {TROUBLE: None}, {}, {}, self._seconds)
 
-    def running(self, rows: Sequence[Rows], parts: Sequence[RunPart], staged: int, scratch: int) -> Run:
+    def running(self, rows: Sequence[Rows], parts: Sequence[RunPart], staged: int, scratch: int, *, lends: int) -> Run:
         """What carries out a plan of this node, right after `needs`."""
         made, memory = max(1, staged // 2) if self.exchange in SENDING else staged, None
         if len(self.names) > 1:
             door = next(iter(self._met.mates.values()))["door"]
             memory = node.join(door, self.place, self.names, shared_nbytes(parts), check=self.peers.check)
-        running = Running(rows, parts, made, scratch, memory)
+        running = Running(rows, parts, made, scratch, memory, lends)
         shared = sum(part.pages * part.page for part in parts)
         running.nbytes -= shared - shared // len(self.names)  # each rank counts its part
         if self.exchange not in SENDING:
