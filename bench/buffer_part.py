@@ -215,5 +215,5 @@ def part(job: Job) -> Measures:
 
         torch.distributed.init_process_group("gloo")
     found: Measures = {}
-    peak = machine.peak_rss(lambda: found.update(PARTS[job["peer"]](job)))
+    peak = machine.peak(lambda: found.update(PARTS[job["peer"]](job)))
     return found | {"peak_rss": peak}

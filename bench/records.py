@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from typing import Any
 Record = dict[str, Any]
 ROOT = Path(__file__).parent.parent
 RESULTS, BUILD = ROOT / "bench" / "results", ROOT / "build" / "bench"
+QUIET = 1.0  # load average below which figures are quoted
 RECENT = timedelta(hours=1)  # a record that is no older is not measured again by the same command
 
 
@@ -38,6 +40,14 @@ def found(path: Path, **same: Any) -> Record | None:
         if fresh and whole and all(record.get(name) == value for name, value in same.items()):
             return record
     return None
+
+
+def load() -> float:
+    """The load average before anything begins; others at work here are told, for the figures will show it."""
+    found = os.getloadavg()[0]
+    if found >= QUIET:
+        print(f"load average {found:.1f}: the pages quote no records of such a run", file=sys.stderr, flush=True)
+    return found
 
 
 def arguments(module: str, about: str, kept: str, **chosen: Iterable[str]) -> argparse.ArgumentParser:

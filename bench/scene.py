@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,8 +38,13 @@ class Scene:
     sources: int = 0  # files of which the dataset of the one file is a view; 0: it has its own bytes
     cache: Literal["warm", "cold"] = "warm"
     peers: Literal["hdf5", "all"] = "hdf5"  # "hdf5": only those that read this file as it is
-    quick: bool = True
+    epochs: int = 20  # of a whole run
     numbered: bool = False  # each sample has its number in its first value
+
+    def small(self) -> Scene:
+        """An eighth of the samples, for a look."""
+        files = max(1, self.files // 8)
+        return replace(self, samples=self.samples // 8, files=files, epochs=min(2, self.epochs))
 
     @property
     def sample_nbytes(self) -> int:

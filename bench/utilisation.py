@@ -258,7 +258,7 @@ def part(job: Job) -> Record:
     first = (lambda: 0) if job["peer"] == "none" else (lambda: compared(job, epoch, seconds))
     # A buffer is planned for whole epochs; PyTorch's are alike in every part.
     seconds = math.inf if job["peer"] == "solar" else job["seconds"]
-    peak = machine.peak_rss(lambda: seen.append(first()))
+    peak = machine.peak(lambda: seen.append(first()))
     # The first epoch after that fills the memory, and is not counted.
     shares = [reached(job, epoch, 1 + number, seconds) for number in range(job["epochs"])][1:]
     return {
