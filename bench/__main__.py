@@ -10,7 +10,7 @@ given again within an hour, it goes on where it was ended. `python -m bench.matr
 
 from __future__ import annotations
 
-import os
+import itertools
 import shutil
 import statistics
 import tempfile
@@ -80,7 +80,7 @@ def finished(one: Record, scene: Scene) -> Record:
         one["rates"] = [each["samples"] / each["ends"][-1] for each in runs]
         one["start"] = statistics.median(each["first"] for each in runs)
         a_run = runs[0]["samples"] / scene.epochs
-        steady = [a_run / (b - a) for each in runs for a, b in zip(each["ends"], each["ends"][1:], strict=False)]
+        steady = [a_run / (b - a) for each in runs for a, b in itertools.pairwise(each["ends"])]
         # Of one epoch: all but the start.
         alone = [each["samples"] / (each["ends"][-1] - each["first"]) for each in runs]
         one["steady"] = statistics.median(steady or alone)

@@ -20,6 +20,7 @@ SHOWN = (
     "solar", "torch", "numpy", "h5py", "hdf5plugin", "ffcv", "tensorstore", "litdata", "webdataset",
     "mosaicml-streaming", "spdl", "grain", "h5torch", "pysz", "zfpy", "blosc2", "deflate", "lz4", "numcodecs",
 )  # fmt: skip
+LOOK = 0.2  # seconds between two looks at the memory: a look takes milliseconds
 DROP = Path("/proc/sys/vm/drop_caches")
 
 
@@ -98,7 +99,7 @@ def files_of(folder: Path) -> Iterable[Path]:
 
 
 def peak(work: Callable[[], Any]) -> int:
-    """Runs `work`; the most memory of this process and all below it, looked at 20 times a second.
+    """Runs `work`; the most memory of this process and all below it, looked at now and then.
 
     Shared pages are divided among those who have them, pages of files are left aside: the same for all readers.
     """
@@ -106,7 +107,7 @@ def peak(work: Callable[[], Any]) -> int:
 
     def look() -> None:
         nonlocal most
-        while not done.wait(0.05):
+        while not done.wait(LOOK):
             most = max(most, resident_nbytes(this))
 
     watcher = threading.Thread(target=look)

@@ -42,10 +42,10 @@ def found(path: Path, **same: Any) -> Record | None:
     return None
 
 
-def load() -> float:
+def load(quietly: bool = False) -> float:
     """The load average before anything begins; others at work here are told, for the figures will show it."""
     found = os.getloadavg()[0]
-    if found >= QUIET:
+    if found >= QUIET and not quietly:
         print(f"load average {found:.1f}: the pages quote no records of such a run", file=sys.stderr, flush=True)
     return found
 

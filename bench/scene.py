@@ -170,15 +170,18 @@ class Check:
     def __init__(self, folder: Path, shape: Sequence[int] = SHAPE) -> None:
         self.shape = tuple(shape)
         self.digests = np.load(folder / "digests.npy")
-        self.numbered = self.digested = 0
 
-    def numbers(self, batch: Any, samples: NDArray[np.int64]) -> None:
+    def numbers(self, batch: Any, samples: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Which samples they are. ValueError: not those that were wanted, or one of them twice."""
         first = np.rint(np.asarray(batch).reshape(len(batch), -1)[:, 0])  # our codec may be off by less than a half
-        if tuple(batch.shape) != (len(samples), *self.shape) or not np.array_equal(first, samples):
-            raise ValueError(f"a batch of {tuple(batch.shape)} is not of samples {samples[:4]}...")
-        self.numbered += len(samples)
+        found = first.astype(np.int64)
+        wanted = found if samples is None else samples
+        if tuple(batch.shape) != (len(wanted), *self.shape) or not np.array_equal(found, wanted):
+            raise ValueError(f"a batch of {tuple(batch.shape)} is not of samples {wanted[:4]}...")
+        if len(np.unique(found)) != len(found) or found.min() < 0 or found.max() >= len(self.digests):
+            raise ValueError(f"a batch has a sample twice, or one that there is not: {found[:4]}...")
+        return found
 
     def bytes(self, batch: Any, samples: NDArray[np.int64]) -> None:
         if not np.array_equal(digests_of(batch), self.digests[samples]):
             raise ValueError(f"returned other samples than the reference: not {samples[:4]}...")
-        self.digested += len(samples)

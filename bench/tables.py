@@ -131,10 +131,10 @@ def contest(peers_of: dict[str, Record]) -> Iterator[object]:
     best = next(iter(others(peers_of)), None)
     yield _any(peers_of)["title"]
     yield best["label"] if best else "–"
-    yield from (_shown(best), _shown(solar), times(solar, best))
+    yield from (shown_of(best), shown_of(solar), times(solar, best))
     steady = [one and one | {"median": one["steady"]} for one in (best, solar)]
-    yield from (*map(_shown, steady), times(steady[1], steady[0]))
-    yield from (_shown(most), times(steady[1], most, ".2f"))
+    yield from (*map(shown_of, steady), times(steady[1], steady[0]))
+    yield from (shown_of(most), times(steady[1], most, ".2f"))
 
 
 def measured(found: Iterable[Record]) -> str:
@@ -185,67 +185,26 @@ def _any(peers_of: dict[str, Record]) -> Record:
     return next(iter(peers_of.values()))
 
 
-def _shown(record: Record | None) -> str:
+def shown_of(record: Record | None) -> str:
     return rate(record["median"]) if record else "–"
-
-
-# --- memory: python -m bench.buffer ----
-
-
-def buffered(found: Iterable[Record]) -> str:
-    """A table for each scene, ratios in it, and the machine above it. Of records of the same, the last one counts."""
-    by = {(one["scene"], one["fraction"], one["peer"]): one for one in found if "median" in one}
-    return parted(*(_buffered(scene, by) for scene in dict.fromkeys(scene for scene, _, _ in by)))
-
-
-def _buffered(scene: str, by: dict[tuple[str, float, str], Record]) -> str:
-    found = [one for (name, _, _), one in by.items() if name == scene]
-    torch = next((one for one in found if one["peer"] == "torch"), None)
-    rows = []
-    for one in found:
-        # PyTorch of any memory, where it makes no difference to it.
-        beside = {peer: by.get((scene, one["fraction"], peer)) for peer in ("torch", "pinned")}
-        beside["torch"] = beside["torch"] or torch
-        rows.append([
-            f"{one['fraction']:g}, {mebibytes(one['memory'])} MiB", one["label"], f"{one['median']:,.1f}",
-            span(one["samples_per_second"], "{:,.1f}".format), f"{one['epoch_seconds']:,.2f}",
-            f"{one['planned_seconds']:,.2f}" if "planned_seconds" in one else "",
-            *(times(one, other, ",.1f") if other and peer != one["peer"] else "" for peer, other in beside.items()),
-            mebibytes(one["peak_rss"]), setting(one, " "),
-        ])  # fmt: skip
-    one, on, versions = found[0], found[0]["machine"], found[0]["versions"]
-    head = "memory|reader|samples/s:|min–max:|epoch, s:|planned, s:|× PyTorch:|× pinned:|peak MiB:|setting"
-    return (
-        f"{one['title']}: {one['samples']:,} samples, batches of {one['batch']}; {on['cpu']}, {on['cores']} cores, "
-        f"Linux {on['kernel']}; torch {versions['torch']}, h5py {versions['h5py']}.\n\n{table(head, rows)}"
-    )
-
-
-def calibrated(found: Iterable[Record]) -> str:
-    """What plain reads of the slowed mount gave, of the last run that measured it."""
-    last = next((one["calibration"] for one in reversed([*found]) if one.get("calibration")), [])
-    rows = [
-        (one["title"], one["threads"], f"{one['reads_per_second']:,.1f}", f"{one['bytes_per_second'] / 1e6:,.1f}",
-         f"{one['reads_per_second'] / one['modelled_reads_per_second'] - 1:+.1%}")
-        for one in last
-    ]  # fmt: skip
-    return table("plain reads of the slowed mount|threads:|reads/s:|MB/s:|off the model:", rows)
 
 
 # --- trainings, emulated and real ----
 
 
-def utilisation(found: Iterable[Record]) -> str:
-    """A row for each loader in each scene of python -m bench.utilisation."""
+def utilisation(found: Iterable[Record], wanted: Iterable[tuple[str, str]] = ()) -> str:
+    """A row for each loader in each scene of python -m bench.utilisation; `wanted`: those that must have one."""
     rows = []
-    for one in newest(found, "scene", "peer"):
-        memory = f", memory for {one['fraction']:g}" if one["fraction"] and one["peer"] == "solar" else ""
+    there = newest(found, "scene", "peer")
+    for one in there:
+        memory = f", memory for {one['fraction']:g}" if one["fraction"] else ""
         rows.append((
-            f"{one['scene']}{memory}", f"{one['demand'] / 1e6:,.0f}", f"{one['most']:.0%}", one["label"],
-            f"{one['median']:.1%}", span(one["utilisation"], "{:.0%}".format), mebibytes(one["peak_rss"]),
-            ", ".join(map(str, one["setting"].values())) or "default",
+            f"{one['scene']}{memory}", f"{one['demand'] / 1e6:,.0f}", f"{one['most']:.1%}", one["label"],
+            f"{one['median']:.1%}", mebibytes(one["peak_rss"]), setting(one),
         ))  # fmt: skip
-    return table("scene|demand, MB/s:|most:|loader|AU:|min–max:|peak MiB:|setting", rows)
+    ran = {(one["scene"], one["peer"]) for one in there}
+    none = [(scene, "", "", peer, "not recorded", "", "") for scene, peer in wanted if (scene, peer) not in ran]
+    return table("scene|demand, MB/s:|most:|loader|AU:|peak MiB:|setting", [*rows, *none])
 
 
 def dlio(found: Iterable[Record]) -> str:

@@ -88,6 +88,10 @@ class Plain:
             for one, out in zip(self._data(file), into, strict=True):
                 read_rows(one, None if self.whole else row, out[place : place + 1])
 
+    def rows(self, first: int, into: NDArray[Any]) -> None:
+        """So many rows of the one dataset of the first file, from there on."""
+        read_rows(self._data(0)[0], first, into)
+
     def windows(self, batches: Sequence[NDArray[np.int64]], memory: int, gap: int, piece: int) -> Iterator[Sample]:
         """The batches, by a reader who knows their order: memory is filled with the next uses, in one ascending pass
         over the file in which gaps of up to `gap` bytes are read along, and handed out; and again.

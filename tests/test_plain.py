@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from solar.io.plain import CACHES, Plain
-from solar.torch.plain import KINDS, Straight, batches_from, best_of, plain_loader
+from solar.torch.plain import WAYS_TO_READ, Straight, batches_from, best_of, plain_loader
 
 SAMPLES, SHAPE, BATCH = 60, (6, 5), 7
 NBYTES = 4 * 6 * 5
@@ -41,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WAYS_TO_READ)
 def test_every_way_with_every_cache_gives_the_bytes_of_h5py(files: Path, kind: str, workers: int) -> None:
     names = [*STORED, "big", "label"]
     plain = Plain([str(files / "a.h5")], names)
@@ -61,7 +61,7 @@ def test_every_way_with_every_cache_gives_the_bytes_of_h5py(files: Path, kind: s
                     np.testing.assert_array_equal(batch[name].numpy(), values[rows])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WAYS_TO_READ)
 def test_a_file_may_be_a_sample_and_more_of_them_there_than_may_be_open(
     files: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 from bench.scene import FIELD, Scene, hdf5_filters
 
 LABEL = "PyTorch + h5py"
+WORKERS = (0, 2, 4)
+MORE = (8, 16)  # cold reading gains from more requests in flight than there are cores
 TRYING = 40.0  # seconds for all trials
 
 
@@ -30,11 +32,9 @@ def memory(scene: Scene) -> int:
 
 
 def best(scene: Scene, folder: Path, timed: Callable[[dict[str, Any]], float]) -> tuple[Any, list[Any]]:
-    from solar.torch.plain import WORKERS, best_of
+    from solar.torch.plain import best_of
 
-    # Cold reading gains from more requests in flight than there are cores.
-    workers = (0, 2, 4, *((8, 16) if scene.cache == "cold" else ()))
-    assert set(WORKERS) <= {*workers, 1}
+    workers = (*WORKERS, *(MORE if scene.cache == "cold" else ()))
     plain = plain_of(scene, folder)
     setting, tried, _ = best_of(plain, scene.batch, memory(scene), workers, timed, TRYING)
     return setting, tried

@@ -18,7 +18,7 @@ from solar.io.plain import CACHES, Cache, Plain, Sample
 
 Kind = Literal["items", "sorted", "straight"]
 Setting = dict[str, Any]  # kind, workers, cache
-KINDS: tuple[Kind, ...] = ("straight", "items", "sorted")
+WAYS_TO_READ: tuple[Kind, ...] = ("straight", "items", "sorted")
 WORKERS = (0, 1, 2, 4)
 FINALISTS = 2  # of the ways to read, each of which is tried with all numbers of workers
 RECOVERABLE = (OSError, RuntimeError, TypeError, ValueError)
@@ -145,7 +145,7 @@ def best_of(
                 tried.append(setting | {"failed": (str(error).strip().splitlines() or [repr(error)])[-1][:300]})
 
     fewest, *more = sorted(set(workers))
-    ways = itertools.product(KINDS, _caches(plain, batch, memory))
+    ways = itertools.product(WAYS_TO_READ, _caches(plain, batch, memory))
     attempt({"kind": kind, "workers": fewest, "cache": cache} for kind, cache in ways)
     finalists = _fastest(tried)[:FINALISTS]
     # Plain readers first, so that no more is lost than the last of the workers where time runs out.
