@@ -106,7 +106,7 @@ def main() -> None:
     parser.set_defaults(folder=records.BUILD)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
-    load, shown = records.load(), list[Record]()
+    load, shown = records.load(asked.load_before), list[Record]()
     for name in asked.scenes or scenes:
         scene = all_scenes(asked.quick)[name]
         wanted = [peer for peer in peers.names(scene.peers) if not asked.peers or peer in asked.peers]

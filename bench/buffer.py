@@ -137,7 +137,7 @@ def line(record: Record) -> str:
 def main() -> None:
     parser = records.arguments("bench.buffer", __doc__, "buffer", scenes=scenes(False), peers=PEERS)
     asked = parser.parse_args()
-    facts: Record = {"quick": asked.quick, "load_before": records.load()}
+    facts: Record = {"quick": asked.quick, "load_before": records.load(asked.load_before)}
     shown, chosen = list[Record](), []
     for scene in (scenes(asked.quick)[name] for name in asked.scenes or scenes(False)):
         wanted = [(fraction, peer) for fraction in scene.fractions

@@ -2,11 +2,11 @@
 
     python -m bench.matrix [--full] [--record] [--list]
 
-Without --full some 20 minutes on a quiet machine of two cores: the scenes that README and the first tables show. With
+Without --full some 25 minutes on a quiet machine of two cores: the scenes that README and the first tables show. With
 it all scenes, about an hour and a half. Each step is a command of its own, printed before it runs, and can be run
 alone. --record adds to bench/results/*.jsonl; given again within an hour, it goes on where it was ended. A step that
 fails is told at the end, and the others run. `python -m bench.report --docs` puts what was recorded into the pages;
-what was recorded while the load average was 1 or more before a step, they do not quote.
+what was recorded while the load average was 1 or more before it began, they do not quote.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from typing import NamedTuple
 
 from bench import tables
-from bench.records import QUIET, ROOT, load
+from bench.records import ROOT, load
 
 # Of python -m bench: what decides most, first.
 RATES = (
@@ -27,7 +27,6 @@ RATES = (
 )  # fmt: skip
 BUFFER = (("slowed",), ("auto_gzip", "chunk16_gzip"), ("disks_64kb", "disks_3mb", "disks_17mb"),
           ("flash_64kb", "flash_3mb", "flash_17mb"), ("nvme_64kb", "nvme_3mb", "nvme_17mb"))  # fmt: skip
-SETTLED = 120.0  # seconds to wait at most until our own last step has left the load average
 
 
 class Step(NamedTuple):
@@ -45,11 +44,11 @@ def steps(full: bool, record: bool) -> list[Step]:
             Step(["bench.utilisation", *end], 240),
             Step(["bench.dlio", *end], 120),
         ]
-    seconds = (150, 60, 60, 30, 30)
+    seconds = (260, 150, 130, 120, 120)
     return [
-        Step(["bench", "--rounds", "1", "--scenes", *RATES[:5], *end], 200),
+        Step(["bench", "--rounds", "1", "--scenes", *RATES[:5], *end], 280),
         *(Step(["bench.buffer", "--scenes", *names, *end], took) for names, took in zip(BUFFER, seconds, strict=True)),
-        Step(["bench", "--rounds", "1", "--scenes", *RATES[5:], *end], 250),
+        Step(["bench", "--rounds", "1", "--scenes", *RATES[5:], *end], 280),
         Step(["bench.utilisation", *end], 200),
     ]
 
@@ -58,13 +57,6 @@ def listed(full: bool) -> str:
     """What would run."""
     rows = ((f"`python -m {' '.join(step.command)}`", step.seconds) for step in steps(full, True))
     return tables.table("command|seconds, about:", rows)
-
-
-def settle() -> None:
-    """Waits until what ran before has left the load average: each step tells it as it was before."""
-    end = time.monotonic() + SETTLED
-    while load(quietly=True) >= QUIET and time.monotonic() < end:
-        time.sleep(5)
 
 
 def main() -> None:
@@ -77,12 +69,11 @@ def main() -> None:
     if asked.list:
         print(listed(asked.full))
         return
-    failed = []
+    failed, before = [], load()
     for step in steps(asked.full, asked.record):
-        settle()
         print(f"\n== python -m {' '.join(step.command)}    (about {step.seconds} s)", flush=True)
         begin = time.monotonic()
-        if subprocess.run([sys.executable, "-m", *step.command], cwd=ROOT).returncode:
+        if subprocess.run([sys.executable, "-m", *step.command, "--load-before", str(before)], cwd=ROOT).returncode:
             failed.append(" ".join(step.command))
         print(f"   took {time.monotonic() - begin:.0f} s", flush=True)
     if failed:

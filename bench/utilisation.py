@@ -267,7 +267,7 @@ def line(record: Record) -> str:
 
 def main() -> None:
     asked = records.arguments("bench.utilisation", __doc__, "utilisation", scenes=SCENES, peers=PEERS).parse_args()
-    lacking, shown, before = slowfs.lacking(), list[Record](), records.load()
+    lacking, shown, before = slowfs.lacking(), list[Record](), records.load(asked.load_before)
     for name in asked.scenes or SCENES:
         if SCENES[name].slowed and lacking:
             parts.note(f"{name}: skipped: {lacking}")

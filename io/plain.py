@@ -130,7 +130,8 @@ class Plain:
         whole = sum(_chunks_nbytes(data, data.shape[0]) for data in every) or 1
         found: list[int | None] = []
         for data in every:
-            share = memory * _chunks_nbytes(data, data.shape[0]) // whole // len(self.paths)
+            own = _chunks_nbytes(data, data.shape[0])
+            share = min(own, memory * own // whole // len(self.paths))
             some = min(share, _chunks_nbytes(data, batch))
             sizes: dict[Cache, int | None] = {"default": None, "none": 0, "batch": some, "all": share}
             found.append(sizes[cache] if data.chunks else None)
