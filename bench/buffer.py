@@ -51,7 +51,7 @@ def run(scene: Scene, peer: str, fraction: float, folder: Path) -> Record:
     memory = int(fraction * scene.samples * scene.sample_nbytes)
     record = {"scene": scene.name, "title": scene.title, "peer": peer, "fraction": fraction, "memory": memory,
               "samples": scene.samples, "sample_nbytes": scene.sample_nbytes, "batch": scene.batch,
-              "epochs": scene.epochs}  # fmt: skip
+              "epochs": scene.epochs, "filling": scene.filling}  # fmt: skip
     cached = peer == "page_cache"
     with groups.made() if cached else contextlib.nullcontext() as group, stored(scene, folder, cached) as (path, mount):
         if cached and (not group or not mount):
@@ -83,7 +83,7 @@ def finished(one: Record) -> Record:
     ends, came = one["ends"], sum(one["each"])
     steady = [each / (b - a) for (a, b), each in zip(itertools.pairwise(ends), one["each"][1:], strict=True)]
     one["steady"] = statistics.median(steady)
-    one["median"] = one["steady"] if one["peer"] in PARTLY else came / ends[-1]
+    one["median"] = one["steady"] if one["peer"] in PARTLY and not one["filling"] else came / ends[-1]
     if counts := one["mount_counts"][-1]:
         scans = [
             count["bytes"] / each / one["sample_nbytes"]

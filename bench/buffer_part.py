@@ -1,6 +1,7 @@
 """One reader of `python -m bench.buffer`, in a process of its own: whole epochs from the first import on, or a part.
 
-torch       PyTorch + h5py at its best (solar/torch/plain.py) with the same memory for chunk caches; a part of an epoch
+torch       PyTorch + h5py at its best (solar/torch/plain.py) with the same memory for caches; part of an epoch, or all
+            where chunk caches fill
 windowed    memory filled with the next uses in one ascending pass, handed out; again (Plain.windows)
 page_cache  plain reads of contiguous bytes by threads, in a control group whose page cache is the memory
 ram_copy    all copied to memory first, where it fits
@@ -121,13 +122,25 @@ def torch_part(job: Job) -> Measures:
         return came * job["batch"] / (time.perf_counter() - begin)
 
     setting, tried, _ = best_of(plain, job["batch"], job["memory"], job["workers"], rate, job["trying"])
+    if job["ranks"] > 1:  # with the same settings, and at the same time
+        import torch
+
+        agreed = [setting]
+        torch.distributed.broadcast_object_list(agreed)
+        [setting] = agreed
+        torch.distributed.barrier()
+    told = {"label": "PyTorch + h5py", "setting": setting, "tried": tried}
+    if job["filling"]:  # caches that fill: its epochs are not alike
+        orders = [order_of(job, epoch) for epoch in range(job["epochs"])]
+        every = batches(setting, np.concatenate(orders))
+        return timed(job | {"begin": time.perf_counter()}, given(job, every, orders)) | told
     # What workers have ready when the clock starts is as much as they have when it stops: not a batch is free.
     ready = 1 + 2 * setting["workers"]
     part = max(job["part"], 2 * ready)
     order = order_of(job, 1)[: 2 * ready + part]
     made = batches(setting, order)
     found = timed(job | {"begin": time.perf_counter()}, given(job, made, [order[:ready], order[ready : ready + part]]))
-    return found | {"label": "PyTorch + h5py", "setting": setting, "tried": tried}
+    return found | told
 
 
 def windowed_part(job: Job) -> Measures:

@@ -52,6 +52,11 @@ class Scene:
     def sample_nbytes(self) -> int:
         return self.data.sample_nbytes
 
+    @property
+    def filling(self) -> bool:
+        """Whether PyTorch's chunk caches make its later epochs faster, so that whole ones are timed."""
+        return "chunk" in self.options and not self.storage
+
     def peers_at(self, fraction: float) -> list[str]:
         """Who runs with this much memory. What torch does with contiguous data does not depend on it."""
         alike = fraction != self.fractions[0] and "chunk" not in self.options

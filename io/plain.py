@@ -6,6 +6,7 @@ import bisect
 import math
 import os
 import resource
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -123,6 +124,18 @@ class Plain:
                 read_rows(one, first, block[:count])
                 held[places[at:end]] = block[rows[at:end] - first]
             at = end
+
+    def warm(self, seconds: float) -> None:
+        """Fills the chunk caches as an epoch does, by a row of each chunk, until they are full or time is up."""
+        end = time.monotonic() + seconds
+        for file in range(len(self.paths)):
+            for one, left in zip(self._data(file), self.cached, strict=True):
+                row = np.empty((1, *one.data.shape[1:]), one.data.dtype.newbyteorder("="))
+                full = (left or 0) // (_chunks_nbytes(one.data, 1) or 1)  # rows of chunks
+                for first in range(0, one.data.shape[0], one.data.chunks[0])[:full] if full else ():
+                    if time.monotonic() > end:
+                        return
+                    read_rows(one, first, row)
 
     def cache_nbytes(self, cache: Cache, batch: int, memory: int) -> list[int | None]:
         """Of each dataset's chunk cache, if those of all files may have so much together; None: libhdf5's own."""

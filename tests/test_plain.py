@@ -119,11 +119,25 @@ def test_windows_are_the_batches_in_one_ascending_pass_after_another(
         assert sum(count for _, count in reads) >= len(batches) * BATCH - 56  # what a window uses twice is read once
 
 
+def test_a_trial_begins_with_full_caches(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from solar.io import plain as module
+
+    firsts: list[int] = []
+    monkeypatch.setattr(module, "read_rows", lambda of, first, out: firsts.append(first))
+    plain, setting = Plain([str(files / "a.h5")], ["contiguous", "gzip"]), {"kind": "items", "workers": 0}
+    for cache, memory, rows in (("all", 10**6, [0, 16, 32, 48]), ("all", 4700, [0, 16]), ("none", 10**6, [])):
+        plain_loader(plain, BATCH, 0, setting | {"cache": cache, "warm": True}, memory)
+        assert firsts == rows
+        firsts.clear()
+    plain_loader(plain, BATCH, 0, setting | {"cache": "all"}, 10**6)
+    assert not firsts
+
+
 def rates_of(best: dict[str, Any]) -> Any:
     """A trial in which this setting is the fastest, straight ways come next, and workers help a little."""
 
     def timed(setting: dict[str, Any]) -> float:
-        if setting == best:
+        if setting == best | {"warm": True}:
             return 100.0
         return {"straight": 50.0, "items": 9.0, "sorted": 1.0}[setting["kind"]] + setting["workers"]
 

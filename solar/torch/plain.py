@@ -20,6 +20,7 @@ Kind = Literal["items", "sorted", "straight"]
 Setting = dict[str, Any]  # kind, workers, cache
 WAYS_TO_READ: tuple[Kind, ...] = ("straight", "items", "sorted")
 WORKERS = (0, 1, 2, 4)
+WARMING = 4.0  # seconds at most, in which chunk caches are filled before a trial
 FINALISTS = 2  # of the ways to read, each of which is tried with all numbers of workers
 RECOVERABLE = (OSError, RuntimeError, TypeError, ValueError)
 
@@ -88,6 +89,8 @@ def dataset_of(plain: Plain, setting: Setting, batch: int, memory: int) -> tuple
     kind, workers = setting["kind"], setting["workers"]
     cached = plain.cache_nbytes(setting["cache"], batch, memory // max(1, workers))
     data = MADE[kind](Plain(plain.paths, plain.names, cached, plain.whole))
+    if setting.get("warm") and not workers:
+        data.plain.warm(WARMING)
     collate = None if kind == "items" else _as_it_is
     return data, {"num_workers": workers, "collate_fn": collate, "persistent_workers": workers > 0}
 
@@ -140,7 +143,8 @@ def best_of(
                 untried += 1
                 continue
             try:
-                tried.append(setting | {"samples_per_second": timed(setting)})
+                # A large cache shows what it is worth when it is full, which a short trial does not make it.
+                tried.append(setting | {"samples_per_second": timed(setting | {"warm": True})})
             except RECOVERABLE as error:
                 tried.append(setting | {"failed": (str(error).strip().splitlines() or [repr(error)])[-1][:300]})
 
