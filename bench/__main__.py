@@ -1,154 +1,121 @@
 """All peers on all scenes, in turns, on one machine: JSON lines and a table.
 
-    python -m bench [--quick] [--scenes NAME ...] [--peers NAME ...] [--out FILE] [--folder DIR] [--record]
+    python -m bench [--scenes NAME ...] [--peers NAME ...] [--rounds 2] [--quick] [--folder DIR] [--record]
 
-For each scene: the data are made, each peer gets ready in its own fresh process (one after another), then the rounds go
-around all of them, so that ratios come from the same minutes; the data are deleted. Whoever is not in turn is stopped.
---quick takes fewer scenes and shorter rounds. --record adds the lines to bench/results/matrix.jsonl; given again within
-hours, it goes on where it was ended. `python -m bench.matrix` runs this and all other scenes.
+For each scene: the data are made; each peer gets ready in its own process (its own format, trials of its settings, its
+samples compared with h5py's); then whole runs of all peers take turns, each in a fresh process, from its first import
+to the last batch of the scene's epochs; the data are deleted. --record adds the lines to bench/results/rates.jsonl;
+given again within an hour, it goes on where it was ended. `python -m bench.matrix` runs this and all other scenes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
+import itertools
 import shutil
-import signal
-import subprocess
-import sys
+import statistics
 import tempfile
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
-from bench import parts, peers, records, tables
+from bench import machine, parts, peers, records, tables
 from bench.scene import Scene, make
 from bench.scenes import all_scenes
 
-READY_SECONDS, ROUND_SECONDS = 600, 240
-BUSY = 0.5  # load average above which the machine is not ours alone
+READY_SECONDS, RUN_SECONDS = 600, 240
 Record = dict[str, Any]
 
 
-class Process:
-    """A peer in its own process, which is told when to run a round and stopped in between."""
-
-    def __init__(self, name: str, scene: Scene, folder: Path, seconds: float) -> None:
-        self.name, self.scene = name, scene
-        self.record: Record | None = None
-        self.errors = folder / f"{name}.errors"
-        command = [sys.executable, "-m", "bench.run", name, scene.name, str(folder), "--told", f"--seconds={seconds}"]
-        with self.errors.open("w") as errors:
-            self.process = subprocess.Popen(
-                command, cwd=records.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                start_new_session=True,
-            )  # fmt: skip
-        self.expect(READY_SECONDS)
-
-    def round(self) -> None:
-        if self.record is None:
-            self.signal(signal.SIGCONT)
-            stdin = self.process.stdin
-            assert stdin
-            stdin.write("\n")
-            stdin.flush()
-            self.expect(ROUND_SECONDS)
-
-    def finish(self) -> Record:
-        if self.record is None:
-            self.signal(signal.SIGCONT)
-            assert self.process.stdin
-            self.process.stdin.close()
-            self.expect(ROUND_SECONDS)
-        self.end()
-        return self.record or {"peer": self.name, "scene": self.scene.name, "failed": "it ended without a record"}
-
-    def expect(self, seconds: float) -> None:
-        """Waits for one line: an answer, or a record, which ends it; no line is a failure."""
-        assert self.process.stdout
-        alarm = threading.Timer(seconds, self.signal, [signal.SIGKILL])
-        alarm.start()
-        start = time.monotonic()
-        line = self.process.stdout.readline()
-        late = time.monotonic() - start >= seconds
-        alarm.cancel()
-        if line.startswith("{"):
-            self.record = json.loads(line)
-        elif not line:
-            reason = f"no answer in {seconds:.0f} s" if late else self.last_words()
-            self.record = {"peer": self.name, "scene": self.scene.name, "failed": reason}
-        else:
-            self.signal(signal.SIGSTOP)
-
-    def last_words(self) -> str:
-        return parts.last_words(self.errors.read_text(errors="replace"), self.process.poll() or 0)
-
-    def signal(self, number: signal.Signals) -> None:
-        """To the peer and all its workers."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
-
-    def end(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.process.wait()
-
-
-def run_scene(scene: Scene, names: list[str], folder: Path, seconds: float, rounds: int) -> list[Record]:
+def run_scene(scene: Scene, names: list[str], folder: Path, rounds: int) -> list[Record]:
     """Makes the data of a scene, lets the peers take turns, deletes the data."""
     home = Path(tempfile.mkdtemp(prefix=f"{scene.name}-", dir=folder))
-    running: list[Process] = []
     try:
         parts.note(f"{scene.title}: making {scene.samples * scene.sample_nbytes / 2**20:,.0f} MiB")
         make(scene, home)
-        for name in names:
-            running.append(Process(name, scene, home, seconds))
+        found = [one_ready(name, scene, home) for name in names]
+        running = [one for one in found if "setting" in one]
         for turn in range(rounds):
-            for process in running[turn % len(running) :] + running[: turn % len(running)]:
-                process.round()
-        records = [process.finish() for process in running]
+            for one in running[turn % len(running) :] + running[: turn % len(running)]:
+                if "failed" not in one:
+                    run(one, scene, home)
     finally:
-        for process in running:
-            process.end()
         shutil.rmtree(home)
-    for record in records:
-        parts.note(f"    {line(record)}")
-    return records
+    facts = machine.described(folder)
+    done = [finished(one, scene) | facts for one in found]
+    for one in done:
+        parts.note(f"    {line(one)}")
+    return done
+
+
+def one_ready(name: str, scene: Scene, home: Path) -> Record:
+    one = {"peer": name, "scene": scene.name, "quick": scene != all_scenes()[scene.name]}
+    if reason := peers.lacking(peers.load(name), scene):
+        return one | {"skipped": reason}
+    try:
+        job = one | {"do": "ready", "folder": str(home)}
+        return one | parts.measured(READY_SECONDS, "bench.run", job)[0] | {"runs": [], "rates": []}
+    except RuntimeError as error:
+        return one | {"failed": str(error)}
+
+
+def run(one: Record, scene: Scene, home: Path) -> None:
+    """A whole run, which is added to the record; or that it failed."""
+    if scene.cache == "cold":
+        one["cache_how"] = machine.drop_cache(home)
+    job = {name: one[name] for name in ("peer", "scene", "quick", "setting")}
+    job |= {"do": "rate" if one["is_limit"] else "whole", "folder": str(home), "epochs": scene.epochs}
+    try:
+        [found] = parts.measured(RUN_SECONDS, "bench.run", job)
+        one["rates"].append(found["rate"]) if one["is_limit"] else one["runs"].append(found)
+    except RuntimeError as error:
+        one["failed"] = str(error)
+
+
+def finished(one: Record, scene: Scene) -> Record:
+    """With its rates: of whole runs; of epochs that began after the first one ended; and the time to the first batch"""
+    one |= {
+        "title": scene.title, "samples": scene.samples, "batch": scene.batch, "sample_nbytes": scene.sample_nbytes,
+        "cache": scene.cache, "epochs": scene.epochs,
+    }  # fmt: skip
+    if runs := one.get("runs"):
+        one["rates"] = [each["samples"] / each["ends"][-1] for each in runs]
+        one["start"] = statistics.median(each["first"] for each in runs)
+        a_run = runs[0]["samples"] / scene.epochs
+        steady = [a_run / (b - a) for each in runs for a, b in itertools.pairwise(each["ends"])]
+        # Of one epoch: all but the start.
+        alone = [each["samples"] / (each["ends"][-1] - each["first"]) for each in runs]
+        one["steady"] = statistics.median(steady or alone)
+    if one.get("rates") and "failed" not in one:
+        one["median"] = statistics.median(one["rates"])
+    return one
 
 
 def line(record: Record) -> str:
     """One record for people."""
-    return tables.line(
-        f"{record['peer']:20}", record,
-        lambda one: f"{tables.rate(one['median']):>8} samples/s   {tables.setting(one)}",
-    )  # fmt: skip
+
+    def said(one: Record) -> str:
+        beside = f", steady {tables.rate(one['steady'])}, first batch {one['start']:.1f} s" if "steady" in one else ""
+        return f"{tables.rate(one['median']):>8} samples/s{beside}   {tables.setting(one)}"
+
+    return tables.line(f"{record['peer']:20}", record, said)
 
 
 def main() -> None:
     scenes = all_scenes()
-    parser = records.arguments("bench", __doc__, "matrix", scenes=scenes, peers=peers.names("all"))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, help="length of a round (1; with --quick 0.4)")
-    parser.set_defaults(out=records.BUILD / "results.jsonl", folder=records.BUILD)
+    parser = records.arguments("bench", __doc__, "rates", scenes=scenes, peers=peers.names("all"))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.set_defaults(folder=records.BUILD)
     asked = parser.parse_args()
-    seconds, out = asked.seconds or (0.4 if asked.quick else 1.0), asked.out
     asked.folder.mkdir(parents=True, exist_ok=True)
-    chosen = asked.scenes or [name for name, scene in scenes.items() if scene.quick or not asked.quick]
-    if records.RESULTS not in out.parents:
-        out.unlink(missing_ok=True)
-    load = os.getloadavg()[0]
-    if load > BUSY:
-        parts.note(f"load average {load:.1f}: others are at work here, and the figures will show it")
-    shown: list[Record] = []
-    for name in chosen:
-        wanted = [peer for peer in peers.names(scenes[name].peers) if not asked.peers or peer in asked.peers]
+    load, shown = records.load(asked.load_before), list[Record]()
+    for name in asked.scenes or scenes:
+        scene = all_scenes(asked.quick)[name]
+        wanted = [peer for peer in peers.names(scene.peers) if not asked.peers or peer in asked.peers]
         # The peers of a scene take turns: they are measured together, or not at all.
-        there = [records.found(out, scene=name, peer=peer, seconds_per_round=seconds) for peer in wanted]
+        there = [records.found(asked.out, scene=name, peer=peer, quick=asked.quick) for peer in wanted]
         ran = [one for one in there if one]
-        for record in [] if ran else run_scene(scenes[name], wanted, asked.folder, seconds, asked.rounds):
-            ran.append({"bench": "rates", **record, "load_before": load})
-            records.append(out, ran[-1])
+        for one in [] if ran else run_scene(scene, wanted, asked.folder, asked.rounds):
+            ran.append({"bench": "rates", **one, "load_before": load})
+            records.append(asked.out, ran[-1])
         shown += ran
     print(tables.rates(shown))
 

@@ -1,165 +1,159 @@
-"""What a buffer brings: an exact shuffle from little memory, on a slowed file system and out of compressed chunks.
+"""An exact shuffle from little memory: solar beside all who know a trick of it, on slowed storages and compressed.
 
-    python -m bench.buffer [--quick] [--scenes NAME ...] [--peers NAME ...] [--rounds 3] [--folder DIR] [--record]
+    python -m bench.buffer [--quick] [--scenes NAME ...] [--peers NAME ...] [--folder DIR] [--record]
 
-slowed...   on a mount that answers as a disk-based parallel file system (bench/slowfs: 1 ms, 1 GB/s, 500 requests a
-            second): samples of 64 KB, 3 MB, 17 MB; contiguous, in chunks of 64, in our codec; by one rank and by two;
-            64 KB with memory for all, 1/2, 1/4 and 1/10 of them, the others mostly for 1/4 (bench/buffer_scenes.py)
-auto_gzip   64 KB samples in the chunks that h5py chooses by itself, gzip, on the local disk, memory for 1/4 of them
+slowed...        on a mount that answers as a disk-based parallel file system (bench/slowfs: 1 ms, 1 GB/s, 500 requests
+                 a second, 4 MiB a request at most): memory for all, 1/2, 1/4 and 1/10 of the data; chunks, our codec
+disks_..., flash_..., nvme_...    three storages and three sizes of samples, memory for a quarter
+auto_gzip, chunk16_gzip           compressed chunks of many samples on the local disk, in the page cache
 
-Readers: solar (DataLoader(buffer=...)), torch (over h5py, with the same memory as its chunk cache, the best of a few
-settings), and two policies of others, carried out by solar's reader: pinned (a cache that never changes, the most that
-NoPFS reaches), paper (what SOLAR published: an epoch begins with what the last one ended with); if it is named, course
-(solar's plan without the loader). Each runs in its own process and must return the reference's samples. JSON lines, and
-a table. --record adds the lines to bench/results/buffer.jsonl; given again within an hour, it goes on where it was
-ended.
+Who reads is said in bench/buffer_part.py; all have the same memory. Each runs in its own process. Figures of solar, of
+the windowed reader and of the copy are of whole runs, from the first import to the last batch. Of the others, whose
+epochs are long and alike, a part is timed, without their start. --record adds the lines to bench/results/buffer.jsonl;
+given again within an hour, it goes on where it was ended.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import itertools
 import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import machine, parts, records, slowfs, tables
-from bench.buffer_scenes import PEERS, Scene, scenes
+from bench import buffer_tables, groups, machine, parts, records, slowfs, tables
+from bench.buffer_scenes import PARTLY, PEERS, RPC, STORAGES, Scene, scenes
 from bench.scene import make
 from bench.slowfs import calibrate
-from solar.values import Storage
 
-ASKED_FOR = ("course",)  # what runs only if it is named
-LIMIT = 1800  # seconds for a reader
+LIMIT = 300  # seconds for a reader
+TRYING = 12.0  # seconds for the trials of PyTorch's settings
 Record = dict[str, Any]
+Left = list[tuple[float, str]]  # memory and reader
 
 
 @contextlib.contextmanager
-def stored(scene: Scene, folder: Path) -> Iterator[tuple[Path, slowfs.Slowed | None]]:
-    """The file of the scene where readers find it, all of it in the page cache of its own disk; and the mount."""
-    parts.note(f"{scene.title}: making {scene.samples * scene.sample_nbytes / 2**20:,.0f} MiB")
-    make(scene.data, folder)
-    machine.fill_cache(folder)
-    if not scene.slowed:
+def stored(scene: Scene, folder: Path, cached: bool = False) -> Iterator[tuple[Path, slowfs.Slowed | None]]:
+    """The file of the scene where readers find it, and the mount."""
+    if not scene.storage:
         yield folder / "data.h5", None
         return
-    with slowfs.mounted(folder) as mount:
+    latency, bandwidth, iops = STORAGES[scene.storage]
+    costs = {"latency": latency, "bandwidth": bandwidth, "iops": iops}
+    with slowfs.mounted(folder, **costs, rpc=RPC, cached=cached) as mount:
         yield mount.path / "data.h5", mount
 
 
-def run(scene: Scene, peer: str, fraction: float, folder: Path, path: Path, mount: Any, rounds: int) -> Record:
+def run(scene: Scene, peer: str, fraction: float, folder: Path) -> Record:
     """The record of one reader, from its own process, or those of its ranks."""
     memory = int(fraction * scene.samples * scene.sample_nbytes)
-    storage = mount and mount.costs
-    job = {
-        "peer": peer, "folder": str(folder), "path": str(path), "mount": mount and str(mount.path),
-        "samples": scene.samples, "batch": scene.batch, "memory": memory, "rounds": rounds, "storage": storage,
-        "settings": scene.settings, "part": scene.part, "search": scene.search, "shape": scene.shape,
-        "ranks": scene.ranks, "bounded": "plugin" in scene.data.filters,
-    }  # fmt: skip
     record = {"scene": scene.name, "title": scene.title, "peer": peer, "fraction": fraction, "memory": memory,
-              "samples": scene.samples, "batch": scene.batch, "storage": storage}  # fmt: skip
-    try:
-        found = parts.measured(LIMIT, "bench.buffer_part", job, parts.torch_ranks(scene.ranks))
-        return finished(record | joined(found))
-    except RuntimeError as error:
-        return record | {"failed": str(error)}
+              "samples": scene.samples, "sample_nbytes": scene.sample_nbytes, "batch": scene.batch,
+              "epochs": scene.epochs, "filling": scene.filling}  # fmt: skip
+    cached = peer == "page_cache"
+    with groups.made() if cached else contextlib.nullcontext() as group, stored(scene, folder, cached) as (path, mount):
+        if cached and (not group or not mount):
+            return record | {"skipped": "no control group can be made here" if mount else "its data are not slowed"}
+        storage = mount and mount.costs | {"rpc": mount.rpc}
+        job = record | {
+            "folder": str(folder), "path": str(path), "mount": mount and str(mount.path), "storage": storage,
+            "workers": scene.workers, "part": scene.part, "search": scene.search, "shape": scene.shape,
+            "ranks": scene.ranks, "bounded": "plugin" in scene.data.filters, "trying": TRYING,
+            "group": group and str(group),
+        }  # fmt: skip
+        try:
+            found = parts.measured(LIMIT, "bench.buffer_part", job, parts.torch_ranks(scene.ranks))
+        except RuntimeError as error:
+            return record | {"failed": str(error)}
+    return finished(record | {"storage": storage} | joined(found))
 
 
 def joined(found: list[Record]) -> Record:
     """What the ranks did together: their samples, in the time of the slowest; what the mount counted is of all."""
-    rounds = [
-        each[0] | {"samples": sum(one["samples"] for one in each), "seconds": max(one["seconds"] for one in each)}
-        for each in zip(*(one["rounds"] for one in found), strict=True)
-    ]
-    return found[0] | {"rounds": rounds, "peak_rss": sum(one["peak_rss"] for one in found)}
+    ends = [max(each) for each in zip(*(one["ends"] for one in found), strict=True)]
+    each = [sum(some) for some in zip(*(one["each"] for one in found), strict=True)]
+    together = {"first": max(one["first"] for one in found), "peak_rss": sum(one["peak_rss"] for one in found)}
+    return found[0] | {"ends": ends, "each": each} | together
 
 
-def finished(record: Record) -> Record:
-    """With the medians of its rounds: samples a second, and the seconds that an epoch takes."""
-    rates = [one["samples"] / one["seconds"] for one in record["rounds"]]
-    rate = statistics.median(rates)
-    record |= {"samples_per_second": rates, "median": rate, "epoch_seconds": record["samples"] / rate}
-    if "planned_seconds" in record["rounds"][0]:
-        whole = [one["planned_seconds"] * record["samples"] / one["samples"] for one in record["rounds"]]
-        record["planned_seconds"] = statistics.median(whole)
-    if record["storage"] and "mount_requests" in record["rounds"][0]:
-        costs = Storage(**record["storage"])
-        share = [one["samples"] / record["samples"] for one in record["rounds"]]
-        for name in ("requests", "bytes"):
-            whole = [one[f"mount_{name}"] / part for one, part in zip(record["rounds"], share, strict=True)]
-            record[f"epoch_{name}"] = statistics.median(whole)
-        record["modelled_seconds"] = costs.seconds(record["epoch_requests"], record["epoch_bytes"])
-    return record
+def finished(one: Record) -> Record:
+    """With its rates: of the whole run, and of the epochs after the first; PyTorch's is of all but its first batch."""
+    ends, came = one["ends"], sum(one["each"])
+    steady = [each / (b - a) for (a, b), each in zip(itertools.pairwise(ends), one["each"][1:], strict=True)]
+    one["steady"] = statistics.median(steady)
+    one["median"] = one["steady"] if one["peer"] in PARTLY and not one["filling"] else came / ends[-1]
+    if counts := one["mount_counts"][-1]:
+        scans = [
+            count["bytes"] / each / one["sample_nbytes"]
+            for count, each in zip(one["mount_counts"], one["each"], strict=True)
+        ]
+        one |= {"scans": scans, "requests_a_sample": counts["requests"] / one["each"][-1]}
+    return one
 
 
-Left = list[tuple[float, str]]  # memory and reader
-
-
-def run_scene(scene: Scene, left: Left, folder: Path | None, rounds: int, facts: Record) -> Iterator[Record]:
+def run_scene(scene: Scene, left: Left, folder: Path | None, facts: Record) -> Iterator[Record]:
     """Makes the data, lets each reader run, deletes the data."""
-    if scene.slowed and (reason := slowfs.lacking()):
+    if scene.storage and (reason := slowfs.lacking()):
         parts.note(f"{scene.title}: skipped: {reason}")
         return
     with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=folder) as name:
-        facts = facts | machine.described(Path(name))
-        with stored(scene, Path(name)) as (path, mount):
-            for fraction, peer in left:
-                load = os.getloadavg()[0]
-                record = run(scene, peer, fraction, Path(name), path, mount, rounds)
-                parts.note(f"    {line(record)}")
-                yield {"bench": "buffer", **record, "load_before": load, **facts}
+        home = Path(name)
+        parts.note(f"{scene.title}: making {scene.samples * scene.sample_nbytes / 2**20:,.0f} MiB")
+        make(scene.data, home)
+        machine.fill_cache(home)
+        facts = facts | machine.described(home)
+        for fraction, peer in left:
+            record = run(scene, peer, fraction, home)
+            parts.note(f"    {line(record)}")
+            yield {"bench": "buffer", **record, **facts}
 
 
-def calibrated() -> list[Record]:
-    """What plain reads of the slowed mount give, printed; nothing where it cannot be mounted."""
-    if slowfs.lacking():
-        return []
-    found = []
-    with calibrate.folder() as source, slowfs.mounted(source) as mount:
-        for one in calibrate.measure(mount):
-            parts.note(f"    {calibrate.line(one)}")
-            found.append(one)
+def calibrated(storage: str) -> list[Record]:
+    """What plain reads of a slowed mount give: what no reader can pass."""
+    latency, bandwidth, iops = STORAGES[storage]
+    costs = {"latency": latency, "bandwidth": bandwidth, "iops": iops}
+    with calibrate.folder() as source, slowfs.mounted(source, **costs, rpc=RPC) as mount:
+        found = [one | {"storage": storage} for one in calibrate.measure(mount, 1.0)]
+    for one in found:
+        parts.note(f"    {storage}: {calibrate.line(one)}")
     return found
 
 
 def line(record: Record) -> str:
     """One record for people."""
-    head = f"{record['title']:38} f={record['fraction']:<5} {record['peer']:7}"
-    words = {"planned_seconds": "planned", "modelled_seconds": "modelled for what the mount counted"}
 
     def said(one: Record) -> str:
-        beside = "".join(f" ({one[name]:,.2f} {word})" for name, word in words.items() if name in one)
-        memory = f"{tables.mebibytes(one['peak_rss'])} MiB, {tables.setting(one, ' ')}"
-        return f"{one['median']:10,.1f} samples/s, {one['epoch_seconds']:8,.2f} s an epoch{beside}, {memory}"
+        scans = f", scans {' '.join(f'{each:.2f}' for each in one['scans'])}" if "scans" in one else ""
+        return (
+            f"{one['median']:10,.1f} samples/s, steady {one['steady']:,.1f}, first batch {one['first']:.1f} s{scans}, "
+            f"{tables.mebibytes(one['peak_rss'])} MiB, {tables.setting(one, ' ')}"
+        )
 
-    return tables.line(head, record, said)
+    return tables.line(f"{record['title']:38} f={record['fraction']:<5} {record['peer']:11}", record, said)
 
 
 def main() -> None:
-    peers = PEERS + ASKED_FOR
-    parser = records.arguments("bench.buffer", __doc__, "buffer", scenes=scenes(False), peers=peers)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = records.arguments("bench.buffer", __doc__, "buffer", scenes=scenes(False), peers=PEERS)
     asked = parser.parse_args()
-    out = asked.out
-    facts: Record = {"quick": asked.quick}
-    shown, chosen = [], []
+    facts: Record = {"quick": asked.quick, "load_before": records.load(asked.load_before)}
+    shown, chosen = list[Record](), []
     for scene in (scenes(asked.quick)[name] for name in asked.scenes or scenes(False)):
         wanted = [(fraction, peer) for fraction in scene.fractions
-                  for peer in (*scene.peers_at(fraction), *ASKED_FOR) if peer in (asked.peers or PEERS)]  # fmt: skip
-        there = [records.found(out, scene=scene.name, peer=peer, fraction=fraction, quick=asked.quick)
+                  for peer in scene.peers_at(fraction) if peer in (asked.peers or PEERS)]  # fmt: skip
+        there = [records.found(asked.out, scene=scene.name, peer=peer, fraction=fraction, quick=asked.quick)
                  for fraction, peer in wanted]  # fmt: skip
         shown += [one for one in there if one]
         chosen.append((scene, [one for one, known in zip(wanted, there, strict=True) if not known]))
-    if any(scene.slowed and left for scene, left in chosen):
-        facts["calibration"] = calibrated()
+    storages = {scene.storage for scene, left in chosen if scene.storage and left}
+    calibration = {} if slowfs.lacking() else {storage: calibrated(storage) for storage in sorted(storages)}
     for scene, left in chosen:
-        for record in run_scene(scene, left, asked.folder, asked.rounds, facts) if left else ():
+        more = {"calibration": calibration[scene.storage]} if scene.storage in calibration else {}
+        for record in run_scene(scene, left, asked.folder, facts | more) if left else ():
             shown.append(record)
-            records.append(out, record)
-    print(tables.buffered(shown))
+            records.append(asked.out, record)
+    print(buffer_tables.buffered(shown))
 
 
 if __name__ == "__main__":

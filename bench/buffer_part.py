@@ -1,17 +1,24 @@
-"""One reader of `python -m bench.buffer`, in a process of its own.
+"""One reader of `python -m bench.buffer`, in a process of its own: whole epochs from the first import on, or a part.
 
-torch     the best of a few settings; each round is a stated part of an epoch
-solar     DataLoader(buffer=...): whole epochs, of which the first and the last are not timed, but compared byte by byte
-pinned    the policy of a cache that never changes (which NoPFS reaches at best), carried out by solar's own reader
-paper     the policy that SOLAR published (an epoch begins with what the last one ended with), carried out likewise
+torch       PyTorch + h5py at its best (solar/torch/plain.py) with the same memory for caches; part of an epoch, or all
+            where chunk caches fill
+windowed    memory filled with the next uses in one ascending pass, handed out; again (Plain.windows)
+page_cache  plain reads of contiguous bytes by threads, in a control group whose page cache is the memory
+ram_copy    all copied to memory first, where it fits
+pinned      the policy of a cache that never changes (which NoPFS reaches at best), carried out by solar's own reader
+paper       the policy that SOLAR published (an epoch begins with what the last one ended with), carried out likewise
+solar       DataLoader(shuffle=True, buffer=...): the orders of later epochs are guessed
+solar_known the same with a PlanSampler, epochs=, and the storage: all orders are known
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,14 +26,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import machine, torch_side
-from bench.scene import FIELD, NBYTES, Check
+from bench import groups, machine
+from bench.scene import FIELD, Check
 
 Job = dict[str, Any]
 Measures = dict[str, Any]
+Batches = Iterable[tuple[Any, NDArray[np.int64] | None]]  # and the samples that they are to be, if that is known
 SEED = 11
-COMPARED = 8  # batches of torch that are compared byte by byte
-LOCAL = {"latency": 1e-4, "bandwidth": 1.5e9, "iops": 20e3, "decode": 1.5e9}  # a local disk, as a plan needs it
+LOCAL = {"latency": 1e-4, "bandwidth": 1.5e9, "iops": 20e3}  # a local disk, as a plan needs it
+PIECE, THREADS = 8 << 20, 16
+COUNTED = ("requests", "bytes", "late_seconds")
 
 
 def rank() -> int:
@@ -45,168 +54,229 @@ def order_of(job: Job, epoch: int) -> NDArray[np.int64]:
     return order[: len(order) // job["batch"] * job["batch"]].reshape(-1, job["batch"])
 
 
-class Meter:
-    """The clock, and what the slowed mount counted, since the last look."""
-
-    def __init__(self, job: Job) -> None:
-        self.mount = Path(job["mount"]) / ".slowfs" if job["mount"] else None
-        self.at, self.counted = time.perf_counter(), self.counts()
-
-    def counts(self) -> dict[str, Any]:
-        return json.loads(self.mount.read_text()) if self.mount else {}
-
-    def lap(self) -> Measures:
-        now, counted = time.perf_counter(), self.counts()
-        passed = {name: counted[name] - self.counted[name] for name in ("requests", "bytes", "late_seconds") if counted}
-        took = {"seconds": now - self.at, **{f"mount_{name}": value for name, value in passed.items()}}
-        self.at, self.counted = now, counted
-        return took
+def costs(job: Job) -> dict[str, float]:
+    return {name: job["storage"][name] for name in LOCAL} if job["storage"] else LOCAL
 
 
-def timed_part(job: Job, batches: Iterable[Any], order: NDArray[np.int64], run_up: int, part: int) -> Measures:
-    """So many batches after the run-up, with more to come."""
+def timed(job: Job, epochs: Iterable[Batches]) -> Measures:
+    """When the first batch came and each epoch ended, since the first import; and what the mount counted until then.
+
+    All samples are seen to be there by their numbers, and of each batch one by all its bytes.
+    """
     check = Check(Path(job["folder"]), job["shape"])
-    meter = Meter(job)
-    for place, (batch, samples) in enumerate(zip(batches, order, strict=False)):
-        check.numbers(batch, samples)  # no more here: while all bytes are compared, workers would get ahead
-        if place == run_up - 1:
-            meter.lap()
-        if place == run_up + part - 1:
-            return meter.lap() | {"samples": part * job["batch"]}
-    raise RuntimeError(f"{check.numbered} samples came, of {order.size}")
+    mount = Path(job["mount"]) / ".slowfs" if job["mount"] else None
+    first, ends, each = 0.0, list[float](), list[int]()
+    counts = [json.loads(mount.read_text()) if mount else {}]
+    for epoch in epochs:
+        there = np.zeros(job["samples"], bool)
+        for batch, rows in epoch:
+            first = first or time.perf_counter() - job["begin"]
+            found = check.numbers(batch, rows)
+            check.bytes(batch[:1], found[:1])
+            if there[found].any():
+                raise ValueError(f"a sample came twice in an epoch: one of {found[:4]}...")
+            there[found] = True
+        each.append(int(there.sum()))
+        ends.append(time.perf_counter() - job["begin"])
+        counts.append(json.loads(mount.read_text()) if mount else {})
+    passed = [{name: b[name] - a[name] for name in COUNTED if b} for a, b in itertools.pairwise(counts)]
+    return {"first": first, "ends": ends, "each": each, "mount_counts": passed}
 
 
-# --- PyTorch ----
+def given(job: Job, batches: Iterator[Any], orders: list[NDArray[np.int64]]) -> Iterator[Batches]:
+    """Batches in orders that were given, by epoch."""
+    return (zip(itertools.islice(batches, len(order)), order, strict=True) for order in orders)
 
 
-def by_torch(job: Job, order: NDArray[np.int64], kind: str, workers: int) -> Any:
-    """Each row of the order is a batch; the memory is shared among the workers as chunk caches."""
-    made, collate = (torch_side.Items, None) if kind == "items" else (torch_side.Sorted, torch_side.as_is)
-    data = made(Path(job["path"]), job["samples"], job["memory"] // max(1, workers))
-    return torch_side.batches(data, order, workers, collate)
+# --- PyTorch and what an expert writes ----
+
+
+def plain_of(job: Job) -> Any:
+    from solar.io.plain import Plain
+
+    if job["bounded"]:
+        import solar.filters  # noqa: F401 - tells libhdf5, and that of the workers, of our filter
+    return Plain([job["path"]], [FIELD])
 
 
 def torch_part(job: Job) -> Measures:
-    if job["bounded"]:
-        import solar.filters  # noqa: F401 - tells libhdf5, and that of the workers, of our filter
-    tried: list[tuple[dict[str, Any], float]] = []
+    """The best of its settings by trials; then a part of an epoch: its epochs are all alike."""
+    from torch.utils.data import DataLoader
 
-    def run(setting: dict[str, Any], batches: int, epoch: int) -> Measures:
-        workers = setting["workers"]
-        run_up, part = 1 + 2 * workers, max(batches, 2 * workers)  # of which workers have two each on their way
-        order = order_of(job, epoch)[: run_up + part + 2 * workers]
-        made = by_torch(job, order, **setting)
-        return timed_part(job, made, order, run_up, part)
+    from solar.torch.plain import best_of, dataset_of
 
-    for setting in job["settings"]:
-        took = run(setting, job["search"], 0)
-        tried.append((setting, took["samples"] / took["seconds"]))
-    best = max(tried, key=lambda pair: pair[1])[0]
-    check = Check(Path(job["folder"]), job["shape"])
-    some = order_of(job, 0)[:COMPARED]
-    for batch, samples in zip(by_torch(job, some, **best), some, strict=True):
-        check.bytes(batch, samples)
-    rounds = [run(best, job["part"], 1 + number) for number in range(job["rounds"])]
-    return {
-        "label": "PyTorch + h5py", "setting": best, "tried": tried, "rounds": rounds, "compared": check.digested,
-    }  # fmt: skip
+    plain = plain_of(job)
+
+    def batches(setting: Job, order: NDArray[np.int64]) -> Iterator[Any]:
+        data, options = dataset_of(plain, setting, job["batch"], job["memory"])
+        return (one[FIELD] for one in DataLoader(data, batch_sampler=order.tolist(), **options))
+
+    def rate(setting: Job) -> float:
+        run_up = 1 + 2 * setting["workers"]  # of which workers have two each on their way
+        search = max(job["search"], run_up)
+        made = batches(setting, order_of(job, 0)[: run_up + search + 2 * setting["workers"]])
+        for _ in itertools.islice(made, run_up):
+            pass
+        begin = time.perf_counter()
+        came = sum(1 for _ in itertools.islice(made, search))
+        return came * job["batch"] / (time.perf_counter() - begin)
+
+    setting, tried, _ = best_of(plain, job["batch"], job["memory"], job["workers"], rate, job["trying"])
+    if job["ranks"] > 1:  # with the same settings, and at the same time
+        import torch
+
+        agreed = [setting]
+        torch.distributed.broadcast_object_list(agreed)
+        [setting] = agreed
+        torch.distributed.barrier()
+    told = {"label": "PyTorch + h5py", "setting": setting, "tried": tried}
+    if job["filling"]:  # caches that fill: its epochs are not alike
+        orders = [order_of(job, epoch) for epoch in range(job["epochs"])]
+        every = batches(setting, np.concatenate(orders))
+        return timed(job | {"begin": time.perf_counter()}, given(job, every, orders)) | told
+    # What workers have ready when the clock starts is as much as they have when it stops: not a batch is free.
+    ready = 1 + 2 * setting["workers"]
+    part = max(job["part"], 2 * ready)
+    order = order_of(job, 1)[: 2 * ready + part]
+    made = batches(setting, order)
+    found = timed(job | {"begin": time.perf_counter()}, given(job, made, [order[:ready], order[ready : ready + part]]))
+    return found | told
+
+
+def windowed_part(job: Job) -> Measures:
+    plain, known = plain_of(job), costs(job)
+    orders = [order_of(job, epoch) for epoch in range(job["epochs"])]
+    gap = int(max(known["latency"], 1 / known["iops"]) * known["bandwidth"])  # costs no more than another request
+    piece = max(PIECE, plain.nbytes())
+    made = (one[FIELD] for one in plain.windows([row for order in orders for row in order], job["memory"], gap, piece))
+    return timed(job, given(job, made, orders)) | {"label": "windowed reader", "setting": {}}
+
+
+def ram_part(job: Job) -> Measures:
+    plain = plain_of(job)
+    orders = [order_of(job, epoch) for epoch in range(job["epochs"])]
+
+    def batches() -> Iterator[Any]:
+        [(shape, dtype)] = plain.shapes()
+        held = np.empty((len(plain), *shape), dtype)
+        step = max(1, PIECE // plain.nbytes())
+        for first in range(0, len(held), step):
+            plain.rows(first, held[first : first + step])
+        for order in orders:
+            yield from (held[rows] for rows in order)
+
+    return timed(job, given(job, batches(), orders)) | {"label": "copied to RAM first", "setting": {}}
+
+
+def page_cache_part(job: Job) -> Measures:
+    """An epoch, after which the cache is as full as it gets, and the next, which is timed."""
+    import h5py
+
+    with h5py.File(job["path"], locking=False) as file:
+        data = file[FIELD]
+        offset, row, dtype = data.id.get_offset(), data[0].nbytes, data.dtype
+    orders = [order_of(job, 0), order_of(job, 1)]
+    descriptor = os.open(job["path"], os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+
+    def batches(pool: ThreadPoolExecutor) -> Iterator[Any]:
+        def read(batch: NDArray[Any], place: int, sample: int) -> None:
+            if os.preadv(descriptor, [batch[place : place + 1].view("u1").reshape(-1)], offset + sample * row) != row:
+                raise OSError(f"sample {sample} came short")
+
+        for rows in itertools.chain(*orders):
+            batch = np.empty((len(rows), *job["shape"]), dtype)
+            list(pool.map(read, itertools.repeat(batch), range(len(rows)), rows.tolist()))
+            yield batch
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        made = batches(pool)
+        for _ in itertools.islice(made, 2):  # threads and imports have their memory before the group counts
+            pass
+        groups.enter(Path(job["group"]), job["memory"] + groups.OWN)
+        return timed(job | {"begin": time.perf_counter()}, given(job, made, [orders[0][2:], orders[1]])) | {
+            "label": "a page cache of this memory, 16 threads", "setting": {},
+        }  # fmt: skip
 
 
 # --- solar ----
 
 
 def solar_part(job: Job) -> Measures:
-    """Epochs back to back, each from the last batch of the one before to its own last batch."""
+    """With the defaults and `buffer`; with several ranks the sampler that they need."""
+    from solar import DataLoader, H5Dataset, PlanSampler
+
+    data = H5Dataset(job["path"], FIELD)
+    if job["ranks"] > 1:
+        order: dict[str, Any] = {"sampler": PlanSampler(data, job["ranks"], rank(), seed=SEED)}
+    else:
+        order = {"shuffle": True}
+    with DataLoader(data, job["batch"], drop_last=True, buffer=job["memory"], **order) as loader:
+
+        def epochs() -> Iterator[Batches]:
+            for epoch in range(job["epochs"]):
+                loader.set_epoch(epoch) if "sampler" in order else None
+                yield ((batch, None) for batch in loader)
+
+        return timed(job, epochs()) | {"label": "solar, shuffle=True, buffer=", "setting": {}} | said(loader)
+
+
+def known_part(job: Job) -> Measures:
     from solar import DataLoader, H5Dataset, PlanSampler
     from solar.values import Storage
 
-    check = Check(Path(job["folder"]), job["shape"])
-    dataset = H5Dataset(job["path"], FIELD)
-    sampler = PlanSampler(dataset, job["ranks"], rank(), seed=SEED, drop_last=True)
-    storage = Storage(**job["storage"]) if job["storage"] else None
-    epochs = job["rounds"] + 2
-    rounds = []
+    data = H5Dataset(job["path"], FIELD)
+    sampler = PlanSampler(data, job["ranks"], rank(), seed=SEED, drop_last=True)
+    more: dict[str, Any] = {"storage": Storage(**costs(job))} if job["storage"] else {}
     with DataLoader(
-        dataset, job["batch"], sampler=sampler, drop_last=True, buffer=job["memory"], epochs=epochs, storage=storage
+        data, job["batch"], sampler=sampler, drop_last=True, buffer=job["memory"], epochs=job["epochs"], **more
     ) as loader:
-        meter, before = Meter(job), loader.stats()
-        for epoch in range(epochs):
-            sampler.set_epoch(epoch)
-            unmeasured = epoch in (0, epochs - 1)
-            for batch, samples in zip(loader, order_of(job, epoch), strict=True):
-                check.numbers(batch, samples)
-                if unmeasured:
-                    check.bytes(batch, samples)
-            took, now = meter.lap(), loader.stats()
-            if not unmeasured:
-                counted = {name: now[name] - before[name] for name in ("requests", "bytes", "buffer_hits")}
-                rounds.append(took | counted | {"samples": order_of(job, epoch).size})
-            before = now
-        waits = loader.stats()["wait_seconds"]
-    return {
-        "label": "solar, DataLoader(buffer=)", "setting": {}, "rounds": rounds, "compared": check.digested,
-        "peak_counted": now["peak_bytes"], "waits": waits,
-    }  # fmt: skip
+
+        def epochs() -> Iterator[Batches]:
+            for epoch in range(job["epochs"]):
+                sampler.set_epoch(epoch)
+                yield zip(loader, order_of(job, epoch), strict=True)
+
+        label = "solar, PlanSampler, epochs=, storage=, buffer="
+        return timed(job, epochs()) | {"label": label, "setting": {}} | said(loader)
 
 
-# --- plans carried out without the loader ----
+def said(loader: Any) -> Measures:
+    stats = loader.stats()
+    return {"waits": stats["wait_seconds"], "peak_counted": stats["peak_bytes"], "hits": stats["buffer_hits"]}
 
 
-def course_part(job: Job) -> Measures:
-    """What the loader would do, by itself: whole epochs, of which the first and the last are not timed."""
-    found = _carried(job, [order_of(job, epoch) for epoch in range(job["rounds"] + 2)], "course")
-    return found | {"label": "solar, the plan without the loader", "rounds": found["rounds"][1:-1]}
+# --- policies of others, carried out by solar's reader ----
 
 
 def pinned_part(job: Job) -> Measures:
-    """The pinned part is read before the first of the epochs, which are cut short, and which is not timed."""
-    found = _carried(job, [order_of(job, epoch)[: job["part"]] for epoch in range(job["rounds"] + 1)], "pinned")
-    return found | {"label": "a pinned cache", "rounds": found["rounds"][1:]}
+    """The pinned part is read before the first of the epochs, which are cut short."""
+    return _carried(job, [order_of(job, epoch)[: job["part"]] for epoch in range(2)], "pinned", "a pinned cache")
 
 
 def paper_part(job: Job) -> Measures:
-    """Whole epochs, of which the first is not timed: memory is empty before it."""
-    orders = [order_of(job, epoch) for epoch in range((job["rounds"] + 1) // 2 + 1)]
-    found = _carried(job, orders, "paper")
-    return found | {"label": "SOLAR's published policy, by solar's reader", "rounds": found["rounds"][1:]}
+    orders = [order_of(job, epoch) for epoch in range(2)]
+    return _carried(job, orders, "paper", "SOLAR's published policy, by solar's reader")
 
 
-def _carried(job: Job, orders: list[NDArray[np.int64]], policy: str) -> Measures:
+def _carried(job: Job, orders: list[NDArray[np.int64]], policy: str, label: str) -> Measures:
     from bench import buffer_policy
     from solar.values import Storage
 
-    check, storage = Check(Path(job["folder"]), job["shape"]), Storage(**job["storage"] or LOCAL)
-    path, memory = Path(job["path"]), job["memory"]
+    storage, path, memory = Storage(**costs(job)), Path(job["path"]), job["memory"]
     if policy == "paper":
         carried = buffer_policy.edge_reuse(path, orders, memory, storage)
     else:
-        way = buffer_policy.pinned_way(memory) if policy == "pinned" else None
-        carried = buffer_policy.carried_out(path, orders, memory, storage, way)
-    rounds = []
-    meter = Meter(job)
-    for epoch, order in enumerate(orders):
-        for samples in order:
-            batch = next(carried.batches)
-            check.numbers(batch, samples)
-            if epoch == 0:
-                check.bytes(batch, samples)
-        rounds.append(meter.lap() | {"samples": order.size})
-        if carried.course:
-            planned = carried.course.counts[epoch]
-            seconds = storage.seconds(planned.requests, planned.bytes, planned.decoded * NBYTES)
-            rounds[-1]["planned_seconds"] = seconds
+        carried = buffer_policy.carried_out(path, orders, memory, storage, buffer_policy.pinned_way(memory))
     ways = asdict(carried.course.way) if carried.course else {}
     chosen = {name: value for name, value in ways.items() if value and name != "direct"}
-    return {"setting": chosen, "rounds": rounds, "compared": check.digested, "run": carried.counts()}
+    return timed(job, given(job, carried.batches, orders)) | {"label": label, "setting": chosen}
 
 
 PARTS: dict[str, Callable[[Job], Measures]] = {
-    "torch": torch_part,
-    "solar": solar_part,
-    "pinned": pinned_part,
-    "paper": paper_part,
-    "course": course_part,
-}
+    "torch": torch_part, "windowed": windowed_part, "page_cache": page_cache_part, "ram_copy": ram_part,
+    "pinned": pinned_part, "paper": paper_part, "solar": solar_part, "solar_known": known_part,
+}  # fmt: skip
 
 
 def part(job: Job) -> Measures:
@@ -215,5 +285,5 @@ def part(job: Job) -> Measures:
 
         torch.distributed.init_process_group("gloo")
     found: Measures = {}
-    peak = machine.peak_rss(lambda: found.update(PARTS[job["peer"]](job)))
+    peak = machine.peak(lambda: found.update(PARTS[job["peer"]](job)))
     return found | {"peak_rss": peak}

@@ -9,9 +9,18 @@ from bench import scene
 from bench.scene import SHAPE
 from bench.scenes import CODEC
 
-PEERS = ("torch", "pinned", "paper", "solar")
-TWO = ("torch", "solar")
-FRACTIONS = (1.0, 0.5, 0.25, 0.1)
+RPC = 4 << 20  # bytes that one request of a parallel file system fetches at most
+# What a storage is: seconds of a request, bytes and requests a second; and the workers that PyTorch tries on it.
+STORAGES: dict[str, tuple[float, float, float]] = {
+    "disks": (1e-3, 1e9, 500.0),
+    "flash": (3e-4, 2e9, 20e3),
+    "NVMe": (1e-4, 3e9, 100e3),
+}
+PEERS = ("torch", "windowed", "ram_copy", "page_cache", "pinned", "paper", "solar", "solar_known")
+# Who is timed over a part, for all of an epoch is alike: what their rate is once they are at it.
+PARTLY = ("torch", "page_cache", "pinned", "paper")
+OURS = ("solar", "solar_known")
+USUAL = ("torch", "windowed", *OURS)
 
 
 @dataclass(frozen=True)
@@ -22,16 +31,16 @@ class Scene:
     title: str
     samples: int
     fractions: tuple[float, ...]  # memory, of the bytes of all samples
-    slowed: bool
-    peers: tuple[str, ...]
-    settings: tuple[dict[str, Any], ...]  # that torch tries
-    part: int  # batches of a round of torch
-    search: int  # batches of a try
+    storage: str = ""  # of STORAGES; "": the local disk, warm
+    peers: tuple[str, ...] = USUAL
+    workers: tuple[int, ...] = (0, 4)  # that torch tries
+    part: int = 24  # batches of PyTorch's part of an epoch
+    search: int = 6  # batches of a try
+    epochs: int = 5
     options: dict[str, Any] = field(default_factory=dict)  # of bench.scene.Scene
     batch: int = 64
     shape: tuple[int, ...] = SHAPE
     ranks: int = 1
-    paper: tuple[float, ...] = ()  # the fractions at which the published SOLAR's policy runs, which takes whole epochs
 
     @property
     def data(self) -> scene.Scene:
@@ -43,49 +52,60 @@ class Scene:
     def sample_nbytes(self) -> int:
         return self.data.sample_nbytes
 
+    @property
+    def filling(self) -> bool:
+        """Whether PyTorch's chunk caches make its later epochs faster, so that whole ones are timed."""
+        return "chunk" in self.options and not self.storage
+
     def peers_at(self, fraction: float) -> list[str]:
         """Who runs with this much memory. What torch does with contiguous data does not depend on it."""
         alike = fraction != self.fractions[0] and "chunk" not in self.options
         left = {"torch"} if alike else set()
-        if fraction not in self.paper:
-            left.add("paper")
         if fraction >= 1:
-            left.add("pinned")
+            left |= {"pinned", "paper", "page_cache"}
+        else:
+            left |= {"ram_copy"}
+        if fraction != 0.25:  # each takes an epoch of single reads
+            left |= {"paper", "page_cache"}
         return [peer for peer in self.peers if peer not in left]
 
 
-def ways(*pairs: tuple[str, int]) -> tuple[dict[str, Any], ...]:
-    return tuple({"kind": kind, "workers": workers} for kind, workers in pairs)
+SIZES: dict[str, dict[str, Any]] = {
+    "64 KB": {"samples": 8192},
+    "3 MB": {"samples": 256, "shape": (3, 512, 512), "batch": 8, "part": 12, "search": 3},
+    "17 MB": {"samples": 64, "shape": (4, 128, 128, 64), "batch": 2, "part": 12, "search": 3},
+}
 
 
-ALL = ways(("items", 0), ("items", 4), ("sorted", 0), ("sorted", 4), ("sorted", 16))
-SOME = ways(("items", 4), ("sorted", 0), ("sorted", 4))
+def table() -> list[Scene]:
+    """Three storages, three sizes of samples, memory for a quarter: where the gain is little, it shows."""
+    found = []
+    for storage, (size, facts) in ((storage, one) for storage in STORAGES for one in SIZES.items()):
+        name = f"{storage}_{size}".replace(" ", "").lower()
+        epochs = 3 if storage == "disks" else 5
+        found.append(Scene(name, f"{size}, {storage}", fractions=(0.25,), storage=storage, epochs=epochs, **facts))
+    return found
 
 
 def scenes(quick: bool) -> dict[str, Scene]:
-    """By name; the quick ones are small."""
-    most, part, search = (8192, 8, 4) if quick else (65536, 96, 32)
-    tried = (("sorted", 0), ("sorted", 2)) if quick else (("items", 0), ("items", 2), ("sorted", 0), ("sorted", 2))
-    slowed = Scene("slowed", "64 KB, contiguous, slowed", most, FRACTIONS, True, PEERS, SOME if quick else ALL, part,
-                   search, paper=(0.5,) if quick else (0.5, 0.25))  # fmt: skip
-    two = ways(("items", 4), ("sorted", 4)) if quick else SOME
-    small = replace(slowed, fractions=(0.25,), peers=TWO, settings=two, paper=())
-    large = replace(small, part=12 if quick else 16, search=8)
-    auto_gzip = Scene(
-        "auto_gzip", "64 KB, h5py's automatic chunks, gzip", most, (0.25,), False, TWO,
-        ways(*tried), part=2 if quick else 6,
-        search=1 if quick else 2, options={"chunk": "auto", "filters": {"compression": "gzip"}},
-    )  # fmt: skip
+    """By name; the quick ones are small, for a look."""
+    on_disks = Scene("slowed", "64 KB, contiguous, disks", 8192, (1.0, 0.5, 0.25, 0.1), "disks", PEERS)
+    small = replace(on_disks, fractions=(0.25,), peers=USUAL)
+    gzip = {"compression": "gzip"}
     found = (
-        slowed,
-        replace(small, name="slowed_2_ranks", title="64 KB, contiguous, slowed, 2 ranks", ranks=2),
-        replace(small, name="slowed_chunk64", title="64 KB, 64-sample chunks, slowed", options={"chunk": 64}),
-        replace(small, name="slowed_codec", title="64 KB, our codec (off by 0.4 at most), slowed", fractions=(0.1,),
+        on_disks,
+        *table(),
+        replace(small, name="slowed_chunk64", title="64 KB, 64-sample chunks, disks", options={"chunk": 64}),
+        replace(small, name="slowed_codec", title="64 KB, our codec (off by 0.4 at most), disks", fractions=(0.1,),
                 options={"chunk": 1, "filters": CODEC}),
-        replace(large, name="slowed_3m", title="3 MB, contiguous, slowed", samples=most // 32, shape=(3, 512, 512),
-                batch=8),
-        replace(large, name="slowed_17m", title="17 MB, contiguous, slowed", samples=96 if quick else 512,
-                shape=(4, 128, 128, 64), batch=2),
-        auto_gzip,
+        replace(small, name="slowed_2_ranks", title="64 KB, contiguous, disks, 2 ranks", ranks=2,
+                peers=("torch", "solar", "solar_known")),
+        Scene("auto_gzip", "64 KB, h5py's automatic chunks, gzip, warm", 8192, (1.0, 0.25), workers=(0, 2),
+              options={"chunk": "auto", "filters": gzip}),
+        Scene("chunk16_gzip", "64 KB, 16-sample chunks, gzip, warm", 8192, (1.0, 0.25), workers=(0, 2),
+              options={"chunk": 16, "filters": gzip}),
     )  # fmt: skip
+    if quick:
+        found = tuple(replace(one, samples=max(one.samples // 2, 8 * one.batch), epochs=2, part=6, search=2)
+                      for one in found)  # fmt: skip
     return {one.name: one for one in found}

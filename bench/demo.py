@@ -6,10 +6,10 @@ Run by `make demo`. Everything happens in a temporary folder; a minute on two co
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -18,11 +18,15 @@ from torch import nn
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Subset
 
-from examples.common import PlainH5
 from solar import DataLoader, H5Dataset
+from solar.io.plain import Plain
+from solar.torch.plain import Items, best_of, dataset_of
 
 SIZE = 64  # pixels along each side of a pattern
 BATCH = 64
+FIELDS = ("x", "y")
+EPOCHS = 10
+TRIAL_SECONDS = 0.3  # of one of PyTorch's settings
 TRAINED = 1024  # samples; the convolutions, not the data, take the time
 
 
@@ -88,31 +92,44 @@ class Surrogate(nn.Module):
         return torch.cat([self.amplitude(code), self.phase(code)], dim=1)
 
 
-def same_batches(ours: H5Dataset, plain: PlainH5) -> int:
+def same_batches(ours: H5Dataset, plain: Plain) -> int:
     """Walks one shuffled epoch of both with the same seed; returns the batches compared, stops at a difference."""
     mine = DataLoader(ours, BATCH, shuffle=True, generator=torch.Generator().manual_seed(7))
-    theirs = TorchLoader(plain, BATCH, shuffle=True, generator=torch.Generator().manual_seed(7))
+    theirs = TorchLoader(Items(plain), BATCH, shuffle=True, generator=torch.Generator().manual_seed(7))
     batches = 0
     for expected, got in zip(theirs, mine, strict=True):
-        for name, tensor in expected.items():
+        for name, tensor in zip(FIELDS, expected.values(), strict=True):
             if got[name].dtype != tensor.dtype or not torch.equal(got[name], tensor):
                 raise SystemExit(f"batch {batches}: {name} differs from PyTorch's")
         batches += 1
     return batches
 
 
-def rate(loader: TorchLoader, seconds: float = 2.0) -> float:
-    """Samples a second of a loader alone: the median over a few stretches, the first (warm-up) left out."""
-    rates = []
-    for stretch in range(4):
-        samples, start = 0, time.perf_counter()
+def rates(loader: TorchLoader, seconds: float = 0.0) -> tuple[float, float]:
+    """Samples a second of a loader alone: of EPOCHS epochs with their beginning, and of those after the first.
+
+    With `seconds` of what comes in so long, for trials.
+    """
+    start, first, samples = time.perf_counter(), 0.0, 0
+    for _ in range(EPOCHS):
         for batch in loader:
-            samples += len(batch["x"])
-            if time.perf_counter() - start > seconds / 3:
-                break
-        if stretch:
-            rates.append(samples / (time.perf_counter() - start))
-    return statistics.median(rates)
+            samples += len(next(iter(batch.values())))
+            if seconds and time.perf_counter() - start > seconds:
+                return samples / (time.perf_counter() - start), 0.0
+        first = first or time.perf_counter() - start
+    took = time.perf_counter() - start
+    return samples / took, samples * (EPOCHS - 1) / EPOCHS / (took - first)
+
+
+def best_of_torch(plain: Plain, memory: int) -> tuple[TorchLoader, dict[str, Any]]:
+    """PyTorch's loader over h5py with what trials find to be the best for this file."""
+
+    def made(setting: dict[str, Any]) -> TorchLoader:
+        data, given = dataset_of(plain, setting, BATCH, memory)
+        return TorchLoader(data, BATCH, shuffle=True, **given)
+
+    best, _, _ = best_of(plain, BATCH, memory, (0, 2), lambda setting: rates(made(setting), TRIAL_SECONDS)[0], 30.0)
+    return made(best), best
 
 
 def train(loader: DataLoader, epochs: int) -> None:
@@ -139,6 +156,26 @@ def train(loader: DataLoader, epochs: int) -> None:
         )
 
 
+def compare(path: Path) -> None:
+    """Both loaders on both ways to store: the same batches, and how fast."""
+    print(f"  {path.stat().st_size / 1e6:.0f} MB\n\nsamples/s, shuffled batches of {BATCH}, file in the page cache;")
+    print(f"{EPOCHS} epochs with their beginning, and the epochs after the first:")
+    print(f"  {'storage':34}{'PyTorch + h5py':>22}{'solar':>22}{'ratio':>14}   batches")
+    for dataset, storage in (("counts", "contiguous"), ("counts_gzip", 'chunked by h5py, compression="gzip"')):
+        plain, ours = (
+            Plain([str(path)], [f"/{dataset}", "/truth"]),
+            H5Dataset(path, {"x": f"/{dataset}", "y": "/truth"}),
+        )
+        compared = same_batches(ours, plain)
+        loader, best = best_of_torch(plain, len(plain) * plain.nbytes())
+        theirs, solars = rates(loader), rates(DataLoader(ours, BATCH, shuffle=True))
+        pairs = "".join(f"{f'{whole:,.0f} / {steady:,.0f}':>22}" for whole, steady in (theirs, solars))
+        times = " / ".join(f"{own / other:.1f}x" for own, other in zip(solars, theirs, strict=True))
+        print(f"  {storage:34}{pairs}{times:>14}   {compared} identical", flush=True)
+        said = ", ".join(f"{name} {value}" for name, value in best.items())
+        print(f"    (PyTorch at its best of all ways to read with h5py: {said})", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=4096)
@@ -148,23 +185,8 @@ def main() -> None:
         path = Path(folder) / "patterns.h5"
         print(f"making {arguments.samples} diffraction patterns of {SIZE} x {SIZE} ...", flush=True)
         make_patterns(path, arguments.samples)
-        print(
-            f"  {path.stat().st_size / 1e6:.0f} MB\n\nsamples/s, shuffled batches of {BATCH}, file in the page cache:"
-        )
-        print(f"  {'storage':34}{'PyTorch + h5py':>16}{'solar':>12}{'ratio':>9}   batches")
-        for dataset, storage in (("counts", "contiguous"), ("counts_gzip", 'chunked by h5py, compression="gzip"')):
-            fields = {"x": f"/{dataset}", "y": "/truth"}
-            plain, ours = PlainH5(path, fields), H5Dataset(path, fields)
-            compared = same_batches(ours, plain)
-            theirs = max(rate(TorchLoader(plain, BATCH, shuffle=True, num_workers=workers)) for workers in (0, 2))
-            solars = rate(DataLoader(ours, BATCH, shuffle=True))
-            print(
-                f"  {storage:34}{theirs:16,.0f}{solars:12,.0f}{solars / theirs:8.1f}x   {compared} identical",
-                flush=True,
-            )
-        print(
-            "\n(PyTorch at its better of 0 and 2 workers)\n\ntraining a small PtychoNN on some of them, through solar:"
-        )
+        compare(path)
+        print("\ntraining a small PtychoNN on some of them, through solar:")
         some = Subset(H5Dataset(path, {"x": "/counts", "y": "/truth"}), range(min(TRAINED, arguments.samples)))
         train(DataLoader(some, BATCH, shuffle=True), arguments.epochs)
 

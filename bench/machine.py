@@ -14,11 +14,13 @@ from typing import Any
 import psutil
 
 from bench import pread
+from solar.io.machine.resident import resident_nbytes
 
 SHOWN = (
     "solar", "torch", "numpy", "h5py", "hdf5plugin", "ffcv", "tensorstore", "litdata", "webdataset",
     "mosaicml-streaming", "spdl", "grain", "h5torch", "pysz", "zfpy", "blosc2", "deflate", "lz4", "numcodecs",
 )  # fmt: skip
+LOOK = 0.2  # seconds between two looks at the memory: a look takes milliseconds
 DROP = Path("/proc/sys/vm/drop_caches")
 
 
@@ -96,20 +98,17 @@ def files_of(folder: Path) -> Iterable[Path]:
     return (path for path in folder.rglob("*") if path.is_file())
 
 
-def peak_rss(work: Callable[[], Any]) -> int:
-    """Runs `work`; the largest sum of resident bytes of this process and all below it, looked at 20 times a second."""
-    done, peak, this = threading.Event(), 0, psutil.Process()
+def peak(work: Callable[[], Any]) -> int:
+    """Runs `work`; the most memory of this process and all below it, looked at now and then.
+
+    Shared pages are divided among those who have them, pages of files are left aside: the same for all readers.
+    """
+    done, most, this = threading.Event(), 0, os.getpid()
 
     def look() -> None:
-        nonlocal peak
-        while not done.wait(0.05):
-            total = 0
-            for process in (this, *this.children(recursive=True)):
-                try:
-                    total += process.memory_info().rss
-                except psutil.NoSuchProcess:
-                    continue
-            peak = max(peak, total)
+        nonlocal most
+        while not done.wait(LOOK):
+            most = max(most, resident_nbytes(this))
 
     watcher = threading.Thread(target=look)
     watcher.start()
@@ -118,4 +117,4 @@ def peak_rss(work: Callable[[], Any]) -> int:
     finally:
         done.set()
         watcher.join()
-    return peak
+    return most

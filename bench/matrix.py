@@ -1,12 +1,12 @@
-"""The whole matrix: which scenes there are, and all of them one after another.
+"""All that the pages quote, one command after another, the most important first.
 
     python -m bench.matrix [--full] [--record] [--list]
 
-Without --full the quick set: small data, short rounds, less than ten minutes on a quiet machine of two cores, each
-value of the matrix at least once; what is left out is the product of all values. Each step is a command of its own,
-printed before it runs, and can be run alone. --record adds to bench/results/*.jsonl; given again within an hour, it
-goes on where it was ended. A step that fails is told at the end, and the others run. `python -m bench.report`
-makes tables of what was recorded.
+Without --full some 25 minutes on a quiet machine of two cores: the scenes that README and the first tables show. With
+it all scenes, about an hour and a half. Each step is a command of its own, printed before it runs, and can be run
+alone. --record adds to bench/results/*.jsonl; given again within an hour, it goes on where it was ended. A step that
+fails is told at the end, and the others run. `python -m bench.report --docs` puts what was recorded into the pages;
+what was recorded while the load average was 1 or more before it began, they do not quote.
 """
 
 from __future__ import annotations
@@ -18,39 +18,15 @@ import time
 from typing import NamedTuple
 
 from bench import tables
-from bench.records import ROOT
+from bench.records import ROOT, load
 
-# What is varied, and in which scenes: of `python -m bench`, or of the module that is named.
-MATRIX = {
-    "samples": {
-        "64 KB": "contiguous_64k, chunk1_*, chunk64_*, auto_*; buffer: slowed",
-        "3 MB": "contiguous_3m, chunk1_3m, cold_3m, codec_3m; buffer: slowed_3m; utilisation",
-        "17 MB": "contiguous_17m, cold_17m; buffer: slowed_17m",
-    },
-    "storage": {
-        "contiguous": "contiguous_*, cold_*; buffer: slowed, slowed_3m, slowed_17m",
-        "one-sample chunks": "chunk1_*",
-        "64-sample chunks": "chunk64_plain, chunk64_deflate; buffer: slowed_chunk64",
-        "h5py's automatic chunks, gzip": "buffer: auto_gzip (whole epochs; in a part of one, memory would only fill)",
-        "our codec": "codec_64k, codec_3m; buffer: slowed_codec",
-    },
-    "cache": {
-        "warm": "all others of python -m bench; buffer: auto_gzip; utilisation, dlio: warm",
-        "cold": "cold_64k, cold_3m, cold_17m",
-        "slowed": "buffer: slowed*; utilisation, dlio: slowed",
-    },
-    "buffer": {
-        "1, 0.5, 0.25, 0.1": "buffer: slowed",
-        "0.25 or 0.1": "buffer: all others",
-        "0.25, 0.75": "utilisation: slowed",
-    },
-    "ranks": {"1": "all others", "2": "buffer: slowed_2_ranks (one node); python -m bench.ranks: more, and nodes"},
-    "policies": {"NoPFS at best, published SOLAR": "buffer: slowed (pinned, paper), carried out by solar's reader"},
-}
-
-LEAST = ["limit_pread", "limit_decode", "solar_loader", "torch_h5py", "torch_h5py_sorted"]
-RATES = ["cold_17m", "chunk1_deflate", "codec_64k"]
-BUFFER = ["slowed", "auto_gzip", "slowed_2_ranks", "slowed_chunk64", "slowed_codec", "slowed_3m", "slowed_17m"]
+# Of python -m bench: what decides most, first.
+RATES = (
+    "contiguous_64k", "chunk1_deflate", "chunk64_plain", "chunk16_deflate", "chunk64_deflate", "auto_plain",
+    "auto_gzip", "contiguous_3m", "codec_64k", "cold_64k",
+)  # fmt: skip
+BUFFER = (("slowed",), ("auto_gzip", "chunk16_gzip"), ("disks_64kb", "disks_3mb", "disks_17mb"),
+          ("flash_64kb", "flash_3mb", "flash_17mb"), ("nvme_64kb", "nvme_3mb", "nvme_17mb"))  # fmt: skip
 
 
 class Step(NamedTuple):
@@ -64,41 +40,40 @@ def steps(full: bool, record: bool) -> list[Step]:
     if full:
         return [
             Step(["bench", *end], 2400),
-            Step(["bench.buffer", *end], 2400),
+            Step(["bench.buffer", *end], 1500),
             Step(["bench.utilisation", *end], 240),
             Step(["bench.dlio", *end], 120),
         ]
-    short = ["--quick", "--rounds", "3", "--seconds", "0.4"]
+    seconds = (260, 150, 130, 120, 120)
     return [
-        Step(["bench", *short, "--scenes", *RATES, "--peers", *LEAST, *end], 120),
-        Step(["bench.buffer", "--quick", "--rounds", "2", "--scenes", *BUFFER, *end], 290),
-        Step(["bench.utilisation", "--quick", *end], 130),
-        Step(["bench.dlio", "--scenes", "slowed", *end], 50),
+        Step(["bench", "--rounds", "1", "--scenes", *RATES[:5], *end], 280),
+        *(Step(["bench.buffer", "--scenes", *names, *end], took) for names, took in zip(BUFFER, seconds, strict=True)),
+        Step(["bench", "--rounds", "1", "--scenes", *RATES[5:], *end], 280),
+        Step(["bench.utilisation", *end], 200),
     ]
 
 
-def listed() -> str:
-    """The matrix as tables."""
-    return tables.parted(*(tables.table(f"{varied}|scenes", values.items()) for varied, values in MATRIX.items()))
+def listed(full: bool) -> str:
+    """What would run."""
+    rows = ((f"`python -m {' '.join(step.command)}`", step.seconds) for step in steps(full, True))
+    return tables.table("command|seconds, about:", rows)
 
 
 def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m bench.matrix", description=__doc__, formatter_class=form)
-    parser.add_argument(
-        "--full", action="store_true", help="all scenes, with all of their data: about an hour and a half"
-    )
+    parser.add_argument("--full", action="store_true", help="all scenes, about an hour and a half")
     parser.add_argument("--record", action="store_true", help="adds to bench/results/*.jsonl, not to build/bench")
-    parser.add_argument("--list", action="store_true", help="shows the matrix, and runs nothing")
+    parser.add_argument("--list", action="store_true", help="shows the commands, and runs nothing")
     asked = parser.parse_args()
     if asked.list:
-        print(listed())
+        print(listed(asked.full))
         return
-    failed = []
+    failed, before = [], load()
     for step in steps(asked.full, asked.record):
         print(f"\n== python -m {' '.join(step.command)}    (about {step.seconds} s)", flush=True)
         begin = time.monotonic()
-        if subprocess.run([sys.executable, "-m", *step.command], cwd=ROOT).returncode:
+        if subprocess.run([sys.executable, "-m", *step.command, "--load-before", str(before)], cwd=ROOT).returncode:
             failed.append(" ".join(step.command))
         print(f"   took {time.monotonic() - begin:.0f} s", flush=True)
     if failed:

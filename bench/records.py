@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from typing import Any
 Record = dict[str, Any]
 ROOT = Path(__file__).parent.parent
 RESULTS, BUILD = ROOT / "bench" / "results", ROOT / "build" / "bench"
+QUIET = 1.0  # load average below which figures are quoted
 RECENT = timedelta(hours=1)  # a record that is no older is not measured again by the same command
 
 
@@ -40,6 +42,17 @@ def found(path: Path, **same: Any) -> Record | None:
     return None
 
 
+def load(before: float | None = None) -> float:
+    """The load average before anything began, which the matrix tells its steps: their own would be ours.
+
+    Others at work here are told, for the figures will show it.
+    """
+    found = os.getloadavg()[0] if before is None else before
+    if found >= QUIET:
+        print(f"load average {found:.1f}: the pages quote no records of such a run", file=sys.stderr, flush=True)
+    return found
+
+
 def arguments(module: str, about: str, kept: str, **chosen: Iterable[str]) -> argparse.ArgumentParser:
     """What every bench is asked: which of the names to choose from, --quick, and where data and records are to be.
 
@@ -53,6 +66,7 @@ def arguments(module: str, about: str, kept: str, **chosen: Iterable[str]) -> ar
     parser.add_argument("--quick", action="store_true", help="fewer data and rounds, for a look")
     parser.add_argument("--folder", type=Path, help="for the data, on the disk to measure")
     parser.add_argument("--out", type=Path, default=BUILD / f"{kept}.jsonl", help="lines are added (%(default)s)")
+    parser.add_argument("--load-before", type=float, help="load average before a run of which this is a part")
     to = RESULTS / f"{kept}.jsonl"
     parser.add_argument("--record", dest="out", action="store_const", const=to, help=f"add them to {to} instead")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

@@ -15,15 +15,22 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench import codec_tables, records, tables
+from bench import buffer_scenes, buffer_tables, codec_tables, records, tables, utilisation
+from bench.scenes import all_scenes
 from bench.tables import Record, parted, table
 
 ROOT = Path(__file__).parent.parent
+README_RATES = (
+    "contiguous_64k", "contiguous_3m", "chunk1_deflate", "chunk16_plain", "chunk64_deflate", "auto_gzip", "codec_64k",
+    "cold_64k", "virtual_64k",
+)  # fmt: skip
+README_BUFFER = (("slowed", 0.5), ("slowed", 0.25), ("slowed", 0.1), ("disks_3mb", 0.25), ("flash_64kb", 0.25),
+                 ("nvme_17mb", 0.25), ("auto_gzip", 0.25))  # fmt: skip
 RESULTS, BUILD, DOCS = ROOT / "bench" / "results", ROOT / "build", ROOT / "docs"
 
 
 def buffered(found: list[Record]) -> str:
-    return parted(tables.calibrated(found), tables.buffered(found))
+    return parted(buffer_tables.calibrated(found), buffer_tables.buffered(found))
 
 
 TABLES: dict[str, Callable[[list[Record]], str]] = {
@@ -83,28 +90,44 @@ def losses(curves: Iterable[Path]) -> str:
 # --- what stands in docs/ ----
 
 
-def matrix() -> str:
-    """What python -m bench.matrix --record found."""
-    rates = tables.newest(records.read(RESULTS / "matrix.jsonl"), "scene", "peer")
-    # Records of before the matrix had none of its time marks, and stand in the page already.
-    made = [one for one in records.read(RESULTS / "buffer.jsonl") if "made" in one]
-    scenes = tables.by_scene(rates)
-    parts = {
-        "Rates": parted(tables.measured(rates), tables.ratios(scenes), tables.rounds(scenes)),
-        "With a buffer, on the slowed file system": tables.buffered(made),
-        "Accelerator utilisation": tables.utilisation(records.read(RESULTS / "utilisation.jsonl")),
-        "DLIO": tables.dlio(records.read(RESULTS / "dlio.jsonl")),
-    }
-    return parted(*(f"### {title}\n\n{text}" for title, text in parts.items() if text))
+def quoted(name: str) -> list[Record]:
+    """What the pages may say: whole, not a quick look, and of a machine that was quiet before."""
+    found = records.read(RESULTS / f"{name}.jsonl")
+    return [one for one in found if not one.get("quick") and one.get("load_before", records.QUIET) < records.QUIET]
+
+
+def rates() -> str:
+    return tables.rates(quoted("rates"), {name: scene.title for name, scene in all_scenes().items()})
+
+
+def buffer() -> str:
+    titles = {(one.name, share): one.title for one in buffer_scenes.scenes(False).values() for share in one.fractions}
+    found = quoted("buffer")
+    return parted(buffer_tables.calibrated(found), buffer_tables.buffered(found, titles))
+
+
+def utilised() -> str:
+    """A row for each scene, of PyTorch and of solar."""
+    titles = [(name, peer) for name in utilisation.SCENES for peer in ("torch", "solar")]
+    return tables.utilisation(quoted("utilisation"), titles)
+
+
+def first() -> str:
+    """For README: where we lose or tie, then some scenes of each kind, by the same records."""
+    return buffer_tables.short(quoted("rates"), quoted("buffer"), README_RATES, README_BUFFER)
 
 
 def of_docs() -> dict[tuple[str, str], str]:
     """By page and mark, the tables that stand there."""
     return {
-        ("benchmarks.md", "results"): tables.rates(records.read(RESULTS / "two_cores.jsonl")),
+        ("../README.md", "figures"): first(),
+        ("benchmarks.md", "first"): first(),
+        ("benchmarks.md", "rates"): rates(),
+        ("benchmarks.md", "buffer"): buffer(),
+        ("benchmarks.md", "utilisation"): utilised(),
+        ("benchmarks.md", "dlio"): tables.dlio(records.read(RESULTS / "dlio.jsonl")),
         ("benchmarks.md", "ranks"): tables.ranks(records.read(RESULTS / "ranks.jsonl")),
         ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl")),
-        ("benchmarks.md", "matrix"): matrix(),
         ("gpu.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
     }
 

@@ -1,166 +1,131 @@
-"""One peer, one scene, one fresh process, one JSON line.
+"""One peer on one scene, in a process of its own (bench.parts): getting ready, or one whole run.
 
-    python -m bench.run PEER SCENE FOLDER [--seconds 1] [--rounds 5] [--told]
-
-FOLDER holds the scene (bench.scene.make). The peer's own format is made, its settings are tried, its samples are
-compared with the reference, and then rounds are timed. With --told a round is run for each line of the input (who calls
-alternates between peers) and answered with a line; without, --rounds are run at once. The record comes last.
-
-A warm round is timed after a run-up that empties what was read ahead; a cold round is one epoch, or as much of it as
---seconds allow, from the first call on.
+ready   the peer's own format is made, its settings are tried, its samples are compared with the reference
+whole   epochs by its loader from the first import to the last batch: start, planning and first epoch are in it
+rate    what a limit reaches within a second
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import statistics
-import sys
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench import machine, parts, peers
+from bench import machine, peers
 from bench.scene import Scene, digests_of
 from bench.scenes import all_scenes
 
-RUN_UP = 16  # batches
+RUN_UP = 4  # batches
 CHECK_NBYTES, CHECK_SECONDS = 2**27, 2.0
 FASTEST = 16e9  # bytes per second: orders are long enough for it
+TRIAL_SECONDS = 0.4
+Setting = dict[str, Any]
+Measures = dict[str, Any]
 
 
-class Trial:
-    """A peer on a scene: checks it, times it."""
-
-    def __init__(self, name: str, scene: Scene, folder: Path, seconds: float) -> None:
-        self.peer: ModuleType = peers.load(name)
-        self.name, self.scene, self.folder, self.seconds = name, scene, folder, seconds
-        self.setting: dict[str, int] = self.peer.settings(scene)[0]
-        self.tried: list[tuple[dict[str, int], float]] = []
-        self.rates: list[float] = []
-        self.peak_rss = 0
-        self.how = "preloaded"
-
-    def get_ready(self) -> None:
-        self.peer.prepare(self.scene, self.folder)
-        machine.fill_cache(self.folder)
-        trial_seconds = (
-            self.seconds if self.scene.cache == "cold" else self.seconds / 2
-        )  # cold passes start from nothing
-        for setting in (settings := self.peer.settings(self.scene)):
-            if len(settings) > 1:
-                self.tried.append((setting, self.timed(seed=1, setting=setting, seconds=trial_seconds)))
-        if self.tried:
-            self.setting = max(self.tried, key=lambda pair: pair[1])[0]
-        self.check()
-        self.peak_rss = machine.peak_rss(lambda: self.timed(seed=2, setting=self.setting, seconds=self.seconds / 2))
-
-    def check(self) -> None:
-        """A peer that returns other samples than h5py is not counted."""
-        reference = np.load(self.folder / "digests.npy")
-        order = self.scene.orders(seed=3)
-        most = max(2, CHECK_NBYTES // (self.scene.batch * self.scene.sample_nbytes))
-        start, seen = time.perf_counter(), []
-        for batch, indices in zip(self.peer.batches(self.scene, self.folder, order, self.setting), order, strict=False):
-            found = self.digests_of(batch)
-            right = np.array_equal(found, reference[indices]) if self.peer.ORDER == "given" else True
-            if not right or not np.isin(found, reference).all():
-                raise ValueError("returned other samples than the reference")
-            seen.append(found)
-            if len(seen) >= most or time.perf_counter() - start > CHECK_SECONDS:
-                break
-        flat = np.concatenate(seen)
-        if len(np.unique(flat)) != len(flat):
-            raise ValueError("returned a sample twice in one epoch")
-
-    def digests_of(self, batch: Any) -> NDArray[np.uint64]:
-        rows = np.asarray(batch)
-        if rows.shape != (self.scene.batch, *self.scene.shape) or rows.dtype != np.dtype(self.scene.dtype):
-            raise ValueError(f"returned {rows.dtype} {rows.shape}")
-        return digests_of(rows)
-
-    def timed(self, seed: int, setting: dict[str, int], seconds: float) -> float:
-        """Samples per second of one pass."""
-        cold = self.scene.cache == "cold"
-        epochs = 1 if cold else int(2 * seconds * FASTEST / self.scene.sample_nbytes / self.scene.samples) + 1
-        order = self.scene.orders(seed, epochs)
-        if cold:
-            self.how = machine.drop_cache(self.folder)
-        if hasattr(self.peer, "rate"):
-            samples, took = self.peer.rate(self.scene, self.folder, order, setting, seconds)
-            return samples / took
-        batches, took = paced(
-            lambda: self.peer.batches(self.scene, self.folder, order, setting), seconds, 0 if cold else RUN_UP
-        )
-        return batches * self.scene.batch / took
-
-    def round(self, number: int) -> float:
-        self.rates.append(self.timed(100 + number, self.setting, self.seconds))
-        return self.rates[-1]
-
-    def record(self) -> dict[str, Any]:
-        scene = self.scene
-        return {
-            "peer": self.name, "label": self.peer.LABEL, "order": self.peer.ORDER, "setting": self.setting,
-            "tried": self.tried, "scene": scene.name, "title": scene.title, "samples": scene.samples,
-            "batch": scene.batch, "sample_nbytes": scene.sample_nbytes, "cache": scene.cache, "cache_how": self.how,
-            "seconds_per_round": self.seconds, "samples_per_second": self.rates,
-            "median": statistics.median(self.rates), "best": max(self.rates), "peak_rss": self.peak_rss,
-            **machine.described(self.folder),
-        }  # fmt: skip
+def part(job: dict[str, Any]) -> Measures:
+    peer, scene, folder = peers.load(job["peer"]), all_scenes(job["quick"])[job["scene"]], Path(job["folder"])
+    if job["do"] == "ready":
+        return ready(peer, scene, folder)
+    if job["do"] == "rate":
+        samples, seconds = peer.rate(scene, folder, orders(scene, 1.0), job["setting"], 1.0)
+        return {"rate": samples / seconds}
+    return whole(peer, scene, folder, job)
 
 
-def paced(begin: Any, seconds: float, run_up: int) -> tuple[int, float]:
-    """Batches and the time they took: counted after the run-up, until `seconds` are over or the batches end."""
-    marks = [time.perf_counter()]
-    iterator: Iterator[Any] = begin()
-    first = 0 if run_up == 0 else None
-    for _ in iterator:
-        marks.append(time.perf_counter())
-        if first is None and (len(marks) > run_up or marks[-1] - marks[0] > seconds):
-            first = len(marks) - 1
-        elif first is not None and len(marks) - first > 2 and marks[-1] - marks[first] >= seconds:
+def ready(peer: ModuleType, scene: Scene, folder: Path) -> Measures:
+    facts: Measures = {"label": peer.LABEL, "order": peer.ORDER}
+    peer.prepare(scene, folder)
+    machine.fill_cache(folder)
+
+    def timed(setting: Setting) -> float:
+        if scene.cache == "cold":
+            machine.drop_cache(folder)
+        order = orders(scene, TRIAL_SECONDS)
+        if hasattr(peer, "rate"):
+            samples, seconds = peer.rate(scene, folder, order, setting, TRIAL_SECONDS)
+            return float(samples / seconds)
+        batches, seconds = paced(peer.batches(scene, folder, order, setting), TRIAL_SECONDS, scene.cache == "cold")
+        return batches * scene.batch / seconds
+
+    if hasattr(peer, "best"):
+        facts["setting"], facts["tried"] = peer.best(scene, folder, timed)
+    else:
+        settings = peer.settings(scene)
+        facts["tried"] = [(setting, timed(setting)) for setting in settings] if len(settings) > 1 else []
+        facts["setting"] = max(facts["tried"], key=lambda pair: pair[1])[0] if facts["tried"] else settings[0]
+    compared: list[int] = []
+    facts["peak_rss"] = machine.peak(lambda: compared.append(check(peer, scene, folder, facts["setting"])))
+    return facts | {"compared": compared[0], "is_limit": hasattr(peer, "rate")}
+
+
+def orders(scene: Scene, seconds: float) -> NDArray[np.int64]:
+    """More batches than anybody reads in so long."""
+    return scene.orders(1, 1 + int(2 * seconds * FASTEST / scene.sample_nbytes / scene.samples))
+
+
+def paced(batches: Iterator[Any], seconds: float, cold: bool) -> tuple[int, float]:
+    """Batches and the time they took: warm after a run-up, so that what was read ahead and caches are not counted."""
+    begin = time.perf_counter()
+    for came, _ in enumerate(batches, 1):
+        if cold or came >= RUN_UP or time.perf_counter() - begin > seconds:
             break
-    if first is None or len(marks) - first < 2:
-        raise RuntimeError(f"only {len(marks) - 1} batches came")
-    return len(marks) - 1 - first, marks[-1] - marks[first]
+    start, came = time.perf_counter(), 0
+    for came, _ in enumerate(batches, 1):
+        if came > 1 and time.perf_counter() - start >= seconds:
+            break
+    if not came:
+        raise RuntimeError("no batches came after the run-up")
+    return came, time.perf_counter() - start
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__.splitlines()[0])
-    parser.add_argument("peer")
-    parser.add_argument("scene", choices=all_scenes())
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--told", action="store_true", help="a round for each line of the input")
-    asked = parser.parse_args()
-    with parts.channel() as out:
-        answer(asked, out)
-    os._exit(0)  # peers leave threads behind that would keep the process from ending
+def check(peer: ModuleType, scene: Scene, folder: Path, setting: Setting) -> int:
+    """How many samples were seen to be those of h5py, in the order that was given. ValueError for others."""
+    reference, order = np.load(folder / "digests.npy"), scene.orders(seed=3)
+    most = max(2, CHECK_NBYTES // (scene.batch * scene.sample_nbytes))
+    start, seen = time.perf_counter(), []
+    for batch, indices in zip(peer.batches(scene, folder, order, setting), order, strict=False):
+        rows = np.asarray(batch)
+        if rows.shape != (scene.batch, *scene.shape) or rows.dtype != np.dtype(scene.dtype):
+            raise ValueError(f"returned {rows.dtype} {rows.shape}")
+        found = digests_of(rows)
+        right = np.array_equal(found, reference[indices]) if peer.ORDER == "given" else True
+        if not right or not np.isin(found, reference).all():
+            raise ValueError("returned other samples than the reference")
+        seen.append(found)
+        if len(seen) >= most or time.perf_counter() - start > CHECK_SECONDS:
+            break
+    flat = np.concatenate(seen)
+    if len(np.unique(flat)) != len(flat):
+        raise ValueError("returned a sample twice in one epoch")
+    return len(flat)
 
 
-def answer(asked: argparse.Namespace, out: TextIO) -> None:
-    """A line for each round, and the record in the end; or the record of why not."""
-    trial = Trial(asked.peer, all_scenes()[asked.scene], asked.folder, asked.seconds)
-    if reason := peers.lacking(trial.peer, trial.scene):
-        print(json.dumps({"peer": asked.peer, "scene": asked.scene, "skipped": reason}), file=out)
+def whole(peer: ModuleType, scene: Scene, folder: Path, job: dict[str, Any]) -> Measures:
+    """Seconds since the first import: of the first batch, and of the end of each epoch."""
+    first, ends, samples = 0.0, [], 0
+    for batches in epochs_of(peer, scene, folder, job["setting"], job["epochs"]):
+        for batch in batches:
+            first = first or time.perf_counter() - job["begin"]
+            samples += len(batch)
+        ends.append(time.perf_counter() - job["begin"])
+    least = job["epochs"] * (scene.samples // scene.batch) * scene.batch
+    if not least <= samples <= job["epochs"] * scene.samples:
+        raise ValueError(f"{samples} samples came in {job['epochs']} epochs, {least} are wanted")
+    return {"first": first, "ends": ends, "samples": samples}
+
+
+def epochs_of(peer: ModuleType, scene: Scene, folder: Path, setting: Setting, epochs: int) -> Iterator[Any]:
+    """The batches of each epoch: by the peer's own shuffle, or, where it has none, in orders that it is given."""
+    if hasattr(peer, "epochs"):
+        yield from itertools.islice(peer.epochs(scene, folder, setting), epochs)
         return
-    trial.get_ready()
-    if asked.told:
-        print("ready", file=out)
-    for number, _ in enumerate(sys.stdin if asked.told else range(asked.rounds)):
-        rate = trial.round(number)
-        if asked.told:
-            print(rate, file=out)
-    print(json.dumps(trial.record()), file=out)
-
-
-if __name__ == "__main__":
-    main()
+    batches = iter(peer.batches(scene, folder, scene.orders(4, epochs), setting))
+    for _ in range(epochs):
+        yield itertools.islice(batches, scene.samples // scene.batch)

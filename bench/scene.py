@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,8 +38,13 @@ class Scene:
     sources: int = 0  # files of which the dataset of the one file is a view; 0: it has its own bytes
     cache: Literal["warm", "cold"] = "warm"
     peers: Literal["hdf5", "all"] = "hdf5"  # "hdf5": only those that read this file as it is
-    quick: bool = True
+    epochs: int = 20  # of a whole run
     numbered: bool = False  # each sample has its number in its first value
+
+    def small(self) -> Scene:
+        """An eighth of the samples, for a look."""
+        files = max(1, self.files // 8)
+        return replace(self, samples=self.samples // 8, files=files, epochs=min(2, self.epochs))
 
     @property
     def sample_nbytes(self) -> int:
@@ -165,15 +170,18 @@ class Check:
     def __init__(self, folder: Path, shape: Sequence[int] = SHAPE) -> None:
         self.shape = tuple(shape)
         self.digests = np.load(folder / "digests.npy")
-        self.numbered = self.digested = 0
 
-    def numbers(self, batch: Any, samples: NDArray[np.int64]) -> None:
+    def numbers(self, batch: Any, samples: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Which samples they are. ValueError: not those that were wanted, or one of them twice."""
         first = np.rint(np.asarray(batch).reshape(len(batch), -1)[:, 0])  # our codec may be off by less than a half
-        if tuple(batch.shape) != (len(samples), *self.shape) or not np.array_equal(first, samples):
-            raise ValueError(f"a batch of {tuple(batch.shape)} is not of samples {samples[:4]}...")
-        self.numbered += len(samples)
+        found = first.astype(np.int64)
+        wanted = found if samples is None else samples
+        if tuple(batch.shape) != (len(wanted), *self.shape) or not np.array_equal(found, wanted):
+            raise ValueError(f"a batch of {tuple(batch.shape)} is not of samples {wanted[:4]}...")
+        if len(np.unique(found)) != len(found) or found.min() < 0 or found.max() >= len(self.digests):
+            raise ValueError(f"a batch has a sample twice, or one that there is not: {found[:4]}...")
+        return found
 
     def bytes(self, batch: Any, samples: NDArray[np.int64]) -> None:
         if not np.array_equal(digests_of(batch), self.digests[samples]):
             raise ValueError(f"returned other samples than the reference: not {samples[:4]}...")
-        self.digested += len(samples)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 Record = dict[str, Any]
 LIMITS = ("limit_pread", "limit_decode")
-TORCH = ("torch_h5py", "torch_h5py_sorted")
 SAMPLE_NBYTES = 65536  # of python -m bench.ranks
-USUAL = 7  # peers of a scene that has no more than the limits and those that read its file as it is
 
 
 # --- what all of them need ----
@@ -90,45 +88,68 @@ def line(head: str, record: Record, said: Callable[[Record], str]) -> str:
 
 # --- rates: python -m bench ----
 
+OURS = ("solar_loader", "solar_buffer_0", "solar_direct")
 
-def by_scene(found: Iterable[Record]) -> list[dict[str, Record]]:
+
+def by_scene(found: Iterable[Record]) -> dict[str, dict[str, Record]]:
     """For each scene the records of its peers; of the same, the last one that was counted."""
     scenes: dict[str, dict[str, Record]] = {}
     for record in newest(found, "scene", "peer"):
         if "median" in record:
             scenes.setdefault(record["scene"], {})[record["peer"]] = record
-    return [*scenes.values()]
+    return scenes
 
 
-def rates(found: list[Record]) -> str:
-    """Solar beside the limit and PyTorch; all peers of scenes with more of them than usual; and who was not counted."""
+def rates(found: list[Record], titles: dict[str, str] | None = None) -> str:
+    """Whole runs of solar beside the best of others, where it loses first; every peer; and who was not counted.
+
+    `titles`: of all scenes; those without a record are rows that say so.
+    """
     scenes = by_scene(found)
-    tables = (peers(peers_of) for peers_of in scenes if len(peers_of) > USUAL or _any(peers_of)["cache"] == "cold")
-    return parted(measured(found), ratios(scenes), *tables, not_counted(found))
+    rows = [([*contest(peers_of)], ratio(peers_of)) for peers_of in scenes.values()]
+    rows = sorted(rows, key=lambda pair: pair[1])
+    none = [[title, "not recorded", *[""] * 8] for name, title in (titles or {}).items() if name not in scenes]
+    head = "scene|best other reader|samples/s:|solar:|×:|its epochs alone:|solar's:|×:|limit:|solar's, of it:"
+    said = table(head, [*(cells for cells, _ in rows), *none])
+    return parted(measured(found), said, peers(scenes.values()), not_counted(found))
+
+
+def others(peers_of: dict[str, Record]) -> list[Record]:
+    """Those that are neither ours nor limits, the fastest first."""
+    found = [one for peer, one in peers_of.items() if peer not in (*OURS, *LIMITS)]
+    return sorted(found, key=lambda one: -one["median"])
+
+
+def ratio(peers_of: dict[str, Record]) -> float:
+    """Of whole runs, with solar's defaults; a scene that cannot be compared comes last."""
+    best, solar = others(peers_of), peers_of.get("solar_loader")
+    return float(solar["median"] / best[0]["median"]) if solar and best else float("inf")
+
+
+def contest(peers_of: dict[str, Record]) -> Iterator[object]:
+    solar, most = peers_of.get("solar_loader"), limit(peers_of)
+    best = next(iter(others(peers_of)), None)
+    yield _any(peers_of)["title"]
+    yield best["label"] if best else "–"
+    yield from (shown_of(best), shown_of(solar), times(solar, best))
+    steady = [one and one | {"median": one["steady"]} for one in (best, solar)]
+    yield from (*map(shown_of, steady), times(steady[1], steady[0]))
+    yield from (shown_of(most), times(steady[1], most, ".2f"))
 
 
 def measured(found: Iterable[Record]) -> str:
     """On what, and how."""
     counted = [one for one in found if "median" in one]
-    cold = ", ".join(sorted({one["cache_how"] for one in counted if one["cache"] == "cold"}))
-    return "".join(
-        f"{where(one)} Medians of {len(one['samples_per_second'])} rounds of {one['seconds_per_round']:g} s in turns; "
-        f"load average before the run {one.get('load_before', 0):.1f}."
+    loads = [one["load_before"] for one in counted if "load_before" in one]
+    cold = ", ".join(sorted({one["cache_how"] for one in counted if "cache_how" in one}))
+    said = "".join(
+        f"{where(one)} Medians of {len(one['rates'])} whole runs in turns, {one.get('made', 'today')[:10]}."
         for one in counted[:1]
-    ) + (f" Cold: {cold} before each round." if cold else "")
-
-
-def ratios(scenes: Iterable[dict[str, Record]]) -> str:
-    """Solar beside the limit and beside PyTorch with h5py."""
-    rows = []
-    for peers_of in scenes:
-        solar, most, one = peers_of.get("solar_loader"), limit(peers_of), _any(peers_of)
-        cells = [one["title"], one["batch"], _shown(most), _shown(solar), times(solar, most, ".2f")]
-        for name in TORCH:
-            cells += [_shown(peers_of.get(name)), times(solar, peers_of.get(name))]
-        rows.append(cells)
-    head = "scene|batch:|limit:|solar:|of limit:|torch + h5py, items:|×:|torch + h5py, sorted:|×:"
-    return f"Samples per second.\n\n{table(head, rows)}" if rows else ""
+    )
+    return said + (
+        (f" Load average before it began: at most {max(loads):.1f}." if loads else "")
+        + (f" Cold: {cold} before each run." if cold else "")
+    )
 
 
 def limit(peers_of: dict[str, Record]) -> Record | None:
@@ -136,25 +157,18 @@ def limit(peers_of: dict[str, Record]) -> Record | None:
     return max((peers_of[one] for one in LIMITS if one in peers_of), key=lambda record: record["median"], default=None)
 
 
-def peers(peers_of: dict[str, Record]) -> str:
+def peers(scenes: Iterable[dict[str, Record]]) -> str:
     """All that ran in a scene, the fastest first."""
     rows = (
-        (one["label"], rate(one["median"]), rate(one["median"] * one["sample_nbytes"] / 1e6),
-         f"{one['peak_rss'] / 1e6:,.0f}", one["order"], setting(one))
-        for one in sorted(peers_of.values(), key=lambda record: -record["median"])
+        (one["title"], one["label"], rate(one["median"]), _steady(one), f"{one.get('start', 0):.1f}", one["epochs"],
+         mebibytes(one["peak_rss"]), setting(one))
+        for peers_of in scenes for one in sorted(peers_of.values(), key=lambda one: -one["median"])
     )  # fmt: skip
-    head = "peer|samples/s:|MB/s:|peak MB:|order|best setting"
-    return f"{_any(peers_of)['title']}: every peer.\n\n{table(head, rows)}"
+    return table("scene|reader|whole runs, samples/s:|epochs alone:|first batch, s:|epochs:|peak MiB:|setting", rows)
 
 
-def rounds(scenes: Iterable[dict[str, Record]]) -> str:
-    """Every peer of every scene: its rounds, and its memory beside them."""
-    rows = (
-        (one["title"], one["label"], rate(one["median"]), span(one["samples_per_second"], rate),
-         rate(one["median"] * one["sample_nbytes"] / 1e6), f"{one['peak_rss'] / 1e6:,.0f}", setting(one))
-        for peers_of in scenes for one in peers_of.values()
-    )  # fmt: skip
-    return table("scene|reader|samples/s:|min–max:|MB/s:|peak MB:|setting", rows)
+def _steady(one: Record) -> str:
+    return rate(one["steady"]) if "steady" in one else "–"
 
 
 def not_counted(found: Iterable[Record]) -> str:
@@ -171,67 +185,26 @@ def _any(peers_of: dict[str, Record]) -> Record:
     return next(iter(peers_of.values()))
 
 
-def _shown(record: Record | None) -> str:
+def shown_of(record: Record | None) -> str:
     return rate(record["median"]) if record else "–"
-
-
-# --- memory: python -m bench.buffer ----
-
-
-def buffered(found: Iterable[Record]) -> str:
-    """A table for each scene, ratios in it, and the machine above it. Of records of the same, the last one counts."""
-    by = {(one["scene"], one["fraction"], one["peer"]): one for one in found if "median" in one}
-    return parted(*(_buffered(scene, by) for scene in dict.fromkeys(scene for scene, _, _ in by)))
-
-
-def _buffered(scene: str, by: dict[tuple[str, float, str], Record]) -> str:
-    found = [one for (name, _, _), one in by.items() if name == scene]
-    torch = next((one for one in found if one["peer"] == "torch"), None)
-    rows = []
-    for one in found:
-        # PyTorch of any memory, where it makes no difference to it.
-        beside = {peer: by.get((scene, one["fraction"], peer)) for peer in ("torch", "pinned")}
-        beside["torch"] = beside["torch"] or torch
-        rows.append([
-            f"{one['fraction']:g}, {mebibytes(one['memory'])} MiB", one["label"], f"{one['median']:,.1f}",
-            span(one["samples_per_second"], "{:,.1f}".format), f"{one['epoch_seconds']:,.2f}",
-            f"{one['planned_seconds']:,.2f}" if "planned_seconds" in one else "",
-            *(times(one, other, ",.1f") if other and peer != one["peer"] else "" for peer, other in beside.items()),
-            mebibytes(one["peak_rss"]), setting(one, " "),
-        ])  # fmt: skip
-    one, on, versions = found[0], found[0]["machine"], found[0]["versions"]
-    head = "memory|reader|samples/s:|min–max:|epoch, s:|planned, s:|× PyTorch:|× pinned:|peak MiB:|setting"
-    return (
-        f"{one['title']}: {one['samples']:,} samples, batches of {one['batch']}; {on['cpu']}, {on['cores']} cores, "
-        f"Linux {on['kernel']}; torch {versions['torch']}, h5py {versions['h5py']}.\n\n{table(head, rows)}"
-    )
-
-
-def calibrated(found: Iterable[Record]) -> str:
-    """What plain reads of the slowed mount gave, of the last run that measured it."""
-    last = next((one["calibration"] for one in reversed([*found]) if one.get("calibration")), [])
-    rows = [
-        (one["title"], one["threads"], f"{one['reads_per_second']:,.1f}", f"{one['bytes_per_second'] / 1e6:,.1f}",
-         f"{one['reads_per_second'] / one['modelled_reads_per_second'] - 1:+.1%}")
-        for one in last
-    ]  # fmt: skip
-    return table("plain reads of the slowed mount|threads:|reads/s:|MB/s:|off the model:", rows)
 
 
 # --- trainings, emulated and real ----
 
 
-def utilisation(found: Iterable[Record]) -> str:
-    """A row for each loader in each scene of python -m bench.utilisation."""
+def utilisation(found: Iterable[Record], wanted: Iterable[tuple[str, str]] = ()) -> str:
+    """A row for each loader in each scene of python -m bench.utilisation; `wanted`: those that must have one."""
     rows = []
-    for one in newest(found, "scene", "peer"):
-        memory = f", memory for {one['fraction']:g}" if one["fraction"] and one["peer"] == "solar" else ""
+    there = newest(found, "scene", "peer")
+    for one in there:
+        memory = f", memory for {one['fraction']:g}" if one["fraction"] else ""
         rows.append((
-            f"{one['scene']}{memory}", f"{one['demand'] / 1e6:,.0f}", f"{one['most']:.0%}", one["label"],
-            f"{one['median']:.1%}", span(one["utilisation"], "{:.0%}".format), mebibytes(one["peak_rss"]),
-            ", ".join(map(str, one["setting"].values())) or "default",
+            f"{one['scene']}{memory}", f"{one['demand'] / 1e6:,.0f}", f"{one['most']:.1%}", one["label"],
+            f"{one['median']:.1%}", mebibytes(one["peak_rss"]), setting(one),
         ))  # fmt: skip
-    return table("scene|demand, MB/s:|most:|loader|AU:|min–max:|peak MiB:|setting", rows)
+    ran = {(one["scene"], one["peer"]) for one in there}
+    none = [(scene, "", "", peer, "not recorded", "", "") for scene, peer in wanted if (scene, peer) not in ran]
+    return table("scene|demand, MB/s:|most:|loader|AU:|peak MiB:|setting", [*rows, *none])
 
 
 def dlio(found: Iterable[Record]) -> str:

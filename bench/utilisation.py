@@ -5,23 +5,22 @@
 cosmoflow   3.5 ms of computing for each sample of 2.8 MB, batches of one: 808 MB/s
 unet3d      0.323 s for each batch of 7 samples of 147 MB: 3.2 GB/s; here both divided by 16, the rate is the same
 
-Computing is emulated by sleeping, as the benchmark does; the first step of each epoch is left out, as it is there. Data
-lie in one contiguous file, in the page cache (warm), or on a mount that answers as a disk-based parallel file system
-(slowed: bench/slowfs), where solar has memory for a part of them. `most` is what the storage's bandwidth allows,
-"none" what sleeping alone reaches.
+Computing is emulated by sleeping, as the benchmark does. Waiting for the first batch counts, other than there: epochs
+are short here, and what workers read before the clock starts would be free. Data lie in one contiguous file, in the
+page cache (warm), or on a mount that answers as a disk-based parallel file system (slowed: bench/slowfs), where solar
+has memory for a part of them. `most` is what the storage's bandwidth allows, of all epochs together, "none" what
+sleeping alone reaches. Nothing may be above its `most`: that is an error.
 Each loader runs in its own process, and must return the reference's samples. JSON lines, and a table. --record adds
 the lines to bench/results/utilisation.jsonl; given again within an hour, it goes on where it was ended.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from bench import machine, parts, records, slowfs, tables
 from bench.buffer_part import order_of
 from bench.scene import digest
 
+EPOCHS = 3
 PEERS = ("none", "torch", "solar")
 LIMIT = 400  # seconds for a loader
 Record = dict[str, Any]
@@ -88,10 +88,14 @@ def make(folder: Path, load: Load, samples: int) -> None:
         np.save(folder / "digests.npy", [digest(file["x"][number]) for number in range(samples)])
 
 
-def most(scene: Scene) -> float:
-    """What the storage's bandwidth allows a loader that keeps what it has memory for and reads nothing twice."""
-    read = scene.load.demand * (1 - scene.fraction)
-    return min(1.0, slowfs.BANDWIDTH / read) if scene.slowed and read else 1.0
+def most(scene: Scene, epochs: int, buffered: bool) -> float:
+    """What the storage's bandwidth allows from the first batch that is asked for to the last that is computed.
+
+    A loader with memory for a part of the data reads all once, and from then on what it does not hold.
+    """
+    kept = scene.fraction if buffered else 0.0
+    read = scene.load.demand * (1 + (epochs - 1) * (1 - kept)) / epochs
+    return min(1.0, slowfs.BANDWIDTH / read) if scene.slowed else 1.0
 
 
 @contextmanager
@@ -112,10 +116,13 @@ def measured(job: Record) -> Record:
         found = parts.measured(LIMIT, "bench.utilisation", job)[0]
     except RuntimeError as error:
         return {"failed": str(error)}
-    return found | {"median": statistics.median(found["utilisation"])}
+    share = statistics.median(found["utilisation"])
+    if share > 1.02 * job["most"]:
+        return {"failed": f"{share:.1%}, and the storage allows {job['most']:.1%}: it was measured wrongly"}
+    return found | {"median": share}
 
 
-def run_scene(name: str, peers: list[str], quick: bool, folder: Path | None) -> Iterator[Record]:
+def run_scene(name: str, peers: list[str], quick: bool, folder: Path | None, before: float) -> Iterator[Record]:
     """The records of a scene; its data are made, and deleted."""
     scene = SCENES[name]
     load, samples = scene.load, scene.load.quick if quick else scene.load.samples
@@ -124,15 +131,17 @@ def run_scene(name: str, peers: list[str], quick: bool, folder: Path | None) -> 
         with stored(scene, samples, Path(made)) as where:
             for peer in peers:
                 job = {
-                    "peer": peer, "folder": made, **where, "samples": samples, "batch": load.batch,
+                    "peer": peer, "folder": made, **where, "most": most(scene, EPOCHS, peer == "solar"),
+                    "samples": samples, "batch": load.batch,
                     "compute": load.compute, "buffer": int(scene.fraction * samples * load.sample_nbytes) or None,
-                    "epochs": 3 if quick else 5, "seconds": 1.0 if quick else 3.0,
+                    "epochs": EPOCHS, "nbytes": samples * load.sample_nbytes, "seconds": 1.0 if quick else 3.0,
                 }  # fmt: skip
                 record = {
                     "bench": "utilisation", "scene": name, "peer": peer, "quick": quick, "samples": samples,
                     "sample_nbytes": load.sample_nbytes, "batch": load.batch, "compute_seconds": load.compute,
                     "scale": load.scale, "fraction": scene.fraction, "storage": where["storage"],
-                    "demand": load.demand, "most": most(scene), "load_before": os.getloadavg()[0],
+                    "demand": load.demand, "most": most(scene, EPOCHS, peer == "solar"),
+                    "load_before": before,
                 }  # fmt: skip
                 yield record | measured(job) | facts
 
@@ -141,8 +150,8 @@ def run_scene(name: str, peers: list[str], quick: bool, folder: Path | None) -> 
 
 Job = Record
 Epoch = Callable[[int], Iterator[Any]]  # the batches of an epoch
-WORKERS, KINDS = (0, 2, 4, 8), ("items", "sorted")
-AHEAD = (4, 2)  # batches
+WORKERS = (0, 2, 4)
+TRYING = 15.0  # seconds for the trials of PyTorch's settings
 
 
 def compared(job: Job, epoch: Epoch, seconds: float) -> int:
@@ -158,32 +167,32 @@ def compared(job: Job, epoch: Epoch, seconds: float) -> int:
     return seen
 
 
-def reached(job: Job, epoch: Epoch, number: int, seconds: float) -> float:
-    """Computing over all time, from the end of the first step to the end of the epoch, or of so many seconds."""
-    order, compute = order_of(job, number), job["compute"]
-    begin, steps = 0.0, 0
-    for batch, samples in zip(epoch(number), order, strict=False):
-        if float(batch[0, 0]) != samples[0] or len(batch) != len(samples):
-            raise ValueError(f"step {steps} of epoch {number} is not of samples {samples[:4]}...")
-        time.sleep(compute)
-        steps += 1
-        now = time.perf_counter()
-        if steps == 1:
-            begin = now
-        elif steps > 2 and now - begin > seconds:
-            break
-    return (steps - 1) * compute / (time.perf_counter() - begin)
+def reached(job: Job, epoch: Epoch, numbers: Sequence[int], seconds: float = math.inf) -> float:
+    """Computing over all time, from asking for the first batch to the end of the last epoch, or of so many seconds.
+
+    Waiting for the first batch counts: what workers read meanwhile would be free, and more than the storage can give.
+    """
+    compute, steps, begin = job["compute"], 0, time.perf_counter()
+    for number in numbers:
+        for batch, samples in zip(epoch(number), order_of(job, number), strict=False):
+            if float(batch[0, 0]) != samples[0] or len(batch) != len(samples):
+                raise ValueError(f"step {steps} of epoch {number} is not of samples {samples[:4]}...")
+            time.sleep(compute)
+            steps += 1
+            if time.perf_counter() - begin > seconds:
+                return steps * compute / (time.perf_counter() - begin)
+    return steps * compute / (time.perf_counter() - begin)
 
 
 def torch_side(job: Job) -> tuple[Epoch, dict[str, Any], list[Any]]:
-    """The best of PyTorch's settings over h5py."""
+    """PyTorch over h5py at its best."""
     from solar.io.plain import Plain
-    from solar.torch.plain import plain_loader
+    from solar.torch.plain import best_of, plain_loader
 
-    plain = Plain([job["path"]], ["x"])
+    plain, memory = Plain([job["path"]], ["x"]), job["buffer"] or job["nbytes"]
 
-    def epoch_of(kind: Any, workers: int) -> Epoch:
-        loader = plain_loader(plain, job["batch"], SEED_OF, kind, workers)
+    def epoch_of(setting: dict[str, Any]) -> Epoch:
+        loader = plain_loader(plain, job["batch"], SEED_OF, setting, memory)
 
         def epoch(number: int) -> Iterator[Any]:
             sampler: Any = loader.sampler
@@ -192,43 +201,26 @@ def torch_side(job: Job) -> tuple[Epoch, dict[str, Any], list[Any]]:
 
         return epoch
 
-    tried = []
-    for kind, workers in itertools.product(KINDS, WORKERS):
-        one = reached(job, epoch_of(kind, workers), 100, job["seconds"] / 2)
-        tried.append(({"kind": kind, "workers": workers}, one))
-    best = max(tried, key=lambda pair: pair[1])[0]
-    return epoch_of(**best), best, tried
+    best, tried, _ = best_of(
+        plain, job["batch"], memory, WORKERS, lambda one: reached(job, epoch_of(one), [100], job["seconds"]), TRYING
+    )
+    return epoch_of(best), best, tried
 
 
 def solar_side(job: Job) -> tuple[Epoch, dict[str, Any], list[Any]]:
+    """With the orders known, and `buffer`; warm with its defaults."""
     from solar import DataLoader, H5Dataset, PlanSampler
-    from solar.values import Storage
 
     data = H5Dataset(job["path"], "x")
-    storage = Storage(**job["storage"]) if job["storage"] else None
+    sampler = PlanSampler(data, 1, 0, seed=SEED_OF, drop_last=True)
+    loader: Any = DataLoader(data, job["batch"], sampler=sampler, drop_last=True, buffer=job["buffer"])
 
-    def loader_of(ahead: int) -> Any:
-        sampler = PlanSampler(data, 1, 0, seed=SEED_OF, drop_last=True)
-        given: dict[str, Any] = {"buffer": job["buffer"], "storage": storage, "ahead": ahead}
-        return DataLoader(data, job["batch"], sampler=sampler, drop_last=True, **given)
+    def epoch(number: int) -> Iterator[Any]:
+        loader.set_epoch(number)
+        return iter(loader)
 
-    def epoch_of(loader: Any) -> Epoch:
-        def epoch(number: int) -> Iterator[Any]:
-            loader.set_epoch(number)
-            return iter(loader)
-
-        return epoch
-
-    if job["buffer"] is None:
-        return epoch_of(loader_of(4)), {}, []
-    tried = []  # batches that wait take memory from what is kept
-    for ahead in AHEAD:
-        with loader_of(ahead) as loader:
-            reached(job, epoch_of(loader), 99, math.inf)  # fills the memory
-            tried.append(({"ahead": ahead}, reached(job, epoch_of(loader), 100, math.inf)))
-    best = max(tried, key=lambda pair: pair[1])[0]
-    said = {"buffer": f"buffer {job['buffer'] / 2**20:,.0f} MiB", "ahead": f"ahead {best['ahead']}"}
-    return epoch_of(loader_of(**best)), said, tried
+    said = {"buffer": f"buffer {job['buffer'] / 2**20:,.0f} MiB"} if job["buffer"] else {}
+    return epoch, said, []
 
 
 def none_side(job: Job) -> tuple[Epoch, dict[str, Any], list[Any]]:
@@ -254,21 +246,11 @@ SIDES = {
 def part(job: Job) -> Record:
     make, label = SIDES[job["peer"]]
     epoch, setting, tried = make(job)
-    seen: list[int] = []
-    first = (lambda: 0) if job["peer"] == "none" else (lambda: compared(job, epoch, seconds))
-    # A buffer is planned for whole epochs; PyTorch's are alike in every part.
-    seconds = math.inf if job["peer"] == "solar" else job["seconds"]
-    peak = machine.peak_rss(lambda: seen.append(first()))
-    # The first epoch after that fills the memory, and is not counted.
-    shares = [reached(job, epoch, 1 + number, seconds) for number in range(job["epochs"])][1:]
-    return {
-        "label": label,
-        "setting": setting,
-        "tried": tried,
-        "utilisation": shares,
-        "compared": seen[0],
-        "peak_rss": peak,
-    }
+    shares: list[float] = []
+    peak = machine.peak(lambda: shares.append(reached(job, epoch, [*range(1, 1 + job["epochs"])])))
+    seen = 0 if job["peer"] == "none" else compared(job, epoch, job["seconds"])
+    facts = {"label": label, "setting": setting, "tried": tried, "compared": seen, "peak_rss": peak}
+    return facts | {"utilisation": shares}
 
 
 # --- the command ----
@@ -285,7 +267,7 @@ def line(record: Record) -> str:
 
 def main() -> None:
     asked = records.arguments("bench.utilisation", __doc__, "utilisation", scenes=SCENES, peers=PEERS).parse_args()
-    lacking, shown = slowfs.lacking(), list[Record]()
+    lacking, shown, before = slowfs.lacking(), list[Record](), records.load(asked.load_before)
     for name in asked.scenes or SCENES:
         if SCENES[name].slowed and lacking:
             parts.note(f"{name}: skipped: {lacking}")
@@ -294,7 +276,7 @@ def main() -> None:
         there = [records.found(asked.out, scene=name, peer=peer, quick=asked.quick) for peer in peers]
         shown += [one for one in there if one]
         left = [peer for peer, one in zip(peers, there, strict=True) if not one]
-        for record in run_scene(name, left, asked.quick, asked.folder) if left else ():
+        for record in run_scene(name, left, asked.quick, asked.folder, before) if left else ():
             parts.note(line(record))
             records.append(asked.out, record)
             shown.append(record)

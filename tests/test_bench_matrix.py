@@ -1,9 +1,8 @@
-"""bench/: the matrix names scenes that exist, runs that were ended go on, and the published policy is carried out."""
+"""bench/: its steps name scenes that exist, runs that were ended go on, and the published policy is carried out."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -23,19 +22,20 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module
 
 
-def test_every_scene_of_the_matrix_exists_and_every_value_is_run(bench: Any) -> None:
+def test_every_step_names_scenes_that_there_are_and_all_sizes_storages_and_memories_are_run(bench: Any) -> None:
     matrix, rates = bench("bench.matrix"), bench("bench.scenes").all_scenes()
-    buffered = bench("bench.buffer_scenes").scenes(True)
+    buffered = bench("bench.buffer_scenes").scenes(False)
     assert set(matrix.RATES) <= set(rates)
-    assert set(matrix.BUFFER) <= set(buffered)
-    named = [*matrix.RATES, *matrix.BUFFER]
-    ran = [buffered.get(name) or rates[name] for name in named]
-    assert {round(scene.sample_nbytes, -6) for scene in ran} == {0, 3_000_000, 17_000_000}
-    assert {fraction for scene in ran for fraction in getattr(scene, "fractions", ())} == {1, 0.5, 0.25, 0.1}
-    assert {getattr(scene, "ranks", 1) for scene in ran} == {1, 2}
-    for where in (where for values in matrix.MATRIX.values() for where in values.values()):
-        for name in re.findall(r"\b(?:contiguous|chunk\d+|auto|codec|cold|slowed)_\w+\b", where):
-            assert name in rates or name in buffered, name
+    named = [name for names in matrix.BUFFER for name in names]
+    assert set(named) <= set(buffered)
+    ran = [buffered[name] for name in named]
+    table = {(one.storage, round(one.sample_nbytes, -6)) for one in ran if one.storage}
+    storages = bench("bench.buffer_scenes").STORAGES
+    assert table == {(storage, size) for storage in storages for size in (0, 3_000_000, 17_000_000)}
+    assert {fraction for one in ran for fraction in one.fractions} == {1, 0.5, 0.25, 0.1}
+    assert all({"windowed", "torch", "solar"} <= set(one.peers_at(one.fractions[0])) for one in ran)
+    commands = [" ".join(step.command) for step in matrix.steps(False, True)]
+    assert all(command.endswith("--record") for command in commands)
 
 
 def test_a_record_of_the_last_hours_is_not_measured_again(bench: Any, tmp_path: Path) -> None:

@@ -59,11 +59,12 @@ def test_both_readers_give_the_same_and_are_told_with_fixed_keys(
         assert len(one["samples_per_second"]) == 5
         assert one["least"] <= one["median"] <= one["most"]
         assert one["peak_bytes"] > 1 << 20
-    assert [(one["kind"], one["workers"]) for one in theirs["tried"]] == [
-        *(("items", 0), ("items", 1), ("sorted", 0), ("sorted", 1))
-    ]
+    ways = [(one["kind"], one["workers"], one["cache"]) for one in theirs["tried"]]
+    assert ways[:3] == [("straight", 0, "default"), ("items", 0, "default"), ("sorted", 0, "default")]
+    assert [workers for _, workers, _ in ways[3:]] == [1, 1]  # of the best two
     best = max(theirs["tried"], key=lambda one: one["samples_per_second"])
-    assert theirs["setting"] == {name: best[name] for name in ("kind", "workers")}
+    assert theirs["setting"] == {name: best[name] for name in ("kind", "workers", "cache")}
+    assert theirs["memory"] == 4 * 8 * 82  # the batches that solar has on their way without a buffer
     assert answer["ratio"] == ours["median"] / theirs["median"]
     assert answer["step_seconds"] == 8 / ours["median"]
     assert children() == before
@@ -98,8 +99,8 @@ class Pretended:
     def answer(self) -> dict[str, Any]:
         if self.name == "torch" and self.reason:
             raise Failed(self.reason)
-        tried = [{"kind": "items", "workers": 1, "samples_per_second": 100.0}]
-        facts = {"setting": {"kind": "items", "workers": 1}, "tried": tried, "untried": self.untried}
+        tried = [{"kind": "items", "workers": 1, "cache": "none", "samples_per_second": 100.0}]
+        facts = {"setting": {"kind": "items", "workers": 1, "cache": "none"}, "tried": tried, "untried": self.untried}
         return facts if self.name == "torch" else {"setting": {}, "tried": [], "untried": 0}
 
     def ask(self, **question: Any) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def test_the_conclusion_is_plain(
     assert "training that takes more than 10 ms a step of 32 samples will not wait for it" in shown
     assert "With PyTorch + h5py it waits if a step takes less than 20 ms; solar is 2 times as fast." in shown
     assert "The first 2 batches of both were compared, and are the same." in shown
-    assert "sample by sample, 1 worker" in shown
+    assert "sample by sample, 1 worker, no chunk cache" in shown
 
 
 def test_what_comes_from_the_buffer_is_not_said_to_be_read(
@@ -173,10 +174,10 @@ class Hours:
 
 
 def test_one_setting_of_each_reader_is_measured_however_long_it_takes(files: Path) -> None:
-    job = {"paths": [str(files / "a.h5")], "names": ["x"], "batch": 8, "seed": 0, "seconds": 0.01}
+    job = {"paths": [str(files / "a.h5")], "names": ["x"], "batch": 8, "seed": 0, "seconds": 0.01, "buffer": None}
     measured, facts = contestant.torch_side({**job, "workers": [0], "trying": -1.0})
-    assert ([one["kind"] for one in facts["tried"]], facts["untried"]) == (["items"], 1)
-    assert facts["setting"] == {"kind": "items", "workers": 0}
+    assert ([one["kind"] for one in facts["tried"]], facts["untried"]) == (["straight"], 2)
+    assert facts["setting"] == {"kind": "straight", "workers": 0, "cache": "default"}
     assert measured.timed(0.0)[0] >= 1
 
 

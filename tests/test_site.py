@@ -99,13 +99,13 @@ def test_a_drawn_sample_is_read_before_it_is_used_and_memory_keeps_its_limit() -
 
 RECORDS = [
     {"scene": "a", "title": "a scene", "peer": "solar_loader", "label": "solar", "median": 900.0, "batch": 64,
-     "samples_per_second": [800.0, 900.0, 950.0], "peak_rss": 2e8, "setting": {}, "sample_nbytes": 65536},
+     "rates": [800.0, 1000.0], "steady": 1100.0, "start": 1.5, "peak_rss": 2e8, "setting": {}, "epochs": 5},
     {"scene": "a", "title": "a scene", "peer": "torch_h5py", "label": "torch + h5py", "median": 123.0, "batch": 64,
-     "samples_per_second": [123.0], "peak_rss": 1e8, "setting": {"workers": 2}, "sample_nbytes": 65536},
+     "rates": [123.0], "steady": 220.0, "start": 1.2, "peak_rss": 1e8, "setting": {"workers": 2}, "epochs": 5},
     {"scene": "a", "title": "a scene", "peer": "other", "failed": "it gave other samples"},
 ]  # fmt: skip
 FACTS = {"cpu": "a cpu", "cores": 2, "memory_gib": 4, "file_system": "ext4", "kernel": "6.1", "python": "3.11"}
-COMMON = {"cache": "warm", "order": "given", "seconds_per_round": 0.4, "machine": FACTS, "versions": {"torch": "2.1"}}
+COMMON = {"cache": "warm", "order": "given", "machine": FACTS, "versions": {"torch": "2.1"}}
 
 
 @pytest.mark.usefixtures("bench")
@@ -148,11 +148,11 @@ def test_the_report_has_a_section_for_each_file_and_never_puts_two_runs_beside_e
         curves[-1].write_text(json.dumps({"loader": loader, "steps": [1.0, last], "held_out": [0.6, 0.35]}))
     page = report.page([old, new, tmp_path / "other.jsonl", tmp_path / "none.jsonl"], curves)
     first, second, third, losses = page.split("\n## ")[1:]
-    assert "| a scene | 64 | – | 900 | – | 123 | 7.3 | – | – |" in first
+    assert "| a scene | torch + h5py | 123 | 900 | 7.3 | 220 | 1,100 | 5.0 | – | – |" in first
     assert "- other: it gave other samples" in first
     assert "a cpu, 2 cores" in first
-    assert "| a scene | 64 | – | 1,234 | – | – | – | – | – |" in second
-    assert "900" not in second.partition("Samples per second")[2]
+    assert "| a scene | – | – | 1,234 | – | – | 1,100 | – | – | – |" in second
+    assert "900" not in second
     assert "8 patterns: 2 batches of 4, steps of 500 ms." in third
     assert "| solar | 2.00 | 30% | 500 | 20 | 80 |" in third
     assert "| unheard of | x | 12.3 |" in third

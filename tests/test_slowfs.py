@@ -126,6 +126,30 @@ def test_a_hole_that_is_never_read_makes_two_requests() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("rpc", [MB, 4 * MB, 16 * MB])
+@pytest.mark.parametrize("order", ["ascending", "descending", "side by side"])
+def test_a_long_stretch_is_a_request_for_each_rpc_of_it(rpc: int, order: str) -> None:
+    reads = one_after_another(range(0, 50 * MB, MB), MB)
+    if order == "descending":  # all at once, so that they are known to be one stretch
+        reads = [(piece, 10 * piece, 0, (49 - piece) * MB, MB) for piece in range(50)]
+    if order == "side by side":
+        calls = [one_after_another(range(c * 10 * MB, (c + 1) * 10 * MB, MB), MB, reader=c) for c in range(5)]
+        reads = [read for call in calls for read in call]
+    assert requests(reads, rpc=rpc) == -(-50 * MB // rpc)
+    far = [(9, 0, 1, place * FAR, 3 * MB) for place in range(4)]
+    assert requests(reads + far, rpc=rpc) == -(-50 * MB // rpc) + 4 * -(-3 * MB // rpc)
+
+
+@needs_compiler
+def test_requests_of_a_long_stretch_take_their_tokens_but_wait_for_no_latency_of_their_own() -> None:
+    reads = one_after_another(range(0, 64 * MB, MB), MB)
+    by_link = slowfs.replay(reads, rpc=4 * MB)[0][-1][1]
+    assert by_link == MS + 64 * MB  # 238 requests a second of 500
+    by_tokens = slowfs.replay(reads, rpc=MB)[0][-1][1]
+    assert by_tokens == pytest.approx(63 * 2 * MS + MB, abs=2 * MS)  # 500 MB/s: a token each
+
+
+@needs_compiler
 def test_reading_backwards_or_elsewhere_is_a_request_each_time() -> None:
     assert requests(one_after_another(range(20 * MB, 0, -MB), MB)) == 20
     assert requests([(0, 0, file, file * MB, MB) for file in range(20)]) == 20

@@ -4,9 +4,12 @@
     ORDER: str                       "given": follows the order it is given; "own": shuffles in its own way [given]
     NEEDS: str                       the distribution that it needs [solar]
     lacking(scene) -> str            why it cannot run in the scene; "" when it can [""]
-    settings(scene) -> list[dict]    what is tried before the rounds; the best is kept [one, without words]
+    settings(scene) -> list[dict]    what is tried before the runs; the best is kept [one, without words]
+    best(scene, folder, timed)       instead: the best setting, and what was tried
     prepare(scene, folder)           makes its own format of the scene in folder, untimed [nothing]
     batches(scene, folder, order, setting) -> Iterator    one array or tensor [batch, *sample] after another
+    epochs(scene, folder, setting) -> Iterator    endlessly, an iterable of the batches of each epoch, shuffled by its
+                                     own loader: what whole runs are made of [batches, in orders that it is given]
 
 The limits have, besides `batches` (for the check of their samples), what is timed:
 
@@ -25,9 +28,11 @@ from types import ModuleType
 from bench.scene import Scene
 
 LIMITS = ("limit_pread", "limit_decode")
-READERS = ("solar_loader", "solar_read", "torch_h5py", "torch_h5py_sorted", "h5py_read_direct")  # of the file as it is
+READERS = (  # of the file as it is
+    "solar_loader", "solar_buffer_0", "solar_direct", "torch_h5py", "ram_copy", "memmap",
+)  # fmt: skip
 OTHERS = (
-    "memmap", "ffcv_loader", "dali_numpy", "tensorstore_zarr", "litdata_stream", "webdataset_tar", "mosaic_mds",
+    "ffcv_loader", "dali_numpy", "tensorstore_zarr", "litdata_stream", "webdataset_tar", "mosaic_mds",
     "spdl_threads", "grain_loader", "h5torch_items",
 )  # fmt: skip
 

@@ -1,7 +1,8 @@
-"""solar.DataLoader over solar.H5Dataset, set as PyTorch's users set theirs; cold also with page_cache=False."""
+"""solar.DataLoader over solar.H5Dataset with its defaults."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,19 @@ from bench.scene import FIELD, Scene
 LABEL = "solar.DataLoader"
 
 
-def settings(scene: Scene) -> list[dict[str, int]]:
-    return [{}, {"page_cache": 0}] if scene.cache == "cold" else [{}]
-
-
-def dataset(scene: Scene, folder: Path, setting: dict[str, int]) -> Any:
-    from solar import H5Dataset
+def loader(scene: Scene, folder: Path, page_cache: bool | None = None, **given: Any) -> Any:
+    from solar import DataLoader, H5Dataset
 
     paths = [str(path) for path in scene.paths(folder)]
-    page_cache = None if "page_cache" not in setting else bool(setting["page_cache"])
-    return H5Dataset(paths, FIELD, samples="files" if scene.files > 1 else "rows", page_cache=page_cache)
+    data = H5Dataset(paths, FIELD, samples="files" if scene.files > 1 else "rows", page_cache=page_cache)
+    return DataLoader(data, batch_size=scene.batch, **given)
 
 
-def batches(scene: Scene, folder: Path, order: Any, setting: dict[str, int]) -> Any:
-    from solar import DataLoader
+def batches(scene: Scene, folder: Path, order: Any, setting: dict[str, Any]) -> Iterator[Any]:
+    return iter(loader(scene, folder, sampler=order.ravel().tolist(), **setting))
 
-    return iter(DataLoader(dataset(scene, folder, setting), batch_size=scene.batch, sampler=order.ravel().tolist()))
+
+def epochs(scene: Scene, folder: Path, setting: dict[str, Any]) -> Iterator[Any]:
+    made = loader(scene, folder, shuffle=True, **setting)
+    while True:
+        yield made

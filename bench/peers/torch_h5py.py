@@ -1,19 +1,17 @@
-"""torch.utils.data.DataLoader over h5py, one item at a time, the file opened lazily in each worker: the usual way."""
+"""torch.utils.data.DataLoader over h5py at an expert's best for the file: solar/torch/plain.py, as in `solar bench`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
-import torch
-from torch.utils.data import Dataset
-
-from bench import torch_side
 from bench.scene import FIELD, Scene, hdf5_filters
 
-LABEL = "torch + h5py, per item"
-settings = torch_side.worker_settings
+LABEL = "PyTorch + h5py"
+WORKERS = (0, 2, 4)
+MORE = (8, 16)  # cold reading gains from more requests in flight than there are cores
+TRYING = 40.0  # seconds for all trials
 
 
 def prepare(scene: Scene, folder: Path) -> None:
@@ -21,21 +19,41 @@ def prepare(scene: Scene, folder: Path) -> None:
         hdf5_filters(scene)  # registers the filter with libhdf5
 
 
-class Files(Dataset[torch.Tensor]):
-    """A sample is a file, opened for it."""
+def plain_of(scene: Scene, folder: Path) -> Any:
+    from solar.io.plain import Plain
 
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        with h5py.File(self.paths[index]) as file:
-            return torch.from_numpy(file[FIELD][()])
+    prepare(scene, folder)
+    return Plain([str(path) for path in scene.paths(folder)], [FIELD], whole=scene.files > 1)
 
 
-def batches(scene: Scene, folder: Path, order: Any, setting: dict[str, int]) -> Any:
-    paths = scene.paths(folder)
-    items = Files(paths) if scene.files > 1 else torch_side.Items(paths[0], scene.samples)
-    return torch_side.batches(items, order, setting["workers"])
+def memory(scene: Scene) -> int:
+    """For its chunk caches: all of the data, which may also be in the page cache."""
+    return scene.samples * scene.sample_nbytes
+
+
+def best(scene: Scene, folder: Path, timed: Callable[[dict[str, Any]], float]) -> tuple[Any, list[Any]]:
+    from solar.torch.plain import best_of
+
+    workers = (*WORKERS, *(MORE if scene.cache == "cold" else ()))
+    plain = plain_of(scene, folder)
+    setting, tried, _ = best_of(plain, scene.batch, memory(scene), workers, timed, TRYING)
+    return setting, tried
+
+
+def loader(scene: Scene, folder: Path, setting: dict[str, Any], **order: Any) -> Any:
+    from torch.utils.data import DataLoader
+
+    from solar.torch.plain import dataset_of
+
+    data, given = dataset_of(plain_of(scene, folder), setting, scene.batch, memory(scene))
+    return DataLoader(data, **order, **given)
+
+
+def batches(scene: Scene, folder: Path, order: Any, setting: dict[str, Any]) -> Iterator[Any]:
+    return (batch[FIELD] for batch in loader(scene, folder, setting, batch_sampler=order.tolist()))
+
+
+def epochs(scene: Scene, folder: Path, setting: dict[str, Any]) -> Iterator[Any]:
+    made = loader(scene, folder, setting, batch_size=scene.batch, shuffle=True)
+    while True:
+        yield (batch[FIELD] for batch in made)

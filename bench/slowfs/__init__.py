@@ -35,6 +35,7 @@ class Slowed:
     latency: float  # seconds
     bandwidth: float  # bytes a second
     iops: float  # requests a second
+    rpc: int = 0  # bytes of a request at most; 0: a stretch is one, however long
 
     @property
     def costs(self) -> dict[str, float]:
@@ -97,11 +98,20 @@ def build(name: str, flags: Sequence[str] = ()) -> Path:
 
 @contextlib.contextmanager
 def mounted(
-    source: str | os.PathLike[str], *, latency: float = LATENCY, bandwidth: float = BANDWIDTH, iops: float = IOPS
+    source: str | os.PathLike[str],
+    *,
+    latency: float = LATENCY,
+    bandwidth: float = BANDWIDTH,
+    iops: float = IOPS,
+    rpc: int = 0,
+    cached: bool = False,
 ) -> Iterator[Slowed]:
-    """The folder, slowed, in a new temporary place, until the end of the block. 0: without that limit."""
+    """The folder, slowed, in a new temporary place, until the end of the block. 0: without that limit.
+
+    `cached`: the kernel's page cache keeps what was read, of which its readers' control groups are charged.
+    """
     program = build("slowfs", fuse_flags())
-    costs = f"latency={latency!r},bandwidth={bandwidth!r},iops={iops!r}"
+    costs = f"latency={latency!r},bandwidth={bandwidth!r},iops={iops!r},rpc={rpc},cached={cached:d}"
     with tempfile.TemporaryDirectory(prefix="slowfs-") as name, tempfile.TemporaryFile("w+") as said:
         place = Path(name) / "mount"
         place.mkdir()
@@ -111,7 +121,7 @@ def mounted(
             if not _until(lambda: os.path.ismount(place) or process.poll() is not None, READY) or process.poll():
                 said.seek(0)
                 raise RuntimeError(f"{source} cannot be mounted slowed: {said.read().strip() or 'no answer'}")
-            yield Slowed(place, latency, bandwidth, iops)
+            yield Slowed(place, latency, bandwidth, iops, rpc)
         finally:
             _end(process, place)
 
@@ -141,11 +151,16 @@ Read = tuple[int, int, int, int, int]  # reader, nanoseconds of thought, file, o
 
 
 def replay(
-    reads: Sequence[Read], *, latency: float = LATENCY, bandwidth: float = BANDWIDTH, iops: float = IOPS
+    reads: Sequence[Read],
+    *,
+    latency: float = LATENCY,
+    bandwidth: float = BANDWIDTH,
+    iops: float = IOPS,
+    rpc: int = 0,
 ) -> tuple[list[tuple[int, int]], dict[str, int]]:
     """When each read would be asked for and answered, in nanoseconds of the model's own time; and the counts."""
     told = "".join(f"{' '.join(map(str, read))}\n" for read in reads)
-    command = [build("replay"), *map(repr, (latency, bandwidth, iops))]
+    command = [build("replay"), *map(repr, (latency, bandwidth, iops, rpc))]
     lines = subprocess.run(command, check=True, input=told, capture_output=True, text=True).stdout.splitlines()
     times = [tuple(map(int, line.split())) for line in lines]
     return [(asked, answered) for asked, answered in times[:-1]], dict(

@@ -1,6 +1,6 @@
 """Mounts a folder slowed until Ctrl-C, or tells what such a mount gives.
 
-python -m bench.slowfs [FOLDER] [--latency 0.001] [--bandwidth 1e9] [--iops 500]
+python -m bench.slowfs [FOLDER] [--latency 0.001] [--bandwidth 1e9] [--iops 500] [--rpc 4194304]
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=slowfs.LATENCY, help="seconds (%(default)s)")
     parser.add_argument("--bandwidth", type=float, default=slowfs.BANDWIDTH, help="bytes a second (%(default)g)")
     parser.add_argument("--iops", type=float, default=slowfs.IOPS, help="requests a second (%(default)g)")
+    parser.add_argument("--rpc", type=int, default=0, help="bytes of a request at most; 0: any (%(default)s)")
     parser.add_argument("--json", action="store_true", help="measurements as JSON lines")
     asked = parser.parse_args()
     if reason := slowfs.lacking():
         sys.exit(reason)
-    costs = {"latency": asked.latency, "bandwidth": asked.bandwidth, "iops": asked.iops}
+    costs = {"latency": asked.latency, "bandwidth": asked.bandwidth, "iops": asked.iops, "rpc": asked.rpc}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if asked.folder:
         with slowfs.mounted(asked.folder, **costs) as mount, contextlib.suppress(KeyboardInterrupt):

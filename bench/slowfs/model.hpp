@@ -17,8 +17,11 @@
 // 3. A piece of at least `large` bytes, at most `window` ahead of a stretch that is being read, takes a token, but does
 //    not wait unless `debt` tokens are taken already: calls for parts of one stretch are made side by side.
 // 4. Any other piece is a request, and begins a stretch.
+// With `rpc`, a long stretch is one request for each so many bytes of it, as many as a client asks its servers for at
+// once: each takes a token as the stretch grows into it. It waits for no other latency, for it was read ahead.
+//
 // Where a stretch reaches the beginning of another one that began less than `trust` ago, both were one request all
-// along, and the other one's token is given back. A stretch is forgotten when nothing of it was read for `memory`, or
+// along, and a token that both together do not need is given back. A stretch is forgotten when nothing of it was read for `memory`, or
 // when `known` others are fresher.
 //
 // Times are nanoseconds of one monotonic clock, given by the caller: nothing here sleeps or knows what time it is.
@@ -44,6 +47,7 @@ struct Costs {
   Nanos latency = 0;
   double bandwidth = 0;  // bytes a second; 0: without a limit
   double iops = 0;       // requests a second; 0: without a limit
+  std::uint64_t rpc = 0;  // the most bytes of a request; 0: without a limit
 };
 
 struct Counts {
@@ -57,6 +61,7 @@ struct Stretch {
   Nanos answered = -1;    // when a piece was last answered: later than that, by what the machine took for it
   Nanos touched = 0;      // when a piece was last asked for or answered
   Nanos begun = 0;        // when it took its token
+  std::uint64_t tokens = 1;
   bool absorbed = false;  // it is a part of another one now
   int under_way = 0;
 };
@@ -85,11 +90,13 @@ class Model {
       const bool at_once = before->answered >= 0 && now - before->answered <= patience;
       piece.ready = std::max(before->ready, at_once ? std::min(now, before->passed) : now);
       before->end += nbytes;
+      piece.ready = std::max(piece.ready, charge(*before, now));
       join(*before, now);
     } else if (Stretch* after = beginning_at(file, offset + nbytes)) {
       piece.stretch = after;
       piece.ready = std::max(after->ready, now);
       after->begin = offset;
+      piece.ready = std::max(piece.ready, charge(*after, now));
     } else {
       piece.stretch = &stretches_.emplace_back(Stretch{file, offset, offset + nbytes});
       const Stretch* near =
@@ -97,6 +104,7 @@ class Model {
       const Nanos turn = token(now);
       piece.ready = piece.stretch->ready = near ? std::max(near->ready, now) : turn + costs_.latency;
       piece.stretch->begun = now;
+      piece.ready = std::max(piece.ready, charge(*piece.stretch, now));
     }
     piece.stretch->touched = now;
     piece.stretch->under_way++;
@@ -134,6 +142,17 @@ class Model {
     return turn;
   }
 
+  std::uint64_t needed(const Stretch& one) const {
+    return costs_.rpc ? std::max<std::uint64_t>(1, (one.end - one.begin + costs_.rpc - 1) / costs_.rpc) : 1;
+  }
+
+  // A stretch that has grown takes the tokens that it has not; when it has them.
+  Nanos charge(Stretch& one, Nanos now) {
+    Nanos turn = 0;
+    for (; one.tokens < needed(one); one.tokens++) turn = token(now);
+    return turn;
+  }
+
   // The newest of those that a piece there goes on with.
   Stretch* ending_at(std::uint64_t file, std::uint64_t offset) {
     Stretch* found = nullptr;
@@ -163,9 +182,12 @@ class Model {
     for (Stretch& after : stretches_) {
       if (&after == &before || after.absorbed || after.file != before.file || after.begin != before.end) continue;
       if (now - after.begun > trust) continue;
-      counts_.requests--;
-      token_free_ -= interval_;
       after.begin = before.begin;
+      after.tokens += before.tokens;
+      for (; after.tokens > needed(after); after.tokens--) {
+        counts_.requests--;
+        token_free_ -= interval_;
+      }
       after.begun = before.begun;
       after.ready = std::max(after.ready, before.ready);
       before.absorbed = true;

@@ -1,7 +1,7 @@
 // The model in a time of its own: what readers would have met, without a mount and without waiting.
 //
 // Input, one line for each read: READER THINK FILE OFFSET NBYTES. The reads of a reader come one after another, each
-// THINK nanoseconds after the one before was answered (the first: after 0). Arguments: latency bandwidth iops, as
+// THINK nanoseconds after the one before was answered (the first: after 0). Arguments: latency bandwidth iops rpc, as
 // slowfs has them. Output: for each read, in the order of the input, when it was asked for and when it was answered;
 // then the counts: requests, pieces, bytes.
 #include <cstdio>
@@ -80,8 +80,9 @@ class Replay {
 }  // namespace
 
 int main(int count, char** words) {
-  if (count != 4) return 2;
-  const slowfs::Costs costs{static_cast<Nanos>(std::atof(words[1]) * 1e9), std::atof(words[2]), std::atof(words[3])};
+  if (count != 5) return 2;
+  const slowfs::Costs costs{static_cast<Nanos>(std::atof(words[1]) * 1e9), std::atof(words[2]), std::atof(words[3]),
+                            static_cast<std::uint64_t>(std::atoll(words[4]))};
   std::vector<Read> reads;
   int reader;
   unsigned long long file, offset, nbytes;

@@ -1,9 +1,10 @@
 // Mounts a folder again, read-only, as a slow storage: each piece of a read is answered when model.hpp says.
 //
-//     slowfs SOURCE MOUNTPOINT -o latency=SECONDS,bandwidth=BYTES_A_SECOND,iops=REQUESTS_A_SECOND
+//     slowfs SOURCE MOUNTPOINT -o latency=SECONDS,bandwidth=BYTES_A_SECOND,iops=REQUESTS_A_SECOND,rpc=BYTES,cached=0
 //
 // It stays in the foreground; SIGTERM or SIGINT ends it and unmounts, and so does the end of whoever started it. The
-// kernel's page cache is bypassed (direct_io), so every reader meets the storage, with O_DIRECT and without. Looking up
+// kernel's page cache is bypassed (direct_io), so every reader meets the storage, with O_DIRECT and without; with cached=1
+// it is not, for readers whose page cache is a part of the memory that they may have. Looking up
 // names and opening cost nothing. The file .slowfs in the root tells what was counted, as JSON, and costs nothing
 // either: requests, pieces, bytes; late_seconds: by how much, summed, pieces were answered later than they should, which
 // is this machine's doing; and most_late_seconds, the most for one.
@@ -86,10 +87,12 @@ class Names {
 };
 
 struct Mount {
-  Mount(std::string source, slowfs::Costs costs) : names(std::move(source)), model(costs) {}
+  Mount(std::string source, slowfs::Costs costs, bool cached)
+      : names(std::move(source)), model(costs), cached(cached) {}
 
   Names names;
   slowfs::Model model;
+  const bool cached;
   std::atomic<Nanos> late{0}, most_late{0};
 };
 
@@ -172,7 +175,8 @@ void open(fuse_req_t request, fuse_ino_t ino, fuse_file_info* info) {
     fuse_reply_err(request, EROFS);
     return;
   }
-  info->direct_io = 1;
+  info->direct_io = ino == counts_ino || !mount_of(request).cached;
+  info->keep_cache = !info->direct_io;
   info->fh = 0;
   if (ino != counts_ino) {
     const int file = ::open(mount_of(request).names.path(ino).c_str(), O_RDONLY | O_CLOEXEC);
@@ -273,13 +277,13 @@ constexpr fuse_lowlevel_ops all_operations() {
 }
 
 struct Asked {
-  double latency = 0, bandwidth = 0, iops = 0;
+  double latency = 0, bandwidth = 0, iops = 0, rpc = 0, cached = 0;
   char* source = nullptr;
 };
 
 #define COST(name) \
   { #name "=%lf", offsetof(Asked, name), 0 }
-constexpr fuse_opt options[] = {COST(latency), COST(bandwidth), COST(iops), FUSE_OPT_END};
+constexpr fuse_opt options[] = {COST(latency), COST(bandwidth), COST(iops), COST(rpc), COST(cached), FUSE_OPT_END};
 #undef COST
 
 // The first word that is no option is the source; all else is libfuse's.
@@ -319,10 +323,12 @@ int main(int count, char** words) {
   const bool told = fuse_opt_parse(&args, &asked, options, take_source) == 0 && fuse_parse_cmdline(&args, &line) == 0;
   if (!told || !asked.source || !line.mountpoint) {
     std::fprintf(stderr,
-                 "slowfs SOURCE MOUNTPOINT -o latency=SECONDS,bandwidth=BYTES_A_SECOND,iops=REQUESTS_A_SECOND\n");
+                 "slowfs SOURCE MOUNTPOINT -o latency=SECONDS,bandwidth=BYTES_A_SECOND,iops=REQUESTS_A_SECOND,rpc=BYTES\n");
     return 2;
   }
-  Mount mount(asked.source, {static_cast<Nanos>(asked.latency * 1e9), asked.bandwidth, asked.iops});
+  Mount mount(asked.source, {static_cast<Nanos>(asked.latency * 1e9), asked.bandwidth, asked.iops,
+                             static_cast<std::uint64_t>(asked.rpc)},
+              asked.cached != 0);
   constexpr fuse_lowlevel_ops operations = all_operations();
   fuse_session* session = fuse_session_new(&args, &operations, sizeof operations, &mount);
   const int status = session ? serve(session, line.mountpoint) : 1;

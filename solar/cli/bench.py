@@ -25,26 +25,30 @@ from solar.values import Layout
 
 DETAILS = """\
 Both readers give the same shuffle in batches of B, each from a process of its own, in turns; whoever is not in turn is
-stopped. PyTorch opens the file with h5py in each worker and is taken at its best: sample by sample or a sorted batch at
-a time (`__getitems__`), with 0, 1, 2 or 4 workers. The first batches of both are compared, value by value.
+stopped. PyTorch keeps the file open with h5py in each worker and is taken at its best, found by trials: each sample
+straight into the batch, sample by sample or a sorted batch at a time (`__getitems__`); without a chunk cache, with
+libhdf5's own, with one for the chunks of a batch, and with all the memory that solar's buffer may have; with 0, 1, 2 or
+4 workers. The first batches of both are compared, value by value.
 A file that fits into half of the free memory is read once before: then both find it in the page cache. To know what
 your storage gives, take a file larger than memory, or `solar probe` and `solar plan`. Nothing is computed in between;
 `solar rehearse --compute` does. Where a batch takes seconds, fewer settings are tried and fewer rounds made, and it
-says so: no setting is begun after 20 s (or ten times S), no round after 30 s (or fifteen times S).
+says so: no setting is begun after 30 s (or ten times S), no round after 30 s (or fifteen times S).
 
-keys of --json: version (1), file, datasets, samples, nbytes (of a sample), batch, seconds (of a round), buffer, cached
-  (read once before), compared (batches), readers ([{reader (solar or torch), setting, tried, untried (settings that
-  there was no time for), samples_per_second (of each round; fewer than five where time ran out), hits (samples found in
-  solar's buffer), median, least, most, peak_bytes (of all its processes, file pages left aside)} or {reader, failed}]),
-  ratio (of the medians, or null), step_seconds (a training with longer steps does not wait), verdict, cores, versions
+keys of --json: version (1), file, datasets, samples, nbytes (of a sample), batch, seconds (of a round), buffer,
+  cached (read once before), compared (batches), readers ([{reader (solar or torch), setting (kind, workers, cache),
+  tried, untried (settings that there was no time for), memory (bytes that PyTorch's caches may have),
+  samples_per_second (of each round; fewer than five where time ran out), hits (samples found in solar's buffer),
+  median, least, most, peak_bytes (of all its processes, file pages left aside)} or {reader, failed}]), ratio (of the
+  medians, or null), step_seconds (a training with longer steps does not wait), verdict, cores, versions
 """
 
 BENCH_ROUNDS = 5
-TRYING = 20.0  # seconds after which no other setting is tried; or those of ten rounds, if that is more
+TRYING = 30.0  # seconds after which no other setting is tried; or those of ten rounds, if that is more
 LONGEST_ROUNDS = 30.0  # seconds after which no other round begins; or those of fifteen
 LARGEST_READ = 16 << 30  # bytes that are read once before, at most
 COMPARED_SECONDS = 2.0  # of reading, about
-WAY_NAMES = {"items": "sample by sample", "sorted": "sorted batches"}
+WAY_NAMES = {"items": "sample by sample", "sorted": "sorted batches", "straight": "straight into the batch"}
+CACHE_NAMES = {"default": "", "none": ", no chunk cache", "batch": ", chunks of a batch cached", "all": ", large cache"}
 LABELS = {"solar": "solar", "torch": "PyTorch + h5py"}
 
 
@@ -264,4 +268,6 @@ def _verdict(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _set(setting: Mapping[str, Any]) -> str:
-    return f"   {WAY_NAMES[setting['kind']]}, {count(setting['workers'], 'worker')}" if setting else ""
+    if not setting:
+        return ""
+    return f"   {WAY_NAMES[setting['kind']]}, {count(setting['workers'], 'worker')}{CACHE_NAMES[setting['cache']]}"

@@ -9,19 +9,20 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from solar.errors import SolarError
+from solar.errors import PlanError, SolarError
+from solar.io.machine import available as machine
 from solar.io.machine.child_end import Caller
+from solar.io.machine.quantities import size_of
 from solar.values import BATCHES_AHEAD
 
 Batch = dict[str, Any]
 WORKERS = (0, 1, 2, 4)
-WAYS_TO_READ = ("items", "sorted")
+FREE = 4  # one part of so many of the free memory is what solar's buffer takes where nobody says how much
 TRIED = 1_000_000  # the epoch that settings are tried with, so that the rounds read others
 TRIAL = 5.0  # seconds at most for each setting
 
@@ -87,38 +88,37 @@ def solar_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
 
 
 def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
+    """torch's loader over h5py with the settings that are the best for this file, and with solar's memory."""
     import solar.filters  # noqa: F401 - h5py reads what `solar compress` wrote by our plug-in
     from solar.io.plain import Plain  # in this process alone, as above
-    from solar.torch.plain import batches_from, plain_loader
+    from solar.torch.plain import batches_from, best_of, plain_loader
 
     plain = Plain(job["paths"], job["names"])
-    tried: list[dict[str, Any]] = []
+    memory = allowed(job["buffer"], BATCHES_AHEAD * job["batch"] * plain.nbytes())
 
-    def contestant(kind: Any, workers: int, epoch: int = 2) -> Contestant:
+    def contestant(setting: dict[str, Any], epoch: int = 2) -> Contestant:
         def begin(epochs: Iterator[int]) -> Iterator[Batch]:
-            return batches_from(plain_loader(plain, job["batch"], job["seed"], kind, workers), epochs)
+            return batches_from(plain_loader(plain, job["batch"], job["seed"], setting, memory), epochs)
 
-        return Contestant(begin, 2 * workers, epoch)  # torch has two batches of each worker on their way
+        return Contestant(begin, 2 * setting["workers"], epoch)  # torch has two batches of each worker on their way
 
-    cores, started = len(os.sched_getaffinity(0)), time.monotonic()
-    settings = [*itertools.product(WAYS_TO_READ, job["workers"])]
-    for kind, workers in sorted(settings, key=lambda one: abs(one[1] - cores)):  # the likeliest first: time may run out
-        if tried and time.monotonic() - started > job["trying"]:
-            break
-        setting: dict[str, Any] = {"kind": kind, "workers": workers}
-        try:
-            batches, seconds = contestant(kind, workers, TRIED).timed(min(job["seconds"] / 2, TRIAL))
-            setting["samples_per_second"] = batches * job["batch"] / seconds
-        except (OSError, RuntimeError, TypeError, ValueError) as error:
-            setting["failed"] = str(error).strip().splitlines()[-1][:300]
-        tried.append(setting)
-    tried.sort(key=lambda one: settings.index((one["kind"], one["workers"])))
-    worked = [one for one in tried if "failed" not in one]
-    if not worked:
-        raise RuntimeError(tried[0]["failed"])
-    best = max(worked, key=lambda one: one["samples_per_second"])
-    best = {name: best[name] for name in ("kind", "workers")}
-    return contestant(**best), {"setting": best, "tried": tried, "untried": len(settings) - len(tried)}
+    def timed(setting: dict[str, Any]) -> float:
+        batches, seconds = contestant(setting, TRIED).timed(min(job["seconds"] / 4, TRIAL))
+        return batches * float(job["batch"]) / seconds
+
+    best, tried, untried = best_of(plain, job["batch"], memory, job["workers"], timed, job["trying"])
+    return contestant(best), {"setting": best, "tried": tried, "untried": untried, "memory": memory}
+
+
+def allowed(buffer: str | None, least: int) -> int:
+    """Bytes for the caches of PyTorch's side: what solar's buffer may have, or the part of free memory that it takes
+    by itself; never less than the batches that solar has on their way."""
+    if buffer is None:
+        return max(least, machine.free_nbytes() // FREE)
+    try:
+        return max(least, size_of(buffer, machine.memory_nbytes()))
+    except PlanError:  # which solar's own side says in better words
+        return least
 
 
 SIDES = {"solar": solar_side, "torch": torch_side}

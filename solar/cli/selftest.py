@@ -110,13 +110,13 @@ def _loaders(path: str, names: list[str], **options: Any) -> tuple[Any, Any]:
     """Ours and PyTorch's over h5py, in the same order."""
     from solar.io.plain import Plain
     from solar.torch import DataLoader, H5Dataset, PlanSampler
-    from solar.torch.plain import plain_loader
+    from solar.torch.plain import plain_loader, simple
 
     data = H5Dataset(path, {name: name for name in names})
     sampler = PlanSampler(data, 1, 0, seed=0, drop_last=True)
     return (
         DataLoader(data, BATCH, sampler=sampler, drop_last=True, **options),
-        plain_loader(Plain([path], names), BATCH, 0, "items", 0),
+        plain_loader(Plain([path], names), BATCH, 0, simple(), 0),
     )
 
 

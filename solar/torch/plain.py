@@ -1,16 +1,28 @@
-"""torch's own loader over h5py, as one writes it without solar. `solar bench` compares with it."""
+"""torch's own loader over h5py at an expert's best, which short trials find for each file: what all our figures are
+compared with, in `solar bench`, the demos and bench/."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
-from solar.io.plain import Plain, Sample
+from solar.io.plain import CACHES, Cache, Plain, Sample
 
-Kind = Literal["items", "sorted"]
+Kind = Literal["items", "sorted", "straight"]
+Setting = dict[str, Any]  # kind, workers, cache
+WAYS_TO_READ: tuple[Kind, ...] = ("straight", "items", "sorted")
+WORKERS = (0, 1, 2, 4)
+WARMING = 4.0  # seconds at most, in which chunk caches are filled before a trial
+FINALISTS = 2  # of the ways to read, each of which is tried with all numbers of workers
+RECOVERABLE = (OSError, RuntimeError, TypeError, ValueError)
 
 
 class Items(Dataset[Any]):
@@ -27,25 +39,72 @@ class Items(Dataset[Any]):
 
 
 class Sorted(Items):
-    """A faster way, by torch's `__getitems__`: one ascending selection of each field per batch, then reordered."""
+    """By torch's `__getitems__`: one ascending selection of each field per batch, then reordered."""
 
     def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
         return {name: torch.from_numpy(values) for name, values in self.plain.batch(indices).items()}
 
 
-def plain_loader(plain: Plain, batch_size: int, seed: int, kind: Kind, workers: int) -> DataLoader[Any]:
+class Straight(Items):
+    """Each sample is read to its place in the batch: in memory that was handed out before if nobody has it any more,
+    or, by a worker, in memory that it shares with the training."""
+
+    def __init__(self, plain: Plain) -> None:
+        super().__init__(plain)
+        self.rooms: list[list[Any]] = []
+
+    def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
+        arrays = self._room(len(indices)) if get_worker_info() is None else []
+        tensors = [torch.from_numpy(one) for one in arrays] or [
+            _shared((len(indices), *shape), dtype) for shape, dtype in self.plain.shapes()
+        ]
+        self.plain.straight(indices, [one.numpy() for one in tensors])
+        return dict(zip(self.plain.names, tensors, strict=True))
+
+    def _room(self, size: int) -> list[Any]:
+        """Arrays that no tensor has any more: a tensor made of one has a reference to it."""
+        for arrays in self.rooms:
+            if len(arrays[0]) == size and all(sys.getrefcount(arrays[k]) == 2 for k in range(len(arrays))):
+                return arrays
+        made = [np.empty((size, *shape), dtype) for shape, dtype in self.plain.shapes()]
+        self.rooms = [*self.rooms[-3:], made]
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__, rooms=[])
+
+
+def _shared(shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
+    """Memory as torch's own collate takes it in a worker."""
+    empty = torch.from_numpy(np.empty(0, dtype))
+    storage: Any = torch.UntypedStorage._new_shared(math.prod(shape) * empty.itemsize)  # type: ignore[no-untyped-call]
+    return empty.new_empty(0).set_(storage).view(shape)
+
+
+MADE: dict[Kind, Callable[[Plain], Items]] = {"items": Items, "sorted": Sorted, "straight": Straight}
+
+
+def dataset_of(plain: Plain, setting: Setting, batch: int, memory: int) -> tuple[Items, dict[str, Any]]:
+    """The dataset with its chunk caches, which the workers share; and what torch's loader is given beside it."""
+    kind, workers = setting["kind"], setting["workers"]
+    cached = plain.cache_nbytes(setting["cache"], batch, memory // max(1, workers))
+    data = MADE[kind](Plain(plain.paths, plain.names, cached, plain.whole))
+    if setting.get("warm") and not workers:
+        data.plain.warm(WARMING)
+    collate = None if kind == "items" else _as_it_is
+    return data, {"num_workers": workers, "collate_fn": collate, "persistent_workers": workers > 0}
+
+
+def plain_loader(plain: Plain, batch_size: int, seed: int, setting: Setting, memory: int) -> DataLoader[Any]:
     """A loader whose batches are those of solar's with a PlanSampler of the same seed."""
-    items, collate = (Sorted(plain), _as_it_is) if kind == "sorted" else (Items(plain), None)
+    items, given = dataset_of(plain, setting, batch_size, memory)
     sampler: DistributedSampler[Any] = DistributedSampler(items, 1, 0, seed=seed, drop_last=True)
-    return DataLoader(
-        items,
-        batch_size,
-        sampler=sampler,
-        num_workers=workers,
-        collate_fn=collate,
-        drop_last=True,
-        persistent_workers=workers > 0,
-    )
+    return DataLoader(items, batch_size, sampler=sampler, drop_last=True, **given)
+
+
+def simple(workers: int = 0, kind: Kind = "items") -> Setting:
+    """What one would write first, with the file kept open."""
+    return {"kind": kind, "workers": workers, "cache": "default"}
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -58,3 +117,56 @@ def batches_from(loader: DataLoader[Any], epochs: Iterable[int]) -> Iterator[Any
     for epoch in epochs:
         sampler.set_epoch(epoch)
         yield from loader
+
+
+def best_of(
+    plain: Plain,
+    batch: int,
+    memory: int,
+    workers: Sequence[int],
+    timed: Callable[[Setting], float],
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Setting, list[Setting], int]:
+    """The best setting by trials; all that were tried, with their rates or why they failed; how many there was no
+    time for: none is begun after so many seconds, but the first.
+
+    Every way to read with every chunk cache is tried with the least workers; the best two then with all others.
+    """
+    tried: list[Setting] = []
+    begin, untried = clock(), 0
+
+    def attempt(settings: Iterable[Setting]) -> None:
+        nonlocal untried
+        for setting in settings:
+            if tried and clock() - begin > seconds:
+                untried += 1
+                continue
+            try:
+                # A large cache shows what it is worth when it is full, which a short trial does not make it.
+                tried.append(setting | {"samples_per_second": timed(setting | {"warm": True})})
+            except RECOVERABLE as error:
+                tried.append(setting | {"failed": (str(error).strip().splitlines() or [repr(error)])[-1][:300]})
+
+    fewest, *more = sorted(set(workers))
+    ways = itertools.product(WAYS_TO_READ, _caches(plain, batch, memory))
+    attempt({"kind": kind, "workers": fewest, "cache": cache} for kind, cache in ways)
+    finalists = _fastest(tried)[:FINALISTS]
+    # Plain readers first, so that no more is lost than the last of the workers where time runs out.
+    attempt(one | {"workers": count} for count in more for one in finalists)
+    fastest = _fastest(tried)
+    if not fastest:
+        raise RuntimeError(tried[0]["failed"])
+    return fastest[0], tried, untried
+
+
+def _fastest(tried: list[Setting]) -> list[Setting]:
+    """The settings that worked, the fastest first."""
+    worked = sorted((one for one in tried if "failed" not in one), key=lambda one: -one["samples_per_second"])
+    return [{name: one[name] for name in ("kind", "workers", "cache")} for one in worked]
+
+
+def _caches(plain: Plain, batch: int, memory: int) -> list[Cache]:
+    """Those that differ in their bytes for this file."""
+    sizes = {cache: tuple(plain.cache_nbytes(cache, batch, memory)) for cache in CACHES}
+    return [one for k, one in enumerate(CACHES) if sizes[one] not in [sizes[before] for before in CACHES[:k]]]
