@@ -28,7 +28,7 @@ demo: $(VENV)/.installed
 
 # Some of each kind, in a few minutes: those that are marked slow are left out, and counted in the end.
 test: $(VENV)/.dev
-	$(PYTEST) -rfE --quick --skips $(SKIPS)
+	$(PYTEST) -rfE --quick --skips=$(SKIPS)
 
 # All: that, and then what it has left out, with what the extras bring. .ci/run does the same step by step.
 test-all:
