@@ -200,9 +200,8 @@ def planned_windows(
         if last is None:
             window = made(some[0], None, [None] * len(pieces))
         elif not goes_on(last, window := made(some[1], last, ways_after(last, len(some[1]))), parts):
-            window = made(
-                some[0], last, ways_after(last, len(some[0]))
-            )  # as when the pass begins for which there was none
+            # As when the pass begins for which there was none.
+            window = made(some[0], last, ways_after(last, len(some[0])))
             if not goes_on(last, window, parts):
                 window, last = made(some[0], None, window.ways), None
         parts = window.parts() if last is None else parts

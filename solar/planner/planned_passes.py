@@ -75,10 +75,12 @@ class PlannedPasses:
 
     def segment(self, number: int) -> PassUses:
         """One of them. The one that was asked for last is kept: planning goes from one to the next."""
-        if number not in self._made:
-            self._made.clear()  # before the next one needs memory
-            self._made[number] = self._makers[number - self.segments.start]()
-        return self._made[number]
+        found = self._made.get(number)
+        if found is None:
+            self._made = {}  # before the next one needs memory
+            found = self._makers[number - self.segments.start]()
+            self._made = {number: found}
+        return found
 
     @property
     def ways(self) -> list[KeepPolicy]:
