@@ -153,7 +153,9 @@ def measured(found: Iterable[Record]) -> str:
 
 
 def limit(peers_of: dict[str, Record]) -> Record | None:
-    """The better of reading and decoding alone."""
+    """The better of reading and decoding alone. None where a buffer keeps what was decoded: it is decoded once."""
+    if "limit_decode" in peers_of and "solar_buffer_0" in peers_of:
+        return None
     return max((peers_of[one] for one in LIMITS if one in peers_of), key=lambda record: record["median"], default=None)
 
 
