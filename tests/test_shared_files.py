@@ -45,7 +45,7 @@ def outcome(file: str) -> dict[str, Any]:
     from solar.io.layout.hdf5 import survey
 
     try:
-        layouts, problems, _ = survey([file])
+        layouts, problems = survey([file])[:2]
     except solar.SolarError as error:
         return {"error": str(error)}
     datasets: dict[str, Any] = {}
