@@ -135,7 +135,6 @@ def test_a_worker_that_came_to_its_end_stays_there() -> None:
         check_resumes(Generated, (stop, 2), workers=3)
 
 
-@pytest.mark.slow
 def test_processes_need_not_be_forked() -> None:
     check_resumes(Walked, (3,), workers=1, multiprocessing_context="forkserver")
 
