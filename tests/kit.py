@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import time
 from collections.abc import Iterator
@@ -40,6 +42,34 @@ def settle(path: str | Path) -> None:
     """Makes a file look as if it was written a while ago."""
     an_hour_ago = time.time() - 3600
     os.utime(path, (an_hour_ago, an_hour_ago))
+
+
+def resident(path: str | Path) -> int:
+    """How many pages of a file the page cache holds, as mincore tells the file's owner."""
+    with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        held = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        libc = ctypes.CDLL(None, use_errno=True)
+        answer = libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), ctypes.c_void_p(held.ctypes.data))
+        assert answer == 0, os.strerror(ctypes.get_errno())
+        return int((held & 1).sum())
+
+
+def forgotten(path: str | Path) -> str:
+    """Makes the page cache forget a file, which can then be read past it; or says why that cannot be here."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+    if resident(path):
+        return f"the file system of {path} keeps its files in memory"
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError as error:
+        return f"the file system of {path} refuses to read past the page cache: {error}"
+    return ""
 
 
 def same(ours: Any, theirs: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +11,12 @@ import numpy as np
 import pytest
 import torch
 import transforms
+from faults_kit import fault, injected
+from kit import engine
 from torch.utils.data import DataLoader as TorchLoader
 
 from solar import DataLoader, H5Dataset, _native
+from solar.io.read.engine import Engine
 from solar.planner.budget import pooled_nbytes
 from solar.torch.batch import pending
 from solar.torch.epoch import native as native_iter
@@ -81,3 +86,38 @@ def test_without_a_limit_four_are_ahead(dataset: H5Dataset) -> None:
     loader = DataLoader(dataset)
     list(loader)
     assert loader.stats()["peak_bytes"] == 5 * NBYTES
+
+
+# --- that they are on their way ----
+
+
+def reached(count: Callable[[], int], wanted: int) -> int:
+    """What is counted once it is as much as is wanted, or when it has had time enough."""
+    end = time.monotonic() + 60
+    while count() < wanted and time.monotonic() < end:
+        time.sleep(0.001)
+    return count()
+
+
+@pytest.mark.parametrize("ahead", [1, 4, 7])
+def test_so_many_batches_come_while_the_first_does_not(dataset: H5Dataset, ahead: int) -> None:
+    first, got = int(dataset.layouts.chunk_offset[0]), []
+    with engine(2, "pread"), DataLoader(dataset, ahead=ahead, buffer=0) as loader:
+        batches = iter(loader)
+        taking = threading.Thread(target=lambda: got.append(next(batches)))
+        with injected([fault("read", begin=first, end=first + 1, delay=600)]):  # until this is over
+            taking.start()
+            assert reached(lambda: Engine.get().stats()["rows"], ahead) == ahead
+            assert not got
+        taking.join(60)
+        assert torch.equal(got[0][0], torch.from_numpy(dataset[0]))
+        assert loader.stats()["resident_bytes"] == ahead * NBYTES
+
+
+@pytest.mark.parametrize("ahead", [1, 4, 7])
+def test_a_buffer_has_so_many_batches_ready(dataset: H5Dataset, ahead: int) -> None:
+    with DataLoader(dataset, ahead=ahead, buffer="16MiB", epochs=1) as loader:
+        for number, batch in enumerate(loader, 1):
+            assert torch.equal(batch[0], torch.from_numpy(dataset[number - 1]))
+            made = min(len(loader), number + ahead)
+            assert reached(lambda: loader._buffered.running.counts()["steps"], made) == made

@@ -60,8 +60,9 @@ def probe(
             told(f"writing a temporary file of {nbytes:,} bytes in {file}")
             file = after.enter_context(temporary_file(file, nbytes))
         measured = _File.of(file)
-        held = measured.drop()
         rates = tuple(_rates(measured, seconds, told))
+        measured.drop()
+        held = measured.held()  # not before the rates: looking brings in what is looked for
     how = _in_words(rates, held, file_system(path), Path(os.fspath(path)).is_dir())
     made = datetime.now(UTC).isoformat(timespec="seconds")
     return Profile(str(Path(path).resolve()), made, how, rates, storage_of(rates))
@@ -124,11 +125,18 @@ class _File:
             raise ReadError(f"{path}: of {facts.st_size:,} bytes; measuring takes a file of {LEAST:,} at least")
         return cls(path, facts.st_size, facts.st_mtime_ns)
 
-    def drop(self) -> float:
-        """Drops the file from the page cache, and gives the share that stays there all the same."""
+    def drop(self) -> None:
+        """Drops the file from the page cache, as far as that lets it go."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+    def held(self) -> float:
+        """The share that the page cache holds, as far as a look at some places can tell."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
             places = range(0, self.nbytes - SMALL_REQUEST, max(SMALL_REQUEST, self.nbytes // 64))
             return sum(_is_held(descriptor, place) for place in places) / len(places)
         finally:

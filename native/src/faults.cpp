@@ -1,9 +1,9 @@
 #include "solar/faults.hpp"
 
 #include <algorithm>
+#include <condition_variable>
 #include <mutex>
 #include <new>
-#include <thread>
 #include <utility>
 
 namespace solar::faults {
@@ -13,8 +13,10 @@ std::atomic<bool> injected{false};
 namespace {
 
 std::mutex mutex;
+// Never destroyed: at the end of the process a thread may still wait.
+auto& replaced = *new std::condition_variable;
 std::vector<Fault> all;
-std::uint64_t met_ = 0;
+std::uint64_t met_ = 0, injections = 0;
 
 bool concerns(const Fault& fault, Call call, const std::string& path, std::uint64_t begin, std::uint64_t end) noexcept {
   return fault.call == call && fault.times > 0 && begin < fault.end && end > fault.begin && path.ends_with(fault.path);
@@ -27,6 +29,8 @@ void inject(std::vector<Fault> faults) {
   all = std::move(faults);
   met_ = 0;
   injected = !all.empty();
+  ++injections;
+  replaced.notify_all();
 }
 
 std::uint64_t met() {
@@ -40,25 +44,22 @@ bool waits(Call call, const std::string& path, std::uint64_t begin, std::uint64_
 }
 
 Effect meet(Call call, const std::string& path, std::uint64_t begin, std::uint64_t end) noexcept {
-  Effect effect;
-  std::chrono::nanoseconds delay{0};
-  {
-    const std::lock_guard lock(mutex);
-    for (Fault& one : all) {
-      if (!concerns(one, call, path, begin, end)) continue;
-      if (one.after > 0) {
-        --one.after;
-        continue;
-      }
-      if (one.times != UINT64_MAX) --one.times;
-      ++met_;
-      effect = {one.code, one.most};
-      delay = one.delay;
-      break;
+  std::unique_lock lock(mutex);
+  for (Fault& one : all) {
+    if (!concerns(one, call, path, begin, end)) continue;
+    if (one.after > 0) {
+      --one.after;
+      continue;
     }
+    if (one.times != UINT64_MAX) --one.times;
+    ++met_;
+    const Effect effect{one.code, one.most};
+    if (one.delay.count() > 0) {
+      replaced.wait_for(lock, one.delay, [before = injections] { return injections != before; });
+    }
+    return effect;
   }
-  if (delay.count() > 0) std::this_thread::sleep_for(delay);
-  return effect;
+  return {};
 }
 
 std::int32_t result(const std::string& path, std::uint64_t begin, std::uint64_t end, std::int32_t was) noexcept {

@@ -21,7 +21,7 @@ struct Fault {
   std::uint64_t after = 0, times = UINT64_MAX; // so many calls go well first, then so many do not
   int code = 0;                                // errno; 0: it does not fail
   std::uint64_t most = UINT64_MAX;             // bytes that a read brings
-  std::chrono::nanoseconds delay{0};           // before the answer
+  std::chrono::nanoseconds delay{0};           // before the answer; it is over when others are injected
 };
 
 // These in place of those before.
