@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import multiprocessing
 import os
 import signal
 import sys
@@ -41,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # As the loader does: a fork server that torch's loader began would have each of its processes import torch.
+    multiprocessing.set_forkserver_preload(["solar.torch.batch.workers"])
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell begins in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "alone: beside no other test of pytest-xdist; it looks at the clock")
