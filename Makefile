@@ -20,7 +20,7 @@ FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*
 KERNELS := tests/test_device_decode.py
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
-.PHONY: demo test test-all skipped extras integrations kernels mpio hosts lint types format tidy docs report
+.PHONY: demo test again test-all skipped extras integrations kernels mpio hosts lint types format tidy docs report
 .PHONY: core asan tsan aarch64 asan-python coverage fuzz compat clean-install bench bench-full gpu clean
 
 demo: $(VENV)/.installed
@@ -29,6 +29,11 @@ demo: $(VENV)/.installed
 # Some of each kind, in a few minutes: those that are marked slow are left out, and counted in the end.
 test: $(VENV)/.dev
 	$(PYTEST) -rfE --quick --skips=$(SKIPS)
+
+# What has failed, once more and one by one: not more than three, for more are no accident.
+again:
+	@test "$$(grep -c ': true' .pytest_cache/v/cache/lastfailed)" -le 3
+	$(BIN)/pytest --last-failed --last-failed-no-failures none -rAfE --tb short --no-header -q
 
 # All: that, and then what it has left out, with what the extras bring. .ci/run does the same step by step.
 test-all:

@@ -21,6 +21,7 @@ def test_every_batch_is_compared_and_the_rates_are_said(capsys: pytest.CaptureFi
         assert one["torch"] > 0 and one["solar"] > 0
 
 
+@pytest.mark.slow
 def test_fewer_samples_than_a_batch_are_one_batch(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--samples", "5"]) == 0
     said = capsys.readouterr().out

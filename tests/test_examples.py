@@ -49,7 +49,7 @@ def trained(name: str, loader: str, out: Path, more: str = "") -> tuple[int, dic
     return status, json.loads((out / f"{name}-{loader}.json").read_text())
 
 
-@pytest.mark.slow(but=["autophasenn"])
+@pytest.mark.slow
 @EACH
 def test_both_loaders_give_the_same_losses_to_the_bit_and_these_fall(name: str, tmp_path: Path) -> None:
     reached, ours = trained(name, "solar", tmp_path, "--level 1e9")

@@ -36,7 +36,7 @@ def played(tmp_path: Path) -> Played:
     return play
 
 
-@pytest.mark.slow(but=["mpi-2", "torch-2"])
+@pytest.mark.slow(but=["torch-2"])
 @pytest.mark.parametrize(("by", "ranks"), MORE)
 def test_every_batch_has_the_samples_of_its_plan_wherever_they_are_read(by: str, ranks: int, played: Played) -> None:
     seeds = range(3) if by == "mpi" else [ranks]
@@ -149,13 +149,13 @@ def test_a_forked_process_has_no_exchange_and_leaves_its_parents_alone(by: str, 
     assert played(by, ranks, "forked") == [{"status": 7}] * ranks
 
 
-@pytest.mark.slow(but=["torch-3"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("by", "ranks"), [("mpi", 3), ("torch", 3)])
 def test_a_program_may_end_amid_a_stretch_without_closing(by: str, ranks: int, played: Played) -> None:
     assert played(by, ranks, "unclosed") == [{"rank": rank} for rank in range(ranks)]
 
 
-@pytest.mark.slow(but=["mpi-2"])
+@pytest.mark.slow
 @pytest.mark.parametrize(("by", "ranks"), WAYS)
 def test_who_closes_long_before_the_others_waits_a_little_and_still_takes_what_they_send(
     by: str, ranks: int, played: Played

@@ -49,7 +49,10 @@ ranks.close()
     assert said == {rank: [f"rank {rank} of 3: ", [given[rank], *numbers]] for rank in range(3)}
 
 
-@pytest.mark.parametrize(("how", "why"), [("os.kill(os.getpid(), signal.SIGKILL)", "is gone"), ("left()", "given up")])
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("os.kill(os.getpid(), signal.SIGKILL)", "is gone"), pytest.param("left()", "given up", marks=pytest.mark.slow)],
+)
 def test_a_rank_that_dies_or_gives_up_is_named_by_rank_0_and_the_others_do_not_wait(how: str, why: str) -> None:
     body = f"""
 def left():

@@ -59,7 +59,7 @@ def on(request: pytest.FixtureRequest) -> Start:
 # --- meeting ----
 
 
-@pytest.mark.slow(but=["mpi-2", "torch-3"])
+@pytest.mark.slow(but=["torch-3"])
 @pytest.mark.parametrize(("by", "ranks"), [("mpi", 2), ("torch", 3), ("mpi", 4)])
 def test_all_ranks_learn_who_is_there_what_they_tell_and_the_least(by: str, ranks: int) -> None:
     said = ranks_by(
@@ -219,7 +219,7 @@ def test_a_program_whose_ranks_failed_to_meet_ends() -> None:
     assert len(under_mpi(2, BEGINS["mpi"] + ALL + body)) == 1
 
 
-@pytest.mark.slow(but=["mpi-0", "torch-1"])
+@pytest.mark.slow(but=["mpi-0"])
 @pytest.mark.parametrize("who", [0, 1])
 def test_ctrl_c_ends_the_waiting_and_tells_the_others(on: Start, who: int) -> None:
     said = on(

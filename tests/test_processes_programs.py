@@ -196,7 +196,7 @@ slowly = partial(pytest.param, marks=pytest.mark.slow)
 @pytest.mark.parametrize(
     ("where", "more", "work", "why"),
     [
-        ("input", "", "doubled", "doubled of the main module cannot be had in another process"),
+        slowly("input", "", "doubled", "doubled of the main module cannot be had in another process"),
         slowly("option", "", "doubled", "doubled of the main module cannot be had in another process"),
         ("script", "", "lambda sample: 2 * sample", "Can't pickle <function <lambda>"),
         slowly("input", "", "lambda sample: 2 * sample", "Can't pickle <function <lambda>"),
@@ -228,7 +228,7 @@ CONTEXT = ', multiprocessing_context="fork"'
     ("text", "said"),
     [
         (LOADED.format(more="", work="doubled", options=""), "the script starts its work without `if __name__ =="),
-        (GUARDED, "below of the main module cannot be had in another process: it was defined at a prompt, in a"),
+        slowly(GUARDED, "below of the main module cannot be had in another process: it was defined at a prompt, in a"),
     ],
 )
 def test_what_a_process_finds_missing_is_said_in_our_words_alone(folder: Path, text: str, said: str) -> None:

@@ -119,7 +119,7 @@ def check_counts(found: dict[int, Any], *, at_end: bool = True) -> None:
         assert reads == planned if at_end else 0 < reads <= planned
 
 
-@pytest.mark.slow(but=["2-mpi", "2-torch"])
+@pytest.mark.slow(but=["2-mpi"])
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_of_a_node_have_torchs_batches_and_one_plan(by: str, ranks: int, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_ranks_of_a_node_have_torchs_batches_and_one_plan(by: str, ranks: int, t
         check_counts(found)
 
 
-@pytest.mark.slow(but=["read-mpi-2", "auto-torch-2"])
+@pytest.mark.slow(but=["auto-torch-2"])
 @pytest.mark.parametrize(("by", "ranks"), [("mpi", 2), ("torch", 2), ("mpi", 3)])
 @pytest.mark.parametrize("exchange", ["read", "auto"])
 def test_each_node_reads_its_home_and_steps_have_the_same_samples(
@@ -170,7 +170,7 @@ def any_case(rng: np.random.Generator, ranks: int, folder: Path, number: int) ->
     )  # fmt: skip
 
 
-@pytest.mark.slow(but=["2-1", "2-2"])
+@pytest.mark.slow(but=["2-2"])
 @pytest.mark.parametrize(("ranks", "nodes"), WORLDS)
 def test_any_configuration_has_each_steps_samples(ranks: int, nodes: int, tmp_path: Path) -> None:
     rng = np.random.default_rng([ranks, nodes])
