@@ -1,7 +1,7 @@
 """One reader of `python -m bench.buffer`, in a process of its own: whole epochs from the first import on, or a part.
 
 torch       PyTorch + h5py at its best (solar/torch/plain.py) with the same memory for caches; part of an epoch, or all
-            where chunk caches fill
+            where chunk caches fill and that takes some minutes at most
 windowed    memory filled with the next uses in one ascending pass, handed out; again (Plain.windows)
 page_cache  plain reads of contiguous bytes by threads, in a control group whose page cache is the memory
 ram_copy    all copied to memory first, where it fits
@@ -34,6 +34,7 @@ Measures = dict[str, Any]
 Batches = Iterable[tuple[Any, NDArray[np.int64] | None]]  # and the samples that they are to be, if that is known
 SEED = 11
 LOCAL = {"latency": 1e-4, "bandwidth": 1.5e9, "iops": 20e3}  # a local disk, as a plan needs it
+LONGEST = 200.0  # seconds that all epochs of PyTorch's loader may take; of longer ones a part is timed
 PIECE, THREADS = 8 << 20, 16
 COUNTED = ("requests", "bytes", "late_seconds")
 
@@ -130,7 +131,8 @@ def torch_part(job: Job) -> Measures:
         [setting] = agreed
         torch.distributed.barrier()
     told = {"label": "PyTorch + h5py", "setting": setting, "tried": tried}
-    if job["filling"]:  # caches that fill: its epochs are not alike
+    best = max(one.get("samples_per_second", 0.0) for one in tried)
+    if job["filling"] and job["samples"] * job["epochs"] < best * LONGEST:  # caches that fill: its epochs are not alike
         orders = [order_of(job, epoch) for epoch in range(job["epochs"])]
         every = batches(setting, np.concatenate(orders))
         return timed(job | {"begin": time.perf_counter()}, given(job, every, orders)) | told
@@ -140,7 +142,7 @@ def torch_part(job: Job) -> Measures:
     order = order_of(job, 1)[: 2 * ready + part]
     made = batches(setting, order)
     found = timed(job | {"begin": time.perf_counter()}, given(job, made, [order[:ready], order[ready : ready + part]]))
-    return found | told
+    return found | told | {"filling": False}
 
 
 def windowed_part(job: Job) -> Measures:
