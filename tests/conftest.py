@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell begins in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "alone: beside no other test of pytest-xdist; it looks at the clock")
-    config.addinivalue_line("markers", "slow(but=()): not in `make test`, but for these parametrisations")
+    config.addinivalue_line("markers", "slow(but=(), every=0): not in `make test`, but for these or every n-th of them")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -59,16 +60,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _leave_slow_out(items: list[pytest.Item]) -> None:
     """Skips what is marked slow. A name in `but` that no parametrisation has is an error: its test would be lost."""
-    named, met = set(), set()
+    named, met = set(), Counter[tuple[str, Any]]()
     for item in items:
         if mark := item.get_closest_marker("slow"):
             function, given = item.nodeid.partition("[")[0], getattr(getattr(item, "callspec", None), "id", None)
             named |= {(function, one) for one in mark.kwargs.get("but", ())}
-            met.add((function, given))
-            if given is None or given not in mark.kwargs.get("but", ()):
+            every, number = mark.kwargs.get("every", 0), met[function, None]
+            met[function, None] += 1
+            met[function, given] += 1
+            if (given is None or given not in mark.kwargs.get("but", ())) and not (every and number % every == 0):
                 item.add_marker(pytest.mark.skip(reason=SLOW))
-    if named - met:
-        raise pytest.UsageError(f"marked slow but for what is not there: {sorted(named - met)}")
+    if missing := named - met.keys():
+        raise pytest.UsageError(f"marked slow but for what is not there: {sorted(missing)}")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -36,6 +36,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize(("layout", "order"), sorted(set(CASES)), ids=lambda name: name)
 def test_batches_and_draws_are_torchs_and_counts_the_plans(layout: str, order: str, tmp_path: Path) -> None:
     dataset = dataset_of(tmp_path, layout)

@@ -46,6 +46,7 @@ def shuffled(dataset: Any, kind: str, ours: torch.Generator) -> dict[str, Any]:
     return {"batch_size": BATCH, "sampler": sampler, "drop_last": kind == "a sampler's"}
 
 
+@pytest.mark.slow(every=7)
 @pytest.mark.parametrize("nbytes", [0, BUFFER])
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize("stop", [1, 4, 12, 13, 14])

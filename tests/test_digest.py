@@ -135,6 +135,7 @@ WAYS: dict[str, Callable[[str], str]] = {
 ENGINES = [(1, "pread"), (5, "pread"), *([(3, "uring")] if uring_works() else [])]
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("form", [*FORMS, "ours", "virtual"])
 @pytest.mark.parametrize("way", WAYS)
 def test_an_epoch_is_the_same_however_it_is_stored_and_read(

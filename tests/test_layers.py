@@ -7,6 +7,7 @@ import graphlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -90,9 +91,14 @@ def shelf_of(module: str) -> str:
     return module
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path, types: bool = False) -> Iterator[str]:
     """What a file imports, by statement or by `import_module`; with `types` also what only the type checker reads."""
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     for_types = {
         inner
         for node in ast.walk(tree)
@@ -147,7 +153,7 @@ def test_what_comes_from_outside_has_one_door(module: str) -> None:
 def test_each_module_can_be_imported_before_all_others() -> None:
     graph = {}
     for module, path in MODULES.items():
-        tree, needed = ast.parse(path.read_text()), set()
+        tree, needed = tree_of(path), set()
         for node in tree.body:  # what functions import comes later
             if isinstance(node, ast.ImportFrom):
                 needed |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
@@ -190,7 +196,7 @@ def test_a_shelf_has_a_page_with_a_line_for_each_of_its_files(shelf: Path) -> No
 def test_a_name_has_one_meaning() -> None:
     classes, numbers = defaultdict(set), defaultdict(set)
     for module, path in MODULES.items():
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 classes[node.name].add(module)
             targets = (
@@ -209,7 +215,7 @@ def test_a_name_has_one_meaning() -> None:
 
 @pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith("cli")])
 def test_only_the_command_line_prints(module: str) -> None:
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    for node in ast.walk(tree_of(MODULES[module])):
         called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id
         assert called not in {"print", "eval", "exec", "input"}, f"{module}:{getattr(node, 'lineno', 0)}: {called}()"
 

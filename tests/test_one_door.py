@@ -144,6 +144,7 @@ def summed(plan: NodePlan, epochs: int) -> Counts:
     return total(counts for epoch in plan.epochs[:epochs] for counts in epoch)
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("asked", fifty(), ids=lambda asked: "-".join(map(str, asked[:-1])))
 def test_a_run_takes_what_was_planned_without_it(
     asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -201,6 +202,7 @@ def tabled(
 # --- several ranks ----
 
 
+@pytest.mark.slow(but=["2-500000"])
 @pytest.mark.parametrize(("nodes", "buffer"), [(1, 800_000), (1, 400_000), (2, 500_000)])
 def test_two_ranks_take_what_was_planned_for_their_nodes(nodes: int, buffer: int, tmp_path: Path) -> None:
     cases = []

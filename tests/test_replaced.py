@@ -118,6 +118,7 @@ def made(path: Path, way: str) -> tuple[H5Dataset, DataLoader[Any]]:
     return dataset, DataLoader(dataset, BATCH, sampler=PlanSampler(dataset, 1, 0, seed=1), **options)
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("way", WAYS)
 @changes
 def test_the_next_epoch_is_an_error_that_says_so(
