@@ -135,18 +135,19 @@ def test_a_batch_that_does_not_come_in_time_is_an_error_that_names_it(
         next(iter(loader))
 
 
-def test_an_interrupted_wait_loses_no_batch(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("timeout", [0, 60])
+def test_an_interrupted_wait_loses_no_batch(dataset: Any, timeout: float, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = list(plain(dataset, "sequential"))
     interrupted = iter([True])
-    wait = Running.wait
+    at_hand = Running.at_hand
 
     def waiting(self: Running, *facts: Any) -> Any:
         if next(interrupted, False):
             raise KeyboardInterrupt
-        return wait(self, *facts)
+        return at_hand(self, *facts)
 
-    monkeypatch.setattr(Running, "wait", waiting)
-    with loader_of(dataset, "sequential", buffer=BUFFER) as loader:
+    monkeypatch.setattr(Running, "at_hand", waiting)
+    with loader_of(dataset, "sequential", buffer=BUFFER, timeout=timeout) as loader:
         iterator = iter(loader)
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
@@ -157,15 +158,15 @@ def test_closing_in_another_thread_ends_the_waiting_with_words(dataset: Any, mon
     loader = loader_of(dataset, "sequential", buffer=BUFFER)
     iterator = iter(loader)
     next(iterator)
-    wait = Running.wait
+    at_hand = Running.at_hand
 
     def closing(self: Running, *facts: Any) -> Any:
         thread = threading.Thread(target=loader.close)
         thread.start()
         thread.join()
-        return wait(self, *facts)
+        return at_hand(self, *facts)
 
-    monkeypatch.setattr(Running, "wait", closing)
+    monkeypatch.setattr(Running, "at_hand", closing)
     with pytest.raises(RuntimeError, match="closed with its loader"):
         next(iterator)
     assert loader.stats()["resident_bytes"] == 0

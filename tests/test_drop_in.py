@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import DistributedSampler, SequentialSampler, TensorDataset
 
 from solar import DataLoader, H5Dataset, PlanSampler, ReadError
+from solar.io.read.engine import Ticket
 from solar.torch.batch.pending import PendingBatch
 
 SAMPLES = 30
@@ -225,19 +226,22 @@ def test_a_device_transform_is_called_whatever_the_dataset(path: str) -> None:
         assert list(DataLoader(dataset, 15, device_transform=type)) == [type(one) for one in DataLoader(dataset, 15)]
 
 
-def test_an_interrupted_wait_loses_no_batch(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = DataLoader(H5Dataset(path, "x"), 4)
+@pytest.mark.parametrize("long_way", [{}, {"on_error": "skip"}], ids=str)
+def test_an_interrupted_wait_loses_no_batch(
+    path: str, long_way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = DataLoader(H5Dataset(path, "x"), 4, **long_way)
     expected, iterator = batches(loader), iter(loader)
     next(iterator)
     interrupted = iter([True])
 
-    def wait(self: Any, seconds: float | None = None) -> Any:
+    def wait(self: Any, seconds: float) -> Any:
         if next(interrupted, False):
             raise KeyboardInterrupt
-        return arrived(self, seconds)
+        return ended(self, seconds)
 
-    arrived = PendingBatch.arrived
-    monkeypatch.setattr(PendingBatch, "arrived", wait)
+    ended = Ticket.ended
+    monkeypatch.setattr(Ticket, "ended", wait)
     with pytest.raises(KeyboardInterrupt):
         next(iterator)
     assert loader.state_dict()["batches"] == 1
@@ -326,19 +330,22 @@ def test_a_failed_batch_is_not_kept_alive_by_its_error(path: str) -> None:
         gc.enable()
 
 
-def test_closing_in_another_thread_ends_the_waiting_with_words(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = DataLoader(H5Dataset(path, "x"), 4)
+@pytest.mark.parametrize("long_way", [{}, {"on_error": "skip"}], ids=str)
+def test_closing_in_another_thread_ends_the_waiting_with_words(
+    path: str, long_way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = DataLoader(H5Dataset(path, "x"), 4, **long_way)
     iterator = iter(loader)
     next(iterator)
 
-    def closing(self: Any, seconds: float | None = None) -> Any:
+    def closing(self: Any, seconds: float) -> Any:
         thread = threading.Thread(target=loader.close)
         thread.start()
         thread.join()
-        return arrived(self, seconds)
+        return ended(self, seconds)
 
-    arrived = PendingBatch.arrived
-    monkeypatch.setattr(PendingBatch, "arrived", closing)
+    ended = Ticket.ended
+    monkeypatch.setattr(Ticket, "ended", closing)
     with pytest.raises(RuntimeError, match="closed with its loader"):
         next(iterator)
     assert loader.stats()["resident_bytes"] == 0

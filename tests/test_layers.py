@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "torch.buffer": f"{VALUES} {IO} planner torch.batch torch.monitor torch.order torch.source",
     "gpu.kernels": VALUES,
     "gpu": f"{VALUES} {IO} gpu.kernels torch.batch torch.buffer torch.dataset torch.monitor torch.source",
-    "torch.epoch": f"{VALUES} {IO} gpu torch.batch torch.buffer torch.dataset torch.order torch.samplers torch.source",
+    "torch.epoch": f"{VALUES} {IO} gpu torch.batch torch.buffer torch.order torch.samplers torch.source",
     "torch.loader": f"{VALUES} gpu torch.batch torch.buffer torch.dataset torch.epoch torch.metrics torch.monitor "
     "torch.order torch.samplers torch.source",
     "torch": "",

@@ -74,12 +74,17 @@ class Ticket:
 
     def poll(self, seconds: float) -> bool:
         """Whether it is done within this time."""
-        try:
-            self._counts = self._reader.wait(self._number, seconds)
-        except SolarError:
-            self._counts = ()
-            raise
-        return self._counts is not None
+        return self.ended(seconds) is not None
+
+    def ended(self, seconds: float) -> tuple[int, ...] | None:
+        """Its counts, in the order of COUNT_NAMES, if it is done within this time."""
+        if self._counts is None:
+            try:
+                self._counts = self._reader.wait(self._number, seconds)
+            except SolarError:
+                self._counts = ()
+                raise
+        return self._counts
 
     def waiting_for(self) -> str:
         """What is still missing: "file: dataset, sample 17, offset 123"."""

@@ -160,6 +160,18 @@ class Rows:
         nbytes = samples * self._sample_nbytes
         return None if nbytes == 0 or self.dtype.hasobject else _native.take(nbytes)
 
+    @property
+    def plain(self) -> bool:
+        """Whether `begin` does: the engine reads them, and nothing is to be done afterwards."""
+        return self._source is not None and self._as_read and self._sample_nbytes > 0 and not self.dtype.hasobject
+
+    def begin(self, rows: NDArray[Any]) -> tuple[Ticket, NDArray[Any]]:
+        """Starts reading these rows, which are plain, into new memory; ValueError if one is out of range."""
+        assert self._source is not None, "only plain values are begun"
+        memory = _native.take(len(rows) * self._sample_nbytes)
+        values = np.ndarray((len(rows), *self._shape), self._read_dtype, memory)
+        return Ticket(self._source, rows, memory), values
+
     def start(
         self,
         rows: NDArray[np.int64],

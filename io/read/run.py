@@ -10,6 +10,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -90,28 +92,32 @@ class Running:
         One may wait again until `let_go`, so Ctrl-C loses no batch.
         """
 
-        def here(nap: float) -> bool:
-            if number not in self._here and number in self._unwanted:
+        found = self.at_hand(number, samples, 0.0) or until(partial(self.at_hand, number, samples), seconds)
+        if found is None:
+            raise Late.values(seconds, "" if self._run is None else self._run.waiting_for())
+        values, counts = found
+        return values, dict(zip(COUNT_NAMES, counts, strict=False))
+
+    def at_hand(self, number: int, samples: int, nap: float) -> tuple[list[NDArray[Any]], tuple[int, ...]] | None:
+        """`wait`, if the batch is there within this short time; the counts are in the order of COUNT_NAMES."""
+        if number not in self._here:
+            if number in self._unwanted:
                 raise RuntimeError("this batch was given up")
-            if number not in self._here and self._taking.acquire(timeout=nap):
+            if self._taking.acquire(timeout=nap):
                 try:
                     if number not in self._here:
                         self._take(nap)
                 finally:
                     self._taking.release()
-            return number in self._here
-
-        if not until(here, seconds):
-            raise Late.values(seconds, "" if self._run is None else self._run.waiting_for())
+            if number not in self._here:
+                return None
         came = self._here[number]
         if isinstance(came, Exception):
             try:
                 raise came
             finally:
                 del came  # or it and this frame, which is in its traceback, would keep each other alive
-        memory, counts = came
-        values = [rows.from_bytes(one, samples) for rows, one in zip(self._rows, memory, strict=True)]
-        return values, dict(zip(COUNT_NAMES, counts, strict=False))
+        return list(map(Rows.from_bytes, self._rows, came[0], repeat(samples))), came[1]
 
     def let_go(self, number: int) -> None:
         """Hands this batch over to whoever waited for it."""

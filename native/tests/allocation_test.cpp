@@ -1,5 +1,7 @@
 // Memory that is not to be had: the n-th allocation of C++ fails, for each n, in whatever thread that is. What is asked
 // for is there then, or it is an error of whoever asked; nothing ends the program, hangs, or is written to too late.
+#include <malloc.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <functional>
@@ -12,6 +14,15 @@ namespace {
 
 std::atomic<bool> counting{false};
 std::atomic<std::int64_t> left{0};  // allocations that go well, of those that are counted
+std::atomic<bool> weighing{false};
+std::atomic<std::int64_t> held{0}, most{0};  // bytes, since they are weighed
+
+void weigh(void* bytes, std::int64_t sign) noexcept {
+  if (!weighing.load(std::memory_order_relaxed)) return;
+  const std::int64_t now = held += sign * static_cast<std::int64_t>(::malloc_usable_size(bytes));
+  for (std::int64_t seen = most; now > seen && !most.compare_exchange_weak(seen, now);) {
+  }
+}
 
 }  // namespace
 
@@ -25,6 +36,7 @@ void* operator new(std::size_t nbytes) {
   }
   void* const bytes = std::malloc(std::max<std::size_t>(1, nbytes));
   if (bytes == nullptr) throw std::bad_alloc();
+  weigh(bytes, 1);
   return bytes;
 }
 void* operator new(std::size_t nbytes, const std::nothrow_t&) noexcept {  // of std::stable_partition
@@ -34,8 +46,11 @@ void* operator new(std::size_t nbytes, const std::nothrow_t&) noexcept {  // of 
     return nullptr;
   }
 }
-void operator delete(void* bytes) noexcept { std::free(bytes); }
-void operator delete(void* bytes, std::size_t) noexcept { std::free(bytes); }
+void operator delete(void* bytes) noexcept {
+  weigh(bytes, -1);
+  std::free(bytes);
+}
+void operator delete(void* bytes, std::size_t) noexcept { ::operator delete(bytes); }
 #pragma GCC diagnostic pop
 
 using namespace reads;
@@ -153,4 +168,47 @@ TEST_CASE("whichever allocation of a run fails, its batches are right or end wit
     }
   }
   CHECK(failures > 100);
+}
+
+TEST_CASE("many small rows that a run begins with are asked for a few at a time, and are one request all the same") {
+  constexpr std::int64_t rows = 1 << 20, row_nbytes = 8, steps = 30, batch = 64;
+  const Folder folder;
+  const auto source = made::contiguous(folder, rows, row_nbytes);
+  const Values all = contiguous_rows(*source);
+  for (const std::int64_t due : {1, 20, 29}) {
+    CAPTURE(due);
+    auto made = std::make_shared<Made>();
+    made::Random random(1);
+    for (std::int64_t step = 0; step < steps; ++step) {
+      for (std::int64_t i = 0; i < batch; ++i) {  // before the others are due, those of the first group
+        const auto most_row = static_cast<std::uint64_t>(step < due ? batch : rows) - 1;
+        made->rows.push_back(static_cast<std::int32_t>(random.upto(most_row)));
+      }
+      made->sizes.push_back(batch);
+      made->starts.push_back((step + 1) * batch);
+      made->ends.push_back(0);
+    }
+    made->last.resize(made->rows.size());
+    for (std::int32_t row = 0; row < rows; ++row) made->start.push_back(row);
+    made->start_ends = {batch, rows};
+    made->start_due = {0, due};
+    Reader reader(2, 8, 64, Backend::automatic);
+    Run run(reader, MemoryPool::make(1 << 20), 2, 1 << 20);
+    run.part({source, 0, rows, row_nbytes, false, false, 0, 64});
+    held = most = 0;
+    weighing = true;
+    run.append(made->sizes, {made->epoch()}, made);
+    for (std::int64_t step = 0; step < steps; ++step) {
+      Run::Batch taken;
+      REQUIRE(run.take(60s, taken));
+      const auto own = made->rows.begin() + step * batch;
+      CHECK(same(taken, wanted_rows(all, row_nbytes, {own, own + batch})));
+    }
+    weighing = false;
+    CHECK(most < rows * 50);  // about 120 each, were all of them asked for at once
+    const RunStats stats = run.stats();
+    CHECK(stats.reads == rows);
+    CHECK(stats.requests == 2);
+    CHECK(stats.bytes == rows * row_nbytes);
+  }
 }

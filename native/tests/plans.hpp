@@ -58,8 +58,12 @@ class Plan {
       Made& made = epochs.back();
       if (step == 0) {
         made.start = sorted(loads_.at(0));
-        made.start_ends = {static_cast<std::int64_t>(made.start.size())};
-        made.start_due = {0};
+        const auto later = std::stable_partition(made.start.begin(), made.start.end(), [this](auto row) {
+          const auto is_it = [&](auto used) { return key(used) == key(row); };
+          return std::any_of(uses_[0].begin(), uses_[0].end(), is_it);
+        });
+        made.start_ends = {later - made.start.begin(), static_cast<std::int64_t>(made.start.size())};
+        made.start_due = {0, 1};
       }
       made.sizes.push_back(static_cast<std::int64_t>(uses_[step].size()));
       for (std::size_t i = 0; i < uses_[step].size(); ++i) {

@@ -283,12 +283,17 @@ class PlanBatchSampler(BatchSampler):
         return edges + start
 
 
-def leaves_a_rank_without(cutter: object) -> bool:
-    """Whether the last batch of some rank is empty: with an exact end, too few samples for all ranks."""
+def check_no_rank_is_without(cutter: object) -> None:
+    """PlanError if the last batch of some rank is empty: with an exact end, too few samples for all ranks."""
     if type(cutter) is not PlanBatchSampler or not _is_planned(cutter.sampler) or cutter.sampler.tail != "exact":
-        return False
+        return
     edges = cutter._edges(0)
-    return len(edges) > 1 and int(edges[-1] - edges[-2]) < cutter.sampler.num_replicas
+    if len(edges) > 1 and int(edges[-1] - edges[-2]) < cutter.sampler.num_replicas:
+        raise PlanError(
+            'with tail="exact" some ranks get an empty batch here (batch_size=1, or fewer samples than ranks), of '
+            "which a transform or a collate_fn can make nothing: give batch_size=2 or more, fewer ranks, or "
+            'tail="pad"'
+        )
 
 
 @dataclass

@@ -28,6 +28,7 @@ class SampleSource:
     datasets: list[H5Dataset]
     locate: Locate  # indices of the dataset -> for each index, the number of its H5Dataset and the row there
     room: Room | None = field(default=None, kw_only=True)  # gives memory for what is read
+    plain: bool = field(default=False, kw_only=True)  # the indices are rows of the only H5Dataset
 
     @property
     def first(self) -> H5Dataset:
@@ -80,7 +81,8 @@ def h5_beneath(dataset: Any) -> SampleSource | str:
     by calling that.
     """
     if isinstance(dataset, H5Dataset) and _takes_as(dataset, H5Dataset, *READING):
-        return SampleSource([dataset], lambda asked: (np.zeros(len(asked), np.int64), dataset.checked(asked)))
+        locate = lambda asked: (np.zeros(len(asked), np.int64), dataset.checked(asked))  # noqa: E731
+        return SampleSource([dataset], locate, plain=True)
     if isinstance(dataset, Subset) and _takes_as(dataset, Subset):
         found = h5_beneath(dataset.dataset)
         if isinstance(found, str):

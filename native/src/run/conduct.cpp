@@ -11,6 +11,7 @@ namespace solar {
 namespace {
 
 constexpr std::chrono::nanoseconds glance = std::chrono::milliseconds(50);  // between looks at whether it closes
+constexpr std::chrono::nanoseconds fed_glance = std::chrono::milliseconds(2);  // and at whether more is to be asked for
 
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -74,6 +75,8 @@ void Run::Impl::carry_out(std::shared_ptr<const Planned> epoch) {
     issue(*epoch, step);
     ++now;
   }
+  const auto settled = [this](Reader::Ticket ticket, ReaderStats& of) { return settle(ticket, of); };
+  for (PartRun& part : parts) part.feed_all(UINT64_MAX, settled, done, counts);  // of arrays that go now
   const std::lock_guard lock(mutex);
   if (closing) return;  // it stays with the others that were planned
   over.emplace_back();
@@ -100,8 +103,10 @@ void Run::Impl::start(const Planned& epoch, bool first) {
       const auto begin = static_cast<std::size_t>(g == 0 ? 0 : own.start_ends[g - 1]);
       const auto rows = own.start.subspan(begin, static_cast<std::size_t>(own.start_ends[g]) - begin);
       const auto ready = [this] { return all_have(Node::Count::made, now); };
-      parts[p].load(rows, now + static_cast<std::uint64_t>(own.start_due[g]), true, done, ready);
+      const std::uint64_t due = now + static_cast<std::uint64_t>(own.start_due[g]);
+      first || node != nullptr ? parts[p].load(rows, due, true, done, ready) : parts[p].load_later(rows, due);
     }
+    parts[p].feed(now, done, counts);
   }
   count_held();
 }
@@ -149,7 +154,19 @@ bool Run::Impl::wait_for_room() {
   for (const PartRun& part : parts) {
     if (const auto ticket = part.due_first(); ticket != 0) waited_for.push_back(ticket);
   }
-  changed.wait(lock, [this] { return closing || (ready.size() < staged && !all_lent()); });
+  doors->awaited = true;
+  const auto go_on = [this] { return closing || has_room(); };
+  for (PartRun& part : parts) {
+    while (part.waits() && !changed.wait_for(lock, fed_glance, go_on)) {
+      lock.unlock();
+      part.feed(now, done, counts);
+      count_held();
+      lock.lock();
+      told = done;
+    }
+  }
+  changed.wait(lock, go_on);
+  doors->awaited = false;
   return !closing;
 }
 

@@ -22,6 +22,7 @@ struct Doors {
   std::mutex mutex;
   std::condition_variable changed;
   std::size_t lent = 0;  // batches that were taken, and of which some memory has not come back
+  bool awaited = false;  // the Run's thread waits for room for a batch
 };
 
 // A batch, from when it was taken until all of its memory has come back.
@@ -30,9 +31,11 @@ class Loan {
   explicit Loan(std::shared_ptr<Doors> doors) : doors_(std::move(doors)) {}
   ~Loan() {
     if (!begun_ || ::getpid() != doors_->process) return;  // in a forked process the mutex may be locked for ever
-    const std::lock_guard lock(doors_->mutex);
+    std::unique_lock lock(doors_->mutex);
     --doors_->lent;
-    doors_->changed.notify_all();
+    const bool wake = doors_->awaited;
+    lock.unlock();  // first, so that who wakes need not wait for it
+    if (wake) doors_->changed.notify_all();
   }
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
@@ -91,6 +94,7 @@ struct Run::Impl {
   bool wait_for_room();
   // Whoever takes batches has as many as it may have while another is begun.
   bool all_lent() const { return lends > 0 && doors->lent > std::max(lends, kept); }
+  bool has_room() const { return ready.size() < staged && !all_lent(); }
   void prepare(const Planned& planned, std::size_t step, Making& making);
   bool finish(Making& making);
   bool make(const Planned& planned, std::size_t step, Making& making);

@@ -9,6 +9,8 @@ namespace solar::run {
 
 namespace {
 
+constexpr std::size_t fed_rows = 1 << 16;  // of a load that was fed: some 100 bytes each until it has come
+constexpr std::size_t most_fed = 4;
 constexpr std::uint64_t piece_nbytes = 2 << 20;  // of a load that is waited for by itself: with its holes about one long call
 
 std::size_t keys_of(const Run::Part& part, const read::Lines& lines) {
@@ -69,8 +71,19 @@ Reader::Ticket PartRun::submit(Task task, MutableBytes out, Place* after) {
 }
 
 void PartRun::load(Rows rows, std::uint64_t due, bool start, RunStats& stats, const std::function<bool()>& ready) {
-  chosen_.clear();
   if (start) after_ = {};
+  choose(rows, start);
+  const std::size_t most = node_ != nullptr || start ? chosen_.size() : rows_of_a_piece();
+  for (std::size_t begin = 0; begin < chosen_.size(); begin += most) {
+    const auto first = chosen_.begin() + static_cast<std::ptrdiff_t>(begin);
+    rows_.assign(first, first + static_cast<std::ptrdiff_t>(std::min(most, chosen_.size() - begin)));
+    load_piece(due, start ? nullptr : &after_, stats, ready);
+  }
+}
+
+// Pages for these rows; of a start, those held are passed over.
+void PartRun::choose(Rows rows, bool start) {
+  chosen_.clear();
   for (const std::int32_t row : rows) {
     const std::size_t k = key(row);
     if (start && buffer_.holds(k)) continue;
@@ -79,12 +92,35 @@ void PartRun::load(Rows rows, std::uint64_t due, bool start, RunStats& stats, co
     if (!lost_.empty()) lost_.erase(k);
     chosen_.push_back(row);
   }
-  const std::size_t most = node_ != nullptr || start ? chosen_.size() : rows_of_a_piece();
-  for (std::size_t begin = 0; begin < chosen_.size(); begin += most) {
-    const auto first = chosen_.begin() + static_cast<std::ptrdiff_t>(begin);
-    rows_.assign(first, first + static_cast<std::ptrdiff_t>(std::min(most, chosen_.size() - begin)));
-    load_piece(due, start, stats, ready);
+}
+
+bool PartRun::feed(std::uint64_t now, RunStats& stats, ReaderStats& counts) {
+  for (auto loading = loading_.begin(); !waiting_.empty() && loading != loading_.end();) {
+    const bool here = loading->fed && came(*loading, nullptr, stats, counts);
+    loading = here ? loading_.erase(loading) : std::next(loading);
   }
+  while (!waiting_.empty() && fed_ < most_fed) {
+    Waiting& next = waiting_.front();
+    const std::uint64_t due = next.due;
+    choose(next.rows.first(std::min(fed_rows, next.rows.size())), true);
+    next.rows = next.rows.subspan(std::min(fed_rows, next.rows.size()));
+    if (next.rows.empty()) waiting_.pop_front();
+    rows_ = chosen_;
+    if (rows_.empty()) continue;
+    load_piece(due, &fed_after_, stats, [] { return true; });
+    loading_.back().fed = true;
+    ++fed_;
+  }
+  return waiting_.empty() || waiting_.front().due > now;
+}
+
+bool PartRun::feed_all(std::uint64_t now, const Settle& settle, RunStats& stats, ReaderStats& counts) {
+  while (!feed(now, stats, counts)) {
+    const auto first = std::find_if(loading_.begin(), loading_.end(), [](const Loading& one) { return one.fed; });
+    if (!came(*first, &settle, stats, counts)) return false;
+    loading_.erase(first);
+  }
+  return true;
 }
 
 // So many rows are about as long as a piece, as they are stored on average.
@@ -93,14 +129,14 @@ std::size_t PartRun::rows_of_a_piece() const noexcept {
   return static_cast<std::size_t>(std::max<std::uint64_t>(1, piece_nbytes / std::max<std::uint64_t>(1, each)));
 }
 
-void PartRun::load_piece(std::uint64_t due, bool start, RunStats& stats, const std::function<bool()>& ready) {
+void PartRun::load_piece(std::uint64_t due, Place* after, RunStats& stats, const std::function<bool()>& ready) {
   loading_.push_back({0, due, rows_});  // first: nothing may come between a ticket and its being noted
   if (node_ != nullptr) share();
   if (rows_.empty() || !ready()) return;
   stats.reads += rows_.size();
   const Task task = part_.stored ? Task::keep : Task::load;
   try {
-    loading_.back().ticket = submit(task, {}, start ? nullptr : &after_);
+    loading_.back().ticket = submit(task, {}, after);
   } catch (...) {
     loading_.pop_back();
     throw;
@@ -110,31 +146,41 @@ void PartRun::load_piece(std::uint64_t due, bool start, RunStats& stats, const s
 bool PartRun::arrive(const Run::Epoch& epoch, std::size_t step, std::uint64_t now, const Settle& settle, RunStats& stats,
                      ReaderStats& counts) {
   const bool all = node_ != nullptr || step + 2 == epoch.starts.size();
+  if (!feed_all(now, settle, stats, counts)) return false;
   const bool some = !all && awaits(epoch, step);
   for (auto loading = loading_.begin(); loading != loading_.end();) {
     if (loading->due > now) {
       ++loading;
       continue;
     }
-    ReaderStats own;
-    bool lost = false;
-    try {
-      const bool here = loading->ticket == 0 || reader_.wait(loading->ticket, std::chrono::nanoseconds(0), &own);
-      if (!here && !all && !(some && has_awaited(*loading))) {
+    if (!came(*loading, nullptr, stats, counts)) {
+      if (!all && !(some && has_awaited(*loading))) {
         ++loading;
         continue;
       }
-      if (!here && !settle(loading->ticket, own)) return false;
-      stats.requests += own.stretches;
-      stats.bytes += own.bytes_read;
-    } catch (const std::exception&) {
-      if (node_ != nullptr) throw;  // others would use these pages
-      lost = true;
+      if (!came(*loading, &settle, stats, counts)) return false;
     }
-    settled(*loading, lost);
-    for (const NamedCount& one : named_counts) counts.*one.count += own.*one.count;
     loading = loading_.erase(loading);
   }
+  return true;
+}
+
+// Whether a load has come, or does in the end, which is noted then. With `settle`, false when the Run closes.
+bool PartRun::came(const Loading& loading, const Settle* settle, RunStats& stats, ReaderStats& counts) {
+  ReaderStats own;
+  bool lost = false;
+  try {
+    const bool here = loading.ticket == 0 || reader_.wait(loading.ticket, std::chrono::nanoseconds(0), &own);
+    if (!here && (settle == nullptr || !(*settle)(loading.ticket, own))) return false;
+    stats.requests += own.stretches;
+    stats.bytes += own.bytes_read;
+  } catch (const std::exception&) {
+    if (node_ != nullptr) throw;  // others would use these pages
+    lost = true;
+  }
+  settled(loading, lost);
+  fed_ -= loading.fed;
+  for (const NamedCount& one : named_counts) counts.*one.count += own.*one.count;
   return true;
 }
 

@@ -39,6 +39,17 @@ class PartRun {
   // Starts reading these rows into the buffer, for use at step `due` or later. Of a start, those held are passed over.
   // `ready` is called before anything is written to the buffer.
   void load(Rows rows, std::uint64_t due, bool start, RunStats& stats, const std::function<bool()>& ready);
+  // The same for rows of a start, which stay until feed() asks for them, a few at a time: a load has in memory what is more
+  // than small rows are.
+  void load_later(Rows rows, std::uint64_t due) {
+    after_ = fed_after_ = {};
+    waiting_.push_back({rows, due});
+  }
+  // Asks for what waits, while there is little on its way. Whether all that is due has been asked for.
+  bool feed(std::uint64_t now, RunStats& stats, ReaderStats& counts);
+  // Until all that is due has been asked for. False when the Run closes.
+  bool feed_all(std::uint64_t now, const Settle& settle, RunStats& stats, ReaderStats& counts);
+  bool waits() const noexcept { return !waiting_.empty(); }
   // Waits for the loads that are due and have rows of this step, or for all that are due: in the last step of an epoch, and
   // with a Node, whose other ranks use them. Else reading goes on while the batch is put together. False when the Run closes.
   bool arrive(const Run::Epoch& epoch, std::size_t step, std::uint64_t now, const Settle& settle, RunStats& stats,
@@ -69,6 +80,11 @@ class PartRun {
     Reader::Ticket ticket;  // 0: other ranks of the Node read all of it
     std::uint64_t due;
     std::vector<std::int64_t> rows;  // also those that other ranks read
+    bool fed = false;
+  };
+  struct Waiting {
+    Rows rows;
+    std::uint64_t due;
   };
 
   std::size_t key(std::int32_t row) const noexcept {
@@ -77,7 +93,9 @@ class PartRun {
   bool read_as_one(std::int64_t row, std::int64_t other) const;
   void share();
   std::size_t rows_of_a_piece() const noexcept;
-  void load_piece(std::uint64_t due, bool start, RunStats& stats, const std::function<bool()>& ready);
+  void choose(Rows rows, bool start);
+  void load_piece(std::uint64_t due, Place* after, RunStats& stats, const std::function<bool()>& ready);
+  bool came(const Loading& loading, const Settle* settle, RunStats& stats, ReaderStats& counts);
   void settled(const Loading& loading, bool lost);
   bool awaits(const Run::Epoch& epoch, std::size_t step);
   bool has_awaited(const Loading& loading) const;
@@ -96,6 +114,9 @@ class PartRun {
   std::uint64_t loads_ = 0;  // that were shared among the ranks of the Node
   std::deque<Loading> loading_;
   Place after_;  // where the stretch that was loaded last ends
+  std::deque<Waiting> waiting_;
+  Place fed_after_;      // the same of what was fed
+  std::size_t fed_ = 0;  // loads on their way that were
   std::unordered_set<std::size_t> lost_;  // keys that a failed load should have brought
   std::vector<bool> fresh_;  // of each key: loaded, and not used since
   std::vector<bool> coming_;  // of each key: held for a load that is not due yet

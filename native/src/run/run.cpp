@@ -96,12 +96,15 @@ bool Run::take(std::chrono::nanoseconds limit, Batch& batch) {
   impl_->check_process();
   const auto deadline = std::chrono::steady_clock::now() + std::min(limit, longest_wait);
   Impl::Making made;
+  bool wake = false;  // the Run's thread, which is told once, and when the mutex is free: it would wait for that
   {
     std::unique_lock lock(impl_->mutex);
     impl_->kept = impl_->doors->lent;
-    impl_->changed.notify_all();
     const auto there = [this] { return !impl_->ready.empty() || impl_->closing || impl_->failed != nullptr; };
-    if (!impl_->changed.wait_until(lock, deadline, there)) return false;
+    if (!there()) {
+      if (impl_->doors->awaited && impl_->has_room()) impl_->changed.notify_all();
+      if (!impl_->changed.wait_until(lock, deadline, there)) return false;
+    }
     if (impl_->ready.empty()) {
       if (impl_->failed != nullptr) std::rethrow_exception(impl_->failed);
       throw Error(Kind::read, "the Run is closed");
@@ -109,8 +112,9 @@ bool Run::take(std::chrono::nanoseconds limit, Batch& batch) {
     made = std::move(impl_->ready.front());
     impl_->ready.pop_front();
     made.loan->begin();
-    impl_->changed.notify_all();
+    wake = impl_->doors->awaited && impl_->has_room();
   }
+  if (wake) impl_->changed.notify_all();
   if (made.error != nullptr) std::rethrow_exception(made.error);
   batch = std::move(made.batch);
   return true;

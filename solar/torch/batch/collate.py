@@ -81,6 +81,14 @@ class Collation:
         samples = samples_of(arrays)
         return collated(samples, where) if self._auto_collation else default_convert(samples[0])  # type: ignore[no-untyped-call]
 
+    def as_they_are(self, dtype: np.dtype[Any], ndim: int) -> bool:
+        """Whether the tensor of batches of so many axes is their memory, as torch.from_numpy gives it."""
+        values = np.empty((1,) * ndim, dtype)
+        try:
+            return self._auto_collation and self._dtype_of(values) is torch.from_numpy(values).dtype
+        except (TypeError, RuntimeError):  # which is raised with the batch
+            return False
+
     def _is_text(self, part: Any) -> bool:
         return self._auto_collation and isinstance(part, list) and isinstance(default_collate(part[:1]), list)
 

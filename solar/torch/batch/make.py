@@ -39,13 +39,13 @@ class BatchMaker:
         self.collates_itself = self.collate_fn is torchs_own
         # It is done on the arrays as they were read; anything else gets the samples it expects.
         whole = self.transform is None and self.collates_itself
-        self._collation = Collation(self.auto_collation) if whole else None
+        self.collation = Collation(self.auto_collation) if whole else None
         self.in_python = not whole  # it calls the user's Python
         self.in_processes = self.in_python and not self.thread_safe  # if there are any
 
     def transformed(self, arrays: Any, keys: Sequence[Key]) -> Any:
         """The transformed samples; the arrays themselves if they can be collated whole."""
-        if self._collation is not None:
+        if self.collation is not None:
             return arrays
         samples = samples_of(arrays)
         if self.transform is None:
@@ -53,8 +53,8 @@ class BatchMaker:
         return transformed_by_key(self.transform, samples, list(keys), self.thread_safe)
 
     def collated(self, samples: Any) -> Any:
-        if self._collation is not None:
-            return self._collation(samples)
+        if self.collation is not None:
+            return self.collation(samples)
         if not self.auto_collation:
             return self.collate_fn(samples[0])
         return collated(samples) if self.collates_itself else self.collate_fn(samples)

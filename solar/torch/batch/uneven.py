@@ -19,6 +19,10 @@ LOST = (
     "this batch has lost its weight: it was made anew of its parts. Read `batch.weight` as the loader gives the batch, "
     "before anything takes it apart"
 )
+EMPTY_BATCH = (
+    "this rank has no sample in this step, and of an empty batch a transform or a collate_fn can make nothing: give a "
+    'larger batch_size, or another balance than "uneven"'
+)
 
 
 class _Weighted:

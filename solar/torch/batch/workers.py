@@ -17,7 +17,8 @@ from torch.utils.data._utils import worker as torchs
 
 from solar.io.workers import fork_server
 from solar.io.workers.processes import Processes, unsendable
-from solar.torch.batch.make import BatchMaker
+from solar.torch.batch.make import BatchMaker, Threads, cores
+from solar.torch.batch.pending import leaves
 from solar.torch.batch.transform import Key, seed_global_generators
 
 SLOW = 1.0  # seconds after which the log says what the program waits for
@@ -67,6 +68,26 @@ class Wanted:
     init: Callable[[int], None] | None
     persistent: bool
     dataset: Any
+
+
+def makers(
+    making: BatchMaker, first: Any, workers: Workers, wanted: Wanted, base_seed: int, ahead: int, *, per_worker: int
+) -> tuple[Processes | None, Threads | None, int, int]:
+    """Starts the processes and threads that make batches of such an H5Dataset, if needed.
+
+    Gives both, how many threads there are, and how many batches are to be ahead then.
+    """
+    processes = workers.start(making, wanted, base_seed) if making.in_processes and wanted.count > 0 else None
+    if processes is not None:
+        threads = wanted.count
+    elif first.transform is not None and first.thread_safe:
+        threads = wanted.count or cores()
+    elif any(leaf is not None for leaf in leaves(first.fields)) and not making.in_python:
+        threads = min(ahead, cores())
+    else:
+        return None, None, 0, ahead
+    ahead = max(ahead, per_worker * wanted.count if making.in_python else 0, threads)
+    return processes, Threads(making, threads, processes), threads, ahead
 
 
 class Workers:

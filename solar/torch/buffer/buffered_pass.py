@@ -13,7 +13,7 @@ import numpy as np
 
 from solar.io.field import Field
 from solar.io.read.reader import Rows
-from solar.io.read.run import Run, scratch_nbytes, threads
+from solar.io.read.run import Run, Running, scratch_nbytes, threads
 from solar.planner import budget
 from solar.planner.budget import AheadSpec as AheadSpec
 from solar.planner.budget import Needs, SampleBytes, divided
@@ -53,6 +53,7 @@ class BufferedPass:
         self._row_nbytes = sum(leaf.rows.sample_nbytes for leaf in opened)
         self._drawn: Iterator[Any] = iter(())
         self._whole: Pass | None = None  # drawn as arrays, but not yet known to the run
+        self._cut: Pass | None = None  # what `_drawn` cuts
         self._next: deque[Any] = deque()  # drawn, but not yet known to the run
         self._error: Exception | None = None
         self._exhausted = False
@@ -95,7 +96,7 @@ class BufferedPass:
         self._started, self._segment = 0, None if hold is None else segment
         if hold is not None:
             self._hold, self.ahead = hold, hold.staged + self._pace.threads
-        self._drawn = iter(self._next) if self._whole is None else cut_at(self._whole)
+        self._drawn, self._cut = iter(self._next) if self._whole is None else cut_at(self._whole), self._whole
         self._whole, self._next = None, deque()
 
     def _draw_more(self) -> None:
@@ -194,6 +195,25 @@ class BufferedPass:
         if self._segment.weights is not None:
             made.weight = float(self._segment.weights[number])
         return made, names
+
+    def from_run(self) -> tuple[Running, int, Array] | None:
+        """The run, the number there of the batch that comes next, and the samples of each from there on.
+
+        None where more than the run is needed to make a batch of them: other nodes, weights, rows' own scales.
+        """
+        hold, segment = self._hold, self._segment
+        if hold is None or segment is None or not isinstance(hold.run, Running) or self._by_row:
+            return None
+        if self._cut is None or segment.weights is not None:
+            return None
+        return hold.run, hold.base + self._started, segment.batches.sizes[self._started :]
+
+    def taken(self, batches: int) -> None:
+        """So many batches were taken from the run itself: go on behind them."""
+        assert self._cut is not None, "of these the run was given"
+        self._started += batches
+        samples, starts = self._cut
+        self._drawn = cut_at((samples, starts[self._started :]))
 
     def forget(self, pending: PendingBatch) -> None:
         """This batch failed, or did not come in time: nobody takes it."""

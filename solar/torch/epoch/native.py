@@ -16,24 +16,20 @@ from solar.gpu.copier import DeviceCopier, OnDeviceBatch, copying
 from solar.io.machine.late import Late
 from solar.io.workers.processes import Processes
 from solar.torch.batch.coming import Coming, profiling, span
-from solar.torch.batch.make import Threads, cores, here
-from solar.torch.batch.pending import NBYTES_AHEAD, PendingBatch, leaves
+from solar.torch.batch.make import Threads, here
+from solar.torch.batch.pending import NBYTES_AHEAD, PendingBatch
 from solar.torch.batch.transform import Key
-from solar.torch.batch.uneven import weighted
-from solar.torch.batch.workers import Wanted
+from solar.torch.batch.uneven import EMPTY_BATCH, weighted
+from solar.torch.batch.workers import Wanted, makers
 from solar.torch.buffer.buffered_pass import AheadSpec, BufferedPass, needs
 from solar.torch.buffer.group import placed
-from solar.torch.dataset import H5Dataset
 from solar.torch.epoch.skipping import UNREADABLE, LeftOut, skipping
+from solar.torch.epoch.straight import ShortWay, way_of
 from solar.torch.order.position import Draws, EpochPosition
-from solar.torch.samplers import leaves_a_rank_without
+from solar.torch.samplers import check_no_rank_is_without
 from solar.torch.source import SampleSource
 from solar.values import BATCHES_AHEAD
 
-EMPTY_BATCH = (
-    "this rank has no sample in this step, and of an empty batch a transform or a collate_fn can make nothing: give a "
-    'larger batch_size, or another balance than "uneven"'
-)
 ITERATOR_CLOSED = "this iterator was closed with its loader"
 
 
@@ -47,6 +43,7 @@ class NativeIter(Draws):
         self._coming: deque[Coming | Exception] = deque()
         self._turn: BufferedPass | None = None  # set if batches come from the loader's buffer
         self._pace: AheadSpec | None = None
+        self._straight: ShortWay | None = None
         self._prepared = False
         self._landing: DeviceCopier | None = None
         self._lands_ahead = False  # in a thread of its own
@@ -92,14 +89,17 @@ class NativeIter(Draws):
     def _next_data(self) -> Any:
         while True:
             asked = time.perf_counter()
-            if self.passage.finished:
-                raise StopIteration
-            if self._closed:
-                raise RuntimeError(ITERATOR_CLOSED)
-            if not self._prepared:
-                asked = self._prepared_since(asked)
-            elif self._handed_out:
-                self._stats.busy(asked - self._handed_out)
+            if self._straight is None:
+                if self.passage.finished:
+                    raise StopIteration
+                if self._closed:
+                    raise RuntimeError(ITERATOR_CLOSED)
+                if not self._prepared:
+                    asked = self._prepared_since(asked)
+                elif self._handed_out:
+                    self._stats.busy(asked - self._handed_out)
+            if (straight := self._straight) and (data := self._handed_straight(straight, asked)) is not None:
+                return data
             # With the one that takes the place of the oldest: when that is there, the consumer waits for nothing else.
             while not self._drained and len(self._coming) <= min(self._ahead, self._most):
                 self._start_one()
@@ -121,6 +121,24 @@ class NativeIter(Draws):
                 data = weighted(data, pending.weight)
             self._handed_out = time.perf_counter()
             return data
+
+    def _handed_straight(self, straight: ShortWay, asked: float) -> Any:
+        last = self._handed_out
+        try:
+            data, self._handed_out = straight.hand_out(asked, last)
+            return data
+        except Exception:  # whatever it is, the long way meets it when that batch's turn comes
+            self._leave_straight()
+        if self._closed:
+            raise RuntimeError(ITERATOR_CLOSED)
+        self._stats.busy(asked - last if last else 0.0)
+        return None
+
+    def _leave_straight(self) -> None:
+        straight, self._straight = self._straight, None
+        if straight is not None:  # else it was closed by another thread
+            self._coming.extend(straight.leave(self._making))
+            self._indices, self._started = straight.way.indices, self._started + straight.way.begun
 
     def _taken(self, asked: float) -> tuple[PendingBatch, Any]:
         """Takes the oldest batch. It is removed, also if it failed, but not if Ctrl-C ends the waiting."""
@@ -243,6 +261,12 @@ class NativeIter(Draws):
         finally:
             del replaced  # or it and this frame, which is in its traceback, would keep each other alive
         self._prepared = True
+        more = (self._threads, self._landing, self._skipping, self._bar, self._device_transform)
+        if self._pin_memory or any(one is not None for one in more):
+            return
+        collation, size = self._making.collation, self._course.batch_size or 0
+        if way := way_of(self._turn, self._indices, self._beneath, collation, size, (self._ahead, self._nbytes_ahead)):
+            self._straight = ShortWay(way, self._stats, self.passage, waits=not self._timeout)
 
     def _begin_pass(self, replaced: ReadError | None) -> None:
         """Begins the epoch with or without the loader's buffer; tells the other ranks if a file was replaced."""
@@ -272,38 +296,18 @@ class NativeIter(Draws):
         return now
 
     def _started_making(self) -> AheadSpec:
-        first, workers = self._beneath.first, self._num_workers
-        if self._making.in_python and leaves_a_rank_without(self._index_sampler.cutter):
-            raise PlanError(
-                'with tail="exact" some ranks get an empty batch here (batch_size=1, or fewer samples than ranks), of '
-                "which a transform or a collate_fn can make nothing: give batch_size=2 or more, fewer ranks, or "
-                'tail="pad"'
-            )
-        threads = self._start_making(first, workers)
+        if self._making.in_python:
+            check_no_rank_is_without(self._index_sampler.cutter)
+        self._processes, self._threads, threads, self._ahead = makers(
+            self._making, self._beneath.first, self._workers, self._wanted, self._base_seed, self._ahead,
+            per_worker=self._prefetch_factor or 2,
+        )  # fmt: skip
         if self._landing is not None and self._landing.goes_by_itself:
             # Not where Python of the user's runs in the loop's thread: it is called there, when the batch is asked for.
             by_others = self._processes is not None or (self._threads is not None and self._making.collates_itself)
             # Nor where a batch may be made anew: it would stand behind those that wait for it to be taken.
             self._lands_ahead = (by_others or not self._making.in_python) and self._skipping is None
         return AheadSpec(self._ahead, threads)
-
-    def _start_making(self, first: H5Dataset, workers: int) -> int:
-        """Starts the threads and processes that make batches, if needed. Gives the number of threads."""
-        converts = any(leaf is not None for leaf in leaves(first.fields))
-        if self._making.in_processes and workers > 0:
-            self._processes = self._workers.start(self._making, self._wanted, self._base_seed)
-        if self._processes is not None:
-            threads = workers
-        elif first.transform is not None and first.thread_safe:
-            threads = workers or cores()
-        elif converts and not self._making.in_python:
-            threads = min(self._ahead, cores())
-        else:
-            return 0
-        per_worker = self._prefetch_factor or 2
-        self._ahead = max(self._ahead, per_worker * workers if self._making.in_python else 0, threads)
-        self._threads = Threads(self._making, threads, self._processes)
-        return threads
 
     def _start_one(self) -> None:
         """Starts the next batch. An error is raised when that batch's turn comes, as in torch."""
@@ -373,6 +377,7 @@ class NativeIter(Draws):
         self._release()
 
     def _release(self) -> None:
+        self._leave_straight()
         while self._coming:
             coming = self._coming.pop()
             if not isinstance(coming, Exception):

@@ -39,11 +39,14 @@ class Stats:
     """
 
     def __init__(self) -> None:
+        # Rows of `fold`, counted later: a batch in a hurry adds its own here, which takes no lock.
+        self.noted: deque[tuple[float, float, float, int, int, tuple[str, ...], tuple[int, ...]]] = deque()
         self._resident = self._landed = self._kept_samples = self._kept_nbytes = 0
         self.reset()
 
     def reset(self) -> None:
         """Counts from zero again; memory still held stays counted."""
+        self.fold()
         with _LOCK:
             self._epochs = self._batches = self._samples = self._batch_nbytes = self._skipped = 0
             self._busy = 0.0
@@ -59,16 +62,21 @@ class Stats:
 
     def epoch(self) -> None:
         """An epoch came to its end."""
+        self.fold()
         with _LOCK:
-            self._epochs += 1
-            row, self._told, self._whole = self._row(), self._so_far(), False
-            if self._first is None:
-                self._first = row
-            else:
-                self._latest.append(row)
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        self._epochs += 1
+        row, self._told, self._whole = self._row(), self._so_far(), False
+        if self._first is None:
+            self._first = row
+        else:
+            self._latest.append(row)
 
     def whole(self) -> None:
         """Marks the epoch finished at its last batch: some loops never ask for another."""
+        self.fold()
         with _LOCK:
             self._whole = True
 
@@ -96,7 +104,7 @@ class Stats:
 
     def _count(self, samples: int, nbytes: int, counts: Mapping[str, int]) -> None:
         if self._whole:
-            self.epoch()
+            self._end_epoch()
         self._batches += 1
         self._samples += samples
         self._batch_nbytes += nbytes
@@ -104,6 +112,20 @@ class Stats:
         for name, value in counts.items():
             if value and name in native:
                 native[name] += value
+
+    def fold(self) -> None:
+        """Counts batches that were noted: the seconds busy before each, waited and collating; and what they were."""
+        noted = self.noted
+        if not noted:
+            return
+        with _LOCK:
+            while noted:  # only under the lock are any taken away
+                busy, waited, collating, samples, nbytes, names, counts = noted.popleft()
+                self._busy += busy
+                self._waits["collate"] += collating
+                named = dict(zip(names, counts, strict=True))
+                self._count(samples, nbytes, named)
+                self._split(waited, named)
 
     def handed_out(
         self, samples: int, nbytes: int, counts: Mapping[str, int], waited: float, transforming: float, collating: float
@@ -180,6 +202,7 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """All counters, consistent with one another, and the share of the time that the training waited."""
+        self.fold()
         with _LOCK:
             waits, native = dict(self._waits), dict(self._native)
             counted = {
@@ -198,6 +221,7 @@ class Stats:
 
     def by_epoch(self) -> list[tuple[int, dict[str, Any]]]:
         """The counts of each epoch, numbered from 1; of many epochs, only the first and the latest."""
+        self.fold()
         with _LOCK:
             rows = [] if self._first is None else [self._first, *self._latest]
             if self._whole:

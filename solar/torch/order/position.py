@@ -112,7 +112,8 @@ class Indices:
         return made
 
     def __next__(self) -> Any:
-        batches = self._begun()
+        batches = self._batches if self.passage.begun else self._begun()
+        assert batches is not None
         try:
             batch = next(batches)
         except StopIteration:

@@ -1,0 +1,239 @@
+"""ShortWay: the short way of a batch, where nothing is to be done with it between its bytes and the loop."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from operator import add, itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+
+from solar.io.machine.late import until
+from solar.io.read.engine import COUNT_NAMES, Ticket
+from solar.io.read.reader import Pending
+from solar.io.read.run import Running
+from solar.torch.batch.collate import Collation
+from solar.torch.batch.coming import Coming, profiling
+from solar.torch.batch.make import BatchMaker, here
+from solar.torch.batch.pending import PendingBatch, PendingField
+from solar.torch.buffer.buffered_pass import BufferedPass
+from solar.torch.order.position import EpochPosition
+from solar.torch.source import SampleSource
+
+Taken = tuple[Iterable[Any], tuple[int, ...]]  # the arrays of a batch, and the counts of reading it
+Assemble = Callable[[list[Any]], Any]  # what makes a batch of the tensors of its fields
+FOLDED = 64  # batches whose counts are added up together
+
+
+class OffTheWay(Exception):
+    """Nothing is wrong with this batch, but it needs more than the short way has."""
+
+
+class ShortWay:
+    """Hands out batches that are taken as they come. `hand_out` raises where more is to be done; then `leave`.
+
+    It makes no object that outlasts a batch, and counts nothing: Stats does when it is asked, or after some batches.
+    """
+
+    def __init__(self, way: Way, stats: Any, passage: EpochPosition, waits: bool) -> None:
+        self.way = way
+        self._stats, self._passage, self._waits = stats, passage, waits
+        self._noted = stats.noted
+        stats.held((way.ahead + 1) * way.nbytes)
+        stats.held(-way.nbytes)
+
+    def hand_out(self, asked: float, last: float) -> tuple[Any, float]:
+        """The next batch, and when it was handed out. It was asked for then, and the last handed out then (0: none)."""
+        way = self.way
+        if profiling():  # the long way has its ranges
+            raise OffTheWay
+        came = way.take(0.0)
+        if came is None:
+            if not self._waits:
+                raise OffTheWay
+            came = until(way.take)
+            assert came is not None, "it is waited for without an end"
+        arrays, counts = came
+        there = time.perf_counter()
+        data = way.assemble(list(map(torch.from_numpy, arrays)))
+        self._passage.advance()
+        now = time.perf_counter()
+        self._noted.append(
+            (asked - last if last else 0.0, there - asked, now - there, way.samples, way.nbytes, way.names, counts)
+        )
+        if len(self._noted) >= FOLDED:
+            self._stats.fold()
+        return data, now
+
+    def leave(self, making: BatchMaker) -> list[Coming | Exception]:
+        """The batches on their way, for the long way."""
+        way, coming = self.way, list[Coming | Exception]()
+        for one in way.leave():
+            coming.append(one if isinstance(one, Exception) else here(one, way.samples, making, ()))
+        held = sum(isinstance(one, Coming) for one in coming)
+        self._stats.held((held - way.ahead) * way.nbytes)
+        return coming
+
+
+def assembly(beneath: SampleSource, collation: Collation | None) -> Assemble | None:
+    """None where it takes more than naming them."""
+    rows, structure = [leaf.rows for leaf in beneath.first.opened()], beneath.first.layouts
+    if collation is None or not all(collation.as_they_are(one.dtype, 1 + len(one.layout.sample_shape)) for one in rows):
+        return None
+    if isinstance(structure, dict):
+        names = tuple(structure)
+        return None if _nested(structure.values()) else lambda found: dict(zip(names, found, strict=True))
+    if isinstance(structure, tuple):
+        return None if _nested(structure) else list
+    return itemgetter(0)
+
+
+def _nested(parts: Any) -> bool:
+    return any(isinstance(part, (dict, tuple)) for part in parts)
+
+
+def of_run(turn: BufferedPass, assemble: Assemble) -> OfRun | None:
+    """The batches that a run makes; None where they are few, or of several sizes."""
+    found = turn.from_run()
+    if found is None:
+        return None
+    run, first, sizes = found
+    number = len(sizes) - turn.ahead - 1  # the last ones are left: one may be smaller, and the end must be seen
+    if number < 1 or sizes[0] < 1 or np.any(sizes[:-1] != sizes[0]):
+        return None
+    return OfRun(turn, assemble, run, first, int(sizes[0]), number)
+
+
+def of_reader(
+    indices: Iterator[Any], beneath: SampleSource, assemble: Assemble, samples: int, ahead: int, nbytes_ahead: int
+) -> OfReader | None:
+    """Batches that are read one by one; None where these are not plain, or too large to be `ahead` of the loop."""
+    if len(beneath.datasets) > 1 or beneath.room is not None or samples < 1:
+        return None
+    rows = [leaf.rows for leaf in beneath.first.opened()]
+    nbytes = samples * sum(one.sample_nbytes for one in rows)
+    if not all(one.plain for one in rows) or (ahead + 1) * nbytes > nbytes_ahead:
+        return None
+    return OfReader(indices, beneath, assemble, samples, ahead)
+
+
+class OfRun:
+    """Batches that a run makes."""
+
+    names = (*COUNT_NAMES, "made_by_run")
+
+    def __init__(
+        self, turn: BufferedPass, assemble: Assemble, run: Running, first: int, samples: int, number: int
+    ) -> None:
+        self.assemble = assemble
+        self.samples, self.nbytes, self.ahead = samples, samples * sum(run.row_nbytes), turn.ahead
+        self._run, self._first, self.begun, self._end = run, first, 0, number
+        self.indices = self._turn = turn
+
+    def take(self, seconds: float) -> Taken | None:
+        if self.begun >= self._end:
+            raise OffTheWay
+        number = self._first + self.begun
+        found = self._run.at_hand(number, self.samples, seconds)
+        if found is None:
+            return None
+        self.begun += 1  # first: who is interrupted here asks for it no more
+        self._run.let_go(number)
+        return found[0], (*found[1], 1)
+
+    def leave(self) -> list[PendingBatch | Exception]:
+        self._turn.taken(self.begun)
+        return []  # the long way asks the run for them
+
+
+class OfReader:
+    """Batches that are read for the loop, one by one, as many ahead as the long way would read."""
+
+    names = COUNT_NAMES
+
+    def __init__(
+        self, indices: Iterator[Any], beneath: SampleSource, assemble: Assemble, samples: int, ahead: int
+    ) -> None:
+        self.samples, self.ahead, self.assemble = samples, ahead, assemble
+        self.indices, self._beneath = indices, beneath
+        self._rows = [leaf.rows for leaf in beneath.first.opened()]
+        self.nbytes = samples * sum(one.sample_nbytes for one in self._rows)
+        self._coming: deque[tuple[tuple[Ticket, ...], tuple[Any, ...], Any] | Exception] = deque()
+        self.begun = 0
+
+    def take(self, seconds: float) -> Taken | None:
+        while len(self._coming) <= self.ahead:
+            self._begin()
+        came = self._coming[0]
+        assert isinstance(came, tuple), "what failed is left to the long way"
+        tickets, arrays, _ = came
+        counts: tuple[int, ...] = ()
+        try:
+            for ticket in tickets:
+                own = ticket.ended(seconds)
+                if own is None:
+                    return None
+                counts = tuple(map(add, counts, own)) if counts else own
+        except Exception as error:
+            self._coming[0] = error.with_traceback(None)  # raised once, when the loop asks for this batch
+            raise OffTheWay from None
+        self._coming.popleft()
+        return arrays, counts
+
+    def _begin(self) -> None:
+        try:
+            samples = next(self.indices)
+        except StopIteration:
+            raise OffTheWay from None
+        except Exception as error:  # comes after the batches on their way
+            self.indices = _raising(error)
+            raise OffTheWay from None
+        try:
+            if not isinstance(samples, np.ndarray) or len(samples) != self.samples:
+                raise OffTheWay
+            asked = samples if self._beneath.plain else self._beneath.locate(samples)[1]
+            began = [one.begin(asked) for one in self._rows]
+        except Exception:  # also what is wrong with it: on the long way that is known to be this batch's error
+            self.indices = chain([samples], self.indices)
+            raise
+        self._coming.append((*zip(*began, strict=True), asked))
+        self.begun += 1
+
+    def leave(self) -> list[PendingBatch | Exception]:
+        structure, found = self._beneath.first.layouts, list[PendingBatch | Exception]()
+        while self._coming:
+            came = self._coming.popleft()
+            if isinstance(came, Exception):
+                found.append(came)
+                continue
+            pairs = zip(*came[:2], strict=True)
+            fields = [PendingField([Pending(values, ticket, values.nbytes)], None, came[2]) for ticket, values in pairs]
+            found.append(PendingBatch(structure, fields))
+        return found
+
+
+def _raising(error: Exception) -> Iterator[Any]:
+    raise error
+    yield
+
+
+Way = OfRun | OfReader  # where batches come from: all of `samples` and `nbytes`, `ahead` of the loop
+
+
+def way_of(
+    turn: BufferedPass | None,
+    indices: Iterator[Any],
+    beneath: SampleSource,
+    collation: Collation | None,
+    samples: int,
+    ahead: tuple[int, int],
+) -> Way | None:
+    """The short way of batches of so many samples; None where there is none. `ahead` are batches, and bytes at most."""
+    assemble = assembly(beneath, collation)
+    if assemble is None:
+        return None
+    return of_reader(indices, beneath, assemble, samples, *ahead) if turn is None else of_run(turn, assemble)
