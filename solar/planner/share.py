@@ -45,5 +45,4 @@ def _stored(region: Region) -> int:
 
 def _everything(region: Region) -> int:
     """What memory takes that holds all of it, the way that takes the least."""
-    ways = (False, True) if region.units.storable else (False,)
-    return min(region.held_nbytes(region.items, whole=whole) for whole in ways)
+    return min(region.held_nbytes(region.items, whole=whole) for whole in region.kinds)

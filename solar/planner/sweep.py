@@ -180,13 +180,22 @@ class FirstLoads(NamedTuple):
 
 
 def start_of(
-    items: Items, region: Region, way: KeepPolicy, uses: tuple[Items, Starts], gap: int, *, holding: bool = False
+    items: Items,
+    region: Region,
+    way: KeepPolicy,
+    uses: tuple[Items, Starts],
+    gap: int,
+    *,
+    scan: int = 0,
+    holding: bool = False,
 ) -> FirstLoads:
     """Short groups first, so that the first batch comes soon: what the first step needs, the next two, the next four.
 
     It doubles while these groups together cost less than a sixteenth of reading everything; all else follows in one
-    go. `items` are what the sweep has in memory before the first step; the pinned part is read with them, unless it is
-    there (`holding`). Both count from the end of the pinned part, which therefore has negative numbers.
+    go. Samples that are alone are decoded once in any case: their groups cost but requests, and `scan` is what reading
+    and decoding all takes, in bytes of reading. `items` are what the sweep has in memory before the first step; the
+    pinned part is read with them, unless it is there (`holding`). Both count from the end of the pinned part, which
+    therefore has negative numbers.
     """
     pinned = region.units_in(way.pinned) if way.whole else way.pinned
     steps = len(uses[1]) - 1
@@ -195,6 +204,8 @@ def start_of(
     waits[needed + np.int32(pinned)] = True
     total_nbytes = max(1, region.stored_nbytes(region.items))
     each = region.units.stored_nbytes + gap
+    if region.samples_alone:
+        each, total_nbytes = gap + min(gap, region.units.stored_nbytes), max(total_nbytes, scan)
     groups: list[Items] = []
     due: list[int] = []
     begin, spent, length = 0, 0, 1

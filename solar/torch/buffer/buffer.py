@@ -87,6 +87,7 @@ class Buffered:
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._chosen: int | None = None  # bytes, once it is known what is to be read
+        self._warm = False  # chosen for what the page cache holds; ranks together may see that differently
         self._weighed: Callable[[], tuple[int, str]] | None = None  # what a buffer gains, where one is possible
         self._together: RankGroup | None = None
         self._threads: int | None = None  # that decode, of all ranks of the node, where they read together
@@ -159,16 +160,17 @@ class Buffered:
         found = None if left else those_of(self._exchange, order)
         ranks = sizing.ranks_here() if found is None else 1  # that have a buffer each
         batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
-        self._weighed = cache(partial(sizing.auto, layouts, batch * all_, self._storage, own(batch), ranks=ranks))
+        gains = partial(sizing.auto, layouts, batch * all_, self._storage, own(batch), ranks, self._epochs)
+        self._weighed = cache(gains)
         if left:
             return 0  # where nobody has asked for a buffer, it would draw from the sampler long before
         if self._nbytes is not None:
             nbytes = max(1, self._nbytes // ranks)
         else:
             nbytes, why = self._weighed()
-            log.log(
-                logging.DEBUG if why == sizing.FITS else logging.INFO, "%s buffer: %s", "a" if nbytes else "no", why
-            )
+            self._warm = found is None and sizing.fit_page_cache(layouts, ranks)
+            level = logging.DEBUG if why == sizing.FITS else logging.INFO
+            log.log(level, "%s buffer: %s", "a" if nbytes else "no", why)
         try:
             self._together = None
             if nbytes and found is None:
@@ -322,7 +324,7 @@ class Buffered:
             assert beneath is not None, "what is read is told with the first passes"
             pieces = pieces_of(beneath) if self._together is None else self._together.pieces()
             ways = list(self._ways[1]) if self._ways[0] == kind else [None] * len(pieces)
-            storages = [sizing.storage_of(layout, self._storage, self._threads)[0] for layout in layouts_of(beneath)]
+            storages, _ = sizing.storages_of(layouts_of(beneath), self._storage, self._threads, warm=self._warm)
         first = 0 if last is None else last.segments.stop
         makers = [unless(stopped, make) for make in makers]
         window = PlannedPasses(makers, first, pieces, budget.parts, budget.batch, storages, ways, last is not None)
@@ -339,7 +341,7 @@ class Buffered:
         rows = rows_of(beneath) * (len(parts) // len(window.pieces))
         self.running = begin(rows, parts, budget.staged, budget.scratch, lends=budget.lends)
         self._stats.held(self.running.nbytes)
-        sources = dict.fromkeys(sizing.storage_of(layout, self._storage)[1] for layout in layouts_of(beneath))
+        _, sources = sizing.storages_of(layouts_of(beneath), self._storage, self._threads, warm=self._warm)
         log.info("a buffer of %s: %s; storage %s", budget.in_words(), in_words(window), ", ".join(sources))
 
     def _append(self, window: PlannedPasses) -> Queued:
