@@ -39,6 +39,11 @@ def shares(memory: int, regions: Sequence[Region]) -> list[int]:
     return given
 
 
+def wholes(regions: Sequence[Region]) -> list[int]:
+    """What memory takes that holds all of them: as samples, and each the way that takes the least."""
+    return [sum(one.held_nbytes(one.items, whole=False) for one in regions), sum(map(_everything, regions))]
+
+
 def _stored(region: Region) -> int:
     return region.stored_nbytes(region.items)
 

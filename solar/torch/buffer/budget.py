@@ -19,6 +19,8 @@ from solar.planner.budget import Needs, divided
 from solar.planner.job import followed, predicted
 from solar.planner.order import random
 from solar.planner.planned_passes import PlannedPasses, shared
+from solar.planner.regions import whole
+from solar.planner.share import wholes
 from solar.planner.units import Units, of_layout, uniform
 from solar.values import Layout, Storage
 
@@ -124,7 +126,7 @@ def auto(
     memory = min(machine.free_nbytes() // FREE // ranks, everything + everything // 8)
     if memory < needs.least:
         return 0, f"{size(memory)} of the memory could be had, and the batches alone take {size(needs.least)}"
-    kept = divided(memory, batch, [needs]).parts
+    kept = divided(memory, batch, [needs], wholes([whole(one) for one in units])).parts
     without = with_it = 0.0
     for layout, one in zip(layouts, units, strict=True):
         storage = storage_of(layout, given, warm=fits)[0]
