@@ -211,7 +211,7 @@ class Storage:
     bandwidth: float  # bytes a second
     iops: float = math.inf  # requests a second
     depth: int = 32
-    decode: float = math.inf  # bytes a second that come out of decoding chunks of several samples
+    decode: float = math.inf  # bytes a second that come out of decoding chunks
 
     def __post_init__(self) -> None:
         rates = {"bandwidth": self.bandwidth, "iops": self.iops, "depth": self.depth, "decode": self.decode}

@@ -183,7 +183,7 @@ def run_of(loader: DataLoader[Any]) -> buffered.Running:
     return running
 
 
-def chunked(make: Callable[..., str], samples: int = 4096) -> H5Dataset:
+def chunked(make: Callable[..., str], samples: int = 4096, width: int = 64) -> H5Dataset:
     """A data set of many chunks, each with many samples, encoded."""
-    values = np.zeros((samples, 64), "f4")
-    return H5Dataset(make("chunked.h5", x=(values, {"chunks": (256, 64), "compression": "gzip"})), "x")
+    values = np.zeros((samples, width), "f4")
+    return H5Dataset(make("chunked.h5", x=(values, {"chunks": (256, width), "compression": "gzip"})), "x")

@@ -151,7 +151,7 @@ def test_chunks_of_many_samples_get_a_buffer(
     monkeypatch.setattr(budget, "LEAST_EPOCH_SECONDS", 0.0)
     taken, said = chosen(chunked(make), caplog, epochs=3)
     assert taken
-    assert "a buffer: chunks of several samples are decoded less often" in said
+    assert "a buffer: chunks are decoded less often" in said
     assert "all samples stay" in said
 
 

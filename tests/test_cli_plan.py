@@ -202,7 +202,7 @@ def test_decoding_is_counted_and_told_for_chunks_of_many_samples(
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[0] > 0.1 + seconds[1]
     assert main([*asking, "--decode", "1MB/s"]) == 0
-    assert "\ndecoding: 1 MB/s out of chunks of several samples" in capsys.readouterr().out
+    assert "\ndecoding: 1 MB/s out of chunks (--decode" in capsys.readouterr().out
     assert main(["plan", path, "plain", "--memory", "70k"]) == 0
     assert "decoding" not in capsys.readouterr().out
 

@@ -78,7 +78,7 @@ def damage(path: str) -> None:
 
 
 CHUNKED = {"chunks": (1, WIDTH), "fletcher32": True}
-ZIPPED = {"chunks": (1, WIDTH), "compression": "gzip"}
+ZIPPED = {"chunks": (2, WIDTH), "compression": "gzip"}  # what is alone is decoded to its place
 NO_MEMORY = [fault("memory", errno.ENOMEM, end=16_000)]
 SKIP = {"on_error": "skip"}
 

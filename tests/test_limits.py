@@ -118,7 +118,8 @@ def test_a_thousand_epochs_take_what_ten_take(tmp_path: Path) -> None:
 def test_memory_that_is_not_to_be_had_is_one_error_and_the_next_epoch_comes(
     way: Way, after: int, tmp_path: Path
 ) -> None:
-    path = written(tmp_path, chunks=(1, 750), compression="gzip")
+    # What a buffer has room for is decoded to its place, unless samples share a chunk.
+    path = written(tmp_path, chunks=(4 if way.buffer else 1, 750), compression="gzip")
     expected = truth(path)
     with engine(way), DataLoader(H5Dataset(path, "x", page_cache=way.page_cache), BATCH, buffer=way.buffer) as loader:
         with (

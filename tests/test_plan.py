@@ -126,7 +126,7 @@ def test_ours_is_never_dearer_than_nothing_kept_pinning_or_a_plain_sweep(data: s
     assert ours.pages * ours.page <= memory
     # A cache does not hold whole pages. One that we carried out would.
     region = whole(units)
-    held = region.heaviest(whole=True) if units.encoded and per_unit > 1 else region.heaviest(whole=False) * per_unit
+    held = region.heaviest(whole=True) if units.encoded else region.heaviest(whole=False) * per_unit
     room = memory * units.stored_nbytes // max(units.stored_nbytes, held)
     terms_: dict[str, Any] = {"batch": batch, "memory": room, "storage": on}
     # Of the same two epochs: how many samples of a step share a chunk is luck.

@@ -54,7 +54,7 @@ def some_epochs(draw: st.DrawFn, samples: int) -> list[Epoch]:
 def some_ways(units: Units) -> st.SearchStrategy[KeepPolicy | None]:
     """None, for the cheapest; or any that the samples allow."""
     firsts = Region(units, 0, units.samples)._columns(0)[0].tolist()
-    wholes = [False, True, True] if units.per_unit > 1 and units.storable else [False]
+    wholes = [False, True, True] if True in Region(units, 0, units.samples).kinds else [False]
     pinned, whole = st.just(0) | st.sampled_from(firsts[: len(firsts) // 2 + 1]), st.sampled_from(wholes)
     gaps: dict[str, Any] = {"gap": st.none() | st.sampled_from([0, 500, 20_000])}
     sweep = st.builds(KeepPolicy, pinned, st.sampled_from([0, 10_000, 100_000]), whole, lasting=st.booleans(), **gaps)

@@ -15,6 +15,7 @@ from solar import _native
 from solar.errors import PlanError
 from solar.io.read.engine import Engine, source_of
 from solar.planner.course import Plan, plan_rows
+from solar.planner.regions import whole
 from solar.planner.sweep import KeepPolicy, total
 from solar.planner.units import of_layout
 from solar.values import Layout, Storage
@@ -89,7 +90,7 @@ def test_a_run_reads_requests_and_holds_what_its_plan_counts(
     layout, values = files(tmp_path, chunk, gzip, count, seed)
     units, epochs = of_layout(layout), sequences(layout.samples, seed)
     ways: list[KeepPolicy | None] = [None, KeepPolicy(), KeepPolicy(burst=9000)]
-    ways += [KeepPolicy(whole=True)] if units.per_unit > 1 and units.storable else []
+    ways += [KeepPolicy(whole=True)] if True in whole(units).kinds else []
     done = 0
     for percent in (0, 12, 30, 60, 120):
         for way in ways:

@@ -129,9 +129,9 @@ def test_nodes_pin_different_parts_for_each_other() -> None:
 def test_the_smallest_units_are_pinned() -> None:
     sizes = np.array([70, 10, 40, 20])
     units = Units(4, 1, 100, 70, True, np.arange(5), np.cumsum(sizes) - sizes, sizes)
-    done = policies.pinned(shuffled(4), units, ONE, batch=1, memory=70 + 35, storage=STORAGE)
+    done = policies.pinned(shuffled(4), units, ONE, batch=1, memory=100 + 35, storage=STORAGE)
     assert counts(done) == (2, 2, 2, 110)
-    assert done.peak_bytes == 10 + 20 + 70
+    assert done.peak_bytes == 10 + 20 + 100
 
 
 def test_a_batch_reads_a_chunk_once() -> None:

@@ -63,6 +63,7 @@ struct Reader::Impl {
   std::atomic<unsigned> urgent{0};  // of these
   std::unordered_map<Ticket, Job*> tickets;
   read::Counts delivered;  // rows; all else is counted by the workers
+  read::Recent recent;
   std::vector<std::unique_ptr<Worker>> workers;
   unsigned running = 0;      // threads
   bool given_up = false;     // a close() whose limit passed
@@ -70,7 +71,7 @@ struct Reader::Impl {
   std::vector<std::jthread> threads;
 };
 
-Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wanted) {
+Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wanted) : recent(count) {
   if (count == 0 || count > most_threads || depth > most_depth) {
     throw std::invalid_argument("a Reader has 1 to " + std::to_string(most_threads) +
                                 " threads and a depth of at most " + std::to_string(most_depth));
@@ -79,7 +80,7 @@ Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wa
   backend = rings[0] ? Backend::uring : Backend::pread;
   const std::size_t files = read::descriptor_limit(count);
   for (auto& ring : rings) {
-    workers.push_back(std::make_unique<Worker>(files, gap, std::move(ring), [this](Job& job) { finished(job); }));
+    workers.push_back(std::make_unique<Worker>(files, gap, recent, std::move(ring), [this](Job& job) { finished(job); }));
   }
   sigset_t all, before;  // signals are for the program's own threads
   ::sigfillset(&all);

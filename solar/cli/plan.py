@@ -145,7 +145,7 @@ def _cached(path: str | None, cases: list[Case]) -> str:
     """What is to be said where this machine's page cache has room for all that would be read; else nothing."""
     if path is None or not fits_page_cache(sum(case.units.total_nbytes for case in cases)):
         return ""
-    decoding = any(case.units.encoded and case.units.per_unit > 1 for case in cases)
+    decoding = any(case.units.encoded for case in cases)
     left = "only decoding is left to plan" if decoding else "there is nothing to plan"
     return (
         "These data fit into this machine's page cache: after the first epoch neither PyTorch nor solar waits for the "

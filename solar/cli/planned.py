@@ -175,16 +175,16 @@ def modelled(storage: Storage, source: str) -> str:
 
 
 def _decoded(cases: list[Case]) -> Iterator[str]:
-    """What decoding costs, and by whose word: chunks of several samples come out whole, and may do so often."""
-    often = [case for case in cases if case.units.encoded and case.units.per_unit > 1]
-    if not often:
+    """What decoding costs, and by whose word."""
+    encoded = [case for case in cases if case.units.encoded]
+    if not encoded:
         return
-    rate = min(case.storage.decode for case in often)
+    rate = min(case.storage.decode for case in encoded)
     if math.isinf(rate):
-        yield "decoding: not counted; --decode RATE says how fast chunks of several samples are decoded"
+        yield "decoding: not counted; --decode RATE says how fast chunks are decoded"
         return
     how = "(--decode; else by the filters, on as many cores as here)"
-    yield f"decoding: {figures.rate(rate)} out of chunks of several samples {how}"
+    yield f"decoding: {figures.rate(rate)} out of chunks {how}"
 
 
 def _chunks(cases: list[Case]) -> str:

@@ -106,10 +106,12 @@ def needs(
     return Needs(sum(read) + waiting, beside, scratch, threads, max(1, pace.ahead - pace.threads), decodes, lends)
 
 
-def divided(nbytes: int, batch: int, needs: Sequence[Needs]) -> Budget:
+def divided(nbytes: int, batch: int, needs: Sequence[Needs], wholes: Sequence[int] = ()) -> Budget:
     """The budget of a buffer of so many bytes for these processes. TooSmall where it has no room for their batches.
 
-    A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it.
+    A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it. `wholes` are
+    the bytes that hold all samples, in one way or another: near them threads take no more than what is missing, which
+    doubles what is read again and again at most, or than what is left.
     """
     scratch = max(one.scratch for one in needs)
     least = sum(one._replace(scratch=scratch).least for one in needs)
@@ -122,7 +124,8 @@ def divided(nbytes: int, batch: int, needs: Sequence[Needs]) -> Budget:
     staged = max(1, min(*(one.ahead for one in needs), room // max(waiting, 1)))
     left = nbytes - beside - staged * waiting
     part = DECODE_SHARE if any(one.decodes for one in needs) else READ_SHARE
-    each = max(scratch, min(READER_SCRATCH, left // (part * threads)))
+    most = min((abs(left - one) for one in wholes), default=left)
+    each = max(scratch, min(READER_SCRATCH, left // (part * threads), most // threads))
     return Budget(nbytes, staged, each, left - threads * each, batch, lends)
 
 

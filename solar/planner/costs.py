@@ -36,9 +36,15 @@ NEAR = 16  # units to a gap, above which many lie within one, and a head that pa
 
 
 def seconds(counts: Counts, units: Units, storage: Storage) -> float:
-    """The time that reading took, and decoding where chunks hold several samples."""
-    decoded = counts.decoded * units.sample_nbytes if units.encoded and units.per_unit > 1 else 0
+    """The time that reading took, and decoding."""
+    decoded = counts.decoded * units.sample_nbytes if units.encoded else 0
     return storage.seconds(counts.requests, counts.bytes, decoded)
+
+
+def scan_seconds(region: Region, storage: Storage) -> float:
+    """The time that reading all of it once takes, and decoding it."""
+    everything = Counts(requests=1, bytes=region.stored_nbytes(region.items), decoded=region.items)
+    return seconds(everything, region.units, storage)
 
 
 def choose(
@@ -180,16 +186,16 @@ def estimate(region: Region, pinned: int, whole: bool, terms: Terms, storage: St
     share = (terms.room - region.held_nbytes(pinned, whole=whole)) / held
     if items == 0 or share <= 0:
         return math.inf if items else 0.0
-    if whole:
+    if whole and not region.samples_alone:
         uses = _uses_between_visits(share)
         sweeps, empty = region.units.per_unit / uses, math.exp(-uses)
         decoded = float(region.items * region.units.per_unit)
     else:
         density = min(1.0, 2 * share)
         sweeps, empty = max(0.0, 1 / density - max(0.0, 2 * share - 1)), (1 - density) ** region.units.per_unit
-        decoded = sweeps * items * (1 - empty)
+        decoded = region.items if whole else sweeps * items * (1 - empty)
     spent: float = sweeps * units * unit_nbytes * (1 - empty ** (1 + terms.gap / unit_nbytes)) / storage.bandwidth
-    if region.units.encoded and region.units.per_unit > 1:
+    if region.units.encoded:
         spent += decoded * region.units.sample_nbytes / storage.decode
     return spent
 

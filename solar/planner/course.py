@@ -64,7 +64,7 @@ class Plan:
     @property
     def kept(self) -> str:
         """What memory holds: "rows", samples as they are used, or "stored", chunks as they are in the file."""
-        return "stored" if self.region.as_stored(whole=self.way.whole) else "rows"
+        return "stored" if self.way.whole else "rows"
 
     @property
     def page(self) -> int:
@@ -139,7 +139,8 @@ def plan_rows(
         way = KeepPolicy(direct=True) if memory == 0 else _cheapest(kept, region, epochs, memory, storage, ahead)
     terms = _terms(kept, region, epochs, memory, storage.gap, ahead, way)
     sizes = tuple(kept.size(epoch)[:2] for epoch in epochs)
-    made = _course(kept, region, way, terms, epochs, (*facts, sizes, storage, holding), holding=holding)
+    scan = int(costs.scan_seconds(region, storage) * storage.bandwidth)
+    made = _course(kept, region, way, terms, epochs, (*facts, sizes, storage, holding), scan=scan, holding=holding)
     return replace(made, uses=uses)
 
 
@@ -258,6 +259,7 @@ def _course(
     epochs: range,
     facts: tuple[object, ...],
     *,
+    scan: int,
     holding: bool = False,
 ) -> Plan:
     terms = terms.by(way)
@@ -265,7 +267,7 @@ def _course(
     *found, rest = backwards(region, way, uses, epochs, terms, marks=True)
     found.reverse()
     first = np.empty(0, np.int32) if rest.mark is None else rest.mark.residents()[1]
-    start = start_of(first, region, way, uses(epochs.start), terms.gap, holding=holding)
+    start = start_of(first, region, way, uses(epochs.start), terms.gap, scan=scan, holding=holding)
     return Plan(
         uses,
         region,

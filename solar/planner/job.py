@@ -15,6 +15,7 @@ from solar.planner.order import ShuffledUses, steps
 from solar.planner.pass_uses import PassUses, SampleUses, alone
 from solar.planner.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, planned_together, ways_after
 from solar.planner.regions import whole
+from solar.planner.share import wholes
 from solar.planner.sharing import SENDING, Sharing, Who
 from solar.planner.sweep import Counts, KeepPolicy, total
 from solar.planner.units import Units
@@ -125,7 +126,7 @@ def planned(job: Job, node: int = 0) -> NodePlan:
     pieces = job.pieces if job.world.ranks == 1 else own.planned()
     taken = [_needs(job, rank, of_epoch(0) if rank == first else _part(job, job.sharing(rank), 0)) for rank in ranks]
     longest = max(_batch(job), int(of_epoch(0).sizes.max(initial=0))) if job.world.ranks == 1 else job.batch
-    budget = divided(job.memory, longest, taken)
+    budget = divided(job.memory, longest, taken, wholes([piece.region for piece in pieces]))
     batches = sum(one.beside + budget.staged * one.waiting for one in taken)
     return _followed(job, of_epoch, pieces, budget, batches)
 

@@ -236,7 +236,7 @@ def in_words(window: PlannedPasses) -> str:
 def _way_in_words(plan: Plan, piece: Piece) -> str:
     way = plan.way
     kept = f", {100 * way.pinned / piece.region.items:.0f} % of the samples stay"
-    stored = ", kept as stored" if plan.kept == "stored" else ""
+    stored = ", kept as stored" if plan.kept == "stored" else ", kept decoded" if piece.units.encoded else ""
     if way.pinned >= piece.region.items:
         return f"all samples stay{stored}"
     if way.direct:

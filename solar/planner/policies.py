@@ -3,7 +3,7 @@
 Each is a pure function of the order, the units, the world and the memory of a node, and gives its Outcome in one epoch,
 those before it having warmed it up. Samples are counted one by one; nothing here is a formula but the storage's price.
 All of them are given the benefit of the doubt: requests are made at the best depth, work is spread evenly, and caches
-hold samples as they are stored (those of a chunk with several samples decoded, or each use would decode it again).
+hold samples decoded, as HDF5's does, or each use would decode them again.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def pinned(
 
     Each use is a hit wherever the sample is held. A node keeps room for the batches of its ranks, unless nothing is
     left to be read; of units that differ in size the smallest are held, for they save the most requests. A batch reads
-    a unit once. Encoded chunks of several samples are held decoded, or as they are stored: whichever costs less.
+    a unit once. Encoded chunks are held decoded, or as they are stored: whichever costs less.
     """
-    ways = (False, True) if units.encoded and units.per_unit > 1 else (False,)
+    ways = (False, True) if units.encoded else (False,)
     each = [_pinned(order.of(epoch), units, world, batch, memory, storage, as_stored) for as_stored in ways]
     return min(each, key=lambda outcome: outcome.seconds)
 
@@ -183,8 +183,8 @@ def unit_of(units: Units, samples: NDArray[np.int32] | Ints) -> Ints:
 
 
 def held_nbytes(units: Units) -> Ints:
-    """What one sample of each unit takes in memory: as stored, or decoded where it shares its chunk with others."""
-    if units.per_unit > 1:
+    """What one sample of each unit takes in memory: decoded, where it is encoded."""
+    if units.per_unit > 1 or units.encoded:
         return np.full(units.units, units.sample_nbytes, np.int64)
     return stored_nbytes(units)
 
@@ -251,7 +251,7 @@ def _joined(units: Units, key: Ints, unit: Ints, gap: int) -> tuple[Ints, int, i
 def _outcome(
     units: Units, storage: Storage, reads: int, hits: int, requests: int, nbytes: int, decodes: Ints, peak: int
 ) -> Outcome:
-    decoded = int(_counts(units)[decodes].sum()) * units.sample_nbytes if units.encoded and units.per_unit > 1 else 0
+    decoded = int(_counts(units)[decodes].sum()) * units.sample_nbytes if units.encoded else 0
     seconds = storage.seconds(requests, int(nbytes), decoded)
     scan = storage.seconds(1, units.total_nbytes)
     return Outcome(reads, requests, int(nbytes), seconds / scan, seconds, hits, peak)

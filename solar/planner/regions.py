@@ -44,12 +44,11 @@ class Region:
 
     @property
     def kinds(self) -> tuple[bool, ...]:
-        """Whether units can be held whole, beside sample by sample."""
-        return (False,) if self.samples_alone or not self.units.storable else (False, True)
-
-    def as_stored(self, *, whole: bool) -> bool:
-        """Whether memory holds units as they are stored, in pages, and not samples."""
-        return whole or self.units.stays
+        """Whether units can be held whole, beside sample by sample: alone in them, only where that takes less."""
+        several = self.units.storable and not self.samples_alone
+        encoded = self.units.storable and self.units.encoded
+        less = encoded and self.held_nbytes(self.items, whole=True) < self.held_nbytes(self.items, whole=False)
+        return (False, True) if several or less else (False,)
 
     def fitting(self, room: int, *, whole: bool) -> int:
         """How many of its first items fit into so many bytes, whole units only."""
@@ -87,7 +86,7 @@ class Region:
 
     def heaviest(self, *, whole: bool) -> int:
         """The most that one thing held takes: an item, or a unit where those are held whole."""
-        if not self.as_stored(whole=whole):
+        if not whole:
             return self.units.sample_nbytes
         paged = self.units.paged
         return int(paged[self._listed(0)].max(initial=0)) if isinstance(paged, np.ndarray) else paged
@@ -95,17 +94,17 @@ class Region:
     def _held(self, *, whole: bool) -> Places:
         """What memory each of its units takes: sample by sample, or whole as it is stored."""
         paged = self.units.paged
-        if self.as_stored(whole=whole) and isinstance(paged, np.ndarray):
+        if whole and isinstance(paged, np.ndarray):
             return paged[self._listed(0)]
         return np.diff(self._columns(0)[0]) * self.units.sample_nbytes
 
     def native(self, skipped: int, *, whole: bool) -> _native.Units:
         """Its units from the item `skipped` on; each is one item where they are held whole."""
-        stored, units = self.as_stored(whole=whole), self.units
+        units = self.units
         single = whole or self.samples_alone
         per_unit = 1 if single else units.per_unit
         if isinstance(units.paged, int):
-            held, items = (units.paged if stored else units.sample_nbytes), self.items - skipped
+            held, items = (units.paged if whole else units.sample_nbytes), self.items - skipped
             return _native.Units(-(-items // units.per_unit) if whole else items, per_unit, units.stored_nbytes, held)
         place = self._listed(skipped)
         first, offset, nbytes = self._columns(skipped)
@@ -113,11 +112,11 @@ class Region:
             len(offset) if single else int(first[-1]),
             per_unit,
             units.stored_nbytes,
-            0 if stored else units.sample_nbytes,
+            0 if whole else units.sample_nbytes,
             None if single else first,
             offset,
             nbytes,
-            units.paged[place] if stored else None,
+            units.paged[place] if whole else None,
             **self._chunks(place),
         )
 

@@ -39,11 +39,15 @@ def shares(memory: int, regions: Sequence[Region]) -> list[int]:
     return given
 
 
+def wholes(regions: Sequence[Region]) -> list[int]:
+    """What memory takes that holds all of them: as samples, and each the way that takes the least."""
+    return [sum(one.held_nbytes(one.items, whole=False) for one in regions), sum(map(_everything, regions))]
+
+
 def _stored(region: Region) -> int:
     return region.stored_nbytes(region.items)
 
 
 def _everything(region: Region) -> int:
     """What memory takes that holds all of it, the way that takes the least."""
-    ways = (False, True) if region.units.storable else (False,)
-    return min(region.held_nbytes(region.items, whole=whole) for whole in ways)
+    return min(region.held_nbytes(region.items, whole=whole) for whole in region.kinds)

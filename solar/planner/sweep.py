@@ -180,21 +180,29 @@ class FirstLoads(NamedTuple):
 
 
 def start_of(
-    items: Items, region: Region, way: KeepPolicy, uses: tuple[Items, Starts], gap: int, *, holding: bool = False
+    items: Items,
+    region: Region,
+    way: KeepPolicy,
+    uses: tuple[Items, Starts],
+    gap: int,
+    *,
+    scan: int,
+    holding: bool = False,
 ) -> FirstLoads:
     """Short groups first, so that the first batch comes soon: what the first step needs, the next two, the next four.
 
     It doubles while these groups together cost less than a sixteenth of reading everything; all else follows in one
-    go. `items` are what the sweep has in memory before the first step; the pinned part is read with them, unless it is
-    there (`holding`). Both count from the end of the pinned part, which therefore has negative numbers.
+    go. With a sample come all of its unit that are needed, so that each unit is read and decoded once in any case: the
+    groups cost but requests, and `scan` is what reading and decoding all takes, in bytes of reading. `items` are what
+    the sweep has in memory before the first step; the pinned part is read with them, unless it is there (`holding`).
+    Both count from the end of the pinned part, which therefore has negative numbers.
     """
     pinned = region.units_in(way.pinned) if way.whole else way.pinned
     steps = len(uses[1]) - 1
     needed = items if holding else np.concatenate((np.arange(-pinned, 0, dtype=np.int32), items))
     waits = np.zeros(pinned + int(items.max(initial=-1)) + 1, np.bool_)  # for a group that it is read in
     waits[needed + np.int32(pinned)] = True
-    total_nbytes = max(1, region.stored_nbytes(region.items))
-    each = region.units.stored_nbytes + gap
+    each = gap + min(gap, region.units.stored_nbytes)
     groups: list[Items] = []
     due: list[int] = []
     begin, spent, length = 0, 0, 1
@@ -202,8 +210,10 @@ def start_of(
         group = _waiting(waits, region, way, uses, begin, begin + length)
         if begin + length > steps:  # what only later epochs use comes with what the last steps do
             group = np.flatnonzero(waits).astype(np.int32)
+        if not way.whole and not region.samples_alone:
+            group = _with_their_units(group, waits, region)
         spent += len(group) * each
-        if groups and spent > total_nbytes // 16:
+        if groups and spent > scan // 16:
             break
         waits[group] = False
         groups.append(group - np.int32(pinned))
@@ -228,6 +238,14 @@ def _waiting(
         here = here[here < len(waits)]
         found.append(here[waits[here]])
     return np.unique(np.concatenate(found))
+
+
+def _with_their_units(group: Items, waits: NDArray[np.bool_], region: Region) -> Items:
+    """These items and all that wait and are in the same units."""
+    touched = np.zeros(region.units_in(region.items), np.bool_)
+    touched[region.whole(group, 0)] = True
+    all_ = np.flatnonzero(waits).astype(np.int32)
+    return all_[touched[region.whole(all_, 0)]]
 
 
 def start_counts(start: FirstLoads, region: Region, way: KeepPolicy, gap: int) -> Counts:

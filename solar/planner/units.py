@@ -72,14 +72,6 @@ class Units:
         return np.diff(ends[self.chunk_first])
 
     @cached_property
-    def stays(self) -> bool:
-        """Whether samples that are alone in their units wait in memory as they are stored: where that takes less."""
-        if self.per_unit > 1 or not self.encoded or not self.storable:
-            return False
-        paged = self.paged * self.units if isinstance(self.paged, int) else int(self.paged.sum())
-        return paged < self.samples * self.sample_nbytes
-
-    @cached_property
     def sample(self) -> NDArray[np.int32] | None:
         """The sample of each item; None where they are the same."""
         if self.item is None:

@@ -62,6 +62,21 @@ void decode(const Batch& batch, const Piece& piece, Bytes stored, MutableBytes r
   bench.bytes_decoded += raw.size();
 }
 
+void place_rows(const Batch& batch, const Piece& piece, const std::byte* raw) {
+  const Group& group = batch.groups[piece.group];
+  const Grid& grid = batch.grids[group.grid];
+  const Row* rows = &batch.rows[piece.first];
+  for (std::uint32_t i = 0; i < piece.rows; ++i) {
+    const auto row_of_chunk = static_cast<std::uint64_t>(rows[i].row - group.first);
+    place(batch, grid, piece.to, raw + row_of_chunk * grid.chunk_row_nbytes(), batch.slot(rows[i]));
+  }
+}
+
+// Whether other rows of the chunk may be wanted soon: what a buffer wants of it, its plan says.
+bool may_come_again(const Batch& batch, const Piece& piece) {
+  return batch.task == Task::read && piece.rows < batch.groups[piece.group].chunk_rows;
+}
+
 void deliver_chunk(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench) {
   const Group& group = batch.groups[piece.group];
   const Grid& grid = batch.grids[group.grid];
@@ -74,12 +89,14 @@ void deliver_chunk(const Batch& batch, const Piece& piece, Bytes stored, Bench& 
     reverse(to, nbytes, batch.source->swap);
     return;
   }
+  if (may_come_again(batch, piece)) {
+    const Recent::Key key{batch.source, group.first, piece.to};
+    const auto held = bench.recent->get(key, nbytes, [&](MutableBytes raw) { decode(batch, piece, stored, raw, bench); });
+    return place_rows(batch, piece, held.data());
+  }
   const MutableBytes raw = bench.raw.fit(nbytes);
   decode(batch, piece, stored, raw, bench);
-  for (std::uint32_t i = 0; i < piece.rows; ++i) {
-    const auto row_of_chunk = static_cast<std::uint64_t>(rows[i].row - group.first);
-    place(batch, grid, piece.to, raw.data() + row_of_chunk * grid.chunk_row_nbytes(), batch.slot(rows[i]));
-  }
+  place_rows(batch, piece, raw.data());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "batch.hpp"
+#include "recent.hpp"
 #include "workspace.hpp"
 
 namespace solar::read {
@@ -11,6 +12,7 @@ struct Bench {
   Scratch filters;
   Workspace raw;
   Workspace kept;  // stored bytes of a chunk that lies on several pages
+  Recent* recent = nullptr;  // the Reader's
   std::uint64_t chunks_decoded = 0;
   std::uint64_t bytes_decoded = 0;
   std::uint64_t decode_ns = 0;

@@ -24,7 +24,8 @@ std::uint64_t Worker::now_ns() noexcept {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-Worker::Worker(std::size_t files, std::uint64_t gap, std::unique_ptr<Ring> ring, std::function<void(Job&)> finished)
+Worker::Worker(std::size_t files, std::uint64_t gap, Recent& recent, std::unique_ptr<Ring> ring,
+               std::function<void(Job&)> finished)
     : files_(files, false),
       direct_files_(files, true),
       gap_(std::min(gap, gap_limit)),
@@ -34,6 +35,7 @@ Worker::Worker(std::size_t files, std::uint64_t gap, std::unique_ptr<Ring> ring,
   for (std::size_t i = requests_.size(); i-- > 0;) free_.push_back(static_cast<std::uint32_t>(i));
   flights_ = std::vector<Flight>(1 + requests_.size());
   scrap_.fit(hole_limit);
+  bench_.recent = &recent;
 }
 
 Worker::~Worker() {

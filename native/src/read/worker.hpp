@@ -46,7 +46,8 @@ class Flight {
 class Worker {
  public:
   // `finished` is called when the last piece of a Job is done, by the thread that did it.
-  Worker(std::size_t files, std::uint64_t gap, std::unique_ptr<Ring> ring, std::function<void(Job&)> finished);
+  Worker(std::size_t files, std::uint64_t gap, Recent& recent, std::unique_ptr<Ring> ring,
+         std::function<void(Job&)> finished);
   ~Worker();
 
   // Does a unit, or begins it. Errors go to the Job.

@@ -19,6 +19,8 @@ from solar.planner.budget import Needs, divided
 from solar.planner.job import followed, predicted
 from solar.planner.order import random
 from solar.planner.planned_passes import PlannedPasses, shared
+from solar.planner.regions import whole
+from solar.planner.share import wholes
 from solar.planner.units import Units, of_layout, uniform
 from solar.values import Layout, Storage
 
@@ -26,7 +28,7 @@ Size: TypeAlias = int | float | str | None
 Profile: TypeAlias = Storage | str | os.PathLike[str] | None
 
 AUTO = "auto"
-FITS = "the files fit into the page cache"  # as most do: there is nothing to say
+FITS = "the files fit into the page cache"  # and nothing is decoded, as in most: there is nothing to say
 FREE = 4  # one part of so many of the free memory is taken where nobody says how much
 WORTH_FORESIGHT = 0.95  # of the bytes, above which nobody is told that less could be read
 FORESEEN = 6  # epochs that are modelled for it, at most
@@ -82,20 +84,41 @@ def ranks_here() -> int:
         return 1
 
 
-def storage_of(layout: Layout, given: Storage | None, cores: int | None = None) -> tuple[Storage, str]:
-    """What reading it and decoding it, on so many cores (None: this process's), costs; and where that is known from."""
+def storage_of(
+    layout: Layout, given: Storage | None, cores: int | None = None, *, warm: bool = False
+) -> tuple[Storage, str]:
+    """What reading it and decoding it, on so many cores (None: this process's), costs; and where that is known from.
+
+    `warm`: it is read from the page cache.
+    """
     storage, source = (given, "as given") if given is not None else profile.stored_or_guessed(layout.paths[0])
+    if warm:
+        storage, source = replace(profile.MEMORY, decode=storage.decode), "the page cache"
     return profile.with_decoding(storage, layout, cores or threads()), source
 
 
-def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, needs: Needs, *, ranks: int) -> tuple[int, str]:
+def storages_of(
+    layouts: Sequence[Layout], given: Storage | None, cores: int | None, *, warm: bool
+) -> tuple[list[Storage], list[str]]:
+    """The same for all of them; each source once."""
+    storages, sources = zip(*(storage_of(layout, given, cores, warm=warm) for layout in layouts), strict=True)
+    return list(storages), list(dict.fromkeys(sources))
+
+
+def fit_page_cache(layouts: Sequence[Layout], ranks: int) -> bool:
+    """Whether the page cache has room for all of them for each of so many ranks of this node."""
+    return sum(one.stored_nbytes for one in layouts) <= ROOM * machine.page_cache_nbytes() / ranks
+
+
+def auto(
+    layouts: Sequence[Layout], batch: int, given: Storage | None, needs: Needs, ranks: int, epochs: int | None
+) -> tuple[int, str]:
     """The bytes that a buffer should have where nobody has said, or 0; and why. `needs`: what its batches take.
 
     So many ranks of this node have one each.
     """
-    together = any(form.filters and form.chunk and form.chunk[0] > 1 for one in layouts for form in one.forms)
-    fits = sum(one.stored_nbytes for one in layouts) <= ROOM * machine.page_cache_nbytes() / ranks
-    if fits and not together:
+    fits = fit_page_cache(layouts, ranks)
+    if fits and not any(form.filters for one in layouts for form in one.forms):
         return 0, FITS
     units = [of_layout(layout) for layout in layouts]
     stored = sum(one.total_nbytes for one in units)
@@ -103,28 +126,27 @@ def auto(layouts: Sequence[Layout], batch: int, given: Storage | None, needs: Ne
     memory = min(machine.free_nbytes() // FREE // ranks, everything + everything // 8)
     if memory < needs.least:
         return 0, f"{size(memory)} of the memory could be had, and the batches alone take {size(needs.least)}"
-    kept = divided(memory, batch, [needs]).parts
+    kept = divided(memory, batch, [needs], wholes([whole(one) for one in units])).parts
     without = with_it = 0.0
     for layout, one in zip(layouts, units, strict=True):
-        storage = storage_of(layout, given)[0]
-        if fits:
-            storage = replace(profile.MEMORY, decode=storage.decode)
-        plain, swept = modelled(one, batch, kept * one.total_nbytes // max(stored, 1), storage)
+        storage = storage_of(layout, given, warm=fits)[0]
+        plain, swept = modelled(one, batch, kept * one.total_nbytes // max(stored, 1), storage, epochs)
         without, with_it = without + plain, with_it + swept
     if without < max(with_it + LEAST_EPOCH_SECONDS, WORTH_A_BUFFER * with_it):
         return 0, f"an epoch would take about {without:.2g} s without a buffer, {with_it:.2g} s with {size(memory)}"
-    why = "chunks of several samples are decoded less often" if fits else "the files do not fit into the page cache"
+    why = "chunks are decoded less often" if fits else "the files do not fit into the page cache"
     return memory, f"{why}: an epoch takes about {with_it:.2g} s instead of {without:.2g} s"
 
 
-def modelled(units: Units, batch: int, memory: int, storage: Storage) -> tuple[float, float]:
+def modelled(units: Units, batch: int, memory: int, storage: Storage, epochs: int | None = None) -> tuple[float, float]:
     """About how many seconds an epoch takes without a buffer and with so much for what is kept.
 
-    Of a smaller copy of the data set, with batches that are smaller, too.
+    Of a smaller copy of the data set, with batches that are smaller, too. A later epoch, unless there is but one.
     """
+    epochs = min(epochs or MODEL_EPOCHS, MODEL_EPOCHS)
     copy, batch, smaller = _smaller(units, batch)
     without, with_it = (
-        predicted(random(copy.samples), copy, storage, batch=batch, memory=room, epochs=MODEL_EPOCHS).seconds * smaller
+        predicted(random(copy.samples), copy, storage, batch=batch, memory=room, epochs=epochs).seconds * smaller
         for room in (0, int(memory / smaller))
     )
     return without, with_it
@@ -157,4 +179,5 @@ def _smaller(units: Units, batch: int) -> tuple[Units, int, float]:
     smaller = units.samples / samples
     stored = max(1, units.total_nbytes // max(units.units, 1))
     copy = uniform(samples, units.sample_nbytes, per_unit=units.per_unit, stored=stored)
+    copy = replace(copy, encoded=units.encoded)
     return copy, max(1, round(min(batch, units.samples) / smaller)), smaller

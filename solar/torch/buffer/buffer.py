@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -19,12 +18,13 @@ from solar.errors import PlanError, ReadError
 from solar.io.read.run import Run, Running
 from solar.planner.budget import Budget, Needs, divided
 from solar.planner.pass_uses import PassUses
-from solar.planner.planned_passes import PlannedPasses, goes_on, in_words, planned_together, ways_after
+from solar.planner.planned_passes import Piece, PlannedPasses, goes_on, in_words, planned_together, ways_after
+from solar.planner.share import wholes
 from solar.planner.sweep import Counts, KeepPolicy, total
 from solar.planner.units import not_carried
 from solar.torch.buffer import budget as sizing
 from solar.torch.buffer.group import RankGroup, check_alone, checked, those_of
-from solar.torch.buffer.located import PassPlan, Queued, layouts_of, pieces_of, rows_of
+from solar.torch.buffer.located import Hold, PassPlan, Queued, layouts_of, pieces_of, rows_of
 from solar.torch.buffer.thread import Background, apart, failed, in_background, unless
 from solar.torch.monitor.stats import Stats
 from solar.torch.order.position import SamplerState
@@ -34,16 +34,6 @@ from solar.torch.source import SampleSource
 log = logging.getLogger("solar")
 
 BUFFER_ATTRIBUTES = ("_nbytes", "_asked", "_epochs", "_storage", "_stats", "_exchange", "_balance")  # of a copy
-
-
-@dataclass(eq=False)
-class Hold:
-    """The buffer as one pass has it, until it leaves: the run, and which of its batches are the pass's."""
-
-    run: Run
-    base: int  # number of the first batch in the run
-    staged: int  # batches that wait there
-    orphaned: bool = False  # nobody was there to leave it properly
 
 
 class Room(NamedTuple):
@@ -87,6 +77,7 @@ class Buffered:
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._chosen: int | None = None  # bytes, once it is known what is to be read
+        self._warm = False  # chosen for what the page cache holds; ranks together may see that differently
         self._weighed: Callable[[], tuple[int, str]] | None = None  # what a buffer gains, where one is possible
         self._together: RankGroup | None = None
         self._threads: int | None = None  # that decode, of all ranks of the node, where they read together
@@ -102,6 +93,7 @@ class Buffered:
         self.planned_alone = Counts()  # what of the homes of other nodes this process reads by itself
         self._queue: deque[Queued] = deque()
         self._later: Iterator[Callable[[], PassUses]] = iter(())  # what comes after the windows
+        self._pieces: list[Piece] = []  # of what is read
         self._work: Background | None = None
         self._holder: Hold | None = None
         self._budget: Budget | None = None
@@ -159,16 +151,17 @@ class Buffered:
         found = None if left else those_of(self._exchange, order)
         ranks = sizing.ranks_here() if found is None else 1  # that have a buffer each
         batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
-        self._weighed = cache(partial(sizing.auto, layouts, batch * all_, self._storage, own(batch), ranks=ranks))
+        gains = partial(sizing.auto, layouts, batch * all_, self._storage, own(batch), ranks, self._epochs)
+        self._weighed = cache(gains)
         if left:
             return 0  # where nobody has asked for a buffer, it would draw from the sampler long before
         if self._nbytes is not None:
             nbytes = max(1, self._nbytes // ranks)
         else:
             nbytes, why = self._weighed()
-            log.log(
-                logging.DEBUG if why == sizing.FITS else logging.INFO, "%s buffer: %s", "a" if nbytes else "no", why
-            )
+            self._warm = found is None and sizing.fit_page_cache(layouts, ranks)
+            level = logging.DEBUG if why == sizing.FITS else logging.INFO
+            log.log(level, "%s buffer: %s", "a" if nbytes else "no", why)
         try:
             self._together = None
             if nbytes and found is None:
@@ -291,7 +284,8 @@ class Buffered:
     ) -> tuple[PlannedPasses, Budget, Iterator[Callable[[], PassUses]]] | None:
         """The window that begins here, how memory is divided, and what comes after it. Ends a run that cannot go on."""
         segment, beneath = plan.segment, plan.beneath
-        budget, later = divided(self._chosen or 0, plan.batch, needs), chain([lambda: segment], plan.later())
+        all_, later = wholes([piece.region for piece in self._read(beneath)]), chain([lambda: segment], plan.later())
+        budget = divided(self._chosen or 0, plan.batch, needs, all_)
         if self._together is not None:
             self._threads = sum(one.threads for one in needs)
         if budget != self._budget:
@@ -320,14 +314,20 @@ class Buffered:
             pieces, ways, storages = last.pieces, ways_after(last, len(makers)), last.storages
         else:
             assert beneath is not None, "what is read is told with the first passes"
-            pieces = pieces_of(beneath) if self._together is None else self._together.pieces()
+            pieces = self._read(beneath)
             ways = list(self._ways[1]) if self._ways[0] == kind else [None] * len(pieces)
-            storages = [sizing.storage_of(layout, self._storage, self._threads)[0] for layout in layouts_of(beneath)]
+            storages, _ = sizing.storages_of(layouts_of(beneath), self._storage, self._threads, warm=self._warm)
         first = 0 if last is None else last.segments.stop
         makers = [unless(stopped, make) for make in makers]
         window = PlannedPasses(makers, first, pieces, budget.parts, budget.batch, storages, ways, last is not None)
         self._ways = kind, window.ways
         return window
+
+    def _read(self, beneath: SampleSource) -> list[Piece]:
+        """What is planned, each for itself."""
+        if not self._pieces:
+            self._pieces = pieces_of(beneath) if self._together is None else self._together.pieces()
+        return self._pieces
 
     def _goes_on(self, window: PlannedPasses) -> bool:
         """Whether the run there is can carry this window out after its last."""
@@ -339,7 +339,7 @@ class Buffered:
         rows = rows_of(beneath) * (len(parts) // len(window.pieces))
         self.running = begin(rows, parts, budget.staged, budget.scratch, lends=budget.lends)
         self._stats.held(self.running.nbytes)
-        sources = dict.fromkeys(sizing.storage_of(layout, self._storage)[1] for layout in layouts_of(beneath))
+        _, sources = sizing.storages_of(layouts_of(beneath), self._storage, self._threads, warm=self._warm)
         log.info("a buffer of %s: %s; storage %s", budget.in_words(), in_words(window), ", ".join(sources))
 
     def _append(self, window: PlannedPasses) -> Queued:

@@ -19,9 +19,9 @@ from solar.planner.budget import AheadSpec as AheadSpec
 from solar.planner.budget import Needs, SampleBytes, divided
 from solar.planner.pass_uses import PassUses, alone
 from solar.torch.batch.pending import PendingBatch, PendingField
-from solar.torch.buffer.buffer import Buffered, Hold, Room
+from solar.torch.buffer.buffer import Buffered, Room
 from solar.torch.buffer.group import RankGroup
-from solar.torch.buffer.located import PassPlan, located, rows_of
+from solar.torch.buffer.located import Hold, PassPlan, located, rows_of
 from solar.torch.order.position import EpochPosition, Indices, SamplerState
 from solar.torch.order.stream import Array, Pass, cut_at
 from solar.torch.source import SampleSource

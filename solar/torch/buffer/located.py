@@ -1,13 +1,15 @@
-"""What the planner has to know of a loader's datasets, and what a pass asks of a buffer."""
+"""What the planner has to know of a loader's datasets, and what a pass asks of a buffer and gets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from solar.io.read.reader import Rows
+from solar.io.read.run import Run
 from solar.planner.budget import Needs
 from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.planned_passes import Piece
@@ -53,6 +55,16 @@ def located(beneath: SampleSource, made: Pass) -> SampleUses:
 def rows_of(beneath: SampleSource) -> list[Rows]:
     """What reads each part: of each H5Dataset each field."""
     return [leaf.rows for dataset in beneath.datasets for leaf in dataset.opened()]
+
+
+@dataclass(eq=False)
+class Hold:
+    """The buffer as one pass has it, until it leaves: the run, and which of its batches are the pass's."""
+
+    run: Run
+    base: int  # number of the first batch in the run
+    staged: int  # batches that wait there
+    orphaned: bool = False  # nobody was there to leave it properly
 
 
 class Queued(NamedTuple):
