@@ -1,10 +1,13 @@
 # `make demo` and `make test` set themselves up in .venv; the rest needs one of them first.
 
+# Tests begin hundreds of programs: compiled modules are kept, also where the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One more than there are processors: many tests wait for processes of their own. Plain `pytest` runs them one by one.
-WORKERS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n + 1 : 8)))
+# Two more than there are processors: many tests wait for processes of their own. Plain `pytest` runs them one by one.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 7 ? n + 2 : 8)))
 PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder  # tests/conftest.py orders them
 SETTING_UP := Setting up $(VENV): fetches PyTorch and compiles solar, which takes some minutes the first time.
 BEGIN_VENV = @test -x $(BIN)/python || { echo "$(SETTING_UP)"; $(PYTHON) -m venv $(VENV); }

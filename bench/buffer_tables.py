@@ -50,6 +50,8 @@ def contests(found: Iterable[Record]) -> dict[Key, Contest]:
             by.setdefault((one["scene"], one["fraction"]), {})[one["peer"]] = one
     made: dict[Key, Contest] = {}
     for (scene, fraction), of in by.items():
+        if not any(peer.startswith("solar") for peer in of):
+            continue  # ended before we had our turn
         # PyTorch of any memory, where it makes no difference to it.
         torch = [some["torch"] for (name, _), some in by.items() if name == scene and "torch" in some]
         of = {"torch": torch[0], **of} if torch else of

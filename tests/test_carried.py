@@ -109,18 +109,21 @@ class Itself(IterableDataset[Any]):
 DATASETS = (Counting, Drawing, Generated, Walked, Both, Itself)
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_each_worker_is_given_its_own_state_back(dataset: Any, workers: int) -> None:
     check_resumes(dataset, (4, 3), workers=workers)
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("stop", [0, 1, 2, 3, 7, 11, 12])
 def test_it_may_stop_after_any_batch(stop: int) -> None:
     for dataset in (Counting, Generated):
         check_resumes(dataset, (stop,))
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("dataset", [Counting, Generated, Walked])
 @pytest.mark.parametrize(
     "options", [{"drop_last": True, "batch_size": 3}, {"batch_size": None}, {"prefetch_factor": 4}]
@@ -162,6 +165,7 @@ def test_a_state_that_was_given_out_does_not_change() -> None:
     assert json.dumps(state) == before != json.dumps(first.state_dict())
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("stop", [0, 1, 5, None])
 @pytest.mark.parametrize("dataset", [Counting, Drawing, Generated, Itself])
 def test_persistent_workers_keep_their_datasets_over_the_epochs(dataset: Any, stop: int | None) -> None:

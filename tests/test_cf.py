@@ -86,6 +86,7 @@ def test_any_attributes_make_of_any_numbers_what_numpy_makes_by_xarrays_rules(
     assert same(field.convert(raw), want)
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("dtype", [None, "float32", "float64"])
 @pytest.mark.parametrize("name", FIELDS)
 def test_fields_come_as_xarray_has_them(tmp_path: Path, name: str, dtype: str | None) -> None:

@@ -148,6 +148,7 @@ DIFFERENCES: dict[str, tuple[Callable[[Any], None], str]] = {
 }
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_anything_else_that_differs_is_found_and_named(name: str, two: tuple[str, str], capsys: Shown) -> None:
     change, words = DIFFERENCES[name]

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +64,20 @@ def test_lines_of_prose_are_short(folder: str) -> None:
 # --- error texts ----
 
 
-def messages() -> Iterator[str]:
+@cache
+def messages() -> list[str]:
     """Every text of our Python source, values left out; and those of each native file, one after another."""
+    found = []
     for path in [*(ROOT / "solar").rglob("*.py"), *(ROOT / "io").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 parts = (part.value if isinstance(part, ast.Constant) else HOLE for part in node.values)
-                yield "".join(map(str, parts))
+                found.append("".join(map(str, parts)))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
+                found.append(node.value)
     for path in [*(ROOT / "native" / "src").rglob("*.cpp"), *(ROOT / "native" / "bind").rglob("*.cpp")]:
-        yield HOLE.join(LITERAL.findall(path.read_text()))
+        found.append(HOLE.join(LITERAL.findall(path.read_text())))
+    return found
 
 
 def texts_of_the_faq() -> list[str]:
@@ -115,7 +119,7 @@ def every(kind: type) -> Iterator[type]:
 
 @pytest.mark.parametrize(("told", "least"), [(texts_of_the_faq, 30), (texts_of_failures, 10)])
 def test_every_message_of_a_page_is_one_of_the_source(told: Callable[[], list[str]], least: int) -> None:
-    source, texts = list(messages()), told()
+    source, texts = messages(), told()
     assert len(texts) > least
     assert len(set(texts)) == len(texts)
     assert all(len(text.replace("…", "").strip()) >= 12 for text in texts), "too short to be told from others"

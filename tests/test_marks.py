@@ -148,6 +148,7 @@ def samples(dtype: str = "f4") -> NDArray[Any]:
     return (np.random.default_rng(1).normal(size=(16, 64, 64)).cumsum(-1) * 10).astype(dtype)
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.slow(but=["abs=5-missing_value->f4--9999", "abs=5-fill-i2--32768", "abs=0.3-_FillValue-f4--9999"])
 @pytest.mark.parametrize(
     ("dtype", "mark"), [("f4", -9999), ("f8", 1e20), (">f4", -9999), ("i2", -32768), ("u2", 65535)]

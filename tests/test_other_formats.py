@@ -65,6 +65,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize(("content", "said"), WRONG.values(), ids=WRONG)
 def test_a_file_of_another_kind_is_called_by_its_name_at_every_door(
     content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

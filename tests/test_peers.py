@@ -124,6 +124,7 @@ def differences(by: str) -> dict[int, dict[str, Any]]:
     return ranks_by(by, 4, DIFFERENCES)
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("by", ["mpi", "torch"])
 @pytest.mark.parametrize(
     ("which", "parts"),

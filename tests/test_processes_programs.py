@@ -215,6 +215,7 @@ def test_a_transform_that_no_process_can_have_runs_here_and_one_line_says_so(
     assert len(source) == (where == "script")
 
 
+@pytest.mark.slow
 def test_with_fork_it_runs_in_processes_as_it_does_in_torchs(folder: Path) -> None:
     text = LOADED.format(more="import os", work="lambda sample: sample * 0 + os.getppid()", options=CONTEXT)
     done = program(folder, text + "    assert set(batch.tolist()) == {os.getpid()}\n", "script")

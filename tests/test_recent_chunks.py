@@ -41,6 +41,7 @@ def theirs(order: Order, epochs: int, per_chunk: int, batch: int, memory: int, c
 # --- with a buffer: what the plan counts, a run does (test_one_door.py) ----
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("share", [1 / 16, 1 / 4, 1])
 @pytest.mark.parametrize("shuffled", [True, False])
 @pytest.mark.parametrize("batch", [32, 64])

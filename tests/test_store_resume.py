@@ -63,6 +63,7 @@ def test_a_run_may_be_killed_again_and_again(large: Path) -> None:
     assert finished(large) == 2 * TASK
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_run_told_to_stop_says_how_to_go_on(number: signal.Signals, code: int, large: Path) -> None:
     found, said = ended(number, TASK, *command(large))
@@ -125,6 +126,7 @@ def test_damage_to_what_was_left_costs_time_only(large: Path) -> None:
         large.with_name("b.h5").unlink()
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": 9, "target": "b.h5", "first": 0}'])
 def test_a_journal_that_is_none_is_left_alone(text: str, large: Path) -> None:
     strange = large.with_name(".b.h5.solar-0000.journal")

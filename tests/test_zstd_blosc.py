@@ -154,6 +154,7 @@ def unblosc(filters: Filters, mask: int, stored: bytes, raw: Array) -> bytes:
     return _native.decode(filters, raw.dtype.itemsize, raw.nbytes, mask, stored)
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("shuffle", [0, 1, 2])
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 @pytest.mark.parametrize("version", [1, 2])

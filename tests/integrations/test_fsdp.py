@@ -12,7 +12,10 @@ import torch
 
 SAMPLES = 53
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch cannot do distributed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch cannot do distributed"),
+]
 
 
 @pytest.fixture(scope="module")

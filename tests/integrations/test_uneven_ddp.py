@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).with_name("uneven_program.py")
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch cannot do distributed")
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def told(request: pytest.FixtureRequest, program: Callable[..., Told]) -> Told:
     """Of each run the gradients of each step, after those of the steps before it were applied."""
     ranks = program(PROGRAM, processes=request.param)
