@@ -19,6 +19,7 @@ IO = "io.field io.given io.layout io.read io.libhdf5 io.ranks io.exchange io.wor
 MAY_IMPORT = {
     "errors": "",
     "values": "errors",
+    "orders": VALUES,
     "planner": f"{VALUES} io.machine",
     "io.machine": VALUES,
     "io.workers": "errors io.machine",
@@ -39,7 +40,8 @@ MAY_IMPORT = {
     "torch.sharding": "",
     "torch.plain": "io.plain",
     "torch.on_device": "",
-    "torch.samplers": "errors io.ranks torch.states torch.sharding",
+    "torch.chosen": "errors io.read orders",
+    "torch.samplers": "errors io.ranks orders torch.chosen torch.states torch.sharding",
     "torch.gather": "errors values io.ranks",
     "torch.batch": f"{VALUES} {IO}",
     "torch.order": f"{VALUES} torch.samplers torch.states",

@@ -28,7 +28,7 @@ def check_values(state: dict[str, Any]) -> None:
             _refuse(name, state[name])
     if not isinstance(state["order"].get("kind"), str):
         _refuse("the order's kind", state["order"].get("kind"))
-    at, length = state["samples"], state["length"]
+    at, length = state["samples"], state["order"].get("num_samples", state["length"])
     if state["order"]["kind"] == "distributed" and isinstance(length, int) and at > length:
         raise PlanError(f"the state is damaged: it is behind {at} samples of {length}")
 
@@ -48,6 +48,26 @@ def check_order(told: Mapping[str, Any], names: Sequence[str]) -> None:
             _check_number("passes", times, COUNT)
         if sum(passes) > MOST_PASSES:
             _refuse("passes", passes)
+
+
+def check_by(told: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """PlanError unless the saved order was made of what the sampler's own is made of."""
+    was, now = (one.get("by", "a plain shuffle") for one in (told, own))
+    if was != now:
+        raise PlanError(
+            f"the state is of an order by {was}, this sampler's is by {now}: make it with the same arguments"
+        )
+    if told.get("num_samples") != own.get("num_samples"):
+        raise PlanError(
+            f"the state is of epochs of {told.get('num_samples')} samples, this sampler's have {own['num_samples']}: "
+            f"make it with the same num_samples"
+        )
+    if told.get("digest") != own.get("digest"):
+        raise PlanError(
+            f"the state is of an order by other {was} (its digest is {told.get('digest')}, this sampler's is "
+            f"{own['digest']}): what is left has nothing to do with what came before. Give the same {was} again, or "
+            "begin without the state"
+        )
 
 
 def _check_number(name: str, value: object, limits: tuple[int, int]) -> None:

@@ -27,6 +27,7 @@ from solar.torch.order.by_generator import ShuffledByGenerator
 from solar.torch.order.draws import check_drawing, copied, draw, drawing, shuffle, shuffled, skip
 from solar.torch.order.stream import UNCOUNTED, Array, Cuts, IndexStream, KnownStream, Pass, Trust
 from solar.torch.samplers import PlanBatchSampler, PlanSampler, in_order, permutation
+from solar.torch.states import check_by
 
 FEW = 65  # random numbers that others may draw between two passes: a loader draws two, four if it shuffles
 STATIC = (list, tuple, range, SubsetRandomSampler, WeightedRandomSampler, SequentialSampler, RandomSampler)
@@ -167,12 +168,10 @@ class Distributed(IndexStream):
     told_by_all = ("seed", "shuffle", "epoch")
 
     def tell(self, mark: Any) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "seed": self.sampler.seed,
-            "shuffle": self.sampler.shuffle,
-            "epoch": self.sampler.epoch,
-        }
+        sampler = self.sampler
+        if isinstance(sampler, PlanSampler):
+            return {"kind": self.kind, **sampler.facts()}
+        return {"kind": self.kind, "seed": sampler.seed, "shuffle": sampler.shuffle, "epoch": sampler.epoch}
 
     def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
         plan = self._plan()
@@ -181,6 +180,7 @@ class Distributed(IndexStream):
                 f"the state is of an order with seed={told['seed']}, shuffle={told['shuffle']}; this loader's sampler "
                 f"has seed={plan.seed}, shuffle={plan.shuffle}: make it with those of the state"
             )
+        check_by(told, plan.facts())
         plan.resume(samples)
         return iter(plan) if self.batch_sampler is None else self._cut_plan(plan)
 
@@ -227,7 +227,7 @@ class Distributed(IndexStream):
         plan = self._plan()
         if plan.tail == "exact" and self.batch_sampler is not None:
             return int(self._cutter(plan).bounds(begun_at)[batches])
-        return min(len(plan.dataset), begun_at + samples * plan.num_replicas)  # type: ignore[arg-type]
+        return min(plan.length, begun_at + samples * plan.num_replicas)
 
     def _plan(self) -> PlanSampler:
         return self.sampler if isinstance(self.sampler, PlanSampler) else PlanSampler.like(self.sampler)
