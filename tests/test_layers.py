@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "torch.sharding": "",
     "torch.plain": "io.plain",
     "torch.on_device": "",
-    "torch.chosen": "errors io.read orders",
+    "torch.mixture": "errors orders torch.batch torch.dataset torch.source",
+    "torch.chosen": "errors io.read orders torch.mixture",
     "torch.samplers": "errors io.ranks orders torch.chosen torch.states torch.sharding",
     "torch.gather": "errors values io.ranks",
     "torch.batch": f"{VALUES} {IO}",
@@ -53,13 +54,13 @@ MAY_IMPORT = {
     "gpu.kernels": VALUES,
     "gpu": f"{VALUES} {IO} gpu.kernels torch.batch torch.buffer torch.dataset torch.monitor torch.source",
     "torch.epoch": f"{VALUES} {IO} gpu torch.batch torch.buffer torch.dataset torch.order torch.samplers torch.source",
-    "torch.loader": f"{VALUES} gpu torch.batch torch.buffer torch.dataset torch.epoch torch.metrics torch.monitor "
-    "torch.order torch.samplers torch.source",
+    "torch.loader": f"{VALUES} gpu torch.batch torch.buffer torch.dataset torch.epoch torch.metrics torch.mixture "
+    "torch.monitor torch.order torch.samplers torch.source",
     "torch": "",
     "torch.tuning": f"{VALUES} {IO} io.compress torch.batch",
     "integrations": f"{VALUES} {IO} torch torch.loader torch.samplers",
-    "cli": f"{VALUES} {IO} io.compress io.one_of_each io.plain io.sample_file filters planner torch torch.gather "
-    "torch.plain torch.tuning",
+    "cli": f"{VALUES} {IO} io.compress io.one_of_each io.plain io.sample_file filters planner torch "
+    "torch.gather torch.plain torch.tuning",
 }
 LAW = {shelf: set(may.split()) for shelf, may in MAY_IMPORT.items()}
 

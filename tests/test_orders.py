@@ -349,9 +349,9 @@ def test_an_empty_dataset_has_no_order() -> None:
 
 OTHERS: list[tuple[str, Callable[[], PlanSampler], str]] = [
     ("weights", lambda: PlanSampler(Sized(SAMPLES), 1, 0, weights=WEIGHTS + 1, num_samples=83), "by other weights"),
-    ("weights", lambda: PlanSampler(Sized(SAMPLES), 1, 0, weights=WEIGHTS), "epochs of 83 samples"),
-    ("weights", lambda: PlanSampler(Sized(SAMPLES), 1, 0), "order by weights, this sampler's is by a plain shuffle"),
-    ("groups", lambda: sampler("weights"), "order by groups, this sampler's is by weights"),
+    ("weights", lambda: PlanSampler(Sized(SAMPLES), 1, 0, weights=WEIGHTS), "of 83 samples, and this sampler's is of"),
+    ("weights", lambda: PlanSampler(Sized(SAMPLES), 1, 0), "order by 'weights', and this sampler's is by None"),
+    ("groups", lambda: sampler("weights"), "order by 'groups', and this sampler's is by 'weights'"),
     ("blocks", lambda: PlanSampler(Sized(SAMPLES), 1, 0, order="blocks:8"), "by other blocks"),
 ]
 

@@ -151,7 +151,7 @@ def by_groups(groups: NDArray[np.int64], *, shuffle: bool) -> EpochOrder:
 
 
 def _grouped(members: Indices, sizes: Longs, shuffle: bool, seed: int, epoch: int, positions: range) -> Indices:
-    """Where a group comes depends on those before it, so all of an epoch's are laid out: 40 ns for each."""
+    """Where a group comes depends on those before it, so all of an epoch's are laid out."""
     count, firsts = len(sizes), np.cumsum(sizes) - sizes
     if shuffle:
         groups = _native.shuffled(word(seed), count, overall(epoch, count, range(0)).start, count)

@@ -13,6 +13,7 @@ from solar.errors import PlanError
 from solar.io.read.reader import read
 from solar.orders.epoch_order import EpochOrder, as_given, by_blocks, by_groups, by_weights
 from solar.orders.sources import by_classes
+from solar.torch.mixture import Mixture
 
 Column = (
     str | Sequence[Any] | NDArray[Any] | Any | None
@@ -27,6 +28,12 @@ ONE_OF = ("weights", "labels", "together", "order")
 def chosen(dataset: Any, by: Mapping[str, Any], num_samples: int | None, shuffle: bool) -> EpochOrder | None:
     """The order by these arguments; None: they ask for none, so it is torch's shuffle."""
     kinds = [kind for kind in ONE_OF if by[kind] is not None]
+    if isinstance(dataset, Mixture):
+        return _mixed(dataset, kinds, num_samples, shuffle)
+    if isinstance(getattr(dataset, "dataset", None), Mixture):
+        raise PlanError(
+            "a part of a Mixture has not its shares: take the part of each source, and make a Mixture of these"
+        )
     if len(kinds) > 1:
         raise ValueError(f"{' and '.join(kinds)} are {len(kinds)} orders, and a sampler has one: leave out all but one")
     kind = kinds[0] if kinds else ""
@@ -54,6 +61,16 @@ def chosen(dataset: Any, by: Mapping[str, Any], num_samples: int | None, shuffle
     if kind == "together":
         return by_groups(_classes(column(dataset, by[kind], kind), kind)[0], shuffle=shuffle)
     return _ordered(by[kind], samples) if kind else None
+
+
+def _mixed(mixture: Mixture, kinds: list[str], num_samples: int | None, shuffle: bool) -> EpochOrder:
+    asked = [*kinds, *(["num_samples"] if num_samples is not None else []), *([] if shuffle else ["shuffle=False"])]
+    if asked:
+        raise ValueError(
+            f"{' and '.join(asked)}: a Mixture has its own order, by its shares, and its `epoch` says how long it is; "
+            "give its sources to a torch.utils.data.ConcatDataset to have another"
+        )
+    return mixture.order()
 
 
 def _ordered(order: Any, samples: int) -> EpochOrder:

@@ -229,6 +229,10 @@ class Distributed(IndexStream):
             return int(self._cutter(plan).bounds(begun_at)[batches])
         return min(plan.length, begun_at + samples * plan.num_replicas)
 
+    def counts(self, epoch: int, samples: int) -> dict[str, int]:
+        by = self._plan().by
+        return {} if by is None else by.counts(epoch, samples)
+
     def _plan(self) -> PlanSampler:
         return self.sampler if isinstance(self.sampler, PlanSampler) else PlanSampler.like(self.sampler)
 
