@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "errors": "",
     "values": "errors",
     "orders": VALUES,
-    "planner": f"{VALUES} io.machine",
+    "planner": f"{VALUES} io.machine orders",
     "io.machine": VALUES,
     "io.workers": "errors io.machine",
     "io.libhdf5": f"{VALUES} io.machine",
@@ -59,7 +59,7 @@ MAY_IMPORT = {
     "torch": "",
     "torch.tuning": f"{VALUES} {IO} io.compress torch.batch",
     "integrations": f"{VALUES} {IO} torch torch.loader torch.samplers",
-    "cli": f"{VALUES} {IO} io.compress io.one_of_each io.plain io.sample_file filters planner torch "
+    "cli": f"{VALUES} {IO} io.compress io.one_of_each io.plain io.sample_file filters orders planner torch "
     "torch.gather torch.plain torch.tuning",
 }
 LAW = {shelf: set(may.split()) for shelf, may in MAY_IMPORT.items()}
