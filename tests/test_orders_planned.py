@@ -9,8 +9,11 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 from kit import settle
 from test_one_door import DISK, SAMPLES, SEED, Asked, job, least_of, slowed, summed, tabled, taken, written
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import WeightedRandomSampler
 
 from solar import DataLoader, H5Dataset, Mixture, PlanError, PlanSampler
 from solar.cli import main
@@ -107,6 +110,37 @@ def test_two_sources_of_unlike_size_and_storage_share_one_buffer(tmp_path: Path)
         run, said = loader._buffered.running.counts(), loader._buffered.planned
         assert (run["reads"], run["requests"], run["bytes"]) == (said.reads, said.requests, said.bytes)
         assert loader.stats()["buffer_hits"] > 240
+
+
+# --- torch's own sampler by weights ----
+
+
+def drawn(kind: Any, data: Any, more: dict[str, Any], disturbed: bool) -> list[list[int]]:
+    """The samples of four epochs; with a generator that the program may draw from, too."""
+    generator = torch.Generator().manual_seed(3)
+    sampler = WeightedRandomSampler(weights(), 250, True, generator)
+    loader = kind(data, 8, sampler=sampler, **more)
+    found = []
+    for epoch in range(4):
+        found += [batch["x"].tolist() for batch in loader]
+        if disturbed and epoch == 1:
+            torch.rand(3, generator=generator)
+    told = getattr(loader, "_buffered", None)
+    found.append([told is not None and told._window is not None and len(told._window.segments)])
+    return found
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_torchs_weighted_sampler_is_torchs_and_known_for_epochs_ahead(tmp_path: Path, disturbed: bool) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = np.arange(SAMPLES)
+    settle(tmp_path / "x.h5")
+    data = H5Dataset(tmp_path / "x.h5", {"x": "x"})
+    ours = drawn(DataLoader, data, {"buffer": 20_000, "epochs": 4, "storage": DISK}, disturbed)
+    theirs = drawn(TorchLoader, data, {}, disturbed)
+    assert ours[:-1] == theirs[:-1]
+    if not disturbed:
+        assert ours[-1] == [4]  # all epochs are planned together
 
 
 def test_weighted_plans_of_any_ranks_are_the_samplers() -> None:
