@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from solar.io.read.reader import read as read
     from solar.torch import DataLoader as DataLoader
     from solar.torch import H5Dataset as H5Dataset
+    from solar.torch.mixture import Mixture as Mixture
     from solar.torch.samplers import PlanBatchSampler as PlanBatchSampler
     from solar.torch.samplers import PlanSampler as PlanSampler
     from solar.values import Layout as Layout
@@ -30,6 +31,7 @@ _LAZY = {
     "Field": "solar.io.field",
     "H5Dataset": "solar.torch",
     "Layout": "solar.values",
+    "Mixture": "solar.torch.mixture",
     "PlanBatchSampler": "solar.torch.samplers",
     "PlanSampler": "solar.torch.samplers",
     "World": "solar.values",
@@ -46,6 +48,7 @@ __all__ = [
     "H5Dataset",
     "Layout",
     "LayoutError",
+    "Mixture",
     "PlanBatchSampler",
     "PlanError",
     "PlanSampler",

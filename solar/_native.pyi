@@ -174,6 +174,21 @@ def select(order: I32, starts: I64, begin: int, end: int) -> tuple[I32, I64]:
 def assign(order: I32, starts: I64, homes: I64, ranks_per_node: int) -> I32:
     """The rank that takes each use, when all get equal shares of each step; its home where that has room."""
 
+def alias_table(weights: NDArray[np.float64]) -> U64:
+    """For draws by these weights: a slot of 8 bytes for each sample (native/include/solar/order.hpp)."""
+
+def draw_by(table: U64, seed: int, epoch: int, begin: int, count: int) -> I64:
+    """The samples at these positions of an epoch, drawn with replacement."""
+
+def shuffled(seed: int, size: int, begin: int, count: int) -> I64:
+    """Turns of a source of so many samples: each comes once, in an order of chance, before any comes twice."""
+
+def shuffled_of(seed: int, sources: I32, turns: I64, sizes: I64, firsts: I64) -> I64:
+    """The same for turns of many sources; `firsts` is added to the place in each."""
+
+def mixed(shares: I64, length: int, seed: int) -> I32:
+    """Which source comes at each position, so that each always has had its share, within one."""
+
 PlanCounts = tuple[int, int, int, int, int, int, int]  # in the order of solar.planner.sweep.Counts
 
 class Units:

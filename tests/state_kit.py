@@ -75,6 +75,15 @@ ORDERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "distributed": lambda d: {"batch_size": BATCH, "sampler": DistributedSampler(d, 1, 0, seed=4)},
     "planned": lambda d: {"batch_size": BATCH, "sampler": PlanSampler(d, 1, 0, seed=4)},
     "planned, exact": lambda d: {"batch_size": BATCH, "sampler": PlanSampler(d, 1, 0, seed=4, tail="exact")},
+    "by weights": lambda d: {
+        "batch_size": BATCH,
+        "sampler": PlanSampler(d, 1, 0, seed=4, weights=np.arange(SAMPLES), num_samples=31),
+    },
+    "by classes": lambda d: {
+        "batch_size": BATCH,
+        "sampler": PlanSampler(d, 1, 0, seed=4, labels=np.arange(SAMPLES) % 3, per_class="equal", tail="exact"),
+    },
+    "groups": lambda d: {"batch_size": BATCH, "sampler": PlanSampler(d, 1, 0, together=np.arange(SAMPLES) % 4)},
     "one by one": lambda d: {"batch_size": None, "shuffle": True},
     "a list": lambda d: {"batch_size": BATCH, "sampler": [4, 4, 0, 2, 9, 8, 7, 1, 0, 3, 3]},
     "odd batches": lambda d: {"batch_sampler": Odd()},

@@ -20,7 +20,8 @@ IO = "io.field io.given io.layout io.read io.libhdf5 io.ranks io.exchange io.wor
 MAY_IMPORT = {
     "errors": "",
     "values": "errors",
-    "planner": f"{VALUES} io.machine",
+    "orders": VALUES,
+    "planner": f"{VALUES} io.machine orders",
     "io.machine": VALUES,
     "io.workers": "errors io.machine",
     "io.libhdf5": f"{VALUES} io.machine",
@@ -40,7 +41,9 @@ MAY_IMPORT = {
     "torch.sharding": "",
     "torch.plain": "io.plain",
     "torch.on_device": "",
-    "torch.samplers": "errors io.ranks torch.states torch.sharding",
+    "torch.mixture": "errors orders torch.batch torch.dataset torch.source",
+    "torch.chosen": "errors io.read orders torch.mixture",
+    "torch.samplers": "errors io.ranks orders torch.chosen torch.states torch.sharding",
     "torch.gather": "errors values io.ranks",
     "torch.batch": f"{VALUES} {IO}",
     "torch.order": f"{VALUES} torch.samplers torch.states",
@@ -52,13 +55,13 @@ MAY_IMPORT = {
     "gpu.kernels": VALUES,
     "gpu": f"{VALUES} {IO} gpu.kernels torch.batch torch.buffer torch.dataset torch.monitor torch.source",
     "torch.epoch": f"{VALUES} {IO} gpu torch.batch torch.buffer torch.order torch.samplers torch.source",
-    "torch.loader": f"{VALUES} gpu torch.batch torch.buffer torch.dataset torch.epoch torch.metrics torch.monitor "
-    "torch.order torch.samplers torch.source",
+    "torch.loader": f"{VALUES} gpu torch.batch torch.buffer torch.dataset torch.epoch torch.metrics torch.mixture "
+    "torch.monitor torch.order torch.samplers torch.source",
     "torch": "",
     "torch.tuning": f"{VALUES} {IO} io.compress torch.batch",
     "integrations": f"{VALUES} {IO} torch torch.loader torch.samplers",
-    "cli": f"{VALUES} {IO} io.compress io.one_of_each io.plain io.sample_file filters planner torch torch.gather "
-    "torch.plain torch.tuning",
+    "cli": f"{VALUES} {IO} io.compress io.one_of_each io.plain io.sample_file filters orders planner torch "
+    "torch.gather torch.plain torch.tuning",
 }
 LAW = {shelf: set(may.split()) for shelf, may in MAY_IMPORT.items()}
 

@@ -168,7 +168,7 @@ def test_a_resume_at_the_end_leaves_nothing_and_beyond_it_is_refused() -> None:
             sampler.resume(10)
             assert list(PlanBatchSampler(sampler, 2, False)) == []
             for wrong in (11, -1):
-                with pytest.raises(ValueError, match=f"{wrong} samples: the dataset has 10"):
+                with pytest.raises(ValueError, match=f"{wrong} samples: an epoch has 10"):
                     sampler.resume(wrong)
             assert len(list(sampler)) == len(sampler)
     with pytest.raises(TypeError):

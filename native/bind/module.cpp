@@ -14,6 +14,7 @@ void bind_decode(nb::module_& module);
 void bind_reader(nb::module_& module);
 void bind_convert(nb::module_& module);
 void bind_plan(nb::module_& module);
+void bind_order(nb::module_& module);
 void bind_codec(nb::module_& module);
 void bind_run(nb::module_& module);
 void bind_faults(nb::module_& module);
@@ -57,6 +58,7 @@ NB_MODULE(_native, module) {
   bind_reader(module);
   bind_convert(module);
   bind_plan(module);
+  bind_order(module);
   bind_codec(module);
   bind_run(module);
   bind_faults(module);

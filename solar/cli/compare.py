@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solar.io.read.engine import GAP
 from solar.io.read.run import READ_PIECE, threads
@@ -45,11 +46,14 @@ class Case:
     seed: int
     epochs: int
     scratch: int = 0  # the least memory that a read takes beside the buffer
+    weights: NDArray[np.float64] | None = field(
+        default=None, compare=False
+    )  # by which samples are drawn; None: shuffled
 
     @cached_property
     def order(self) -> ShuffledUses:
         """The shuffles of all epochs, of which the last ones made are kept."""
-        made = order.distributed(self.units.samples, seed=self.seed, ranks=self.world.ranks)
+        made = _order(self, self.units.samples)
         return replace(made, of=lru_cache(ORDERS_KEPT)(made.of))
 
     @property
@@ -87,6 +91,14 @@ class Answer:
     nodes: int = 1  # that were planned; fewer than there are: the others were taken to be alike
     overflow_fraction: float = 0.0
     travel: Travel = Travel(0, 0, 0, 0)
+
+
+def _order(case: Case, samples: int) -> ShuffledUses:
+    """The order of a training on so many of the samples."""
+    if case.weights is None:
+        return order.distributed(samples, seed=case.seed, ranks=case.world.ranks)
+    few = case.weights[:: len(case.weights) // samples][:samples]
+    return order.weighted(few, seed=case.seed, ranks=case.world.ranks)
 
 
 def scratch_of(units: Units) -> int:
@@ -165,7 +177,7 @@ def _others(cases: Sequence[Case]) -> tuple[dict[str, Outcome], tuple[str, ...]]
 
 def summed_up(found: Sequence[Outcome]) -> Outcome:
     """Outcomes whose costs add up."""
-    return Outcome(**{field.name: sum(getattr(one, field.name) for one in found) for field in fields(Outcome)})
+    return Outcome(**{part.name: sum(getattr(one, part.name) for one in found) for part in fields(Outcome)})
 
 
 def _travel(job: Job) -> tuple[float, Travel]:
@@ -199,7 +211,7 @@ def _lru(case: Case) -> tuple[Outcome, float]:
     stored = max(1, units.total_nbytes // units.units)
     copy = uniform(count, units.sample_nbytes, per_unit=units.per_unit, stored=stored)
     scale = units.samples / count
-    small = order.distributed(count, seed=case.seed, ranks=case.world.ranks)
+    small = _order(case, count)
     done = policies.lru(small, copy, case.world, memory=int(room / scale), storage=case.storage, epoch=epoch)
     return times(done, scale), scale
 

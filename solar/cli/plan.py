@@ -7,6 +7,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from solar.cli import planned, quantities
 from solar.cli.compare import Answer, Case, answer, job_of, scratch_of
 from solar.errors import PlanError
@@ -15,7 +18,9 @@ from solar.io.layout.paths import files_of
 from solar.io.machine import available as machine
 from solar.io.machine import figures, profile
 from solar.io.read.engine import ROOM
+from solar.io.read.reader import read
 from solar.io.read.run import scratch_nbytes, threads
+from solar.orders.epoch_order import checked_weights
 from solar.planner.budget import TooSmall
 from solar.planner.job import Job
 from solar.planner.units import Units, not_carried, of_layout, uniform
@@ -28,9 +33,10 @@ else a guess by the kind of its file system; without a FILE 2 ms, 1 GB/s and 500
 disks. All times are modelled for that storage, with nothing of the data in the page cache.
 
 The row of solar is the plan that DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(), buffer=SIZE, epochs=E)
-makes for this storage, and its run reads just that.
+makes for this storage, and its run reads just that. With --weights it is PlanSampler(weights=NAME).
 
-keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memory, ahead, epochs, seed, storage
+keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memory, ahead, epochs, seed, weights (null:
+  each sample comes once), storage
   ({latency, bandwidth, iops, decode (null: nothing is decoded), depth, gap, from}), datasets, policies ({torch, lru,
   pinned, solar_paper, solar}, each {reads, requests, bytes, scans, seconds, hits, peak_bytes}, per epoch, once it is
   under way), first_epoch (the same of solar's first), buffer ({samples, batches, scratch: bytes on a node, ready:
@@ -66,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--compute", metavar="TIME", type=quantities.seconds, default=0.0, help="of a step, beside reading (0)"
     )
+    run.add_argument(
+        "--weights",
+        metavar="NAME",
+        help="samples are drawn by these: a dataset of FILE, or a .npy file (else shuffled)",
+    )
     run.add_argument("--seed", metavar="SEED", type=quantities.seed, default=0, help="of the shuffles (0)")
     on = parser.add_argument_group("the storage")
     on.add_argument(
@@ -98,6 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         plot.draw(arguments.plot, [line for line in lines if line], shown)
     if arguments.json:
         asked = {"memory": arguments.memory, "ahead": arguments.ahead, "no_buffer": refused}
+        asked["weights"] = arguments.weights
         print(json.dumps(planned.as_json(cases, answered, source, arguments.compute, cached) | asked, indent=1))
     else:
         for line in planned.as_text(cases, arguments.memory, answered, source, arguments.compute, cached, refused):
@@ -170,6 +182,7 @@ def _cases(arguments: argparse.Namespace, storage: Storage, layouts: Mapping[str
             "how many samples there are, and how large, is in the FILE: leave out --samples and --sample-bytes"
         )
     total = sum(units.total_nbytes for units in named.values())
+    weights = _weights(arguments, next(iter(named.values())).samples)
     if arguments.memory is None:
         raise PlanError(
             f"how much memory may samples take on each node? Give --memory SIZE: of {figures.size(total)} a quarter "
@@ -181,7 +194,29 @@ def _cases(arguments: argparse.Namespace, storage: Storage, layouts: Mapping[str
             costs = profile.with_decoding(storage, layout, threads() * per_node)
         scratch = scratch_of(units) if layout is None else scratch_nbytes(layout)
         memory = arguments.memory * units.total_nbytes // max(total, 1)
-        yield Case(name, units, world, arguments.batch_size, memory, costs, arguments.seed, arguments.epochs, scratch)
+        one = Case(name, units, world, arguments.batch_size, memory, costs, arguments.seed, arguments.epochs, scratch)
+        yield replace(one, weights=weights)
+
+
+def _weights(arguments: argparse.Namespace, samples: int) -> NDArray[np.float64] | None:
+    """By what samples are drawn; None: they are shuffled."""
+    name = arguments.weights
+    if name is None:
+        return None
+    try:
+        values = np.load(name) if name.endswith(".npy") else None
+    except (OSError, ValueError) as error:
+        raise PlanError(f"--weights {name}: {error}") from None
+    if values is None and arguments.file is None:
+        raise PlanError(f"--weights {name}: without a FILE they are in a .npy file, as numpy.save writes it")
+    if values is None:
+        values = read(files_of(arguments.file), name)
+    if values.shape != (samples,) or values.dtype.kind not in "biuf":
+        raise PlanError(
+            f"--weights {name}: it has the shape {values.shape} and type {values.dtype}, and there are {samples:,} "
+            "samples; a number for each is needed"
+        )
+    return checked_weights(values.astype(np.float64))
 
 
 def _made(arguments: argparse.Namespace) -> Units:

@@ -150,7 +150,8 @@ def subject(cases: list[Case]) -> str:
     named = f" of {', '.join(words.printable(case.name) for case in cases)}" if one.name else ""
     return (
         f"{figures.count(one.units.samples, 'sample')}{named}, {figures.size(each)} each, {figures.size(total)} in all"
-        + (_chunks(cases))
+        + _chunks(cases)
+        + ("" if one.weights is None else "; drawn by weights")
     )
 
 

@@ -339,7 +339,7 @@ def _remainder(loader: DataLoader[Any], ranks: int, step: int) -> int:
         return -1
     if not isinstance(sampler, DistributedSampler):
         return len(sampler) % step
-    samples = len(sampler.dataset)  # type: ignore[arg-type]
+    samples = sampler.length if isinstance(sampler, PlanSampler) else len(sampler.dataset)  # type: ignore[arg-type]
     if isinstance(shard, PlanShard):
         return samples % step
     if type(sampler) not in (DistributedSampler, PlanSampler):

@@ -17,6 +17,7 @@ from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
 
 from solar.integrations.accelerate import PreparedLoader, remade
 from solar.torch import DataLoader
+from solar.torch.samplers import PlanSampler
 
 
 class TrainerMixin:
@@ -47,7 +48,7 @@ def read_by_solar(prepared: Any) -> Any:
     if known is None:  # a Trainer with persistent workers keeps its loader, and so do we
         sampler = prepared.batch_sampler
         known = PreparedLoader(
-            remade(DataLoader, prepared.base_dataloader, batch_sampler=sampler),
+            remade(DataLoader, prepared.base_dataloader, batch_sampler=_once_sharded(sampler)),
             device=prepared.device,
             non_blocking=prepared._non_blocking,
             processes=sampler.num_processes if isinstance(sampler, BatchSamplerShard) else 1,
@@ -55,3 +56,12 @@ def read_by_solar(prepared: Any) -> Any:
         )
         prepared._read_by_solar = known
     return known
+
+
+def _once_sharded(sampler: Any) -> Any:
+    """Without Accelerate's sharding where a PlanSampler gives this process its part already."""
+    if not isinstance(sampler, BatchSamplerShard):
+        return sampler
+    inner = sampler.batch_sampler
+    plan, place = getattr(inner, "sampler", None), (sampler.process_index, sampler.num_processes)
+    return inner if isinstance(plan, PlanSampler) and (plan.rank, plan.num_replicas) == place else sampler

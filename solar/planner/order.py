@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from solar import _native
 from solar.errors import PlanError
+from solar.orders.epoch_order import by_weights
 
 Samples = NDArray[np.int32]
 
@@ -61,6 +62,18 @@ def random(samples: int, *, seed: int = 0, between: int = 0) -> ShuffledUses:
         return _native.randperm(samples, seed, between * (epoch + 1) + draws * epoch)
 
     return ShuffledUses(samples, samples, of, ("random", samples, seed, between))
+
+
+def weighted(weights: NDArray[np.float64], *, seed: int = 0, ranks: int = 1) -> ShuffledUses:
+    """PlanSampler(weights=weights, seed=seed) of all its ranks together: drawn with replacement."""
+    _check(len(weights), ranks)
+    made = by_weights(weights, len(weights))
+    uses = -(-made.length // ranks) * ranks
+
+    def of(epoch: int) -> Samples:
+        return np.resize(made.whole(seed, epoch), uses).astype(np.int32, copy=False)
+
+    return ShuffledUses(made.samples, uses, of, ("weights", made.digest, seed, ranks))
 
 
 def given(sequences: Sequence[ArrayLike], samples: int) -> ShuffledUses:

@@ -25,6 +25,7 @@ from solar.torch.epoch.by_torch import SingleProcessIter, WorkersIter
 from solar.torch.epoch.native import NativeIter
 from solar.torch.epoch.skipping import OnError, checked
 from solar.torch.metrics import progress as progress_bar
+from solar.torch.mixture import Mixture
 from solar.torch.monitor.stats import Stats
 from solar.torch.order.position import SamplerState
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
@@ -156,6 +157,11 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if isinstance(sampler, PlanSampler) and batch_size is not None:
             # Only PlanBatchSampler can cut an exact tail. torch's __setattr__ forbids this change, so bypass it.
             self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
+        if isinstance(dataset, Mixture) and shuffle:
+            raise ValueError(
+                "shuffle=True goes through all samples of a Mixture once, whatever their shares: give "
+                "sampler=PlanSampler(mixture)"
+            )
         self._course = SamplerState(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
         self._stats = Stats()
         if self._on_device.keeps and buffer is None:
@@ -269,8 +275,20 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         found = h5_beneath(self.dataset) if self._engine_told else ""
         buffer = "" if self._on_device.keeps else self._buffered.advice()
         if isinstance(found, str):
-            return self._stats.report(buffer=buffer)
-        return self._stats.report(found.filters(), found.samples_per_chunk(), self._buffered.share(found), buffer)
+            return self._stats.report(buffer=buffer, counts=self._course.counts())
+        share, counts = self._buffered.share(found), self._course.counts()
+        return self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts)
+
+    def sources(self) -> list[str]:
+        """The source of each sample of the batch handed out last, in its order; the dataset is a solar.Mixture.
+
+        >>> for batch in loader:  # doctest: +SKIP
+        ...     loader.sources()
+        ['real', 'real', 'simulated', 'real']
+        """
+        if not isinstance(self.dataset, Mixture):
+            raise TypeError(f"sources() is of a Mixture, and the dataset is {type(self.dataset).__name__}")
+        return self.dataset.sources(self._course.taken)
 
     # --- the end ----
 

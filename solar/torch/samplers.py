@@ -10,21 +10,22 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler
 
 from solar.errors import PlanError
 from solar.io.ranks import detect
+from solar.orders.epoch_order import Indices as Indices
+from solar.torch.chosen import Column, Order, PerClass, chosen
 from solar.torch.sharding import refuse_second_sharding
-from solar.torch.states import check_order
+from solar.torch.states import check_by, check_order
 
 Tail = Literal["pad", "drop", "exact"]
-Indices = NDArray[np.signedinteger[Any]]
 
+STATED = {"epoch", "seed", "shuffle", "length", "samples"}  # of a state
 _BLOCK = 4096  # samples made Python ints at a time
 
-# The orders that somebody iterates or holds now, by number of samples and seed, so that each is made once.
-_orders: WeakValueDictionary[tuple[int, int | None], Indices] = WeakValueDictionary()
+# The orders that somebody iterates or holds now, by what they are of and seed, so that each is made once.
+_orders: WeakValueDictionary[tuple[Any, ...], Indices] = WeakValueDictionary()
 
 
 class PlanSampler(DistributedSampler[int]):
@@ -35,6 +36,18 @@ class PlanSampler(DistributedSampler[int]):
     (torch's default), "drop" leaves them out (torch's drop_last=True), "exact" gives each sample to exactly one rank.
 
     All ranks share one order per epoch. Rank r of W takes every W-th sample of it, beginning with the r-th.
+
+    The order is torch's shuffle, or one of these. Each is a function of seed, epoch and position alone, so it is the
+    same on any number of ranks, known ahead, and resumed from a state of a few numbers. An epoch has `num_samples`
+    samples, or as many as the dataset. Arrays may also be the name of a dataset in the files of an H5Dataset.
+
+    - `weights`: samples are drawn with replacement, each as often as its weight says.
+    - `labels`: by class. per_class="equal" has each class equally often, a dict or list of weights as often as they
+      say. Every sample of a class comes once before any comes twice, also from epoch to epoch.
+    - `together`: a number or name of each sample's group. Groups are shuffled, all of a group comes in a row.
+    - `order`: an array of samples, or a function of the epoch that gives one. order="blocks" or "blocks:4096" shuffles
+      blocks of 1,024 or 4,096 samples, and within each: for who has no memory, and far from a shuffle.
+    - A solar.Mixture as the dataset: its sources by their shares.
 
     >>> [list(PlanSampler(range(5), ranks, 0, shuffle=False)) for ranks in (1, 2)]
     [[0, 1, 2, 3, 4], [0, 2, 4]]
@@ -52,6 +65,12 @@ class PlanSampler(DistributedSampler[int]):
         drop_last: bool = False,
         *,
         tail: Tail | None = None,
+        weights: Column = None,
+        num_samples: int | None = None,
+        labels: Column = None,
+        per_class: PerClass = None,
+        together: Column = None,
+        order: Order = None,
     ) -> None:
         if tail is not None and tail not in get_args(Tail):
             raise ValueError(f"tail={tail!r}: it is one of {', '.join(map(repr, get_args(Tail)))}")
@@ -64,8 +83,11 @@ class PlanSampler(DistributedSampler[int]):
         drop = drop_last if tail is None else tail == "drop"
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop)
         self.tail: Tail = tail or ("drop" if drop else "pad")
+        by = {"weights": weights, "labels": labels, "per_class": per_class, "together": together, "order": order}
+        self.by = chosen(dataset, by, num_samples, shuffle)  # None: torch's shuffle
+        self.total_size = self._size(self.length)
+        self.num_samples = self.total_size // num_replicas
         if self.tail == "exact":
-            self.total_size = len(dataset)  # type: ignore[arg-type]
             self.num_samples = len(range(rank, self.total_size, num_replicas))
         self._start = 0  # position in the order where the next iteration begins
         self._drawn = _Drawn(0)
@@ -94,19 +116,34 @@ class PlanSampler(DistributedSampler[int]):
                 yield index
         drawn.samples = len(order)  # what is dropped is not left for later
 
+    @property
+    def length(self) -> int:
+        """How many samples an epoch of all ranks has, whatever the tail."""
+        return len(self.dataset) if self.by is None else self.by.length  # type: ignore[arg-type]
+
     def order(self) -> Indices:
-        """The order of the present epoch over all ranks: each sample once, whatever the tail. It is read-only."""
+        """The order of the present epoch over all ranks, without what the tail repeats or drops. It is read-only."""
         samples = len(self.dataset)  # type: ignore[arg-type]
-        if self._size(samples) != self.total_size:
+        if self._size(self.length) != self.total_size or (self.by is not None and self.by.samples != samples):
             raise PlanError(
                 f"the dataset has {samples} samples now, and had others when the sampler was made for "
                 f"total_size={self.total_size} over {self.num_replicas} ranks: make a new sampler"
             )
-        seed = operator.index(self.seed + self.epoch) if self.shuffle else None
-        order = _orders.get((samples, seed))
+        seed, epoch = operator.index(self.seed), operator.index(self.epoch)
+        # torch's shuffle knows of seed and epoch only their sum.
+        key = (samples, seed + epoch if self.shuffle else None) if self.by is None else (self.by, seed, epoch)
+        order = _orders.get(key)
         if order is None:
-            order = _orders[samples, seed] = _order(samples, seed)
+            order = _orders[key] = _order(*key) if self.by is None else self.by.whole(seed, epoch)
         return order
+
+    def counts(self, samples: int | None = None) -> dict[str, int]:
+        """How many of each class, or of each source of a mixture, are among the first `samples` of the epoch, or all.
+
+        >>> PlanSampler(range(5), labels=[0, 0, 0, 0, 1], per_class="equal", num_samples=8).counts()
+        {'0': 4, '1': 4}
+        """
+        return {} if self.by is None else self.by.counts(self.epoch, self.length if samples is None else samples)
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch to iterate next. Changing the epoch cancels a resume."""
@@ -120,27 +157,30 @@ class PlanSampler(DistributedSampler[int]):
 
         The present ranks share the rest of the order, however many ranks there were before.
         """
-        samples, length = operator.index(samples), len(self.dataset)  # type: ignore[arg-type]
-        if not 0 <= samples <= length:
-            raise ValueError(f"resume after {samples} samples: the dataset has {length}")
+        samples = operator.index(samples)
+        if not 0 <= samples <= self.length:
+            raise ValueError(f"resume after {samples} samples: an epoch has {self.length}")
         self._start, self._drawn = samples, _Drawn(samples)
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the newest iteration, for JSON. Ranks that have drawn equally many samples give the same."""
-        length = len(self.dataset)  # type: ignore[arg-type]
         return {
-            "epoch": operator.index(self.epoch),
-            "seed": operator.index(self.seed),
-            "shuffle": bool(self.shuffle),
-            "length": length,
-            "samples": min(self._drawn.samples, length),
+            **self.facts(),
+            "length": len(self.dataset),  # type: ignore[arg-type]
+            "samples": min(self._drawn.samples, self.length),
         }
+
+    def facts(self) -> dict[str, Any]:
+        """What the order of the epoch follows from, for JSON."""
+        seed, epoch = operator.index(self.seed), operator.index(self.epoch)
+        by = {} if self.by is None else self.by.told(seed, epoch)
+        return {"epoch": epoch, "seed": seed, "shuffle": bool(self.shuffle), **by}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores epoch, seed and shuffling from a saved state, and resumes at its position."""
         if not isinstance(state, Mapping):
             raise PlanError(f"this is no state of a PlanSampler, but {type(state).__name__}")
-        missing = sorted(self.state_dict().keys() - state.keys())
+        missing = sorted(STATED - state.keys())
         if missing:
             raise PlanError(f"this is no state of a PlanSampler: it has {sorted(state)}, and lacks {missing}")
         length = len(self.dataset)  # type: ignore[arg-type]
@@ -150,9 +190,10 @@ class PlanSampler(DistributedSampler[int]):
                 f"nothing in common. Resume with the dataset that was used, or begin a new run without the state"
             )
         check_order(state, ("seed", "epoch", "samples"))
-        if state["samples"] > length:
-            raise PlanError(f"the state is damaged: it is behind {state['samples']} samples of {length}")
         epoch, seed = operator.index(state["epoch"]), operator.index(state["seed"])
+        check_by(state, {} if self.by is None else self.by.told(seed, epoch))
+        if state["samples"] > self.length:
+            raise PlanError(f"the state is damaged: it is behind {state['samples']} samples of {self.length}")
         self.resume(state["samples"])
         self.epoch, self.seed, self.shuffle = epoch, seed, bool(state["shuffle"])
 
@@ -172,7 +213,7 @@ class PlanSampler(DistributedSampler[int]):
 
     def _taken(self, start: int) -> int:
         """How many samples all ranks take together from `start`."""
-        return self._size(len(self.dataset) - start)  # type: ignore[arg-type]
+        return self._size(self.length - start)
 
     def _share(self, order: Indices, begin: int, end: int) -> Indices:
         """This rank's samples of order[begin:end]. Beyond the end, the order repeats as padding."""
@@ -256,7 +297,7 @@ class PlanBatchSampler(BatchSampler):
 
         Padding does not count. Over a sampler that is not a PlanSampler, the order is what that sampler yields.
         """
-        samples = len(self.sampler.dataset if _is_planned(self.sampler) else self.sampler)  # type: ignore[arg-type]
+        samples = self.sampler.length if _is_planned(self.sampler) else len(self.sampler)  # type: ignore[arg-type]
         if not 0 <= start <= samples:
             raise ValueError(f"bounds from sample {start} on: the order has {samples}")
         return np.minimum(self._edges(start), samples)

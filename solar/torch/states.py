@@ -11,6 +11,13 @@ from solar.errors import PlanError
 LONGEST_VALUE = 60  # letters of a value in a message
 COUNT = (0, 2**63 - 1)
 SEED = (-(2**63), 2**64 - 1)  # what torch takes for one
+# What of an order must be the same, and what is said where it is not. A plain shuffle has none of it.
+UNLIKE = {
+    "by": "by {was}, and this sampler's is by {now} (None: a plain shuffle): make it with the same arguments",
+    "num_samples": "of {was} samples, and this sampler's is of {now}: give the same num_samples",
+    "digest": "by other {by} (their digest is {was}, this sampler's have {now}): what is left has nothing to do with "
+    "what came before. Give the same again, or begin without the state",
+}
 MOST_PASSES = 1_000_000  # redrawn at most to bring a generator to its old state
 
 
@@ -28,7 +35,7 @@ def check_values(state: dict[str, Any]) -> None:
             _refuse(name, state[name])
     if not isinstance(state["order"].get("kind"), str):
         _refuse("the order's kind", state["order"].get("kind"))
-    at, length = state["samples"], state["length"]
+    at, length = state["samples"], state["order"].get("num_samples", state["length"])
     if state["order"]["kind"] == "distributed" and isinstance(length, int) and at > length:
         raise PlanError(f"the state is damaged: it is behind {at} samples of {length}")
 
@@ -50,6 +57,15 @@ def check_order(told: Mapping[str, Any], names: Sequence[str]) -> None:
             _refuse("passes", passes)
 
 
+def check_by(told: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """PlanError unless the saved order was made of what the sampler's own is made of."""
+    for name, said in UNLIKE.items():
+        was, now = told.get(name), own.get(name)
+        if was != now:
+            words = said.format(was=_shown(was), now=_shown(now), by=own.get("by"))
+            raise PlanError(f"the state is of an order {words}")
+
+
 def _check_number(name: str, value: object, limits: tuple[int, int]) -> None:
     try:
         number = operator.index(value)  # type: ignore[arg-type]
@@ -61,7 +77,9 @@ def _check_number(name: str, value: object, limits: tuple[int, int]) -> None:
 
 
 def _refuse(name: str, value: object) -> None:
+    raise PlanError(f"the state is damaged: {name} is {_shown(value)}")
+
+
+def _shown(value: object) -> str:
     said = repr(value)
-    raise PlanError(
-        f"the state is damaged: {name} is {said if len(said) <= LONGEST_VALUE else said[:LONGEST_VALUE] + '…'}"
-    )
+    return said if len(said) <= LONGEST_VALUE else said[:LONGEST_VALUE] + "…"

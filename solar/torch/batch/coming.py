@@ -33,6 +33,7 @@ class Coming:
 
     def __init__(self, pending: PendingBatch, samples: int, get: Get) -> None:
         self.pending, self.samples = pending, samples
+        self.called: Any = ()  # the indices of its samples
         self.transform_seconds = self.collate_seconds = self.copy_seconds = 0.0
         self.missing = "it has not begun"  # what a thread that makes it waits for
         self._get: Get | None = get

@@ -154,6 +154,7 @@ class NativeIter(Draws):
         if self._skipping is not None:
             self._skipping.handed_out()
         waited, pending = time.perf_counter() - asked, coming.pending
+        self.passage.taken = coming.called
         if self._landing is not None:
             seconds = min(waited, copying(coming, data))
             self._stats.waited("device copy", seconds)
@@ -349,6 +350,7 @@ class NativeIter(Draws):
         else:
             [of_batch] = self._keys([number])
             coming = self._threads.start(pending, len(samples), keys, (*of_batch, *called[:1].tolist()))
+        coming.called = samples
         return coming if self._landing is None else self._landing.expected(coming, called)
 
     def _keys(self, names: list[int]) -> list[Key]:

@@ -10,6 +10,7 @@ from solar.io.machine.figures import count, rate, size
 
 HARDLY_WAITED = 0.05  # share of the time below which waiting is not worth a word of advice
 MOMENT = 1.0  # seconds of waiting in all below which it is not worth one either
+SOURCES_LISTED = 12
 IDLE_SHARE = 0.05  # share of the time below which nothing was computed between the batches
 
 
@@ -20,11 +21,14 @@ def report(
     per_chunk: int = 1,
     memory: float = 0.0,
     buffer: str = "",
+    counts: Mapping[str, int] | None = None,
 ) -> str:
     """The text of a report, from the counters of Stats.as_dict and Stats.by_epoch and facts about the data.
 
     `filters` are the HDF5 numbers of the data's filters. Up to `per_chunk` samples share a compressed chunk. The buffer
     holds the share `memory` of the data (0: there is no buffer).
+
+    `counts` are the samples of each class or source that all ranks have had of the newest epoch.
 
     `buffer` says what a buffer would gain where there is none, or the one there is if it knew the epochs to come.
 
@@ -37,7 +41,8 @@ def report(
         return "No batch has been handed out." + (f" {_waiting(totals, waited)}" if waited else "")
     told = {**totals, "filters": frozenset(filters), "per_chunk": per_chunk, "memory": memory}
     told["with_buffer"] = f" {buffer}" if buffer else ""
-    return "\n".join(line for line in (_amounts(told), *_table(epochs), *_times(told, waited)) if line)
+    said = (_amounts(told), _by_source(counts or {}), *_table(epochs), *_times(told, waited))
+    return "\n".join(line for line in said if line)
 
 
 def _amounts(totals: Mapping[str, Any]) -> str:
@@ -62,6 +67,16 @@ def _amounts(totals: Mapping[str, Any]) -> str:
     if totals["peak_bytes"]:
         text += f"\nMemory for batches: {size(totals['resident_bytes'])} now, {size(totals['peak_bytes'])} at most."
     return text
+
+
+def _by_source(counts: Mapping[str, int]) -> str:
+    """How often each class or source came; of many the most frequent."""
+    if not counts:
+        return ""
+    most = sorted(counts.items(), key=lambda one: -one[1])
+    more = f", and {count(len(most) - SOURCES_LISTED, 'other')}" if len(most) > SOURCES_LISTED else ""
+    listed = ", ".join(f"{number:,} of {name}" for name, number in most[:SOURCES_LISTED])
+    return f"Of the newest epoch, on all ranks: {listed}{more}."
 
 
 def _table(epochs: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:

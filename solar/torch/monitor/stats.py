@@ -229,13 +229,21 @@ class Stats:
             begin = self._epochs + self._whole + 1 - len(rows)
             return [(1 if not place else begin + place, row) for place, row in enumerate(rows)]
 
-    def report(self, filters: Collection[int] = (), per_chunk: int = 1, memory: float = 0.0, buffer: str = "") -> str:
+    def report(
+        self,
+        filters: Collection[int] = (),
+        per_chunk: int = 1,
+        memory: float = 0.0,
+        buffer: str = "",
+        counts: Mapping[str, int] | None = None,
+    ) -> str:
         """The counters as text: what was read, how long the training waited, why, and what would help.
 
         The arguments serve the advice: the HDF5 numbers of the data's filters, how many samples share a compressed
-        chunk, the share of the data that the buffer holds, and what a buffer would gain where there is none.
+        chunk, the share of the data that the buffer holds, and what a buffer would gain where there is none. `counts`
+        are the samples of each class or source.
         """
-        return in_words(self.as_dict(), self.by_epoch(), filters, per_chunk, memory, buffer)
+        return in_words(self.as_dict(), self.by_epoch(), filters, per_chunk, memory, buffer, counts)
 
     def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
         return type(self), ()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -32,16 +33,18 @@ class EpochPosition:
         self.before = (0, 0)  # batches and samples consumed before it began, when it was resumed
         self.batches = 0
         self.samples = 0
+        self.taken: Any = ()  # the samples of the batch handed out last
         # The dataset's own states: as they are now, or (False) as a new epoch would begin.
         self.parts: Callable[[bool], dict[str, Any]] = lambda begun: {}
-        self._drawn: deque[tuple[int, Any]] = deque()  # samples and order's mark of batches on their way
+        self._drawn: deque[tuple[int, Any, Any]] = deque()  # of batches on their way: size, order's mark, samples
         self._mark: Any = None
         self._starts: Array | None = None  # of its batches, drawn in one go: they have no marks
 
     def draw(self, batch: Any) -> None:
         """An index batch was drawn."""
         samples = 1 if self.order.batch_sampler is None else len(batch)
-        self._drawn.append((samples, self.order.mark(batch)))
+        # The native engine knows them by itself, and an epoch of lists would take much memory.
+        self._drawn.append((samples, self.order.mark(batch), () if self.order.as_arrays else batch))
 
     def draw_all(self, starts: Array) -> None:
         """All index batches were drawn."""
@@ -52,10 +55,14 @@ class EpochPosition:
         self.order.asked()
         self.batches += 1
         if self._drawn:
-            samples, self._mark = self._drawn.popleft()
+            samples, self._mark, self.taken = self._drawn.popleft()
             self.samples += samples
         elif self._starts is not None:
             self.samples = int(self._starts[min(self.batches, len(self._starts) - 1)])
+
+    def counts(self) -> dict[str, int]:
+        """How many samples of each class or source all ranks together have had of this epoch."""
+        return self.order.counts(self.epoch, self.order.consumed(self.before[1], self.batches, self.samples))
 
     def state(self) -> dict[str, Any]:
         batches, samples = self.before
@@ -260,6 +267,16 @@ class SamplerState:
             passage.order.asked()
             passage.finished = True
             self._epoch = passage.epoch + 1
+
+    def counts(self) -> dict[str, int]:
+        """How many samples of each class or source all ranks together have had of the newest epoch."""
+        return {} if self.newest is None else self.newest.counts()
+
+    @property
+    def taken(self) -> list[int]:
+        """The numbers of the samples of the batch handed out last."""
+        taken = () if self.newest is None else self.newest.taken
+        return [int(one) for one in np.ravel(np.asarray(taken, np.int64))]
 
     # --- state ----
 

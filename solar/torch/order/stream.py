@@ -152,6 +152,10 @@ class IndexStream:
         """Samples of the whole order consumed, if the pass began after `begun_at` and this loader took these since."""
         return begun_at + samples
 
+    def counts(self, epoch: int, samples: int) -> dict[str, int]:
+        """How many of each class or source are among the first samples of all ranks; {}: there are none."""
+        return {}
+
     def cut(self, samples: Iterable[Any]) -> Iterator[Any]:
         """Cuts samples into batches, as the loader's own batches are cut."""
         cutter = self.batch_sampler

@@ -24,9 +24,10 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from solar.errors import PlanError
 from solar.torch.order.by_generator import ShuffledByGenerator
-from solar.torch.order.draws import check_drawing, copied, draw, drawing, shuffle, shuffled, skip
+from solar.torch.order.draws import check_drawing, copied, digest, draw, drawing, shuffle, shuffled, skip
 from solar.torch.order.stream import UNCOUNTED, Array, Cuts, IndexStream, KnownStream, Pass, Trust
 from solar.torch.samplers import PlanBatchSampler, PlanSampler, in_order, permutation
+from solar.torch.states import check_by
 
 FEW = 65  # random numbers that others may draw between two passes: a loader draws two, four if it shuffles
 STATIC = (list, tuple, range, SubsetRandomSampler, WeightedRandomSampler, SequentialSampler, RandomSampler)
@@ -44,6 +45,7 @@ def order_of(sampler: Any, batch_sampler: Any, generator: torch.Generator | None
         DistributedSampler: Distributed,
         PlanSampler: Distributed,
         RandomSampler: Shuffled if getattr(given, "generator", None) is None else ShuffledByGenerator,
+        WeightedRandomSampler: Custom if getattr(given, "generator", None) is None else DrawnByGenerator,
     }
     return kinds.get(type(given), Custom)(given, batch_sampler, generator)
 
@@ -167,12 +169,10 @@ class Distributed(IndexStream):
     told_by_all = ("seed", "shuffle", "epoch")
 
     def tell(self, mark: Any) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "seed": self.sampler.seed,
-            "shuffle": self.sampler.shuffle,
-            "epoch": self.sampler.epoch,
-        }
+        sampler = self.sampler
+        if isinstance(sampler, PlanSampler):
+            return {"kind": self.kind, **sampler.facts()}
+        return {"kind": self.kind, "seed": sampler.seed, "shuffle": sampler.shuffle, "epoch": sampler.epoch}
 
     def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
         plan = self._plan()
@@ -181,6 +181,7 @@ class Distributed(IndexStream):
                 f"the state is of an order with seed={told['seed']}, shuffle={told['shuffle']}; this loader's sampler "
                 f"has seed={plan.seed}, shuffle={plan.shuffle}: make it with those of the state"
             )
+        check_by(told, plan.facts())
         plan.resume(samples)
         return iter(plan) if self.batch_sampler is None else self._cut_plan(plan)
 
@@ -227,7 +228,11 @@ class Distributed(IndexStream):
         plan = self._plan()
         if plan.tail == "exact" and self.batch_sampler is not None:
             return int(self._cutter(plan).bounds(begun_at)[batches])
-        return min(len(plan.dataset), begun_at + samples * plan.num_replicas)  # type: ignore[arg-type]
+        return min(plan.length, begun_at + samples * plan.num_replicas)
+
+    def counts(self, epoch: int, samples: int) -> dict[str, int]:
+        by = self._plan().by
+        return {} if by is None else by.counts(epoch, samples)
 
     def _plan(self) -> PlanSampler:
         return self.sampler if isinstance(self.sampler, PlanSampler) else PlanSampler.like(self.sampler)
@@ -306,6 +311,42 @@ class Custom(IndexStream):
                 )
         self._at_start = self._states() or {"checksum": self._checksum}
         return self.cut(self._items) if self._cuts else self._items
+
+
+class DrawnByGenerator(Custom):
+    """torch's WeightedRandomSampler by a generator of the user's: a copy of it draws the passes to come."""
+
+    _trust = Trust(0, 0)  # it is the user's own, so mostly nobody else draws from it
+    _guess = ""  # the generator as the next pass will find it
+
+    def begin(self, last: IndexStream | None) -> None:
+        super().begin(last)
+        if isinstance(last, DrawnByGenerator) and last._guess:
+            self._trust = last._trust.after(digest(self.sampler.generator) == last._guess)
+
+    def ended(self) -> None:
+        super().ended()
+        self._guess = digest(self._before_the_next(copied(self.sampler.generator)))
+
+    def later(self, stride: int) -> Iterator[Callable[[], Pass]]:
+        return self._drawn_by(copied(self.sampler.generator)) if self._trust.suffices else iter(())
+
+    def _drawn_by(self, generator: torch.Generator) -> Iterator[Callable[[], Pass]]:
+        while True:
+            ahead = self._before_the_next(generator)
+            copy_ = WeightedRandomSampler(
+                self.sampler.weights,
+                self.sampler.num_samples,
+                self.sampler.replacement,
+                ahead,  # type: ignore[arg-type]
+            )
+            yield partial(self.batched, np.fromiter(copy_, np.int32, self.sampler.num_samples))
+
+    def _before_the_next(self, generator: torch.Generator) -> torch.Generator:
+        """After torch's draw before a pass, if that is from the generator that also draws the samples."""
+        if self.generator is self.sampler.generator and not self.draws_base_once:
+            draw(generator)
+        return generator
 
 
 def _checksum(before: int, drawn: Any) -> int:

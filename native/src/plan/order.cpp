@@ -1,0 +1,249 @@
+#include "solar/order.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <numeric>
+#include <queue>
+#include <tuple>
+#include <utility>
+
+namespace solar::plan {
+
+__extension__ using Wide = unsigned __int128;
+
+static constexpr std::uint64_t step = 0x9E3779B97F4A7C15;  // 2^64 / the golden ratio: the step of SplitMix64
+static constexpr int rounds = 6;                           // of a shuffle
+static constexpr std::int64_t at_once = 4096;              // a shuffle of so few is made whole
+static constexpr int swap_passes = 16;
+
+// SplitMix64's mixing (Steele, Lea, Flood 2014; the constants are Stafford's thirteenth).
+static std::uint64_t mix(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+  return x ^ (x >> 31);
+}
+
+static std::uint64_t key_of(std::uint64_t seed, std::uint64_t which, std::uint64_t turn) {
+  return mix(mix(mix(seed + step) + step * (which + 1)) + step * (turn + 1));
+}
+
+// The upper half of the product: a number below `end` if `x` is any.
+static std::uint64_t below(std::uint64_t x, std::uint64_t end) {
+  return static_cast<std::uint64_t>(static_cast<Wide>(x) * end >> 64);
+}
+
+// Most processors divide 32 bits in half the time.
+static std::uint64_t quotient(std::uint64_t x, std::uint64_t by) {
+  return (x | by) >> 32 == 0 ? static_cast<std::uint32_t>(x) / static_cast<std::uint32_t>(by) : x / by;
+}
+
+// --- draws by weight ----
+
+static std::uint64_t slot(double own, std::uint64_t other) {
+  const double bits = own * 4294967296.0;
+  return (bits >= 4294967295.0 ? 0xFFFFFFFFU : static_cast<std::uint64_t>(bits)) << 32 | other;
+}
+
+std::vector<std::uint64_t> alias_table(std::span<const double> weights) {
+  const std::size_t n = weights.size();
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<double> left(weights.begin(), weights.end());
+  std::vector<std::uint64_t> table(n);
+  // Divided first: the sum of large weights times n may be more than a double holds.
+  for (double& one : left) one = one / sum * static_cast<double>(n);
+  // Light ones and heavy ones are found from the left; a heavy one that has become light is filled at once.
+  std::size_t light = 0, heavy = 0;
+  const auto next = [&](std::size_t from, bool is_light) {
+    while (from < n && (left[from] < 1.0) != is_light) ++from;
+    return from;
+  };
+  light = next(0, true), heavy = next(0, false);
+  std::size_t filled = light;  // the light one to fill: the next from the left, or a heavy one that became light
+  while (filled < n && heavy < n) {
+    table[filled] = slot(left[filled], heavy);
+    left[heavy] -= 1.0 - left[filled];
+    const std::size_t given = heavy;
+    if (filled == light) light = next(light + 1, true);
+    filled = light;
+    if (left[given] < 1.0) {
+      heavy = next(heavy + 1, false);
+      // One that lies behind the light ones is not found from the left again.
+      if (given < light) filled = given;
+    }
+  }
+  // By rounding some are left over: each is its own. One of no weight is none of them, but where all but it are full.
+  const auto full = [&](std::size_t at) { table[at] = slot(1.0, at); };
+  const auto largest = static_cast<std::size_t>(std::max_element(weights.begin(), weights.end()) - weights.begin());
+  const auto leave = [&](std::size_t at) { weights[at] > 0 ? full(at) : void(table[at] = largest); };
+  if (filled < n && filled != light) leave(filled);
+  for (; light < n; light = next(light + 1, true)) leave(light);
+  for (; heavy < n; heavy = next(heavy + 1, false)) full(heavy);
+  return table;
+}
+
+void draw_by(std::span<const std::uint64_t> table, std::uint64_t seed, std::int64_t epoch, std::int64_t begin,
+             std::span<std::int64_t> out) {
+  const std::uint64_t key = key_of(seed, static_cast<std::uint64_t>(epoch), 0);
+  std::uint64_t at = key + step * (static_cast<std::uint64_t>(begin) + 1);
+  std::array<Wide, 64> drawn;  // slots asked of memory side by side, which has them far apart
+  for (std::size_t first = 0; first < out.size(); first += drawn.size()) {
+    const auto here = out.subspan(first, std::min(drawn.size(), out.size() - first));
+    for (std::size_t i = 0; i < here.size(); ++i, at += step) {
+      drawn[i] = static_cast<Wide>(mix(at)) * table.size();
+      __builtin_prefetch(&table[static_cast<std::size_t>(drawn[i] >> 64)]);
+    }
+    for (std::size_t i = 0; i < here.size(); ++i) {
+      const auto place = static_cast<std::uint64_t>(drawn[i] >> 64);
+      const std::uint64_t chance = static_cast<std::uint64_t>(drawn[i]) >> 32, entry = table[place];
+      const std::uint64_t own = std::uint64_t{0} - static_cast<std::uint64_t>(chance < entry >> 32);
+      here[i] = static_cast<std::int64_t>((place & own) | (entry & 0xFFFFFFFF & ~own));
+    }
+  }
+}
+
+// --- shuffles that run on ----
+
+namespace {
+
+// Cells of `rows` times `columns` that n samples fill but for less than a row.
+struct Rectangle {
+  static constexpr std::uint64_t few = 12;  // a network has not all permutations of so few
+  std::uint64_t size, rows, columns;
+
+  explicit Rectangle(std::int64_t n) : size(static_cast<std::uint64_t>(n)) {
+    rows = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::sqrt(static_cast<double>(n))));
+    columns = (size + rows - 1) / rows;
+  }
+
+  // Where place k of the shuffle by this key lies. A step out of the n samples is walked on until it is back in.
+  std::uint64_t at(std::uint64_t key, std::uint64_t k) const {
+    if (size <= few) return one_of_few(key, k);
+    do {
+      std::uint64_t row = quotient(k, columns), column = k - row * columns, turn = key;
+      for (int round = 0; round < rounds; round += 2) {
+        row = wrapped(row + below(noise(turn += step, column), rows), rows);
+        column = wrapped(column + below(noise(turn += step, row), columns), columns);
+      }
+      k = row * columns + column;
+    } while (k >= size);
+    return k;
+  }
+
+  // Fisher and Yates's shuffle, as far as place k.
+  std::uint64_t one_of_few(std::uint64_t key, std::uint64_t k) const {
+    std::array<std::uint8_t, few> cards;
+    std::iota(cards.begin(), cards.end(), std::uint8_t{0});
+    for (std::uint64_t at = 0; at <= k; ++at) std::swap(cards[at], cards[at + below(mix(key + step * at), size - at)]);
+    return cards[k];
+  }
+
+  // Without a branch, which would be mispredicted half of the time.
+  static std::uint64_t wrapped(std::uint64_t x, std::uint64_t end) {
+    return x - (end & (std::uint64_t{0} - static_cast<std::uint64_t>(x >= end)));
+  }
+
+  static std::uint64_t noise(std::uint64_t key, std::uint64_t x) {
+    std::uint64_t z = (key ^ x) * 0xBF58476D1CE4E5B9;
+    z ^= z >> 32;
+    return z * 0x94D049BB133111EB;
+  }
+};
+
+}  // namespace
+
+static void deal(std::uint64_t key, std::span<std::int64_t> cards) {
+  std::iota(cards.begin(), cards.end(), std::int64_t{0});
+  for (std::size_t at = 0; at < cards.size(); ++at) {
+    std::swap(cards[at], cards[at + below(mix(key + step * at), cards.size() - at)]);
+  }
+}
+
+void shuffled(std::uint64_t seed, std::int64_t size, std::int64_t begin, std::span<std::int64_t> out) {
+  const Rectangle cells(size);
+  const auto n = static_cast<std::uint64_t>(size);
+  std::vector<std::int64_t> cards(static_cast<std::size_t>(size <= at_once ? size : 0));
+  std::uint64_t turn = static_cast<std::uint64_t>(begin) / n, place = static_cast<std::uint64_t>(begin) % n;
+  for (std::size_t i = 0; i < out.size(); ++turn, place = 0) {
+    const std::uint64_t key = key_of(seed, 0, turn);
+    const std::size_t here = std::min<std::size_t>(n - place, out.size() - i);
+    deal(key, cards);
+    for (std::size_t end = i + here; i < end; ++i, ++place) {
+      out[i] = cards.empty() ? static_cast<std::int64_t>(cells.at(key, place)) : cards[place];
+    }
+  }
+}
+
+void shuffled_of(std::uint64_t seed, std::span<const std::int32_t> sources, std::span<const std::int64_t> turns,
+                 std::span<const std::int64_t> sizes, std::span<const std::int64_t> firsts,
+                 std::span<std::int64_t> out) {
+  std::vector<Rectangle> cells(sizes.begin(), sizes.end());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const auto source = static_cast<std::size_t>(sources[i]);
+    const auto turn = static_cast<std::uint64_t>(turns[i]);
+    const std::uint64_t number = quotient(turn, cells[source].size), place = turn - number * cells[source].size;
+    out[i] = firsts[source] + static_cast<std::int64_t>(cells[source].at(key_of(seed, source, number), place));
+  }
+}
+
+// --- mixtures ----
+
+namespace {
+
+struct Mixing {
+  std::span<const std::int64_t> shares;
+  std::int64_t sum;
+  std::vector<std::int64_t> had;  // of each source, before the position
+
+  // After `t` positions, one of them this source's: it has no more than it may.
+  bool may(std::size_t s, std::int64_t t) const { return shares[s] * t > had[s] * sum; }
+  // After `t` positions, none of them this source's: it has no less than it must.
+  bool may_wait(std::size_t s, std::int64_t t) const { return shares[s] * t < (had[s] + 1) * sum; }
+  std::int64_t release(std::size_t s) const { return had[s] * sum / shares[s]; }
+  std::int64_t deadline(std::size_t s) const { return ((had[s] + 1) * sum + shares[s] - 1) / shares[s]; }
+};
+
+// A pass over pairs of neighbours: those that may change places do so by the toss of a coin.
+void swap_some(Mixing mixing, std::span<std::int32_t> order, std::size_t first, std::uint64_t key) {
+  if (first == 1) ++mixing.had[static_cast<std::size_t>(order[0])];
+  for (std::size_t i = first; i + 1 < order.size(); i += 2) {
+    const auto one = static_cast<std::size_t>(order[i]), two = static_cast<std::size_t>(order[i + 1]);
+    const auto t = static_cast<std::int64_t>(i) + 1;
+    if (one != two && mix(key + step * i) >> 63 && mixing.may_wait(one, t) && mixing.may(two, t)) {
+      std::swap(order[i], order[i + 1]);
+    }
+    ++mixing.had[one], ++mixing.had[two];
+  }
+}
+
+}  // namespace
+
+std::vector<std::int32_t> mixed(std::span<const std::int64_t> shares, std::int64_t length, std::uint64_t seed) {
+  const std::int64_t sum = std::accumulate(shares.begin(), shares.end(), std::int64_t{0});
+  Mixing mixing{shares, sum, std::vector<std::int64_t>(shares.size())};
+  using When = std::tuple<std::int64_t, std::uint64_t, std::size_t>;  // release or deadline; chance; source
+  std::priority_queue<When, std::vector<When>, std::greater<>> waiting, ready;
+  for (std::size_t s = 0; s < shares.size(); ++s) waiting.emplace(0, 0, s);
+  std::vector<std::int32_t> order(static_cast<std::size_t>(length));
+  for (std::int64_t t = 0; t < length; ++t) {
+    while (!waiting.empty() && std::get<0>(waiting.top()) <= t) {
+      const std::size_t s = std::get<2>(waiting.top());
+      waiting.pop();
+      ready.emplace(mixing.deadline(s), key_of(seed, s, static_cast<std::uint64_t>(mixing.had[s])), s);
+    }
+    const std::size_t s = std::get<2>(ready.top());
+    ready.pop();
+    order[static_cast<std::size_t>(t)] = static_cast<std::int32_t>(s);
+    ++mixing.had[s];
+    waiting.emplace(mixing.release(s), 0, s);
+  }
+  mixing.had.assign(shares.size(), 0);
+  for (int pass = 0; pass < swap_passes; ++pass) {
+    swap_some(mixing, order, static_cast<std::size_t>(pass % 2),
+              key_of(seed, shares.size(), static_cast<std::uint64_t>(pass)));
+  }
+  return order;
+}
+
+}  // namespace solar::plan

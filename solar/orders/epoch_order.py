@@ -1,0 +1,231 @@
+"""EpochOrder: the samples of an epoch over all ranks, as a function of (seed, epoch, position); the kinds of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import PlanError
+
+Indices = NDArray[np.signedinteger[Any]]
+Floats = NDArray[np.float64]
+Longs = NDArray[np.int64]
+Turns = tuple[NDArray[np.int32], Longs]  # of each position the source, and how many of that source came before
+
+POSITIONS = 1 << 16  # looked at together, so that what is between takes no memory
+MOST_SAMPLES = 2**31 - 1  # that draws by weight can tell apart
+POSITIONS_EVER = 2**62  # positions of all epochs together
+
+
+@dataclass(frozen=True, eq=False)
+class EpochOrder:
+    """What comes at the positions of an epoch. The same seed and epoch give the same, on any number of ranks."""
+
+    kind: str
+    samples: int  # of the data set
+    length: int  # positions of an epoch
+    at: Callable[[int, int, range], Indices]  # the samples at these positions, by seed and epoch
+    digest: str  # of what it was made of; "": that may differ from epoch to epoch
+    names: tuple[str, ...] = ()  # of the classes, or sources, that it tells apart
+    turns: Callable[[int, range], Turns] | None = None  # which of them comes when
+
+    def whole(self, seed: int, epoch: int) -> Indices:
+        """The samples of an epoch, which nobody can change."""
+        made = self.at(seed, epoch, range(self.length))
+        made.setflags(write=False)
+        return made
+
+    def told(self, seed: int, epoch: int) -> dict[str, Any]:
+        """What of it a state says, beside seed and epoch: as JSON, short however large it is."""
+        digest = self.digest or digest_of(self.whole(seed, epoch))
+        return {"by": self.kind, "digest": digest, "num_samples": self.length}
+
+    def counts(self, epoch: int, positions: int) -> dict[str, int]:
+        """How many samples of each class, or source, are among the first so many of an epoch."""
+        if self.turns is None:
+            return {}
+        found = np.zeros(len(self.names), np.int64)
+        for here in cut(range(min(positions, self.length))):
+            found += np.bincount(self.turns(epoch, here)[0], minlength=len(self.names))
+        return dict(zip(self.names, found.tolist(), strict=True))
+
+
+def cut(positions: range) -> Iterator[range]:
+    """The positions, some at a time."""
+    return (positions[begin : begin + POSITIONS] for begin in range(0, len(positions), POSITIONS))
+
+
+def put_together(parts: Iterable[NDArray[Any]], count: int, samples: int) -> Indices:
+    """The parts of an order in one array: 32 bits each where that is enough."""
+    out: Indices = np.empty(count, bits(samples))
+    begin = 0
+    for part in parts:
+        out[begin : begin + len(part)] = part
+        begin += len(part)
+    return out
+
+
+def bits(samples: int) -> Any:
+    """The type of numbers below `samples`."""
+    return np.int32 if samples < 1 << 31 else np.int64
+
+
+def digest_of(*arrays: NDArray[Any]) -> str:
+    """A name for exactly these values."""
+    sha = hashlib.sha256()
+    for array in arrays:
+        sha.update(f"{array.dtype.str}{array.shape}".encode())
+        sha.update(np.ascontiguousarray(array).data)
+    return sha.hexdigest()[:16]
+
+
+def word(seed: int) -> int:
+    """A seed as the 64 bits of it that count."""
+    return seed & (2**64 - 1)
+
+
+def overall(epoch: int, length: int, positions: range) -> range:
+    """The positions of an epoch among those of all epochs, which are counted on."""
+    first = epoch * length
+    if not 0 <= first <= POSITIONS_EVER - length:
+        raise PlanError(f"epoch {epoch} of {length:,} samples lies too far away: this order goes on for 2^62 samples")
+    return range(first + positions.start, first + positions.stop)
+
+
+# --- draws by weight ----
+
+
+def by_weights(weights: Floats, length: int) -> EpochOrder:
+    """Samples drawn with replacement, each as often as its weight says."""
+    table = _native.alias_table(checked_weights(weights))
+    at = partial(_drawn, table)
+    return EpochOrder("weights", len(weights), length, at, digest_of(weights))
+
+
+def _drawn(table: NDArray[np.uint64], seed: int, epoch: int, positions: range) -> Indices:
+    parts = (_native.draw_by(table, word(seed), epoch, here.start, len(here)) for here in cut(positions))
+    return put_together(parts, len(positions), len(table))
+
+
+def checked_weights(weights: Floats) -> Floats:
+    """The weights, if samples can be drawn by them."""
+    if not 0 < len(weights) <= MOST_SAMPLES:
+        raise PlanError(f"weights: there are {len(weights):,}; an order takes 1 to {MOST_SAMPLES:,}")
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(wrong):
+        more = f", and {len(wrong) - 1:,} others like it" if len(wrong) > 1 else ""
+        raise PlanError(
+            f"weights: that of sample {wrong[0]:,} is {weights[wrong[0]]}{more}; give numbers of 0 or more, and 0 to "
+            "what is never to come"
+        )
+    with np.errstate(over="ignore"):
+        total = float(weights.sum())
+    if not total:
+        raise PlanError(f"weights: all {len(weights):,} are 0, so nothing can be drawn; give some of them more")
+    if not np.isfinite(total):
+        raise PlanError(
+            f"weights: their sum is more than a number can be (the largest is {weights.max():g}); divide all by that"
+        )
+    return np.ascontiguousarray(weights)
+
+
+# --- groups, blocks, what the user gives ----
+
+
+def by_groups(groups: NDArray[np.int64], *, shuffle: bool) -> EpochOrder:
+    """All samples of a group in a row, as they lie; the groups shuffled, or as their first samples lie.
+
+    `groups` numbers the group of each sample from 0, and each number is there.
+    """
+    sizes = np.bincount(groups)
+    members = np.argsort(groups, kind="stable").astype(bits(len(groups)))
+    at = partial(_grouped, members, sizes, shuffle)
+    return EpochOrder("groups", len(groups), len(groups), at, digest_of(groups))
+
+
+def _grouped(members: Indices, sizes: Longs, shuffle: bool, seed: int, epoch: int, positions: range) -> Indices:
+    """Where a group comes depends on those before it, so all of an epoch's are laid out."""
+    count, firsts = len(sizes), np.cumsum(sizes) - sizes
+    if shuffle:
+        groups = _native.shuffled(word(seed), count, overall(epoch, count, range(0)).start, count)
+    else:
+        groups = np.argsort(members[firsts], kind="stable")
+    ends = np.cumsum(sizes[groups])
+    moved = firsts[groups] - (ends - sizes[groups])  # from a position to the place among the members
+
+    def parts() -> Iterator[Indices]:
+        for here in cut(positions):
+            place = np.arange(here.start, here.stop)
+            yield members[place + moved[np.searchsorted(ends, place, side="right")]]
+
+    return put_together(parts(), len(positions), len(members))
+
+
+def by_blocks(samples: int, size: int) -> EpochOrder:
+    """Blocks of `size` samples that lie together, shuffled; and shuffled within. Far from any shuffle."""
+    return EpochOrder("blocks", samples, samples, partial(_in_blocks, samples, size), f"{size} of {samples}")
+
+
+def _in_blocks(samples: int, size: int, seed: int, epoch: int, positions: range) -> Indices:
+    count = -(-samples // size)
+    blocks = _native.shuffled(word(seed), count, overall(epoch, count, range(0)).start, count)
+    sizes = np.full(count, size)
+    sizes[-1] = samples - (count - 1) * size
+    firsts, ends = np.arange(count) * size, np.cumsum(sizes[blocks])
+
+    def parts() -> Iterator[Indices]:
+        for here in cut(positions):
+            place = np.arange(here.start, here.stop)
+            number = np.searchsorted(ends, place, side="right")
+            block = blocks[number]
+            within = place - (ends - sizes[blocks])[number]
+            turns = epoch * sizes[block] + within
+            yield _native.shuffled_of(word(seed + 1), block.astype(np.int32), turns, sizes, firsts)
+
+    return put_together(parts(), len(positions), samples)
+
+
+def as_given(order: Indices | Callable[[int], Any], samples: int) -> EpochOrder:
+    """What the user says: an array for each epoch, or a function that gives one for an epoch."""
+    if callable(order):
+        length = len(checked_order(order(0), samples, 0))
+        return EpochOrder("given", samples, length, partial(_called, order, samples, length), "")
+    array = checked_order(order, samples, None)
+    return EpochOrder("given", samples, len(array), partial(_copied, array), digest_of(array))
+
+
+def _copied(array: Indices, seed: int, epoch: int, positions: range) -> Indices:
+    return array[positions.start : positions.stop].copy()
+
+
+def _called(order: Callable[[int], Any], samples: int, length: int, seed: int, epoch: int, positions: range) -> Indices:
+    array = checked_order(order(epoch), samples, epoch)
+    if len(array) != length:
+        raise PlanError(
+            f"order: the function gives {len(array):,} samples for epoch {epoch}, and {length:,} for epoch 0; epochs "
+            "of a sampler have one length: give as many for each"
+        )
+    return _copied(array, seed, epoch, positions)
+
+
+def checked_order(given: Any, samples: int, epoch: int | None) -> Indices:
+    """The user's order as whole numbers, 32 bits each where that is enough."""
+    array, of = np.asarray(given), "order" if epoch is None else f"order: what the function gives for epoch {epoch}"
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
+        raise PlanError(
+            f"{of} has the shape {array.shape} and type {array.dtype}; give the numbers of the samples in the order in "
+            "which they are to come, one after another"
+        )
+    wrong = np.flatnonzero((array < 0) | (array >= samples))
+    if len(wrong):
+        raise PlanError(
+            f"{of} asks for sample {array[wrong[0]]} at position {wrong[0]:,}; the dataset has 0 to {samples - 1:,}"
+        )
+    return array.astype(bits(samples))
