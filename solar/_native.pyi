@@ -233,12 +233,21 @@ class Run:
 
     def __init__(self, reader: Reader, staged: int, scratch: int, node: Node | None = None, lends: int = 0) -> None: ...
     def part(
-        self, source: Source, field: int, pages: int, page: int, stored: bool, direct: bool, ahead: int, gap: int
+        self,
+        source: Source,
+        field: int,
+        pages: int,
+        page: int,
+        stored: bool,
+        direct: bool,
+        ahead: int,
+        gap: int,
+        slots: int = 1,
     ) -> int:
-        """Adds rows of a source, with a buffer of so many pages, and gives the part's number."""
+        """Adds rows of a source, `slots` to a sample, with a buffer of so many pages, and gives the part's number."""
 
     def append(self, sizes: I64, parts: list[PartEpoch]) -> None:
-        """The next epoch, of every part; `sizes` has the rows of each batch. Keeps the arrays."""
+        """The next epoch, of every part; `sizes` has the samples of each batch. Keeps the arrays."""
 
     def take(self, seconds: float) -> tuple[list[U8], tuple[int, ...]] | None:
         """The bytes of the next batch's fields, and what was read since the one before; None after `seconds`."""

@@ -286,13 +286,14 @@ class RunPart:
     direct: bool  # nothing but what is pinned is kept
     ahead: int  # steps between the issue of a read and its use
     gap: int  # a smaller hole between two reads is read, too
+    slots: int = 1  # rows that make up a sample
 
 
 class Told(NamedTuple):
     """What an epoch, or another stretch of batches, is for one part."""
 
     script: Script
-    positions: NDArray[np.int32] | None  # of each use in its batch; None: they are in order
+    positions: NDArray[np.int32] | None  # of each use in its batch, counted in rows; None: they are in order
 
 
 class Parcels(NamedTuple):

@@ -44,6 +44,7 @@ class Part:
     ahead: int
     gap: int
     units: Units
+    slots: int = 1
     held: dict[int, bool] = field(default_factory=dict)  # key: whether it was used since it was loaded
     failed: set[int] = field(default_factory=set)
     steps: list[tuple[list[int], list[int], list[int]]] = field(default_factory=list)  # rows, positions, last
@@ -83,20 +84,24 @@ class Part:
         first = units.chunk_first.tolist()
         return [chunks[begin:end] for begin, end in itertools.pairwise(first)]
 
+    def _ascending(self, rows: list[int]) -> list[list[int]]:
+        """The units of these rows, once each, from where it begins anew; their chunks may lie among one another."""
+        runs: list[list[int]] = []
+        for unit in self.unit_of[rows].tolist() if rows else []:
+            if not runs or unit < runs[-1][-1]:
+                runs.append([unit])
+            elif unit > runs[-1][-1]:
+                runs[-1].append(unit)
+        return runs
+
     def joined(self, rows: list[int], end: int = -1) -> tuple[int, int, int]:
         """Requests and bytes of reading these rows in this order; ascending ones over small holes are one request.
 
         So it is with what ended at `end`. The last number is where these end.
         """
         requests = nbytes = 0
-        before = -1
-        for unit in self.unit_of[rows].tolist() if rows else []:
-            chunks = [chunk for chunk in self.chunks[unit] if chunk[1]]
-            if unit == before or not chunks:
-                continue
-            if unit < before:
-                end = -1
-            for offset, size in chunks:
+        for units in self._ascending(rows):
+            for offset, size in sorted(chunk for unit in units for chunk in self.chunks[unit] if chunk[1]):
                 hole = offset - end if end >= 0 else -1
                 if hole == 0 or 0 < hole < self.gap:
                     nbytes += hole
@@ -104,7 +109,6 @@ class Part:
                     requests += 1
                 nbytes += size
                 end = offset + size
-            before = unit
         return requests, nbytes, end
 
 
@@ -125,11 +129,20 @@ class Run:
         self.closed = False
 
     def part(
-        self, source: Any, field: int, pages: int, page: int, stored: bool, direct: bool, ahead: int, gap: int
+        self,
+        source: Any,
+        field: int,
+        pages: int,
+        page: int,
+        stored: bool,
+        direct: bool,
+        ahead: int,
+        gap: int,
+        slots: int,
     ) -> int:
         assert not self._sizes
         units = of_layout(_known[id(source)][1])
-        self._parts.append(Part(source, field, pages, page, stored, direct, ahead, gap, units))
+        self._parts.append(Part(source, field, pages, page, stored, direct, ahead, gap, units, slots))
         return len(self._parts) - 1
 
     def append(self, sizes: Any, parts: list[Any]) -> None:
@@ -193,7 +206,7 @@ class Run:
         for number in fields:
             parts = [part for part in self._parts if part.field == number]
             nbytes = parts[0].source.row_nbytes
-            out = np.zeros((self._sizes[step], nbytes), np.uint8)
+            out = np.zeros((self._sizes[step] * parts[0].slots, nbytes), np.uint8)
             placed = 0
             for part in parts:
                 rows, positions, _ = part.steps[step]

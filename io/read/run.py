@@ -64,7 +64,7 @@ class Running:
         self.nbytes = sum(part.pages * part.page for part in parts) + threads() * scratch
         self.appended = 0  # batches
         self._rows = [next(r for r, p in zip(rows, parts, strict=True) if p.field == f) for f in _fields_of(parts)]
-        self.row_nbytes = [one.sample_nbytes for one in self._rows]  # of each field
+        self.row_nbytes = [nbytes for one in self._rows for nbytes in one.parts_nbytes]  # of a sample of each field
         self.given = 0  # batches that nobody will ask for again
         self._taking, self._counting = threading.Lock(), threading.Lock()
         self._came: deque[Any] = deque()  # received from the run, not yet looked at
@@ -87,7 +87,8 @@ class Running:
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
         """The fields of this batch, and counts of reading it. TimeoutError after `seconds` says what is missing.
 
-        One may wait again until `let_go`, so Ctrl-C loses no batch.
+        Fields that are read together come one after another. One may wait again until `let_go`, so Ctrl-C loses no
+        batch.
         """
 
         def here(nap: float) -> bool:
@@ -110,7 +111,8 @@ class Running:
             finally:
                 del came  # or it and this frame, which is in its traceback, would keep each other alive
         memory, counts = came
-        values = [rows.from_bytes(one, samples) for rows, one in zip(self._rows, memory, strict=True)]
+        pairs = zip(self._rows, memory, strict=True)
+        values = [part for rows, one in pairs for part in rows.parts(rows.from_bytes(one, samples))]
         return values, dict(zip(COUNT_NAMES, counts, strict=False))
 
     def let_go(self, number: int) -> None:

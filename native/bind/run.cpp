@@ -80,9 +80,9 @@ class BoundRun {
   BoundRun& operator=(const BoundRun&) = delete;
 
   std::size_t part(const BoundSource& source, std::size_t field, std::size_t pages, std::size_t page, bool stored,
-                   bool direct, std::uint64_t ahead, std::uint64_t gap) {
+                   bool direct, std::uint64_t ahead, std::uint64_t gap, std::size_t slots) {
     nb::gil_scoped_release released;
-    return run_->part({source.native, field, pages, page, stored, direct, ahead, gap});
+    return run_->part({source.native, field, pages, page, stored, direct, ahead, gap, slots});
   }
 
   void append(const Sizes& sizes, const std::vector<BoundEpoch>& parts) {
@@ -176,7 +176,7 @@ void bind_run(nb::module_& module) {
               std::size_t lends) { new (self) BoundRun(std::move(reader), staged, scratch, node, lends); },
            "reader"_a, "staged"_a, "scratch"_a, "node"_a = nb::none(), "lends"_a = 0)
       .def("part", &BoundRun::part, "source"_a, "field"_a, "pages"_a, "page"_a, "stored"_a, "direct"_a, "ahead"_a,
-           "gap"_a)
+           "gap"_a, "slots"_a = 1)
       .def("append", &BoundRun::append, "sizes"_a, "parts"_a)
       .def("take", &BoundRun::take, "seconds"_a)
       .def("waiting_for", &BoundRun::waiting_for)

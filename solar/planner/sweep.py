@@ -199,7 +199,7 @@ def start_of(
     due: list[int] = []
     begin, spent, length = 0, 0, 1
     while begin < steps:
-        group = _waiting(waits, region, way, uses, begin, begin + length)
+        group = _with_neighbours(_waiting(waits, region, way, uses, begin, begin + length), waits, region, way)
         if begin + length > steps:  # what only later epochs use comes with what the last steps do
             group = np.flatnonzero(waits).astype(np.int32)
         spent += len(group) * each
@@ -214,6 +214,18 @@ def start_of(
     there = [place for place, group in enumerate(groups) if len(group)]
     ends = np.cumsum([len(groups[place]) for place in there], dtype=np.int64)
     return FirstLoads(np.concatenate(groups), ends, np.array(due, np.int64)[there])
+
+
+def _with_neighbours(group: Items, waits: NDArray[np.bool_], region: Region, way: KeepPolicy) -> Items:
+    """These items with all of their units that wait: a unit is read and decoded whole, and they have their room."""
+    if way.whole or region.samples_alone:
+        return group
+    begins, ends = region.spans(np.unique(region.whole(group, 0)))
+    most = np.arange(region.units.per_unit)
+    items = (begins[:, None] + most)[most < (ends - begins)[:, None]]
+    items = items[items < len(waits)]
+    found: Items = items[waits[items]].astype(np.int32)
+    return found
 
 
 def _waiting(

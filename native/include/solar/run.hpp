@@ -43,7 +43,7 @@ struct RunStats {
 
 class Run {
  public:
-  // Rows of one Source, for one field of the batches. Parts of a field have rows of equal size.
+  // Rows of one Source, for one field of the batches. Parts of a field have rows of equal size, and as many to a sample.
   struct Part {
     std::shared_ptr<const Source> source;
     std::size_t field = 0;
@@ -52,9 +52,10 @@ class Run {
     bool direct = false;                     // rows that are not held are expected: read `ahead` steps before their use
     std::uint64_t ahead = 0;                 // steps from a load to the first step that may use it
     std::uint64_t gap = 0;                   // holes below this are read over
+    std::size_t slots = 1;                   // rows that make up a sample: of a window, as many as it has steps
   };
-  // An epoch of a part. Step s uses rows[starts[s], starts[s + 1]), which go to these positions of its batch (none: one
-  // after another; below 0: to that of another rank); after it, loads[ends[s], ends[s + 1]) are read. Before the first
+  // An epoch of a part. Step s uses rows[starts[s], starts[s + 1]), which go to these positions of its batch, counted in
+  // rows (none: one after another; below 0: to that of another rank); after it, loads[ends[s], ends[s + 1]) are read. Before the first
   // step, groups of `start` are.
   struct Epoch {
     std::span<const std::int32_t> rows;
@@ -79,7 +80,7 @@ class Run {
   ~Run();  // close(), unless that was given up before: then it leaves its thread and memory as they are
 
   std::size_t part(const Part& part);
-  // The next epoch, of every part; `sizes` has the rows of each batch. The arrays stay as long as `keep`, which comes back
+  // The next epoch, of every part; `sizes` has the samples of each batch. The arrays stay as long as `keep`, which comes back
   // by retired(). Throws std::invalid_argument where arrays do not fit each other.
   void append(std::vector<std::int64_t> sizes, std::vector<Epoch> parts, std::shared_ptr<const void> keep);
   // The next batch. False when `limit` passed first. Throws its error: then it is taken, too.

@@ -34,6 +34,7 @@ class PartRun {
 
   const Run::Part& part() const noexcept { return part_; }
   std::uint64_t row_nbytes() const noexcept { return part_.source->row_nbytes(); }
+  std::uint64_t sample_nbytes() const { return part_.slots * row_nbytes(); }
   std::size_t held_nbytes() const noexcept { return buffer_.held_nbytes(); }
 
   // Starts reading these rows into the buffer, for use at step `due` or later. Of a start, those held are passed over.

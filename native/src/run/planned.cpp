@@ -44,17 +44,19 @@ void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std
   if (epoch.last.size() != epoch.rows.size()) refuse("last must be as long as rows");
   if (epoch.start_due.size() != epoch.start_ends.size()) refuse("start_due must be as long as start_ends");
   if (!epoch.positions.empty() && epoch.positions.size() != epoch.rows.size()) refuse("positions must be as long as rows");
-  const auto most = static_cast<std::int64_t>(INT64_MAX / std::max<std::uint64_t>(1, part.source->row_nbytes()));
+  const auto slots = static_cast<std::int64_t>(part.slots);
+  const auto most = static_cast<std::int64_t>(INT64_MAX / std::max<std::uint64_t>(1, part.source->row_nbytes())) / slots;
   for (std::size_t step = 0; step < sizes.size(); ++step) {
-    if (sizes[step] < 0 || sizes[step] > most) refuse("a batch of " + std::to_string(sizes[step]) + " rows");
+    if (sizes[step] < 0 || sizes[step] > most) refuse("a batch of " + std::to_string(sizes[step]) + " samples");
+    const std::int64_t size = sizes[step] * slots;  // rows of it
     const std::int64_t uses = epoch.starts[step + 1] - epoch.starts[step];
     // Of an epoch that uses no row of its own, all comes from elsewhere.
     const bool filled = alone && epoch.positions.empty() && !epoch.rows.empty();
-    const bool fits = filled ? uses == sizes[step] : shared || uses <= sizes[step];
+    const bool fits = filled ? uses == size : shared || uses <= size;
     if (!fits) refuse("a batch of another size");
     for (std::int64_t use = epoch.starts[step]; !epoch.positions.empty() && use < epoch.starts[step + 1]; ++use) {
       const std::int32_t position = epoch.positions[static_cast<std::size_t>(use)];
-      if ((position < 0 && !shared) || position >= sizes[step]) refuse("position " + std::to_string(position) + " of a batch");
+      if ((position < 0 && !shared) || position >= size) refuse("position " + std::to_string(position) + " of a batch");
     }
   }
 }

@@ -36,12 +36,17 @@ Run::~Run() {
 std::size_t Run::part(const Part& part) {
   impl_->check_process();
   if (impl_->begun) throw std::logic_error("a part is added before the first epoch");
+  std::uint64_t nbytes = 0;
+  if (part.slots == 0 || __builtin_mul_overflow(part.slots, part.source->row_nbytes(), &nbytes) || nbytes > INT64_MAX) {
+    throw std::invalid_argument(part.source->name + ": a sample of " + std::to_string(part.slots) + " rows");
+  }
   if (!part.stored && part.pages > 0 && part.page_nbytes != part.source->row_nbytes()) {
     throw std::invalid_argument(part.source->name + ": a page is a row, unless lines of chunks are kept");
   }
   for (const PartRun& other : impl_->parts) {
-    if (other.part().field == part.field && other.row_nbytes() != part.source->row_nbytes()) {
-      throw std::invalid_argument(part.source->name + ": rows of another size than the field's other parts");
+    const bool alike = other.row_nbytes() == part.source->row_nbytes() && other.part().slots == part.slots;
+    if (other.part().field == part.field && !alike) {
+      throw std::invalid_argument(part.source->name + ": samples of another size than the field's other parts");
     }
   }
   std::byte* memory = nullptr;
