@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from solar import _native
 
 Rows = NDArray[np.int64]
 Steps = tuple[int, ...] | None  # rows of a field, counted from its sample's place; None: the row there, as it is
@@ -52,6 +54,9 @@ class Extents:
 
     def __len__(self) -> int:
         return int(self.first[-1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self)}  # each process makes its own native form
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -96,14 +101,6 @@ class Extents:
         ends = np.cumsum(self.sizes).tolist()
         return np.concatenate([found[:, begin:end].reshape(-1) for begin, end in pairwise([0, *ends])])
 
-    def listed(self, samples: NDArray[Any]) -> NDArray[np.int32]:
-        """The same rows sample by sample, in the 32 bits by which plans number them."""
-        found = np.empty(len(samples) * self.slots, np.int32)
-        for begin in range(0, len(samples), self._at_once):  # so that what it takes beside is little
-            some = self.rows(samples[begin : begin + self._at_once])
-            found[begin * self.slots : begin * self.slots + some.size] = some.reshape(-1)
-        return found
-
     def places(self, positions: NDArray[Any], samples: Any) -> NDArray[Any]:
         """Where the rows of samples go that have these places among so many samples; -1: nowhere, with all its rows.
 
@@ -132,6 +129,13 @@ class Extents:
         """The rows of these samples, some at a time."""
         for begin in range(0, len(samples), self._at_once):
             yield self.rows(samples[begin : begin + self._at_once]).reshape(-1)
+
+    @cached_property
+    def native(self) -> _native.Extents:
+        """The same for whoever carries plans out."""
+        columns = (self.first, self.anchor, self.low, self.high)
+        first, anchor, low, high = (np.ascontiguousarray(column, np.int64) for column in columns)
+        return _native.Extents(first, anchor, low, high, self.every, self._steps, np.array(self.sizes, np.int64))
 
     @cached_property
     def digest(self) -> str:
@@ -164,6 +168,25 @@ class Extents:
         last = self.anchor + (np.diff(self.first) - 1) * self.every
         least, most = self._steps.min(), self._steps.max()
         return bool(np.any(self.anchor + least < self.low) or np.any(last + most >= self.high))
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The rows of samples, sample by sample, in the 32 bits by which plans number them. A slice of it is made when it
+    is asked for: of all there are never all at once."""
+
+    extents: Extents
+    samples: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.samples) * self.extents.slots
+
+    def __getitem__(self, part: slice) -> NDArray[np.int32]:
+        begin, end, _ = part.indices(len(self))
+        slots = self.extents.slots
+        first, last = begin // slots, max(begin // slots, -(-end // slots))
+        rows = self.extents.rows(self.samples[first:last]).astype(np.int32).reshape(-1)
+        return rows[begin - first * slots : max(end, begin) - first * slots]
 
 
 def windows(

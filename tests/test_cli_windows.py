@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from buffer_kit import DISK, LAYOUTS, run_of
 from windows_kit import written
@@ -60,3 +61,25 @@ def test_a_window_that_is_none_is_said(wrong: str, tmp_path: Path, capsys: pytes
     with pytest.raises(SystemExit):
         main(["plan", str(tmp_path / "a.h5"), "--window", wrong])
     assert "argument --window" in capsys.readouterr().err
+
+
+def test_a_digest_of_windows_is_the_same_for_any_ranks_and_buffer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path / "a.h5", 90, LAYOUTS["chunks of four samples"], ids=np.arange(90) // 30)
+    asked = ["u", "y", "--window", "u=-3:1,2", "--ids", "ids", "--every", "3", "--drop-last"]
+    found = []
+    for more in (["--batch-size", "4", "--buffer", "0"], ["--batch-size", "4", "--buffer", "1MiB"],
+                 ["--batch-size", "2", "--ranks", "2"]):  # fmt: skip
+        assert main(["digest", str(tmp_path / "a.h5"), *asked, *more, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["epochs"])
+    assert found[0] == found[1] == found[2]
+    assert found[0][0]["samples"] == 24  # of 3 * 9
+
+
+def test_windows_are_rehearsed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path / "a.h5", 60, {})
+    asked = ["--window", "u=0:8", "--every", "4", "--batch-size", "4", "--epochs", "2", "--buffer", "1MiB"]
+    assert main(["rehearse", str(tmp_path / "a.h5"), *asked, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["samples"], answer["nbytes"]) == (14, 8 * 60)

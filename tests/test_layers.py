@@ -18,8 +18,8 @@ IO = "io.field io.windows io.given io.layout io.read io.libhdf5 io.ranks io.exch
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
     "errors": "",
-    "values": "errors",
-    "extents": "",
+    "values": "errors extents",
+    "extents": "_native",
     "planner": f"{VALUES} io.machine",
     "io.machine": VALUES,
     "io.workers": "errors io.machine",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import tempfile
 from pathlib import Path
@@ -18,7 +19,15 @@ from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import DataLoader as TorchLoader
 from windows_kit import anchors, cases, dataset_of, window, written
 
-from solar import DataLoader, Field, H5Dataset, LayoutError, PlanSampler, Windows, compress
+from solar import DataLoader, Field, H5Dataset, LayoutError, PlanError, PlanSampler, Windows, compress
+from solar.extents import Listing, windows
+from solar.planner import costs, sweep
+from solar.planner.course import OrdersKept, _terms
+from solar.planner.pass_uses import PassUses, SampleUses, alone
+from solar.planner.planned_passes import STEPS_AHEAD, Piece, PlannedPasses
+from solar.planner.regions import whole
+from solar.planner.sweep import KeepPolicy, Mapped, Terms, in_items, total
+from solar.planner.units import uniform
 from solar.values import Storage
 
 EPOCHS = 3
@@ -274,3 +283,100 @@ def test_rows_at_places_alone_are_every_so_many(tmp_path: Path) -> None:
     assert len(H5Dataset(str(tmp_path / "a.h5"), "u", samples=Windows(4, ends="ends", pad="edge"))) == 6
     with pytest.raises(IndexError, match="sample 6 of the windows of /u, which has 6"):
         data[6]
+
+
+@pytest.mark.parametrize("order", ["shuffled", "weighted", "odd batches"])
+def test_pages_of_uses_make_the_same_plan(order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = dataset_of(tmp_path, "chunks of four samples", every=1)
+    least = least_of(lambda nbytes: loader_of(dataset, order, buffer=nbytes))
+    found = []
+    for page in (1 << 20, 100, 1):
+        monkeypatch.setattr(sweep, "PAGE_USES", page)
+        for nbytes in (least, least + 3_000, least + 60_000):
+            torch.manual_seed(1)
+            with loader_of(dataset, order, buffer=nbytes, epochs=EPOCHS) as loader:
+                batches, planned = passes(loader, EPOCHS), loader._buffered.planned
+                assert counted(loader)[:3] == (planned.reads, planned.requests, planned.bytes)
+                found.append((batches, planned))
+    for (batches, planned), (others, paged) in zip(3 * found[:3], found, strict=True):
+        assert equal(batches, others)
+        assert planned == paged
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_sweep_over_pages_is_that_over_their_epoch(lasting: bool) -> None:
+    rng = np.random.default_rng(3)
+    region = whole(uniform(200, 10, per_unit=4, stored=30))
+    extents = windows(np.array([0, 90]), np.array([90, 200]), every=1, reach=(0, 5)).of_fields(((0, 1, 5),))
+    orders = [rng.permutation(len(extents)).astype(np.int32) for _ in range(3)]
+    starts = np.append(np.arange(0, 3 * len(extents), 21), 3 * len(extents))
+    way, terms = KeepPolicy(pinned=40, lasting=lasting, burst=30), Terms(1200, 25, 1)
+    found = []
+    for lists in (True, False):
+
+        def uses(epoch: int, lists: bool = lists) -> Any:
+            listing = Listing(extents, orders[epoch])
+            return (listing[:] if lists else Mapped(listing, lambda some: some)), starts
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sweep, "PAGE_USES", 50)
+            found.append([*sweep.backwards(region, way, uses, range(3), terms, record=True)])
+    for one, other in zip(*found, strict=True):
+        assert one.counts == other.counts
+        if one.record is not None and other.record is not None:
+            assert all(map(np.array_equal, one.record, other.record))
+
+
+@pytest.mark.parametrize("gap", [10, 1000, 100_000])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_the_plan_is_the_cheapest_of_one_by_one_kept_and_swept(gap: int, share: float) -> None:
+    units, batch = uniform(3000, 100), 16
+    extents = windows(np.array([0]), np.array([3000]), every=1, reach=(0, 7)).of_fields((tuple(range(8)),))
+    storage = Storage(0.0, 1e6, 1e6 / gap)
+    shuffles = [np.random.default_rng(epoch).permutation(len(extents)).astype(np.int32) for epoch in range(6)]
+    starts = np.append(np.arange(0, len(extents), batch), len(extents))
+
+    def made(epoch: int) -> PassUses:
+        return alone(SampleUses(None, shuffles[epoch], starts))
+
+    memory, piece = int(share * units.total_nbytes), Piece(0, 0, whole(units), extents)
+    makers = [lambda epoch=epoch: made(epoch) for epoch in range(6)]
+    planned = PlannedPasses(makers, 0, [piece], memory, batch, [storage], [None], False)
+    [plan] = planned.plans
+    seconds = costs.seconds(total(plan.counts[1:3]), units, storage)
+    region = piece.region
+    ways = [
+        KeepPolicy(direct=True),
+        KeepPolicy(pinned=region.fitting(memory, whole=False), direct=True),
+        KeepPolicy(),
+    ]
+    uses = OrdersKept(lambda epoch: in_items(piece.rows(made(epoch).planned), None))
+    for way in ways:
+        terms = _terms(uses, region, range(6), memory, storage.gap, STEPS_AHEAD, way)
+        some = sweep.steady(region, way, uses, range(6), range(1, 3), terms)
+        assert seconds <= 1.05 * costs.seconds(total(one.counts for one in some), units, storage), way
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_windows_are_pickled_and_made_by_torchs_workers(workers: int, tmp_path: Path) -> None:
+    dataset = dataset_of(tmp_path, "chunks of four samples")
+    with DataLoader(dataset, 8, buffer="1MiB") as loader:
+        expected = list(loader)
+    again = pickle.loads(pickle.dumps(dataset))  # after it was read, with all that this keeps
+    assert again.extents["past"].digest == dataset.extents["past"].digest
+    assert equal(list(TorchLoader(again, 8, num_workers=workers)), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"resident": "1MiB"}, {"dtype": "float16"}, {"static": True}], ids=str)
+def test_windows_land_on_a_device_as_rows_do(options: dict[str, Any], tmp_path: Path) -> None:
+    dataset = dataset_of(tmp_path, "chunks of four samples")
+    expected = list(DataLoader(dataset, 8, drop_last=True))
+    for _ in range(2):
+        with DataLoader(dataset, 8, drop_last=True, device="cpu", **options) as loader:
+            for _epoch in range(2):
+                for ours, theirs in zip(loader, expected, strict=True):
+                    for name, values in theirs.items():
+                        kind = torch.float16 if "dtype" in options and values.dtype == torch.float32 else values.dtype
+                        assert torch.equal(ours[name], values.to(kind))
+    with pytest.raises(PlanError, match="comes in windows, whose rows the host puts together"):
+        next(iter(DataLoader(dataset, 8, device="cpu", decode="device")))

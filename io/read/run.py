@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
+from solar.extents import Listing
 from solar.io.machine.late import Late, until
 from solar.io.read.engine import COUNT_NAMES, LAST_WAIT, Engine
 from solar.io.read.reader import Rows
@@ -75,7 +76,9 @@ class Running:
         self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch, node, lends)
         for one, part in zip(rows, parts, strict=True):
             assert one.source is not None, "the loader asks only for what is read directly"
-            self._run.part(one.source, *vars(part).values())
+            own = None if part.extents is None else part.extents.native
+            terms = part.pages, part.page, part.stored, part.direct, part.ahead, part.gap
+            self._run.part(one.source, part.field, *terms, own)
         _live.add(self)
 
     def append(self, sizes: NDArray[np.int64], told: Sequence[Told], parcels: None = None) -> None:
@@ -172,8 +175,11 @@ def _fields_of(parts: Sequence[RunPart]) -> list[int]:
 
 def _columns(told: Told) -> tuple[Any, ...]:
     script = told.script
+    rows, starts = script.rows, script.starts
+    if isinstance(rows, Listing):
+        starts, rows = starts // rows.extents.slots, rows.samples
     return (
-        script.rows, told.positions, script.starts, script.last, script.loads, script.ends,
+        rows, told.positions, starts, script.last, script.loads, script.ends,
         script.start, script.start_ends, script.start_due,
     )  # fmt: skip
 

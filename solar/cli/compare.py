@@ -245,7 +245,7 @@ def _first_batch(cases: Sequence[Case], names: Iterable[str]) -> dict[str, float
     for case in cases:
         uses = min(case.batch * case.world.ranks, case.order.uses)
         samples = case.order.of(0)[:uses]
-        rows = samples if case.extents is None else case.extents.listed(samples)
+        rows = samples if case.extents is None else case.extents.rows(samples).reshape(-1)
         first = order.given([rows] * 2, case.units.samples)
         of = first, case.units, case.world
         settings: dict[str, Any] = {"batch": case.batch, "storage": case.storage}

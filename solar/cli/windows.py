@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from solar.cli import quantities
 from solar.errors import PlanError
 from solar.extents import Extents, Steps
+from solar.io.field import Field
 from solar.io.windows import TOLD_BY, Windows, extents_of
 from solar.values import Layout
 
@@ -48,18 +50,36 @@ def names_of(arguments: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys([*arguments.dataset, *(name for name, _ in arguments.window)]))
 
 
-def extents(arguments: argparse.Namespace, layouts: Mapping[str, Layout]) -> dict[str, Extents]:
-    """Of each field the rows that make up its samples; nothing where these are rows."""
+def _steps(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, tuple[Steps, ...]]:
+    of_field: dict[str, list[Steps]] = {name: [] for name in names}
+    for name, steps in arguments.window:
+        of_field[name].append(steps)
+    return {name: tuple(steps) or (None,) for name, steps in of_field.items()}
+
+
+def _places(arguments: argparse.Namespace) -> Windows | None:
     words = ("every", *TOLD_BY, "pad")
     given = {word: getattr(arguments, word) for word in words if getattr(arguments, word) is not None}
-    if not arguments.window and not given:
+    return Windows(**given) if arguments.window or given else None
+
+
+def fields(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Any]:
+    """The fields of a sample for H5Dataset, by the names of their datasets, and what a sample is."""
+    found: dict[str, Any] = {}
+    for name, every in _steps(arguments, names).items():
+        steps = [step for one in every if one is not None for step in one]
+        found[name] = Field(name, steps=steps) if steps else name
+    return found, _places(arguments) or "rows"
+
+
+def extents(arguments: argparse.Namespace, layouts: Mapping[str, Layout]) -> dict[str, Extents]:
+    """Of each field the rows that make up its samples; nothing where these are rows."""
+    places = _places(arguments)
+    if places is None:
         return {}
     if arguments.file is None:
         raise PlanError("windows are of the datasets of a FILE: give one")
-    of_field: dict[str, list[Steps]] = {name: [] for name in layouts}
-    for name, steps in arguments.window:
-        of_field[name].append(steps)
-    fields = {name: tuple(steps) or (None,) for name, steps in of_field.items()}
-    every = [steps for own in fields.values() for steps in own]
-    found = extents_of(arguments.file, list(layouts.values()), every, Windows(**given), "auto")
-    return {name: found.of_fields(own) for name, own in fields.items()}
+    of_field = _steps(arguments, layouts)
+    every = [steps for own in of_field.values() for steps in own]
+    found = extents_of(arguments.file, list(layouts.values()), every, places, "auto")
+    return {name: found.of_fields(own) for name, own in of_field.items()}

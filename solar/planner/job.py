@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from typing import Any
 
 import numpy as np
 
@@ -254,7 +255,7 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
         of_ranks, way = [], KeepPolicy(direct=True, gap=job.gap + 1)
         for rank in ranks:
 
-            def of(epoch: int, rank: int = rank, piece: Piece = piece) -> tuple[np.ndarray, np.ndarray]:
+            def of(epoch: int, rank: int = rank, piece: Piece = piece) -> Any:
                 uses, each = uses_of(epoch), job.world.ranks
                 ends = [-(-(end - rank) // each) for end in uses.starts.tolist()]
                 return piece.rows(SampleUses(None, uses.rows[rank::each], np.array(ends, np.int64)))

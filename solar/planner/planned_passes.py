@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError
-from solar.extents import Extents
+from solar.extents import Extents, Listing
 from solar.io.machine import figures
 from solar.planner.budget import FETCHED, pooled_nbytes
 from solar.planner.course import Plan, plan_rows
 from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.regions import Region, whole
 from solar.planner.share import shares
-from solar.planner.sweep import Counts, KeepPolicy, total
+from solar.planner.sweep import Counts, KeepPolicy, in_items, pages, total
 from solar.planner.units import Units
 from solar.values import RunPart, Script, Storage, Told
 
@@ -47,20 +47,10 @@ class Piece:
         """How many rows make up a sample."""
         return 1 if self.extents is None else self.extents.slots
 
-    def rows(self, uses: SampleUses) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def rows(self, uses: SampleUses) -> tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]:
         """What the batches use of it: rows, and where each batch begins among them."""
         samples, starts = uses.of(self.dataset)
-        return (samples, starts) if self.extents is None else (self.extents.listed(samples), starts * self.slots)
-
-    def positions(self, uses: SampleUses, sizes: NDArray[np.int64]) -> NDArray[np.int32] | None:
-        """Where each of these rows goes in its batch, of so many samples; None where they come in order."""
-        found = uses.positions(self.dataset)
-        if self.extents is None or (found is None and len(self.extents.fields) == 1):
-            return found
-        _, starts = uses.of(self.dataset)
-        if found is None:
-            found = (np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))).astype(np.int32)
-        return self.extents.places(found, np.repeat(sizes, np.diff(starts)))
+        return (samples, starts) if self.extents is None else (Listing(self.extents, samples), starts * self.slots)
 
 
 def planned_together(uses: int, *, first: bool) -> int:
@@ -134,18 +124,18 @@ class PlannedPasses:
         found = []
         for piece, plan in zip(self.pieces, self.plans, strict=True):
             rows, starts = piece.rows(uses)
-            items = rows if piece.units.item is None else piece.units.item[rows]
             native = whole(piece.units).native(0, whole=False)
-            found.append(Counts(*_native.direct(native, items, starts, plan.terms.gap)))
+            of = in_items((rows, starts), piece.units.item)
+            found.append(total(Counts(*_native.direct(native, *page, plan.terms.gap)) for page in pages(of)))
         return found
 
     def told(self, number: int) -> list[Told]:
         """What a segment is for each of the parts."""
         segment = self.segment(number)
         pairs = zip(self.pieces, self.plans, strict=True)
-        told = [Told(plan.script(number), piece.positions(segment.planned, segment.sizes)) for piece, plan in pairs]
+        told = [Told(plan.script(number), segment.planned.positions(piece.dataset)) for piece, plan in pairs]
         if segment.elsewhere is not None:
-            told += [_read_alone(segment.elsewhere, piece, segment.sizes) for piece in self.pieces]
+            told += [_read_alone(segment.elsewhere, piece) for piece in self.pieces]
         return told
 
     def parts(self) -> list[RunPart]:
@@ -185,7 +175,7 @@ def _plan(
     With `holding` what stays by the way that is given is there already.
     """
 
-    def of(number: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def of(number: int) -> tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]:
         return piece.rows(window.segment(number).planned)
 
     def planned(room: int, way: KeepPolicy | None, holding: bool = False) -> Plan:
@@ -210,15 +200,16 @@ def _part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
     elif plan.way.direct:
         ahead = max(0, min(STEPS_AHEAD, (memory - held) // max(1, batch)))
     kept = plan.kept == "stored"
-    return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, piece.slots)
+    return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, piece.extents)
 
 
-def _read_alone(uses: SampleUses, piece: Piece, sizes: NDArray[np.int64]) -> Told:
+def _read_alone(uses: SampleUses, piece: Piece) -> Told:
     """The plan of what is read straight into the batches."""
     rows, starts = piece.rows(uses)
     none, nowhere = np.empty(0, np.int32), np.empty(0, np.int64)
-    last, ends = np.zeros(len(rows), np.uint8), np.zeros(len(starts), np.int64)
-    return Told(Script(rows, starts, last, none, ends, none, nowhere, nowhere), piece.positions(uses, sizes))
+    flags = len(rows) if piece.extents is None else -(-len(rows) // 8)
+    last, ends = np.zeros(flags, np.uint8), np.zeros(len(starts), np.int64)
+    return Told(Script(rows, starts, last, none, ends, none, nowhere, nowhere), uses.positions(piece.dataset))
 
 
 def ways_after(last: PlannedPasses, passes: int) -> list[KeepPolicy | None]:

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "solar/extents.hpp"
 #include "solar/memory.hpp"
 #include "solar/node.hpp"
 #include "solar/reader.hpp"
@@ -43,7 +44,7 @@ struct RunStats {
 
 class Run {
  public:
-  // Rows of one Source, for one field of the batches. Parts of a field have rows of equal size, and as many to a sample.
+  // Rows of one Source, for one field of the batches. Parts of a field have samples of equal size.
   struct Part {
     std::shared_ptr<const Source> source;
     std::size_t field = 0;
@@ -52,11 +53,12 @@ class Run {
     bool direct = false;                     // rows that are not held are expected: read `ahead` steps before their use
     std::uint64_t ahead = 0;                 // steps from a load to the first step that may use it
     std::uint64_t gap = 0;                   // holes below this are read over
-    std::size_t slots = 1;                   // rows that make up a sample: of a window, as many as it has steps
+    std::shared_ptr<const Extents> extents = nullptr;  // null: a sample is a row
   };
-  // An epoch of a part. Step s uses rows[starts[s], starts[s + 1]), which go to these positions of its batch, counted in
-  // rows (none: one after another; below 0: to that of another rank); after it, loads[ends[s], ends[s + 1]) are read. Before the first
-  // step, groups of `start` are.
+  // An epoch of a part. Step s uses rows[starts[s], starts[s + 1]), which go to these positions of its batch (none: one
+  // after another; below 0: to that of another rank). With extents these are samples, each of which uses several rows, and
+  // `last` has a bit for each of them, from the lowest on: all uses are never listed. After the step,
+  // loads[ends[s], ends[s + 1]) are read. Before the first step, groups of `start` are.
   struct Epoch {
     std::span<const std::int32_t> rows;
     std::span<const std::int32_t> positions;
@@ -66,6 +68,7 @@ class Run {
     std::span<const std::int64_t> ends;
     std::span<const std::int32_t> start;
     std::span<const std::int64_t> start_ends, start_due;  // group g is needed at step start_due[g]
+    std::span<const std::int64_t> sizes;                  // samples of each batch; set by append()
   };
   struct Batch {
     std::vector<std::unique_ptr<MemoryPool::Block>> fields;

@@ -32,7 +32,8 @@ void check_rows(std::span<const std::int32_t> rows, std::int64_t all, const char
 void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes, bool alone,
            bool shared) {
   const std::int64_t all = part.source->part_first.back();
-  check_rows(epoch.rows, all, "rows");
+  const Extents* const extents = part.extents.get();
+  check_rows(epoch.rows, extents == nullptr ? all : extents->samples(), "rows");
   check_rows(epoch.loads, all, "loads");
   check_rows(epoch.start, all, "start");
   if (epoch.starts.size() != sizes.size() + 1 || epoch.ends.size() != sizes.size() + 1 || epoch.starts[0] != 0) {
@@ -41,22 +42,22 @@ void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std
   check_ends(epoch.starts, epoch.rows.size(), "starts");
   check_ends(epoch.ends, epoch.loads.size(), "ends");
   check_ends(epoch.start_ends, epoch.start.size(), "start_ends");
-  if (epoch.last.size() != epoch.rows.size()) refuse("last must be as long as rows");
+  const std::size_t flags = extents == nullptr ? epoch.rows.size() : (epoch.rows.size() * extents->slots() + 7) / 8;
+  if (epoch.last.size() != flags) refuse("last must be as long as rows");
   if (epoch.start_due.size() != epoch.start_ends.size()) refuse("start_due must be as long as start_ends");
   if (!epoch.positions.empty() && epoch.positions.size() != epoch.rows.size()) refuse("positions must be as long as rows");
-  const auto slots = static_cast<std::int64_t>(part.slots);
-  const auto most = static_cast<std::int64_t>(INT64_MAX / std::max<std::uint64_t>(1, part.source->row_nbytes())) / slots;
+  const auto most = static_cast<std::int64_t>(INT64_MAX / std::max<std::uint64_t>(1, part.source->row_nbytes())) /
+                    static_cast<std::int64_t>(extents == nullptr ? 1 : extents->slots());
   for (std::size_t step = 0; step < sizes.size(); ++step) {
-    if (sizes[step] < 0 || sizes[step] > most) refuse("a batch of " + std::to_string(sizes[step]) + " samples");
-    const std::int64_t size = sizes[step] * slots;  // rows of it
+    if (sizes[step] < 0 || sizes[step] > most) refuse("a batch of " + std::to_string(sizes[step]) + " rows");
     const std::int64_t uses = epoch.starts[step + 1] - epoch.starts[step];
     // Of an epoch that uses no row of its own, all comes from elsewhere.
     const bool filled = alone && epoch.positions.empty() && !epoch.rows.empty();
-    const bool fits = filled ? uses == size : shared || uses <= size;
+    const bool fits = filled ? uses == sizes[step] : shared || uses <= sizes[step];
     if (!fits) refuse("a batch of another size");
     for (std::int64_t use = epoch.starts[step]; !epoch.positions.empty() && use < epoch.starts[step + 1]; ++use) {
       const std::int32_t position = epoch.positions[static_cast<std::size_t>(use)];
-      if ((position < 0 && !shared) || position >= size) refuse("position " + std::to_string(position) + " of a batch");
+      if ((position < 0 && !shared) || position >= sizes[step]) refuse("position " + std::to_string(position) + " of a batch");
     }
   }
 }
