@@ -70,7 +70,13 @@ class Stretches(NamedTuple):
 
 
 def extents_of(
-    path: Paths, layouts: Sequence[Layout], steps: Sequence[Steps], given: Windows, cache: Folder
+    path: Paths,
+    layouts: Sequence[Layout],
+    steps: Sequence[Steps],
+    given: Windows,
+    cache: Folder = "auto",
+    *,
+    together: bool = False,
 ) -> Extents:
     """The places of such windows, those of all fields. LayoutError where a file has none, or tells nonsense."""
     first = layouts[0]
@@ -79,7 +85,7 @@ def extents_of(
             f"{first.paths[0]}: {first.title}: windows are made of rows, and "
             + ('with samples="files" each file is one sample' if first.per_file else "a scalar has none")
         )
-    parts = _parts(path, first, given, cache)
+    parts = _parts(path, first, given, cache, together)
     reached = [0, *(step for one in steps if one is not None for step in one)]
     reach = min(reached), max(reached)
     found = windows(parts.begins, parts.ends, every=given.every, reach=reach, pad=given.pad is not None)
@@ -98,12 +104,12 @@ def _refuse(layout: Layout, parts: Stretches, reach: tuple[int, int]) -> None:
     )
 
 
-def _parts(path: Paths, layout: Layout, given: Windows, cache: Folder) -> Stretches:
+def _parts(path: Paths, layout: Layout, given: Windows, cache: Folder, together: bool) -> Stretches:
     begins, ends = layout.part_first[:-1], layout.part_first[1:]
     word = next((word for word in TOLD_BY if getattr(given, word) is not None), None)
     if word is None:
         return Stretches(begins, ends, "files" if len(begins) > 1 else "file")
-    telling = inspect(path, getattr(given, word), cache=cache)
+    telling = inspect(path, getattr(given, word), cache=cache, together=together)
     values = _values(telling, text=word == "ids")
     found = []
     for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):

@@ -380,3 +380,11 @@ def test_windows_land_on_a_device_as_rows_do(options: dict[str, Any], tmp_path: 
                         assert torch.equal(ours[name], values.to(kind))
     with pytest.raises(PlanError, match="comes in windows, whose rows the host puts together"):
         next(iter(DataLoader(dataset, 8, device="cpu", decode="device")))
+
+
+def test_ids_may_be_text_and_come_again(tmp_path: Path) -> None:
+    ids = np.array(["a", "a", "b", "b", "b", "a", "a", "c"], "S4")
+    for kind in (ids, ids.astype(h5py.string_dtype())):
+        values = written(tmp_path / "a.h5", 8, {}, ids=kind)
+        data = H5Dataset(str(tmp_path / "a.h5"), Field("u", steps=(0, 1)), samples=Windows(ids="ids"))
+        assert [sample.tolist() for sample in data] == [values[a : a + 2].tolist() for a in (0, 2, 3, 5)]

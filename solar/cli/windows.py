@@ -81,5 +81,5 @@ def extents(arguments: argparse.Namespace, layouts: Mapping[str, Layout]) -> dic
         raise PlanError("windows are of the datasets of a FILE: give one")
     of_field = _steps(arguments, layouts)
     every = [steps for own in of_field.values() for steps in own]
-    found = extents_of(arguments.file, list(layouts.values()), every, places, "auto")
+    found = extents_of(arguments.file, list(layouts.values()), every, places)
     return {name: found.of_fields(own) for name, own in of_field.items()}

@@ -92,7 +92,9 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         self.layouts = mapped(found, lambda layout: by_mpio(layout, reader))
         steps = [field.steps if isinstance(field, Field) else None for field in leaves(fields)]
         places = samples if isinstance(samples, Windows) else Windows() if any(steps) else None
-        whole = None if places is None else extents_of(path, leaves(self.layouts), steps, places, cache)
+        whole = None
+        if places is not None:
+            whole = extents_of(path, leaves(self.layouts), steps, places, cache, together=together)
         of_field = iter([None if whole is None else whole.of_fields((one,)) for one in steps])
         self.extents = mapped(self.layouts, lambda _: next(of_field))  # None: samples are rows
         self.fields = _fields(fields, self.layouts, self.extents)
