@@ -26,6 +26,7 @@ from solar.io.given import (
     plural,
     reshaped,
     slices_of,
+    steps_of,
     text_of,
 )
 from solar.io.layout.packing import Packing, Packings, packings_of
@@ -62,6 +63,10 @@ class Field:
     The attributes may differ from file to file. `missing`, if given, replaces every NaN of the result, whatever its
     reason. Times are not decoded, and valid_range is ignored.
 
+    With `steps` a sample is a window: the rows so many steps from a place, joined in that order: steps=range(-3, 1) of
+    place a is the array `data[a - 3 : a + 1]`, whose first axis is time. `select`, `axes`, `mean` and `std` then have
+    that axis, too. The places are all that have room (solar.Windows says more).
+
     With dtype="bfloat16", which numpy lacks, batches are torch tensors, computed in float32 and rounded at the end.
 
     Native code converts whole batches without the GIL where the result is float32, float64 or bfloat16, and where
@@ -78,6 +83,7 @@ class Field:
     """
 
     name: str
+    steps: tuple[int, ...] | None  # rows of a window, counted from its place
     select: tuple[slice, ...] | None
     axes: tuple[int, ...] | None
     dtype: np.dtype[Any] | None  # in the machine's byte order
@@ -90,6 +96,7 @@ class Field:
         self,
         name: str,
         *,
+        steps: Sequence[int] | None = None,
         select: Cut | Sequence[Cut] = None,
         axes: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
@@ -102,6 +109,7 @@ class Field:
             raise TypeError(f"a Field is made of the name of a dataset, not of {type(name).__name__}")
         given = {
             "name": name,
+            "steps": None if steps is None else steps_of(steps),
             "select": None if select is None else slices_of(select),
             "axes": None if axes is None else permutation_of(axes),
             "dtype": None if dtype is None else plain_of(dtype_of(dtype)),
@@ -283,11 +291,11 @@ class Field:
         """Everything hashable: all but the values of mean and std."""
         cuts = None if self.select is None else tuple((s.start, s.stop, s.step) for s in self.select)
         forms = tuple(None if term is None else (term.shape, term.dtype) for term in (self.mean, self.std))
-        return self.name, cuts, self.axes, self.dtype, forms, self.cf, self.missing
+        return self.name, self.steps, cuts, self.axes, self.dtype, forms, self.cf, self.missing
 
     @property
     def _options(self) -> dict[str, Any]:
-        keys = ("select", "axes", "dtype", "mean", "std", "cf", "missing")
+        keys = ("steps", "select", "axes", "dtype", "mean", "std", "cf", "missing")
         options = {key: getattr(self, key) for key in keys}
         return {key: value for key, value in options.items() if value is not None and value is not False}
 

@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 # numpy has no bfloat16: arrays hold its sixteen bits in a structured dtype.
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 
+MOST_STEPS = 2**31 - 1
+
 COUNTS = ("no", "one", "two", "three", "four", "five", "six")
 
 Shape = tuple[int, ...]
@@ -48,6 +50,26 @@ def permutation_of(axes: Sequence[int]) -> tuple[int, ...]:
     if sorted(counted) != list(range(len(given))):
         raise ValueError(f"axes={given}: each of the {len(given)} axes of a sample must be there once, counted from 0")
     return counted
+
+
+def steps_of(steps: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(steps, (range, tuple, list)):
+        raise TypeError(f"steps are integers, such as range(-3, 1), not {steps!r}")
+    try:
+        given = tuple(operator.index(step) for step in steps)
+    except TypeError:
+        raise TypeError(f"steps={steps!r} are not integers") from None
+    if not given:
+        raise ValueError(f"steps={steps!r}: a window has at least one step")
+    if max(map(abs, given)) > MOST_STEPS:
+        raise ValueError(f"steps={steps!r}: no step is longer than {MOST_STEPS:,} rows")
+    return given
+
+
+def steps_text(steps: tuple[int, ...]) -> str:
+    by = steps[1] - steps[0] if len(steps) > 1 else 1
+    told = range(steps[0], steps[-1] + (1 if by > 0 else -1), by) if by else None
+    return repr(told if told is not None and tuple(told) == steps else steps)
 
 
 def dtype_of(given: Any) -> np.dtype[Any]:
@@ -117,6 +139,8 @@ def text_of(key: str, value: Any) -> str:
     if key == "select":
         cuts = [cut_text(cut) for cut in value]
         return f"({', '.join(cuts)}{',' if len(cuts) == 1 else ''})"
+    if key == "steps":
+        return steps_text(value)
     if key == "dtype":
         return repr(name_of(value))
     if key == "cf":

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from solar.io.field import Field as Field
     from solar.io.layout.hdf5 import inspect as inspect
     from solar.io.read.reader import read as read
+    from solar.io.windows import Windows as Windows
     from solar.torch import DataLoader as DataLoader
     from solar.torch import H5Dataset as H5Dataset
     from solar.torch.mixture import Mixture as Mixture
@@ -34,6 +35,7 @@ _LAZY = {
     "Mixture": "solar.torch.mixture",
     "PlanBatchSampler": "solar.torch.samplers",
     "PlanSampler": "solar.torch.samplers",
+    "Windows": "solar.io.windows",
     "World": "solar.values",
     "compress": "solar.io.compress.store",
     "inspect": "solar.io.layout.hdf5",
@@ -54,6 +56,7 @@ __all__ = [
     "PlanSampler",
     "ReadError",
     "SolarError",
+    "Windows",
     "World",
     "__version__",
     "compress",

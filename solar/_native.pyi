@@ -213,8 +213,13 @@ class Sweep:
     """The read head's way, worked out from the last step back to the first (native/include/solar/plan.hpp)."""
 
     def __init__(self, units: Units, room: int, burst: int, ahead: int, gap: int, lasting: bool = False) -> None: ...
-    def back(self, items: I32, starts: I64, record: bool = False) -> tuple[PlanCounts, tuple[I32, I64, U8] | None]:
-        """Goes back over the steps before those seen: counts, and a record of loads, their ends per step, last uses."""
+    def back(
+        self, items: I32, starts: I64, record: bool = False, goes_on: bool = False
+    ) -> tuple[PlanCounts, tuple[I32, I64, U8] | None]:
+        """Goes back over the steps before those seen: counts, and a record of loads, their ends per step, last uses.
+
+        It `goes_on` where they are of the same epoch.
+        """
 
     def residents(self) -> tuple[PlanCounts, I32]: ...
     def copy(self) -> Sweep: ...
@@ -243,17 +248,31 @@ class Node:
     def leave(self) -> None:
         """This one looks at the memory no more: those who wait for it get an error."""
 
+class Extents:
+    """Which rows samples are made of: solar/extents.py has the words (native/include/solar/extents.hpp)."""
+
+    def __init__(self, first: I64, anchor: I64, low: I64, high: I64, every: int, steps: I64, sizes: I64) -> None: ...
+
 class Run:
     """Carries out plans with buffers of hard size, and puts batches together ahead of whoever takes them."""
 
     def __init__(self, reader: Reader, staged: int, scratch: int, node: Node | None = None, lends: int = 0) -> None: ...
     def part(
-        self, source: Source, field: int, pages: int, page: int, stored: bool, direct: bool, ahead: int, gap: int
+        self,
+        source: Source,
+        field: int,
+        pages: int,
+        page: int,
+        stored: bool,
+        direct: bool,
+        ahead: int,
+        gap: int,
+        extents: Extents | None = None,
     ) -> int:
-        """Adds rows of a source, with a buffer of so many pages, and gives the part's number."""
+        """Adds rows of a source, or samples of them, with a buffer of so many pages. Gives the part's number."""
 
     def append(self, sizes: I64, parts: list[PartEpoch]) -> None:
-        """The next epoch, of every part; `sizes` has the rows of each batch. Keeps the arrays."""
+        """The next epoch, of every part; `sizes` has the samples of each batch. Keeps the arrays."""
 
     def take(self, seconds: float) -> tuple[list[U8], tuple[int, ...]] | None:
         """The bytes of the next batch's fields, and what was read since the one before; None after `seconds`."""

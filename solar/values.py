@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import LayoutError, PlanError
+from solar.extents import Extents, Listing
 
 BATCHES_AHEAD = 4  # that are read before they are asked for, where nobody says how many
 READERS = ("direct", "h5py", "mpio", "mpio-collective", "none")
@@ -265,9 +266,9 @@ class Script:
     before anything else, including the pinned part. Step start_due[g] needs group g; it may lie in a later epoch.
     """
 
-    rows: NDArray[np.int32]  # every use, in order
+    rows: NDArray[np.int32] | Listing  # every use, in order
     starts: NDArray[np.int64]  # where each step begins in rows, and where the last one ends
-    last: NDArray[np.uint8]  # for each use: its sample is dropped after this step
+    last: NDArray[np.uint8]  # for each use: its row is dropped after this step; of a Listing: a bit for each
     loads: NDArray[np.int32]  # samples to read; for units held whole, the first sample of each
     ends: NDArray[np.int64]  # step i, from 1 to as many as there are, issues loads[ends[i - 1]:ends[i]]
     start: NDArray[np.int32]
@@ -286,13 +287,14 @@ class RunPart:
     direct: bool  # nothing but what is pinned is kept
     ahead: int  # steps between the issue of a read and its use
     gap: int  # a smaller hole between two reads is read, too
+    extents: Extents | None = None  # None: a sample is a row
 
 
 class Told(NamedTuple):
     """What an epoch, or another stretch of batches, is for one part."""
 
     script: Script
-    positions: NDArray[np.int32] | None  # of each use in its batch; None: they are in order
+    positions: NDArray[np.int32] | None  # of each use, or sample of several, in its batch; None: they are in order
 
 
 class Parcels(NamedTuple):

@@ -124,6 +124,7 @@ def plain_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on runs are those of the kit. Only for data sets that are made after this."""
     monkeypatch.setattr("solar.io.read.reader.source_of", run_kit.recorded(engine.source_of))
     monkeypatch.setattr(_native, "Run", run_kit.Run)
+    monkeypatch.setattr(_native, "Extents", run_kit.Extents)
 
 
 def noted_runs(monkeypatch: pytest.MonkeyPatch) -> list[buffered.Running]:

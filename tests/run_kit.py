@@ -32,6 +32,31 @@ def recorded(source_of: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass
+class Extents:
+    """solar._native.Extents: which rows samples are made of, one by one."""
+
+    first: Any
+    anchor: Any
+    low: Any
+    high: Any
+    every: int
+    steps: Any
+    sizes: Any
+
+    def rows(self, sample: int) -> list[int]:
+        stretch = max(s for s, first in enumerate(self.first[:-1]) if first <= sample)
+        place = self.anchor[stretch] + (sample - self.first[stretch]) * self.every
+        return [int(min(max(place + step, self.low[stretch]), self.high[stretch] - 1)) for step in self.steps]
+
+    def places(self, position: int, samples: int) -> list[int]:
+        found, begin = [], 0
+        for size in self.sizes.tolist():
+            found += [begin * samples + position * size + k for k in range(size)]
+            begin += size
+        return found
+
+
+@dataclass
 class Part:
     """What is known of one part: its units from the Layout, what it holds, and what it is told to do when."""
 
@@ -44,6 +69,7 @@ class Part:
     ahead: int
     gap: int
     units: Units
+    extents: Extents | None
     held: dict[int, bool] = field(default_factory=dict)  # key: whether it was used since it was loaded
     failed: set[int] = field(default_factory=set)
     steps: list[tuple[list[int], list[int], list[int]]] = field(default_factory=list)  # rows, positions, last
@@ -83,20 +109,24 @@ class Part:
         first = units.chunk_first.tolist()
         return [chunks[begin:end] for begin, end in itertools.pairwise(first)]
 
+    def _ascending(self, rows: list[int]) -> list[list[int]]:
+        """The units of these rows, once each, from where it begins anew; their chunks may lie among one another."""
+        runs: list[list[int]] = []
+        for unit in self.unit_of[rows].tolist() if rows else []:
+            if not runs or unit < runs[-1][-1]:
+                runs.append([unit])
+            elif unit > runs[-1][-1]:
+                runs[-1].append(unit)
+        return runs
+
     def joined(self, rows: list[int], end: int = -1) -> tuple[int, int, int]:
         """Requests and bytes of reading these rows in this order; ascending ones over small holes are one request.
 
         So it is with what ended at `end`. The last number is where these end.
         """
         requests = nbytes = 0
-        before = -1
-        for unit in self.unit_of[rows].tolist() if rows else []:
-            chunks = [chunk for chunk in self.chunks[unit] if chunk[1]]
-            if unit == before or not chunks:
-                continue
-            if unit < before:
-                end = -1
-            for offset, size in chunks:
+        for units in self._ascending(rows):
+            for offset, size in sorted(chunk for unit in units for chunk in self.chunks[unit] if chunk[1]):
                 hole = offset - end if end >= 0 else -1
                 if hole == 0 or 0 < hole < self.gap:
                     nbytes += hole
@@ -104,7 +134,6 @@ class Part:
                     requests += 1
                 nbytes += size
                 end = offset + size
-            before = unit
         return requests, nbytes, end
 
 
@@ -125,11 +154,20 @@ class Run:
         self.closed = False
 
     def part(
-        self, source: Any, field: int, pages: int, page: int, stored: bool, direct: bool, ahead: int, gap: int
+        self,
+        source: Any,
+        field: int,
+        pages: int,
+        page: int,
+        stored: bool,
+        direct: bool,
+        ahead: int,
+        gap: int,
+        extents: Any = None,
     ) -> int:
         assert not self._sizes
         units = of_layout(_known[id(source)][1])
-        self._parts.append(Part(source, field, pages, page, stored, direct, ahead, gap, units))
+        self._parts.append(Part(source, field, pages, page, stored, direct, ahead, gap, units, extents))
         return len(self._parts) - 1
 
     def append(self, sizes: Any, parts: list[Any]) -> None:
@@ -143,7 +181,13 @@ class Run:
                 here = slice(int(starts[step]), int(starts[step + 1]))
                 mine = rows[here].tolist()
                 places = list(range(len(mine))) if positions is None else positions[here].tolist()
-                part.steps.append((mine, places, last[here].tolist()))
+                leaves = last[here].tolist() if part.extents is None else []
+                if (extents := part.extents) is not None:
+                    slots, bits = len(extents.steps), np.unpackbits(last, bitorder="little")
+                    leaves = bits[here.start * slots : here.stop * slots].tolist()
+                    places = [at for place in places for at in extents.places(place, int(sizes[step]))]
+                    mine = [row for sample in mine for row in extents.rows(sample)]
+                part.steps.append((mine, places, leaves))
                 if issued := loads[ends[step] : ends[step + 1]].tolist():
                     part.issues.setdefault(base + step + 1, []).append((issued, True))
         self._sizes += sizes.tolist()
@@ -193,7 +237,8 @@ class Run:
         for number in fields:
             parts = [part for part in self._parts if part.field == number]
             nbytes = parts[0].source.row_nbytes
-            out = np.zeros((self._sizes[step], nbytes), np.uint8)
+            slots = 1 if parts[0].extents is None else len(parts[0].extents.steps)
+            out = np.zeros((self._sizes[step] * slots, nbytes), np.uint8)
             placed = 0
             for part in parts:
                 rows, positions, _ = part.steps[step]

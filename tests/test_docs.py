@@ -167,7 +167,15 @@ def files(tmp_path: Path) -> Path:
     scan = {"counts": counts, "truth/phase": phase, "label": np.arange(100)}
     scan |= {"entry/data/counts": counts, "entry/truth/phase": phase}
     whole = {"full": phase}
-    for name, datasets in {"scan": scan, "runs/1": scan, "runs/2": scan, "cosmo/a": whole, "cosmo/b": whole}.items():
+    episodes = {"u": phase[:15], "episode_ends": [7, 13, 15]}
+    for name, datasets in {
+        "episodes": episodes,
+        "scan": scan,
+        "runs/1": scan,
+        "runs/2": scan,
+        "cosmo/a": whole,
+        "cosmo/b": whole,
+    }.items():
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             for dataset, values in datasets.items():
                 file[dataset] = values
@@ -180,7 +188,16 @@ BEFORE = "def train_step(x, y):\n    assert len(x) == len(y)\n"
 
 @pytest.mark.slow(but=["README.md"])
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/guide.md", "docs/migrating.md", "docs/faq.md", "docs/quickstart.md", "docs/tuning.md"]
+    "page",
+    [
+        "README.md",
+        "docs/guide.md",
+        "docs/migrating.md",
+        "docs/faq.md",
+        "docs/quickstart.md",
+        "docs/tuning.md",
+        "docs/samples.md",
+    ],
 )
 def test_what_is_marked_in_a_page_runs(page: str, files: Path) -> None:
     script = [BEFORE]

@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-VALUES = "errors values _native"
-IO = "io.field io.given io.layout io.read io.libhdf5 io.ranks io.exchange io.workers io.machine"
+VALUES = "errors values extents _native"
+IO = "io.field io.windows io.given io.layout io.read io.libhdf5 io.ranks io.exchange io.workers io.machine"
 
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
     "errors": "",
-    "values": "errors",
+    "errors": "",
+    "values": "errors extents",
+    "extents": "_native",
     "orders": VALUES,
     "planner": f"{VALUES} io.machine orders",
     "io.machine": VALUES,
@@ -30,6 +32,7 @@ MAY_IMPORT = {
     "io.given": "",
     "io.field": f"{VALUES} io.given io.layout",
     "io.read": f"{VALUES} io.field io.layout io.libhdf5 io.machine",
+    "io.windows": f"{VALUES} io.layout io.read",
     "io.exchange": f"{VALUES} io.machine io.ranks io.read",
     "io.compress": f"{VALUES} io.layout io.read io.libhdf5 io.machine io.ranks",
     "io.plain": "",
@@ -51,7 +54,7 @@ MAY_IMPORT = {
     "torch.metrics": "torch.monitor",
     "torch.dataset": f"{VALUES} {IO} torch.batch",
     "torch.source": f"{VALUES} {IO} torch.dataset torch.batch",
-    "torch.buffer": f"{VALUES} {IO} planner torch.batch torch.monitor torch.order torch.source",
+    "torch.buffer": f"{VALUES} {IO} planner torch.batch torch.dataset torch.monitor torch.order torch.source",
     "gpu.kernels": VALUES,
     "gpu": f"{VALUES} {IO} gpu.kernels torch.batch torch.buffer torch.dataset torch.monitor torch.source",
     "torch.epoch": f"{VALUES} {IO} gpu torch.batch torch.buffer torch.order torch.samplers torch.source",

@@ -44,7 +44,7 @@ def case(paths: Sequence[str], **given: Any) -> dict[str, Any]:
     default = {
         "paths": list(paths), "fields": {"x": "x", "y": "y"}, "batch": 4, "seed": 3, "shuffle": True, "tail": "pad",
         "drop_last": False, "buffer": 1 << 20, "exchange": "auto", "balance": None, "known": None, "state": None,
-        "begin": 0, "end": 3, "break": None, "samples": 0,
+        "begin": 0, "end": 3, "break": None, "samples": 0, "steps": {},
     }  # fmt: skip
     assert given.keys() <= default.keys()
     return default | given
@@ -148,6 +148,22 @@ def test_each_node_reads_its_home_and_steps_have_the_same_samples(
     for one, found in zip(cases, run(by, ranks, tmp_path, cases, nodes=ranks), strict=True):
         assert {each["exchange"] for each in found.values()} == {by if exchange == "auto" else "read"}
         check(one, found, torchs=False)
+
+
+@pytest.mark.slow(but=["2-1", "2-2"])
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (2, 2), (4, 2)])
+def test_windows_are_shared_and_sent_as_rows_are(ranks: int, nodes: int, tmp_path: Path) -> None:
+    samples, cases = 70, []
+    fields = {"x": "x", "y": "y", "z": "x"}
+    steps = {"x": [-3, -2, -1, 0], "z": [1, 3]}
+    for number, options in enumerate(LAYOUTS):
+        path = written(tmp_path / f"{number}.h5", samples, options)
+        for exchange, balance in (("auto", None), ("read", None), ("auto", "uneven")):
+            given = {"samples": samples, "exchange": exchange, "balance": balance, "fields": fields, "steps": steps}
+            cases.append(case([path], **given, buffer=500_000 * ranks, known=3))
+    for one, found in zip(cases, run("mpi", ranks, tmp_path, cases, nodes), strict=True):
+        check(one, found, torchs=nodes == 1 and one["balance"] is None)
+        check_counts(found)
 
 
 WORLDS = [(2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)]  # ranks, nodes

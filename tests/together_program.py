@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, DistributedSampler
 
-from solar import DataLoader, H5Dataset, PlanSampler
+from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows
 from solar.io.ranks import detect
 from solar.values import Storage
 
 
 def dataset_of(case: dict[str, Any]) -> Any:
-    parts = [H5Dataset(path, case["fields"]) for path in case["paths"]]
+    fields = {key: Field(name, steps=case["steps"].get(key)) for key, name in case["fields"].items()}
+    samples: Any = Windows(pad="edge") if case["steps"] else "rows"
+    parts = [H5Dataset(path, fields, samples=samples) for path in case["paths"]]
     return parts[0] if len(parts) == 1 else ConcatDataset(parts)
 
 
@@ -36,7 +38,7 @@ def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
         storage=Storage(latency=1e-3, bandwidth=1e8, iops=500),
     )  # fmt: skip
     known = {field: np.concatenate([one.read_batch(np.arange(len(one)))[field] for one in parts(dataset)])
-             for field in ("x", "y")}  # fmt: skip
+             for field in case["fields"]}  # fmt: skip
     if case["state"]:
         loader.load_state_dict(case["state"])
     epochs: list[Any] = []
@@ -46,8 +48,8 @@ def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
         steps = []
         for step, batch in enumerate(loader):
             ids = batch["y"][:, 0].numpy()
-            assert np.array_equal(batch["x"].numpy(), known["x"][ids]), (epoch, step)
-            assert np.array_equal(batch["y"].numpy(), known["y"][ids])
+            for field in known:
+                assert np.array_equal(batch[field].numpy(), known[field][ids]), (field, epoch, step)
             steps.append(ids.tolist())
             weights += [batch.weight] if case["balance"] == "uneven" else []
             if case["break"] == [epoch, step]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError, ReadError
+from solar.extents import Extents
 from solar.io.layout.paths import Paths
 from solar.io.libhdf5 import mpio, slow
 from solar.io.libhdf5.slow_thread import SlowRead, chunk_nbytes
@@ -116,20 +117,27 @@ class _NoWork:
 class Rows:
     """The samples of one Layout, ready to be read in this process; with `native_order`, in the machine's byte order.
 
-    `page_cache` says whether the system's page cache keeps the bytes read; None: as many as there is room for.
+    A sample is a row, or with `extents` what these make of rows. `page_cache` says whether the system's page cache
+    keeps the bytes read; None: as many as there is room for.
     """
 
     def __init__(
-        self, layout: Layout, native_order: bool = False, page_cache: bool | None = None, *, mapped: bool = True
+        self,
+        layout: Layout,
+        native_order: bool = False,
+        page_cache: bool | None = None,
+        *,
+        mapped: bool = True,
+        extents: Extents | None = None,
     ) -> None:
         _check_readable(layout)
-        self.layout = layout
+        self.layout, self.extents = layout, extents
         self.dtype = layout.dtype.newbyteorder("=") if native_order else layout.dtype
         # The engine swaps the bytes of numbers; structures, and values from libhdf5, are swapped here.
         swap = layout.swap if native_order and layout.reader == "direct" else 0
         self._read_dtype = self.dtype if swap else layout.dtype
         self._as_read = self._read_dtype.base == self.dtype.base
-        self._shape = layout.sample_shape
+        self._shape = (*(() if extents is None else extents.shape), *layout.sample_shape)
         self._sample_nbytes = math.prod(self._shape) * self._read_dtype.itemsize
         self._source = source_of(layout, swap, page_cache, mapped=mapped) if layout.reader == "direct" else None
 
@@ -139,9 +147,33 @@ class Rows:
         return self._source
 
     @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of a sample."""
+        return self._shape
+
+    @property
     def sample_nbytes(self) -> int:
         """The bytes of a sample as the engine reads it."""
         return self._sample_nbytes
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of a sample of each field that is read together."""
+        if self.extents is None:
+            return [self._shape]
+        of_steps = [() if steps is None else (len(steps),) for steps in self.extents.fields]
+        return [(*one, *self.layout.sample_shape) for one in of_steps]
+
+    @property
+    def parts_nbytes(self) -> list[int]:
+        """The bytes of a sample of each field that is read together."""
+        if self.extents is None:
+            return [self._sample_nbytes]
+        return [self._sample_nbytes // self.extents.slots * size for size in self.extents.sizes]
+
+    def parts(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+        """What each field that is read together has of the values of some samples."""
+        return [values] if self.extents is None else self.extents.parts(values)
 
     def from_bytes(self, memory: NDArray[np.uint8], samples: int) -> NDArray[Any]:
         """The first samples whose bytes, as the engine reads them, are in this memory."""
@@ -178,7 +210,7 @@ class Rows:
         out: NDArray[Any] | None = None,
         positions: NDArray[np.int64] | None = None,
     ) -> Pending:
-        """Starts reading rows[i] into out[i], or into out[positions[i]]. Rows must be in range.
+        """Starts reading sample rows[i] into out[i], or into out[positions[i]]. Samples must be in range.
 
         `out` is C-contiguous and of this dtype. Its other places are not changed, so several reads may share it.
         """
@@ -197,7 +229,8 @@ class Rows:
             return Pending(out, self._begin(rows, out, memory, positions), nbytes)
 
         def put(values: NDArray[Any]) -> NDArray[Any]:
-            out[... if positions is None else positions] = values
+            for ours, theirs in zip(self.parts(out), self.parts(values), strict=True):
+                ours[... if positions is None else positions] = theirs
             return out
 
         return self._start(rows, put)
@@ -217,6 +250,12 @@ class Rows:
         positions: NDArray[np.int64] | None = None,
     ) -> Ticket | SlowRead | mpio.CollectiveRead | _NoWork:
         """The work of reading into `out`; `memory` is its bytes if the engine can fill them."""
+        if self.extents is not None:  # from here on there are rows alone
+            if positions is None:
+                rows = self.extents.joined(rows)
+            else:
+                rows, positions = self.extents.rows(rows).reshape(-1), self.extents.places(positions, len(out))
+            out = out.reshape(len(out) * self.extents.slots, *out.shape[1 + len(self.extents.shape) :])
         if self._source is not None and memory is not None and len(rows):
             return Ticket(self._source, rows, memory, positions)
         reader = self.layout.reader
@@ -228,7 +267,7 @@ class Rows:
 
     def _check_out(self, out: NDArray[Any], length: int) -> None:
         """Raises unless rows can be read into `out`, in the byte order of the file or of `dtype`."""
-        _check_shape(out, (length, *self.layout.sample_shape), self.dtype, self._read_dtype.base)
+        _check_shape(out, (length, *self._shape), self.dtype, self._read_dtype.base)
         if not out.flags.c_contiguous:
             raise ValueError("out is not C-contiguous")
 

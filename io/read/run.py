@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
+from solar.extents import Listing
 from solar.io.machine.late import Late, until
 from solar.io.read.engine import COUNT_NAMES, LAST_WAIT, Engine
 from solar.io.read.reader import Rows
@@ -66,7 +67,8 @@ class Running:
         self.nbytes = sum(part.pages * part.page for part in parts) + threads() * scratch
         self.appended = 0  # batches
         self._rows = [next(r for r, p in zip(rows, parts, strict=True) if p.field == f) for f in _fields_of(parts)]
-        self.row_nbytes = [one.sample_nbytes for one in self._rows]  # of each field
+        self._several = any(one.extents is not None for one in self._rows)  # of which fields are read together
+        self.row_nbytes = [nbytes for one in self._rows for nbytes in one.parts_nbytes]  # of a sample of each field
         self.given = 0  # batches that nobody will ask for again
         self._taking, self._counting = threading.Lock(), threading.Lock()
         self._came: deque[Any] = deque()  # received from the run, not yet looked at
@@ -77,7 +79,9 @@ class Running:
         self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch, node, lends)
         for one, part in zip(rows, parts, strict=True):
             assert one.source is not None, "the loader asks only for what is read directly"
-            self._run.part(one.source, *vars(part).values())
+            own = None if part.extents is None else part.extents.native
+            terms = part.pages, part.page, part.stored, part.direct, part.ahead, part.gap
+            self._run.part(one.source, part.field, *terms, own)
         _live.add(self)
 
     def append(self, sizes: NDArray[np.int64], told: Sequence[Told], parcels: None = None) -> None:
@@ -89,7 +93,8 @@ class Running:
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
         """The fields of this batch, and counts of reading it. TimeoutError after `seconds` says what is missing.
 
-        One may wait again until `let_go`, so Ctrl-C loses no batch.
+        Fields that are read together come one after another. One may wait again until `let_go`, so Ctrl-C loses no
+        batch.
         """
 
         found = self.at_hand(number, samples, 0.0) or until(partial(self.at_hand, number, samples), seconds)
@@ -117,7 +122,10 @@ class Running:
                 raise came
             finally:
                 del came  # or it and this frame, which is in its traceback, would keep each other alive
-        return list(map(Rows.from_bytes, self._rows, came[0], repeat(samples))), came[1]
+        values = list(map(Rows.from_bytes, self._rows, came[0], repeat(samples)))
+        if self._several:
+            values = [part for rows, whole in zip(self._rows, values, strict=True) for part in rows.parts(whole)]
+        return values, came[1]
 
     def let_go(self, number: int) -> None:
         """Hands this batch over to whoever waited for it."""
@@ -176,8 +184,11 @@ def _fields_of(parts: Sequence[RunPart]) -> list[int]:
 
 def _columns(told: Told) -> tuple[Any, ...]:
     script = told.script
+    rows, starts = script.rows, script.starts
+    if isinstance(rows, Listing):
+        starts, rows = starts // rows.extents.slots, rows.samples
     return (
-        script.rows, told.positions, script.starts, script.last, script.loads, script.ends,
+        rows, told.positions, starts, script.last, script.loads, script.ends,
         script.start, script.start_ends, script.start_due,
     )  # fmt: skip
 

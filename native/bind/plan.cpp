@@ -121,14 +121,14 @@ nb::object py_assign(Array<Item> order, Array<std::int64_t> starts, Array<std::i
   return array(std::move(takers));
 }
 
-nb::tuple back(Sweep& sweep, Array<Item> items, Array<std::int64_t> starts, bool record) {
+nb::tuple back(Sweep& sweep, Array<Item> items, Array<std::int64_t> starts, bool record, bool goes_on) {
   check_starts(view(starts), items.size());
   check_items(view(items), sweep.items());
   Record written;
   Counts counts;
   {
     nb::gil_scoped_release released;
-    counts = sweep.back(view(items), view(starts), record ? &written : nullptr);
+    counts = sweep.back(view(items), view(starts), record ? &written : nullptr, goes_on);
   }
   if (!record) return nb::make_tuple(numbers(counts), nb::none());
   return nb::make_tuple(numbers(counts), nb::make_tuple(array(std::move(written.loads)), array(std::move(written.ends)),
@@ -169,7 +169,7 @@ void bind_plan(nb::module_& module) {
              new (made) Sweep(std::make_shared<const Units>(units), room, burst, ahead, gap, lasting);
            },
            "units"_a, "room"_a, "burst"_a, "ahead"_a, "gap"_a, "lasting"_a = false)
-      .def("back", &back, "items"_a, "starts"_a, "record"_a = false)
+      .def("back", &back, "items"_a, "starts"_a, "record"_a = false, "goes_on"_a = false)
       .def("residents", &residents)
       .def("copy", [](const Sweep& sweep) { return Sweep(sweep); });
   module.def(

@@ -59,6 +59,21 @@ struct BoundNode {
   std::shared_ptr<solar::Node> native;
 };
 
+struct BoundExtents {
+  std::shared_ptr<const solar::Extents> native;
+
+  BoundExtents(const Sizes& first, const Sizes& anchor, const Sizes& low, const Sizes& high, std::int64_t every,
+               const Sizes& steps, const Sizes& sizes) {
+    const auto copy = [](const Sizes& from) {
+      return std::vector<std::int64_t>(view(from).begin(), view(from).end());
+    };
+    auto made = std::make_shared<solar::Extents>(
+        solar::Extents{copy(first), copy(anchor), copy(low), copy(high), every, copy(steps), copy(sizes)});
+    made->check(INT32_MAX);  // which is what plans number
+    native = std::move(made);
+  }
+};
+
 // Its arrays are let go under the GIL: by what is called from Python, never by the Run's thread.
 class BoundRun {
  public:
@@ -80,9 +95,10 @@ class BoundRun {
   BoundRun& operator=(const BoundRun&) = delete;
 
   std::size_t part(const BoundSource& source, std::size_t field, std::size_t pages, std::size_t page, bool stored,
-                   bool direct, std::uint64_t ahead, std::uint64_t gap) {
+                   bool direct, std::uint64_t ahead, std::uint64_t gap, const BoundExtents* extents) {
     nb::gil_scoped_release released;
-    return run_->part({source.native, field, pages, page, stored, direct, ahead, gap});
+    return run_->part({source.native, field, pages, page, stored, direct, ahead, gap,
+                       extents == nullptr ? nullptr : extents->native});
   }
 
   void append(const Sizes& sizes, const std::vector<BoundEpoch>& parts) {
@@ -170,13 +186,16 @@ void bind_run(nb::module_& module) {
       .def("missing", &BoundNode::missing)
       .def("fail", &BoundNode::fail, "why"_a)
       .def("leave", &BoundNode::leave);
+  nb::class_<BoundExtents>(module, "Extents")
+      .def(nb::init<const Sizes&, const Sizes&, const Sizes&, const Sizes&, std::int64_t, const Sizes&, const Sizes&>(),
+           "first"_a, "anchor"_a, "low"_a, "high"_a, "every"_a, "steps"_a, "sizes"_a);
   nb::class_<BoundRun>(module, "Run")
       .def("__init__",
            [](BoundRun* self, nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node,
               std::size_t lends) { new (self) BoundRun(std::move(reader), staged, scratch, node, lends); },
            "reader"_a, "staged"_a, "scratch"_a, "node"_a = nb::none(), "lends"_a = 0)
       .def("part", &BoundRun::part, "source"_a, "field"_a, "pages"_a, "page"_a, "stored"_a, "direct"_a, "ahead"_a,
-           "gap"_a)
+           "gap"_a, "extents"_a = nb::none())
       .def("append", &BoundRun::append, "sizes"_a, "parts"_a)
       .def("take", &BoundRun::take, "seconds"_a)
       .def("waiting_for", &BoundRun::waiting_for)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solar.extents import Extents
 from solar.io.read.engine import GAP
 from solar.io.read.run import READ_PIECE, threads
 from solar.planner import order, policies, regions
@@ -29,6 +30,7 @@ POLICY_NAMES = {
     "solar_paper": "SOLAR, PVLDB 2022",
     "solar": "solar",
 }
+ROW_NAMES = POLICY_NAMES | {"one_by_one": "one by one"}  # which stands beside ours where samples are windows
 MOST_LRU = 3_000_000  # uses that are followed one by one; more are followed on a smaller copy of the data set
 ORDERS_KEPT = 4  # epochs whose order is kept
 
@@ -49,11 +51,22 @@ class Case:
     weights: NDArray[np.float64] | None = field(
         default=None, compare=False
     )  # by which samples are drawn; None: shuffled
+    extents: Extents | None = None  # None: samples are rows
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        return self.units.samples if self.extents is None else len(self.extents)
+
+    @property
+    def slots(self) -> int:
+        """How many rows make up one."""
+        return 1 if self.extents is None else self.extents.slots
 
     @cached_property
     def order(self) -> ShuffledUses:
         """The shuffles of all epochs, of which the last ones made are kept."""
-        made = _order(self, self.units.samples)
+        made = _order(self, self.samples)
         return replace(made, of=lru_cache(ORDERS_KEPT)(made.of))
 
     @property
@@ -112,9 +125,9 @@ def job_of(cases: Sequence[Case], memory: int, ahead: int = BATCHES_AHEAD) -> Jo
     """What the loader is asked: all fields of a sample together, with so much memory on each node."""
     one = cases[0]
     return Job(
-        pieces=[Piece(0, at, regions.whole(case.units)) for at, case in enumerate(cases)],
+        pieces=[Piece(0, at, regions.whole(case.units), case.extents) for at, case in enumerate(cases)],
         storages=[case.storage for case in cases],
-        fields=[SampleBytes(case.units.sample_nbytes) for case in cases],
+        fields=[SampleBytes(case.slots * case.units.sample_nbytes) for case in cases],
         scratch=max(case.scratch for case in cases),
         order=one.order,
         world=one.world,
@@ -134,7 +147,8 @@ def answer(cases: Sequence[Case], job: Job) -> Answer:
     seconds = (time.perf_counter() - begin) / len(first.epochs)
     alike = job.nodes * job.order.uses > ALL_NODES
     plans = [first, *(planned(job, node) for node in range(1, 1 if alike else job.nodes))]
-    others, scaled = _others(cases)
+    windows = cases[0].extents is not None
+    others, scaled = ({"one_by_one": _without(job)}, ()) if windows else _others(cases)
     later, whole = ([one.outcome(epochs) for one in plans] for epochs in (first.later, range(1)))
     scan = sum(case.scan_seconds for case in cases)
     outcomes = others | {"solar": _of_nodes(later, job.nodes, scan)}
@@ -143,6 +157,14 @@ def answer(cases: Sequence[Case], job: Job) -> Answer:
         outcomes, _first_batch(cases, outcomes), scaled, _of_nodes(whole, job.nodes, scan), first, seconds, len(plans),
         away, travel,
     )  # fmt: skip
+
+
+def _without(job: Job) -> Outcome:
+    """What it costs to read each batch by itself."""
+    plans = [planned(replace(job, memory=0), node) for node in range(job.nodes)]
+    later = [one.outcome(one.later) for one in plans]
+    scan = sum(s.seconds(1, piece.units.total_nbytes) for piece, s in zip(job.pieces, job.storages, strict=True))
+    return _of_nodes(later, job.nodes, scan)
 
 
 def _of_nodes(found: list[Outcome], nodes: int, scan: float) -> Outcome:
@@ -234,9 +256,11 @@ def _first_batch(cases: Sequence[Case], names: Iterable[str]) -> dict[str, float
     singly = joined = 0.0
     for case in cases:
         uses = min(case.batch * case.world.ranks, case.order.uses)
-        first = order.given([case.order.of(0)[:uses]] * 2, case.units.samples)
+        samples = case.order.of(0)[:uses]
+        rows = samples if case.extents is None else case.extents.rows(samples).reshape(-1)
+        first = order.given([rows] * 2, case.units.samples)
         of = first, case.units, case.world
         settings: dict[str, Any] = {"batch": case.batch, "storage": case.storage}
         singly += case.storage.latency + policies.torch(*of, **settings).seconds
         joined += case.storage.latency + policies.solar_paper(*of, **settings, memory=0).seconds
-    return {name: joined if name in ("solar_paper", "solar") else singly for name in names}
+    return {name: joined if name in ("solar_paper", "solar", "one_by_one") else singly for name in names}

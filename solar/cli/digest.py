@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from solar.cli import quantities, words
+from solar.cli import quantities, windows, words
 from solar.errors import PlanError
 
 DETAILS = """\
@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--drop-last", action="store_true", help="leaves out what does not fill a batch of each rank")
     add("--buffer", metavar="SIZE", help="memory, 8GiB or 25%%; 0: none (what is best); of each rank")
     add("--json", action="store_true", help="for programs: one JSON object")
+    windows.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,7 +54,7 @@ def _batched(arguments: argparse.Namespace) -> list[str]:
     """The fields of which torch makes batches; those that were named must be such."""
     from solar.cli.plan import layouts_of  # only here, as torch: `solar --help` is quick
 
-    layouts = layouts_of(arguments.file, arguments.dataset)
+    layouts = layouts_of(arguments.file, windows.names_of(arguments))
     others = [
         name
         for name, one in layouts.items()
@@ -68,7 +69,8 @@ def _batched(arguments: argparse.Namespace) -> list[str]:
 def _epochs(arguments: argparse.Namespace, names: list[str]) -> Iterator[dict[str, Any]]:
     from solar.torch import DataLoader, H5Dataset, PlanSampler
 
-    data = H5Dataset(arguments.file, {name: name for name in names})
+    fields, samples = windows.fields(arguments, names)
+    data = H5Dataset(arguments.file, fields, samples=samples)
     options = {"buffer": arguments.buffer, "epochs": arguments.epochs, "exchange": "off"}
     loaders = []
     for rank in range(arguments.ranks):

@@ -10,9 +10,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.cli import planned, quantities
+from solar.cli import planned, quantities, windows
 from solar.cli.compare import Answer, Case, answer, job_of, scratch_of
 from solar.errors import PlanError
+from solar.extents import Extents
 from solar.io.layout.hdf5 import inspect, survey
 from solar.io.layout.paths import files_of
 from solar.io.machine import available as machine
@@ -33,15 +34,16 @@ else a guess by the kind of its file system; without a FILE 2 ms, 1 GB/s and 500
 disks. All times are modelled for that storage, with nothing of the data in the page cache.
 
 The row of solar is the plan that DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(), buffer=SIZE, epochs=E)
-makes for this storage, and its run reads just that. With --weights it is PlanSampler(weights=NAME).
+makes for this storage, and its run reads just that. With --weights it is PlanSampler(weights=NAME). With windows the
+others' rows are left out; beside ours is what reading each batch by itself costs, without a buffer.
 
 keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memory, ahead, epochs, seed, weights (null:
   each sample comes once), storage
   ({latency, bandwidth, iops, decode (null: nothing is decoded), depth, gap, from}), datasets, policies ({torch, lru,
-  pinned, solar_paper, solar}, each {reads, requests, bytes, scans, seconds, hits, peak_bytes}, per epoch, once it is
-  under way), first_epoch (the same of solar's first), buffer ({samples, batches, scratch: bytes on a node, ready:
-  batches; null: there is none}), no_buffer (why), planned ({epochs, nodes}: how many were worked out; others are taken
-  to be alike), first_batch_seconds (of each),
+  pinned, solar_paper, solar}, or of windows {one_by_one, solar}, each {reads, requests, bytes, scans, seconds, hits,
+  peak_bytes}, per epoch, once it is under way), first_epoch (the same of solar's first), buffer ({samples, batches,
+  scratch: bytes on a node, ready: batches; null: there is none}), no_buffer (why), planned ({epochs, nodes}: how many
+  were worked out; others are taken to be alike), first_batch_seconds (of each),
   estimated (policies that were followed on a smaller copy), plan_seconds (of one epoch on the first node),
   overflow_fraction (samples that another rank takes than the one that reads them), travel ({steps, samples, nbytes,
   most_nbytes}: what goes from node to node in an epoch, and what one node receives in a step at most), compute_seconds,
@@ -60,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made.add_argument("--samples", metavar="N", type=quantities.count, help="how many samples there are")
     made.add_argument("--sample-bytes", metavar="SIZE", type=quantities.size, help="of one sample")
     made.add_argument("--samples-per-chunk", metavar="K", type=quantities.count, default=1, help="read together (1)")
+    windows.add_arguments(parser)
     run = parser.add_argument_group("the training")
     run.add_argument("--ranks", metavar="W", type=quantities.ranks, default=1, help="processes in all (1)")
     run.add_argument("--ranks-per-node", metavar="R", type=quantities.count, help="of these on one node (all)")
@@ -92,8 +95,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     storage, source = _storage(arguments)
-    layouts = {} if arguments.file is None else layouts_of(arguments.file, arguments.dataset)
-    cases = [*_cases(arguments, storage, layouts)]
+    layouts = {} if arguments.file is None else layouts_of(arguments.file, windows.names_of(arguments))
+    cases = [*_cases(arguments, storage, layouts, windows.extents(arguments, layouts))]
     refused = next((said for one in layouts.values() if (said := not_carried(one))), "")
     job = job_of(cases, 0 if refused else arguments.memory, arguments.ahead)
     if arguments.plot:
@@ -170,7 +173,9 @@ def fits_page_cache(nbytes: float) -> bool:
     return nbytes <= ROOM * machine.page_cache_nbytes()
 
 
-def _cases(arguments: argparse.Namespace, storage: Storage, layouts: Mapping[str, Layout]) -> Iterator[Case]:
+def _cases(
+    arguments: argparse.Namespace, storage: Storage, layouts: Mapping[str, Layout], extents: Mapping[str, Extents]
+) -> Iterator[Case]:
     """One for each field of the samples; others divide the memory among them by their bytes."""
     per_node = arguments.ranks_per_node or arguments.ranks
     if per_node > arguments.ranks:
@@ -194,7 +199,8 @@ def _cases(arguments: argparse.Namespace, storage: Storage, layouts: Mapping[str
             costs = profile.with_decoding(storage, layout, threads() * per_node)
         scratch = scratch_of(units) if layout is None else scratch_nbytes(layout)
         memory = arguments.memory * units.total_nbytes // max(total, 1)
-        one = Case(name, units, world, arguments.batch_size, memory, costs, arguments.seed, arguments.epochs, scratch)
+        training = arguments.batch_size, memory, costs, arguments.seed, arguments.epochs
+        one = Case(name, units, world, *training, scratch, extents=extents.get(name))
         yield replace(one, weights=weights)
 
 

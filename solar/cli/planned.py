@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from solar.cli import words
-from solar.cli.compare import POLICY_NAMES, Answer, Case
+from solar.cli.compare import ROW_NAMES, Answer, Case
 from solar.io.machine import figures
 from solar.values import Outcome, Storage
 
@@ -21,7 +21,7 @@ def as_json(cases: list[Case], answered: Answer, source: str, compute: float = 0
     numbers["decode"] = min(rates, default=None)
     return {
         "version": 1,
-        "samples": one.units.samples,
+        "samples": one.samples,
         "nbytes": sum(case.units.total_nbytes for case in cases),
         "ranks": one.world.ranks,
         "ranks_per_node": one.world.ranks_per_node,
@@ -146,13 +146,11 @@ def subject(cases: list[Case]) -> str:
     """The data set: its samples, fields and bytes."""
     one = cases[0]
     total = sum(case.units.total_nbytes for case in cases)
-    each = sum(case.units.sample_nbytes for case in cases)
+    each = sum(case.slots * case.units.sample_nbytes for case in cases)
     named = f" of {', '.join(words.printable(case.name) for case in cases)}" if one.name else ""
-    return (
-        f"{figures.count(one.units.samples, 'sample')}{named}, {figures.size(each)} each, {figures.size(total)} in all"
-        + _chunks(cases)
-        + ("" if one.weights is None else "; drawn by weights")
-    )
+    counted = figures.count(one.samples, "sample" if one.extents is None else "window")
+    drawn = "" if one.weights is None else "; drawn by weights"
+    return f"{counted}{named}, {figures.size(each)} each, {figures.size(total)} in all" + _chunks(cases) + drawn
 
 
 def machine(cases: list[Case], memory: int) -> str:
@@ -197,7 +195,7 @@ def _row(name: str, outcome: Outcome, answered: Answer) -> tuple[str, ...]:
     uses = outcome.reads + outcome.hits
     sign = "~" if name in answered.estimated else ""
     return (
-        POLICY_NAMES[name],
+        ROW_NAMES[name],
         sign + figures.duration(outcome.seconds),
         figures.rounded(outcome.scans),
         f"{sign}{outcome.requests:,.0f}",
@@ -214,6 +212,6 @@ def _in_short(answered: Answer) -> str:
     if ours is None or not ours.seconds:
         return ""
     others = [
-        (POLICY_NAMES[name], other.seconds / ours.seconds) for name, other in answered.outcomes.items() if other != ours
+        (ROW_NAMES[name], other.seconds / ours.seconds) for name, other in answered.outcomes.items() if other != ours
     ]
     return "solar is " + ", ".join(f"{figures.rounded(ratio)} times as fast as {name}" for name, ratio in others) + "."

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.cli import words
-from solar.cli.compare import POLICY_NAMES, Answer, Case
+from solar.cli.compare import ROW_NAMES, Answer, Case
 from solar.cli.progress import ended_in_order
 from solar.cli.trace import trace
 from solar.errors import PlanError
@@ -142,7 +142,7 @@ def _bars(panel: Bars) -> Iterator[str]:
     for row, (name, value) in enumerate(panel.values.items()):
         y, length = TOP + row * step, (WIDTH - left - 110) * value / most
         middle = y + 0.4 * step + 4
-        yield f'<text x="{left - 8}" y="{middle:.1f}" text-anchor="end">{html.escape(POLICY_NAMES[name])}</text>'
+        yield f'<text x="{left - 8}" y="{middle:.1f}" text-anchor="end">{html.escape(ROW_NAMES[name])}</text>'
         size = f'width="{length:.1f}" height="{0.8 * step:.1f}"'
         yield f'<rect x="{left}" y="{y:.1f}" {size} fill="{LINE_COLOURS[name]}"/>'
         yield f'<text x="{left + length + 6:.1f}" y="{middle:.1f}">{html.escape(panel.say(value))}</text>'
@@ -226,7 +226,7 @@ def _by_matplotlib(file: BinaryIO, kind: str, said: Sequence[str], shown: list[P
         if isinstance(panel, Bars):
             names = [*panel.values]
             drawn = axes.barh(
-                [POLICY_NAMES[name] for name in names],
+                [ROW_NAMES[name] for name in names],
                 [*panel.values.values()],
                 color=[LINE_COLOURS[name] for name in names],
             )

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from solar.extents import Listing
 from solar.planner import policies
 from solar.planner.course import Plan
+from solar.values import Script
 
 EPOCHS_TRACED = 3  # from the first batch on, at most
 POINTS = 3000  # of the head's way
@@ -39,14 +41,21 @@ def trace(plan: Plan) -> Trace | None:
     steps = len(scripts[0].ends) - 1
     loads = [policies.unit_of(units, one.loads) for one in scripts]
     comes = [_per_step(_weights(plan, unit), one.ends) for one, unit in zip(scripts, loads, strict=True)]
-    uses = [policies.unit_of(units, one.rows) for one in scripts]
-    goes = [_per_step(_weights(plan, unit) * one.last, one.starts) for one, unit in zip(scripts, uses, strict=True)]
+    uses = [policies.unit_of(units, one.rows[:]) for one in scripts]
+    goes = [_per_step(_weights(plan, unit) * _last(one), one.starts) for one, unit in zip(scripts, uses, strict=True)]
     # What is issued at a step comes once the step before has let go of its own.
     at_first = _weights(plan, policies.unit_of(units, scripts[0].start)).sum()
     held = at_first + np.concatenate(([0.0], np.cumsum(np.concatenate(comes) - np.concatenate(goes))[:-1]))
     read_at = np.concatenate([at + _issued_at(one.ends) / steps for at, one in enumerate(scripts)])
     shown = np.linspace(0, len(read_at) - 1, min(POINTS, len(read_at))).astype(int)
     return Trace(read_at[shown], np.concatenate(loads)[shown] / units.units, np.arange(len(held)) / steps, held)
+
+
+def _last(script: Script) -> NDArray[np.uint8]:
+    """Whether each use is the last of what it uses."""
+    if not isinstance(script.rows, Listing):
+        return script.last
+    return np.unpackbits(script.last, count=len(script.rows), bitorder="little")
 
 
 def _weights(plan: Plan, unit: Ints) -> Floats:

@@ -158,7 +158,11 @@ class OnDevice:
     def _views_of(self, datasets: list[H5Dataset], device: torch.device, batched: bool) -> tuple[list[H5Dataset], Any]:
         """The datasets as they are read for the device, and what is then made of each field there."""
         fields, by_leaf = leaves(datasets[0].fields), [leaves(one.layouts) for one in datasets]
-        found = [self._seen(field, ours, device, batched) for field, *ours in zip(fields, *by_leaf, strict=True)]
+        several = [extents is not None for extents in leaves(datasets[0].extents)]
+        found = [
+            self._seen(field, ours, device, batched) if not windows else self._put_together(ours)
+            for field, windows, *ours in zip(fields, several, *by_leaf, strict=True)
+        ]
         layouts, finishes = [one.layouts for one in found], [one.finish for one in found]
         self._tell([one.refused for one in found])
         left = [field if finish is None else None for field, finish in zip(fields, finishes, strict=True)]
@@ -183,6 +187,11 @@ class OnDevice:
             refused = views
         there = self._streams_of(device) is not None and by_device(field, layouts[0])
         return _Seen(layouts, finish() if there else None, refused)
+
+    def _put_together(self, layouts: list[Layout]) -> _Seen:
+        """Windows are made of their rows, and followed by their Field, on the host."""
+        refused = f"{layouts[0].name} comes in windows, whose rows the host puts together"
+        return _Seen(layouts, None, refused if self._decode == "device" else "")
 
     def _tell(self, refused: list[str]) -> None:
         """Says which fields the host decodes for all that. PlanError where it does that with all of them."""

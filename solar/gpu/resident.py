@@ -64,9 +64,9 @@ def parted(datasets: Sequence[H5Dataset]) -> Parts:
 def _only(dataset: H5Dataset, chosen: Sequence[bool]) -> H5Dataset:
     """The dataset with these of its fields, one after another."""
     made = copy.copy(dataset)  # which has opened nothing yet
-    every = zip(leaves(dataset.layouts), leaves(dataset.fields), chosen, strict=True)
-    found = [(layout, field) for layout, field, here in every if here]
-    made.layouts, made.fields = (tuple(one) for one in (zip(*found, strict=True) if found else ((), ())))
+    every = zip(*map(leaves, (dataset.layouts, dataset.fields, dataset.extents)), chosen, strict=True)
+    found = [facts for *facts, here in every if here]
+    made.layouts, made.fields, made.extents = map(tuple, zip(*found, strict=True) if found else ((), (), ()))
     return made
 
 

@@ -67,8 +67,8 @@ class Ring:
 
     def room(self, number: int, rows: Rows, samples: int) -> NDArray[Any] | None:
         """Pinned memory for so many samples of a field; None where they are no numbers, or there is none just now."""
-        shape, dtype = (samples, *rows.layout.sample_shape), rows.dtype
-        nbytes = samples * rows.layout.sample_nbytes
+        shape, dtype = (samples, *rows.sample_shape), rows.dtype
+        nbytes = samples * rows.sample_nbytes
         if dtype.subdtype is not None or dtype.kind not in TENSOR_KINDS or nbytes == 0:
             return None
         slot = self._free_slot(number, nbytes)

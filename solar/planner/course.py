@@ -11,16 +11,21 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError
+from solar.extents import Listing
 from solar.planner import costs
 from solar.planner.regions import Region
 from solar.planner.sweep import (
     Counts,
     FirstLoads,
     KeepPolicy,
+    Mapped,
     Terms,
     Uses,
+    UsesOf,
+    back_over,
     backwards,
     check_room,
+    pages,
     start_counts,
     start_of,
     swept_uses,
@@ -29,7 +34,8 @@ from solar.planner.sweep import (
 from solar.planner.units import Units
 from solar.values import Script, Storage
 
-Sequence = Callable[[int], tuple[NDArray[np.int32], NDArray[np.int64]]]  # an epoch's samples as used; where steps begin
+# An epoch's samples as used; where steps begin.
+Sequence = Callable[[int], tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]]
 USES_KEPT = 1 << 22  # uses whose order is kept between passes over the epochs; of a longer one, its own
 SHARE = 8  # the part of memory that steps on their way may take
 
@@ -83,23 +89,17 @@ class Plan:
             raise PlanError(f"epoch {epoch}: this plan has epochs {self.epochs.start} to {self.epochs.stop - 1}")
         place = epoch - self.epochs.start
         items, starts = self.uses(epoch)
-        last = np.zeros(len(items), np.uint8)
-        loads, ends = np.empty(0, np.int32), np.zeros(len(starts), np.int64)
+        loads, ends, last = np.empty(0, np.int32), np.zeros(len(starts), np.int64), np.zeros(len(items), np.uint8)
         if self.marks:
-            swept = swept_uses(self.region, self.way, (items, starts))
-            record = self.marks[place].copy().back(*swept, record=True)[1]
+            record = back_over(self.marks[place].copy(), self.region, self.way, (items, starts), record=True)[1]
             assert record is not None
-            loads, ends, leaves = record
-            if self.way.pinned:
-                last[items >= self.way.pinned] = leaves
-            else:
-                last = leaves
+            loads, ends, last = record
         start = self.start if place == 0 else FirstLoads(self.start.items[:0], self.start.ends[:0], self.start.due[:0])
         whole, pinned = self.way.whole, self.way.pinned
         return Script(
-            rows=self.region.rows(items, 0, whole=False),
+            rows=items.rows if isinstance(items, Mapped) else self.region.rows(items, 0, whole=False),
             starts=starts,
-            last=last,
+            last=np.packbits(last, bitorder="little") if isinstance(items, Mapped) else last,
             loads=self.region.rows(loads, pinned, whole=whole),
             ends=ends,
             start=self.region.rows(start.items, pinned, whole=whole),
@@ -149,10 +149,10 @@ class OrdersKept:
 
     def __init__(self, uses: Uses) -> None:
         self._uses = uses
-        self._here: dict[int, tuple[NDArray[np.int32], NDArray[np.int64]]] = {}
+        self._here: dict[int, UsesOf] = {}
         self._sizes: dict[int, tuple[int, int, int]] = {}
 
-    def __call__(self, epoch: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def __call__(self, epoch: int) -> UsesOf:
         if epoch not in self._here:
             longest = max((len(items) for items, _ in self._here.values()), default=0)
             while self._here and (len(self._here) + 1) * longest > USES_KEPT:  # before the next one needs memory
@@ -177,23 +177,27 @@ def _uses_of(of: Sequence, region: Region) -> Uses:
     """The sequences in items of the region, checked."""
     units = region.units
 
-    def uses(epoch: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def uses(epoch: int) -> UsesOf:
         rows, starts = of(epoch)
-        rows, starts = np.ascontiguousarray(rows, np.int32), np.ascontiguousarray(starts, np.int64)
+        starts = np.ascontiguousarray(starts, np.int64)
         if not len(starts) or starts[0] != 0 or starts[-1] > len(rows) or np.any(starts[1:] < starts[:-1]):
             raise PlanError(f"epoch {epoch}: its steps must ascend from 0 to at most its {len(rows):,} samples")
-        rows = rows[: starts[-1]]
+        if isinstance(rows, Listing):
+            return Mapped(rows, lambda some: items_of(some, epoch)), starts
+        return items_of(np.ascontiguousarray(rows, np.int32)[: starts[-1]], epoch), starts
+
+    def items_of(rows: NDArray[np.int32], epoch: int) -> NDArray[np.int32]:
         if len(rows) and (rows.min() < 0 or rows.max() >= units.samples):
             raise PlanError(
                 f"epoch {epoch} takes samples {rows.min()} to {rows.max()}; the data set has 0 to {units.samples - 1}"
             )
         items = rows if units.item is None else units.item[rows]
         if region.items == units.samples:
-            return items, starts
+            return items
         items = items - np.int32(region.begin)
         if len(items) and (items.min() < 0 or items.max() >= region.items):
             raise PlanError(f"epoch {epoch} takes samples that lie outside of the region of {region.items:,} samples")
-        return items, starts
+        return items
 
     return uses
 
@@ -216,14 +220,16 @@ def _terms(
 
 def _swept_step(uses: OrdersKept, region: Region, epochs: range, way: KeepPolicy) -> int:
     """The bytes in memory of what a step uses beside the pinned part, at most."""
-    units, swept = region.native(way.pinned, whole=way.whole), [swept_uses(region, way, uses(one)) for one in epochs]
+    units, every = region.native(way.pinned, whole=way.whole), (page for one in epochs for page in pages(uses(one)))
+    swept = (swept_uses(region, way, page) for page in every)
     return max(Counts(*_native.direct(units, items, starts, 0)).peak for items, starts in swept)
 
 
-def _largest_step(uses: tuple[NDArray[np.int32], NDArray[np.int64]], region: Region, whole: bool) -> int:
+def _largest_step(uses: UsesOf, region: Region, whole: bool) -> int:
     """The bytes in memory of what a step uses, at most."""
-    items = region.whole(uses[0], 0) if whole else uses[0]
-    return Counts(*_native.direct(region.native(0, whole=whole), items, uses[1], 0)).peak
+    units = region.native(0, whole=whole)
+    every = ((region.whole(items, 0) if whole else items, starts) for items, starts in pages(uses))
+    return max(Counts(*_native.direct(units, items, starts, 0)).peak for items, starts in every)
 
 
 def _cheapest(uses: OrdersKept, region: Region, epochs: range, memory: int, storage: Storage, ahead: int) -> KeepPolicy:

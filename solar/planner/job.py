@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from typing import Any
 
 import numpy as np
 
+from solar.extents import Extents
 from solar.planner import costs
 from solar.planner.budget import AheadSpec, Budget, Needs, SampleBytes, divided, needs
 from solar.planner.course import plan_rows
@@ -76,7 +78,7 @@ class NodePlan:
     """What a node reads and holds, epoch by epoch, as far as its epochs were followed."""
 
     epochs: list[list[Counts]]  # for each piece; the first of a window with its start
-    uses: int  # of an epoch, samples
+    uses: int  # of an epoch: rows of all pieces
     units: list[Units]  # of each piece
     storages: Sequence[Storage]
     windows: list[PlannedPasses]  # none where batches are read one by one
@@ -110,7 +112,7 @@ class NodePlan:
             bytes=sum(one.bytes for one in pieces) / len(epochs),
             scans=seconds / scan,
             seconds=seconds,
-            hits=self.uses * len(pieces) - reads,
+            hits=self.uses - reads,
             peak_bytes=self.peak_nbytes,
         )
 
@@ -131,9 +133,18 @@ def planned(job: Job, node: int = 0) -> NodePlan:
     return _followed(job, of_epoch, pieces, budget, batches)
 
 
-def predicted(order: ShuffledUses, units: Units, storage: Storage, *, batch: int, memory: int, epochs: int) -> Outcome:
+def predicted(
+    order: ShuffledUses,
+    units: Units,
+    storage: Storage,
+    *,
+    batch: int,
+    memory: int,
+    epochs: int,
+    extents: Extents | None = None,
+) -> Outcome:
     """What the later of these epochs cost one process, on average, with so much memory for what is kept alone."""
-    made = followed(order, units, storage, batch=batch, memory=memory, epochs=epochs)
+    made = followed(order, units, storage, batch=batch, memory=memory, epochs=epochs, extents=extents)
     return made.outcome(made.later)
 
 
@@ -146,9 +157,11 @@ def followed(
     memory: int,
     epochs: int,
     known: int = SEGMENTS[0],
+    extents: Extents | None = None,
 ) -> NodePlan:
     """The plan of one process with so much memory for what is kept alone; so many epochs are known at a time."""
-    fields, pieces = [SampleBytes(units.sample_nbytes)], [Piece(0, 0, whole(units))]
+    piece = Piece(0, 0, whole(units), extents)
+    fields, pieces = [SampleBytes(piece.slots * units.sample_nbytes)], [piece]
     job = Job(pieces, [storage], fields, 0, order, World(0, 1), batch, memory, epochs)
     if not memory:
         return _one_by_one(job, 0)
@@ -166,8 +179,9 @@ def _followed(
     for window in planned_windows(of_epoch, job.epochs, pieces, job.storages, budget.parts, budget.batch, known):
         windows.append(window)
         found += [window.counts_of_pieces(number) for number in window.segments]
-        if len(found) > 1 and len(found) * uses > FOLLOWED:
+        if len(found) > 1 and len(found) * uses * max(piece.slots for piece in pieces) > FOLLOWED:
             break
+    uses *= sum(piece.slots for piece in pieces)
     return NodePlan(found, uses, [piece.units for piece in job.pieces], job.storages, windows, budget, batches)
 
 
@@ -188,7 +202,7 @@ def planned_windows(
     done, last, parts = 0, None, []  # epochs; the window before; and how the run that carries it out holds its pieces
     while epochs is None or done < epochs:
         uses, left = (
-            len(of_epoch(max(0, done - 1)).planned.rows),
+            len(of_epoch(max(0, done - 1)).planned.rows) * max(piece.slots for piece in pieces),
             known if epochs is None else min(known, epochs - done),
         )
         some = [range(done, done + min(left, planned_together(uses, first=first))) for first in (True, False)]
@@ -242,16 +256,16 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
         of_ranks, way = [], KeepPolicy(direct=True, gap=job.gap + 1)
         for rank in ranks:
 
-            def of(epoch: int, rank: int = rank) -> tuple[np.ndarray, np.ndarray]:
+            def of(epoch: int, rank: int = rank, piece: Piece = piece) -> Any:
                 uses, each = uses_of(epoch), job.world.ranks
                 ends = [-(-(end - rank) // each) for end in uses.starts.tolist()]
-                return uses.rows[rank::each], np.array(ends, np.int64)
+                return piece.rows(SampleUses(None, uses.rows[rank::each], np.array(ends, np.int64)))
 
             made = plan_rows(of, piece.units, memory=0, storage=storage, epochs=epochs, ahead=0, facts=(), way=way)
             of_ranks.append(made.counts)
         for epoch in epochs:
             found[epoch].append(total(counts[epoch] for counts in of_ranks))
-    uses = int(uses_of(0).starts[-1]) * len(ranks) // world.ranks
+    uses = int(uses_of(0).starts[-1]) * len(ranks) // world.ranks * sum(piece.slots for piece in job.pieces)
     taken = needs(job.fields, job.pace, _batch(job), scratch=job.scratch, threads=job.threads)
     batches = len(ranks) * (taken.beside + taken.ahead * taken.waiting)
     return NodePlan(found, uses, [piece.units for piece in job.pieces], job.storages, [], None, batches)

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError
+from solar.extents import Extents, Listing
 from solar.io.machine import figures
 from solar.planner.budget import FETCHED, pooled_nbytes
 from solar.planner.course import Plan, plan_rows
 from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.regions import Region, whole
 from solar.planner.share import shares
-from solar.planner.sweep import Counts, KeepPolicy, total
+from solar.planner.sweep import Counts, KeepPolicy, in_items, pages, total
 from solar.planner.units import Units
 from solar.values import RunPart, Script, Storage, Told
 
@@ -35,10 +36,21 @@ class Piece:
     dataset: int
     field: int
     region: Region
+    extents: Extents | None = None  # None: a sample is a row
 
     @property
     def units(self) -> Units:
         return self.region.units
+
+    @property
+    def slots(self) -> int:
+        """How many rows make up a sample."""
+        return 1 if self.extents is None else self.extents.slots
+
+    def rows(self, uses: SampleUses) -> tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]:
+        """What the batches use of it: rows, and where each batch begins among them."""
+        samples, starts = uses.of(self.dataset)
+        return (samples, starts) if self.extents is None else (Listing(self.extents, samples), starts * self.slots)
 
 
 def planned_together(uses: int, *, first: bool) -> int:
@@ -82,6 +94,10 @@ class PlannedPasses:
             self._made = {number: found}
         return found
 
+    def uses(self, number: int) -> int:
+        """The rows that a segment uses of the piece that has most of them in a sample."""
+        return len(self.segment(number).planned.rows) * max(piece.slots for piece in self.pieces)
+
     @property
     def ways(self) -> list[KeepPolicy]:
         """How the memory is used for each piece."""
@@ -107,10 +123,10 @@ class PlannedPasses:
             return []
         found = []
         for piece, plan in zip(self.pieces, self.plans, strict=True):
-            rows, starts = uses.of(piece.dataset)
-            items = rows if piece.units.item is None else piece.units.item[rows]
+            rows, starts = piece.rows(uses)
             native = whole(piece.units).native(0, whole=False)
-            found.append(Counts(*_native.direct(native, items, starts, plan.terms.gap)))
+            of = in_items((rows, starts), piece.units.item)
+            found.append(total(Counts(*_native.direct(native, *page, plan.terms.gap)) for page in pages(of)))
         return found
 
     def told(self, number: int) -> list[Told]:
@@ -119,14 +135,14 @@ class PlannedPasses:
         pairs = zip(self.pieces, self.plans, strict=True)
         told = [Told(plan.script(number), segment.planned.positions(piece.dataset)) for piece, plan in pairs]
         if segment.elsewhere is not None:
-            told += [_read_alone(segment.elsewhere, piece.dataset) for piece in self.pieces]
+            told += [_read_alone(segment.elsewhere, piece) for piece in self.pieces]
         return told
 
     def parts(self) -> list[RunPart]:
         """How each piece is held."""
         triples = zip(self.pieces, self.plans, shared(self.memory, self.pieces), strict=True)
         # Fields of one H5Dataset are those of all.
-        read = [self.batch * piece.units.sample_nbytes for piece in self.pieces if piece.dataset == 0]
+        read = [self.batch * piece.slots * piece.units.sample_nbytes for piece in self.pieces if piece.dataset == 0]
         batch = sum(map(pooled_nbytes, read))
         parts = [_part(piece, plan, share, batch) for piece, plan, share in triples]
         if self.segment(self.segments.start).elsewhere is not None:
@@ -159,8 +175,8 @@ def _plan(
     With `holding` what stays by the way that is given is there already.
     """
 
-    def of(number: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        return window.segment(number).planned.of(piece.dataset)
+    def of(number: int) -> tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]:
+        return piece.rows(window.segment(number).planned)
 
     def planned(room: int, way: KeepPolicy | None, holding: bool = False) -> Plan:
         return plan_rows(
@@ -184,15 +200,16 @@ def _part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
     elif plan.way.direct:
         ahead = max(0, min(STEPS_AHEAD, (memory - held) // max(1, batch)))
     kept = plan.kept == "stored"
-    return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap)
+    return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, piece.extents)
 
 
-def _read_alone(uses: SampleUses, dataset: int) -> Told:
+def _read_alone(uses: SampleUses, piece: Piece) -> Told:
     """The plan of what is read straight into the batches."""
-    rows, starts = uses.of(dataset)
+    rows, starts = piece.rows(uses)
     none, nowhere = np.empty(0, np.int32), np.empty(0, np.int64)
-    last, ends = np.zeros(len(rows), np.uint8), np.zeros(len(starts), np.int64)
-    return Told(Script(rows, starts, last, none, ends, none, nowhere, nowhere), uses.positions(dataset))
+    flags = len(rows) if piece.extents is None else -(-len(rows) // 8)
+    last, ends = np.zeros(flags, np.uint8), np.zeros(len(starts), np.int64)
+    return Told(Script(rows, starts, last, none, ends, none, nowhere, nowhere), uses.positions(piece.dataset))
 
 
 def ways_after(last: PlannedPasses, passes: int) -> list[KeepPolicy | None]:
@@ -229,7 +246,8 @@ def in_words(window: PlannedPasses) -> str:
     ways = " and ".join(dict.fromkeys(said))
     typical = [plan.counts[len(plan.counts) // 2] for plan in window.plans]
     requests, nbytes = sum(one.requests for one in typical), sum(one.bytes for one in typical)
-    uses = len(window.segment(window.segments.start).planned.rows) * len({piece.field for piece in window.pieces})
+    samples = len(window.segment(window.segments.start).planned.rows)
+    uses = samples * sum({piece.field: piece.slots for piece in window.pieces}.values())
     return f"{ways}; an epoch takes {requests:,} requests for {figures.size(nbytes)} and has {uses:,} uses"
 
 

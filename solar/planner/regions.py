@@ -143,6 +143,14 @@ class Region:
             return guess
         return (np.searchsorted(first, items, side="right") - 1).astype(np.int32)
 
+    def spans(self, units: Items) -> tuple[Places, Places]:
+        """The first item of each of these units, and the first behind it."""
+        if self.units.first is None:
+            begins = units.astype(np.int64) * self.units.per_unit
+            return begins, np.minimum(begins + self.units.per_unit, self.items)
+        first = self._columns(0)[0]
+        return first[units], first[units + 1]
+
     def rows(self, found: Items, skipped: int, *, whole: bool) -> Items:
         """The samples of these items, counted from the item `skipped` on; of units held whole the first of each."""
         begin = self.begin + skipped

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from solar.extents import Extents
 from solar.planner.division import Group, at_home, by_turns, divided, seated
 from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.planned_passes import Piece
@@ -87,7 +88,8 @@ class Homes:
 
     def __init__(self, pieces: Sequence[Piece], dataset: int, node_of: NDArray[np.int32]) -> None:
         own = [piece for piece in pieces if piece.dataset == dataset]
-        self._largest = max(own, key=lambda piece: piece.units.total_nbytes).units
+        largest = max(own, key=lambda piece: piece.units.total_nbytes)
+        self._largest, self._extents = largest.units, largest.extents
         self._seats, self._node_of = seated(node_of)[0], node_of
         self._bounds = homes(self._largest, len(node_of))
 
@@ -96,12 +98,15 @@ class Homes:
         found = np.empty(len(rows), np.int32)
         for begin in range(0, len(rows), SWEEP_BLOCK):  # so that what it takes does not grow with an epoch
             here = slice(begin, begin + SWEEP_BLOCK)
-            items = rows[here] if self._largest.item is None else self._largest.item[rows[here]]
+            lies = rows[here] if self._extents is None else self._extents.rows(rows[here])[:, 0]
+            items = lies if self._largest.item is None else self._largest.item[lies]
             found[here] = self._seats[np.searchsorted(self._bounds[1:-1], items, side="right")]
         return found
 
     def of_node(self, piece: Piece, number: int) -> Piece:
         """What of a piece lies at the homes of a node."""
+        if piece.extents is not None:
+            return self._of_extents(piece, piece.extents, number)
         seats = np.flatnonzero(self._node_of[self._seats] == number)
         begin, end = int(self._bounds[seats[0]]), int(self._bounds[seats[-1] + 1])
         rows = np.arange(begin, end, dtype=np.int32)
@@ -110,6 +115,16 @@ class Homes:
         items = rows if piece.units.item is None else piece.units.item[rows]
         region = around(piece.units, items)
         return replace(piece, region=region) if region.items else piece
+
+    def _of_extents(self, piece: Piece, extents: Extents, number: int) -> Piece:
+        """All that the samples at the homes of a node are made of, which may reach into those of others."""
+        found = []
+        for begin in range(0, len(extents), SWEEP_BLOCK):
+            samples = np.arange(begin, min(begin + SWEEP_BLOCK, len(extents)), dtype=np.int32)
+            for rows in extents.every_row(samples[self._node_of[self.of(samples)] == number]):
+                items = rows if piece.units.item is None else piece.units.item[rows]
+                found += [items.min(), items.max()] if len(items) else []
+        return replace(piece, region=around(piece.units, np.array(found, np.int32))) if found else piece
 
 
 def _some(uses: SampleUses, group: Group, *, places: bool = False) -> SampleUses:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -11,12 +12,54 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError
+from solar.extents import Listing
 from solar.planner.regions import Region
 
 Items = NDArray[np.int32]
 Starts = NDArray[np.int64]
+PAGE_USES = 1 << 20  # uses of windows that are listed at a time
 SWEEP_BLOCK = 1 << 18  # uses looked at together, so that memory does not grow with an epoch
-Uses = Callable[[int], tuple[Items, Starts]]  # of an epoch: a region's items in the order of use, where steps begin
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """What rows are called in a plan, of which only slices are made."""
+
+    rows: Listing
+    call: Callable[[Items], Items]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, part: slice) -> Items:
+        return self.call(self.rows[part])
+
+
+UsesOf = tuple[Items | Mapped, Starts]
+Uses = Callable[[int], UsesOf]  # of an epoch: a region's items in the order of use, where steps begin
+
+
+def in_items(uses: tuple[Items | Listing, Starts], item: Items | None) -> UsesOf:
+    """Uses of rows, as uses of their items."""
+    rows, starts = uses
+    if isinstance(rows, Listing):
+        return Mapped(rows, lambda some: some if item is None else item[some]), starts
+    return rows if item is None else item[rows], starts
+
+
+def pages(uses: UsesOf, *, back: bool = False) -> Iterator[tuple[Items, Starts]]:
+    """The uses of some steps at a time, or from the end `back`; all at once where they are listed."""
+    items, starts = uses
+    if isinstance(items, np.ndarray):
+        yield items, starts
+        return
+    ends = [0]
+    while ends[-1] < len(starts) - 1:
+        after = int(np.searchsorted(starts, starts[ends[-1]] + PAGE_USES, side="right")) - 1
+        ends.append(max(ends[-1] + 1, after))
+    found = [*pairwise(ends)] or [(0, 0)]
+    for begin, end in reversed(found) if back else found:
+        yield items[int(starts[begin]) : int(starts[end])], starts[begin : end + 1] - starts[begin]
 
 
 class Counts(NamedTuple):
@@ -106,17 +149,46 @@ def backwards(
     for epoch in reversed(epochs):
         mark = sweep.copy() if sweep is not None and marks else None
         all_uses = uses(epoch)
-        swept = swept_uses(region, way, all_uses)
         written = None
         if sweep is None:
-            counts = Counts(*_native.direct(units, *swept, terms.gap))._replace(peak=0)
+            swept = (swept_uses(region, way, page) for page in pages(all_uses))
+            counts = total(Counts(*_native.direct(units, *page, terms.gap)) for page in swept)._replace(peak=0)
         else:
-            numbers, written = sweep.back(*swept, record)
-            counts = Counts(*numbers)
+            counts, written = back_over(sweep, region, way, all_uses, record=record)
         counts = _decoding(counts, way, region, len(all_uses[0]))._replace(peak=counts.peak + always)
-        yield Epoch(counts, len(all_uses[0]), None if written is None else Record(*written), mark)
+        yield Epoch(counts, len(all_uses[0]), written, mark)
     rest = Counts() if sweep is None else Counts(*sweep.residents()[0])
     yield Epoch(_pinning(region, way, rest), 0, None, sweep)
+
+
+def back_over(
+    sweep: _native.Sweep, region: Region, way: KeepPolicy, uses: UsesOf, *, record: bool = False
+) -> tuple[Counts, Record | None]:
+    """Takes a sweep back over an epoch; with `record` what happens in it. Of what is pinned no use is the last."""
+    counts: list[Counts] = []
+    loads: list[Items] = []
+    ends: list[Starts] = []
+    last: list[NDArray[np.uint8]] = []
+    for page in pages(uses, back=True):
+        swept = swept_uses(region, way, page)
+        numbers, written = sweep.back(*swept, record, bool(counts))
+        counts.append(Counts(*numbers))
+        if written is None:
+            continue
+        loads.insert(0, written[0])
+        ends.insert(0, written[1])
+        leaves = written[2]
+        if way.pinned:
+            leaves = np.zeros(len(page[0]), np.uint8)
+            leaves[page[0] >= way.pinned] = written[2]
+        last.insert(0, leaves)
+    if not record:
+        return total(counts), None
+    if len(loads) == 1:
+        return counts[0], Record(loads[0], ends[0], last[0])
+    before = np.cumsum([0, *map(len, loads)])
+    joined = [np.zeros(1, np.int64), *(own[1:] + begin for own, begin in zip(ends, before, strict=False))]
+    return total(counts), Record(np.concatenate(loads), np.concatenate(joined), np.concatenate(last))
 
 
 def steady(
@@ -183,7 +255,7 @@ def start_of(
     items: Items,
     region: Region,
     way: KeepPolicy,
-    uses: tuple[Items, Starts],
+    uses: UsesOf,
     gap: int,
     *,
     scan: int,
@@ -226,9 +298,7 @@ def start_of(
     return FirstLoads(np.concatenate(groups), ends, np.array(due, np.int64)[there])
 
 
-def _waiting(
-    waits: NDArray[np.bool_], region: Region, way: KeepPolicy, uses: tuple[Items, Starts], begin: int, end: int
-) -> Items:
+def _waiting(waits: NDArray[np.bool_], region: Region, way: KeepPolicy, uses: UsesOf, begin: int, end: int) -> Items:
     """Which of these items, or units held whole, some step from `begin` on and before `end` uses; ascending."""
     items, starts = uses
     last, found = int(starts[min(end, len(starts) - 1)]), [items[:0]]

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from solar.planner.regions import Region
-from solar.planner.sweep import SWEEP_BLOCK, Counts, Items, KeepPolicy, Starts, Terms, Uses
+from solar.planner.sweep import SWEEP_BLOCK, Counts, Items, KeepPolicy, Mapped, Starts, Terms, Uses
 
 BLOCKS = 64  # stretches of items that are taken, so that what lies far apart in the file is among them
 
@@ -67,7 +67,7 @@ def thinned(region: Region, uses: Uses, most: int) -> Thinned:
     return replace(whole, region=Region(units, 0, found), uses=lru_cache(of))
 
 
-def _within(items: Items, starts: Starts, block: int, every: int) -> tuple[Items, Starts]:
+def _within(items: Items | Mapped, starts: Starts, block: int, every: int) -> tuple[Items, Starts]:
     """The uses of these stretches, numbered from one to the next."""
     found, places = [], []
     for begin in range(0, len(items), SWEEP_BLOCK):
@@ -76,5 +76,5 @@ def _within(items: Items, starts: Starts, block: int, every: int) -> tuple[Items
         [of_them] = np.nonzero(stretch % np.int32(every) == 0)
         found.append(stretch[of_them] // np.int32(every) * np.int32(block) + here[of_them] % np.int32(block))
         places.append(of_them + begin)
-    some, place = np.concatenate(found or [items]), np.concatenate(places or [starts[:0]])
+    some, place = np.concatenate(found or [items[:0]]), np.concatenate(places or [starts[:0]])
     return some, np.searchsorted(place, starts)

@@ -7,13 +7,15 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch.utils.data
 
 from solar.errors import LayoutError, PlanError
+from solar.extents import Extents
 from solar.io.field import Field
 from solar.io.layout.hdf5 import Samples, inspect
 from solar.io.layout.index import Folder
@@ -21,7 +23,8 @@ from solar.io.layout.paths import Paths
 from solar.io.libhdf5.mpio import By, by_mpio
 from solar.io.machine.identity import check_unchanged
 from solar.io.read.as_float import straight
-from solar.io.read.reader import Rows, checked_rows
+from solar.io.read.reader import Pending, Rows, checked_rows
+from solar.io.windows import Windows, extents_of
 from solar.torch.batch.pending import PendingBatch, PendingField, leaves, mapped
 from solar.torch.batch.transform import Transform, transformed
 from solar.values import Layout
@@ -34,8 +37,9 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     `fields` names the datasets that make up a sample, and gives its structure: a name gives the array itself, a tuple
     or list of names a tuple, a dict of names a dict. Tuples and dicts may be nested. In place of a name, a solar.Field
-    unpacks, slices, transposes, casts or normalises the dataset in native code. With samples="files" each file is one
-    sample. Samples are numpy arrays in the machine's byte order; a dataset with one number per sample gives scalars.
+    unpacks, slices, transposes, casts or normalises the dataset in native code; with its `steps` it is a window of
+    rows. With samples="files" each file is one sample; samples=Windows(...) says where windows lie. Samples are numpy
+    arrays in the machine's byte order; a dataset with one number per sample gives scalars.
 
     `transform` is called with each sample before collation: transform(sample), or transform(sample, rng) with a
     numpy.random.Generator that solar's loader seeds by its seed, the epoch and the sample. It runs in `num_workers`
@@ -70,7 +74,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         path: Paths,
         fields: Any,
         *,
-        samples: Samples = "rows",
+        samples: Samples | Windows = "rows",
         cache: Folder = "auto",
         page_cache: bool | None = None,
         reader: By = "auto",
@@ -83,17 +87,25 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable with a sample, not {type(transform).__name__}")
         names = mapped(fields, lambda field: field.name if isinstance(field, Field) else field)
-        found = inspect(path, names, samples=samples, cache=cache, together=together)
+        kind: Samples = "rows" if isinstance(samples, Windows) else samples
+        found = inspect(path, names, samples=kind, cache=cache, together=together)
         self.layouts = mapped(found, lambda layout: by_mpio(layout, reader))
-        self.fields = _fields(fields, self.layouts)
+        steps = [field.steps if isinstance(field, Field) else None for field in leaves(fields)]
+        places = samples if isinstance(samples, Windows) else Windows() if any(steps) else None
+        whole = None
+        if places is not None:
+            whole = extents_of(path, leaves(self.layouts), steps, places, cache, together=together)
+        of_field = iter([None if whole is None else whole.of_fields((one,)) for one in steps])
+        self.extents = mapped(self.layouts, lambda _: next(of_field))  # None: samples are rows
+        self.fields = _fields(fields, self.layouts, self.extents)
         self.transform = transform
         self.thread_safe = thread_safe
         first, *_ = leaves(self.layouts)
         self._page_cache = page_cache
-        self._samples = first.samples
-        self._name = first.name
-        self._opened: list[_Leaf] = []  # for the process `_process`
-        self._straight: list[_Leaf] = []
+        self._samples = first.samples if whole is None else len(whole)
+        self._name = first.name if whole is None else f"the windows of {first.name}"
+        self._opened: list[Reading] = []  # for the process `_process`
+        self._straight: list[Reading] = []
         self._process = -1
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -129,28 +141,56 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     def start_batch(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> PendingBatch:
         """Starts reading a batch and returns at once; `wait` gives what read_batch would."""
         rows = self.checked(indices)
-        check_unchanged(leaves(self.layouts), rows)  # solar's loader looks at all files when an epoch begins
+        # solar's loader looks at all files when an epoch begins.
+        check_unchanged(leaves(self.layouts), self.rows_of(rows))
         return self.start_rows(rows)
 
     def start_rows(self, rows: np.ndarray[Any, np.dtype[np.int64]], room: Room | None = None) -> PendingBatch:
         """start_batch for rows that `checked` gave. Reads into memory from `room` where that gives any."""
         self.opened()
-        fields = []
-        for number, leaf in enumerate(self._straight):
-            out = None if room is None else leaf.room(room, number, len(rows))
-            fields.append(PendingField([leaf.rows.start(rows, out)], leaf.field, rows))
-        return PendingBatch(self.layouts, fields)
+        places, fields = self.rows_of(rows), []
+        for number, one in enumerate(self._straight):
+            out = None if room is None else one.room(room, number, len(rows))
+            fields += one.pending([one.rows.start(rows, out)], places)
+        return PendingBatch(self.layouts, self.in_order(fields))
+
+    def rows_of(self, samples: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The row that each of these samples is, or has its place at."""
+        extents = leaves(self.extents)[0]
+        return samples if extents is None else extents.of(samples).start
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The rows that indices mean, counted from 0. IndexError for an index out of range."""
         return checked_rows(np.array(indices), self._samples, self._name)  # a copy: others may change theirs
 
-    def opened(self) -> list[_Leaf]:
-        """The readers of the fields, one each. Each process makes its own."""
+    @property
+    def reads(self) -> list[Read]:
+        """What is read: a dataset for each field, but one for all windows of the same dataset."""
+        found: dict[Any, Read] = {}
+        for number, (layout, own) in enumerate(zip(leaves(self.layouts), leaves(self.extents), strict=True)):
+            key = number if own is None else layout.name
+            if key in found and own is not None:
+                before = found[key]
+                whole = own.of_fields((*before.extents.fields, *own.fields)) if before.extents is not None else own
+                found[key] = Read(layout, whole, (*before.fields, number))
+            else:
+                found[key] = Read(layout, own, (number,))
+        return list(found.values())
+
+    def in_order(self, fields: Sequence[Any]) -> list[Any]:
+        """The fields in their own order, given in that of `reads`."""
+        numbers = [number for read in self.reads for number in read.fields]
+        return [field for _, field in sorted(zip(numbers, fields, strict=True), key=itemgetter(0))]
+
+    def opened(self) -> list[Reading]:
+        """The readers of `reads`, one each. Each process makes its own."""
         if self._process != os.getpid():
+            given = leaves(self.fields)
             self._opened = [
-                _Leaf(Rows(layout, True, self._page_cache), field)
-                for layout, field in zip(leaves(self.layouts), leaves(self.fields), strict=True)
+                Reading(
+                    Rows(read.layout, True, self._page_cache, extents=read.extents), [given[n] for n in read.fields]
+                )
+                for read in self.reads
             ]
             self._straight = [leaf.straight(self._page_cache) for leaf in self._opened]
             self._process = os.getpid()
@@ -166,19 +206,43 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return f"H5Dataset({len(self)} samples of {names} in {files})"
 
 
-@dataclass(frozen=True)
-class _Leaf:
-    rows: Rows
-    field: Field | None  # None: as stored
+class Read(NamedTuple):
+    """A dataset that is read, and the numbers of the fields that come of it."""
 
-    def straight(self, page_cache: bool | None) -> _Leaf:
-        """The leaf that reads directly as float32, where the Field asks for nothing else; otherwise this leaf."""
-        layout, field = straight(self.rows.layout, self.field)
-        return self if layout is self.rows.layout else _Leaf(Rows(layout, True, page_cache), field)
+    layout: Layout
+    extents: Extents | None
+    fields: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What reads a dataset, and the Fields that come of it; None: as stored."""
+
+    rows: Rows
+    fields: list[Field | None]
+
+    def straight(self, page_cache: bool | None) -> Reading:
+        """What reads directly as float32, where the one Field asks for nothing else; otherwise this."""
+        if len(self.fields) > 1:
+            return self
+        layout, field = straight(self.rows.layout, self.fields[0])
+        if layout is self.rows.layout:
+            return self
+        return Reading(Rows(layout, True, page_cache, extents=self.rows.extents), [field])
 
     def room(self, room: Room, number: int, samples: int) -> np.ndarray[Any, Any] | None:
-        """The memory that `room` gives for this leaf's samples; none where a Field converts them here."""
-        return None if self.field is not None else room(number, self.rows, samples)
+        """The memory that `room` gives for these samples; none where a Field converts them here."""
+        return None if any(field is not None for field in self.fields) else room(number, self.rows, samples)
+
+    def pending(self, parts: list[Pending], places: np.ndarray[Any, Any]) -> list[PendingField]:
+        """The fields of what is read in these parts, of samples with their places at these rows."""
+        if len(self.fields) == 1:
+            return [PendingField(parts, self.fields[0], places)]
+        first = PendingField(parts, self.fields[0], places, lambda values: self.rows.parts(values)[0])
+        return [first, *(self._beside(first, at) for at in range(1, len(self.fields)))]
+
+    def _beside(self, first: PendingField, at: int) -> PendingField:
+        return PendingField([], self.fields[at], first.rows, lambda values: self.rows.parts(values)[at], first)
 
 
 def start_together(
@@ -203,13 +267,15 @@ def start_together(
         only: H5Dataset = datasets[used[0]]
         return only.start_rows(rows, room)
     parts = [(datasets[k].opened(), np.flatnonzero(which == k)) for k in used]
+    places = np.empty(len(rows), np.int64)
+    for k in used:
+        places[which == k] = datasets[k].rows_of(rows[which == k])
     fields = []
-    for number, leaf in enumerate(parts[0][0]):
-        out = None if room is None else leaf.room(room, number, len(rows))
-        out = leaf.rows.room(len(rows)) if out is None else out
-        pending = [opened[number].rows.start(rows[here], out, here) for opened, here in parts]
-        fields.append(PendingField(pending, leaf.field, rows))
-    return PendingBatch(datasets[0].layouts, fields)
+    for number, one in enumerate(parts[0][0]):
+        out = None if room is None else one.room(room, number, len(rows))
+        out = one.rows.room(len(rows)) if out is None else out
+        fields += one.pending([opened[number].rows.start(rows[here], out, here) for opened, here in parts], places)
+    return PendingBatch(datasets[0].layouts, datasets[0].in_order(fields))
 
 
 def alike(one: H5Dataset, other: H5Dataset) -> bool:
@@ -220,7 +286,8 @@ def alike(one: H5Dataset, other: H5Dataset) -> bool:
         mapped(dataset.layouts, lambda layout: (layout.sample_shape, layout.dtype, layout.reader))
         for dataset in (one, other)
     ]
-    return bool(facts[0] == facts[1]) and leaves(one.fields) == leaves(other.fields)
+    windows = [mapped(dataset.extents, lambda own: None if own is None else own.fields) for dataset in (one, other)]
+    return bool(facts[0] == facts[1]) and windows[0] == windows[1] and leaves(one.fields) == leaves(other.fields)
 
 
 def _one_by_one(kind: type[H5Dataset]) -> Callable[[H5Dataset, Iterable[int]], list[Any]]:
@@ -252,9 +319,9 @@ def _called(function: Any, frames: Iterable[FrameType]) -> bool:
     return any(frame.f_code is function.__code__ for frame in frames)
 
 
-def _fields(fields: Any, layouts: Any) -> Any:
+def _fields(fields: Any, layouts: Any, extents: Any) -> Any:
     """For every layout its Field or None, in the structure of the layouts. LayoutError where a Field does not fit."""
-    given = iter(leaves(fields))
+    given, lying = iter(leaves(fields)), iter(leaves(extents))
 
     def checked(layout: Layout) -> Field | None:
         if not layout.shape:
@@ -262,12 +329,13 @@ def _fields(fields: Any, layouts: Any) -> Any:
                 f'{layout.paths[0]}: {layout.title} is a scalar, not rows of samples; with samples="files" each file '
                 "is one sample, and `solar inspect` lists what else is in it"
             )
-        field = next(given)
-        if not isinstance(field, Field):
-            return None
+        field, own = next(given), next(lying)
+        if not isinstance(field, Field) or field == Field(field.name, steps=field.steps):
+            return None  # as stored
         field = field.bound(layout)
         try:
-            field.shape_of(layout.sample_shape, layout.dtype.newbyteorder("="))
+            shape = layout.sample_shape if own is None else (*own.shape, *layout.sample_shape)
+            field.shape_of(shape, layout.dtype.newbyteorder("="))
         except ValueError as error:
             raise LayoutError(f"{layout.paths[0]}: {error}") from None
         return field

@@ -45,9 +45,17 @@ class SampleSource:
         """The samples' numbers, which are the same in every subset."""
         return rows if len(self.datasets) == 1 else rows + self.firsts[which]
 
+    def rows_of(self, which: Array | None, samples: Array) -> Array:
+        """The row that each sample is, or has its place at, in its H5Dataset."""
+        rows = np.empty(len(samples), np.int64)
+        for number, dataset in enumerate(self.datasets):
+            here = np.full(len(samples), True) if which is None else which == number
+            rows[here] = dataset.rows_of(samples[here])
+        return rows
+
     def layouts(self) -> list[Layout]:
-        """The Layout of each field of each H5Dataset."""
-        return [layout for dataset in self.datasets for layout in leaves(dataset.layouts)]
+        """The Layout of each dataset that is read, of each H5Dataset."""
+        return [read.layout for dataset in self.datasets for read in dataset.reads]
 
     def filters(self) -> set[int]:
         """HDF5's numbers of the filters that reading must undo."""

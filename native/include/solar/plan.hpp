@@ -85,10 +85,11 @@ class Sweep {
   Sweep(std::shared_ptr<const Units> units, std::int64_t room, std::int64_t burst, std::int64_t ahead,
         std::int64_t gap, bool lasting = false);
 
-  // Goes back over the steps before those that it has seen, and if asked writes down what is read and dropped when.
-  // Throws Error(plan) when the uses of ahead + 1 steps take more than the room.
+  // Goes back over the steps before those that it has seen, and if asked writes down what is read and dropped when. An
+  // epoch may come in several calls, all but the first of which `goes_on`. Throws Error(plan) when the uses of ahead + 1 steps take more than the room.
   // REQUIRES: items in [0, units.items).
-  Counts back(std::span<const Item> items, std::span<const std::int64_t> starts, Record* record = nullptr);
+  Counts back(std::span<const Item> items, std::span<const std::int64_t> starts, Record* record = nullptr,
+              bool goes_on = false);
 
   // What must be in memory before the first step seen, ascending; `rest` gets what reading it costs.
   std::vector<Item> residents(Counts& rest) const;
@@ -111,6 +112,7 @@ class Sweep {
   std::vector<std::uint64_t> later_;            // ripe, and waiting for what an earlier call of back() saw
   std::vector<std::vector<Item>> locked_;       // uses of the last ahead + 1 steps, a ring
   std::size_t turn_ = 0;
+  std::size_t behind_ = 0;  // steps seen of the epoch at hand
   std::vector<Extent> aside_;  // empty but in flush()
   std::unordered_map<Item, std::int64_t> again_;  // locked items: how many of their uses in the ring but one
 };

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "solar/extents.hpp"
 #include "solar/memory.hpp"
 #include "solar/node.hpp"
 #include "solar/reader.hpp"
@@ -43,7 +44,7 @@ struct RunStats {
 
 class Run {
  public:
-  // Rows of one Source, for one field of the batches. Parts of a field have rows of equal size.
+  // Rows of one Source, for one field of the batches. Parts of a field have samples of equal size.
   struct Part {
     std::shared_ptr<const Source> source;
     std::size_t field = 0;
@@ -52,10 +53,12 @@ class Run {
     bool direct = false;                     // rows that are not held are expected: read `ahead` steps before their use
     std::uint64_t ahead = 0;                 // steps from a load to the first step that may use it
     std::uint64_t gap = 0;                   // holes below this are read over
+    std::shared_ptr<const Extents> extents = nullptr;  // null: a sample is a row
   };
   // An epoch of a part. Step s uses rows[starts[s], starts[s + 1]), which go to these positions of its batch (none: one
-  // after another; below 0: to that of another rank); after it, loads[ends[s], ends[s + 1]) are read. Before the first
-  // step, groups of `start` are.
+  // after another; below 0: to that of another rank). With extents these are samples, each of which uses several rows, and
+  // `last` has a bit for each of them, from the lowest on: all uses are never listed. After the step,
+  // loads[ends[s], ends[s + 1]) are read. Before the first step, groups of `start` are.
   struct Epoch {
     std::span<const std::int32_t> rows;
     std::span<const std::int32_t> positions;
@@ -65,6 +68,7 @@ class Run {
     std::span<const std::int64_t> ends;
     std::span<const std::int32_t> start;
     std::span<const std::int64_t> start_ends, start_due;  // group g is needed at step start_due[g]
+    std::span<const std::int64_t> sizes;                  // samples of each batch; set by append()
   };
   struct Batch {
     std::vector<std::unique_ptr<MemoryPool::Block>> fields;
@@ -79,7 +83,7 @@ class Run {
   ~Run();  // close(), unless that was given up before: then it leaves its thread and memory as they are
 
   std::size_t part(const Part& part);
-  // The next epoch, of every part; `sizes` has the rows of each batch. The arrays stay as long as `keep`, which comes back
+  // The next epoch, of every part; `sizes` has the samples of each batch. The arrays stay as long as `keep`, which comes back
   // by retired(). Throws std::invalid_argument where arrays do not fit each other.
   void append(std::vector<std::int64_t> sizes, std::vector<Epoch> parts, std::shared_ptr<const void> keep);
   // The next batch. False when `limit` passed first. Throws its error: then it is taken, too.

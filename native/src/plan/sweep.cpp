@@ -162,7 +162,7 @@ void Sweep::flush(Bits& ripe, std::int64_t target, Counts& counts, Record* recor
   request_ = request.after;
 }
 
-Counts Sweep::back(std::span<const Item> items, std::span<const std::int64_t> starts, Record* record) {
+Counts Sweep::back(std::span<const Item> items, std::span<const std::int64_t> starts, Record* record, bool goes_on) {
   Counts counts;
   const std::size_t steps = starts.size() - 1;
   std::vector<std::int64_t> from_back(record != nullptr ? steps + 1 : 0);  // loads of issue step i and all after it
@@ -171,9 +171,10 @@ Counts Sweep::back(std::span<const Item> items, std::span<const std::int64_t> st
     record->loads.reserve(items.size());  // mostly fewer; growing would take twice the memory
   }
   // What waits for these epochs' steps is read before what waits for later ones.
-  for (std::size_t word = 0; word < later_.size(); ++word) later_[word] |= std::exchange(ripe_[word], 0);
+  for (std::size_t word = 0; !goes_on && word < later_.size(); ++word) later_[word] |= std::exchange(ripe_[word], 0);
+  behind_ = goes_on ? behind_ : 0;
   for (std::size_t step = steps; step-- > 0;) {
-    unlock(lasting_ && steps - step <= locked_.size() ? later_ : ripe_);
+    unlock(lasting_ && ++behind_ <= locked_.size() ? later_ : ripe_);
     std::vector<Item>& mine = locked_[turn_];
     mine.assign(items.begin() + starts[step], items.begin() + starts[step + 1]);
     turn_ = (turn_ + 1) % locked_.size();

@@ -176,11 +176,11 @@ void Run::Impl::prepare(const Planned& epoch, std::size_t step, Making& made) {
   made.fetched.resize(parts.size());
   made.batch.fields.resize(fields);
   made.loan = std::make_shared<Loan>(doors);  // now: nothing may go wrong when it is taken
-  const auto rows = static_cast<std::uint64_t>(epoch.sizes[step]);
+  const auto samples = static_cast<std::uint64_t>(epoch.sizes[step]);
   for (const PartRun& part : parts) {
     auto& field = made.batch.fields[part.part().field];
     if (field != nullptr) continue;
-    field = std::make_unique<Lent>(pool->take(std::max<std::uint64_t>(1, rows * part.row_nbytes())), made.loan);
+    field = std::make_unique<Lent>(pool->take(std::max<std::uint64_t>(1, samples * part.sample_nbytes())), made.loan);
   }
   for (std::size_t p = 0; p < parts.size(); ++p) {
     if (!parts[p].part().direct) continue;

@@ -34,6 +34,23 @@ PartRun::PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch, c
   }
 }
 
+template <typename Act>
+void PartRun::each_use(const Run::Epoch& epoch, std::size_t step, const Act& act) const {
+  const auto begin = static_cast<std::size_t>(epoch.starts[step]), end = static_cast<std::size_t>(epoch.starts[step + 1]);
+  for (std::size_t i = begin; i < end; ++i) {
+    const std::int64_t position = epoch.positions.empty() ? static_cast<std::int64_t>(i - begin) : epoch.positions[i];
+    if (part_.extents == nullptr) {
+      act(i, epoch.rows[i], position);
+      continue;
+    }
+    const Extents& extents = *part_.extents;
+    const Extents::Place place = extents.place(epoch.rows[i]);
+    extents.each_slot(position, epoch.sizes[step], [&](std::size_t k, std::int64_t slot) {
+      act(i * extents.slots() + k, static_cast<std::int32_t>(extents.row(place, k)), slot);
+    });
+  }
+}
+
 bool PartRun::read_as_one(std::int64_t row, std::int64_t other) const {
   if (lines_.number(row) != lines_.number(other)) return false;
   const auto first = part_.source->part_first;
@@ -198,9 +215,9 @@ void PartRun::settled(const Loading& loading, bool lost) {
 // Notes what the step uses and is on its way. False when that is nothing.
 bool PartRun::awaits(const Run::Epoch& epoch, std::size_t step) {
   awaited_.clear();
-  for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
-    if (const std::size_t k = key(epoch.rows[static_cast<std::size_t>(use)]); coming_[k]) awaited_.push_back(k);
-  }
+  each_use(epoch, step, [this](std::size_t, std::int32_t row, std::int64_t) {
+    if (const std::size_t k = key(row); coming_[k]) awaited_.push_back(k);
+  });
   std::sort(awaited_.begin(), awaited_.end());
   return !awaited_.empty();
 }
@@ -229,38 +246,34 @@ void PartRun::check_due(std::int32_t row, const char* what) const {
 bool PartRun::chosen(const Run::Epoch& epoch, std::size_t step, bool held) {
   rows_.clear();
   positions_.clear();
-  for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
-    const auto i = static_cast<std::size_t>(use);
-    const std::int64_t position = epoch.positions.empty() ? use - epoch.starts[step] : epoch.positions[i];
-    if (position < 0 || buffer_.holds(key(epoch.rows[i])) != held) continue;
-    if (held) check_due(epoch.rows[i], "uses");
-    rows_.push_back(epoch.rows[i]);
+  each_use(epoch, step, [this, held](std::size_t, std::int32_t row, std::int64_t position) {
+    if (position < 0 || buffer_.holds(key(row)) != held) return;
+    if (held) check_due(row, "uses");
+    rows_.push_back(row);
     positions_.push_back(position);
-  }
+  });
   return !rows_.empty();
 }
 
 // Of the uses of rows that are held, all but each one's first since it was loaded were read for before.
 void PartRun::count_hits(const Run::Epoch& epoch, std::size_t step, RunStats& stats) {
-  for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
-    const auto i = static_cast<std::size_t>(use);
-    const std::size_t k = key(epoch.rows[i]);
-    if (!buffer_.holds(k)) continue;
-    if (!fresh_[k] && (epoch.positions.empty() || epoch.positions[i] >= 0)) ++stats.hits;
+  each_use(epoch, step, [this, &stats](std::size_t, std::int32_t row, std::int64_t position) {
+    const std::size_t k = key(row);
+    if (!buffer_.holds(k)) return;
+    if (!fresh_[k] && position >= 0) ++stats.hits;
     fresh_[k] = false;
-  }
+  });
 }
 
 bool PartRun::mend(const Run::Epoch& epoch, std::size_t step, std::uint64_t now, RunStats& stats) {
   if (lost_.empty()) return false;
   std::vector<std::int32_t> wanted;
-  for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
-    const auto i = static_cast<std::size_t>(use);
-    if (const std::size_t k = key(epoch.rows[i]); lost_.contains(k) && epoch.last[i] == 0) {
+  each_use(epoch, step, [&](std::size_t use, std::int32_t row, std::int64_t) {
+    if (const std::size_t k = key(row); lost_.contains(k) && !is_last(epoch, use)) {
       lost_.erase(k);
-      wanted.push_back(epoch.rows[i]);
+      wanted.push_back(row);
     }
-  }
+  });
   if (wanted.empty()) return false;
   stats.recovered += wanted.size();
   stats.reads -= wanted.size();  // they were counted when they were lost
@@ -270,12 +283,9 @@ bool PartRun::mend(const Run::Epoch& epoch, std::size_t step, std::uint64_t now,
 
 std::vector<std::int64_t> PartRun::missing(const Run::Epoch& epoch, std::size_t step) const {
   std::vector<std::int64_t> uses;
-  for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
-    const auto i = static_cast<std::size_t>(use);
-    if (epoch.positions.empty() || epoch.positions[i] >= 0) {
-      if (!buffer_.holds(key(epoch.rows[i]))) uses.push_back(use);
-    }
-  }
+  each_use(epoch, step, [this, &uses](std::size_t use, std::int32_t row, std::int64_t position) {
+    if (position >= 0 && !buffer_.holds(key(row))) uses.push_back(static_cast<std::int64_t>(use));
+  });
   return uses;
 }
 
@@ -296,12 +306,11 @@ Reader::Ticket PartRun::put_together(const Run::Epoch& epoch, std::size_t step, 
 }
 
 void PartRun::drop(const Run::Epoch& epoch, std::size_t step) {
-  for (std::int64_t use = epoch.starts[step]; use < epoch.starts[step + 1]; ++use) {
-    const auto i = static_cast<std::size_t>(use);
-    if (epoch.last[i] == 0) continue;
-    check_due(epoch.rows[i], "drops");
-    if (const std::size_t k = key(epoch.rows[i]); buffer_.holds(k)) buffer_.drop(k);
-  }
+  each_use(epoch, step, [this, &epoch](std::size_t use, std::int32_t row, std::int64_t) {
+    if (!is_last(epoch, use)) return;
+    check_due(row, "drops");
+    if (const std::size_t k = key(row); buffer_.holds(k)) buffer_.drop(k);
+  });
 }
 
 }  // namespace solar::run

@@ -34,6 +34,9 @@ class PartRun {
 
   const Run::Part& part() const noexcept { return part_; }
   std::uint64_t row_nbytes() const noexcept { return part_.source->row_nbytes(); }
+  std::uint64_t sample_nbytes() const {
+    return row_nbytes() * (part_.extents == nullptr ? 1 : part_.extents->slots());
+  }
   std::size_t held_nbytes() const noexcept { return buffer_.held_nbytes(); }
 
   // Starts reading these rows into the buffer, for use at step `due` or later. Of a start, those held are passed over.
@@ -89,6 +92,12 @@ class PartRun {
 
   std::size_t key(std::int32_t row) const noexcept {
     return part_.stored ? lines_.number(row) : static_cast<std::size_t>(row);
+  }
+  // Calls act(use, row, position) for each use of a step, with its number in the epoch.
+  template <typename Act>
+  void each_use(const Run::Epoch& epoch, std::size_t step, const Act& act) const;
+  bool is_last(const Run::Epoch& epoch, std::size_t use) const noexcept {
+    return part_.extents == nullptr ? epoch.last[use] != 0 : (epoch.last[use / 8] >> use % 8 & 1) != 0;
   }
   bool read_as_one(std::int64_t row, std::int64_t other) const;
   void share();

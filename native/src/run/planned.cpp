@@ -32,7 +32,8 @@ void check_rows(std::span<const std::int32_t> rows, std::int64_t all, const char
 void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes, bool alone,
            bool shared) {
   const std::int64_t all = part.source->part_first.back();
-  check_rows(epoch.rows, all, "rows");
+  const Extents* const extents = part.extents.get();
+  check_rows(epoch.rows, extents == nullptr ? all : extents->samples(), "rows");
   check_rows(epoch.loads, all, "loads");
   check_rows(epoch.start, all, "start");
   if (epoch.starts.size() != sizes.size() + 1 || epoch.ends.size() != sizes.size() + 1 || epoch.starts[0] != 0) {
@@ -41,10 +42,12 @@ void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std
   check_ends(epoch.starts, epoch.rows.size(), "starts");
   check_ends(epoch.ends, epoch.loads.size(), "ends");
   check_ends(epoch.start_ends, epoch.start.size(), "start_ends");
-  if (epoch.last.size() != epoch.rows.size()) refuse("last must be as long as rows");
+  const std::size_t flags = extents == nullptr ? epoch.rows.size() : (epoch.rows.size() * extents->slots() + 7) / 8;
+  if (epoch.last.size() != flags) refuse("last must be as long as rows");
   if (epoch.start_due.size() != epoch.start_ends.size()) refuse("start_due must be as long as start_ends");
   if (!epoch.positions.empty() && epoch.positions.size() != epoch.rows.size()) refuse("positions must be as long as rows");
-  const auto most = static_cast<std::int64_t>(INT64_MAX / std::max<std::uint64_t>(1, part.source->row_nbytes()));
+  const auto most = static_cast<std::int64_t>(INT64_MAX / std::max<std::uint64_t>(1, part.source->row_nbytes())) /
+                    static_cast<std::int64_t>(extents == nullptr ? 1 : extents->slots());
   for (std::size_t step = 0; step < sizes.size(); ++step) {
     if (sizes[step] < 0 || sizes[step] > most) refuse("a batch of " + std::to_string(sizes[step]) + " rows");
     const std::int64_t uses = epoch.starts[step + 1] - epoch.starts[step];

@@ -36,12 +36,18 @@ Run::~Run() {
 std::size_t Run::part(const Part& part) {
   impl_->check_process();
   if (impl_->begun) throw std::logic_error("a part is added before the first epoch");
+  const std::uint64_t slots = part.extents == nullptr ? 1 : part.extents->slots();
+  std::uint64_t nbytes = 0;
+  if (__builtin_mul_overflow(slots, part.source->row_nbytes(), &nbytes) || nbytes > INT64_MAX) {
+    throw std::invalid_argument(part.source->name + ": a sample of " + std::to_string(slots) + " rows");
+  }
+  if (part.extents != nullptr) part.extents->check(part.source->part_first.back());
   if (!part.stored && part.pages > 0 && part.page_nbytes != part.source->row_nbytes()) {
     throw std::invalid_argument(part.source->name + ": a page is a row, unless lines of chunks are kept");
   }
   for (const PartRun& other : impl_->parts) {
-    if (other.part().field == part.field && other.row_nbytes() != part.source->row_nbytes()) {
-      throw std::invalid_argument(part.source->name + ": rows of another size than the field's other parts");
+    if (other.part().field == part.field && other.sample_nbytes() != part.source->row_nbytes() * slots) {
+      throw std::invalid_argument(part.source->name + ": samples of another size than the field's other parts");
     }
   }
   std::byte* memory = nullptr;
@@ -72,7 +78,8 @@ void Run::append(std::vector<std::int64_t> sizes, std::vector<Epoch> parts, std:
     run::check(parts[p], part, sizes, of_field == 1, impl_->node != nullptr);
   }
   const std::uint64_t digest = impl_->node == nullptr ? 0 : run::digest(sizes.size(), impl_->parts, parts);
-  auto made = std::make_shared<const Planned>(Planned{std::move(sizes), std::move(parts), std::move(keep), digest});
+  auto made = std::make_shared<Planned>(Planned{std::move(sizes), std::move(parts), std::move(keep), digest});
+  for (Epoch& epoch : made->parts) epoch.sizes = made->sizes;
   const std::lock_guard lock(impl_->mutex);
   if (impl_->closing) throw Error(Kind::read, "the Run is closed");
   impl_->planned.push_back(std::move(made));

@@ -20,21 +20,29 @@ Array = np.ndarray[Any, Any]
 
 
 class PendingField:
-    """One field of a batch, read in one or several parts into the same memory."""
+    """One field of a batch, read in one or several parts into the same memory, or with the field `beside` it."""
 
-    def __init__(self, parts: list[Pending], field: Field | None, rows: Array | None = None) -> None:
+    def __init__(
+        self,
+        parts: list[Pending],
+        field: Field | None,
+        rows: Array | None = None,
+        cut: Callable[[Array], Array] | None = None,
+        beside: PendingField | None = None,
+    ) -> None:
         self.parts = parts
         self.field = field
         self.rows = rows  # the samples' rows in their data set
+        self._cut, self._beside = cut, beside  # what it has of the values, which are those of several fields
         self.nbytes = 0
         for part in parts:
             self.nbytes += part.nbytes
 
     def wait(self, end: float | None) -> Array:
         """Waits for the values, as stored. TimeoutError at `end`, a time of the monotonic clock."""
-        for part in self.parts:
+        for part in (self if self._beside is None else self._beside).parts:
             values = part.wait(None if end is None else max(0.0, end - time.monotonic()))
-        return values
+        return values if self._cut is None else self._cut(values)
 
 
 class PendingBatch:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from solar.errors import PlanError
+from solar.extents import Extents
 from solar.io.machine import available as machine
 from solar.io.machine import profile
 from solar.io.machine.figures import size
@@ -17,7 +20,7 @@ from solar.io.read.engine import ROOM
 from solar.io.read.run import threads
 from solar.planner.budget import Needs, divided
 from solar.planner.job import followed, predicted
-from solar.planner.order import random
+from solar.planner.order import ShuffledUses, random
 from solar.planner.planned_passes import PlannedPasses, shared
 from solar.planner.regions import whole
 from solar.planner.share import wholes
@@ -111,26 +114,33 @@ def fit_page_cache(layouts: Sequence[Layout], ranks: int) -> bool:
 
 
 def auto(
-    layouts: Sequence[Layout], batch: int, given: Storage | None, needs: Needs, ranks: int, epochs: int | None
+    reads: Sequence[tuple[Layout, Extents | None]],
+    batch: int,
+    given: Storage | None,
+    needs: Needs,
+    ranks: int,
+    epochs: int | None,
 ) -> tuple[int, str]:
     """The bytes that a buffer should have where nobody has said, or 0; and why. `needs`: what its batches take.
 
     So many ranks of this node have one each.
     """
+    layouts = [layout for layout, _ in reads]
     fits = fit_page_cache(layouts, ranks)
     if fits and not any(form.filters for one in layouts for form in one.forms):
         return 0, FITS
     units = [of_layout(layout) for layout in layouts]
     stored = sum(one.total_nbytes for one in units)
-    everything = sum(layout.nbytes + 16 * batch * layout.sample_nbytes for layout in layouts)
+    everything = sum(layout.nbytes + 16 * batch * slots_of(own) * layout.sample_nbytes for layout, own in reads)
     memory = min(machine.free_nbytes() // FREE // ranks, everything + everything // 8)
     if memory < needs.least:
         return 0, f"{size(memory)} of the memory could be had, and the batches alone take {size(needs.least)}"
     kept = divided(memory, batch, [needs], wholes([whole(one) for one in units])).parts
     without = with_it = 0.0
-    for layout, one in zip(layouts, units, strict=True):
+    for (layout, extents), one in zip(reads, units, strict=True):
         storage = storage_of(layout, given, warm=fits)[0]
-        plain, swept = modelled(one, batch, kept * one.total_nbytes // max(stored, 1), storage, epochs)
+        memory_of_it = kept * one.total_nbytes // max(stored, 1)
+        plain, swept = modelled(one, batch, memory_of_it, storage, epochs, extents)
         without, with_it = without + plain, with_it + swept
     if without < max(with_it + LEAST_EPOCH_SECONDS, WORTH_A_BUFFER * with_it):
         return 0, f"an epoch would take about {without:.2g} s without a buffer, {with_it:.2g} s with {size(memory)}"
@@ -138,16 +148,19 @@ def auto(
     return memory, f"{why}: an epoch takes about {with_it:.2g} s instead of {without:.2g} s"
 
 
-def modelled(units: Units, batch: int, memory: int, storage: Storage, epochs: int | None = None) -> tuple[float, float]:
+def modelled(
+    units: Units, batch: int, memory: int, storage: Storage, epochs: int | None = None, extents: Extents | None = None
+) -> tuple[float, float]:
     """About how many seconds an epoch takes without a buffer and with so much for what is kept.
 
     Of a smaller copy of the data set, with batches that are smaller, too. A later epoch, unless there is but one.
     """
     epochs = min(epochs or MODEL_EPOCHS, MODEL_EPOCHS)
     copy, batch, smaller = _smaller(units, batch)
+    order, extents = _fewer(copy.samples, extents, smaller)
+    terms: dict[str, Any] = {"batch": batch, "epochs": epochs, "extents": extents}
     without, with_it = (
-        predicted(random(copy.samples), copy, storage, batch=batch, memory=room, epochs=epochs).seconds * smaller
-        for room in (0, int(memory / smaller))
+        predicted(order, copy, storage, memory=room, **terms).seconds * smaller for room in (0, int(memory / smaller))
     )
     return without, with_it
 
@@ -161,8 +174,9 @@ def foresight(window: PlannedPasses, epochs: int | None) -> str:
     apart = together = stored = 0.0
     for piece, room, storage in zip(window.pieces, shared(window.memory, window.pieces), window.storages, strict=True):
         copy, batch, smaller = _smaller(piece.units, window.batch)
-        terms = {"batch": batch, "memory": int(room / smaller), "epochs": epochs}
-        plans = [followed(random(copy.samples), copy, storage, **terms, known=known) for known in (1, epochs)]
+        order, extents = _fewer(copy.samples, piece.extents, smaller)
+        terms: dict[str, Any] = {"batch": batch, "memory": int(room / smaller), "epochs": epochs, "extents": extents}
+        plans = [followed(order, copy, storage, **terms, known=known) for known in (1, epochs)]
         one, all_ = (plan.outcome(range(epochs)).bytes * smaller for plan in plans)
         apart, together, stored = apart + one, together + all_, stored + piece.units.total_nbytes
     if together >= WORTH_FORESIGHT * apart:
@@ -171,6 +185,21 @@ def foresight(window: PlannedPasses, epochs: int | None) -> str:
         "With a `generator` or a PlanSampler the next epochs would be known, and an epoch would read about "
         f"{together / stored:.1f} times the data instead of {apart / stored:.1f}, as modelled."
     )
+
+
+def slots_of(extents: Extents | None) -> int:
+    """The rows that make up a sample."""
+    return 1 if extents is None else extents.slots
+
+
+def _fewer(rows: int, extents: Extents | None, smaller: float) -> tuple[ShuffledUses, Extents | None]:
+    """The samples of a smaller copy of so many rows, which are used as often, and their order."""
+    if extents is None:
+        return random(rows), None
+    samples = max(1, min(rows, round(len(extents) / smaller)))
+    column = np.zeros(1, np.int64)
+    thin = Extents(np.array([0, samples]), column, column, column + rows, max(1, rows // samples), extents.fields)
+    return random(samples), thin
 
 
 def _smaller(units: Units, batch: int) -> tuple[Units, int, float]:

@@ -24,7 +24,7 @@ from solar.planner.sweep import Counts, KeepPolicy, total
 from solar.planner.units import not_carried
 from solar.torch.buffer import budget as sizing
 from solar.torch.buffer.group import RankGroup, check_alone, checked, those_of
-from solar.torch.buffer.located import Hold, PassPlan, Queued, layouts_of, pieces_of, rows_of
+from solar.torch.buffer.located import Hold, PassPlan, Queued, layouts_of, pieces_of, rows_of, slots_of
 from solar.torch.buffer.thread import Background, apart, failed, in_background, unless
 from solar.torch.monitor.stats import Stats
 from solar.torch.order.position import SamplerState
@@ -151,7 +151,8 @@ class Buffered:
         found = None if left else those_of(self._exchange, order)
         ranks = sizing.ranks_here() if found is None else 1  # that have a buffer each
         batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
-        gains = partial(sizing.auto, layouts, batch * all_, self._storage, own(batch), ranks, self._epochs)
+        reads = [(read.layout, read.extents) for one in beneath.datasets for read in one.reads]
+        gains = partial(sizing.auto, reads, batch * all_, self._storage, own(batch), ranks, self._epochs)
         self._weighed = cache(gains)
         if left:
             return 0  # where nobody has asked for a buffer, it would draw from the sampler long before
@@ -292,7 +293,8 @@ class Buffered:
             if amid:
                 return None
             self._end()
-        makers = list(islice(later, planned_together(len(segment.planned.rows), first=True)))
+        uses = len(segment.planned.rows) * slots_of(beneath)
+        makers = list(islice(later, planned_together(uses, first=True)))
         window = apart(lambda stopped: self._planned(makers, beneath, budget, stopped))
         if self.running is not None and not self._goes_on(window):
             if amid:
@@ -360,7 +362,7 @@ class Buffered:
         assert window is not None
         assert budget is not None
         if window.next == window.segments.stop:
-            uses = len(window.segment(window.next - 1).planned.rows)
+            uses = window.uses(window.next - 1)
             makers = list(islice(self._later, planned_together(uses, first=False)))
             if not makers:
                 return

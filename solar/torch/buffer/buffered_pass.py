@@ -11,17 +11,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from solar.io.field import Field
-from solar.io.read.reader import Rows
 from solar.io.read.run import Run, Running, scratch_nbytes, threads
 from solar.planner import budget
 from solar.planner.budget import AheadSpec as AheadSpec
 from solar.planner.budget import Needs, SampleBytes, divided
 from solar.planner.pass_uses import PassUses, alone
-from solar.torch.batch.pending import PendingBatch, PendingField
+from solar.torch.batch.pending import PendingBatch, PendingField, leaves
 from solar.torch.buffer.buffer import Buffered, Room
 from solar.torch.buffer.group import RankGroup
 from solar.torch.buffer.located import Hold, PassPlan, located, rows_of
+from solar.torch.dataset import H5Dataset, Reading
 from solar.torch.order.position import EpochPosition, Indices, SamplerState
 from solar.torch.order.stream import Array, Pass, cut_at
 from solar.torch.source import SampleSource
@@ -48,9 +47,9 @@ class BufferedPass:
         self._buffer, self._beneath, self._batches = buffer, beneath, batches
         self._passage, self._course, self._pace = passage, course, pace
         opened = beneath.first.opened()
-        self._fields = [PendingField([], leaf.field) for leaf in opened]
-        self._by_row = any(leaf.field is not None and leaf.field.by_row for leaf in opened)
-        self._row_nbytes = sum(leaf.rows.sample_nbytes for leaf in opened)
+        self._fields = [PendingField([], field) for field in leaves(beneath.first.fields)]
+        self._by_row = any(one.field is not None and one.field.by_row for one in self._fields)
+        self._row_nbytes = sum(one.rows.sample_nbytes for one in opened)
         self._drawn: Iterator[Any] = iter(())
         self._whole: Pass | None = None  # drawn as arrays, but not yet known to the run
         self._cut: Pass | None = None  # what `_drawn` cuts
@@ -186,11 +185,14 @@ class BufferedPass:
         uses = self._segment.batches
         here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
         names = uses.rows[here].astype(np.int64)
-        fields = [PendingField([], one.field, names) for one in self._fields] if self._by_row else self._fields
+        fields = self._fields
+        if self._by_row:
+            rows = self._beneath.rows_of(None if uses.which is None else uses.which[here], names)
+            fields = [PendingField([], one.field, rows) for one in self._fields]
         if uses.which is not None:
             names = self._beneath.names(uses.which[here], names)
-        structure, nbytes = self._beneath.first.layouts, len(names) * self._row_nbytes
-        made = RunBatch(structure, fields, nbytes, self._hold.run, self._hold.base + number, len(names))
+        nbytes = len(names) * self._row_nbytes
+        made = RunBatch(self._beneath.first, fields, nbytes, self._hold.run, self._hold.base + number, len(names))
         made.alone = self._pace.threads == 0
         if self._segment.weights is not None:
             made.weight = float(self._segment.weights[number])
@@ -236,17 +238,20 @@ class BufferedPass:
 def needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
     """What batches of so many samples take while they are made and used (planner/budget.py)."""
     opened = beneath.first.opened()
-    fields = [SampleBytes(leaf.rows.sample_nbytes, made_nbytes(leaf.field, leaf.rows)) for leaf in opened]
+    fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in opened]
     scratch = max(scratch_nbytes(rows.layout) for rows in rows_of(beneath))
     return budget.needs(fields, pace, batch, scratch=scratch, threads=threads(), exchange=exchange, inbox=inbox)
 
 
-def made_nbytes(field: Field | None, rows: Rows) -> int:
-    """The bytes of a sample as a Field makes it, in memory of its own; 0 where it stays as it was read."""
-    if field is None:
-        return 0
-    shape, dtype = field.shape_of(rows.layout.sample_shape, rows.dtype)
-    return math.prod(shape) * dtype.itemsize
+def made_nbytes(opened: Reading) -> int:
+    """The bytes of a sample as Fields make it, in memory of its own; 0 where it stays as it was read."""
+    rows, made = opened.rows, []
+    for at, field in enumerate(opened.fields):
+        if field is not None:
+            shape, dtype = field.shape_of(rows.shapes[at], rows.dtype)
+            made.append(math.prod(shape) * dtype.itemsize)
+    kept = rows.sample_nbytes if 0 < len(made) < len(opened.fields) else 0  # for those that stay as they were read
+    return sum(made) + kept
 
 
 class RunBatch(PendingBatch):
@@ -256,15 +261,15 @@ class RunBatch(PendingBatch):
 
     def __init__(
         self,
-        structure: Any,
+        dataset: H5Dataset,
         fields: list[PendingField],
         nbytes: int,
         running: Run,
         number: int,
         samples: int,
     ) -> None:
-        super().__init__(structure, fields)
-        self.nbytes = nbytes
+        super().__init__(dataset.layouts, fields)
+        self.nbytes, self._dataset = nbytes, dataset
         self._running, self._number, self._samples = running, number, samples
         self._came: list[Any] | None = None
         self._counts: dict[str, int] = {}
@@ -276,7 +281,8 @@ class RunBatch(PendingBatch):
         """The run keeps the batch until it is kept here; and it is kept here until the user has it."""
         values = self._came
         if values is None:
-            values, counts = self._running.wait(self._number, self._samples, seconds)
+            came, counts = self._running.wait(self._number, self._samples, seconds)
+            values = self._dataset.in_order(came)
             self._counts = {**counts, "made_by_run": 1}
             self._came = values if self.alone else None
         self._running.let_go(self._number)

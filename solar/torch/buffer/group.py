@@ -22,6 +22,7 @@ from solar.planner.budget import Needs
 from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.planned_passes import Piece
 from solar.planner.sharing import SENDING, Sharing
+from solar.torch.batch.pending import leaves
 from solar.torch.buffer.located import layouts_of, located, pieces_of
 from solar.torch.order.stream import IndexStream, Pass
 from solar.torch.source import SampleSource
@@ -103,6 +104,7 @@ class RankGroup:
         own = {"part": self.rank}
         alone = int(self.rank == with_.rank and self.ranks == with_.ranks)  # in having this part
         data = [f"{layout.name} in {layout.paths[0]}, {layout.digest[:16]}" for layout in layouts_of(beneath)[:8]]
+        data += [own.digest[:16] for one in datasets for own in leaves(one.extents)[:8] if own is not None][:8]
         same = {"data": data, "length": sum(map(len, datasets)), **facts, "exchange": exchange, "balance": balance}
         least = {"alone": alone, "nbytes": nbytes}
         self.replaced = beneath.replaced(gone=True)

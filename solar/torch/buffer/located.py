@@ -15,7 +15,6 @@ from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.planned_passes import Piece
 from solar.planner.regions import whole
 from solar.planner.units import of_layout
-from solar.torch.batch.pending import leaves
 from solar.torch.order.stream import Pass
 from solar.torch.source import SampleSource
 from solar.values import Layout
@@ -24,15 +23,22 @@ LOCATED = 1 << 18  # samples at a time, so that what looking for them takes does
 
 
 def layouts_of(beneath: SampleSource) -> list[Layout]:
-    """Of each H5Dataset each field, as the pieces of `pieces_of` are."""
+    """Of each H5Dataset each dataset that is read, as the pieces of `pieces_of` are."""
     return beneath.layouts()
 
 
 def pieces_of(beneath: SampleSource) -> list[Piece]:
-    """What is planned for itself: of each H5Dataset each field."""
-    fields = len(leaves(beneath.first.layouts))
-    layouts = layouts_of(beneath)
-    return [Piece(at // fields, at % fields, whole(of_layout(layout))) for at, layout in enumerate(layouts)]
+    """What is planned for itself: of each H5Dataset each dataset that is read."""
+    return [
+        Piece(at, number, whole(of_layout(read.layout)), read.extents)
+        for at, dataset in enumerate(beneath.datasets)
+        for number, read in enumerate(dataset.reads)
+    ]
+
+
+def slots_of(beneath: SampleSource) -> int:
+    """The rows that make up a sample, of the field that has most of them."""
+    return max(1 if read.extents is None else read.extents.slots for read in beneath.first.reads)
 
 
 def located(beneath: SampleSource, made: Pass) -> SampleUses:
@@ -53,8 +59,8 @@ def located(beneath: SampleSource, made: Pass) -> SampleUses:
 
 
 def rows_of(beneath: SampleSource) -> list[Rows]:
-    """What reads each part: of each H5Dataset each field."""
-    return [leaf.rows for dataset in beneath.datasets for leaf in dataset.opened()]
+    """What reads each part: of each H5Dataset each dataset that is read."""
+    return [one.rows for dataset in beneath.datasets for one in dataset.opened()]
 
 
 @dataclass(eq=False)

@@ -121,14 +121,15 @@ class Skipping:
         which, rows = self._beneath.locate(samples)
         found = []
         for number, row in zip(which.tolist(), rows.tolist(), strict=True):
-            layouts = leaves(self._beneath.datasets[number].layouts)
-            found.append({(number, field, *_line(layout, row)): row for field, layout in enumerate(layouts)})
+            dataset = self._beneath.datasets[number]
+            lines = [_line(read.layout, row) if read.extents is None else (-1, row) for read in dataset.reads]
+            found.append({(number, read, *line): row for read, line in enumerate(lines)})
         return found
 
     def _start(self, place: Place, row: int) -> Pending | Exception:
-        number, field, *_ = place
+        number, read, *_ = place
         try:
-            started: Pending = self._beneath.datasets[number].opened()[field].rows.start(np.array([row]))
+            started: Pending = self._beneath.datasets[number].opened()[read].rows.start(np.array([row]))
         except UNREADABLE as error:
             return error
         return started

@@ -81,7 +81,9 @@ class ShortWay:
 
 def assembly(beneath: SampleSource, collation: Collation | None) -> Assemble | None:
     """None where it takes more than naming them."""
-    rows, structure = [leaf.rows for leaf in beneath.first.opened()], beneath.first.layouts
+    rows, structure = [one.rows for one in beneath.first.opened()], beneath.first.layouts
+    if any(one.extents is not None for one in rows):
+        return None  # fields that are read together are cut apart
     if collation is None or not all(collation.as_they_are(one.dtype, 1 + len(one.layout.sample_shape)) for one in rows):
         return None
     if isinstance(structure, dict):
@@ -114,7 +116,7 @@ def of_reader(
     """Batches that are read one by one; None where these are not plain, or too large to be `ahead` of the loop."""
     if len(beneath.datasets) > 1 or beneath.room is not None or samples < 1:
         return None
-    rows = [leaf.rows for leaf in beneath.first.opened()]
+    rows = [one.rows for one in beneath.first.opened()]
     nbytes = samples * sum(one.sample_nbytes for one in rows)
     if not all(one.plain for one in rows) or (ahead + 1) * nbytes > nbytes_ahead:
         return None
@@ -160,7 +162,7 @@ class OfReader:
     ) -> None:
         self.samples, self.ahead, self.assemble = samples, ahead, assemble
         self.indices, self._beneath = indices, beneath
-        self._rows = [leaf.rows for leaf in beneath.first.opened()]
+        self._rows = [one.rows for one in beneath.first.opened()]
         self.nbytes = samples * sum(one.sample_nbytes for one in self._rows)
         self._coming: deque[tuple[tuple[Ticket, ...], tuple[Any, ...], Any] | Exception] = deque()
         self.begun = 0

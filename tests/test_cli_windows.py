@@ -1,0 +1,85 @@
+"""`solar plan --window`: what it says of windows is what the loader's run reads; and what it does not take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from buffer_kit import DISK, LAYOUTS, run_of
+from windows_kit import written
+
+from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows
+from solar.cli import main
+
+TERMS = ["--latency", "1ms", "--bandwidth", "100MB/s", "--iops", "500", "--batch-size", "8", "--epochs", "3"]
+
+
+def answered(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert main(["plan", *map(str, arguments), *TERMS, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+@pytest.mark.parametrize("memory", [20_000, 40_000, 400_000])
+@pytest.mark.parametrize("layout", ["contiguous", "chunks of four samples"])
+def test_the_plan_of_windows_is_the_runs(
+    layout: str, memory: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.h5"
+    written(path, 400, LAYOUTS[layout], ends=range(40, 401, 40))
+    asked = ["--window", "u=-3:1", "--window", "u=1:5:2", "--every", 2, "--ends", "ends", "--memory", memory]
+    answer = answered(capsys, path, "y", *asked)
+    assert sorted(answer["policies"]) == ["one_by_one", "solar"]
+    fields = {"y": "y", "past": Field("u", steps=range(-3, 1)), "next": Field("u", steps=range(1, 5, 2))}
+    data = H5Dataset(str(path), fields, samples=Windows(2, ends="ends"))
+    assert answer["samples"] == len(data) == 10 * 17
+    sampler = PlanSampler(data, 1, 0, seed=0)
+    with DataLoader(data, 8, sampler=sampler, buffer=memory, epochs=3, storage=DISK) as loader:
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            assert sum(len(batch["y"]) for batch in loader) == len(data)
+        counts = run_of(loader).counts()
+    for name in ("reads", "requests", "bytes"):
+        planned = answer["first_epoch"][name] + 2 * answer["policies"]["solar"][name]
+        assert counts[name] == pytest.approx(planned, abs=2)
+
+
+def test_people_are_told_of_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path / "a.h5", 60, {}, lengths=[20, 40])
+    asked = ["--window", "u=0,2,4", "--lengths", "lengths", "--pad", "edge", "--memory", "1MiB"]
+    assert main(["plan", str(tmp_path / "a.h5"), *asked, *TERMS]) == 0
+    said = capsys.readouterr().out
+    assert "60 windows of u, 180 B each" in said
+    assert "one by one" in said
+
+
+@pytest.mark.parametrize("wrong", ["u", "u=", "u=1:x", "u=3:1", "u=1:2:0", "=0:4", "u=0:99999999"])
+def test_a_window_that_is_none_is_said(wrong: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", str(tmp_path / "a.h5"), "--window", wrong])
+    assert "argument --window" in capsys.readouterr().err
+
+
+def test_a_digest_of_windows_is_the_same_for_any_ranks_and_buffer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path / "a.h5", 90, LAYOUTS["chunks of four samples"], ids=np.arange(90) // 30)
+    asked = ["u", "y", "--window", "u=-3:1,2", "--ids", "ids", "--every", "3", "--drop-last"]
+    found = []
+    for more in (["--batch-size", "4", "--buffer", "0"], ["--batch-size", "4", "--buffer", "1MiB"],
+                 ["--batch-size", "2", "--ranks", "2"]):  # fmt: skip
+        assert main(["digest", str(tmp_path / "a.h5"), *asked, *more, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["epochs"])
+    assert found[0] == found[1] == found[2]
+    assert found[0][0]["samples"] == 24  # of 3 * 9
+
+
+def test_windows_are_rehearsed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path / "a.h5", 60, {})
+    asked = ["--window", "u=0:8", "--every", "4", "--batch-size", "4", "--epochs", "2", "--buffer", "1MiB"]
+    assert main(["rehearse", str(tmp_path / "a.h5"), *asked, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["samples"], answer["nbytes"]) == (14, 8 * 60)
