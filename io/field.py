@@ -291,7 +291,8 @@ class Field:
         """Everything hashable: all but the values of mean and std."""
         cuts = None if self.select is None else tuple((s.start, s.stop, s.step) for s in self.select)
         forms = tuple(None if term is None else (term.shape, term.dtype) for term in (self.mean, self.std))
-        return self.name, self.steps, cuts, self.axes, self.dtype, forms, self.cf, self.missing
+        dtype = None if self.dtype is None else self.dtype.str  # to numpy float64 equals None
+        return self.name, self.steps, cuts, self.axes, dtype, forms, self.cf, self.missing
 
     @property
     def _options(self) -> dict[str, Any]:

@@ -327,6 +327,7 @@ FIELDS = [
     Field("x", select=(slice(1, 5), None, slice(None, None, -2))),
     Field("x", axes=(1, 0, -1)),
     Field("x", dtype="f4"),
+    Field("x", dtype="f8"),  # numpy takes None for that
     Field("x", mean=0.5),
     Field("x", std=0.5),
     Field("x", mean=[1.0, 2.0, 3.0], std=[[4], [5]]),

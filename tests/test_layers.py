@@ -19,7 +19,6 @@ IO = "io.field io.windows io.given io.layout io.read io.libhdf5 io.ranks io.exch
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
     "errors": "",
-    "errors": "",
     "values": "errors extents",
     "extents": "_native",
     "orders": VALUES,

@@ -99,8 +99,8 @@ def test_two_sources_of_unlike_size_and_storage_share_one_buffer(tmp_path: Path)
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
             values = np.arange(numbers, numbers + size)[:, np.newaxis].repeat(40, 1).astype("f4")
             file.create_dataset("x", data=values, **options)
-        made[name], numbers = H5Dataset(tmp_path / f"{name}.h5", {"x": "x"}), numbers + size
         settle(tmp_path / f"{name}.h5")
+        made[name], numbers = H5Dataset(tmp_path / f"{name}.h5", {"x": "x"}), numbers + size
     of = Mixture({"a": (made["a"], 0.3), "b": (made["b"], 0.7)}, epoch=240)
     sampler = PlanSampler(of, 1, 0, seed=SEED)
     with DataLoader(of, 8, sampler=sampler, buffer=40_000, epochs=EPOCHS, storage=DISK) as loader:

@@ -338,7 +338,7 @@ class DrawnByGenerator(Custom):
                 self.sampler.weights,
                 self.sampler.num_samples,
                 self.sampler.replacement,
-                ahead,  # type: ignore[arg-type]
+                ahead,
             )
             yield partial(self.batched, np.fromiter(copy_, np.int32, self.sampler.num_samples))
 
