@@ -210,6 +210,13 @@ class BufferedPass:
             return None
         return hold.run, hold.base + self._started, segment.batches.sizes[self._started :]
 
+    def called(self, number: int) -> Array:
+        """The samples of this batch of the run."""
+        assert self._cut is not None and self._hold is not None, "of these the run was given"
+        samples, starts = self._cut
+        found: Array = samples[starts[number - self._hold.base] : starts[number - self._hold.base + 1]]
+        return found
+
     def taken(self, batches: int) -> None:
         """So many batches were taken from the run itself: go on behind them."""
         assert self._cut is not None, "of these the run was given"

@@ -26,6 +26,7 @@ from solar.torch.source import SampleSource
 
 Taken = tuple[Iterable[Any], tuple[int, ...]]  # the arrays of a batch, and the counts of reading it
 Assemble = Callable[[list[Any]], Any]  # what makes a batch of the tensors of its fields
+Left = tuple[PendingBatch, Any] | Exception  # a batch on its way, and its samples
 FOLDED = 64  # batches whose counts are added up together
 
 
@@ -43,6 +44,7 @@ class ShortWay:
         self.way = way
         self._stats, self._passage, self._waits = stats, passage, waits
         self._noted = stats.noted
+        passage.taken = way.called  # who asks calls it
         stats.held((way.ahead + 1) * way.nbytes)
         stats.held(-way.nbytes)
 
@@ -73,7 +75,12 @@ class ShortWay:
         """The batches on their way, for the long way."""
         way, coming = self.way, list[Coming | Exception]()
         for one in way.leave():
-            coming.append(one if isinstance(one, Exception) else here(one, way.samples, making, ()))
+            if isinstance(one, Exception):
+                coming.append(one)
+                continue
+            left = here(one[0], way.samples, making, ())
+            left.called = one[1]
+            coming.append(left)
         held = sum(isinstance(one, Coming) for one in coming)
         self._stats.held((held - way.ahead) * way.nbytes)
         return coming
@@ -147,7 +154,11 @@ class OfRun:
         self._run.let_go(number)
         return found[0], (*found[1], 1)
 
-    def leave(self) -> list[PendingBatch | Exception]:
+    def called(self) -> Any:
+        """The samples of the batch taken last."""
+        return self._turn.called(self._first + self.begun - 1) if self.begun else ()
+
+    def leave(self) -> list[Left]:
         self._turn.taken(self.begun)
         return []  # the long way asks the run for them
 
@@ -164,15 +175,16 @@ class OfReader:
         self.indices, self._beneath = indices, beneath
         self._rows = [one.rows for one in beneath.first.opened()]
         self.nbytes = samples * sum(one.sample_nbytes for one in self._rows)
-        self._coming: deque[tuple[tuple[Ticket, ...], tuple[Any, ...], Any] | Exception] = deque()
+        self._coming: deque[tuple[tuple[Ticket, ...], tuple[Any, ...], Any, Any] | Exception] = deque()
         self.begun = 0
+        self._last: Any = ()
 
     def take(self, seconds: float) -> Taken | None:
         while len(self._coming) <= self.ahead:
             self._begin()
         came = self._coming[0]
         assert isinstance(came, tuple), "what failed is left to the long way"
-        tickets, arrays, _ = came
+        tickets, arrays, _, samples = came
         counts: tuple[int, ...] = ()
         try:
             for ticket in tickets:
@@ -184,7 +196,12 @@ class OfReader:
             self._coming[0] = error.with_traceback(None)  # raised once, when the loop asks for this batch
             raise OffTheWay from None
         self._coming.popleft()
+        self._last = samples
         return arrays, counts
+
+    def called(self) -> Any:
+        """The samples of the batch taken last."""
+        return self._last
 
     def _begin(self) -> None:
         try:
@@ -202,11 +219,11 @@ class OfReader:
         except Exception:  # also what is wrong with it: on the long way that is known to be this batch's error
             self.indices = chain([samples], self.indices)
             raise
-        self._coming.append((*zip(*began, strict=True), asked))
+        self._coming.append((*zip(*began, strict=True), asked, samples))
         self.begun += 1
 
-    def leave(self) -> list[PendingBatch | Exception]:
-        structure, found = self._beneath.first.layouts, list[PendingBatch | Exception]()
+    def leave(self) -> list[Left]:
+        structure, found = self._beneath.first.layouts, list[Left]()
         while self._coming:
             came = self._coming.popleft()
             if isinstance(came, Exception):
@@ -214,7 +231,7 @@ class OfReader:
                 continue
             pairs = zip(*came[:2], strict=True)
             fields = [PendingField([Pending(values, ticket, values.nbytes)], None, came[2]) for ticket, values in pairs]
-            found.append(PendingBatch(structure, fields))
+            found.append((PendingBatch(structure, fields), came[3]))
         return found
 
 

@@ -276,6 +276,7 @@ class SamplerState:
     def taken(self) -> list[int]:
         """The numbers of the samples of the batch handed out last."""
         taken = () if self.newest is None else self.newest.taken
+        taken = taken() if callable(taken) else taken
         return [int(one) for one in np.ravel(np.asarray(taken, np.int64))]
 
     # --- state ----
