@@ -9,10 +9,8 @@ disk nor bandwidth is measured. Memory is what the process has beyond its buffer
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
+import os
 import tempfile
-import threading
 import time
 from itertools import islice
 from pathlib import Path
@@ -20,9 +18,11 @@ from typing import Any
 
 import h5py
 
-from bench import records, tables
+from bench import machine, parts, records, tables
+from solar.io.machine.resident import resident_nbytes
 
 BATCH, VALUES = 64, 16
+LIMIT = 300  # seconds for a buffer
 SETTLED = 0.5  # seconds without work in which the plans of later epochs count as made
 
 
@@ -30,31 +30,6 @@ def make(path: Path, samples: int) -> None:
     """Only the last sample is written."""
     with h5py.File(path, "w") as file:
         file.create_dataset("x", (samples, VALUES), "f4")[samples - 1] = 1
-
-
-def anonymous() -> int:
-    """Bytes of this process that belong to no file."""
-    text = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("RssAnon"))
-
-
-class Peak:
-    """The most that `anonymous` said, looked at all the time by a thread."""
-
-    def __init__(self) -> None:
-        self.before = self.most = anonymous()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-        self._thread.start()
-
-    def _look(self) -> None:
-        while not self._over.wait(0.004):
-            self.most = max(self.most, anonymous())
-
-    def end(self) -> int:
-        self._over.set()
-        self._thread.join()
-        return self.most - self.before
 
 
 def settled() -> float:
@@ -66,15 +41,15 @@ def settled() -> float:
             return before
 
 
-def measured(path: str, buffer: int) -> tuple[str, ...]:
-    """A row of the table."""
+def part(job: dict[str, Any]) -> dict[str, Any]:
+    """What one buffer takes, in a process of its own."""
     import torch
 
     from solar import DataLoader, H5Dataset, PlanSampler
     from solar.planner import planned_passes
 
     torch.set_num_threads(1)
-    data = H5Dataset(path, "x")
+    data, buffer = H5Dataset(job["path"], "x"), job["buffer"]
     list(islice(DataLoader(data, BATCH, buffer=0), 4))  # what only the first loader of a process takes
     planned: list[float] = []  # seconds of the planning threads
     epochs = 0
@@ -95,16 +70,20 @@ def measured(path: str, buffer: int) -> tuple[str, ...]:
     planned_passes.PlannedPasses.__init__ = plan_counted  # type: ignore[method-assign]
     planned_passes.PlannedPasses.told = lambda *args: counted(told, *args)  # type: ignore[method-assign]
     settled()
-    peak, begin = Peak(), time.perf_counter()
-    loader: Any = DataLoader(data, BATCH, sampler=PlanSampler(data, 1, 0, seed=1), buffer=buffer)
-    batches = iter(loader)
-    list(islice(batches, 4))
-    seconds = time.perf_counter() - begin
-    settled()
-    list(islice(batches, 2000))
-    above = peak.end() - min(buffer, loader.stats()["resident_bytes"])
-    each = f"{sum(planned) / epochs:.2f}" if epochs else ""
-    return f"{buffer / 1e6:.0f} MB", f"{seconds:.2f}", f"{epochs}", each, f"{above / 1e6:.0f}"
+    before, found = resident_nbytes(os.getpid()), dict[str, Any]()
+
+    def work() -> None:
+        begin = time.perf_counter()
+        loader: Any = DataLoader(data, BATCH, sampler=PlanSampler(data, 1, 0, seed=1), buffer=buffer)
+        batches = iter(loader)
+        list(islice(batches, 4))
+        found["seconds"] = time.perf_counter() - begin
+        settled()
+        list(islice(batches, 2000))
+        found["held"] = min(buffer, loader.stats()["resident_bytes"])
+
+    found["beyond"] = machine.peak(work) - before - found.pop("held")
+    return found | {"epochs": epochs, "each": sum(planned) / epochs if epochs else None}
 
 
 def main() -> None:
@@ -112,19 +91,16 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=10_000_000)
     parser.add_argument("--buffers", type=int, nargs="+", default=[0, 20, 160], help="MB (0 20 160)")
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--part", nargs=2, help=argparse.SUPPRESS)
     asked = parser.parse_args()
-    if asked.part:
-        print("|".join(measured(asked.part[0], int(asked.part[1]))))
-        return
     records.load()
     rows = []
     with tempfile.TemporaryDirectory(prefix="solar-bench-", dir=asked.folder) as folder:
         path = Path(folder) / "data.h5"
         make(path, asked.samples)
         for buffer in asked.buffers:
-            command = [sys.executable, "-m", "bench.planning", "--part", str(path), str(buffer * 1_000_000)]
-            rows.append(subprocess.check_output(command, text=True, cwd=records.ROOT).strip().split("|"))
+            [one] = parts.measured(LIMIT, "bench.planning", {"path": str(path), "buffer": buffer * 1_000_000})
+            each = "" if one["each"] is None else f"{one['each']:.2f}"
+            rows.append((f"{buffer} MB", f"{one['seconds']:.2f}", one["epochs"], each, f"{one['beyond'] / 1e6:.0f}"))
     print(tables.table("buffer|s to the fourth batch:|epochs planned:|processor's s an epoch:|MB beyond it:", rows))
 
 

@@ -45,7 +45,7 @@ class ShortWay:
         self._stats, self._passage, self._waits = stats, passage, waits
         self._noted = stats.noted
         passage.taken = way.called  # who asks calls it
-        stats.held((way.ahead + 1) * way.nbytes)
+        stats.held((way.ahead + 1) * way.nbytes)  # the most at a time: the next is begun before one is handed out
         stats.held(-way.nbytes)
 
     def hand_out(self, asked: float, last: float) -> tuple[Any, float]:
