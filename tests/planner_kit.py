@@ -126,6 +126,7 @@ def sweeps(
                 held -= data.weight(item)
                 del memory[item]
             head = data.unit_of.index(unit)
+        issued[step + 1].sort()  # a step reads from the lowest place up
         if held > room:
             raise MemoryError(held)
         peaks.append(held)

@@ -30,6 +30,10 @@ class SampleUses(NamedTuple):
             np.array_equal(one, two) if one is not None and two is not None else one is two for one, two in pairs
         )
 
+    def counts(self, datasets: int) -> list[int]:
+        """How many are of each H5Dataset."""
+        return [len(self.rows)] if self.which is None else np.bincount(self.which, minlength=datasets).tolist()
+
     def of(self, dataset: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """What the batches use of one H5Dataset: its rows, and where each batch begins among them."""
         if self.which is None:

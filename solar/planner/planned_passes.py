@@ -80,9 +80,10 @@ class PlannedPasses:
         self.next = first  # segment to be carried out
         self.batch = batch  # samples, at most
         facts = (self.segment(first).planned.digest, len(makers))
+        self.shares = self._shared()
         self.plans = [
             _plan(self, piece, share, storage, facts, way, holding)
-            for piece, share, storage, way in zip(pieces, shared(memory, pieces), storages, ways, strict=True)
+            for piece, share, storage, way in zip(pieces, self.shares, storages, ways, strict=True)
         ]
 
     def segment(self, number: int) -> PassUses:
@@ -138,9 +139,21 @@ class PlannedPasses:
             told += [_read_alone(segment.elsewhere, piece) for piece in self.pieces]
         return told
 
+    def _shared(self) -> list[int]:
+        """How much of the memory each piece may hold. What is left when all are held as stored goes to decoded samples."""
+        used = self.segment(self.segments.start).planned.counts(1 + max(piece.dataset for piece in self.pieces))
+        uses = [used[piece.dataset] * piece.slots / max(1, piece.region.items) for piece in self.pieces]
+        given = shares(self.memory, [piece.region for piece in self.pieces], uses)
+        left = self.memory - sum(given)
+        rows = [piece.region.items * piece.units.sample_nbytes for piece in self.pieces]
+        for place in sorted(range(len(rows)), key=lambda place: rows[place] - given[place]):
+            more = min(left, max(0, rows[place] - given[place]))
+            given[place], left = given[place] + more, left - more
+        return given
+
     def parts(self) -> list[RunPart]:
         """How each piece is held."""
-        triples = zip(self.pieces, self.plans, shared(self.memory, self.pieces), strict=True)
+        triples = zip(self.pieces, self.plans, self.shares, strict=True)
         # Fields of one H5Dataset are those of all.
         read = [self.batch * piece.slots * piece.units.sample_nbytes for piece in self.pieces if piece.dataset == 0]
         batch = sum(map(pooled_nbytes, read))
@@ -148,17 +161,6 @@ class PlannedPasses:
         if self.segment(self.segments.start).elsewhere is not None:
             parts += [replace(part, pages=0, stored=False, direct=True, ahead=FETCHED) for part in parts]
         return parts
-
-
-def shared(memory: int, pieces: Sequence[Piece]) -> list[int]:
-    """How much of the memory each piece may hold. What is left when all are held as stored goes to decoded samples."""
-    given = shares(memory, [piece.region for piece in pieces])
-    left = memory - sum(given)
-    rows = [piece.region.items * piece.units.sample_nbytes for piece in pieces]
-    for place in sorted(range(len(pieces)), key=lambda place: rows[place] - given[place]):
-        more = min(left, max(0, rows[place] - given[place]))
-        given[place], left = given[place] + more, left - more
-    return given
 
 
 def _plan(

@@ -86,7 +86,8 @@ class Sweep {
         std::int64_t gap, bool lasting = false);
 
   // Goes back over the steps before those that it has seen, and if asked writes down what is read and dropped when. An
-  // epoch may come in several calls, all but the first of which `goes_on`. Throws Error(plan) when the uses of ahead + 1 steps take more than the room.
+  // epoch may come in several calls, all but the first of which `goes_on`. Throws Error(plan) when the uses of ahead + 1
+  // steps take more than the room.
   // REQUIRES: items in [0, units.items).
   Counts back(std::span<const Item> items, std::span<const std::int64_t> starts, Record* record = nullptr,
               bool goes_on = false);
@@ -100,7 +101,7 @@ class Sweep {
   bool use(Item item);
   void unlock(std::vector<std::uint64_t>& ripe);
   void flush(std::int64_t target, Counts& counts, Record* record);
-  void flush(std::vector<std::uint64_t>& ripe, std::int64_t target, Counts& counts, Record* record);
+  void take(std::vector<std::uint64_t>& ripe, std::int64_t target, Counts& counts);
 
   std::shared_ptr<const Units> units_;  // copies of a Sweep go on from where it is
   std::int64_t room_, burst_, ahead_, gap_;
@@ -113,7 +114,8 @@ class Sweep {
   std::vector<std::vector<Item>> locked_;       // uses of the last ahead + 1 steps, a ring
   std::size_t turn_ = 0;
   std::size_t behind_ = 0;  // steps seen of the epoch at hand
-  std::vector<Extent> aside_;  // empty but in flush()
+  std::vector<Extent> aside_;  // empty but in flush(), as is
+  std::vector<Item> taken_;    // what goes out of memory in a step
   std::unordered_map<Item, std::int64_t> again_;  // locked items: how many of their uses in the ring but one
 };
 

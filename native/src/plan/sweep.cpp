@@ -70,24 +70,29 @@ struct Chain {
   }
 };
 
-// Calls read(extent) for what a unit has in storage. Where units have several chunks, those of one may lie among those
-// of others, so they are put aside for settle().
-template <class Read>
-void visit(const Units& units, std::int64_t unit, std::vector<Extent>& aside, Read&& read) {
-  if (units.chunk_first.empty()) {
-    const Extent extent{offset_of(units, unit), nbytes_of(units, unit)};
-    if (extent.nbytes > 0) read(extent);
-    return;
+// Counts the reading of these items, which descend; each unit of them once.
+void count(const Units& units, std::span<const Item> items, std::int64_t gap, Chain& request, std::vector<Extent>& aside,
+           Counts& counts) {
+  const auto read = [&](const Extent& extent) { request.join(extent, gap, counts.requests, counts.bytes); };
+  counts.reads += static_cast<std::int64_t>(items.size());
+  std::int64_t visited = -1;
+  for (const std::int64_t item : items) {
+    const std::int64_t unit = unit_of(units, item);
+    if (unit == visited) continue;
+    visited = unit;
+    ++counts.visits;
+    counts.decoded += begin_of(units, unit + 1) - begin_of(units, unit);
+    if (units.chunk_first.empty()) {
+      const Extent extent{offset_of(units, unit), nbytes_of(units, unit)};
+      if (extent.nbytes > 0) read(extent);
+      continue;
+    }
+    const auto u = static_cast<std::size_t>(unit), end = static_cast<std::size_t>(units.chunk_first[u + 1]);
+    for (auto k = static_cast<std::size_t>(units.chunk_first[u]); k < end; ++k) {
+      aside.push_back({units.chunk_offset[k], units.chunk_nbytes[k]});
+    }
   }
-  const auto u = static_cast<std::size_t>(unit), end = static_cast<std::size_t>(units.chunk_first[u + 1]);
-  for (auto k = static_cast<std::size_t>(units.chunk_first[u]); k < end; ++k) {
-    aside.push_back({units.chunk_offset[k], units.chunk_nbytes[k]});
-  }
-}
-
-// Calls read(extent) for all that was put aside, from the highest down.
-template <class Read>
-void settle(std::vector<Extent>& aside, Read&& read) {
+  // Where units have several chunks, those of one may lie among those of others.
   std::sort(aside.begin(), aside.end(), [](const Extent& a, const Extent& b) { return a.offset > b.offset; });
   for (const Extent& extent : aside) read(extent);
   aside.clear();
@@ -130,36 +135,37 @@ void Sweep::unlock(Bits& ripe) {
 }
 
 void Sweep::flush(std::int64_t target, Counts& counts, Record* record) {
-  flush(ripe_, target, counts, record);
-  if (lasting_ && held_ > room_) flush(later_, room_, counts, record);
+  take(ripe_, target, counts);
+  if (lasting_ && held_ > room_) take(later_, room_, counts);
+  // A step reads from the lowest place up, also where the sweep came to the end and began anew.
+  if (!std::is_sorted(taken_.begin(), taken_.end(), std::greater<>())) {
+    std::sort(taken_.begin(), taken_.end(), std::greater<>());
+  }
+  Chain request{request_};
+  count(*units_, taken_, gap_, request, aside_, counts);
+  request_ = request.after;
+  if (record != nullptr) record->loads.insert(record->loads.end(), taken_.begin(), taken_.end());
+  taken_.clear();
 }
 
-void Sweep::flush(Bits& ripe, std::int64_t target, Counts& counts, Record* record) {
-  Chain request{request_};
-  const auto read = [&](const Extent& extent) { request.join(extent, gap_, counts.requests, counts.bytes); };
+// Takes out what the head passes, whole units, until no more is held than `target`.
+void Sweep::take(Bits& ripe, std::int64_t target, Counts& counts) {
   while (held_ > target) {
     std::int64_t item = highest_below(ripe, head_);
     if (item < 0) {
       item = highest_below(ripe, units_->items);
       if (item < 0) break;
       ++counts.sweeps;
-      settle(aside_, read);
     }
-    const std::int64_t unit = unit_of(*units_, item), begin = begin_of(*units_, unit);
-    visit(*units_, unit, aside_, read);
-    ++counts.visits;
-    counts.decoded += begin_of(*units_, unit + 1) - begin;
+    const std::int64_t begin = begin_of(*units_, unit_of(*units_, item));
     for (; item >= begin; item = highest_below(ripe, item)) {
       drop(ripe, item);
       drop(resident_, item);
       held_ -= weight_of(*units_, item);
-      ++counts.reads;
-      if (record != nullptr) record->loads.push_back(static_cast<Item>(item));
+      taken_.push_back(static_cast<Item>(item));
     }
     head_ = begin;
   }
-  settle(aside_, read);
-  request_ = request.after;
 }
 
 Counts Sweep::back(std::span<const Item> items, std::span<const std::int64_t> starts, Record* record, bool goes_on) {
@@ -202,21 +208,12 @@ Counts Sweep::back(std::span<const Item> items, std::span<const std::int64_t> st
 std::vector<Item> Sweep::residents(Counts& rest) const {
   rest = {};
   std::vector<Item> found;
-  std::vector<Extent> aside;
-  Chain request;
-  const auto read = [&](const Extent& extent) { request.join(extent, gap_, rest.requests, rest.bytes); };
-  std::int64_t visited = -1;
   for (std::int64_t item = highest_below(resident_, units_->items); item >= 0; item = highest_below(resident_, item)) {
     found.push_back(static_cast<Item>(item));
-    const std::int64_t unit = unit_of(*units_, item);
-    ++rest.reads;
-    if (unit == visited) continue;
-    visited = unit;
-    visit(*units_, unit, aside, read);
-    ++rest.visits;
-    rest.decoded += begin_of(*units_, unit + 1) - begin_of(*units_, unit);
   }
-  settle(aside, read);
+  std::vector<Extent> aside;
+  Chain request;
+  count(*units_, found, gap_, request, aside, rest);
   rest.peak = held_;
   std::reverse(found.begin(), found.end());
   return found;
@@ -230,20 +227,10 @@ Counts direct(const Units& units, std::span<const Item> items, std::span<const s
     wanted.assign(items.begin() + starts[step], items.begin() + starts[step + 1]);
     std::sort(wanted.begin(), wanted.end(), std::greater<>());
     wanted.erase(std::unique(wanted.begin(), wanted.end()), wanted.end());
-    counts.reads += static_cast<std::int64_t>(wanted.size());
     Chain request;
-    const auto read = [&](const Extent& extent) { request.join(extent, gap, counts.requests, counts.bytes); };
-    std::int64_t visited = -1, held = 0;
-    for (const std::int64_t item : wanted) {
-      held += weight_of(units, item);
-      const std::int64_t unit = unit_of(units, item);
-      if (unit == visited) continue;
-      visited = unit;
-      visit(units, unit, aside, read);
-      ++counts.visits;
-      counts.decoded += begin_of(units, unit + 1) - begin_of(units, unit);
-    }
-    settle(aside, read);
+    count(units, wanted, gap, request, aside, counts);
+    std::int64_t held = 0;
+    for (const std::int64_t item : wanted) held += weight_of(units, item);
     counts.peak = std::max(counts.peak, held);
   }
   return counts;

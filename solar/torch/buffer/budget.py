@@ -21,7 +21,7 @@ from solar.io.read.run import threads
 from solar.planner.budget import Needs, divided
 from solar.planner.job import followed, predicted
 from solar.planner.order import ShuffledUses, random
-from solar.planner.planned_passes import PlannedPasses, shared
+from solar.planner.planned_passes import PlannedPasses
 from solar.planner.regions import whole
 from solar.planner.share import wholes
 from solar.planner.units import Units, of_layout, uniform
@@ -172,7 +172,7 @@ def foresight(window: PlannedPasses, epochs: int | None) -> str:
     """
     epochs = min(epochs or FORESEEN, FORESEEN)
     apart = together = stored = 0.0
-    for piece, room, storage in zip(window.pieces, shared(window.memory, window.pieces), window.storages, strict=True):
+    for piece, room, storage in zip(window.pieces, window.shares, window.storages, strict=True):
         copy, batch, smaller = _smaller(piece.units, window.batch)
         order, extents = _fewer(copy.samples, piece.extents, smaller)
         terms: dict[str, Any] = {"batch": batch, "memory": int(room / smaller), "epochs": epochs, "extents": extents}
