@@ -44,13 +44,12 @@ class NativeIter(Draws):
         self._turn: BufferedPass | None = None  # set if batches come from the loader's buffer
         self._pace: AheadSpec | None = None
         self._straight: ShortWay | None = None
-        self._prepared = False
         self._landing: DeviceCopier | None = None
         self._lands_ahead = False  # in a thread of its own
         self._threads: Threads | None = None
         self._processes: Processes | None = None
         self._bar: Any = None
-        self._drained = self._closed = False
+        self._drained = self._closed = self._prepared = self._sampler_failed = False
         super().__init__(loader)
         self.passage: EpochPosition = self._sampler_iter.passage
         self.passage.base_seed = self._base_seed
@@ -66,7 +65,6 @@ class NativeIter(Draws):
         context, init = loader.multiprocessing_context, loader.worker_init_fn
         self._wanted = Wanted(loader.num_workers, context, init, loader.persistent_workers, self._dataset)
         self._started = 0  # batches
-        self._sampler_failed = False
         self._ahead = loader.ahead or BATCHES_AHEAD
         self._nbytes_ahead = NBYTES_AHEAD if loader.ahead is None else sys.maxsize
         self._most = 0  # how many batches as large as the newest may be ahead of the oldest
