@@ -110,12 +110,12 @@ def _parts(path: Paths, layout: Layout, given: Windows, cache: Folder, together:
     if word is None:
         return Stretches(begins, ends, "files" if len(begins) > 1 else "file")
     telling = inspect(path, getattr(given, word), cache=cache, together=together)
-    values = _values(telling, text=word == "ids")
+    values = values_of(telling, text=word == "ids")
     found = []
     for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
         own = values[telling.part_first[number] : telling.part_first[number + 1]]
         where = f"{telling.paths[number]}: {telling.title}"
-        found.append(begin + _ENDS[word](own, end - begin, where, layout.title))
+        found.append(begin + ENDS_OF[word](own, end - begin, where, layout.title))
     told = [np.concatenate(([begin], one)) for begin, one in zip(begins, found, strict=True)]
     return Stretches(
         np.concatenate([one[:-1] for one in told]),
@@ -124,7 +124,7 @@ def _parts(path: Paths, layout: Layout, given: Windows, cache: Folder, together:
     )
 
 
-def _values(layout: Layout, *, text: bool) -> NDArray[Any]:
+def values_of(layout: Layout, *, text: bool) -> NDArray[Any]:
     """All values of a dataset that tells parts."""
     where = f"{layout.paths[0]}: {layout.title}"
     if len(layout.shape) != 1 or layout.dtype.shape:
@@ -175,4 +175,4 @@ def _of_ids(ids: NDArray[Any], rows: int, where: str, what: str) -> NDArray[np.i
     return np.append(np.flatnonzero(ids[1:] != ids[:-1]) + 1, rows).astype(np.int64)
 
 
-_ENDS = {"ends": _of_ends, "lengths": _of_lengths, "ids": _of_ids}
+ENDS_OF = {"ends": _of_ends, "lengths": _of_lengths, "ids": _of_ids}

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from solar.io.compress.verify import verify as verify
     from solar.io.field import Field as Field
     from solar.io.layout.hdf5 import inspect as inspect
+    from solar.io.ragged import CSR as CSR
+    from solar.io.ragged import Ragged as Ragged
     from solar.io.read.reader import read as read
     from solar.io.windows import Windows as Windows
     from solar.torch import DataLoader as DataLoader
@@ -28,6 +30,7 @@ __version__ = "0.1.0"
 
 # Names that cost an import (torch: a second) are fetched when first asked for, so that `solar --help` stays quick.
 _LAZY = {
+    "CSR": "solar.io.ragged",
     "DataLoader": "solar.torch",
     "Field": "solar.io.field",
     "H5Dataset": "solar.torch",
@@ -35,6 +38,7 @@ _LAZY = {
     "Mixture": "solar.torch.mixture",
     "PlanBatchSampler": "solar.torch.samplers",
     "PlanSampler": "solar.torch.samplers",
+    "Ragged": "solar.io.ragged",
     "Windows": "solar.io.windows",
     "World": "solar.values",
     "compress": "solar.io.compress.store",
@@ -44,6 +48,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "CSR",
     "CodecError",
     "DataLoader",
     "Field",
@@ -54,6 +59,7 @@ __all__ = [
     "PlanBatchSampler",
     "PlanError",
     "PlanSampler",
+    "Ragged",
     "ReadError",
     "SolarError",
     "Windows",

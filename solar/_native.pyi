@@ -63,7 +63,7 @@ def read_attributes(
 ) -> dict[str, tuple[bytes, int, bytes, str]]:
     """Those of these attributes that a dataset has: datatype, how many values, their bytes; or what is wrong with it.
 
-    Of text of variable length the bytes are those of the text.
+    Where a slash ends the name it is that of a group. Of text of variable length the bytes are those of the text.
     """
 
 def chunk_table(path: str, name: str, header_address: int = ...) -> tuple[U64, U64, U64, U32]:
@@ -105,8 +105,18 @@ class Source:
 
 class Reader:
     def __init__(self, threads: int, depth: int, gap: int, backend: str) -> None: ...  # "auto" "pread" "uring"
-    def submit(self, source: Source, rows: I64, out: NDArray[Any], positions: I64 | None = None) -> int:
-        """A ticket for the rows: row i goes to slot i of `out`, or to slot positions[i] (then `out` may have more)."""
+    def submit(
+        self,
+        source: Source,
+        rows: I64,
+        out: NDArray[Any],
+        positions: I64 | None = None,
+        counts: I64 | None = None,
+    ) -> int:
+        """A ticket for the rows: row i goes to slot i of `out`, or to slot positions[i] (then `out` may have more).
+
+        With counts these are extents: counts[i] rows from rows[i] on go to as many slots.
+        """
 
     def wait(self, ticket: int, seconds: float) -> tuple[int, ...] | None:
         """The ticket's own counts, in the order of count_names(), once its rows are there; None after `seconds`.

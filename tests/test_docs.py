@@ -168,8 +168,12 @@ def files(tmp_path: Path) -> Path:
     scan |= {"entry/data/counts": counts, "entry/truth/phase": phase}
     whole = {"full": phase}
     episodes = {"u": phase[:15], "episode_ends": [7, 13, 15]}
+    events = {"hits": phase[:10], "ends": [3, 5, 5, 10], "energy": phase[:4]}
+    cells = {"X/data": [1.0, 2, 3, 4], "X/indices": [0, 2, 1, 2], "X/indptr": [0, 2, 2, 4]}
     for name, datasets in {
         "episodes": episodes,
+        "events": events,
+        "cells": cells,
         "scan": scan,
         "runs/1": scan,
         "runs/2": scan,
@@ -180,6 +184,9 @@ def files(tmp_path: Path) -> Path:
             for dataset, values in datasets.items():
                 file[dataset] = values
         settle(tmp_path / f"{name}.h5")
+    with h5py.File(tmp_path / "cells.h5", "r+") as file:
+        file["X"].attrs.update({"encoding-type": "csr_matrix", "shape": [3, 3]})
+    settle((tmp_path / "cells.h5").rename(tmp_path / "cells.h5ad"))
     return tmp_path
 
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 VALUES = "errors values extents _native"
-IO = "io.field io.windows io.given io.layout io.read io.libhdf5 io.ranks io.exchange io.workers io.machine"
+IO = "io.field io.ragged io.windows io.given io.layout io.read io.libhdf5 io.ranks io.exchange io.workers io.machine"
 
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "io.field": f"{VALUES} io.given io.layout",
     "io.read": f"{VALUES} io.field io.layout io.libhdf5 io.machine",
     "io.windows": f"{VALUES} io.layout io.read",
+    "io.ragged": f"{VALUES} io.layout io.windows",
     "io.exchange": f"{VALUES} io.machine io.ranks io.read",
     "io.compress": f"{VALUES} io.layout io.read io.libhdf5 io.machine io.ranks",
     "io.plain": "",
@@ -51,7 +52,8 @@ MAY_IMPORT = {
     "torch.order": f"{VALUES} torch.samplers torch.states",
     "torch.monitor": "io.compress io.machine",
     "torch.metrics": "torch.monitor",
-    "torch.dataset": f"{VALUES} {IO} torch.batch",
+    "torch.ragged": f"{VALUES} {IO} torch.batch",
+    "torch.dataset": f"{VALUES} {IO} torch.batch torch.ragged",
     "torch.source": f"{VALUES} {IO} torch.dataset torch.batch",
     "torch.buffer": f"{VALUES} {IO} planner torch.batch torch.dataset torch.monitor torch.order torch.source",
     "gpu.kernels": VALUES,

@@ -104,7 +104,7 @@ def _read(files: list[str], names: list[str] | None, samples: Samples, cache: Fo
             log.warning("%s: %s", files[0], problem)
         return list(found.layouts.values())
     layouts = [_inspect_one(files, name, samples == "files", cache) for name in names]
-    _check_counts(layouts)
+    check_counts(layouts)
     return layouts
 
 
@@ -184,7 +184,7 @@ def _with_hint(said: str, file: str, name: str) -> str:
     return f"{told}{missing}{missed}; {hint(name, shapes, file)}"
 
 
-def _check_counts(layouts: list[Layout]) -> None:
+def check_counts(layouts: list[Layout]) -> None:
     """Raises unless all fields have equally many samples, in each file."""
     if not layouts:
         raise LayoutError("asked for samples of no fields")

@@ -137,12 +137,12 @@ def _packing(layout: Layout, file: int, stored: Dtype, header: int | None = None
     at = () if header is None else (header,)
     found = _native.read_attributes(path, name, [*SCALING, *MISSING, UNSIGNED], *at)
     try:
-        return packing_by({key: _value(key, *one) for key, one in found.items()}, stored)
+        return packing_by({key: attribute_of(key, *one) for key, one in found.items()}, stored)
     except ValueError as error:
         raise LayoutError(f"{path}: {name}: {error}") from None
 
 
-def _value(key: str, message: bytes, values: int, stored: bytes, problem: str) -> Any:
+def attribute_of(key: str, message: bytes, values: int, stored: bytes, problem: str) -> Any:
     """An attribute's numbers, or its text."""
     if problem:
         raise ValueError(f"its attribute {key} cannot be read: {problem}")

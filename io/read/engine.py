@@ -62,14 +62,21 @@ class Ticket:
     """A request that the engine works on. Deleting it cancels it; the engine keeps the memory until it is done."""
 
     def __init__(
-        self, source: _native.Source, rows: NDArray[np.int64], memory: NDArray[np.uint8], positions: Any = None
+        self,
+        source: _native.Source,
+        rows: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+        positions: Any = None,
+        counts: Any = None,
     ) -> None:
-        """Reads row i into the i-th place of `memory`, or into that of positions[i]."""
+        """Reads row i into the i-th place of `memory`, or that of positions[i]; with counts, so many from it on."""
         self._counts: tuple[int, ...] | None = ()
         self._reader = Engine.get()
         if positions is not None:
             positions = np.ascontiguousarray(positions, np.int64)
-        self._number = self._reader.submit(source, np.ascontiguousarray(rows, np.int64), memory, positions)
+        if counts is not None:
+            counts = np.ascontiguousarray(counts, np.int64)
+        self._number = self._reader.submit(source, np.ascontiguousarray(rows, np.int64), memory, positions, counts)
         self._counts = None
 
     def poll(self, seconds: float) -> bool:

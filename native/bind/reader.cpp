@@ -160,14 +160,15 @@ class BoundReader {
   BoundReader& operator=(const BoundReader&) = delete;
 
   solar::Reader::Ticket submit(const BoundSource& source, Array<std::int64_t> rows, nb::handle out,
-                               std::optional<Array<std::int64_t>> positions) {
+                               std::optional<Array<std::int64_t>> positions, std::optional<Array<std::int64_t>> counts) {
     const auto lent = std::make_shared<Lent>(out);
     solar::Reader::Ticket ticket = 0;
     {
       nb::gil_scoped_release released;
-      solar::Reader::Positions slots;
+      solar::Reader::Positions slots, of_each;
       if (positions) slots = view(*positions);
-      ticket = reader_.submit(source.native, view(rows), lent->bytes(), slots);
+      if (counts) of_each = view(*counts);
+      ticket = reader_.submit(source.native, view(rows), lent->bytes(), slots, of_each);
     }
     try {
       lent_.emplace(ticket, lent);
@@ -353,7 +354,7 @@ void bind_reader(nb::module_& module) {
           },
           "threads"_a, "depth"_a, "gap"_a, "backend"_a)
       .def("submit", &BoundReader::submit, "source"_a, "rows"_a.noconvert(), "out"_a,
-           "positions"_a.noconvert() = nb::none())
+           "positions"_a.noconvert() = nb::none(), "counts"_a.noconvert() = nb::none())
       .def("wait", &BoundReader::wait, "ticket"_a, "seconds"_a)
       .def("waiting_for", &BoundReader::waiting_for, "ticket"_a)
       .def("abandon", &BoundReader::abandon, "ticket"_a)

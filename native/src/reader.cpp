@@ -126,7 +126,7 @@ Reader::Ticket Reader::Impl::submit(const Work& work) {
     spare.push_back(job);
     throw;
   }
-  job->begin(work.rows.empty() ? 0 : work.rows.front(), work.after != nullptr);
+  job->begin(job->batch.rows.empty() ? 0 : job->batch.rows.front().row, work.after != nullptr);
   const bool nothing_to_do = work.after != nullptr && job->batch.pieces.empty();
   std::unique_lock lock(mutex);
   if (closing) {
@@ -336,7 +336,7 @@ void Reader::Impl::finished(Job& job) {
   const std::lock_guard lock(mutex);
   if (!job.failed) {
     ReaderStats whole;
-    if (job.batch.delivers()) whole.rows = job.batch.rows.size();
+    if (job.batch.delivers()) whole.rows = job.batch.asked;
     whole.stretches = job.batch.stretches;
     job.counts.add(whole);
     delivered.add(whole);
@@ -365,12 +365,12 @@ Reader::~Reader() {
 }
 
 Reader::Ticket Reader::submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows,
-                              MutableBytes out, Positions positions) {
+                              MutableBytes out, Positions positions, Positions counts) {
   Work work;
-  work.source = std::move(source);
-  work.rows = rows;
+  work.source = std::move(source), work.rows = rows;
   work.out = out;
   work.positions = positions;
+  work.counts = counts;
   return submit(work);
 }
 

@@ -17,18 +17,21 @@ import torch.utils.data
 from solar.errors import LayoutError, PlanError
 from solar.extents import Extents
 from solar.io.field import Field
-from solar.io.layout.hdf5 import Samples, inspect
+from solar.io.layout.hdf5 import Samples
 from solar.io.layout.index import Folder
 from solar.io.layout.paths import Paths
 from solar.io.libhdf5.mpio import By, by_mpio
 from solar.io.machine.identity import check_unchanged
+from solar.io.ragged import Columns
 from solar.io.read.as_float import straight
 from solar.io.read.reader import Pending, Rows, checked_rows
 from solar.io.windows import Windows, extents_of
 from solar.torch.batch.pending import PendingBatch, PendingField, leaves, mapped
 from solar.torch.batch.transform import Transform, transformed
+from solar.torch.ragged import RaggedReading, by_sample, inspected
 from solar.values import Layout
 
+Asked = tuple[Any, "np.ndarray[Any, Any]", "np.ndarray[Any, Any] | None"]  # what reads, samples, their places
 Room = Callable[[int, Rows, int], "np.ndarray[Any, Any] | None"]  # a field's number, what reads it, samples -> where to
 
 
@@ -86,26 +89,27 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
             raise TypeError("fields: name the datasets a sample is made of")
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable with a sample, not {type(transform).__name__}")
-        names = mapped(fields, lambda field: field.name if isinstance(field, Field) else field)
         kind: Samples = "rows" if isinstance(samples, Windows) else samples
-        found = inspect(path, names, samples=kind, cache=cache, together=together)
+        found, columns = inspected(path, fields, kind, cache, together)
         self.layouts = mapped(found, lambda layout: by_mpio(layout, reader))
         steps = [field.steps if isinstance(field, Field) else None for field in leaves(fields)]
         places = samples if isinstance(samples, Windows) else Windows() if any(steps) else None
         whole = None
+        if places is not None and any(columns):
+            raise LayoutError("windows and fields of unequal length do not go together: make a data set of each")
         if places is not None:
             whole = extents_of(path, leaves(self.layouts), steps, places, cache, together=together)
-        of_field = iter([None if whole is None else whole.of_fields((one,)) for one in steps])
+        of_field = iter(columns if whole is None else [whole.of_fields((one,)) for one in steps])
         self.extents = mapped(self.layouts, lambda _: next(of_field))  # None: samples are rows
         self.fields = _fields(fields, self.layouts, self.extents)
         self.transform = transform
         self.thread_safe = thread_safe
-        first, *_ = leaves(self.layouts)
+        first, *_ = by_sample(leaves(self.layouts), columns)
         self._page_cache = page_cache
         self._samples = first.samples if whole is None else len(whole)
         self._name = first.name if whole is None else f"the windows of {first.name}"
-        self._opened: list[Reading] = []  # for the process `_process`
-        self._straight: list[Reading] = []
+        self._opened: list[Any] = []  # Reading, or RaggedReading; for the process `_process`
+        self._straight: list[Any] = []
         self._process = -1
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -142,7 +146,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         """Starts reading a batch and returns at once; `wait` gives what read_batch would."""
         rows = self.checked(indices)
         # solar's loader looks at all files when an epoch begins.
-        check_unchanged(leaves(self.layouts), self.rows_of(rows))
+        check_unchanged(by_sample(leaves(self.layouts), leaves(self.extents)), self.rows_of(rows))
         return self.start_rows(rows)
 
     def start_rows(self, rows: np.ndarray[Any, np.dtype[np.int64]], room: Room | None = None) -> PendingBatch:
@@ -150,14 +154,13 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         self.opened()
         places, fields = self.rows_of(rows), []
         for number, one in enumerate(self._straight):
-            out = None if room is None else one.room(room, number, len(rows))
-            fields += one.pending([one.rows.start(rows, out)], places)
+            fields += one.started([(one, rows, None)], room, number, places)
         return PendingBatch(self.layouts, self.in_order(fields))
 
     def rows_of(self, samples: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The row that each of these samples is, or has its place at."""
         extents = leaves(self.extents)[0]
-        return samples if extents is None else extents.of(samples).start
+        return extents.of(samples).start if isinstance(extents, Extents) else samples
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The rows that indices mean, counted from 0. IndexError for an index out of range."""
@@ -168,10 +171,10 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         """What is read: a dataset for each field, but one for all windows of the same dataset."""
         found: dict[Any, Read] = {}
         for number, (layout, own) in enumerate(zip(leaves(self.layouts), leaves(self.extents), strict=True)):
-            key = number if own is None else layout.name
-            if key in found and own is not None:
+            key = layout.name if isinstance(own, Extents) else number
+            if key in found:
                 before = found[key]
-                whole = own.of_fields((*before.extents.fields, *own.fields)) if before.extents is not None else own
+                whole = own.of_fields((*before.extents.fields, *own.fields))
                 found[key] = Read(layout, whole, (*before.fields, number))
             else:
                 found[key] = Read(layout, own, (number,))
@@ -182,16 +185,11 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         numbers = [number for read in self.reads for number in read.fields]
         return [field for _, field in sorted(zip(numbers, fields, strict=True), key=itemgetter(0))]
 
-    def opened(self) -> list[Reading]:
+    def opened(self) -> list[Any]:
         """The readers of `reads`, one each. Each process makes its own."""
         if self._process != os.getpid():
             given = leaves(self.fields)
-            self._opened = [
-                Reading(
-                    Rows(read.layout, True, self._page_cache, extents=read.extents), [given[n] for n in read.fields]
-                )
-                for read in self.reads
-            ]
+            self._opened = [_reading(read, [given[n] for n in read.fields], self._page_cache) for read in self.reads]
             self._straight = [leaf.straight(self._page_cache) for leaf in self._opened]
             self._process = os.getpid()
         return self._opened
@@ -210,7 +208,7 @@ class Read(NamedTuple):
     """A dataset that is read, and the numbers of the fields that come of it."""
 
     layout: Layout
-    extents: Extents | None
+    extents: Any  # Extents, or Columns; None: a sample is a row
     fields: tuple[int, ...]
 
 
@@ -230,6 +228,13 @@ class Reading:
             return self
         return Reading(Rows(layout, True, page_cache, extents=self.rows.extents), [field])
 
+    def started(self, asked: Sequence[Asked], room: Room | None, number: int, places: Any) -> list[PendingField]:
+        """Starts reading samples of one data set, or those of several into one batch, of as many as `places`."""
+        out = None if room is None else self.room(room, number, len(places))
+        out = self.rows.room(len(places)) if out is None and len(asked) > 1 else out
+        parts = [reader.rows.start(samples, out, here) for reader, samples, here in asked]
+        return self.pending(parts, places)
+
     def room(self, room: Room, number: int, samples: int) -> np.ndarray[Any, Any] | None:
         """The memory that `room` gives for these samples; none where a Field converts them here."""
         return None if any(field is not None for field in self.fields) else room(number, self.rows, samples)
@@ -243,6 +248,12 @@ class Reading:
 
     def _beside(self, first: PendingField, at: int) -> PendingField:
         return PendingField([], self.fields[at], first.rows, lambda values: self.rows.parts(values)[at], first)
+
+
+def _reading(read: Read, fields: list[Field | None], page_cache: bool | None) -> Reading | RaggedReading:
+    if isinstance(read.extents, Columns):
+        return RaggedReading(read.extents, page_cache)
+    return Reading(Rows(read.layout, True, page_cache, extents=read.extents), fields)
 
 
 def start_together(
@@ -272,9 +283,8 @@ def start_together(
         places[which == k] = datasets[k].rows_of(rows[which == k])
     fields = []
     for number, one in enumerate(parts[0][0]):
-        out = None if room is None else one.room(room, number, len(rows))
-        out = one.rows.room(len(rows)) if out is None else out
-        fields += one.pending([opened[number].rows.start(rows[here], out, here) for opened, here in parts], places)
+        asked = [(opened[number], rows[here], here) for opened, here in parts]
+        fields += one.started(asked, room, number, places)
     return PendingBatch(datasets[0].layouts, datasets[0].in_order(fields))
 
 

@@ -12,6 +12,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from solar.errors import ReadError
 from solar.io.machine.identity import check_unchanged
+from solar.io.ragged import Columns
 from solar.torch.batch.pending import PendingBatch, leaves
 from solar.torch.dataset import H5Dataset, Room, alike, start_together
 from solar.values import Layout
@@ -56,6 +57,11 @@ class SampleSource:
     def layouts(self) -> list[Layout]:
         """The Layout of each dataset that is read, of each H5Dataset."""
         return [read.layout for dataset in self.datasets for read in dataset.reads]
+
+    @property
+    def ragged(self) -> bool:
+        """Whether samples are of unequal length."""
+        return any(isinstance(own, Columns) for own in leaves(self.first.extents))
 
     def filters(self) -> set[int]:
         """HDF5's numbers of the filters that reading must undo."""

@@ -1,4 +1,4 @@
-// Attributes of a dataset: numbers, and text, by name.
+// Attributes of a dataset, or a group: numbers, and text, by name.
 //
 // The laws of solar/metadata.hpp hold: the file is hostile, everything is checked against it and bounded. What is wrong
 // with one attribute is said with it, and costs neither the others nor the dataset.
@@ -20,7 +20,8 @@ struct Attribute {
   std::vector<std::byte> bytes;     // of all values, as stored; of text of variable length the text of the only one
 };
 
-// Those of the attributes `wanted` that the dataset of this name has, in no order. Error(layout) as by read_metadata.
+// Those of the attributes `wanted` that the dataset of this name has, in no order; or the group, where a slash ends the
+// name. Error(layout) as by read_metadata.
 // With Dataset::header_address of an earlier call no group is read.
 std::vector<Attribute> read_attributes(const File& file, const std::string& name,
                                        const std::vector<std::string>& wanted,

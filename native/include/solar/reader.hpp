@@ -88,6 +88,8 @@ struct Work {
   std::span<const std::int64_t> rows;
   MutableBytes out;
   std::optional<std::span<const std::int64_t>> positions;  // in `out`; trusted unless the task is to read
+  // To read: how many rows from rows[i] on go to slots one after another, from positions[i] on. None: one each.
+  std::optional<std::span<const std::int64_t>> counts;
   Buffer* buffer = nullptr;            // its keys are rows, of one page each; or lines, of as many as they need
   const read::Lines* lines = nullptr;  // to keep and to decode
   std::uint64_t gap = 0;
@@ -106,10 +108,11 @@ class Reader {
   ~Reader();  // close(), unless that was given up before: then it leaves the threads, and what they use, as they are
 
   // Row i goes to slot i of `out`, of source->row_nbytes() each, or to slot positions[i]: then `out` may have more slots
-  // than there are rows, and those that are not named are not touched. A row out of range throws std::out_of_range here,
-  // an `out` that does not fit, or positions that are out of range or not unique, std::invalid_argument.
+  // than there are rows, and those that are not named are not touched. With counts, counts[i] rows from rows[i] on go
+  // to as many slots. A row out of range throws std::out_of_range here, an `out` that does not fit, or positions that are
+  // out of range or not unique, std::invalid_argument.
   Ticket submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows, MutableBytes out,
-                Positions positions = {});
+                Positions positions = {}, Positions counts = {});
   // The same for any work. The buffer stays as the source does, and its keys as long as the ticket.
   Ticket submit(const Work& work);
   // Returns false when `limit` passed first (the ticket stays valid). A ticket is forgotten once waited for; `counts`

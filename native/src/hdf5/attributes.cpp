@@ -4,6 +4,7 @@
 
 #include "hdf5/btree2.hpp"
 #include "hdf5/describe.hpp"
+#include "hdf5/files.hpp"
 #include "hdf5/fractal_heap.hpp"
 #include "hdf5/lookup3.hpp"
 #include "hdf5/superblock.hpp"
@@ -178,12 +179,29 @@ std::vector<Attribute> attributes_of(Image& image, const ObjectHeader& header, c
   return found;
 }
 
+std::vector<Attribute> attributes_of_group(const File& file, const std::string& name, const Names& wanted) {
+  const std::string where = file.path() + ": " + name + ": ";
+  try {
+    Files files(file, "");
+    const Place place = files.follow(name);
+    const ObjectHeader header = read_header(place.file->image, place.address);
+    if (!is_group(header)) throw Error(Kind::layout, "it is no group");
+    return attributes_of(place.file->image, header, wanted);
+  } catch (const Elsewhere& elsewhere) {
+    throw Error(Kind::layout, where + "its attributes can only be read by libhdf5: " + elsewhere.why);
+  } catch (const Error& error) {
+    if (error.kind() != Kind::layout) throw;
+    throw Error(Kind::layout, where + error.what());
+  }
+}
+
 }  // namespace
 
 }  // namespace hdf5
 
 std::vector<Attribute> read_attributes(const File& file, const std::string& name,
                                        const std::vector<std::string>& wanted, std::uint64_t header_address) {
+  if (name.ends_with('/')) return hdf5::attributes_of_group(file, name.substr(0, name.size() - 1), wanted);
   const Dataset dataset = read_metadata(file, name, header_address).datasets.at(0);
   if (dataset.header_address == undefined_address)
     throw Error(Kind::layout, file.path() + ": " + name + ": its attributes cannot be read: " + dataset.elsewhere);

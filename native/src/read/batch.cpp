@@ -27,16 +27,24 @@ bool unfiltered(const Form& form, std::uint32_t mask) {
 void Batch::begin(const Work& work) {
   const Source& from = *work.source;
   const std::uint64_t nbytes = from.row_nbytes();
-  if (work.task == Task::read) check_fit(from, work.rows.size(), work.out.size(), work.positions);
+  if (work.task == Task::read) check_fit(work);
   const std::int64_t all = from.part_first.back();
   rows.clear();
   rows.reserve(work.rows.size());
-  for (const std::int64_t row : work.rows) {
-    if (row < 0 || row >= all) {
-      throw std::out_of_range(from.name + ": row " + std::to_string(row) + " of " + std::to_string(all));
+  asked = work.rows.size();
+  std::uint64_t slot = 0;
+  for (std::size_t i = 0; i < asked; ++i) {
+    const std::int64_t row = work.rows[i], count = work.counts ? (*work.counts)[i] : 1;
+    if (count == 0) continue;
+    if (row < 0 || row > all - count) {
+      const std::string to = work.counts ? " and " + std::to_string(count - 1) + " after it" : "";
+      throw std::out_of_range(from.name + ": row " + std::to_string(row) + to + " of " + std::to_string(all));
     }
-    rows.push_back({row, work.positions ? static_cast<std::uint64_t>((*work.positions)[rows.size()]) : rows.size()});
+    const std::uint64_t at = work.positions ? static_cast<std::uint64_t>((*work.positions)[i]) : slot;
+    rows.push_back({row, at, static_cast<std::uint64_t>(count)});
+    slot += static_cast<std::uint64_t>(count);
   }
+  if (work.counts && nbytes > 0) cut_extents(from);
   groups.clear();
   grids.clear();
   pieces.clear();
@@ -57,25 +65,87 @@ void Batch::begin(const Work& work) {
   source = work.source;
 }
 
-// Whether `wanted` rows fit an output of `nbytes`, each at a position of its own.
-void Batch::check_fit(const Source& from, std::size_t wanted, std::size_t nbytes, const Reader::Positions& positions) {
+// Cuts extents where a line of chunks ends; into single rows where these are not runs of bytes of the chunks' rows.
+void Batch::cut_extents(const Source& from) {
+  std::vector<bool> runs;
+  for (const Form& form : from.forms) {
+    const Grid grid(from, form);
+    runs.push_back(grid.tiles() == 1 && grid.chunk_row_nbytes() == from.row_nbytes());
+  }
+  const std::span<const std::int64_t> first = from.part_first;
+  std::size_t part = first.size();
+  for (std::size_t i = 0; i < rows.size(); ++i) {  // what is cut off comes later
+    const std::int64_t row = rows[i].row;
+    if (part == first.size() || row < first[part] || row >= first[part + 1]) {
+      part = static_cast<std::size_t>(std::upper_bound(first.begin(), first.end(), row) - first.begin()) - 1;
+    }
+    const auto form = static_cast<std::size_t>(from.part_form[part]);
+    const auto behind = static_cast<std::uint64_t>(first[part + 1] - row), of_line = from.forms[form].chunk[0];
+    const std::uint64_t left =
+        of_line == 0 ? behind : std::min(behind, of_line - static_cast<std::uint64_t>(row - first[part]) % of_line);
+    const std::uint64_t most = runs[form] ? left : 1;
+    if (rows[i].count <= most) continue;
+    rows.push_back({row + static_cast<std::int64_t>(most), rows[i].slot + most, rows[i].count - most});
+    rows[i].count = most;
+  }
+  if (rows.size() > UINT32_MAX) throw std::length_error(from.name + ": too many chunks for one batch");
+}
+
+// Whether the rows fit the output, each at a position of its own.
+void Batch::check_fit(const Work& work) {
+  const Source& from = *work.source;
+  const std::size_t wanted = work.rows.size(), nbytes = work.out.size();
+  const Reader::Positions& positions = work.positions;
   const std::uint64_t row = from.row_nbytes();
-  std::uint64_t total = 0;
-  bool fits = wanted <= UINT32_MAX && !__builtin_mul_overflow(row, wanted, &total);
-  fits = fits && (positions && row > 0 ? nbytes % row == 0 : total == nbytes);
   const auto refuse = [&](const std::string& what) { throw std::invalid_argument(from.name + ": " + what); };
+  std::uint64_t total = 0, slots_wanted = wanted;
+  bool fits = wanted <= UINT32_MAX;
+  if (work.counts) {
+    if (work.counts->size() != wanted) {
+      refuse(std::to_string(work.counts->size()) + " counts for " + std::to_string(wanted) + " rows");
+    }
+    slots_wanted = 0;
+    for (const std::int64_t count : *work.counts) {
+      fits = fits && count >= 0 && !__builtin_add_overflow(slots_wanted, static_cast<std::uint64_t>(count), &slots_wanted);
+    }
+  }
+  fits = fits && !__builtin_mul_overflow(row, slots_wanted, &total);
+  fits = fits && (positions && row > 0 ? nbytes % row == 0 : total == nbytes);
   if (!fits) {
-    refuse(std::to_string(wanted) + " rows of " + std::to_string(row) + " bytes do not fit an output of " +
+    refuse(std::to_string(slots_wanted) + " rows of " + std::to_string(row) + " bytes do not fit an output of " +
            std::to_string(nbytes) + " bytes");
   }
   if (!positions) return;
   if (positions->size() != wanted) {
     refuse(std::to_string(positions->size()) + " positions for " + std::to_string(wanted) + " rows");
   }
-  if (row == 0) return;
-  const std::uint64_t slots = nbytes / row;
+  if (row > 0) check_apart(work, nbytes / row);
+}
+
+// Whether all positions lie in so many slots, and no two rows go to one. REQUIRES: positions.
+void Batch::check_apart(const Work& work, std::uint64_t slots) {
+  const auto refuse = [&](const std::string& what) { throw std::invalid_argument(work.source->name + ": " + what); };
+  const std::span<const std::int64_t> positions = *work.positions;
+  if (work.counts) {
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> taken;  // from, to
+    taken.reserve(positions.size());
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      const auto from = static_cast<std::uint64_t>(positions[i]), count = static_cast<std::uint64_t>((*work.counts)[i]);
+      if (count == 0) continue;
+      if (count > slots || from > slots - count) {
+        refuse("position " + std::to_string(positions[i]) + " of " + std::to_string(count) + " rows in an output of " +
+               std::to_string(slots) + " rows");
+      }
+      taken.emplace_back(from, from + count);
+    }
+    if (!std::is_sorted(taken.begin(), taken.end())) std::sort(taken.begin(), taken.end());
+    for (std::size_t i = 1; i < taken.size(); ++i) {
+      if (taken[i].first < taken[i - 1].second) refuse("position " + std::to_string(taken[i].first) + " is given twice");
+    }
+    return;
+  }
   taken_.assign(slots, false);
-  for (const std::int64_t position : *positions) {
+  for (const std::int64_t position : positions) {
     const auto slot = static_cast<std::uint64_t>(position);  // of a negative one: far too large
     if (slot >= slots) {
       refuse("position " + std::to_string(position) + " in an output of " + std::to_string(slots) + " rows");
@@ -190,11 +260,11 @@ void Batch::plan_stored(std::size_t chunk, std::uint64_t tile_index, std::uint32
   const Tile tile = grid.tile(tile_index);
   for (std::uint32_t i = begin; i < end;) {
     std::uint32_t same = 1;
-    while (i + same < end && rows[i + same].row == rows[i].row) ++same;
+    while (i + same < end && rows[i + same].row == rows[i].row && rows[i + same].count == rows[i].count) ++same;
     const std::uint64_t at = static_cast<std::uint64_t>(rows[i].row - group.first) * grid.chunk_row_nbytes();
     if (tile.whole) {
       const std::uint64_t to = task == Task::load ? tile.at : rows[i].slot * row_nbytes + tile.at;
-      add_direct({offset + at, tile.nbytes, to, group_index, i, same, 0, 0, How::direct});
+      add_direct({offset + at, tile.nbytes * rows[i].count, to, group_index, i, same, 0, 0, How::direct});
     } else {
       add({offset + at, tile.nbytes, tile_index, group_index, i, same, 0, 0, How::tile});
     }

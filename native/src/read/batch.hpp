@@ -24,9 +24,12 @@ inline constexpr std::uint64_t call_limit = 4 << 20;
 inline constexpr std::uint64_t parts_limit = 900;
 inline constexpr std::uint64_t hole_limit = 1 << 20;  // bytes of a hole that are one part
 
+// An extent: so many rows one after another, in the file and in `out`. It lies in one line of chunks, and is a run of
+// bytes of their rows where it has several.
 struct Row {
   std::int64_t row = 0;
   std::uint64_t slot = 0;  // position in `out`
+  std::uint64_t count = 1;
 };
 
 // Rows of the batch that lie in one line of chunks of one part.
@@ -109,6 +112,7 @@ class Batch {
   Task task = Task::read;
   std::shared_ptr<const Source> source;
   MutableBytes out;
+  std::size_t asked = 0;  // rows, or extents of them
   Buffer* buffer = nullptr;
   const Lines* lines = nullptr;
   std::uint64_t gap = 0;
@@ -123,7 +127,9 @@ class Batch {
   std::vector<std::uint32_t> unit_begin;  // unit u is pieces [unit_begin[u], unit_begin[u + 1])
 
  private:
-  void check_fit(const Source& from, std::size_t wanted, std::size_t nbytes, const Reader::Positions& positions);
+  void check_fit(const Work& work);
+  void check_apart(const Work& work, std::uint64_t slots);
+  void cut_extents(const Source& from);
   std::uint32_t plan_group(std::uint32_t begin);
   void plan_tiles(std::uint32_t begin, std::uint32_t end, std::uint64_t line);
   void plan_stored(std::size_t chunk, std::uint64_t tile, std::uint32_t begin, std::uint32_t end);

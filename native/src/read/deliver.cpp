@@ -68,13 +68,22 @@ void place_rows(const Batch& batch, const Piece& piece, const std::byte* raw) {
   const Row* rows = &batch.rows[piece.first];
   for (std::uint32_t i = 0; i < piece.rows; ++i) {
     const auto row_of_chunk = static_cast<std::uint64_t>(rows[i].row - group.first);
-    place(batch, grid, piece.to, raw + row_of_chunk * grid.chunk_row_nbytes(), batch.slot(rows[i]));
+    const std::byte* from = raw + row_of_chunk * grid.chunk_row_nbytes();
+    std::byte* to = batch.slot(rows[i]);
+    if (rows[i].count == 1) {
+      place(batch, grid, piece.to, from, to);
+      continue;
+    }
+    std::memcpy(to, from, rows[i].count * batch.row_nbytes);
+    reverse(to, rows[i].count * batch.row_nbytes, batch.source->swap);
   }
 }
 
 // Whether other rows of the chunk may be wanted soon: what a buffer wants of it, its plan says.
 bool may_come_again(const Batch& batch, const Piece& piece) {
-  return batch.task == Task::read && piece.rows < batch.groups[piece.group].chunk_rows;
+  std::uint64_t wanted = 0;
+  for (std::uint32_t i = 0; i < piece.rows; ++i) wanted += batch.rows[piece.first + i].count;
+  return batch.task == Task::read && wanted < batch.groups[piece.group].chunk_rows;
 }
 
 void deliver_chunk(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench) {
@@ -83,7 +92,7 @@ void deliver_chunk(const Batch& batch, const Piece& piece, Bytes stored, Bench& 
   const Row* rows = &batch.rows[piece.first];
   const std::uint64_t nbytes = group.chunk_rows * grid.chunk_row_nbytes();
   const Tile tile = grid.tile(piece.to);
-  if (piece.rows == 1 && tile.whole && tile.nbytes == nbytes) {  // the chunk is exactly this tile of this row
+  if (piece.rows == 1 && tile.whole && tile.nbytes * rows[0].count == nbytes) {  // the chunk is exactly this tile of these
     std::byte* to = batch.slot(rows[0]) + tile.at;
     decode(batch, piece, stored, {to, nbytes}, bench);
     reverse(to, nbytes, batch.source->swap);
@@ -107,7 +116,7 @@ void deliver(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench)
     case How::direct: {
       std::byte* to = batch.memory(piece);
       reverse(to, piece.nbytes, batch.source->swap);
-      const std::uint64_t at = piece.to % batch.row_nbytes;
+      const std::uint64_t at = batch.task == Task::load ? piece.to : piece.to - rows[0].slot * batch.row_nbytes;
       for (std::uint32_t i = 1; i < piece.rows; ++i) std::memcpy(batch.slot(rows[i]) + at, to, piece.nbytes);
       return;
     }
@@ -156,7 +165,7 @@ void fill(const Batch& batch, const Piece& piece) {
       if (!item.empty()) reverse(row + to, nbytes, swap);
     };
     if (piece.nbytes == grid.tiles()) {
-      write(0, 0, batch.row_nbytes);
+      write(0, 0, batch.row_nbytes * batch.rows[piece.first + i].count);
     } else {
       for (std::uint64_t t = 0; t < piece.nbytes; ++t) grid.each_run(piece.to + t, write);
     }

@@ -27,7 +27,7 @@ class PendingField:
         parts: list[Pending],
         field: Field | None,
         rows: Array | None = None,
-        cut: Callable[[Array], Array] | None = None,
+        cut: Callable[[Array], Any] | None = None,
         beside: PendingField | None = None,
     ) -> None:
         self.parts = parts
@@ -38,7 +38,7 @@ class PendingField:
         for part in parts:
             self.nbytes += part.nbytes
 
-    def wait(self, end: float | None) -> Array:
+    def wait(self, end: float | None) -> Any:
         """Waits for the values, as stored. TimeoutError at `end`, a time of the monotonic clock."""
         for part in (self if self._beside is None else self._beside).parts:
             values = part.wait(None if end is None else max(0.0, end - time.monotonic()))
@@ -88,6 +88,8 @@ class PendingBatch:
 
 def _given(values: Array) -> Any:
     """Values as the user gets them: arrays of numbers, tensors of bfloat16 (numpy has none), lists of all else."""
+    if not isinstance(values, np.ndarray):  # of samples of unequal length
+        return values
     if values.dtype == BFLOAT16:
         return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
     return values if values.dtype.kind in TENSOR_KINDS else list(values)

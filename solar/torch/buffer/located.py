@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from solar.errors import PlanError
 from solar.io.read.reader import Rows
 from solar.io.read.run import Run
 from solar.planner.budget import Needs
 from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.planned_passes import Piece
 from solar.planner.regions import whole
-from solar.planner.units import of_layout
+from solar.planner.units import not_carried, of_layout
 from solar.torch.order.stream import Pass
 from solar.torch.source import SampleSource
 from solar.values import Layout
@@ -34,6 +35,16 @@ def pieces_of(beneath: SampleSource) -> list[Piece]:
         for at, dataset in enumerate(beneath.datasets)
         for number, read in enumerate(dataset.reads)
     ]
+
+
+def not_held(beneath: SampleSource, buffer: str) -> str:
+    """Why no buffer holds these samples; empty if one can. PlanError for what only a buffer of that size would do."""
+    if not beneath.ragged:
+        return next((said for layout in layouts_of(beneath) if (said := not_carried(layout))), "")
+    said = f"{beneath.first} has samples of unequal length, which no buffer holds yet"
+    if buffer:
+        raise PlanError(f"buffer={buffer}: {said}: leave buffer= away, and each batch is read by itself")
+    return said
 
 
 def slots_of(beneath: SampleSource) -> int:

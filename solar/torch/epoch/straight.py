@@ -14,7 +14,7 @@ import torch
 
 from solar.io.machine.late import until
 from solar.io.read.engine import COUNT_NAMES, Ticket
-from solar.io.read.reader import Pending
+from solar.io.read.reader import Pending, Rows
 from solar.io.read.run import Running
 from solar.torch.batch.collate import Collation
 from solar.torch.batch.coming import Coming, profiling
@@ -173,7 +173,7 @@ class OfReader:
     ) -> None:
         self.samples, self.ahead, self.assemble = samples, ahead, assemble
         self.indices, self._beneath = indices, beneath
-        self._rows = [one.rows for one in beneath.first.opened()]
+        self._rows: list[Rows] = [one.rows for one in beneath.first.opened()]
         self.nbytes = samples * sum(one.sample_nbytes for one in self._rows)
         self._coming: deque[tuple[tuple[Ticket, ...], tuple[Any, ...], Any, Any] | Exception] = deque()
         self.begun = 0

@@ -1,0 +1,298 @@
+"""Ragged rows and CSR matrices: samples of unequal length, and where each lies among the rows of a dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import LayoutError
+from solar.io.layout.hdf5 import inspect
+from solar.io.layout.index import Folder
+from solar.io.layout.packing import attribute_of
+from solar.io.layout.paths import Paths, files_of
+from solar.io.windows import ENDS_OF, values_of
+from solar.values import Layout
+
+BATCHES = ("jagged", "flat", "padded")
+RAGGED_BY = ("ends", "lengths", "indptr", "ids")
+
+Places = NDArray[np.int64]
+
+
+class BatchForm(NamedTuple):
+    """How a batch of samples of unequal length comes."""
+
+    batch: Literal["jagged", "flat", "padded"] = "jagged"
+    length: int | None = None  # of each padded sample; None: of the longest in the batch
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A dataset whose samples are stretches of its rows, of unequal lengths; for the `fields` of H5Dataset.
+
+    One dataset tells where each sample ends: `ends`; `lengths`; `indptr`, which is `ends` with a 0 before them; or
+    `ids`, which has one value for each row, and a sample is a run of equal ones. Without any of them, the dataset is of
+    HDF5's variable-length type. Samples of no rows are samples, too.
+
+    `batch` says how batches come: "jagged", a nested tensor of torch's jagged layout; "flat", all rows one after
+    another and where each sample begins and ends among them; "padded", zeros behind shorter samples, and a mask that is
+    True where there are values. Padded samples are as long as the longest of their batch, or have this `length`.
+
+    >>> import h5py, numpy, tempfile
+    >>> from solar import DataLoader, H5Dataset, Ragged
+    >>> path = tempfile.mkdtemp() + "/hits.h5"
+    >>> with h5py.File(path, "w") as file:
+    ...     file["hits"], file["ends"] = numpy.arange(5.0), [2, 2, 5]
+    >>> data = H5Dataset(path, Ragged("hits", ends="ends", batch="flat"))
+    >>> [sample.tolist() for sample in data]
+    [[0.0, 1.0], [], [2.0, 3.0, 4.0]]
+    >>> next(iter(DataLoader(data, batch_size=3)))
+    (tensor([0., 1., 2., 3., 4.], dtype=torch.float64), tensor([0, 2, 2, 5]))
+    """
+
+    name: str
+    _: KW_ONLY
+    ends: str | None = None
+    lengths: str | None = None
+    indptr: str | None = None
+    ids: str | None = None
+    batch: Literal["jagged", "flat", "padded"] = "jagged"
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        told = {word: getattr(self, word) for word in RAGGED_BY if getattr(self, word) is not None}
+        for word, name in {"name": self.name, **told}.items():
+            if not isinstance(name, str):
+                raise TypeError(f"{word} is the name of a dataset, not {type(name).__name__}")
+        if len(told) > 1:
+            raise ValueError(f"{' and '.join(told)}: one dataset tells where samples end; give one of them")
+        if self.batch not in BATCHES:
+            raise ValueError(f"batch={self.batch!r}: it is one of {', '.join(BATCHES)}")
+        if self.length is not None and (self.batch != "padded" or operator.index(self.length) < 1):
+            raise ValueError(f"length={self.length!r}: of padded samples, at least 1; give batch='padded' with it")
+
+    @property
+    def form(self) -> BatchForm:
+        """How a batch of it comes."""
+        return BatchForm(self.batch, self.length)
+
+
+@dataclass(frozen=True)
+class CSR:
+    """A sparse matrix by rows, as AnnData and scipy keep it: a group with data, indices, indptr and its shape.
+
+    For the `fields` of H5Dataset. A sample is a row: `values`, their `columns`, and the `length` of the row with zeros.
+    A batch is a torch.sparse_csr_tensor. With `dense=True` a sample is an array with its zeros, and a batch a tensor.
+
+    >>> import h5py, tempfile
+    >>> from solar import CSR, H5Dataset
+    >>> path = tempfile.mkdtemp() + "/cells.h5ad"
+    >>> with h5py.File(path, "w") as file:
+    ...     group = file.create_group("X")
+    ...     group["data"], group["indices"], group["indptr"] = [1.0, 2.0, 3.0], [0, 2, 1], [0, 2, 3]
+    ...     group.attrs["encoding-type"], group.attrs["shape"] = "csr_matrix", [2, 3]
+    >>> [row.tolist() for row in H5Dataset(path, CSR("X", dense=True))]
+    [[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]
+    """
+
+    name: str
+    _: KW_ONLY
+    dense: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"name is that of a group, not {type(self.name).__name__}")
+
+    @property
+    def form(self) -> BatchForm:
+        """That of its values, where they are not a matrix."""
+        return BatchForm("flat")
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """What a ragged field, or a matrix, is read from: sample i is `length[i]` rows from `begin[i]` on, of each Layout.
+
+    Of HDF5's variable-length type a sample is one row, and where its values lie is not known before it is read.
+    """
+
+    given: Ragged | CSR
+    layouts: tuple[Layout, ...]  # the values, and of a matrix their columns
+    begin: Places
+    length: Places
+    first: Places  # sample of each file, and at last the number of samples
+    width: int = 0  # columns of the matrix
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    @property
+    def varying(self) -> bool:
+        """Whether the dataset is of HDF5's variable-length type."""
+        return self.layouts[0].dtype.hasobject
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values, in the machine's byte order."""
+        own = self.layouts[0].dtype
+        held = _held(own)
+        return (own if held is None else held).newbyteorder("=")
+
+    @property
+    def fields(self) -> tuple[Any, ...]:
+        """What must be the same of data sets whose samples come in one batch."""
+        return (type(self.given).__name__, self.given.form, getattr(self.given, "dense", False), self.width)
+
+    @cached_property
+    def by_sample(self) -> Layout:
+        """The Layout as if each sample were a row: in which file it is."""
+        own = self.layouts[0]
+        return replace(own, shape=(len(self), *own.shape[1:]), part_first=self.first)
+
+    @cached_property
+    def digest(self) -> str:
+        """A name for exactly these samples."""
+        sha = hashlib.sha256(repr((self.given, self.width)).encode())
+        for column in (self.begin, self.length):
+            sha.update(np.ascontiguousarray(column).data)
+        return sha.hexdigest()
+
+    def where(self, sample: int) -> str:
+        """The file that a sample is in, and its number there, for messages."""
+        part = int(np.searchsorted(self.first, sample, side="right")) - 1
+        return f"{self.layouts[0].paths[part]}: {self.given.name}, sample {sample - int(self.first[part])}"
+
+
+def columns_of(path: Paths, given: Ragged | CSR, cache: Folder = "auto", *, together: bool = False) -> Columns:
+    """Where the samples of such a field lie. LayoutError where what tells it makes no sense."""
+    if isinstance(given, CSR):
+        return _of_matrix(path, given, cache, together)
+    layout: Layout = inspect(path, given.name, cache=cache, together=together)
+    where = f"{layout.paths[0]}: {layout.title}"
+    if not layout.shape or layout.per_file:
+        raise LayoutError(f"{where} is a scalar; samples of unequal length are stretches of rows")
+    word = next((word for word in RAGGED_BY if getattr(given, word) is not None), None)
+    if word is None:
+        return _of_varying(layout, given, where)
+    _check_numbers(layout, where)
+    told = inspect(path, getattr(given, word), cache=cache, together=together)
+    return _checked(Columns(given, (layout,), *_spans(layout, told, word)))
+
+
+def _held(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """What arrays of variable length are of; None of any other type."""
+    metadata: Any = dtype.metadata
+    held = metadata.get("vlen") if metadata else None
+    return held if isinstance(held, np.dtype) else None
+
+
+def _of_varying(layout: Layout, given: Ragged, where: str) -> Columns:
+    held = _held(layout.dtype)
+    if held is None or held.kind not in "biufc" or len(layout.shape) != 1:
+        raise LayoutError(
+            f"{where} is {layout.dtype} of shape {layout.shape}, not a row of HDF5's variable-length numbers: say "
+            "where its samples end by ends=, lengths=, indptr= or ids="
+        )
+    rows = np.arange(layout.samples)
+    return Columns(given, (layout,), rows, np.ones(layout.samples, np.int64), layout.part_first)
+
+
+def _check_numbers(layout: Layout, where: str, kinds: str = "biufc") -> None:
+    if layout.dtype.kind not in kinds or layout.dtype.shape or layout.sample_nbytes == 0:
+        wanted = "numbers" if "f" in kinds else "whole numbers"
+        raise LayoutError(f"{where} is {layout.dtype} of shape {layout.shape}; its rows are to be {wanted}")
+    if layout.reader.startswith("mpio"):
+        raise LayoutError(f"{where}: samples of unequal length are not read by MPI; leave reader= away")
+
+
+def _spans(layout: Layout, told: Layout, word: str) -> tuple[Places, Places, Places]:
+    """Where each sample begins and how many rows it has; and the first sample of each file."""
+    values = values_of(told, text=word == "ids")
+    ends, counts = [], [0]
+    for number, (begin, end) in enumerate(pairwise(layout.part_first.tolist())):
+        own, where = (
+            values[told.part_first[number] : told.part_first[number + 1]],
+            f"{told.paths[number]}: {told.title}",
+        )
+        if word == "indptr":
+            if not len(own) or own[0] != 0:
+                raise LayoutError(
+                    f"{where} begins with {own[:1].tolist()}; an indptr begins with 0. For ends give ends="
+                )
+            own = own[1:]
+        own = ENDS_OF["ends" if word == "indptr" else word](own, end - begin, where, layout.title)
+        ends.append(begin + np.concatenate(([0], own)))
+        counts.append(counts[-1] + len(own))
+    begins, behind = (np.concatenate([one[part] for one in ends]) for part in (slice(None, -1), slice(1, None)))
+    return begins, behind - begins, np.array(counts, np.int64)
+
+
+def _checked(found: Columns) -> Columns:
+    longest = found.given.form.length
+    if longest is not None and int(found.length.max(initial=0)) > longest:
+        sample = int(found.length.argmax())
+        raise LayoutError(
+            f"{found.where(sample)} has {int(found.length[sample])} rows, and length={longest}: give a larger length, "
+            "or leave it away, and a batch is padded to its longest"
+        )
+    return found
+
+
+# --- matrices ----
+
+
+def _of_matrix(path: Paths, given: CSR, cache: Folder, together: bool) -> Columns:
+    name = given.name.rstrip("/")
+    parts: Sequence[str] = ("data", "indices", "indptr")
+    shapes = [_shape_of(file, name) for file in files_of(path)]
+    data, indices, indptr = (inspect(path, f"{name}/{one}", cache=cache, together=together) for one in parts)
+    for layout, kinds in ((data, "biufc"), (indices, "iu")):
+        where = f"{layout.paths[0]}: {layout.title}"
+        _check_numbers(layout, where, kinds)
+        if len(layout.shape) != 1:
+            raise LayoutError(f"{where} has shape {layout.shape}; the parts of a CSR matrix have one axis")
+    for file, (one, two) in enumerate(zip(np.diff(data.part_first), np.diff(indices.part_first), strict=True)):
+        if one != two:
+            raise LayoutError(
+                f"{data.paths[file]}: {data.title} has {one} values, and {indices.title} has {two}: each value of a "
+                "CSR matrix has its column"
+            )
+    begin, length, first = _spans(data, indptr, "indptr")
+    for file, (rows, shape) in enumerate(zip(np.diff(first), shapes, strict=True)):
+        if rows != shape[0] or shape[1] != shapes[0][1]:
+            raise LayoutError(
+                f"{data.paths[file]}: {name} says its shape is {shape}, and {indptr.title} tells of {rows} rows"
+                + (f"; in {data.paths[0]} it has {shapes[0][1]} columns" if shape[1] != shapes[0][1] else "")
+            )
+    return Columns(given, (data, indices), begin, length, first, shapes[0][1])
+
+
+def _shape_of(file: str, name: str) -> tuple[int, int]:
+    """The shape of a CSR matrix by its attributes: those of today, or of AnnData before 0.7."""
+    wanted = ("encoding-type", "shape", "h5sparse_format", "h5sparse_shape")
+    where = f"{file}: {name}"
+    found = _native.read_attributes(file, f"{name}/", list(wanted))
+    try:
+        told = {key: attribute_of(key, *one) for key, one in found.items()}
+    except ValueError as error:
+        raise LayoutError(f"{where}: {error}") from None
+    kind, shape = told.get(wanted[0], told.get(wanted[2])), told.get(wanted[1], told.get(wanted[3]))
+    if kind in ("csc_matrix", "csc"):
+        raise LayoutError(
+            f"{where} is kept by columns (CSC), so that a row lies all over it: write it by rows, with "
+            "scipy's tocsr() or anndata's adata.X = adata.X.tocsr()"
+        )
+    if kind not in ("csr_matrix", "csr"):
+        raise LayoutError(f"{where}: its attribute encoding-type is {kind!r}; that of a CSR matrix is 'csr_matrix'")
+    if not isinstance(shape, np.ndarray) or shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
+        raise LayoutError(f"{where}: its attribute shape is {shape!r}; that of a matrix is two numbers")
+    return int(shape[0]), int(shape[1])
