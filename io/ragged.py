@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
+from solar.blocks import Blocks, blocks_of
 from solar.errors import LayoutError
 from solar.io.layout.hdf5 import inspect
 from solar.io.layout.index import Folder
@@ -157,6 +158,11 @@ class Columns:
         """The Layout as if each sample were a row: in which file it is."""
         own = self.layouts[0]
         return replace(own, shape=(len(self), *own.shape[1:]), part_first=self.first)
+
+    @cached_property
+    def blocks(self) -> tuple[Blocks, ...]:
+        """How each Layout is held in a buffer."""
+        return tuple(blocks_of(layout, self.begin, self.length) for layout in self.layouts)
 
     @cached_property
     def digest(self) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-VALUES = "errors values extents _native"
+VALUES = "errors values extents blocks _native"
 IO = "io.field io.ragged io.windows io.given io.layout io.read io.libhdf5 io.ranks io.exchange io.workers io.machine"
 
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "errors": "",
     "values": "errors extents",
     "extents": "_native",
+    "blocks": "values",
     "orders": VALUES,
     "planner": f"{VALUES} io.machine orders",
     "io.machine": VALUES,
@@ -54,8 +55,9 @@ MAY_IMPORT = {
     "torch.metrics": "torch.monitor",
     "torch.ragged": f"{VALUES} {IO} torch.batch",
     "torch.dataset": f"{VALUES} {IO} torch.batch torch.ragged",
-    "torch.source": f"{VALUES} {IO} torch.dataset torch.batch",
-    "torch.buffer": f"{VALUES} {IO} planner torch.batch torch.dataset torch.monitor torch.order torch.source",
+    "torch.source": f"{VALUES} {IO} torch.dataset torch.batch torch.ragged",
+    "torch.buffer": f"{VALUES} {IO} planner torch.batch torch.dataset torch.monitor torch.order torch.ragged "
+    "torch.source",
     "gpu.kernels": VALUES,
     "gpu": f"{VALUES} {IO} gpu.kernels torch.batch torch.buffer torch.dataset torch.monitor torch.source",
     "torch.epoch": f"{VALUES} {IO} gpu torch.batch torch.buffer torch.order torch.samplers torch.source",

@@ -310,6 +310,17 @@ def test_a_column_that_a_matrix_lacks_is_an_error_of_its_row(column: int, dense:
     assert [len(batch) for batch in batches] == [2, 3]
 
 
+def test_a_sample_that_no_memory_holds_is_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("v", (2**45,), "f4", chunks=(2**20,))
+        file["ends"] = [3, 2**45]
+    settle(tmp_path / "a.h5")
+    data = H5Dataset(str(tmp_path / "a.h5"), Ragged("v", ends="ends"))
+    assert data[0].tolist() == [0.0] * 3
+    with pytest.raises(ReadError, match=f"a.h5: v, sample 1 has {2**45 - 3} rows, and there is no memory"):
+        data[1]
+
+
 def test_what_does_not_go_together_is_said(tmp_path: Path) -> None:
     path = str(tmp_path / "a.h5")
     written(tmp_path / "a.h5", [2, 0, 3])
@@ -324,11 +335,23 @@ def test_what_does_not_go_together_is_said(tmp_path: Path) -> None:
         H5Dataset(path, Ragged("v"))
     with pytest.raises(LayoutError, match="sample 2 has 3 rows, and length=2"):
         H5Dataset(path, Ragged("v", ends="ends", batch="padded", length=2))
-    with pytest.raises(PlanError, match="no buffer holds yet: leave buffer= away"):
-        list(DataLoader(H5Dataset(path, ragged), buffer="1MiB"))
+    data = H5Dataset(path, ragged)
+    with pytest.raises(PlanError, match=r"one of 2 data sets\. Leave buffer= away"):
+        list(DataLoader(ConcatDataset([data, data]), buffer="1MiB"))
     for wrong in ({"ends": "a", "ids": "b"}, {"batch": "list"}, {"length": 3}, {"batch": "padded", "length": 0}):
         with pytest.raises(ValueError, match=r"(give one of them|is one of|give batch=|at least 1)"):
             Ragged("v", **wrong)
     with pytest.raises(TypeError, match="ends is the name of a dataset"):
         Ragged("v", ends=3)  # type: ignore[arg-type]
     assert set(TOLD) == {"ends", "lengths", "indptr", "ids"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_device_gets_the_same_batches(kind: str, tmp_path: Path) -> None:
+    data = data_of(kind, tmp_path / "a.h5")
+    assert equal(plainly(list(DataLoader(data, 7, device="cpu"))), plainly(list(DataLoader(data, 7))))
+    for options in ({"resident": "1MiB"}, {"static": True}):
+        with pytest.raises(PlanError, match=r"is for samples of one size, and .* has others: leave it out"):
+            next(iter(DataLoader(data, 7, device="cpu", **options)))
+    with pytest.raises(PlanError, match="comes in several rows, which the host puts together"):
+        next(iter(DataLoader(data, 7, device="cpu", decode="device")))

@@ -97,6 +97,9 @@ class OnDevice:
         streams = self._streams_of(form.device)
         if self._resident is not None:
             self._check_staying(making)
+        if beneath.ragged and (self._resident is not None or self._static is not None):
+            word = "static=True" if self._resident is None else f"resident={self._resident!r}"
+            raise PlanError(f"{word} is for samples of one size, and {beneath.first} has others: leave it out")
         if making.in_python:
             if self._decode == "device":
                 raise PlanError(
@@ -189,8 +192,8 @@ class OnDevice:
         return _Seen(layouts, finish() if there else None, refused)
 
     def _put_together(self, layouts: list[Layout]) -> _Seen:
-        """Windows are made of their rows, and followed by their Field, on the host."""
-        refused = f"{layouts[0].name} comes in windows, whose rows the host puts together"
+        """Windows, and samples of unequal length, are made of their rows, and followed by their Field, on the host."""
+        refused = f"{layouts[0].name} comes in several rows, which the host puts together"
         return _Seen(layouts, None, refused if self._decode == "device" else "")
 
     def _tell(self, refused: list[str]) -> None:

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
+from solar.blocks import Blocks
 from solar.errors import PlanError
-from solar.extents import Extents, Listing
+from solar.extents import Listing
 from solar.io.machine import figures
 from solar.planner.budget import FETCHED, pooled_nbytes
 from solar.planner.course import Plan, plan_rows
@@ -36,7 +37,7 @@ class Piece:
     dataset: int
     field: int
     region: Region
-    extents: Extents | None = None  # None: a sample is a row
+    extents: Any = None  # Extents, or Blocks; None: a sample is a row
 
     @property
     def units(self) -> Units:
@@ -50,6 +51,8 @@ class Piece:
     def rows(self, uses: SampleUses) -> tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]:
         """What the batches use of it: rows, and where each batch begins among them."""
         samples, starts = uses.of(self.dataset)
+        if isinstance(self.extents, Blocks):
+            return self.extents.uses(samples, starts)
         return (samples, starts) if self.extents is None else (Listing(self.extents, samples), starts * self.slots)
 
 
@@ -135,9 +138,20 @@ class PlannedPasses:
         segment = self.segment(number)
         pairs = zip(self.pieces, self.plans, strict=True)
         told = [Told(plan.script(number), segment.planned.positions(piece.dataset)) for piece, plan in pairs]
+        if self._in_blocks:  # of which each piece has others, from the first place of a batch on
+            told = [one._replace(positions=_places(one.script.starts)) for one in told]
         if segment.elsewhere is not None:
             told += [_read_alone(segment.elsewhere, piece) for piece in self.pieces]
         return told
+
+    def sizes(self, number: int, told: Sequence[Told]) -> NDArray[np.int64]:
+        """The places that the memory of each batch has, for the piece that needs most."""
+        own = self.segment(number).sizes
+        return np.maximum.reduce([own, *(np.diff(one.script.starts) for one in told)]) if self._in_blocks else own
+
+    @property
+    def _in_blocks(self) -> bool:
+        return any(isinstance(piece.extents, Blocks) for piece in self.pieces)
 
     def _shared(self) -> list[int]:
         """How much of the memory each piece may hold. What is left when all are held as stored goes to decoded samples."""
@@ -202,7 +216,13 @@ def _part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
     elif plan.way.direct:
         ahead = max(0, min(STEPS_AHEAD, (memory - held) // max(1, batch)))
     kept = plan.kept == "stored"
-    return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, piece.extents)
+    own = None if isinstance(piece.extents, Blocks) else piece.extents  # whose uses are told one by one
+    return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, own)
+
+
+def _places(starts: NDArray[np.int64]) -> NDArray[np.int32]:
+    """0, 1, 2, ... of each step."""
+    return (np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))).astype(np.int32)
 
 
 def _read_alone(uses: SampleUses, piece: Piece) -> Told:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solar.blocks import Blocks, Cut
 from solar.errors import LayoutError, ReadError
 from solar.io.layout.hdf5 import Samples, check_counts, inspect
 from solar.io.layout.index import Folder
@@ -62,6 +63,18 @@ class RaggedRows:
     def __init__(self, columns: Columns, page_cache: bool | None) -> None:
         self.extents, self.layout = columns, columns.layouts[0]
         self.parts = [Rows(layout, True, page_cache) for layout in columns.layouts]
+        self._page_cache = page_cache
+
+    @property
+    def sample_nbytes(self) -> int:
+        """The bytes of a sample, on average."""
+        each = sum(rows.sample_nbytes for rows in self.parts)
+        return each if self.extents.varying else int(each * (self.extents.length.mean() if len(self.extents) else 0))
+
+    @cached_property
+    def held(self) -> list[Rows]:
+        """What reads the blocks that a buffer holds."""
+        return [Rows(own.layout, True, self._page_cache) for own in self.extents.blocks]
 
     def start(self, samples: Places) -> PendingField:
         """Starts reading these samples."""
@@ -105,17 +118,26 @@ def started(readers: Sequence[RaggedRows], samples: Sequence[Places], here: Sequ
     for reader, one, places in zip(readers, samples, here, strict=True):
         lengths[places] = reader.extents.length[one]
     offsets = np.concatenate(([0], np.cumsum(lengths)))
+    named = partial(_name_of, [reader.extents for reader in readers], whose, numbers)
     values, parts = [], list[Pending]()
     for number in range(len(first.layouts)):
-        own = readers[0].parts[number].room(int(offsets[-1]))
+        own = _room(readers[0].parts[number], offsets, named)
         for reader, one, places in zip(readers, samples, here, strict=True):
             parts.append(_start(reader, number, one, own, offsets[places]))
         values.append(own)
-    if isinstance(first.given, Ragged):
-        form = first.given.form
-        return PendingField(parts, None, numbers, lambda _: RaggedBatch(values[0], offsets, form))
-    named = partial(_name_of, [reader.extents for reader in readers], whose, numbers)
-    return PendingField(parts, None, numbers, lambda _: _matrix(first, values, offsets, named))
+    return PendingField(parts, None, numbers, lambda _: _made(first, values, offsets, named))
+
+
+def _room(rows: Rows, offsets: Places, named: Any) -> NDArray[Any]:
+    """Memory for a batch's rows."""
+    try:
+        return rows.room(int(offsets[-1]))
+    except (MemoryError, ValueError) as error:
+        lengths = np.diff(offsets)
+        raise ReadError(
+            f"{named(int(lengths.argmax()))} has {int(lengths.max())} rows, and there is no memory for the {len(lengths)} "
+            "samples of its batch: ask for fewer at a time, or see whether what tells samples apart is damaged"
+        ) from error
 
 
 def _start(reader: RaggedRows, number: int, samples: Places, out: NDArray[Any], places: Places) -> Pending:
@@ -128,6 +150,13 @@ def _start(reader: RaggedRows, number: int, samples: Places, out: NDArray[Any], 
         return Pending(out, ticket, total * rows.sample_nbytes)
     within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
     return rows.start(np.repeat(begins, counts) + within, out, np.repeat(places, counts) + within)
+
+
+def _made(own: Columns, values: Sequence[NDArray[Any]], offsets: Places, named: Any) -> Any:
+    """A batch of what was read."""
+    if isinstance(own.given, Ragged):
+        return RaggedBatch(values[0], offsets, own.given.form)
+    return _matrix(own, values, offsets, named)
 
 
 def _matrix(own: Columns, values: Sequence[NDArray[Any]], offsets: Places, named: Any) -> Any:
@@ -165,3 +194,61 @@ def _of_varying(found: NDArray[Any], own: Columns) -> RaggedBatch:
     values = np.concatenate(found) if len(found) else np.empty(0)
     offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     return RaggedBatch(values.astype(own.dtype, copy=False), offsets, own.given.form)
+
+
+# --- of a buffer, which holds blocks of rows ----
+
+
+def layouts_of(read: Any) -> tuple[Layout, ...]:
+    """The Layouts of what is read for a field."""
+    return read.extents.layouts if isinstance(read.extents, Columns) else (read.layout,)
+
+
+def is_ragged(read: Any) -> bool:
+    """Whether samples of it are of unequal length."""
+    return isinstance(read.extents, Columns)
+
+
+def in_blocks(read: Any) -> tuple[Blocks, ...]:
+    """The blocks of samples of unequal length; none of others."""
+    return read.extents.blocks if isinstance(read.extents, Columns) else ()
+
+
+def held_as(read: Any) -> list[tuple[Layout, Any]]:
+    """The Layouts that a buffer holds for a field, each with what samples are made of in it."""
+    return [(own.layout, own) for own in in_blocks(read)] or [(read.layout, read.extents)]
+
+
+def rows_held(rows: Rows | RaggedRows) -> list[Rows]:
+    """What reads these."""
+    return rows.held if isinstance(rows, RaggedRows) else [rows]
+
+
+def most_blocks(dataset: Any, samples: Places) -> int:
+    """The places that a batch of these samples has, for the field that needs most."""
+    step = np.array([0, len(samples)])
+    counts = [len(own.uses(samples, step)[0]) for read in dataset.reads for own in in_blocks(read)]
+    return max(len(samples), *counts)
+
+
+def of_blocks(dataset: Any, came: Sequence[NDArray[Any]], samples: Places) -> list[Any]:
+    """The fields of these samples, of the blocks that a run gave; in the order of `reads`."""
+    found, values = [], iter(came)
+    for read in dataset.reads:
+        own = read.extents
+        if not isinstance(own, Columns):
+            found.append(next(values)[: len(samples)])
+            continue
+        parts = [_cut(next(values), blocks.cut(samples)) for blocks in own.blocks]
+        offsets = np.concatenate(([0], np.cumsum(own.length[samples])))
+        named = partial(_name_of, [own], np.zeros(len(samples), np.int64), samples)
+        found.append(_made(own, parts, offsets, named))
+    return found
+
+
+def _cut(blocks: NDArray[Any], cut: Cut) -> NDArray[Any]:
+    """Rows run after run."""
+    ends = np.cumsum(cut.length)
+    rows = np.repeat(cut.begin - (ends - cut.length), cut.length) + np.arange(ends[-1] if len(ends) else 0)
+    cut_out: NDArray[Any] = blocks.reshape(-1, *blocks.shape[2:]).take(rows, axis=0)
+    return cut_out

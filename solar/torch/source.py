@@ -15,6 +15,7 @@ from solar.io.machine.identity import check_unchanged
 from solar.io.ragged import Columns
 from solar.torch.batch.pending import PendingBatch, leaves
 from solar.torch.dataset import H5Dataset, Room, alike, start_together
+from solar.torch.ragged import layouts_of
 from solar.values import Layout
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
@@ -56,7 +57,7 @@ class SampleSource:
 
     def layouts(self) -> list[Layout]:
         """The Layout of each dataset that is read, of each H5Dataset."""
-        return [read.layout for dataset in self.datasets for read in dataset.reads]
+        return [layout for dataset in self.datasets for read in dataset.reads for layout in layouts_of(read)]
 
     @property
     def ragged(self) -> bool:

@@ -349,7 +349,8 @@ class Buffered:
         assert running is not None
         number, self._window = window.next, window
         segment, base = window.segment(number), running.appended
-        running.append(segment.sizes, window.told(number), segment.parcels)
+        told = window.told(number)
+        running.append(window.sizes(number, told), told, segment.parcels)
         self.planned = total([self.planned, *window.counts(number)])
         self.planned_alone = total([self.planned_alone, *window.counts_alone(number)])
         window.next = number + 1

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from solar.io.ragged import Columns
 from solar.io.read.run import Run, Running, scratch_nbytes, threads
 from solar.planner import budget
 from solar.planner.budget import AheadSpec as AheadSpec
@@ -23,6 +24,7 @@ from solar.torch.buffer.located import Hold, PassPlan, located, rows_of
 from solar.torch.dataset import H5Dataset, Reading
 from solar.torch.order.position import EpochPosition, Indices, SamplerState
 from solar.torch.order.stream import Array, Pass, cut_at
+from solar.torch.ragged import in_blocks, most_blocks, of_blocks
 from solar.torch.source import SampleSource
 
 
@@ -49,7 +51,7 @@ class BufferedPass:
         opened = beneath.first.opened()
         self._fields = [PendingField([], field) for field in leaves(beneath.first.fields)]
         self._by_row = any(one.field is not None and one.field.by_row for one in self._fields)
-        self._row_nbytes = sum(one.rows.sample_nbytes for one in opened)
+        self._row_nbytes = sum(one.rows.sample_nbytes for one in opened)  # on average where they differ
         self._drawn: Iterator[Any] = iter(())
         self._whole: Pass | None = None  # drawn as arrays, but not yet known to the run
         self._cut: Pass | None = None  # what `_drawn` cuts
@@ -192,7 +194,7 @@ class BufferedPass:
         if uses.which is not None:
             names = self._beneath.names(uses.which[here], names)
         nbytes = len(names) * self._row_nbytes
-        made = RunBatch(self._beneath.first, fields, nbytes, self._hold.run, self._hold.base + number, len(names))
+        made = RunBatch(self._beneath.first, fields, nbytes, self._hold.run, self._hold.base + number, names)
         made.alone = self._pace.threads == 0
         if self._segment.weights is not None:
             made.weight = float(self._segment.weights[number])
@@ -244,8 +246,13 @@ class BufferedPass:
 
 def needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = "", inbox: int = 0) -> Needs:
     """What batches of so many samples take while they are made and used (planner/budget.py)."""
-    opened = beneath.first.opened()
-    fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in opened]
+    if (
+        beneath.ragged
+    ):  # a batch has as many places as the field with most blocks needs, and its samples are cut of them
+        fields = [SampleBytes(rows.sample_nbytes, rows.sample_nbytes) for rows in rows_of(beneath)]
+        batch = max(batch, *(own.most(batch) for read in beneath.first.reads for own in in_blocks(read)))
+    else:
+        fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in beneath.first.opened()]
     scratch = max(scratch_nbytes(rows.layout) for rows in rows_of(beneath))
     return budget.needs(fields, pace, batch, scratch=scratch, threads=threads(), exchange=exchange, inbox=inbox)
 
@@ -273,10 +280,11 @@ class RunBatch(PendingBatch):
         nbytes: int,
         running: Run,
         number: int,
-        samples: int,
+        samples: Array,
     ) -> None:
         super().__init__(dataset.layouts, fields)
         self.nbytes, self._dataset = nbytes, dataset
+        self._ragged = any(isinstance(own, Columns) for own in leaves(dataset.extents))
         self._running, self._number, self._samples = running, number, samples
         self._came: list[Any] | None = None
         self._counts: dict[str, int] = {}
@@ -288,8 +296,10 @@ class RunBatch(PendingBatch):
         """The run keeps the batch until it is kept here; and it is kept here until the user has it."""
         values = self._came
         if values is None:
-            came, counts = self._running.wait(self._number, self._samples, seconds)
-            values = self._dataset.in_order(came)
+            samples = self._samples
+            places = most_blocks(self._dataset, samples) if self._ragged else len(samples)
+            came, counts = self._running.wait(self._number, places, seconds)
+            values = self._dataset.in_order(of_blocks(self._dataset, came, samples) if self._ragged else came)
             self._counts = {**counts, "made_by_run": 1}
             self._came = values if self.alone else None
         self._running.let_go(self._number)

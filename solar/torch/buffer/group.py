@@ -97,6 +97,11 @@ class RankGroup:
         wanted: bool,
     ) -> None:
         datasets = beneath.datasets
+        if beneath.ragged:
+            raise PlanError(
+                f"{datasets[0]} has samples of unequal length, which ranks do not hold together yet: give the "
+                "DataLoader exchange='off', and each rank has a buffer of its own"
+            )
         self._name = " + ".join(map(str, datasets[:2])) + (" + ..." if len(datasets) > 2 else "")
         self.peers, self._seconds = with_, PATIENCE if wanted else PATIENCE_UNASKED
         self.rank: int = order.sampler.rank  # which part of the samples is its own

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from solar.blocks import refused
 from solar.errors import PlanError
 from solar.io.read.reader import Rows
 from solar.io.read.run import Run
@@ -17,6 +18,8 @@ from solar.planner.planned_passes import Piece
 from solar.planner.regions import whole
 from solar.planner.units import not_carried, of_layout
 from solar.torch.order.stream import Pass
+from solar.torch.ragged import held_as, is_ragged, rows_held
+from solar.torch.ragged import layouts_of as layouts_of_read
 from solar.torch.source import SampleSource
 from solar.values import Layout
 
@@ -31,9 +34,9 @@ def layouts_of(beneath: SampleSource) -> list[Layout]:
 def pieces_of(beneath: SampleSource) -> list[Piece]:
     """What is planned for itself: of each H5Dataset each dataset that is read."""
     return [
-        Piece(at, number, whole(of_layout(read.layout)), read.extents)
+        Piece(at, number, whole(of_layout(layout)), extents)
         for at, dataset in enumerate(beneath.datasets)
-        for number, read in enumerate(dataset.reads)
+        for number, (layout, extents) in enumerate(one for read in dataset.reads for one in held_as(read))
     ]
 
 
@@ -41,15 +44,24 @@ def not_held(beneath: SampleSource, buffer: str) -> str:
     """Why no buffer holds these samples; empty if one can. PlanError for what only a buffer of that size would do."""
     if not beneath.ragged:
         return next((said for layout in layouts_of(beneath) if (said := not_carried(layout))), "")
-    said = f"{beneath.first} has samples of unequal length, which no buffer holds yet"
-    if buffer:
-        raise PlanError(f"buffer={buffer}: {said}: leave buffer= away, and each batch is read by itself")
-    return said
+    if not buffer:
+        return "samples of unequal length are held where buffer= says how much"
+    several = f"it is one of {len(beneath.datasets)} data sets" if len(beneath.datasets) > 1 else ""
+    pairs = [(read, layout) for read in beneath.first.reads for layout in layouts_of_read(read)]
+    reasons = [refused(layout) if is_ragged(read) else not_carried(layout) for read, layout in pairs]
+    why = next(filter(None, [several, *reasons]), "")
+    if not why:
+        return ""
+    raise PlanError(
+        f"buffer={buffer}: {beneath.first} has samples of unequal length, which no buffer holds here: "
+        f"{why}. Leave buffer= away, and each batch is read by itself"
+    )
 
 
 def slots_of(beneath: SampleSource) -> int:
     """The rows that make up a sample, of the field that has most of them."""
-    return max(1 if read.extents is None else read.extents.slots for read in beneath.first.reads)
+    held = [one for read in beneath.first.reads for one in held_as(read)]
+    return max(1 if extents is None else extents.slots for _, extents in held)
 
 
 def located(beneath: SampleSource, made: Pass) -> SampleUses:
@@ -71,7 +83,7 @@ def located(beneath: SampleSource, made: Pass) -> SampleUses:
 
 def rows_of(beneath: SampleSource) -> list[Rows]:
     """What reads each part: of each H5Dataset each dataset that is read."""
-    return [one.rows for dataset in beneath.datasets for one in dataset.opened()]
+    return [rows for dataset in beneath.datasets for one in dataset.opened() for rows in rows_held(one.rows)]
 
 
 @dataclass(eq=False)

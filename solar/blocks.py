@@ -1,0 +1,188 @@
+"""Blocks: the rows of a dataset, so many at a time, as samples of unequal length are held in a buffer.
+
+Such samples are stretches of rows that may be a few bytes each, and a buffer holds, and a plan counts, things of one
+size. So a Layout of rows is seen as one of blocks of rows, and a batch uses all blocks that its samples have part in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.values import Form, Layout
+
+BLOCK_NBYTES = 16 << 10  # bytes of a block, at most, where a chunk is larger
+SMALLER = 8  # a block is no smaller than one part of so many of that, but where all is
+
+Places = NDArray[np.int64]
+
+
+class Cut(NamedTuple):
+    """Where the rows of a batch's samples lie in its blocks: `length` rows from row `begin` on, run after run."""
+
+    begin: Places
+    length: Places
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A Layout of rows as one of blocks, and which blocks samples have part in.
+
+    Blocks are numbered file by file. Where a file's rows are no multiple of a block's and lie one after another, its
+    last block ends with them, and begins within the block before. The rows from `tail` on are taken from that.
+    """
+
+    layout: Layout
+    per: int  # rows of a block
+    begin: Places  # first row of each sample
+    length: Places
+    first_row: Places  # of each file, and at last the number of rows
+    first: Places  # block of each file, and at last the number of blocks
+    tail: Places  # of each file: the first row that is in its last block alone
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    @property
+    def counts(self) -> Places:
+        """How many blocks each sample has part in."""
+        low, high = self._ends(slice(None))
+        counts: Places = np.where(self.length > 0, high - low + 1, 0)
+        return counts
+
+    @property
+    def slots(self) -> int:
+        """How many blocks a sample has part in, on average."""
+        return max(1, math.ceil(self.counts.mean())) if len(self) else 1
+
+    def uses(self, samples: NDArray[np.integer], starts: Places) -> tuple[NDArray[np.int32], Places]:
+        """The blocks that the samples of each step have part in, each once, in order; and where each step begins."""
+        steps = len(starts) - 1
+        step = np.repeat(np.arange(steps), np.diff(starts))
+        blocks, of = self._all(samples)
+        every = int(self.first[-1]) or 1
+        wanted = np.unique(step[of] * every + blocks)
+        return (wanted % every).astype(np.int32), np.searchsorted(wanted, np.arange(steps + 1) * every)
+
+    def cut(self, samples: Places) -> Cut:
+        """Where the rows of these samples lie in the blocks that `uses` says of one step of them."""
+        blocks = np.unique(self._all(samples)[0])
+        begin, length = self.begin[samples], self.length[samples]
+        file = self._file(begin)
+        body = np.clip(self.tail[file] - begin, 0, length)
+        low = self._block(begin, file)
+        from_body = np.searchsorted(blocks, low) * self.per + (begin - self.first_row[file]) % self.per
+        behind = np.maximum(begin, self.tail[file]) - (self.first_row[file + 1] - self.per)
+        from_tail = np.searchsorted(blocks, self.first[file + 1] - 1) * self.per + behind
+        begins, counts = (
+            np.stack(pair, axis=1).reshape(-1) for pair in ((from_body, from_tail), (body, length - body))
+        )
+        return Cut(begins[counts > 0], counts[counts > 0])
+
+    def most(self, batch: int) -> int:
+        """The blocks of so many samples, at most."""
+        counts = self.counts
+        return max(1, int(np.sort(counts)[max(0, len(counts) - batch) :].sum()))
+
+    def _all(self, samples: NDArray[np.integer]) -> tuple[Places, Places]:
+        """Each block of each sample, and which of these samples it is of."""
+        low, high = self._ends(samples)
+        counts = np.where(self.length[samples] > 0, high - low + 1, 0)
+        of = np.repeat(np.arange(len(counts)), counts)
+        return low[of] + np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts), of
+
+    def _ends(self, samples: NDArray[np.integer] | slice) -> tuple[Places, Places]:
+        """The first and the last block of each; of those without rows any."""
+        begin = self.begin[samples]
+        file = self._file(begin)
+        return self._block(begin, file), self._block(begin + np.maximum(self.length[samples], 1) - 1, file)
+
+    def _file(self, row: Places) -> Places:
+        file: Places = np.searchsorted(self.first_row, row, side="right") - 1
+        return np.minimum(file, len(self.tail) - 1)  # of a sample without rows at the end
+
+    def _block(self, row: Places, file: Places) -> Places:
+        own = self.first[file] + (row - self.first_row[file]) // self.per
+        block: Places = np.where(row >= self.tail[file], self.first[file + 1] - 1, own)
+        return block
+
+
+def refused(layout: Layout) -> str:
+    """Why rows of this Layout cannot be put into blocks; empty if they can."""
+    where = f"{layout.paths[0]}: {layout.title}"
+    if layout.reader != "direct":
+        return f"{where} is read through libhdf5: {layout.reason}"
+    if any(form.chunk[1:] != layout.sample_shape for form in layout.forms):
+        return f"{where} has chunks across its rows"
+    return "" if layout.nbytes else f"{where} has no bytes"
+
+
+def blocks_of(layout: Layout, begin: Places, length: Places) -> Blocks:
+    """The blocks of these samples. REQUIRES: nothing that `refused` says."""
+    rows = np.diff(layout.part_first)
+    chunked = [form.chunk[0] > 0 for form in layout.forms]
+    alone = [int(n) for n, form in zip(rows, layout.part_form, strict=True) if n and not chunked[form]]
+    most = max(1, BLOCK_NBYTES // layout.sample_nbytes)
+    per = _per([form.chunk[0] for form in layout.forms if form.chunk[0]], most, alone)
+    columns: dict[str, list[int]] = {"file": [], "form": [], "rows": [], "chunks": [], "tail": []}
+    entries = [np.empty((0, 4), np.uint64)]  # index, offset, bytes, mask
+    first = [0]
+    for part, (n, form, file) in enumerate(zip(rows.tolist(), layout.part_form, layout.part_file, strict=True)):
+        here = _entries(layout, part)
+        over = 0 if chunked[form] else n % per
+        for skip, blocks in ((0, n // per), (n - per, 1)) if over else ((0, -(-n // per)),):
+            entries.append(here if chunked[form] else _part_of(here, skip, blocks * per, layout.sample_nbytes))
+            for name, value in (("file", int(file)), ("form", int(form)), ("rows", blocks), ("chunks", len(here))):
+                columns[name].append(value)
+        first.append(sum(columns["rows"]))
+        columns["tail"].append(int(layout.part_first[part + 1]) - over)
+    index, offset, nbytes, mask = np.concatenate(entries).T
+    made = replace(
+        layout,
+        shape=(first[-1], per, *layout.sample_shape),
+        forms=tuple(_form(form, per) for form in layout.forms),
+        part_file=np.array(columns["file"], np.int32),
+        part_form=np.array(columns["form"], np.int32),
+        part_first=np.cumsum([0, *columns["rows"]]),
+        part_chunks=np.cumsum([0, *columns["chunks"]]),
+        chunk_index=np.ascontiguousarray(index),
+        chunk_offset=np.ascontiguousarray(offset),
+        chunk_nbytes=np.ascontiguousarray(nbytes),
+        chunk_mask=mask.astype(np.uint32),
+    )
+    firsts, tails = np.array(first, np.int64), np.array(columns["tail"], np.int64)
+    return Blocks(made, per, begin, length, layout.part_first, firsts, tails)
+
+
+def _per(chunks: list[int], most: int, alone: list[int]) -> int:
+    """Rows of a block: a divisor of all chunks', so that each block lies in one; and no more than a file has alone."""
+    largest = min([most, *alone])
+    if not chunks:
+        return largest
+    every = math.gcd(*chunks)
+    fitting = [d for n in range(1, math.isqrt(every) + 1) if every % n == 0 for d in (n, every // n) if d <= largest]
+    best = max(fitting)
+    return every if not alone and best * SMALLER < most else best
+
+
+def _entries(layout: Layout, part: int) -> NDArray[np.uint64]:
+    here = slice(int(layout.part_chunks[part]), int(layout.part_chunks[part + 1]))
+    index = layout.chunk_index[here] if len(layout.chunk_index) else np.arange(here.stop - here.start)
+    columns = (index, layout.chunk_offset[here], layout.chunk_nbytes[here], layout.chunk_mask[here])
+    return np.stack([column.astype(np.uint64) for column in columns], axis=1)
+
+
+def _part_of(entries: NDArray[np.uint64], skip: int, rows: int, row_nbytes: int) -> NDArray[np.uint64]:
+    """Some rows of what lies in one piece, if it was written."""
+    moved = entries.copy()
+    moved[:, 1] += np.uint64(skip * row_nbytes)
+    moved[:, 2] = rows * row_nbytes
+    return moved
+
+
+def _form(form: Form, per: int) -> Form:
+    return replace(form, chunk=(form.chunk[0] // per, per, *form.chunk[1:]))
