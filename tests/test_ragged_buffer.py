@@ -6,14 +6,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 from buffer_kit import DISK, ORDERS, counted, equal, least_of, loader_of, passes
 from hypothesis import assume, given, settings
-from ragged_kit import ACROSS, KINDS, cases, data_of, plainly, written
+from kit import settle
+from ragged_kit import ACROSS, KINDS, cases, data_of, matrix, plainly, written
 
-from solar import DataLoader, H5Dataset, Ragged
+from solar import CSR, DataLoader, H5Dataset, PlanError, PlanSampler, Ragged, ReadError
 from solar.values import Storage
 
 
@@ -74,3 +76,46 @@ def test_any_samples_come_of_blocks_as_they_do_of_rows(case: dict[str, Any]) -> 
             assert equal(plainly(passes(loader, 2)), plainly(expected))
             planned = loader._buffered.planned
             assert counted(loader)[:3] == (planned.reads, planned.requests, planned.bytes)
+
+
+def test_it_is_resumed_at_another_number_of_ranks(tmp_path: Path) -> None:
+    data = data_of("flat", tmp_path / "a.h5")
+    loader = DataLoader(data, 4, sampler=PlanSampler(data, 1, 0, seed=2), buffer="1MiB")
+    iterator = iter(loader)
+    seen = [next(iterator)["y"] for _ in range(3)]
+    state = loader.state_dict()
+    del iterator
+    loader.close()
+    left = []
+    for rank in range(2):
+        sampler = PlanSampler(data, 2, rank, seed=2, tail="exact")
+        with DataLoader(data, 4, sampler=sampler, exchange="off", buffer="1MiB") as other:
+            other.load_state_dict(state)
+            left += [batch["y"] for batch in other]
+    assert sorted(torch.cat([*seen, *left]).tolist()) == list(range(30))
+
+
+def test_a_transform_gets_the_samples(tmp_path: Path) -> None:
+    written(tmp_path / "a.h5", [2, 0, 3, 1, 4, 0, 7, 2], "gzip")
+    field = Ragged("v", ends="ends", batch="flat")
+    data = H5Dataset(str(tmp_path / "a.h5"), field, transform=np.sort, thread_safe=True)
+    found = [list(DataLoader(data, 3, buffer=buffer, num_workers=2)) for buffer in (0, "1MiB")]
+    assert equal(plainly(found[0]), plainly(found[1]))
+
+
+def test_a_damaged_column_is_left_out(tmp_path: Path) -> None:
+    matrix(tmp_path / "a.h5", np.eye(6, 5, dtype="f4"), indices=np.array([0, 1, 9, 3, 4], "i4"))
+    data = H5Dataset(str(tmp_path / "a.h5"), CSR("X"))
+    with pytest.raises(ReadError, match=r"a.h5: X, sample 2: column 9"):
+        list(DataLoader(data, 3, buffer="1MiB"))
+    assert [len(batch) for batch in DataLoader(data, 3, buffer="1MiB", on_error="skip")] == [2, 3]
+
+
+def test_what_chunks_cut_in_two_or_h5py_reads_has_none(tmp_path: Path) -> None:
+    written(tmp_path / "a.h5", [2, 0, 3], "tiles", row=(2,))
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file.create_dataset("own", (2,), h5py.vlen_dtype(np.dtype("f4")))
+    settle(tmp_path / "a.h5")
+    for field, why in ((Ragged("v", ends="ends"), "has chunks across its rows"), (Ragged("own"), "through libhdf5")):
+        with pytest.raises(PlanError, match=rf"{why}.*Leave buffer= away"):
+            next(iter(DataLoader(H5Dataset(str(tmp_path / "a.h5"), field), buffer="1MiB")))
