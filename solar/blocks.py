@@ -22,10 +22,11 @@ Places = NDArray[np.int64]
 
 
 class Cut(NamedTuple):
-    """Where the rows of a batch's samples lie in its blocks: `length` rows from row `begin` on, run after run."""
+    """Where the rows of samples lie in their blocks: of each two runs, of `length` rows from row `begin` on."""
 
     begin: Places
     length: Places
+    blocks: int  # how many there are
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,15 +79,8 @@ class Blocks:
         from_body = np.searchsorted(blocks, low) * self.per + (begin - self.first_row[file]) % self.per
         behind = np.maximum(begin, self.tail[file]) - (self.first_row[file + 1] - self.per)
         from_tail = np.searchsorted(blocks, self.first[file + 1] - 1) * self.per + behind
-        begins, counts = (
-            np.stack(pair, axis=1).reshape(-1) for pair in ((from_body, from_tail), (body, length - body))
-        )
-        return Cut(begins[counts > 0], counts[counts > 0])
-
-    def most(self, batch: int) -> int:
-        """The blocks of so many samples, at most."""
-        counts = self.counts
-        return max(1, int(np.sort(counts)[max(0, len(counts) - batch) :].sum()))
+        begins = np.stack((from_body, from_tail), axis=1)
+        return Cut(begins, np.stack((body, length - body), axis=1), len(blocks))
 
     def _all(self, samples: NDArray[np.integer]) -> tuple[Places, Places]:
         """Each block of each sample, and which of these samples it is of."""

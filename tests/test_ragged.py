@@ -335,9 +335,6 @@ def test_what_does_not_go_together_is_said(tmp_path: Path) -> None:
         H5Dataset(path, Ragged("v"))
     with pytest.raises(LayoutError, match="sample 2 has 3 rows, and length=2"):
         H5Dataset(path, Ragged("v", ends="ends", batch="padded", length=2))
-    data = H5Dataset(path, ragged)
-    with pytest.raises(PlanError, match=r"one of 2 data sets\. Leave buffer= away"):
-        list(DataLoader(ConcatDataset([data, data]), buffer="1MiB"))
     for wrong in ({"ends": "a", "ids": "b"}, {"batch": "list"}, {"length": 3}, {"batch": "padded", "length": 0}):
         with pytest.raises(ValueError, match=r"(give one of them|is one of|give batch=|at least 1)"):
             Ragged("v", **wrong)

@@ -15,6 +15,8 @@ from hypothesis import assume, given, settings
 from kit import settle
 from ragged_kit import ACROSS, KINDS, cases, data_of, matrix, plainly, written
 
+from torch.utils.data import ConcatDataset, Subset
+
 from solar import CSR, DataLoader, H5Dataset, PlanError, PlanSampler, Ragged, ReadError
 from solar.values import Storage
 
@@ -119,3 +121,28 @@ def test_what_chunks_cut_in_two_or_h5py_reads_has_none(tmp_path: Path) -> None:
     for field, why in ((Ragged("v", ends="ends"), "has chunks across its rows"), (Ragged("own"), "through libhdf5")):
         with pytest.raises(PlanError, match=rf"{why}.*Leave buffer= away"):
             next(iter(DataLoader(H5Dataset(str(tmp_path / "a.h5"), field), buffer="1MiB")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["contiguous", "gzip"])
+def test_data_sets_are_joined_in_one_buffer(
+    kind: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_blocks(monkeypatch)
+    parts = [data_of(kind, tmp_path / name, layout) for name in ("a.h5", "b.h5")]
+    data = ConcatDataset([Subset(parts[1], list(range(0, 30, 3))), parts[0]])
+    torch.manual_seed(1)
+    expected = passes(DataLoader(data, 7, shuffle=True, buffer=0), 2)
+    least = least_of(lambda nbytes: loader_of(data, "shuffled", buffer=nbytes))
+    for nbytes in (least, least + 60_000):
+        torch.manual_seed(1)
+        with DataLoader(data, 7, shuffle=True, buffer=nbytes, storage=DISK, epochs=2) as loader:
+            assert equal(plainly(passes(loader, 2)), plainly(expected))
+            planned = loader._buffered.planned
+            assert counted(loader)[:3] == (planned.reads, planned.requests, planned.bytes)
+            assert loader.stats()["peak_bytes"] <= nbytes
+    other = data_of(kind, tmp_path / "c.h5", "shuffled, checked")
+    monkeypatch.setattr("solar.blocks.BLOCK_NBYTES", 1 << 10)
+    data = ConcatDataset([data_of(kind, tmp_path / "d.h5", "gzip"), other])
+    with pytest.raises(PlanError, match="differ from data set to data set"):
+        list(DataLoader(data, buffer="1MiB"))

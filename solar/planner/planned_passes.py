@@ -138,8 +138,8 @@ class PlannedPasses:
         segment = self.segment(number)
         pairs = zip(self.pieces, self.plans, strict=True)
         told = [Told(plan.script(number), segment.planned.positions(piece.dataset)) for piece, plan in pairs]
-        if self._in_blocks:  # of which each piece has others, from the first place of a batch on
-            told = [one._replace(positions=_places(one.script.starts)) for one in told]
+        if self._in_blocks:
+            told = self._in_places(told)
         if segment.elsewhere is not None:
             told += [_read_alone(segment.elsewhere, piece) for piece in self.pieces]
         return told
@@ -147,7 +147,27 @@ class PlannedPasses:
     def sizes(self, number: int, told: Sequence[Told]) -> NDArray[np.int64]:
         """The places that the memory of each batch has, for the piece that needs most."""
         own = self.segment(number).sizes
-        return np.maximum.reduce([own, *(np.diff(one.script.starts) for one in told)]) if self._in_blocks else own
+        if not self._in_blocks:
+            return own
+        places = [np.zeros(len(own), np.int64) for _ in range(1 + max(piece.field for piece in self.pieces))]
+        for piece, one in zip(self.pieces, told, strict=True):
+            places[piece.field] += np.diff(one.script.starts)
+        most: NDArray[np.int64] = np.maximum.reduce([own, *places])
+        return most
+
+    def _in_places(self, told: Sequence[Told]) -> list[Told]:
+        """The same with the place of each use: a batch has the blocks of one data set behind those of another."""
+        taken: dict[int, NDArray[np.int64]] = {}
+        found = []
+        for piece, one in zip(self.pieces, told, strict=True):
+            starts = one.script.starts
+            if not isinstance(piece.extents, Blocks):
+                found.append(one if one.positions is not None else one._replace(positions=_places(starts)))
+                continue
+            before = taken.get(piece.field, np.zeros(len(starts) - 1, np.int64))
+            found.append(one._replace(positions=_places(starts, before)))
+            taken[piece.field] = before + np.diff(starts)
+        return found
 
     @property
     def _in_blocks(self) -> bool:
@@ -220,9 +240,9 @@ def _part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
     return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, own)
 
 
-def _places(starts: NDArray[np.int64]) -> NDArray[np.int32]:
-    """0, 1, 2, ... of each step."""
-    return (np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))).astype(np.int32)
+def _places(starts: NDArray[np.int64], first: NDArray[np.int64] | int = 0) -> NDArray[np.int32]:
+    """0, 1, 2, ... of each step, from that of its first on."""
+    return (np.arange(starts[-1]) - np.repeat(starts[:-1] - first, np.diff(starts))).astype(np.int32)
 
 
 def _read_alone(uses: SampleUses, piece: Piece) -> Told:

@@ -135,8 +135,8 @@ def _room(rows: Rows, offsets: Places, named: Any) -> NDArray[Any]:
     except (MemoryError, ValueError) as error:
         lengths = np.diff(offsets)
         raise ReadError(
-            f"{named(int(lengths.argmax()))} has {int(lengths.max())} rows, and there is no memory for the {len(lengths)} "
-            "samples of its batch: ask for fewer at a time, or see whether what tells samples apart is damaged"
+            f"{named(int(lengths.argmax()))} has {int(lengths.max())} rows, and there is no memory for the "
+            f"{len(lengths)} samples of its batch: ask for fewer at a time, or see whether what tells samples apart is damaged"
         ) from error
 
 
@@ -224,31 +224,68 @@ def rows_held(rows: Rows | RaggedRows) -> list[Rows]:
     return rows.held if isinstance(rows, RaggedRows) else [rows]
 
 
-def most_blocks(dataset: Any, samples: Places) -> int:
-    """The places that a batch of these samples has, for the field that needs most."""
-    step = np.array([0, len(samples)])
-    counts = [len(own.uses(samples, step)[0]) for read in dataset.reads for own in in_blocks(read)]
-    return max(len(samples), *counts)
+def most_blocks(datasets: Sequence[Any], batch: int) -> int:
+    """The places that a batch of so many samples has, at most, for the field that needs most."""
+    most = batch
+    for same in zip(*(dataset.reads for dataset in datasets), strict=True):
+        for blocks in zip(*map(in_blocks, same), strict=True):
+            counts = np.sort(np.concatenate([one.counts for one in blocks]))
+            most = max(most, int(counts[max(0, len(counts) - batch) :].sum()))
+    return most
 
 
-def of_blocks(dataset: Any, came: Sequence[NDArray[Any]], samples: Places) -> list[Any]:
-    """The fields of these samples, of the blocks that a run gave; in the order of `reads`."""
-    found, values = [], iter(came)
-    for read in dataset.reads:
-        own = read.extents
-        if not isinstance(own, Columns):
-            found.append(next(values)[: len(samples)])
-            continue
-        parts = [_cut(next(values), blocks.cut(samples)) for blocks in own.blocks]
-        offsets = np.concatenate(([0], np.cumsum(own.length[samples])))
-        named = partial(_name_of, [own], np.zeros(len(samples), np.int64), samples)
-        found.append(_made(own, parts, offsets, named))
-    return found
+def unlike(datasets: Sequence[Any]) -> str:
+    """Why one batch cannot have blocks of all these data sets; empty if it can."""
+    for same in zip(*(dataset.reads for dataset in datasets), strict=True):
+        for blocks in zip(*map(in_blocks, same), strict=True):
+            if len({one.per for one in blocks}) > 1:
+                return f"the chunks of {blocks[0].layout.name} differ from data set to data set"
+    return ""
+
+
+class InBlocks:
+    """The samples of a batch that a run puts together of blocks: what is to be cut out of these."""
+
+    def __init__(self, datasets: Sequence[Any], which: Places | None, samples: Places) -> None:
+        self._datasets, self._samples = datasets, samples
+        self._which = np.zeros(len(samples), np.int64) if which is None else which
+        self._here = [np.flatnonzero(self._which == at) for at in range(len(datasets))]
+        self._reads = list(zip(*(dataset.reads for dataset in datasets), strict=True))
+        self._cuts = [self._cuts_of(same) for same in self._reads]
+        self.places = max([len(samples), *(cut.blocks for cuts in self._cuts for cut in cuts)])
+
+    def _cuts_of(self, same: Sequence[Any]) -> list[Cut]:
+        """Of each Layout of a field, where the samples lie in the blocks of all data sets."""
+        found = []
+        for blocks in zip(*map(in_blocks, same), strict=True):
+            begin, length = np.empty((2, len(self._samples), 2), np.int64)
+            before = 0
+            for own, here in zip(blocks, self._here, strict=True):
+                cut = own.cut(self._samples[here])
+                begin[here], length[here] = cut.begin + before * own.per, cut.length
+                before += cut.blocks
+            found.append(Cut(begin, length, before))
+        return found
+
+    def fields(self, came: Sequence[NDArray[Any]]) -> list[Any]:
+        """The fields of the batch, of what the run gave; in the order of `reads`."""
+        found, values = [], iter(came)
+        for same, cuts in zip(self._reads, self._cuts, strict=True):
+            own = same[0].extents
+            if not cuts:
+                found.append(next(values)[: len(self._samples)])
+                continue
+            parts = [_cut(next(values), cut) for cut in cuts]
+            offsets = np.concatenate(([0], np.cumsum(cuts[0].length.sum(axis=1))))
+            named = partial(_name_of, [read.extents for read in same], self._which, self._samples)
+            found.append(_made(own, parts, offsets, named))
+        return found
 
 
 def _cut(blocks: NDArray[Any], cut: Cut) -> NDArray[Any]:
     """Rows run after run."""
-    ends = np.cumsum(cut.length)
-    rows = np.repeat(cut.begin - (ends - cut.length), cut.length) + np.arange(ends[-1] if len(ends) else 0)
+    begin, length = cut.begin.reshape(-1), cut.length.reshape(-1)
+    ends = np.cumsum(length)
+    rows = np.repeat(begin - (ends - length), length) + np.arange(ends[-1] if len(ends) else 0)
     cut_out: NDArray[Any] = blocks.reshape(-1, *blocks.shape[2:]).take(rows, axis=0)
     return cut_out

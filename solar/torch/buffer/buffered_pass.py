@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from solar.io.ragged import Columns
 from solar.io.read.run import Run, Running, scratch_nbytes, threads
 from solar.planner import budget
 from solar.planner.budget import AheadSpec as AheadSpec
@@ -24,7 +23,7 @@ from solar.torch.buffer.located import Hold, PassPlan, located, rows_of
 from solar.torch.dataset import H5Dataset, Reading
 from solar.torch.order.position import EpochPosition, Indices, SamplerState
 from solar.torch.order.stream import Array, Pass, cut_at
-from solar.torch.ragged import in_blocks, most_blocks, of_blocks
+from solar.torch.ragged import InBlocks, most_blocks
 from solar.torch.source import SampleSource
 
 
@@ -187,14 +186,15 @@ class BufferedPass:
         uses = self._segment.batches
         here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
         names = uses.rows[here].astype(np.int64)
-        fields = self._fields
+        fields, which = self._fields, None if uses.which is None else uses.which[here]
+        cut = InBlocks(self._beneath.datasets, which, names) if self._beneath.ragged else None
         if self._by_row:
             rows = self._beneath.rows_of(None if uses.which is None else uses.which[here], names)
             fields = [PendingField([], one.field, rows) for one in self._fields]
         if uses.which is not None:
             names = self._beneath.names(uses.which[here], names)
         nbytes = len(names) * self._row_nbytes
-        made = RunBatch(self._beneath.first, fields, nbytes, self._hold.run, self._hold.base + number, names)
+        made = RunBatch(self._beneath.first, fields, nbytes, self._hold.run, self._hold.base + number, len(names), cut)
         made.alone = self._pace.threads == 0
         if self._segment.weights is not None:
             made.weight = float(self._segment.weights[number])
@@ -250,7 +250,7 @@ def needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = ""
         beneath.ragged
     ):  # a batch has as many places as the field with most blocks needs, and its samples are cut of them
         fields = [SampleBytes(rows.sample_nbytes, rows.sample_nbytes) for rows in rows_of(beneath)]
-        batch = max(batch, *(own.most(batch) for read in beneath.first.reads for own in in_blocks(read)))
+        batch = most_blocks(beneath.datasets, batch)
     else:
         fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in beneath.first.opened()]
     scratch = max(scratch_nbytes(rows.layout) for rows in rows_of(beneath))
@@ -280,11 +280,12 @@ class RunBatch(PendingBatch):
         nbytes: int,
         running: Run,
         number: int,
-        samples: Array,
+        samples: int,
+        cut: InBlocks | None = None,
     ) -> None:
         super().__init__(dataset.layouts, fields)
         self.nbytes, self._dataset = nbytes, dataset
-        self._ragged = any(isinstance(own, Columns) for own in leaves(dataset.extents))
+        self._cut = cut  # what the samples are to be cut of blocks by
         self._running, self._number, self._samples = running, number, samples
         self._came: list[Any] | None = None
         self._counts: dict[str, int] = {}
@@ -296,10 +297,9 @@ class RunBatch(PendingBatch):
         """The run keeps the batch until it is kept here; and it is kept here until the user has it."""
         values = self._came
         if values is None:
-            samples = self._samples
-            places = most_blocks(self._dataset, samples) if self._ragged else len(samples)
+            cut, places = self._cut, self._samples if self._cut is None else self._cut.places
             came, counts = self._running.wait(self._number, places, seconds)
-            values = self._dataset.in_order(of_blocks(self._dataset, came, samples) if self._ragged else came)
+            values = self._dataset.in_order(came if cut is None else cut.fields(came))
             self._counts = {**counts, "made_by_run": 1}
             self._came = values if self.alone else None
         self._running.let_go(self._number)

@@ -18,7 +18,7 @@ from solar.planner.planned_passes import Piece
 from solar.planner.regions import whole
 from solar.planner.units import not_carried, of_layout
 from solar.torch.order.stream import Pass
-from solar.torch.ragged import held_as, is_ragged, rows_held
+from solar.torch.ragged import held_as, is_ragged, rows_held, unlike
 from solar.torch.ragged import layouts_of as layouts_of_read
 from solar.torch.source import SampleSource
 from solar.values import Layout
@@ -46,10 +46,13 @@ def not_held(beneath: SampleSource, buffer: str) -> str:
         return next((said for layout in layouts_of(beneath) if (said := not_carried(layout))), "")
     if not buffer:
         return "samples of unequal length are held where buffer= says how much"
-    several = f"it is one of {len(beneath.datasets)} data sets" if len(beneath.datasets) > 1 else ""
-    pairs = [(read, layout) for read in beneath.first.reads for layout in layouts_of_read(read)]
-    reasons = [refused(layout) if is_ragged(read) else not_carried(layout) for read, layout in pairs]
-    why = next(filter(None, [several, *reasons]), "")
+    reasons = [
+        refused(layout) if is_ragged(read) else not_carried(layout)
+        for dataset in beneath.datasets
+        for read in dataset.reads
+        for layout in layouts_of_read(read)
+    ]
+    why = next(filter(None, reasons), "") or unlike(beneath.datasets)
     if not why:
         return ""
     raise PlanError(
