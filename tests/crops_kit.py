@@ -74,6 +74,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         "box": box,
         "overlap": tuple(draw(st.integers(0, n - 1)) for n in box),
         "axis": draw(st.integers(-rank, rank - 1)),
+        "page_cache": draw(st.sampled_from([None, False])),  # copied out of mapped files, or read past the cache
     }
 
 

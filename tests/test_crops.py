@@ -33,7 +33,8 @@ def test_a_box_of_a_grid_is_that_of_numpy(case: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.h5"
         values = written(path, shape, case["stored"], case["chunk"], dtype=case["dtype"])
-        data = H5Dataset(str(path), "u", samples=Crops(box, overlap=case["overlap"]))
+        crops = Crops(box, overlap=case["overlap"])
+        data = H5Dataset(str(path), "u", samples=crops, page_cache=case["page_cache"])
         expected = [cut(values, at, box) for at in places(shape[-len(box) :], box, case["overlap"])]
         assert len(data) == len(expected)
         order = np.random.default_rng(0).integers(0, len(expected), 20)
@@ -49,7 +50,7 @@ def test_a_sample_along_an_axis_is_that_of_numpy(case: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.h5"
         values = written(path, case["shape"], case["stored"], case["chunk"], dtype=case["dtype"])
-        data = H5Dataset(str(path), Field("u", axis=axis))
+        data = H5Dataset(str(path), Field("u", axis=axis), page_cache=case["page_cache"])
         assert len(data) == values.shape[axis]
         order = np.random.default_rng(0).integers(0, len(data), 9)
         assert np.array_equal(data.read_batch(order), np.stack([values.take(i, axis) for i in order]))
@@ -279,6 +280,24 @@ def test_files_may_be_volumes_of_different_heights(tmp_path: Path) -> None:
         H5Dataset(files, Field("u", axis=1))
     with pytest.raises(LayoutError, match=r"4\.h5: /u: boxes of shape \(5, 6, 2\) are larger than its volume"):
         H5Dataset(files, "u", samples=Crops((5, 6, 2)))
+
+
+def test_each_file_is_unpacked_by_its_own_attributes(tmp_path: Path) -> None:
+    files = [str(tmp_path / f"{n}.h5") for n in range(2)]
+    for number, file in enumerate(files):
+        written(Path(file), (6, 2, 4, 5), "contiguous", t=np.arange(40, dtype="i2").reshape(2, 4, 5))
+        with h5py.File(file, "a") as opened:
+            opened["t"].attrs["scale_factor"] = np.float32(10.0 ** (number + 1))
+        settle(Path(file))
+    fields = {"u": "u", "t": Field("t", cf=True)}  # which have other axes before those of a box
+    data = H5Dataset(files, fields, samples=Crops((2, 3, 2), overlap=(0, 2, 0)))
+    every = [cut(np.arange(40).reshape(2, 4, 5), at, (2, 3, 2)) for at in places((2, 4, 5), (2, 3, 2), (0, 2, 0))]
+    expected = np.stack([scale * box for scale in (10, 100) for box in every]).astype("f4")
+    assert np.array_equal(data.read_batch(range(len(data)))["t"], expected)
+    other = H5Dataset(files[::-1], fields, samples=Crops((2, 3, 2), overlap=(0, 2, 0)))
+    [batch] = DataLoader(ConcatDataset([data, data]), 2 * len(data))
+    assert np.array_equal(batch["t"].numpy(), np.concatenate([expected, expected]))
+    assert not np.array_equal(other[0]["t"], data[0]["t"])
 
 
 WRONG: list[tuple[Any, Any, str]] = [

@@ -29,6 +29,10 @@ class BoxRows(Rows):
         self._native = _native.Boxes(source, list(blocks.sample_shape), self._boxes.box, layout.shape, lengths)
         return source
 
+    def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The row of the Layout at which each of these samples begins."""
+        return self._boxes.of(samples).start
+
     def begin(self, rows: NDArray[Any]) -> tuple[Ticket, NDArray[Any]]:
         """Starts reading these samples into new memory."""
         memory = _native.take(len(rows) * self._sample_nbytes)

@@ -156,6 +156,10 @@ class Rows:
         """The shape of a sample."""
         return self._shape
 
+    def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The row of the Layout that each of these samples is, or has its place at."""
+        return samples if self.extents is None else self.extents.of(samples).start
+
     @property
     def sample_nbytes(self) -> int:
         """The bytes of a sample as the engine reads it."""

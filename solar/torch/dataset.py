@@ -174,10 +174,10 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     def start_rows(self, rows: Array, room: Room | None = None) -> PendingBatch:
         """start_batch for rows that `checked` gave. Reads into memory from `room` where that gives any."""
         self.opened()
-        places, fields = self.rows_of(rows), []
+        fields = []
         for number, one in enumerate(self._straight):
             out = None if room is None else one.room(room, number, len(rows))
-            fields += one.pending([one.rows.start(rows, out)], places)
+            fields += one.pending([one.rows.start(rows, out)], one.rows.rows_of(rows))
         return PendingBatch(self.layouts, self.in_order(fields))
 
     def rows_of(self, samples: Array) -> Array:
@@ -296,11 +296,11 @@ def start_together(
         only: H5Dataset = datasets[used[0]]
         return only.start_rows(rows, room)
     parts = [(datasets[k].opened(), np.flatnonzero(which == k)) for k in used]
-    places = np.empty(len(rows), np.int64)
-    for k in used:
-        places[which == k] = datasets[k].rows_of(rows[which == k])
-    fields = []
+    places, fields = np.empty(len(rows), np.int64), []
     for number, one in enumerate(parts[0][0]):
+        places = places.copy()
+        for opened, here in parts:
+            places[here] = opened[number].rows.rows_of(rows[here])
         out = None if room is None else one.room(room, number, len(rows))
         out = one.rows.room(len(rows)) if out is None else out
         fields += one.pending([opened[number].rows.start(rows[here], out, here) for opened, here in parts], places)
