@@ -168,8 +168,11 @@ def files(tmp_path: Path) -> Path:
     scan |= {"entry/data/counts": counts, "entry/truth/phase": phase}
     whole = {"full": phase}
     episodes = {"u": phase[:15], "episode_ends": [7, 13, 15]}
+    volume = {"image": rng.random((40, 48, 56)).astype("f4"), "label": rng.integers(0, 3, (40, 48, 56))}
     for name, datasets in {
         "episodes": episodes,
+        "stack": {"stack": volume["image"]},
+        "volume": volume,
         "scan": scan,
         "runs/1": scan,
         "runs/2": scan,

@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-VALUES = "errors values extents _native"
-IO = "io.field io.windows io.given io.layout io.read io.libhdf5 io.ranks io.exchange io.workers io.machine"
+VALUES = "errors values extents boxes _native"
+IO = "io.field io.windows io.crops io.lying io.given io.layout io.read io.libhdf5 io.ranks io.exchange "
+IO += "io.workers io.machine"
 
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
     "errors": "",
     "values": "errors extents",
     "extents": "_native",
+    "boxes": "",
     "orders": VALUES,
     "planner": f"{VALUES} io.machine orders",
     "io.machine": VALUES,
@@ -32,6 +34,8 @@ MAY_IMPORT = {
     "io.field": f"{VALUES} io.given io.layout",
     "io.read": f"{VALUES} io.field io.layout io.libhdf5 io.machine",
     "io.windows": f"{VALUES} io.layout io.read",
+    "io.crops": f"{VALUES} io.layout io.read",
+    "io.lying": f"{VALUES} io.crops io.field io.layout io.read io.windows",
     "io.exchange": f"{VALUES} io.machine io.ranks io.read",
     "io.compress": f"{VALUES} io.layout io.read io.libhdf5 io.machine io.ranks",
     "io.plain": "",

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from solar.errors import PlanError
+from solar.extents import Extents
 from solar.gpu.cache import DeviceCache, asked
 from solar.gpu.copier import DeviceCopier, DeviceForm, Static
 from solar.gpu.decoding import Decoding
@@ -96,7 +97,7 @@ class OnDevice:
         form = self._form(self._device)
         streams = self._streams_of(form.device)
         if self._resident is not None:
-            self._check_staying(making)
+            self._check_staying(making, beneath)
         if making.in_python:
             if self._decode == "device":
                 raise PlanError(
@@ -114,7 +115,11 @@ class OnDevice:
             return landing, SampleSource(datasets, beneath.locate, room=room)
         return landing, ResidentSource(datasets, beneath.locate, parts, tier, room=room)
 
-    def _check_staying(self, making: BatchMaker) -> None:
+    def _check_staying(self, making: BatchMaker, beneath: SampleSource) -> None:
+        if any(dataset.draws for dataset in beneath.datasets):
+            raise PlanError(
+                f"resident={self._resident!r}, but each epoch has other samples, at places drawn anew: leave it out"
+            )
         if making.in_python:
             raise PlanError(
                 f"resident={self._resident!r}, but your transform or collate_fn is to get the samples on the host: "
@@ -158,10 +163,13 @@ class OnDevice:
     def _views_of(self, datasets: list[H5Dataset], device: torch.device, batched: bool) -> tuple[list[H5Dataset], Any]:
         """The datasets as they are read for the device, and what is then made of each field there."""
         fields, by_leaf = leaves(datasets[0].fields), [leaves(one.layouts) for one in datasets]
-        several = [extents is not None for extents in leaves(datasets[0].extents)]
+        several = [
+            "" if own is None else "windows" if isinstance(own, Extents) else "boxes"
+            for own in leaves(datasets[0].extents)
+        ]
         found = [
-            self._seen(field, ours, device, batched) if not windows else self._put_together(ours)
-            for field, windows, *ours in zip(fields, several, *by_leaf, strict=True)
+            self._seen(field, ours, device, batched) if not kind else self._put_together(ours, kind)
+            for field, kind, *ours in zip(fields, several, *by_leaf, strict=True)
         ]
         layouts, finishes = [one.layouts for one in found], [one.finish for one in found]
         self._tell([one.refused for one in found])
@@ -188,9 +196,9 @@ class OnDevice:
         there = self._streams_of(device) is not None and by_device(field, layouts[0])
         return _Seen(layouts, finish() if there else None, refused)
 
-    def _put_together(self, layouts: list[Layout]) -> _Seen:
-        """Windows are made of their rows, and followed by their Field, on the host."""
-        refused = f"{layouts[0].name} comes in windows, whose rows the host puts together"
+    def _put_together(self, layouts: list[Layout], kind: str) -> _Seen:
+        """Windows and boxes are put together, and followed by their Field, on the host."""
+        refused = f"{layouts[0].name} comes in {kind}, whose rows the host puts together"
         return _Seen(layouts, None, refused if self._decode == "device" else "")
 
     def _tell(self, refused: list[str]) -> None:

@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 
+#include "solar/boxes.hpp"
 #include "solar/buffer.hpp"
 #include "solar/source.hpp"
 
@@ -87,6 +88,9 @@ struct Work {
   std::shared_ptr<const Source> source;
   std::span<const std::int64_t> rows;
   MutableBytes out;
+  // Where samples are boxes, `rows` are their numbers, for messages alone, and here are where they lie, one after another.
+  std::shared_ptr<const Boxes> boxes = nullptr;
+  std::span<const std::int64_t> corners = {};
   std::optional<std::span<const std::int64_t>> positions;  // in `out`; trusted unless the task is to read
   Buffer* buffer = nullptr;            // its keys are rows, of one page each; or lines, of as many as they need
   const read::Lines* lines = nullptr;  // to keep and to decode

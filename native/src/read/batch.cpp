@@ -26,24 +26,18 @@ bool unfiltered(const Form& form, std::uint32_t mask) {
 
 void Batch::begin(const Work& work) {
   const Source& from = *work.source;
-  const std::uint64_t nbytes = from.row_nbytes();
+  row_nbytes = from.row_nbytes();
+  boxes = work.boxes;
+  slot_nbytes = boxes == nullptr ? row_nbytes : boxes->nbytes(from.itemsize);
   if (work.task == Task::read) check_fit(from, work.rows.size(), work.out.size(), work.positions);
-  const std::int64_t all = from.part_first.back();
   rows.clear();
-  rows.reserve(work.rows.size());
-  for (const std::int64_t row : work.rows) {
-    if (row < 0 || row >= all) {
-      throw std::out_of_range(from.name + ": row " + std::to_string(row) + " of " + std::to_string(all));
-    }
-    rows.push_back({row, work.positions ? static_cast<std::uint64_t>((*work.positions)[rows.size()]) : rows.size()});
-  }
+  boxes == nullptr ? take_rows(work) : take_boxes(work);
   groups.clear();
   grids.clear();
   pieces.clear();
   fills_.clear();
   unit_begin.clear();
   ordered_ = true;
-  row_nbytes = nbytes;
   longest_ = std::max(piece_limit - piece_limit % from.itemsize, from.itemsize);
   task = work.task;
   out = work.out;
@@ -57,9 +51,20 @@ void Batch::begin(const Work& work) {
   source = work.source;
 }
 
+void Batch::take_rows(const Work& work) {
+  const std::int64_t all = work.source->part_first.back();
+  rows.reserve(work.rows.size());
+  for (const std::int64_t row : work.rows) {
+    if (row < 0 || row >= all) {
+      throw std::out_of_range(work.source->name + ": row " + std::to_string(row) + " of " + std::to_string(all));
+    }
+    rows.push_back({row, work.positions ? static_cast<std::uint64_t>((*work.positions)[rows.size()]) : rows.size()});
+  }
+}
+
 // Whether `wanted` rows fit an output of `nbytes`, each at a position of its own.
 void Batch::check_fit(const Source& from, std::size_t wanted, std::size_t nbytes, const Reader::Positions& positions) {
-  const std::uint64_t row = from.row_nbytes();
+  const std::uint64_t row = slot_nbytes;
   std::uint64_t total = 0;
   bool fits = wanted <= UINT32_MAX && !__builtin_mul_overflow(row, wanted, &total);
   fits = fits && (positions && row > 0 ? nbytes % row == 0 : total == nbytes);
@@ -187,6 +192,7 @@ void Batch::plan_stored(std::size_t chunk, std::uint64_t tile_index, std::uint32
     if (task == Task::decode) page_ += pages_of(source->chunk_nbytes[chunk], buffer->page_nbytes());
     return;
   }
+  if (boxes != nullptr) return plan_cuts(offset, begin, end);
   const Tile tile = grid.tile(tile_index);
   for (std::uint32_t i = begin; i < end;) {
     std::uint32_t same = 1;
@@ -284,7 +290,7 @@ const SourceFile& Batch::file(const Piece& piece) const { return source->files[f
 std::string Batch::where(const Piece& piece, std::uint64_t at) const {
   const Row& row = rows[piece.first];
   if (piece.how == How::gather) return source->name + ", sample " + std::to_string(row.row) + " in the buffer";
-  std::int64_t sample = row.row;
+  std::int64_t sample = this->sample(row);
   // A joined piece goes on into the following rows.
   if (piece.how == How::direct && task != Task::load) {
     sample += static_cast<std::int64_t>((piece.to + at) / row_nbytes - row.slot);

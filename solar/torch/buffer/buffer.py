@@ -21,10 +21,9 @@ from solar.planner.pass_uses import PassUses
 from solar.planner.planned_passes import Piece, PlannedPasses, goes_on, in_words, planned_together, ways_after
 from solar.planner.share import wholes
 from solar.planner.sweep import Counts, KeepPolicy, total
-from solar.planner.units import not_carried
 from solar.torch.buffer import budget as sizing
 from solar.torch.buffer.group import RankGroup, check_alone, checked, those_of
-from solar.torch.buffer.located import Hold, PassPlan, Queued, layouts_of, pieces_of, rows_of, slots_of
+from solar.torch.buffer.located import Hold, PassPlan, Queued, layouts_of, not_kept, pieces_of, rows_of, slots_of
 from solar.torch.buffer.thread import Background, apart, failed, in_background, unless
 from solar.torch.monitor.stats import Stats
 from solar.torch.order.position import SamplerState
@@ -143,7 +142,7 @@ class Buffered:
     ) -> int:
         """The bytes of the buffer, of all ranks of the node if they have one together, 0 for none. Says why."""
         layouts = layouts_of(beneath)
-        if refused := next((said for layout in layouts if (said := not_carried(layout))), ""):
+        if refused := not_kept(beneath, bool(self._nbytes)):
             if self._nbytes:
                 log.info("no buffer: %s", refused)
             return 0
@@ -151,7 +150,7 @@ class Buffered:
         found = None if left else those_of(self._exchange, order)
         ranks = sizing.ranks_here() if found is None else 1  # that have a buffer each
         batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
-        reads = [(read.layout, read.extents) for one in beneath.datasets for read in one.reads]
+        reads = [(read.layout, read.rows) for one in beneath.datasets for read in one.reads]
         gains = partial(sizing.auto, reads, batch * all_, self._storage, own(batch), ranks, self._epochs)
         self._weighed = cache(gains)
         if left:

@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from solar.boxes import Boxes
+from solar.errors import PlanError
 from solar.io.read.reader import Rows
 from solar.io.read.run import Run
 from solar.planner.budget import Needs
 from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.planned_passes import Piece
 from solar.planner.regions import whole
-from solar.planner.units import of_layout
+from solar.planner.units import not_carried, of_layout
 from solar.torch.order.stream import Pass
 from solar.torch.source import SampleSource
 from solar.values import Layout
@@ -27,10 +29,22 @@ def layouts_of(beneath: SampleSource) -> list[Layout]:
     return beneath.layouts()
 
 
+def not_kept(beneath: SampleSource, asked: bool) -> str:
+    """Why what is read cannot be kept; empty if it can. PlanError for boxes, if a buffer of them was `asked` for."""
+    reads = [read for dataset in beneath.datasets for read in dataset.reads]
+    for read in reads:
+        if isinstance(read.extents, Boxes):
+            said = f"{read.layout.paths[0]}: {read.layout.title} comes in boxes, which are read batch by batch"
+            if asked:
+                raise PlanError(f"{said}, and no plan keeps them yet: leave buffer= out")
+            return said
+    return next((said for read in reads if (said := not_carried(read.layout))), "")
+
+
 def pieces_of(beneath: SampleSource) -> list[Piece]:
     """What is planned for itself: of each H5Dataset each dataset that is read."""
     return [
-        Piece(at, number, whole(of_layout(read.layout)), read.extents)
+        Piece(at, number, whole(of_layout(read.layout)), read.rows)
         for at, dataset in enumerate(beneath.datasets)
         for number, read in enumerate(dataset.reads)
     ]
@@ -38,7 +52,7 @@ def pieces_of(beneath: SampleSource) -> list[Piece]:
 
 def slots_of(beneath: SampleSource) -> int:
     """The rows that make up a sample, of the field that has most of them."""
-    return max(1 if read.extents is None else read.extents.slots for read in beneath.first.reads)
+    return max(1 if read.rows is None else read.rows.slots for read in beneath.first.reads)
 
 
 def located(beneath: SampleSource, made: Pass) -> SampleUses:
