@@ -60,8 +60,8 @@ def run(scene: Scene, peer: str, fraction: float, folder: Path) -> Record:
         job = record | {
             "folder": str(folder), "path": str(path), "mount": mount and str(mount.path), "storage": storage,
             "workers": scene.workers, "part": scene.part, "search": scene.search, "shape": scene.shape,
-            "ranks": scene.ranks, "bounded": "plugin" in scene.data.filters, "trying": TRYING,
-            "group": group and str(group),
+            "ranks": scene.ranks, "weighted": scene.weighted, "bounded": "plugin" in scene.data.filters,
+            "trying": TRYING, "group": group and str(group),
         }  # fmt: skip
         try:
             found = parts.measured(LIMIT, "bench.buffer_part", job, parts.torch_ranks(scene.ranks))

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from bench import groups, machine
 from bench.scene import FIELD, Check
+from solar.orders.epoch_order import by_weights
 
 Job = dict[str, Any]
 Measures = dict[str, Any]
@@ -44,12 +45,20 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def order_of(job: Job, epoch: int) -> NDArray[np.int64]:
-    """Whole batches of this rank's part of an epoch, as torch's DistributedSampler draws it: [batch, place]."""
-    import torch
+def weights(job: Job) -> NDArray[np.float64] | None:
+    """A tenth is drawn ten times as often as the others; None: all are shuffled."""
+    return np.where(np.arange(job["samples"]) % 10, 1.0, 10.0) if job["weighted"] else None
 
-    generator = torch.Generator().manual_seed(SEED + epoch)
-    order = torch.randperm(job["samples"], generator=generator).numpy()
+
+def order_of(job: Job, epoch: int) -> NDArray[np.int64]:
+    """Whole batches of this rank's part of an epoch, as DistributedSampler or PlanSampler draws it: [batch, place]."""
+    if (by := weights(job)) is not None:
+        order = np.asarray(by_weights(by, job["samples"]).whole(SEED, epoch), np.int64)
+    else:
+        import torch
+
+        generator = torch.Generator().manual_seed(SEED + epoch)
+        order = torch.randperm(job["samples"], generator=generator).numpy()
     ranks = job.get("ranks", 1)
     order = order[: len(order) // ranks * ranks][rank() :: ranks]
     return order[: len(order) // job["batch"] * job["batch"]].reshape(-1, job["batch"])
@@ -69,15 +78,16 @@ def timed(job: Job, epochs: Iterable[Batches]) -> Measures:
     first, ends, each = 0.0, list[float](), list[int]()
     counts = [json.loads(mount.read_text()) if mount else {}]
     for epoch in epochs:
-        there = np.zeros(job["samples"], bool)
+        there, came = np.zeros(job["samples"], bool), 0
         for batch, rows in epoch:
             first = first or time.perf_counter() - job["begin"]
             found = check.numbers(batch, rows)
             check.bytes(batch[:1], found[:1])
-            if there[found].any():
+            if there[found].any() and not job["weighted"]:
                 raise ValueError(f"a sample came twice in an epoch: one of {found[:4]}...")
             there[found] = True
-        each.append(int(there.sum()))
+            came += len(found)
+        each.append(came)
         ends.append(time.perf_counter() - job["begin"])
         counts.append(json.loads(mount.read_text()) if mount else {})
     passed = [{name: b[name] - a[name] for name in COUNTED if b} for a, b in itertools.pairwise(counts)]
@@ -228,7 +238,7 @@ def known_part(job: Job) -> Measures:
     from solar.values import Storage
 
     data = H5Dataset(job["path"], FIELD)
-    sampler = PlanSampler(data, job["ranks"], rank(), seed=SEED, drop_last=True)
+    sampler = PlanSampler(data, job["ranks"], rank(), seed=SEED, drop_last=True, weights=weights(job))
     more: dict[str, Any] = {"storage": Storage(**costs(job))} if job["storage"] else {}
     with DataLoader(
         data, job["batch"], sampler=sampler, drop_last=True, buffer=job["memory"], epochs=job["epochs"], **more

@@ -41,6 +41,7 @@ class Scene:
     batch: int = 64
     shape: tuple[int, ...] = SHAPE
     ranks: int = 1
+    weighted: bool = False  # a tenth of the samples is drawn ten times as often as the others
 
     @property
     def data(self) -> scene.Scene:
@@ -100,6 +101,8 @@ def scenes(quick: bool) -> dict[str, Scene]:
                 options={"chunk": 1, "filters": CODEC}),
         replace(small, name="slowed_2_ranks", title="64 KB, contiguous, disks, 2 ranks", ranks=2,
                 peers=("torch", "solar", "solar_known")),
+        replace(small, name="slowed_weights", title="64 KB, a tenth ten times as often, disks", weighted=True,
+                peers=("torch", "windowed", "page_cache", "solar_known")),
         Scene("auto_gzip", "64 KB, h5py's automatic chunks, gzip, warm", 8192, (1.0, 0.25), workers=(0, 2),
               options={"chunk": "auto", "filters": gzip}),
         Scene("chunk16_gzip", "64 KB, 16-sample chunks, gzip, warm", 8192, (1.0, 0.25), workers=(0, 2),

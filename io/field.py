@@ -17,6 +17,7 @@ from solar.io.given import (
     BFLOAT16,
     Cut,
     Shape,
+    axis_of,
     dtype_of,
     name_of,
     number_of,
@@ -67,6 +68,8 @@ class Field:
     place a is the array `data[a - 3 : a + 1]`, whose first axis is time. `select`, `axes`, `mean` and `std` then have
     that axis, too. The places are all that have room (solar.Windows says more).
 
+    With `axis` samples lie along another axis than the first: of axis=2, sample i is `data[:, :, i]`.
+
     With dtype="bfloat16", which numpy lacks, batches are torch tensors, computed in float32 and rounded at the end.
 
     Native code converts whole batches without the GIL where the result is float32, float64 or bfloat16, and where
@@ -84,6 +87,7 @@ class Field:
 
     name: str
     steps: tuple[int, ...] | None  # rows of a window, counted from its place
+    axis: int | None  # that samples lie along, as it was given
     select: tuple[slice, ...] | None
     axes: tuple[int, ...] | None
     dtype: np.dtype[Any] | None  # in the machine's byte order
@@ -97,6 +101,7 @@ class Field:
         name: str,
         *,
         steps: Sequence[int] | None = None,
+        axis: int | None = None,
         select: Cut | Sequence[Cut] = None,
         axes: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
@@ -110,6 +115,7 @@ class Field:
         given = {
             "name": name,
             "steps": None if steps is None else steps_of(steps),
+            "axis": None if axis is None else axis_of(axis),
             "select": None if select is None else slices_of(select),
             "axes": None if axes is None else permutation_of(axes),
             "dtype": None if dtype is None else plain_of(dtype_of(dtype)),
@@ -120,6 +126,8 @@ class Field:
         }
         for key, value in given.items():
             object.__setattr__(self, key, value)
+        if steps is not None and axis is not None:
+            raise ValueError(f"{self}: steps are rows, along the first axis; give either steps or axis")
         if missing is not None and not cf:
             raise ValueError(f"{self}: which values are missing is known by cf=True alone; give that as well")
         whole = self.dtype is not None and self.dtype.kind not in "fc" and self.dtype != BFLOAT16
@@ -190,6 +198,11 @@ class Field:
     def by_row(self) -> bool:
         """Whether the conversion of a sample depends on its row in the data set."""
         return isinstance(self.cf, Packings) and self.cf.several
+
+    @property
+    def as_stored(self) -> bool:
+        """Whether nothing is done with a sample, but that it has its place."""
+        return self == Field(self.name, steps=self.steps, axis=self.axis)
 
     @property
     def _normalises(self) -> bool:
@@ -292,11 +305,11 @@ class Field:
         cuts = None if self.select is None else tuple((s.start, s.stop, s.step) for s in self.select)
         forms = tuple(None if term is None else (term.shape, term.dtype) for term in (self.mean, self.std))
         dtype = None if self.dtype is None else self.dtype.str  # to numpy float64 equals None
-        return self.name, self.steps, cuts, self.axes, dtype, forms, self.cf, self.missing
+        return self.name, self.steps, self.axis, cuts, self.axes, dtype, forms, self.cf, self.missing
 
     @property
     def _options(self) -> dict[str, Any]:
-        keys = ("steps", "select", "axes", "dtype", "mean", "std", "cf", "missing")
+        keys = ("steps", "axis", "select", "axes", "dtype", "mean", "std", "cf", "missing")
         options = {key: getattr(self, key) for key in keys}
         return {key: value for key, value in options.items() if value is not None and value is not False}
 

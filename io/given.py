@@ -39,6 +39,13 @@ def slice_of(cut: slice) -> slice:
     return slice(*parts)
 
 
+def axis_of(axis: int) -> int:
+    try:
+        return operator.index(axis)
+    except TypeError:
+        raise TypeError(f"axis is an integer, such as 2 or -1, not {axis!r}") from None
+
+
 def permutation_of(axes: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(axes, (tuple, list)):
         raise TypeError(f"axes must be a tuple of integers, not {axes!r}")

@@ -12,6 +12,7 @@ from solar.errors import CodecError, LayoutError, PlanError, ReadError, SolarErr
 if TYPE_CHECKING:
     from solar.io.compress.store import compress as compress
     from solar.io.compress.verify import verify as verify
+    from solar.io.crops import Crops as Crops
     from solar.io.field import Field as Field
     from solar.io.layout.hdf5 import inspect as inspect
     from solar.io.ragged import CSR as CSR
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 # Names that cost an import (torch: a second) are fetched when first asked for, so that `solar --help` stays quick.
 _LAZY = {
     "CSR": "solar.io.ragged",
+    "Crops": "solar.io.crops",
     "DataLoader": "solar.torch",
     "Field": "solar.io.field",
     "H5Dataset": "solar.torch",
@@ -50,6 +52,7 @@ _LAZY = {
 __all__ = [
     "CSR",
     "CodecError",
+    "Crops",
     "DataLoader",
     "Field",
     "H5Dataset",

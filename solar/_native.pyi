@@ -3,6 +3,7 @@
 No call holds the GIL while it works.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -103,6 +104,13 @@ class Source:
     @property
     def row_nbytes(self) -> int: ...
 
+class Boxes:
+    """Samples cut out of volumes whose blocks are the rows of a source (native/include/solar/boxes.hpp)."""
+
+    def __init__(
+        self, source: Source, block: Sequence[int], box: Sequence[int], shape: Sequence[int], lengths: Sequence[int]
+    ) -> None: ...
+
 class Reader:
     def __init__(self, threads: int, depth: int, gap: int, backend: str) -> None: ...  # "auto" "pread" "uring"
     def submit(
@@ -117,6 +125,11 @@ class Reader:
 
         With counts these are extents: counts[i] rows from rows[i] on go to as many slots.
         """
+
+    def submit_boxes(
+        self, boxes: Boxes, samples: I64, corners: I64, out: NDArray[Any], positions: I64 | None = None
+    ) -> int:
+        """A ticket for the boxes at these corners: of each its part, and where it begins along each axis."""
 
     def wait(self, ticket: int, seconds: float) -> tuple[int, ...] | None:
         """The ticket's own counts, in the order of count_names(), once its rows are there; None after `seconds`.

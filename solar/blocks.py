@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from solar.values import Form, Layout
 
-BLOCK_NBYTES = 16 << 10  # bytes of a block, at most, where a chunk is larger
+HELD_NBYTES = 16 << 10  # bytes of a block, at most, where a chunk is larger
 SMALLER = 8  # a block is no smaller than one part of so many of that, but where all is
 
 Places = NDArray[np.int64]
@@ -120,7 +120,7 @@ def blocks_of(layout: Layout, begin: Places, length: Places) -> Blocks:
     rows = np.diff(layout.part_first)
     chunked = [form.chunk[0] > 0 for form in layout.forms]
     alone = [int(n) for n, form in zip(rows, layout.part_form, strict=True) if n and not chunked[form]]
-    most = max(1, BLOCK_NBYTES // layout.sample_nbytes)
+    most = max(1, HELD_NBYTES // layout.sample_nbytes)
     per = _per([form.chunk[0] for form in layout.forms if form.chunk[0]], most, alone)
     columns: dict[str, list[int]] = {"file": [], "form": [], "rows": [], "chunks": [], "tail": []}
     entries = [np.empty((0, 4), np.uint64)]  # index, offset, bytes, mask

@@ -43,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.has_plugin("xdist"):
+        config.pluginmanager.import_plugin("xdist_kit")
     # As the loader does: a fork server that torch's loader began would have each of its processes import torch.
     multiprocessing.set_forkserver_preload(["solar.torch.batch.workers"])
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell begins in the background

@@ -58,7 +58,9 @@ def main(folder: Path) -> None:
     for case in json.loads((folder / "cases.json").read_text()):
         with np.load(folder / f"{case['name']}.npz") as saved:
             got = decoded(case, saved["rows"], saved["lengths"])
-        np.save(folder / f"{case['name']}.npy", got)
+        np.save(folder / "coming.npy", got)
+        (folder / "coming.npy").rename(folder / f"{case['name']}.npy")
+        print(case["name"], flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ GOLDEN = HERE / "golden" / "codec"
 CPU = torch.device("cpu")
 TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 SLACK = 32
+
+Interpreted = Callable[[str], NDArray[np.uint8]]
 
 
 def rows_of(chunks: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -141,12 +144,14 @@ def forged(case: Case, seed: int) -> Case:
 
 
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NDArray[np.uint8]]:
-    """What the kernels made of each case. One process for all: Triton must know before it is imported."""
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreted]:
+    """What the kernels made of each case, case by case: all take minutes on a loaded machine.
+
+    One process for all: Triton must know before it is imported.
+    """
     folder = tmp_path_factory.mktemp("interpreted")
-    cases = {name: CASES[name] for name in KERNELS} | {
-        name: forged(CASES[of], len(name)) for name, of in FORGED.items()
-    }
+    cases = {name: forged(CASES[of], len(name)) for name, of in FORGED.items()}
+    cases |= {name: CASES[name] for name in KERNELS}
     for name, case in cases.items():
         rows, lengths = rows_of(case.chunks)
         np.savez(folder / f"{name}.npz", rows=rows, lengths=lengths)
@@ -161,26 +166,34 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, NDArray[n
     (folder / "cases.json").write_text(json.dumps(told))
     command = [sys.executable, str(HERE / "device_decode_program.py"), str(folder)]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    return {name: np.load(folder / f"{name}.npy") for name in cases}
+    with (
+        (folder / "errors").open("w+") as errors,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as program,
+    ):
+        assert program.stdout is not None
+
+        def result(name: str) -> NDArray[np.uint8]:
+            while not (folder / f"{name}.npy").exists():
+                assert program.stdout.readline(), (folder / "errors").read_text()[-4000:]
+            return np.load(folder / f"{name}.npy")
+
+        yield result
+        program.kill()
 
 
 @pytest.mark.slow
 @TRITON
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernels_give_the_bits_of_the_hosts_decoder(name: str, interpreted: dict[str, NDArray[np.uint8]]) -> None:
-    assert np.array_equal(interpreted[name], CASES[name].here())
+def test_kernels_give_the_bits_of_the_hosts_decoder(name: str, interpreted: Interpreted) -> None:
+    assert np.array_equal(interpreted(name), CASES[name].here())
 
 
 @TRITON
 @pytest.mark.parametrize("name", FORGED)
-def test_a_chunk_that_lies_inside_its_tiles_spoils_only_its_own_sample(
-    name: str, interpreted: dict[str, NDArray[np.uint8]]
-) -> None:
+def test_a_chunk_that_lies_inside_its_tiles_spoils_only_its_own_sample(name: str, interpreted: Interpreted) -> None:
     # The program ends where anything behind the rows is read, and fails where anything beside the array is written.
-    right = CASES[FORGED[name]].here()
-    assert not np.array_equal(interpreted[name], right[: len(interpreted[name])])
+    right, found = CASES[FORGED[name]].here(), interpreted(name)
+    assert not np.array_equal(found, right[: len(found)])
 
 
 def entries(chunk: bytes) -> list[tuple[int, int, int]]:

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-VALUES = "errors values extents blocks _native"
-IO = "io.field io.ragged io.windows io.given io.layout io.read io.libhdf5 io.ranks io.exchange io.workers io.machine"
+VALUES = "errors values extents blocks boxes _native"
+IO = "io.field io.ragged io.windows io.crops io.lying io.given io.layout io.read io.libhdf5 io.ranks io.exchange "
+IO += "io.workers io.machine"
 
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
@@ -22,6 +23,7 @@ MAY_IMPORT = {
     "values": "errors extents",
     "extents": "_native",
     "blocks": "values",
+    "boxes": "",
     "orders": VALUES,
     "planner": f"{VALUES} io.machine orders",
     "io.machine": VALUES,
@@ -34,6 +36,8 @@ MAY_IMPORT = {
     "io.read": f"{VALUES} io.field io.layout io.libhdf5 io.machine",
     "io.windows": f"{VALUES} io.layout io.read",
     "io.ragged": f"{VALUES} io.layout io.windows",
+    "io.crops": f"{VALUES} io.layout io.read",
+    "io.lying": f"{VALUES} io.crops io.field io.layout io.read io.windows",
     "io.exchange": f"{VALUES} io.machine io.ranks io.read",
     "io.compress": f"{VALUES} io.layout io.read io.libhdf5 io.machine io.ranks",
     "io.plain": "",
@@ -54,7 +58,8 @@ MAY_IMPORT = {
     "torch.monitor": "io.compress io.machine",
     "torch.metrics": "torch.monitor",
     "torch.ragged": f"{VALUES} {IO} torch.batch",
-    "torch.dataset": f"{VALUES} {IO} torch.batch torch.ragged",
+    "torch.kinds": f"{VALUES} {IO} torch.batch torch.ragged",
+    "torch.dataset": f"{VALUES} {IO} torch.batch torch.kinds torch.ragged",
     "torch.source": f"{VALUES} {IO} torch.dataset torch.batch torch.ragged",
     "torch.buffer": f"{VALUES} {IO} planner torch.batch torch.dataset torch.monitor torch.order torch.ragged "
     "torch.source",

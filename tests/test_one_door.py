@@ -264,8 +264,9 @@ def test_the_storage_counts_what_was_planned(asked: Asked, slowed: tuple[Any, Pa
     with loader_of(asked, paths, fields, memory) as loader:
         before = mount.counts()
         taken(loader, epochs)
-        ahead = loader._buffered.running.appended // len(loader) - epochs
+        running = loader._buffered.running
         loader._buffered.close()  # where nobody says how many epochs there are, the next has begun
+        ahead = running.appended // len(loader) - epochs
         after, stats = mount.counts(), loader.stats()
     requests, nbytes = (after[name] - before[name] for name in ("requests", "bytes"))
     pieces = after["pieces"] - before["pieces"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,9 @@ def test_solar_plan_says_what_weights_take(tmp_path: Path, capsys: pytest.Captur
         assert said in capsys.readouterr().err
 
 
-def test_two_sources_of_unlike_size_and_storage_share_one_buffer(tmp_path: Path) -> None:
+def test_two_sources_of_unlike_size_and_storage_share_one_buffer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made, numbers = {}, 0
     for name, size, options in (("a", 200, {}), ("b", 50, {"chunks": (5, 40), "compression": "gzip"})):
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:
@@ -110,6 +113,28 @@ def test_two_sources_of_unlike_size_and_storage_share_one_buffer(tmp_path: Path)
         run, said = loader._buffered.running.counts(), loader._buffered.planned
         assert (run["reads"], run["requests"], run["bytes"]) == (said.reads, said.requests, said.bytes)
         assert loader.stats()["buffer_hits"] > 240
+    named = ["--mixture", f"{tmp_path}/a.h5=0.3", "--mixture", f"{tmp_path}/b.h5=0.7", "--mixture-epoch", "240"]
+    run = ["--batch-size", "8", "--memory", "40000", "--epochs", str(EPOCHS), "--seed", str(SEED), "--ranks", "1"]
+    on = ["--latency", f"{DISK.latency}s", "--bandwidth", str(DISK.bandwidth), "--iops", str(DISK.iops)]
+    assert main(["plan", "/x", *named, *run, *on]) == 0
+    assert "mixed, 240 of them an epoch" in capsys.readouterr().out
+    assert main(["plan", "/x", *named, *run, *on, "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    first, later = table["first_epoch"], table["policies"]["solar"]
+    assert table["mixture"] == {f"{tmp_path}/a.h5": 0.3, f"{tmp_path}/b.h5": 0.7}
+    for count in ("reads", "requests", "bytes"):
+        assert first[count] + (EPOCHS - 1) * later[count] == pytest.approx(getattr(said, count), abs=1e-6)
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        file["x"] = np.zeros((9, 3))
+    wrong = (
+        (["/x", "--mixture", f"{tmp_path}/a.h5=0.3", "--mixture", f"{tmp_path}/c.h5=1"], "cannot stand in one batch"),
+        (["/x", "--mixture", f"{tmp_path}/a.h5=0"], "above 0"),
+        (["/x", *named, "--weights", "/x"], "leave out --weights"),
+        (["/x", *named[:2], *named[:2]], "given twice"),
+    )
+    for asked_for, words in wrong:
+        assert main(["plan", *asked_for, "--memory", "40000"]) != 0
+        assert words in capsys.readouterr().err
 
 
 # --- torch's own sampler by weights ----

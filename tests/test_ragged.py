@@ -350,5 +350,5 @@ def test_a_device_gets_the_same_batches(kind: str, tmp_path: Path) -> None:
     for options in ({"resident": "1MiB"}, {"static": True}):
         with pytest.raises(PlanError, match=r"is for samples of one size, and .* has others: leave it out"):
             next(iter(DataLoader(data, 7, device="cpu", **options)))
-    with pytest.raises(PlanError, match="comes in several rows, which the host puts together"):
+    with pytest.raises(PlanError, match="comes in samples of unequal length, whose rows the host"):
         next(iter(DataLoader(data, 7, device="cpu", decode="device")))

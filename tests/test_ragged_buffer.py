@@ -14,7 +14,6 @@ from buffer_kit import DISK, ORDERS, counted, equal, least_of, loader_of, passes
 from hypothesis import assume, given, settings
 from kit import settle
 from ragged_kit import ACROSS, KINDS, cases, data_of, matrix, plainly, written
-
 from torch.utils.data import ConcatDataset, Subset
 
 from solar import CSR, DataLoader, H5Dataset, PlanError, PlanSampler, Ragged, ReadError
@@ -22,7 +21,7 @@ from solar.values import Storage
 
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solar.blocks.BLOCK_NBYTES", 24)
+    monkeypatch.setattr("solar.blocks.HELD_NBYTES", 24)
 
 
 BUFFERED = ("sequential", "shuffled", "by a generator", "with replacement", "odd batches", "planned", "a list")
@@ -142,7 +141,7 @@ def test_data_sets_are_joined_in_one_buffer(
             assert counted(loader)[:3] == (planned.reads, planned.requests, planned.bytes)
             assert loader.stats()["peak_bytes"] <= nbytes
     other = data_of(kind, tmp_path / "c.h5", "shuffled, checked")
-    monkeypatch.setattr("solar.blocks.BLOCK_NBYTES", 1 << 10)
+    monkeypatch.setattr("solar.blocks.HELD_NBYTES", 1 << 10)
     data = ConcatDataset([data_of(kind, tmp_path / "d.h5", "gzip"), other])
     with pytest.raises(PlanError, match="differ from data set to data set"):
         list(DataLoader(data, buffer="1MiB"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,16 @@ def test_a_transform_is_of_what_was_read(path: str) -> None:
         assert same(list(loader), torch.from_numpy(2 * windows).split(5))
 
 
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Where there is no room for another call, none of what earlier tests have left is to be closed."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
 def test_samples_that_are_asked_for_without_end_are_an_error_that_says_so(path: str) -> None:
     class Round(H5Dataset):
         def __getitem__(self, index: int) -> Any:
@@ -151,6 +162,7 @@ def test_samples_that_are_asked_for_without_end_are_an_error_that_says_so(path: 
         assert len(caught.traceback) < 100
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_an_endless_call_of_the_classs_own_stays_what_it_is(path: str) -> None:
     class Endless(H5Dataset):
         def __getitem__(self, index: int) -> Any:

@@ -378,7 +378,7 @@ def test_windows_land_on_a_device_as_rows_do(options: dict[str, Any], tmp_path: 
                     for name, values in theirs.items():
                         kind = torch.float16 if "dtype" in options and values.dtype == torch.float32 else values.dtype
                         assert torch.equal(ours[name], values.to(kind))
-    with pytest.raises(PlanError, match="comes in several rows, which the host puts together"):
+    with pytest.raises(PlanError, match="comes in windows, whose rows the host puts together"):
         next(iter(DataLoader(dataset, 8, device="cpu", decode="device")))
 
 

@@ -63,20 +63,29 @@ class Ticket:
 
     def __init__(
         self,
-        source: _native.Source,
+        source: _native.Source | _native.Boxes,
         rows: NDArray[np.int64],
         memory: NDArray[np.uint8],
         positions: Any = None,
         counts: Any = None,
+        corners: NDArray[np.int64] | None = None,
     ) -> None:
-        """Reads row i into the i-th place of `memory`, or that of positions[i]; with counts, so many from it on."""
+        """Reads row i into the i-th place of `memory`, or that of positions[i]; with counts, so many from it on.
+
+        Of Boxes it is the box at corners[i].
+        """
         self._counts: tuple[int, ...] | None = ()
         self._reader = Engine.get()
         if positions is not None:
             positions = np.ascontiguousarray(positions, np.int64)
         if counts is not None:
             counts = np.ascontiguousarray(counts, np.int64)
-        self._number = self._reader.submit(source, np.ascontiguousarray(rows, np.int64), memory, positions, counts)
+        rows = np.ascontiguousarray(rows, np.int64)
+        if isinstance(source, _native.Boxes):
+            assert corners is not None, "each box has its corner"
+            self._number = self._reader.submit_boxes(source, rows, corners.reshape(-1), memory, positions)
+        else:
+            self._number = self._reader.submit(source, rows, memory, positions, counts)
         self._counts = None
 
     def poll(self, seconds: float) -> bool:

@@ -129,6 +129,7 @@ class Rows:
         *,
         mapped: bool = True,
         extents: Extents | None = None,
+        sample_shape: tuple[int, ...] | None = None,
     ) -> None:
         _check_readable(layout)
         self.layout, self.extents = layout, extents
@@ -137,9 +138,13 @@ class Rows:
         swap = layout.swap if native_order and layout.reader == "direct" else 0
         self._read_dtype = self.dtype if swap else layout.dtype
         self._as_read = self._read_dtype.base == self.dtype.base
-        self._shape = (*(() if extents is None else extents.shape), *layout.sample_shape)
+        of_rows = (*(() if extents is None else extents.shape), *layout.sample_shape)
+        self._shape = of_rows if sample_shape is None else sample_shape
         self._sample_nbytes = math.prod(self._shape) * self._read_dtype.itemsize
-        self._source = source_of(layout, swap, page_cache, mapped=mapped) if layout.reader == "direct" else None
+        self._source = self._source_of(swap, page_cache, mapped) if layout.reader == "direct" else None
+
+    def _source_of(self, swap: int, page_cache: bool | None, mapped: bool) -> _native.Source:
+        return source_of(self.layout, swap, page_cache, mapped=mapped)
 
     @property
     def source(self) -> _native.Source | None:
@@ -150,6 +155,10 @@ class Rows:
     def sample_shape(self) -> tuple[int, ...]:
         """The shape of a sample."""
         return self._shape
+
+    def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The row of the Layout that each of these samples is, or has its place at."""
+        return samples if self.extents is None else self.extents.of(samples).start
 
     @property
     def sample_nbytes(self) -> int:

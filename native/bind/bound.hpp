@@ -6,6 +6,8 @@
 
 #include <chrono>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "solar/memory.hpp"
 #include "solar/reader.hpp"
@@ -22,6 +24,18 @@ std::span<const T> view(const Array<T>& array) {
 
 struct BoundSource {
   std::shared_ptr<const Source> native;
+};
+
+// Boxes, and the Source that they are of.
+struct BoundBoxes {
+  BoundBoxes(const BoundSource& from, std::vector<std::uint64_t> block, std::vector<std::uint64_t> box,
+             std::vector<std::uint64_t> shape, std::vector<std::int64_t> lengths)
+      : source(from.native),
+        native(std::make_shared<const Boxes>(Boxes{std::move(block), std::move(box), std::move(shape), std::move(lengths)})) {
+    native->check(*source);
+  }
+  std::shared_ptr<const Source> source;
+  std::shared_ptr<const Boxes> native;
 };
 
 // The Reader in solar._native.Reader; TypeError for anything else. Whoever uses it keeps `reader` alive.

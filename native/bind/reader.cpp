@@ -30,6 +30,7 @@ namespace {
 using solar::Backend;
 using solar::MemoryPool;
 using solar::bind::Array;
+using solar::bind::BoundBoxes;
 using solar::bind::BoundSource;
 using solar::bind::bytes_of;
 using solar::bind::counts_of;
@@ -161,14 +162,30 @@ class BoundReader {
 
   solar::Reader::Ticket submit(const BoundSource& source, Array<std::int64_t> rows, nb::handle out,
                                std::optional<Array<std::int64_t>> positions, std::optional<Array<std::int64_t>> counts) {
+    solar::Work work;
+    work.source = source.native;
+    if (counts) work.counts = view(*counts);
+    return begin(std::move(work), rows, out, positions);
+  }
+  solar::Reader::Ticket submit_boxes(const BoundBoxes& boxes, Array<std::int64_t> samples, Array<std::int64_t> corners,
+                                     nb::handle out, std::optional<Array<std::int64_t>> positions) {
+    solar::Work work;
+    work.source = boxes.source;
+    work.boxes = boxes.native;
+    work.corners = view(corners);
+    return begin(std::move(work), samples, out, positions);
+  }
+
+  solar::Reader::Ticket begin(solar::Work work, const Array<std::int64_t>& rows, nb::handle out,
+                              const std::optional<Array<std::int64_t>>& positions) {
     const auto lent = std::make_shared<Lent>(out);
     solar::Reader::Ticket ticket = 0;
+    work.rows = view(rows);
+    work.out = lent->bytes();
+    if (positions) work.positions = view(*positions);
     {
       nb::gil_scoped_release released;
-      solar::Reader::Positions slots, of_each;
-      if (positions) slots = view(*positions);
-      if (counts) of_each = view(*counts);
-      ticket = reader_.submit(source.native, view(rows), lent->bytes(), slots, of_each);
+      ticket = reader_.submit(work);
     }
     try {
       lent_.emplace(ticket, lent);
@@ -346,6 +363,10 @@ void bind_reader(nb::module_& module) {
            "chunk_offset"_a.noconvert(), "chunk_nbytes"_a.noconvert(), "chunk_mask"_a.noconvert(), "bypass"_a = 0.0,
            "mapped"_a = false, "file_inode"_a.noconvert() = nb::none(), "file_ctime_ns"_a.noconvert() = nb::none())
       .def_prop_ro("row_nbytes", [](const BoundSource& source) { return source.native->row_nbytes(); });
+  nb::class_<BoundBoxes>(module, "Boxes")
+      .def(nb::init<const BoundSource&, std::vector<std::uint64_t>, std::vector<std::uint64_t>, std::vector<std::uint64_t>,
+                    std::vector<std::int64_t>>(),
+           "source"_a, "block"_a, "box"_a, "shape"_a, "lengths"_a);
   nb::class_<BoundReader>(module, "Reader")
       .def(
           "__init__",
@@ -355,6 +376,8 @@ void bind_reader(nb::module_& module) {
           "threads"_a, "depth"_a, "gap"_a, "backend"_a)
       .def("submit", &BoundReader::submit, "source"_a, "rows"_a.noconvert(), "out"_a,
            "positions"_a.noconvert() = nb::none(), "counts"_a.noconvert() = nb::none())
+      .def("submit_boxes", &BoundReader::submit_boxes, "boxes"_a, "samples"_a.noconvert(), "corners"_a.noconvert(),
+           "out"_a, "positions"_a.noconvert() = nb::none())
       .def("wait", &BoundReader::wait, "ticket"_a, "seconds"_a)
       .def("waiting_for", &BoundReader::waiting_for, "ticket"_a)
       .def("abandon", &BoundReader::abandon, "ticket"_a)

@@ -244,7 +244,8 @@ std::string Reader::Impl::not_begun(const Job& job) const {
   Work work;
   work.source = batch.source;
   work.rows = std::span(&job.first_row, 1);
-  work.out = MutableBytes(batch.out.data(), batch.row_nbytes);
+  if (work.boxes = batch.boxes; work.boxes != nullptr) work.corners = batch.corner(0);
+  work.out = MutableBytes(batch.out.data(), batch.slot_nbytes);
   first.begin(work);
   first.plan(1);
   return first.pieces.empty() ? "" : first.where(first.pieces.front(), 0);
@@ -366,12 +367,7 @@ Reader::~Reader() {
 
 Reader::Ticket Reader::submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows,
                               MutableBytes out, Positions positions, Positions counts) {
-  Work work;
-  work.source = std::move(source), work.rows = rows;
-  work.out = out;
-  work.positions = positions;
-  work.counts = counts;
-  return submit(work);
+  return submit({.source = std::move(source), .rows = rows, .out = out, .positions = positions, .counts = counts});
 }
 
 Reader::Ticket Reader::submit(const Work& work) {

@@ -38,7 +38,7 @@ TEST_CASE("extents that do not fit each other, or the rows, are refused") {
   wrong([](Extents&) {}, 13);
   wrong([](Extents& e) { e.first = {0, 3}; });
   wrong([](Extents& e) { e.first = {0, 5, 4}; });
-  wrong([](Extents& e) { e.first = {0, 4, 5}; });  // its last place would be row 9 + 2
+  wrong([](Extents& e) { e.first = {0, 5, 6}; });  // its last place would be row 9 + 2
   wrong([](Extents& e) { e.first = {0, 3, INT64_MAX}; });
   wrong([](Extents& e) { e.first = {}; });
   wrong([](Extents& e) { e.anchor[1] = 14; });

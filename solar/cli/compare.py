@@ -52,10 +52,14 @@ class Case:
         default=None, compare=False
     )  # by which samples are drawn; None: shuffled
     extents: Extents | None = None  # None: samples are rows
+    mixed: ShuffledUses | None = field(default=None, compare=False)  # the order of all sources of a mixture
+    first: int = 0  # the number of its first sample among those of all sources
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """How many there are, of all sources."""
+        if self.mixed is not None:
+            return self.mixed.samples
         return self.units.samples if self.extents is None else len(self.extents)
 
     @property
@@ -66,7 +70,7 @@ class Case:
     @cached_property
     def order(self) -> ShuffledUses:
         """The shuffles of all epochs, of which the last ones made are kept."""
-        made = _order(self, self.samples)
+        made = self.mixed or _order(self, self.samples)
         return replace(made, of=lru_cache(ORDERS_KEPT)(made.of))
 
     @property
@@ -124,10 +128,13 @@ def scratch_of(units: Units) -> int:
 def job_of(cases: Sequence[Case], memory: int, ahead: int = BATCHES_AHEAD) -> Job:
     """What the loader is asked: all fields of a sample together, with so much memory on each node."""
     one = cases[0]
+    firsts = sorted({case.first for case in cases})
+    fields = [case for case in cases if case.first == one.first]
+    placed = [(*divmod(at, len(fields)), case) for at, case in enumerate(cases)]
     return Job(
-        pieces=[Piece(0, at, regions.whole(case.units), case.extents) for at, case in enumerate(cases)],
+        pieces=[Piece(source, at, regions.whole(case.units), case.extents) for source, at, case in placed],
         storages=[case.storage for case in cases],
-        fields=[SampleBytes(case.slots * case.units.sample_nbytes) for case in cases],
+        fields=[SampleBytes(case.slots * case.units.sample_nbytes) for case in fields],
         scratch=max(case.scratch for case in cases),
         order=one.order,
         world=one.world,
@@ -137,6 +144,7 @@ def job_of(cases: Sequence[Case], memory: int, ahead: int = BATCHES_AHEAD) -> Jo
         pace=AheadSpec(ahead, 0),
         threads=threads(),
         gap=GAP,
+        firsts=firsts,
     )
 
 
@@ -147,14 +155,14 @@ def answer(cases: Sequence[Case], job: Job) -> Answer:
     seconds = (time.perf_counter() - begin) / len(first.epochs)
     alike = job.nodes * job.order.uses > ALL_NODES
     plans = [first, *(planned(job, node) for node in range(1, 1 if alike else job.nodes))]
-    windows = cases[0].extents is not None
-    others, scaled = ({"one_by_one": _without(job)}, ()) if windows else _others(cases)
+    ours = cases[0].extents is not None or cases[0].mixed is not None  # nobody else has such samples
+    others, scaled = ({"one_by_one": _without(job)}, ()) if ours else _others(cases)
     later, whole = ([one.outcome(epochs) for one in plans] for epochs in (first.later, range(1)))
     scan = sum(case.scan_seconds for case in cases)
     outcomes = others | {"solar": _of_nodes(later, job.nodes, scan)}
     away, travel = _travel(job)
     return Answer(
-        outcomes, _first_batch(cases, outcomes), scaled, _of_nodes(whole, job.nodes, scan), first, seconds, len(plans),
+        outcomes, _first_batch(job, outcomes), scaled, _of_nodes(whole, job.nodes, scan), first, seconds, len(plans),
         away, travel,
     )  # fmt: skip
 
@@ -251,16 +259,17 @@ def times(outcome: Outcome, scale: float) -> Outcome:
     )
 
 
-def _first_batch(cases: Sequence[Case], names: Iterable[str]) -> dict[str, float]:
+def _first_batch(job: Job, names: Iterable[str]) -> dict[str, float]:
     """How long the first step takes with nothing in memory: read singly, or sorted and joined by those that do so."""
     singly = joined = 0.0
-    for case in cases:
-        uses = min(case.batch * case.world.ranks, case.order.uses)
-        samples = case.order.of(0)[:uses]
-        rows = samples if case.extents is None else case.extents.rows(samples).reshape(-1)
-        first = order.given([rows] * 2, case.units.samples)
-        of = first, case.units, case.world
-        settings: dict[str, Any] = {"batch": case.batch, "storage": case.storage}
-        singly += case.storage.latency + policies.torch(*of, **settings).seconds
-        joined += case.storage.latency + policies.solar_paper(*of, **settings, memory=0).seconds
+    uses = job.uses(0)
+    for piece, storage in zip(job.pieces, job.storages, strict=True):
+        rows, starts = piece.rows(uses)
+        if not starts[1]:
+            continue
+        first = order.given([rows[: int(starts[1])]] * 2, piece.units.samples)
+        of = first, piece.units, job.world
+        settings: dict[str, Any] = {"batch": job.batch * piece.slots, "storage": storage}
+        singly += storage.latency + policies.torch(*of, **settings).seconds
+        joined += storage.latency + policies.solar_paper(*of, **settings, memory=0).seconds
     return {name: joined if name in ("solar_paper", "solar", "one_by_one") else singly for name in names}

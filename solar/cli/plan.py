@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.cli import planned, quantities, windows
+from solar.cli import mixtures, planned, quantities, windows
 from solar.cli.compare import Answer, Case, answer, job_of, scratch_of
 from solar.errors import PlanError
 from solar.extents import Extents
@@ -34,11 +34,12 @@ else a guess by the kind of its file system; without a FILE 2 ms, 1 GB/s and 500
 disks. All times are modelled for that storage, with nothing of the data in the page cache.
 
 The row of solar is the plan that DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(), buffer=SIZE, epochs=E)
-makes for this storage, and its run reads just that. With --weights it is PlanSampler(weights=NAME). With windows the
-others' rows are left out; beside ours is what reading each batch by itself costs, without a buffer.
+makes for this storage, and its run reads just that. With --weights it is PlanSampler(weights=NAME), with --mixture
+PlanSampler(Mixture({...: (H5Dataset(FILE, ...), SHARE), ...})). With windows and mixtures the others' rows are left
+out; beside ours is what reading each batch by itself costs, without a buffer.
 
 keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memory, ahead, epochs, seed, weights (null:
-  each sample comes once), storage
+  each sample comes once), mixture ({FILE: SHARE}, or null), storage
   ({latency, bandwidth, iops, decode (null: nothing is decoded), depth, gap, from}), datasets, policies ({torch, lru,
   pinned, solar_paper, solar}, or of windows {one_by_one, solar}, each {reads, requests, bytes, scans, seconds, hits,
   peak_bytes}, per epoch, once it is under way), first_epoch (the same of solar's first), buffer ({samples, batches,
@@ -63,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made.add_argument("--sample-bytes", metavar="SIZE", type=quantities.size, help="of one sample")
     made.add_argument("--samples-per-chunk", metavar="K", type=quantities.count, default=1, help="read together (1)")
     windows.add_arguments(parser)
+    mixtures.add_arguments(parser)
     run = parser.add_argument_group("the training")
     run.add_argument("--ranks", metavar="W", type=quantities.ranks, default=1, help="processes in all (1)")
     run.add_argument("--ranks-per-node", metavar="R", type=quantities.count, help="of these on one node (all)")
@@ -94,17 +96,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    storage, source = _storage(arguments)
-    layouts = {} if arguments.file is None else layouts_of(arguments.file, windows.names_of(arguments))
-    cases = [*_cases(arguments, storage, layouts, windows.extents(arguments, layouts))]
-    refused = next((said for one in layouts.values() if (said := not_carried(one))), "")
+    storage, source = _storage(arguments, arguments.mixture[0][0] if arguments.mixture else arguments.file)
+    if arguments.mixture:
+        layouts, cases = _mixed(arguments)
+    else:
+        found = {} if arguments.file is None else layouts_of(arguments.file, windows.names_of(arguments))
+        layouts, cases = [*found.values()], [*_cases(arguments, storage, found, windows.extents(arguments, found))]
+    refused = next((said for one in layouts if (said := not_carried(one))), "")
     job = job_of(cases, 0 if refused else arguments.memory, arguments.ahead)
     if arguments.plot:
         from solar.cli import plot  # only here: matplotlib takes its time
 
         plot.check(arguments.plot)  # before the work
     answered = _answered(cases, job)
-    cached = _cached(arguments.file, cases)
+    cached = _cached(arguments.file if layouts else None, cases)
     if arguments.plot:
         shown, of = plot.panels(cases, answered)
         lines = [planned.subject(cases), planned.machine(cases, arguments.memory)]
@@ -112,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         plot.draw(arguments.plot, [line for line in lines if line], shown)
     if arguments.json:
         asked = {"memory": arguments.memory, "ahead": arguments.ahead, "no_buffer": refused}
-        asked["weights"] = arguments.weights
+        asked["weights"], asked["mixture"] = arguments.weights, dict(arguments.mixture) or None
         print(json.dumps(planned.as_json(cases, answered, source, arguments.compute, cached) | asked, indent=1))
     else:
         for line in planned.as_text(cases, arguments.memory, answered, source, arguments.compute, cached, refused):
@@ -135,15 +140,15 @@ def _answered(cases: list[Case], job: Job) -> Answer:
 # --- what is asked ----
 
 
-def _storage(arguments: argparse.Namespace) -> tuple[Storage, str]:
-    """The storage, and where its numbers come from."""
+def _storage(arguments: argparse.Namespace, path: str | None) -> tuple[Storage, str]:
+    """The storage of what is there, and where its numbers come from."""
     given = {name: getattr(arguments, name) for name in ("latency", "bandwidth", "iops", "decode")}
     given = {name: value for name, value in given.items() if value is not None}
     base, source = ASSUMED, "assumed: measure yours with `solar probe`"
     if arguments.profile:
         base, source = profile.load(arguments.profile), f"profile {arguments.profile}"
-    elif arguments.file:
-        base, source = storage_of(arguments.file)
+    elif path:
+        base, source = storage_of(path)
     if {"latency", "bandwidth", "iops"} <= set(given):
         source = "as given"
     elif given:
@@ -177,10 +182,7 @@ def _cases(
     arguments: argparse.Namespace, storage: Storage, layouts: Mapping[str, Layout], extents: Mapping[str, Extents]
 ) -> Iterator[Case]:
     """One for each field of the samples; others divide the memory among them by their bytes."""
-    per_node = arguments.ranks_per_node or arguments.ranks
-    if per_node > arguments.ranks:
-        raise PlanError(f"--ranks-per-node {per_node} of --ranks {arguments.ranks}: a node has at most all ranks")
-    world = World(0, arguments.ranks, 0, per_node)
+    world = _world(arguments)
     named = {name: of_layout(one) for name, one in layouts.items()} or {"": _made(arguments)}
     if arguments.file is not None and (arguments.samples or arguments.sample_bytes):
         raise PlanError(
@@ -188,20 +190,52 @@ def _cases(
         )
     total = sum(units.total_nbytes for units in named.values())
     weights = _weights(arguments, next(iter(named.values())).samples)
-    if arguments.memory is None:
-        raise PlanError(
-            f"how much memory may samples take on each node? Give --memory SIZE: of {figures.size(total)} a quarter "
-            f"is --memory {total // 4}"
-        )
+    _check_memory(arguments, total)
     for name, units in named.items():
         layout, costs = layouts.get(name), storage
         if layout is not None:
-            costs = profile.with_decoding(storage, layout, threads() * per_node)
+            costs = profile.with_decoding(storage, layout, threads() * world.ranks_per_node)
         scratch = scratch_of(units) if layout is None else scratch_nbytes(layout)
         memory = arguments.memory * units.total_nbytes // max(total, 1)
         training = arguments.batch_size, memory, costs, arguments.seed, arguments.epochs
         one = Case(name, units, world, *training, scratch, extents=extents.get(name))
         yield replace(one, weights=weights)
+
+
+def _mixed(arguments: argparse.Namespace) -> tuple[list[Layout], list[Case]]:
+    """The datasets of all sources of a mixture, and one case for each."""
+    if arguments.weights or arguments.window or arguments.samples or arguments.sample_bytes:
+        raise PlanError("--mixture: its samples are rows of FILEs: leave out --weights, windows, and made up samples")
+    names = [name for name in (arguments.file, *arguments.dataset) if name is not None]
+    sources = {path: layouts_of(path, names) for path, _ in arguments.mixture}
+    world, mixed = _world(arguments), mixtures.order_of(arguments, sources)
+    total = sum(layout.stored_nbytes for found in sources.values() for layout in found.values())
+    _check_memory(arguments, total)
+    cases, first = [], 0
+    for path, found in sources.items():
+        storage = _storage(arguments, path)[0]
+        for name, layout in found.items():
+            units, costs = of_layout(layout), profile.with_decoding(storage, layout, threads() * world.ranks_per_node)
+            training = arguments.batch_size, arguments.memory, costs, arguments.seed, arguments.epochs
+            one = Case(f"{path}:{name}", units, world, *training, scratch_nbytes(layout), mixed=mixed, first=first)
+            cases.append(one)
+        first += units.samples
+    return [layout for found in sources.values() for layout in found.values()], cases
+
+
+def _world(arguments: argparse.Namespace) -> World:
+    per_node = arguments.ranks_per_node or arguments.ranks
+    if per_node > arguments.ranks:
+        raise PlanError(f"--ranks-per-node {per_node} of --ranks {arguments.ranks}: a node has at most all ranks")
+    return World(0, arguments.ranks, 0, per_node)
+
+
+def _check_memory(arguments: argparse.Namespace, total: int) -> None:
+    if arguments.memory is None:
+        raise PlanError(
+            f"how much memory may samples take on each node? Give --memory SIZE: of {figures.size(total)} a quarter "
+            f"is --memory {total // 4}"
+        )
 
 
 def _weights(arguments: argparse.Namespace, samples: int) -> NDArray[np.float64] | None:

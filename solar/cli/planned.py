@@ -146,10 +146,11 @@ def subject(cases: list[Case]) -> str:
     """The data set: its samples, fields and bytes."""
     one = cases[0]
     total = sum(case.units.total_nbytes for case in cases)
-    each = sum(case.slots * case.units.sample_nbytes for case in cases)
+    each = sum(case.slots * case.units.sample_nbytes for case in cases if case.first == one.first)
     named = f" of {', '.join(words.printable(case.name) for case in cases)}" if one.name else ""
     counted = figures.count(one.samples, "sample" if one.extents is None else "window")
     drawn = "" if one.weights is None else "; drawn by weights"
+    drawn = f"; mixed, {one.mixed.uses:,} of them an epoch" if one.mixed is not None else drawn
     return f"{counted}{named}, {figures.size(each)} each, {figures.size(total)} in all" + _chunks(cases) + drawn
 
 

@@ -11,7 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from solar.boxes import Boxes
 from solar.errors import PlanError
+from solar.extents import Extents
 from solar.gpu.cache import DeviceCache, asked
 from solar.gpu.copier import DeviceCopier, DeviceForm, Static
 from solar.gpu.decoding import Decoding
@@ -20,6 +22,7 @@ from solar.gpu.resident import Parts, ResidentSource, parted, stays
 from solar.gpu.streams import Streams, device_of, named, streams_of
 from solar.io.field import Field
 from solar.io.machine import available as machine
+from solar.io.ragged import Columns
 from solar.io.read.encoded import Encoded, encoded
 from solar.torch.batch.make import BatchMaker
 from solar.torch.batch.pending import leaves, mapped
@@ -96,7 +99,7 @@ class OnDevice:
         form = self._form(self._device)
         streams = self._streams_of(form.device)
         if self._resident is not None:
-            self._check_staying(making)
+            self._check_staying(making, beneath)
         if beneath.ragged and (self._resident is not None or self._static is not None):
             word = "static=True" if self._resident is None else f"resident={self._resident!r}"
             raise PlanError(f"{word} is for samples of one size, and {beneath.first} has others: leave it out")
@@ -117,7 +120,11 @@ class OnDevice:
             return landing, SampleSource(datasets, beneath.locate, room=room)
         return landing, ResidentSource(datasets, beneath.locate, parts, tier, room=room)
 
-    def _check_staying(self, making: BatchMaker) -> None:
+    def _check_staying(self, making: BatchMaker, beneath: SampleSource) -> None:
+        if any(dataset.draws for dataset in beneath.datasets):
+            raise PlanError(
+                f"resident={self._resident!r}, but each epoch has other samples, at places drawn anew: leave it out"
+            )
         if making.in_python:
             raise PlanError(
                 f"resident={self._resident!r}, but your transform or collate_fn is to get the samples on the host: "
@@ -161,10 +168,11 @@ class OnDevice:
     def _views_of(self, datasets: list[H5Dataset], device: torch.device, batched: bool) -> tuple[list[H5Dataset], Any]:
         """The datasets as they are read for the device, and what is then made of each field there."""
         fields, by_leaf = leaves(datasets[0].fields), [leaves(one.layouts) for one in datasets]
-        several = [extents is not None for extents in leaves(datasets[0].extents)]
+        kinds = {Extents: "windows", Boxes: "boxes", Columns: "samples of unequal length"}
+        several = [kinds.get(type(own), "") for own in leaves(datasets[0].extents)]
         found = [
-            self._seen(field, ours, device, batched) if not windows else self._put_together(ours)
-            for field, windows, *ours in zip(fields, several, *by_leaf, strict=True)
+            self._seen(field, ours, device, batched) if not kind else self._put_together(ours, kind)
+            for field, kind, *ours in zip(fields, several, *by_leaf, strict=True)
         ]
         layouts, finishes = [one.layouts for one in found], [one.finish for one in found]
         self._tell([one.refused for one in found])
@@ -191,9 +199,9 @@ class OnDevice:
         there = self._streams_of(device) is not None and by_device(field, layouts[0])
         return _Seen(layouts, finish() if there else None, refused)
 
-    def _put_together(self, layouts: list[Layout]) -> _Seen:
-        """Windows, and samples of unequal length, are made of their rows, and followed by their Field, on the host."""
-        refused = f"{layouts[0].name} comes in several rows, which the host puts together"
+    def _put_together(self, layouts: list[Layout], kind: str) -> _Seen:
+        """What is put together of rows is so, and followed by its Field, on the host."""
+        refused = f"{layouts[0].name} comes in {kind}, whose rows the host puts together"
         return _Seen(layouts, None, refused if self._decode == "device" else "")
 
     def _tell(self, refused: list[str]) -> None:

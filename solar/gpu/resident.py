@@ -42,7 +42,7 @@ class ResidentSource(SampleSource):
     parts: Parts
     tier: DeviceCache
 
-    def start(self, indices: Sequence[Any]) -> tuple[PendingBatch, Array]:
+    def start(self, indices: Sequence[Any], epoch: int) -> tuple[PendingBatch, Array]:
         which, rows = self.locate(indices)
         names = self.names(which, rows)
         slots = self.tier.slots(names)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from solar.orders.epoch_order import (
     word,
 )  # fmt: skip
 
+Epoch = int | Literal["first", "all"]
 PARTS = 1 << 20  # shares are whole numbers of so many parts, unless they are simple fractions
 SIMPLE = 10_000  # denominators up to this are looked for
 PATTERN = 1 << 16  # positions of a mixture that are told apart at least, before they come again
@@ -92,6 +94,23 @@ def _rounded(shares: Floats, what: Sequence[str]) -> Longs:
         name = what[int(np.argmin(parts))]
         raise PlanError(f"the share of {name} is less than one sample in {PARTS:,}: leave it out, or give it more")
     return parts
+
+
+def epoch_length(epoch: Any, sizes: Longs, whole: Longs) -> int:
+    """How many samples an epoch of a mixture has, of sources of these sizes and shares."""
+    total = int(whole.sum())
+    pairs: list[tuple[int, int]] = [*zip(sizes.tolist(), whole.tolist(), strict=True)]
+    if epoch == "first":
+        return min(size * total // share for size, share in pairs)
+    if epoch == "all":
+        return max(-(-size * total // share) for size, share in pairs)
+    try:
+        length = operator.index(epoch)
+    except TypeError:
+        length = 0
+    if isinstance(epoch, bool) or length < 1:
+        raise ValueError(f'epoch={epoch!r}: it is a number of samples, "first", or "all"')
+    return length
 
 
 # --- orders ----

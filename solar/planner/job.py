@@ -35,7 +35,7 @@ Epochs = Callable[[int], PassUses]  # what a rank, or its node, has of each
 class Job:
     """What is read, by whom, in which order, with what memory: all that a loader's plan follows from."""
 
-    pieces: Sequence[Piece]  # each field of the data set
+    pieces: Sequence[Piece]  # each field of the data set, or of each of several
     storages: Sequence[Storage]  # of each piece
     fields: Sequence[SampleBytes]
     scratch: int  # the least memory that a read takes beside the buffer (io/read/run.py: scratch_nbytes)
@@ -49,6 +49,7 @@ class Job:
     gap: int = 0  # without a buffer: holes up to this are read (io/read/engine.py: GAP)
     drop_last: bool = False
     exchange: str = SENDING[0]  # between nodes
+    firsts: Sequence[int] = (0,)  # of each data set the number of its first sample among those of all
 
     @property
     def nodes(self) -> int:
@@ -58,7 +59,17 @@ class Job:
     def uses(self, epoch: int) -> SampleUses:
         """What all ranks use, step by step."""
         starts = steps(self.order, self.batch * self.world.ranks, drop_last=self.drop_last)
-        return SampleUses(None, self.order.of(epoch)[: starts[-1]], starts)
+        samples = self.order.of(epoch)[: starts[-1]]
+        if len(self.firsts) == 1:
+            return SampleUses(None, samples, starts)
+        firsts = np.array(self.firsts, np.int32)
+        which = np.searchsorted(firsts, samples, side="right") - 1
+        return SampleUses(which, samples - firsts[which], starts)
+
+    @cached_property
+    def slots(self) -> int:
+        """How many rows a sample is made of, in all its fields."""
+        return sum(piece.slots for piece in self.pieces if piece.dataset == 0)
 
     @cached_property
     def who(self) -> Callable[[int], Who]:
@@ -181,8 +192,8 @@ def _followed(
         found += [window.counts_of_pieces(number) for number in window.segments]
         if len(found) > 1 and len(found) * uses * max(piece.slots for piece in pieces) > FOLLOWED:
             break
-    uses *= sum(piece.slots for piece in pieces)
-    return NodePlan(found, uses, [piece.units for piece in job.pieces], job.storages, windows, budget, batches)
+    units = [piece.units for piece in job.pieces]
+    return NodePlan(found, uses * job.slots, units, job.storages, windows, budget, batches)
 
 
 def planned_windows(
@@ -259,13 +270,14 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
             def of(epoch: int, rank: int = rank, piece: Piece = piece) -> Any:
                 uses, each = uses_of(epoch), job.world.ranks
                 ends = [-(-(end - rank) // each) for end in uses.starts.tolist()]
-                return piece.rows(SampleUses(None, uses.rows[rank::each], np.array(ends, np.int64)))
+                which = None if uses.which is None else uses.which[rank::each]
+                return piece.rows(SampleUses(which, uses.rows[rank::each], np.array(ends, np.int64)))
 
             made = plan_rows(of, piece.units, memory=0, storage=storage, epochs=epochs, ahead=0, facts=(), way=way)
             of_ranks.append(made.counts)
         for epoch in epochs:
             found[epoch].append(total(counts[epoch] for counts in of_ranks))
-    uses = int(uses_of(0).starts[-1]) * len(ranks) // world.ranks * sum(piece.slots for piece in job.pieces)
+    uses = int(uses_of(0).starts[-1]) * len(ranks) // world.ranks * job.slots
     taken = needs(job.fields, job.pace, _batch(job), scratch=job.scratch, threads=job.threads)
     batches = len(ranks) * (taken.beside + taken.ahead * taken.waiting)
     return NodePlan(found, uses, [piece.units for piece in job.pieces], job.storages, [], None, batches)

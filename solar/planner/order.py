@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from solar import _native
 from solar.errors import PlanError
-from solar.orders.epoch_order import by_weights
+from solar.orders.epoch_order import EpochOrder, by_weights
 
 Samples = NDArray[np.int32]
 
@@ -66,14 +66,18 @@ def random(samples: int, *, seed: int = 0, between: int = 0) -> ShuffledUses:
 
 def weighted(weights: NDArray[np.float64], *, seed: int = 0, ranks: int = 1) -> ShuffledUses:
     """PlanSampler(weights=weights, seed=seed) of all its ranks together: drawn with replacement."""
-    _check(len(weights), ranks)
-    made = by_weights(weights, len(weights))
+    return planned(by_weights(weights, len(weights)), seed=seed, ranks=ranks)
+
+
+def planned(made: EpochOrder, *, seed: int = 0, ranks: int = 1) -> ShuffledUses:
+    """A PlanSampler's of this order, of all its ranks together."""
+    _check(made.samples, ranks)
     uses = -(-made.length // ranks) * ranks
 
     def of(epoch: int) -> Samples:
         return np.resize(made.whole(seed, epoch), uses).astype(np.int32, copy=False)
 
-    return ShuffledUses(made.samples, uses, of, ("weights", made.digest, seed, ranks))
+    return ShuffledUses(made.samples, uses, of, (made.kind, made.digest, seed, ranks))
 
 
 def given(sequences: Sequence[ArrayLike], samples: int) -> ShuffledUses:

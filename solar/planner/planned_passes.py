@@ -174,7 +174,7 @@ class PlannedPasses:
         return any(isinstance(piece.extents, Blocks) for piece in self.pieces)
 
     def _shared(self) -> list[int]:
-        """How much of the memory each piece may hold. What is left when all are held as stored goes to decoded samples."""
+        """How much memory each piece may hold. What is left when all are held as stored goes to decoded samples."""
         used = self.segment(self.segments.start).planned.counts(1 + max(piece.dataset for piece in self.pieces))
         uses = [used[piece.dataset] * piece.slots / max(1, piece.region.items) for piece in self.pieces]
         given = shares(self.memory, [piece.region for piece in self.pieces], uses)

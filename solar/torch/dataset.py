@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import traceback
@@ -14,24 +15,30 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch.utils.data
 
+from solar.boxes import Boxes
 from solar.errors import LayoutError, PlanError
 from solar.extents import Extents
+from solar.io.crops import Crops
 from solar.io.field import Field
 from solar.io.layout.hdf5 import Samples
 from solar.io.layout.index import Folder
 from solar.io.layout.paths import Paths
-from solar.io.libhdf5.mpio import By, by_mpio
+from solar.io.libhdf5.mpio import By
+from solar.io.lying import Lying, rows_of, shape_of
 from solar.io.machine.identity import check_unchanged
 from solar.io.ragged import Columns
 from solar.io.read.as_float import straight
+from solar.io.read.boxed import BoxRows
 from solar.io.read.reader import Pending, Rows, checked_rows
-from solar.io.windows import Windows, extents_of
+from solar.io.windows import Windows
 from solar.torch.batch.pending import PendingBatch, PendingField, leaves, mapped
 from solar.torch.batch.transform import Transform, transformed
-from solar.torch.ragged import RaggedReading, by_sample, inspected
+from solar.torch.kinds import lying
+from solar.torch.ragged import RaggedReading, by_sample
 from solar.values import Layout
 
-Asked = tuple[Any, "np.ndarray[Any, Any]", "np.ndarray[Any, Any] | None"]  # what reads, samples, their places
+Array = np.ndarray[Any, np.dtype[np.int64]]
+Asked = tuple[Any, Array, "np.ndarray[Any, Any] | None"]  # what reads, samples, their places
 Room = Callable[[int, Rows, int], "np.ndarray[Any, Any] | None"]  # a field's number, what reads it, samples -> where to
 
 
@@ -41,8 +48,9 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     `fields` names the datasets that make up a sample, and gives its structure: a name gives the array itself, a tuple
     or list of names a tuple, a dict of names a dict. Tuples and dicts may be nested. In place of a name, a solar.Field
     unpacks, slices, transposes, casts or normalises the dataset in native code; with its `steps` it is a window of
-    rows. With samples="files" each file is one sample; samples=Windows(...) says where windows lie. Samples are numpy
-    arrays in the machine's byte order; a dataset with one number per sample gives scalars.
+    rows, with its `axis` samples lie along that. With samples="files" each file is one sample; samples=Windows(...)
+    says where windows lie, samples=Crops(...) where boxes are cut out of volumes. Samples are numpy arrays in the
+    machine's byte order; a dataset with one number per sample gives scalars.
 
     `transform` is called with each sample before collation: transform(sample), or transform(sample, rng) with a
     numpy.random.Generator that solar's loader seeds by its seed, the epoch and the sample. It runs in `num_workers`
@@ -77,7 +85,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         path: Paths,
         fields: Any,
         *,
-        samples: Samples | Windows = "rows",
+        samples: Samples | Windows | Crops = "rows",
         cache: Folder = "auto",
         page_cache: bool | None = None,
         reader: By = "auto",
@@ -89,25 +97,19 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
             raise TypeError("fields: name the datasets a sample is made of")
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable with a sample, not {type(transform).__name__}")
-        kind: Samples = "rows" if isinstance(samples, Windows) else samples
-        found, columns = inspected(path, fields, kind, cache, together)
-        self.layouts = mapped(found, lambda layout: by_mpio(layout, reader))
-        steps = [field.steps if isinstance(field, Field) else None for field in leaves(fields)]
-        places = samples if isinstance(samples, Windows) else Windows() if any(steps) else None
-        whole = None
-        if places is not None and any(columns):
-            raise LayoutError("windows and fields of unequal length do not go together: make a data set of each")
-        if places is not None:
-            whole = extents_of(path, leaves(self.layouts), steps, places, cache, together=together)
-        of_field = iter(columns if whole is None else [whole.of_fields((one,)) for one in steps])
+        self.layouts, own = lying(path, fields, samples, reader, cache, together)
+        of_field = iter(own)
         self.extents = mapped(self.layouts, lambda _: next(of_field))  # None: samples are rows
         self.fields = _fields(fields, self.layouts, self.extents)
         self.transform = transform
         self.thread_safe = thread_safe
-        first, *_ = by_sample(leaves(self.layouts), columns)
+        first, whole = by_sample(leaves(self.layouts), own)[0], own[0]
         self._page_cache = page_cache
-        self._samples = first.samples if whole is None else len(whole)
-        self._name = first.name if whole is None else f"the windows of {first.name}"
+        self._samples, self._name = first.samples, first.name
+        if isinstance(whole, Extents | Boxes):
+            of = "boxes" if isinstance(whole, Boxes) else "windows"
+            self._samples, self._name = len(whole), f"the {of} of {first.name}"
+        self.epoch = 0
         self._opened: list[Any] = []  # Reading, or RaggedReading; for the process `_process`
         self._straight: list[Any] = []
         self._process = -1
@@ -144,23 +146,39 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def start_batch(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> PendingBatch:
         """Starts reading a batch and returns at once; `wait` gives what read_batch would."""
-        rows = self.checked(indices)
+        rows = self.numbered(self.checked(indices), self.epoch)
         # solar's loader looks at all files when an epoch begins.
         check_unchanged(by_sample(leaves(self.layouts), leaves(self.extents)), self.rows_of(rows))
         return self.start_rows(rows)
 
-    def start_rows(self, rows: np.ndarray[Any, np.dtype[np.int64]], room: Room | None = None) -> PendingBatch:
+    def set_epoch(self, epoch: int) -> None:
+        """Says of which epoch the samples are that are asked for here, where places are drawn anew in each.
+
+        solar's loader knows it by itself, and does not look at this.
+        """
+        self.epoch = operator.index(epoch)
+
+    @property
+    def draws(self) -> bool:
+        """Whether places are drawn anew in each epoch."""
+        return any(isinstance(own, Boxes) and own.places.drawn for own in leaves(self.extents))
+
+    def numbered(self, rows: Array, epoch: int) -> Array:
+        """These samples as an epoch has them: where places are drawn in each, their numbers tell which it is."""
+        return rows + epoch * self._samples if self.draws else rows
+
+    def start_rows(self, rows: Array, room: Room | None = None) -> PendingBatch:
         """start_batch for rows that `checked` gave. Reads into memory from `room` where that gives any."""
         self.opened()
-        places, fields = self.rows_of(rows), []
+        fields = []
         for number, one in enumerate(self._straight):
-            fields += one.started([(one, rows, None)], room, number, places)
+            fields += one.started([(one, rows, None)], room, number, len(rows))
         return PendingBatch(self.layouts, self.in_order(fields))
 
-    def rows_of(self, samples: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def rows_of(self, samples: Array) -> Array:
         """The row that each of these samples is, or has its place at."""
         extents = leaves(self.extents)[0]
-        return extents.of(samples).start if isinstance(extents, Extents) else samples
+        return extents.of(samples).start if isinstance(extents, Extents | Boxes) else samples
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The rows that indices mean, counted from 0. IndexError for an index out of range."""
@@ -171,13 +189,12 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         """What is read: a dataset for each field, but one for all windows of the same dataset."""
         found: dict[Any, Read] = {}
         for number, (layout, own) in enumerate(zip(leaves(self.layouts), leaves(self.extents), strict=True)):
-            key = layout.name if isinstance(own, Extents) else number
-            if key in found:
-                before = found[key]
+            before = found.get(layout.name) if isinstance(own, Extents) else None
+            if before is not None and isinstance(own, Extents) and isinstance(before.extents, Extents):
                 whole = own.of_fields((*before.extents.fields, *own.fields))
-                found[key] = Read(layout, whole, (*before.fields, number))
+                found[layout.name] = Read(layout, whole, (*before.fields, number))
             else:
-                found[key] = Read(layout, own, (number,))
+                found[layout.name if isinstance(own, Extents) else number] = Read(layout, own, (number,))
         return list(found.values())
 
     def in_order(self, fields: Sequence[Any]) -> list[Any]:
@@ -208,8 +225,14 @@ class Read(NamedTuple):
     """A dataset that is read, and the numbers of the fields that come of it."""
 
     layout: Layout
-    extents: Any  # Extents, or Columns; None: a sample is a row
+    extents: Lying | Columns
     fields: tuple[int, ...]
+
+    @property
+    def rows(self) -> Extents | None:
+        """Which rows samples are made of; None where each is one, or of unequal length."""
+        assert not isinstance(self.extents, Boxes), "no plan keeps boxes"
+        return None if isinstance(self.extents, Columns) else self.extents
 
 
 @dataclass(frozen=True)
@@ -221,18 +244,21 @@ class Reading:
 
     def straight(self, page_cache: bool | None) -> Reading:
         """What reads directly as float32, where the one Field asks for nothing else; otherwise this."""
-        if len(self.fields) > 1:
+        if len(self.fields) > 1 or isinstance(self.rows, BoxRows):
             return self
         layout, field = straight(self.rows.layout, self.fields[0])
         if layout is self.rows.layout:
             return self
         return Reading(Rows(layout, True, page_cache, extents=self.rows.extents), [field])
 
-    def started(self, asked: Sequence[Asked], room: Room | None, number: int, places: Any) -> list[PendingField]:
-        """Starts reading samples of one data set, or those of several into one batch, of as many as `places`."""
-        out = None if room is None else self.room(room, number, len(places))
-        out = self.rows.room(len(places)) if out is None and len(asked) > 1 else out
-        parts = [reader.rows.start(samples, out, here) for reader, samples, here in asked]
+    def started(self, asked: Sequence[Asked], room: Room | None, number: int, samples: int) -> list[PendingField]:
+        """Starts reading samples of one data set, or those of several into one batch, of so many."""
+        out = None if room is None else self.room(room, number, samples)
+        out = self.rows.room(samples) if out is None and len(asked) > 1 else out
+        parts = [reader.rows.start(rows, out, here) for reader, rows, here in asked]
+        places = np.empty(samples, np.int64)
+        for reader, rows, here in asked:
+            places[slice(None) if here is None else here] = reader.rows.rows_of(rows)
         return self.pending(parts, places)
 
     def room(self, room: Room, number: int, samples: int) -> np.ndarray[Any, Any] | None:
@@ -253,7 +279,7 @@ class Reading:
 def _reading(read: Read, fields: list[Field | None], page_cache: bool | None) -> Reading | RaggedReading:
     if isinstance(read.extents, Columns):
         return RaggedReading(read.extents, page_cache)
-    return Reading(Rows(read.layout, True, page_cache, extents=read.extents), fields)
+    return Reading(rows_of(read.layout, read.extents, page_cache), fields)
 
 
 def start_together(
@@ -278,13 +304,10 @@ def start_together(
         only: H5Dataset = datasets[used[0]]
         return only.start_rows(rows, room)
     parts = [(datasets[k].opened(), np.flatnonzero(which == k)) for k in used]
-    places = np.empty(len(rows), np.int64)
-    for k in used:
-        places[which == k] = datasets[k].rows_of(rows[which == k])
-    fields = []
+    fields: list[Any] = []
     for number, one in enumerate(parts[0][0]):
         asked = [(opened[number], rows[here], here) for opened, here in parts]
-        fields += one.started(asked, room, number, places)
+        fields += one.started(asked, room, number, len(rows))
     return PendingBatch(datasets[0].layouts, datasets[0].in_order(fields))
 
 
@@ -292,12 +315,15 @@ def alike(one: H5Dataset, other: H5Dataset) -> bool:
     """Whether samples of both may stand in one batch, made in the same way."""
     if (one.transform, one.thread_safe) != (other.transform, other.thread_safe):
         return False
-    facts = [
-        mapped(dataset.layouts, lambda layout: (layout.sample_shape, layout.dtype, layout.reader))
-        for dataset in (one, other)
-    ]
-    windows = [mapped(dataset.extents, lambda own: None if own is None else own.fields) for dataset in (one, other)]
-    return bool(facts[0] == facts[1]) and windows[0] == windows[1] and leaves(one.fields) == leaves(other.fields)
+    facts = [mapped(dataset.layouts, lambda layout: (layout.dtype, layout.reader)) for dataset in (one, other)]
+    shapes = [list(map(_shape_and_steps, leaves(dataset.layouts), leaves(dataset.extents))) for dataset in (one, other)]
+    return bool(facts[0] == facts[1]) and shapes[0] == shapes[1] and leaves(one.fields) == leaves(other.fields)
+
+
+def _shape_and_steps(layout: Layout, own: Lying | Columns) -> tuple[Any, ...]:
+    if isinstance(own, Columns):
+        return layout.sample_shape, own.fields
+    return shape_of(layout, own), own.fields if isinstance(own, Extents) else None
 
 
 def _one_by_one(kind: type[H5Dataset]) -> Callable[[H5Dataset, Iterable[int]], list[Any]]:
@@ -340,12 +366,11 @@ def _fields(fields: Any, layouts: Any, extents: Any) -> Any:
                 "is one sample, and `solar inspect` lists what else is in it"
             )
         field, own = next(given), next(lying)
-        if not isinstance(field, Field) or field == Field(field.name, steps=field.steps):
-            return None  # as stored
+        if not isinstance(field, Field) or field.as_stored:
+            return None
         field = field.bound(layout)
         try:
-            shape = layout.sample_shape if own is None else (*own.shape, *layout.sample_shape)
-            field.shape_of(shape, layout.dtype.newbyteorder("="))
+            field.shape_of(shape_of(layout, own), layout.dtype.newbyteorder("="))
         except ValueError as error:
             raise LayoutError(f"{layout.paths[0]}: {error}") from None
         return field

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch.utils.data import ConcatDataset, Dataset
 
 from solar.errors import PlanError
 from solar.orders.epoch_order import EpochOrder
-from solar.orders.sources import by_sources, whole_shares
+from solar.orders.sources import Epoch, by_sources, epoch_length, whole_shares
 from solar.torch.batch.pending import leaves
 from solar.torch.dataset import H5Dataset, alike
 from solar.torch.source import SampleSource, h5_beneath
-
-Epoch = int | Literal["first", "all"]
 
 
 class Mixture(ConcatDataset[Any]):
@@ -50,7 +47,8 @@ class Mixture(ConcatDataset[Any]):
         if not sizes.all():
             raise PlanError(f"source {self.names[int(sizes.argmin())]} has no sample: leave it out")
         self.epoch = epoch
-        self._order = by_sources("mixture", len(self), _length(epoch, sizes, whole), sizes, self.names, whole)
+        length = epoch_length(epoch, sizes, whole)
+        self._order = by_sources("mixture", len(self), length, sizes, self.names, whole)
 
     def order(self) -> EpochOrder:
         """What comes when, for PlanSampler."""
@@ -72,23 +70,6 @@ def _pair(name: Any, given: Any) -> tuple[Any, float]:
         return dataset, float(share)
     except (TypeError, ValueError):
         raise TypeError(f"source {name}: give (dataset, share), not {given!r:.60}") from None
-
-
-def _length(epoch: Any, sizes: Any, whole: Any) -> int:
-    """How many samples an epoch has."""
-    total = int(whole.sum())
-    pairs: list[tuple[int, int]] = [*zip(sizes.tolist(), whole.tolist(), strict=True)]
-    if epoch == "first":
-        return min(size * total // share for size, share in pairs)
-    if epoch == "all":
-        return max(-(-size * total // share) for size, share in pairs)
-    try:
-        length = operator.index(epoch)
-    except TypeError:
-        length = 0
-    if isinstance(epoch, bool) or length < 1:
-        raise ValueError(f'epoch={epoch!r}: it is a number of samples, "first", or "all"')
-    return length
 
 
 def _check_alike(names: tuple[str, ...], datasets: tuple[Any, ...]) -> None:

@@ -97,11 +97,11 @@ class RaggedReading:
         """Itself: nothing is converted."""
         return self
 
-    def started(self, asked: Sequence[Any], room: Any, number: int, places: Any) -> list[PendingField]:
+    def started(self, asked: Sequence[Any], room: Any, number: int, samples: int) -> list[PendingField]:
         """The field of samples asked of one data set, or several: of each what reads it, its samples, their places."""
-        readers, samples, here = zip(*asked, strict=True)
-        everywhere = [np.arange(len(one)) if at is None else at for one, at in zip(samples, here, strict=True)]
-        return [started([reader.rows for reader in readers], samples, everywhere)]
+        readers, wanted, here = zip(*asked, strict=True)
+        everywhere = [np.arange(len(one)) if at is None else at for one, at in zip(wanted, here, strict=True)]
+        return [started([reader.rows for reader in readers], wanted, everywhere)]
 
 
 def started(readers: Sequence[RaggedRows], samples: Sequence[Places], here: Sequence[Places]) -> PendingField:
@@ -136,7 +136,8 @@ def _room(rows: Rows, offsets: Places, named: Any) -> NDArray[Any]:
         lengths = np.diff(offsets)
         raise ReadError(
             f"{named(int(lengths.argmax()))} has {int(lengths.max())} rows, and there is no memory for the "
-            f"{len(lengths)} samples of its batch: ask for fewer at a time, or see whether what tells samples apart is damaged"
+            f"{len(lengths)} samples of its batch: ask for fewer at a time, or see "
+            "whether what tells samples apart is damaged"
         ) from error
 
 
@@ -216,7 +217,7 @@ def in_blocks(read: Any) -> tuple[Blocks, ...]:
 
 def held_as(read: Any) -> list[tuple[Layout, Any]]:
     """The Layouts that a buffer holds for a field, each with what samples are made of in it."""
-    return [(own.layout, own) for own in in_blocks(read)] or [(read.layout, read.extents)]
+    return [(own.layout, own) for own in in_blocks(read)] or [(read.layout, read.rows)]
 
 
 def rows_held(rows: Rows | RaggedRows) -> list[Rows]:

@@ -36,12 +36,23 @@ class SampleSource:
     def first(self) -> H5Dataset:
         return self.datasets[0]
 
-    def start(self, indices: Sequence[Any]) -> tuple[PendingBatch, Array]:
-        """Starts reading a batch. Gives it, and each sample's number, which is the same in every subset."""
+    def start(self, indices: Sequence[Any], epoch: int) -> tuple[PendingBatch, Array]:
+        """Starts reading a batch of an epoch. Gives it, and each sample's number, which is the same in every subset."""
         which, rows = self.locate(indices)
+        own = self.numbered(which, rows, epoch)
         if len(self.datasets) == 1:
-            return self.datasets[0].start_rows(rows, self.room), rows
-        return start_together(self.datasets, which, rows, self.room), self.names(which, rows)
+            return self.datasets[0].start_rows(own, self.room), rows
+        return start_together(self.datasets, which, own, self.room), self.names(which, rows)
+
+    def numbered(self, which: Array, rows: Array, epoch: int) -> Array:
+        """These samples as an epoch has them, where places are drawn anew in each."""
+        if not any(dataset.draws for dataset in self.datasets):
+            return rows
+        found = rows.copy()
+        for number, dataset in enumerate(self.datasets):
+            here = which == number
+            found[here] = dataset.numbered(rows[here], epoch)
+        return found
 
     def names(self, which: Array, rows: Array) -> Array:
         """The samples' numbers, which are the same in every subset."""

@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 
+#include "solar/boxes.hpp"
 #include "solar/buffer.hpp"
 #include "solar/source.hpp"
 
@@ -87,6 +88,9 @@ struct Work {
   std::shared_ptr<const Source> source;
   std::span<const std::int64_t> rows;
   MutableBytes out;
+  // Where samples are boxes, `rows` are their numbers, for messages alone, and here are where they lie, one after another.
+  std::shared_ptr<const Boxes> boxes = nullptr;
+  std::span<const std::int64_t> corners = {};
   std::optional<std::span<const std::int64_t>> positions;  // in `out`; trusted unless the task is to read
   // To read: how many rows from rows[i] on go to slots one after another, from positions[i] on. None: one each.
   std::optional<std::span<const std::int64_t>> counts;

@@ -26,32 +26,19 @@ bool unfiltered(const Form& form, std::uint32_t mask) {
 
 void Batch::begin(const Work& work) {
   const Source& from = *work.source;
-  const std::uint64_t nbytes = from.row_nbytes();
-  if (work.task == Task::read) check_fit(work);
-  const std::int64_t all = from.part_first.back();
-  rows.clear();
-  rows.reserve(work.rows.size());
+  row_nbytes = from.row_nbytes();
+  boxes = work.boxes;
+  slot_nbytes = boxes == nullptr ? row_nbytes : boxes->nbytes(from.itemsize);
   asked = work.rows.size();
-  std::uint64_t slot = 0;
-  for (std::size_t i = 0; i < asked; ++i) {
-    const std::int64_t row = work.rows[i], count = work.counts ? (*work.counts)[i] : 1;
-    if (count == 0) continue;
-    if (row < 0 || row > all - count) {
-      const std::string to = work.counts ? " and " + std::to_string(count - 1) + " after it" : "";
-      throw std::out_of_range(from.name + ": row " + std::to_string(row) + to + " of " + std::to_string(all));
-    }
-    const std::uint64_t at = work.positions ? static_cast<std::uint64_t>((*work.positions)[i]) : slot;
-    rows.push_back({row, at, static_cast<std::uint64_t>(count)});
-    slot += static_cast<std::uint64_t>(count);
-  }
-  if (work.counts && nbytes > 0) cut_extents(from);
+  if (work.task == Task::read) check_fit(work);
+  rows.clear();
+  boxes == nullptr ? take_rows(work) : take_boxes(work);
   groups.clear();
   grids.clear();
   pieces.clear();
   fills_.clear();
   unit_begin.clear();
   ordered_ = true;
-  row_nbytes = nbytes;
   longest_ = std::max(piece_limit - piece_limit % from.itemsize, from.itemsize);
   task = work.task;
   out = work.out;
@@ -63,6 +50,24 @@ void Batch::begin(const Work& work) {
   after = end = work.after == nullptr ? Place() : *work.after;
   goes_on_from_ = false;
   source = work.source;
+}
+
+void Batch::take_rows(const Work& work) {
+  const std::int64_t all = work.source->part_first.back();
+  rows.reserve(work.rows.size());
+  std::uint64_t slot = 0;
+  for (std::size_t i = 0; i < work.rows.size(); ++i) {
+    const std::int64_t row = work.rows[i], count = work.counts ? (*work.counts)[i] : 1;
+    if (count == 0) continue;
+    if (row < 0 || row > all - count) {
+      const std::string to = work.counts ? " and " + std::to_string(count - 1) + " after it" : "";
+      throw std::out_of_range(work.source->name + ": row " + std::to_string(row) + to + " of " + std::to_string(all));
+    }
+    const std::uint64_t at = work.positions ? static_cast<std::uint64_t>((*work.positions)[i]) : slot;
+    rows.push_back({row, at, static_cast<std::uint64_t>(count)});
+    slot += static_cast<std::uint64_t>(count);
+  }
+  if (work.counts && row_nbytes > 0) cut_extents(*work.source);
 }
 
 // Cuts extents where a line of chunks ends; into single rows where these are not runs of bytes of the chunks' rows.
@@ -96,7 +101,7 @@ void Batch::check_fit(const Work& work) {
   const Source& from = *work.source;
   const std::size_t wanted = work.rows.size(), nbytes = work.out.size();
   const Reader::Positions& positions = work.positions;
-  const std::uint64_t row = from.row_nbytes();
+  const std::uint64_t row = slot_nbytes;
   const auto refuse = [&](const std::string& what) { throw std::invalid_argument(from.name + ": " + what); };
   std::uint64_t total = 0, slots_wanted = wanted;
   bool fits = wanted <= UINT32_MAX;
@@ -257,6 +262,7 @@ void Batch::plan_stored(std::size_t chunk, std::uint64_t tile_index, std::uint32
     if (task == Task::decode) page_ += pages_of(source->chunk_nbytes[chunk], buffer->page_nbytes());
     return;
   }
+  if (boxes != nullptr) return plan_cuts(offset, begin, end);
   const Tile tile = grid.tile(tile_index);
   for (std::uint32_t i = begin; i < end;) {
     std::uint32_t same = 1;
@@ -354,7 +360,7 @@ const SourceFile& Batch::file(const Piece& piece) const { return source->files[f
 std::string Batch::where(const Piece& piece, std::uint64_t at) const {
   const Row& row = rows[piece.first];
   if (piece.how == How::gather) return source->name + ", sample " + std::to_string(row.row) + " in the buffer";
-  std::int64_t sample = row.row;
+  std::int64_t sample = this->sample(row);
   // A joined piece goes on into the following rows.
   if (piece.how == How::direct && task != Task::load) {
     sample += static_cast<std::int64_t>((piece.to + at) / row_nbytes - row.slot);

@@ -13,6 +13,7 @@
 
 #include "grid.hpp"
 #include "lines.hpp"
+#include "solar/boxes.hpp"
 #include "solar/reader.hpp"
 
 namespace solar::read {
@@ -28,7 +29,7 @@ inline constexpr std::uint64_t hole_limit = 1 << 20;  // bytes of a hole that ar
 // bytes of their rows where it has several.
 struct Row {
   std::int64_t row = 0;
-  std::uint64_t slot = 0;  // position in `out`
+  std::uint64_t slot = 0;  // position in `out`; of a use by a box, the sample's place in Batch::places
   std::uint64_t count = 1;
 };
 
@@ -43,8 +44,8 @@ struct Group {
 
 enum class How : std::uint8_t {
   direct,  // bytes go as they are to memory at `to`
-  tile,    // tile `to` of one row, copied into place
-  chunk,   // a filtered chunk: tile `to` of `rows` rows
+  tile,    // tile `to` of one row, copied into place; or the bytes of a block from `to` on, of which boxes have theirs
+  chunk,   // a filtered chunk: tile `to` of `rows` rows, or what `rows` boxes have of it
   fill,    // no bytes stored: `nbytes` tiles from tile `to` get the fill value
   keep,    // bytes go to the pages of their line in the buffer, from byte `to` of it on
   gather,  // `nbytes` from byte `offset` of the buffer's page of their row
@@ -79,6 +80,7 @@ class Batch {
 
   std::size_t units() const noexcept { return unit_begin.empty() ? 0 : unit_begin.size() - 1; }
   std::byte* slot(const Row& row) const noexcept {
+    if (boxes != nullptr) return out.data() + places[row.slot] * slot_nbytes;
     return task == Task::load ? buffer->page(static_cast<std::size_t>(row.row), 0) : out.data() + row.slot * row_nbytes;
   }
   // Where the bytes of a How::direct piece go: its own row's memory, in a buffer; else `to` counts from the beginning.
@@ -106,6 +108,11 @@ class Batch {
   std::size_t file_index(const Piece& piece) const noexcept {
     return static_cast<std::size_t>(source->part_file[groups[piece.group].part]);
   }
+  Boxes::Corner corner(std::uint64_t sample) const noexcept {
+    return Boxes::Corner(corners).subspan(sample * boxes->corner_size(), boxes->corner_size());
+  }
+  // The number of the sample that the row is, or is a block of.
+  std::int64_t sample(const Row& row) const noexcept { return boxes == nullptr ? row.row : numbers[row.slot]; }
   // "file: dataset, sample 17, offset 123" for byte `at` of a piece; no offset where nothing is stored.
   std::string where(const Piece& piece, std::uint64_t at) const;
 
@@ -120,6 +127,10 @@ class Batch {
   std::uint64_t stretches = 0;
   Place after, end;  // where the stretch before these ended, and, once they are planned by load or keep, where these do
   std::uint64_t row_nbytes = 0;
+  std::uint64_t slot_nbytes = 0;       // of a sample in `out`
+  std::shared_ptr<const Boxes> boxes;  // null: a sample is a row. Else of each sample:
+  std::vector<std::int64_t> numbers, corners;
+  std::vector<std::uint64_t> places;   // in `out`
   std::vector<Row> rows;  // sorted by plan()
   std::vector<Group> groups;
   std::vector<Grid> grids;
@@ -130,6 +141,9 @@ class Batch {
   void check_fit(const Work& work);
   void check_apart(const Work& work, std::uint64_t slots);
   void cut_extents(const Source& from);
+  void take_rows(const Work& work);
+  void take_boxes(const Work& work);
+  void plan_cuts(std::uint64_t offset, std::uint32_t begin, std::uint32_t end);
   std::uint32_t plan_group(std::uint32_t begin);
   void plan_tiles(std::uint32_t begin, std::uint32_t end, std::uint64_t line);
   void plan_stored(std::size_t chunk, std::uint64_t tile, std::uint32_t begin, std::uint32_t end);

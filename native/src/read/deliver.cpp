@@ -14,7 +14,8 @@ void swap_all(std::byte* at, std::uint64_t nbytes, Swap swap) {
   }
 }
 
-// Reverses every `width` bytes; nbytes is a multiple of it.
+}  // namespace
+
 void reverse(std::byte* at, std::uint64_t nbytes, std::uint32_t width) {
   switch (width) {
     case 0:
@@ -40,6 +41,8 @@ void repeat(Bytes item, std::byte* to, std::uint64_t nbytes) {
     done += more;
   }
 }
+
+namespace {
 
 // Copies tile t from a row of a chunk to a row of `out`.
 void place(const Batch& batch, const Grid& grid, std::uint64_t t, const std::byte* chunk_row, std::byte* row) {
@@ -91,6 +94,11 @@ void deliver_chunk(const Batch& batch, const Piece& piece, Bytes stored, Bench& 
   const Grid& grid = batch.grids[group.grid];
   const Row* rows = &batch.rows[piece.first];
   const std::uint64_t nbytes = group.chunk_rows * grid.chunk_row_nbytes();
+  if (batch.boxes != nullptr) {
+    const Recent::Key key{batch.source, group.first, piece.to};
+    const auto held = bench.recent->get(key, nbytes, [&](MutableBytes raw) { decode(batch, piece, stored, raw, bench); });
+    return place_cuts(batch, piece, held.data(), 0, nbytes);
+  }
   const Tile tile = grid.tile(piece.to);
   if (piece.rows == 1 && tile.whole && tile.nbytes * rows[0].count == nbytes) {  // the chunk is exactly this tile of these
     std::byte* to = batch.slot(rows[0]) + tile.at;
@@ -121,6 +129,7 @@ void deliver(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench)
       return;
     }
     case How::tile: {
+      if (batch.boxes != nullptr) return place_cuts(batch, piece, stored.data(), piece.to, piece.nbytes);
       const Grid& grid = batch.grids[batch.groups[piece.group].grid];
       for (std::uint32_t i = 0; i < piece.rows; ++i) {
         place(batch, grid, piece.to, stored.data(), batch.slot(rows[i]));
@@ -155,6 +164,7 @@ void deliver_held(const Batch& batch, const Piece& piece, Bench& bench) {
 }
 
 void fill(const Batch& batch, const Piece& piece) {
+  if (batch.boxes != nullptr) return fill_cuts(batch, piece);
   const Grid& grid = batch.grids[batch.groups[piece.group].grid];
   const Bytes item = batch.form(piece).fill;
   const std::uint32_t swap = batch.source->swap;

@@ -25,6 +25,15 @@ void deliver(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench)
 // Puts a piece that the buffer holds into place. REQUIRES: batch.from_buffer().
 void deliver_held(const Batch& batch, const Piece& piece, Bench& bench);
 
+// What boxes have of the bytes of their block from `at` on: uses of that block by the samples of a piece.
+void place_cuts(const Batch& batch, const Piece& piece, const std::byte* block, std::uint64_t at, std::uint64_t nbytes);
+void fill_cuts(const Batch& batch, const Piece& piece);
+
+// Reverses every `width` bytes; nbytes is a multiple of it.
+void reverse(std::byte* at, std::uint64_t nbytes, std::uint32_t width);
+// Writes the item, or zeros where it has no bytes, as often as there is room.
+void repeat(Bytes item, std::byte* to, std::uint64_t nbytes);
+
 // Puts the fill value where nothing is stored. REQUIRES: piece.how == How::fill.
 void fill(const Batch& batch, const Piece& piece);
 

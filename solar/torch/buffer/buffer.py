@@ -150,7 +150,7 @@ class Buffered:
         found = None if left else those_of(self._exchange, order)
         ranks = sizing.ranks_here() if found is None else 1  # that have a buffer each
         batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
-        reads = [(read.layout, read.extents) for one in beneath.datasets for read in one.reads]
+        reads = [(read.layout, read.rows) for one in beneath.datasets for read in one.reads]
         gains = partial(sizing.auto, reads, batch * all_, self._storage, own(batch), ranks, self._epochs)
         self._weighed = cache(gains)
         if left:

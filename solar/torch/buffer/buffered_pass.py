@@ -178,10 +178,10 @@ class BufferedPass:
 
     # --- batches on their way ----
 
-    def start(self, samples: Any) -> tuple[PendingBatch, Array]:
+    def start(self, samples: Any, epoch: int) -> tuple[PendingBatch, Array]:
         """The next batch, whose index batch this is; and what each of its samples is called."""
         if self._segment is None or self._hold is None:
-            return self._beneath.start(samples)
+            return self._beneath.start(samples, epoch)
         number, self._started = self._started, self._started + 1
         uses = self._segment.batches
         here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from solar.blocks import refused
+from solar.boxes import Boxes
 from solar.errors import PlanError
 from solar.io.read.reader import Rows
 from solar.io.read.run import Run
@@ -42,6 +43,11 @@ def pieces_of(beneath: SampleSource) -> list[Piece]:
 
 def not_held(beneath: SampleSource, buffer: str) -> str:
     """Why no buffer holds these samples; empty if one can. PlanError for what only a buffer of that size would do."""
+    for read in (read for dataset in beneath.datasets for read in dataset.reads if isinstance(read.extents, Boxes)):
+        said = f"{read.layout.paths[0]}: {read.layout.title} comes in boxes, which are read batch by batch"
+        if buffer:
+            raise PlanError(f"{said}, and no plan keeps them yet: leave buffer= out")
+        return said
     if not beneath.ragged:
         return next((said for layout in layouts_of(beneath) if (said := not_carried(layout))), "")
     if not buffer:

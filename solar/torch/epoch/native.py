@@ -171,7 +171,7 @@ class NativeIter(Draws):
                     samplers = self._sampler_failed and len(self._coming) == 1  # no sample is to blame
                     if self._skipping is None or samplers:
                         raise
-                    samples = self._skipping.readable(error, self._timeout or None)
+                    samples = self._skipping.readable(error, self._timeout or None, self.passage.epoch)
                 coming = self._made_anew(samples)
         except SolarError as error:
             raise placed(error) from error.__cause__
@@ -341,7 +341,7 @@ class NativeIter(Draws):
         self._most = max(0, self._nbytes_ahead // max(1, nbytes) - 1)
 
     def _begun(self, source: SampleSource | BufferedPass, samples: Any, number: int) -> Coming:
-        pending, called = source.start(samples)
+        pending, called = source.start(samples, self.passage.epoch)
         keys = self._keys(called.tolist()) if self._making.transform is not None else ()
         if self._threads is None:
             coming = here(pending, len(samples), self._making, keys)

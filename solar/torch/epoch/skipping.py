@@ -66,7 +66,7 @@ class Skipping:
         self._handed_out = True
         self._row = 0
 
-    def readable(self, error: Exception, seconds: float | None) -> list[Any]:
+    def readable(self, error: Exception, seconds: float | None, epoch: int) -> list[Any]:
         """The samples from which to make the oldest batch again, after it failed with `error`. LeftOut if none.
 
         At first, samples of chunks known to be broken are left out. If there are none, or the batch fails again, each
@@ -75,7 +75,7 @@ class Skipping:
         if self._looked:
             raise error
         samples = [one.item() if isinstance(one, np.generic) else one for one in self._samples[0]]
-        places = self._places(samples)
+        places = self._places(samples, epoch)
         found = [_first(self._broken, ones) for ones in places]
         if not any(found):
             self._looked, found = True, self._found(places, seconds)
@@ -116,11 +116,11 @@ class Skipping:
                 self._broken[place] = error
         return [_first(bad, ones) for ones in places]
 
-    def _places(self, samples: list[Any]) -> list[dict[Place, int]]:
+    def _places(self, samples: list[Any], epoch: int) -> list[dict[Place, int]]:
         """For each sample the places that it is read from, and its row there."""
         which, rows = self._beneath.locate(samples)
-        found = []
-        for number, row in zip(which.tolist(), rows.tolist(), strict=True):
+        found, own = [], self._beneath.numbered(which, rows, epoch)
+        for number, row in zip(which.tolist(), own.tolist(), strict=True):
             dataset = self._beneath.datasets[number]
             lines = [_line(read.layout, row) if read.extents is None else (-1, row) for read in dataset.reads]
             found.append({(number, read, *line): row for read, line in enumerate(lines)})

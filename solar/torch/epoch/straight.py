@@ -89,9 +89,9 @@ class ShortWay:
 def assembly(beneath: SampleSource, collation: Collation | None) -> Assemble | None:
     """None where it takes more than naming them."""
     rows, structure = [one.rows for one in beneath.first.opened()], beneath.first.layouts
-    if any(one.extents is not None for one in rows):
-        return None  # fields that are read together are cut apart
-    if collation is None or not all(collation.as_they_are(one.dtype, 1 + len(one.layout.sample_shape)) for one in rows):
+    if beneath.first.draws or any(one.extents is not None for one in rows):
+        return None  # places are of an epoch; and fields that are read together are cut apart
+    if collation is None or not all(collation.as_they_are(one.dtype, 1 + len(one.sample_shape)) for one in rows):
         return None
     if isinstance(structure, dict):
         names = tuple(structure)

@@ -1,0 +1,62 @@
+"""Where samples lie, by what is asked for: they are rows, windows of rows, or boxes. And what reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from solar.boxes import Boxes
+from solar.errors import LayoutError
+from solar.extents import Extents
+from solar.io.crops import Crops, crops_of, slices_of
+from solar.io.field import Field
+from solar.io.layout.blocks import chunk_of
+from solar.io.layout.paths import Paths
+from solar.io.read.boxed import BoxRows
+from solar.io.read.reader import Rows
+from solar.io.windows import Windows, extents_of
+from solar.values import Layout
+
+Lying = Extents | Boxes | None  # where the samples of a dataset lie; None: each is a row
+
+
+def shape_of(layout: Layout, own: Lying) -> tuple[int, ...]:
+    """That of a sample."""
+    if own is None:
+        return layout.sample_shape
+    return own.shape if isinstance(own, Boxes) else (*own.shape, *layout.sample_shape)
+
+
+def lying_of(
+    path: Paths, layouts: list[Layout], given: list[Field | None], samples: Any, looking: dict[str, Any]
+) -> list[Lying]:
+    """Where the samples of each dataset lie: in windows, in boxes, or (None) each is a row."""
+    steps = [None if field is None else field.steps for field in given]
+    axes = [None if field is None else field.axis for field in given]
+    boxes = isinstance(samples, Crops) or any(axis is not None for axis in axes)
+    windows = isinstance(samples, Windows) or any(steps)
+    if (boxes and windows) or (isinstance(samples, Crops) and any(axis is not None for axis in axes)):
+        both = "steps, or samples=Windows(...)" if windows else "axis"
+        raise LayoutError(
+            f"{layouts[0].paths[0]}: {layouts[0].title}: {both} beside "
+            f"{'samples=Crops(...)' if isinstance(samples, Crops) else 'axis'}: a sample is either of them; what does "
+            "not go together, an H5Dataset of its own gives"
+        )
+    if boxes:
+        crops = isinstance(samples, Crops)
+        found: list[Lying] = [*(crops_of(path, layouts, samples, **looking) if crops else slices_of(layouts, axes))]
+        for layout, own in zip(layouts, found, strict=True):
+            if own is not None:
+                chunk_of(layout)  # raises where there are no blocks of it
+        return found
+    if not windows:
+        return [None] * len(layouts)
+    places = samples if isinstance(samples, Windows) else Windows()
+    whole = extents_of(path, layouts, steps, places, looking["cache"], together=looking["together"])
+    return [whole.of_fields((one,)) for one in steps]
+
+
+def rows_of(layout: Layout, extents: Lying, page_cache: bool | None) -> Rows:
+    """What reads these samples."""
+    if isinstance(extents, Boxes):
+        return BoxRows(layout, True, page_cache, extents)
+    return Rows(layout, True, page_cache, extents=extents)

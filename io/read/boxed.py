@@ -1,0 +1,54 @@
+"""Boxes of a Layout -> arrays: one native call for a batch, which reads what they touch of the blocks they lie in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.boxes import Boxes
+from solar.io.layout.blocks import blocks_of
+from solar.io.read.engine import Ticket, source_of
+from solar.io.read.reader import Rows
+from solar.values import Layout
+
+
+class BoxRows(Rows):
+    """The boxes of one Layout, ready to be read in this process."""
+
+    def __init__(self, layout: Layout, native_order: bool, page_cache: bool | None, boxes: Boxes) -> None:
+        self._boxes = boxes
+        super().__init__(layout, native_order, page_cache, sample_shape=boxes.shape)
+
+    def _source_of(self, swap: int, page_cache: bool | None, mapped: bool) -> _native.Source:
+        layout, blocks = self.layout, blocks_of(self.layout)
+        source = source_of(blocks, swap, page_cache, mapped=mapped)
+        lengths = np.diff(layout.part_first).tolist()
+        self._native = _native.Boxes(source, list(blocks.sample_shape), self._boxes.box, layout.shape, lengths)
+        return source
+
+    def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The row of the Layout at which each of these samples begins."""
+        return self._boxes.of(samples).start
+
+    def begin(self, rows: NDArray[Any]) -> tuple[Ticket, NDArray[Any]]:
+        """Starts reading these samples into new memory."""
+        memory = _native.take(len(rows) * self._sample_nbytes)
+        return self._ticket(rows, memory), self.from_bytes(memory, len(rows))
+
+    def _begin(
+        self,
+        rows: NDArray[np.int64],
+        out: NDArray[Any],
+        memory: NDArray[np.uint8] | None,
+        positions: NDArray[np.int64] | None = None,
+    ) -> Any:
+        if memory is None or not len(rows):
+            return super()._begin(rows, out, memory, positions)
+        return self._ticket(rows, memory, positions)
+
+    def _ticket(self, rows: NDArray[np.int64], memory: NDArray[np.uint8], positions: Any = None) -> Ticket:
+        names = rows % max(1, len(self._boxes))  # without the epoch
+        return Ticket(self._native, names, memory, positions, corners=self._boxes.of(rows).corners)

@@ -1,0 +1,61 @@
+// Samples that are boxes, cut out of volumes that lie in blocks: solar/boxes.py, for who reads them.
+//
+// A value; any thread may use it. The rows of its Source are the blocks, one chunk each, and a part is a volume: its
+// blocks are in the order of their grid. A block at the end of a volume may reach beyond it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "solar/source.hpp"
+
+namespace solar {
+
+struct Boxes {
+  std::vector<std::uint64_t> block;  // shape
+  std::vector<std::uint64_t> box;    // shape of a sample, in as many dimensions
+  std::vector<std::uint64_t> shape;  // of each volume, but for axis 0, whose
+  std::vector<std::int64_t> lengths;  // are those of each part
+
+  // Where a sample lies: its part, and the first element of its box in that.
+  using Corner = std::span<const std::int64_t>;  // corner_size() numbers
+
+  std::size_t rank() const noexcept { return block.size(); }
+  std::size_t corner_size() const noexcept { return 1 + rank(); }
+  std::uint64_t extent(std::size_t part, std::size_t d) const noexcept {
+    return d == 0 ? static_cast<std::uint64_t>(lengths[part]) : shape[d];
+  }
+  std::uint64_t tiles(std::size_t part, std::size_t d) const noexcept { return (extent(part, d) + block[d] - 1) / block[d]; }
+  std::uint64_t nbytes(std::uint64_t itemsize) const noexcept {
+    for (const std::uint64_t n : box) itemsize *= n;
+    return itemsize;
+  }
+  // Throws std::invalid_argument unless these are boxes of such blocks.
+  void check(const Source& source) const;
+  // Throws std::out_of_range unless the box at this corner lies within its volume.
+  void check(Corner corner) const;
+
+  // Calls act(row of the Source) for each block that the box at this corner touches.
+  template <class Act>
+  void each_block(const Source& source, Corner corner, const Act& act) const {
+    const auto part = static_cast<std::size_t>(corner[0]);
+    each_block(part, corner, 0, 0, [&](std::uint64_t block) {
+      act(source.part_first[part] + static_cast<std::int64_t>(block));
+    });
+  }
+
+ private:
+  template <class Act>
+  void each_block(std::size_t part, Corner corner, std::size_t d, std::uint64_t before, const Act& act) const {
+    if (d == rank()) return act(before);
+    const auto begin = static_cast<std::uint64_t>(corner[1 + d]);
+    before *= tiles(part, d);
+    for (std::uint64_t at = begin / block[d]; at <= (begin + box[d] - 1) / block[d]; ++at) {
+      each_block(part, corner, d + 1, before + at, act);
+    }
+  }
+};
+
+}  // namespace solar

@@ -1,0 +1,177 @@
+// Boxes of blocks: what they are, how a Batch reads them, and how they are put into place.
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "cut.hpp"
+#include "deliver.hpp"
+
+namespace solar {
+
+void Boxes::check(const Source& source) const {
+  const auto refuse = [&](const char* what) { throw std::invalid_argument(source.name + ": " + what); };
+  if (rank() == 0 || rank() >= read::max_rank || box.size() != rank() || shape.size() != rank()) {
+    refuse("a block, a box and a volume have the same dimensions, at least one");
+  }
+  if (source.row_shape != block) refuse("the rows of boxes are blocks");
+  for (const Form& form : source.forms) {
+    if (form.chunk.size() != rank() + 1 || form.chunk[0] != 1 || !std::equal(block.begin(), block.end(), form.chunk.begin() + 1)) {
+      refuse("a block is a chunk");
+    }
+  }
+  std::uint64_t nbytes = source.itemsize;
+  for (const std::uint64_t n : box) {
+    if (n == 0 || __builtin_mul_overflow(nbytes, n, &nbytes) || nbytes > INT64_MAX) refuse("a box of no such size");
+  }
+  if (lengths.size() + 1 != source.part_first.size()) refuse("each part of boxes has a length");
+  for (std::size_t part = 0; part < lengths.size(); ++part) {
+    std::uint64_t blocks = 1;
+    for (std::size_t d = 0; d < rank(); ++d) {
+      if (block[d] == 0 || block[d] > INT64_MAX || extent(part, d) > INT64_MAX) refuse("a block or a volume of no such size");
+      if (__builtin_mul_overflow(blocks, tiles(part, d), &blocks)) refuse("a volume of more blocks than can be counted");
+    }
+    if (blocks != static_cast<std::uint64_t>(source.part_first[part + 1] - source.part_first[part])) {
+      refuse("the rows of a part are the blocks of its volume");
+    }
+  }
+}
+
+void Boxes::check(Corner corner) const {
+  bool fits = corner[0] >= 0 && static_cast<std::uint64_t>(corner[0]) < lengths.size();
+  for (std::size_t d = 0; fits && d < rank(); ++d) {
+    const std::uint64_t extent = this->extent(static_cast<std::size_t>(corner[0]), d);
+    fits = corner[1 + d] >= 0 && box[d] <= extent && static_cast<std::uint64_t>(corner[1 + d]) <= extent - box[d];
+  }
+  if (!fits) throw std::out_of_range("a box leaves its volume");
+}
+
+namespace read {
+
+namespace {
+
+constexpr std::uint64_t hole_in_block = 4 << 10;  // what reading over costs as much as another piece
+
+}  // namespace
+
+Cut::Cut(const Boxes& boxes, const Source& source, std::int64_t row, Boxes::Corner corner) {
+  const auto part = static_cast<std::size_t>(corner[0]);
+  auto left = static_cast<std::uint64_t>(row - source.part_first[part]);
+  std::array<Dim, max_rank + 1> found;  // from the innermost outwards
+  found[0] = {source.itemsize, 1, 1};
+  rank_ = 1;
+  std::uint64_t from = source.itemsize, to = source.itemsize;  // bytes from one element to the next
+  for (std::size_t d = boxes.rank(); d-- > 0;) {
+    const std::uint64_t tiles = boxes.tiles(part, d), begin = left % tiles * boxes.block[d];
+    left /= tiles;
+    const auto box = static_cast<std::uint64_t>(corner[1 + d]);
+    const std::uint64_t first = std::max(box, begin);
+    const std::uint64_t last = std::min(box + boxes.box[d], begin + boxes.block[d]);
+    from_ += (first - begin) * from;
+    to_ += (first - box) * to;
+    const std::uint64_t extent = last - first;
+    Dim& inner = found[rank_ - 1];
+    if (inner.extent * inner.from == from && inner.extent * inner.to == to) {
+      inner.extent *= extent;
+    } else if (extent > 1) {
+      found[rank_++] = {extent, from, to};
+    }
+    from *= boxes.block[d];
+    to *= boxes.box[d];
+  }
+  for (std::size_t d = 0; d < rank_; ++d) dims_[d] = found[rank_ - 1 - d];
+}
+
+// The samples, as uses of blocks. Row::slot is the place of a sample among those asked for.
+void Batch::take_boxes(const Work& work) {
+  const Boxes& of = *boxes;
+  const std::size_t size = of.corner_size();
+  if (work.task != Task::read || work.corners.size() / size != work.rows.size() || work.corners.size() % size != 0) {
+    throw std::invalid_argument(work.source->name + ": boxes are read, each at a corner of its own");
+  }
+  numbers.assign(work.rows.begin(), work.rows.end());
+  corners.assign(work.corners.begin(), work.corners.end());
+  places.clear();
+  for (std::uint64_t i = 0; i < numbers.size(); ++i) {
+    places.push_back(work.positions ? static_cast<std::uint64_t>((*work.positions)[i]) : i);
+    of.check(corner(i));
+    of.each_block(*work.source, corner(i), [&](std::int64_t row) { rows.push_back({row, i}); });
+  }
+  if (rows.size() > UINT32_MAX) throw std::length_error(work.source->name + ": too many blocks for one batch");
+}
+
+// Of a block that needs no decoding only what its samples want is read: by each its own, unless reading once what lies
+// between the first byte and the last is less.
+void Batch::plan_cuts(std::uint64_t offset, std::uint32_t begin, std::uint32_t end) {
+  const auto group = static_cast<std::uint32_t>(groups.size() - 1);
+  std::uint64_t low = UINT64_MAX, high = 0, nbytes = 0;
+  for (std::uint32_t i = begin; i < end; ++i) {
+    const Cut cut(*boxes, *source, rows[i].row, corner(rows[i].slot));
+    low = std::min(low, cut.begin());
+    high = std::max(high, cut.end());
+    cut.each_stretch(hole_in_block, [&](std::uint64_t, std::uint64_t here) { nbytes += here; });
+  }
+  if (end - begin > 1 && nbytes >= high - low) {
+    return add({offset + low, high - low, low, group, begin, end - begin, 0, 0, How::tile});
+  }
+  for (std::uint32_t i = begin; i < end; ++i) {
+    const Cut cut(*boxes, *source, rows[i].row, corner(rows[i].slot));
+    cut.each_stretch(hole_in_block, [&](std::uint64_t at, std::uint64_t here) {
+      add({offset + at, here, at, group, i, 1, 0, 0, How::tile});
+    });
+  }
+}
+
+namespace {
+
+// Runs are often single elements, where the axis that is cut is the last.
+template <class Item>
+void copy_items(const Cut& cut, const std::byte* block, std::uint64_t at, std::uint64_t nbytes, std::byte* box) {
+  cut.each_run(at, at + nbytes, [=](std::uint64_t from, std::uint64_t to, std::uint64_t) {
+    std::memcpy(box + to, block + (from - at), sizeof(Item));
+  });
+}
+
+void copy(const Cut& cut, const std::byte* block, std::uint64_t at, std::uint64_t nbytes, std::byte* box) {
+  switch (cut.run_nbytes()) {
+    case 1: return copy_items<std::uint8_t>(cut, block, at, nbytes, box);
+    case 2: return copy_items<std::uint16_t>(cut, block, at, nbytes, box);
+    case 4: return copy_items<std::uint32_t>(cut, block, at, nbytes, box);
+    case 8: return copy_items<std::uint64_t>(cut, block, at, nbytes, box);
+    default:
+      cut.each_run(at, at + nbytes, [=](std::uint64_t from, std::uint64_t to, std::uint64_t n) {
+        std::memcpy(box + to, block + (from - at), n);
+      });
+  }
+}
+
+}  // namespace
+
+void place_cuts(const Batch& batch, const Piece& piece, const std::byte* block, std::uint64_t at, std::uint64_t nbytes) {
+  for (std::uint32_t i = piece.first; i < piece.first + piece.rows; ++i) {
+    const Row& use = batch.rows[i];
+    const Cut cut(*batch.boxes, *batch.source, use.row, batch.corner(use.slot));
+    std::byte* const box = batch.slot(use);
+    copy(cut, block, at, nbytes, box);
+    if (batch.source->swap < 2) continue;
+    cut.each_run(at, at + nbytes, [&](std::uint64_t, std::uint64_t to, std::uint64_t n) {
+      reverse(box + to, n, batch.source->swap);
+    });
+  }
+}
+
+void fill_cuts(const Batch& batch, const Piece& piece) {
+  const Bytes item = batch.form(piece).fill;
+  for (std::uint32_t i = piece.first; i < piece.first + piece.rows; ++i) {
+    const Row& use = batch.rows[i];
+    std::byte* const box = batch.slot(use);
+    const Cut cut(*batch.boxes, *batch.source, use.row, batch.corner(use.slot));
+    cut.each_run([&](std::uint64_t, std::uint64_t to, std::uint64_t n) {
+      repeat(item, box + to, n);
+      if (!item.empty()) reverse(box + to, n, batch.source->swap);
+    });
+  }
+}
+
+}  // namespace read
+
+}  // namespace solar

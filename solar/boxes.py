@@ -1,0 +1,165 @@
+"""Boxes: where in its volumes each sample lies that is cut out of them, as arithmetic over a few small arrays.
+
+`index -> places` is known before anything is read, and is the same for whoever asks. Where places are drawn anew in
+each epoch, a sample's number tells that, too: sample i of epoch e is number e * samples + i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where samples lie in volumes: samples of one volume after another, and volumes of one part (file) after another.
+
+    A volume is a part, or a row of one. Of its axes those that are cut are told here: how long they are, and how long a
+    sample is along them. A place is (part, row of it, where it begins along each cut axis). In each volume of a part
+    places are those of a grid, `step` apart, of which the last ends with the volume; or `per` that are drawn.
+
+    >>> grid([1], [(10, 4)], (4, 4), (3, 4)).of(np.arange(3)).tolist()
+    [[0, 0, 0, 0], [0, 0, 3, 0], [0, 0, 6, 0]]
+    """
+
+    first: Numbers  # sample of each part, and at last the number of samples
+    counts: Numbers  # of each part: places along each cut axis; drawn: [per, 1, 1, ...]
+    lengths: Numbers  # of each part: of each cut axis
+    box: tuple[int, ...]  # of a sample, along each cut axis
+    step: tuple[int, ...] = ()
+    seed: int | None = None  # None: places are not drawn
+    told: Numbers | None = None  # places that were told one by one; None: of the grid, or drawn
+
+    def __len__(self) -> int:
+        return int(self.first[-1])
+
+    @property
+    def drawn(self) -> bool:
+        """Whether each epoch has places of its own."""
+        return self.seed is not None
+
+    def of(self, numbers: Numbers) -> Numbers:
+        """The place of each of these samples, one line for each."""
+        epoch, samples = np.divmod(np.asarray(numbers, np.int64), max(1, len(self)))
+        if self.told is not None:
+            return self.told[samples]
+        part = np.searchsorted(self.first, samples, side="right") - 1
+        counts, room = self.counts[part], self.lengths[part] - np.array(self.box, np.int64)
+        row, left = np.divmod(samples - self.first[part], counts.prod(1))
+        if self.seed is None:
+            found = np.empty_like(room)
+            for axis in reversed(range(len(self.box))):
+                left, found[:, axis] = np.divmod(left, counts[:, axis])
+            found = np.minimum(found * np.array(self.step, np.int64), room)
+        else:
+            found = _drawn(self.seed, epoch, samples, room)
+        return np.column_stack((part, row, found))
+
+    def chosen(self, which: Numbers) -> Places:
+        """These of the samples alone."""
+        told = self.of(which)
+        first = np.searchsorted(told[:, 0], np.arange(len(self.first)))
+        return replace(self, told=told, first=first.astype(np.int64))
+
+
+def grid(
+    volumes: list[int], lengths: list[tuple[int, ...]], box: tuple[int, ...], step: tuple[int, ...]
+) -> Places:  # fmt: skip
+    """The places of a grid in volumes that have room: so many in each part, with axes of these lengths."""
+    own = np.array(lengths, np.int64)
+    counts = -(-(own - np.array(box)) // np.array(step)) + 1
+    return Places(_first(volumes, counts), counts, own, box, step)
+
+
+def drawn(volumes: list[int], lengths: list[tuple[int, ...]], box: tuple[int, ...], per: int, seed: int) -> Places:
+    """`per` places in each of such volumes, drawn anew in each epoch."""
+    own = np.array(lengths, np.int64)
+    counts = np.ones_like(own)
+    counts[:, 0] = per
+    return Places(_first(volumes, counts), counts, own, box, seed=seed)
+
+
+def told(places: Numbers, parts: int, lengths: list[tuple[int, ...]], box: tuple[int, ...]) -> Places:
+    """These places, in ascending order of their parts."""
+    first = np.searchsorted(places[:, 0], np.arange(parts + 1)).astype(np.int64)
+    return Places(first, np.empty((0, 0), np.int64), np.array(lengths, np.int64), box, told=places)
+
+
+def _first(volumes: list[int], counts: Numbers) -> Numbers:
+    return np.concatenate(([0], np.cumsum(np.array(volumes, np.int64) * counts.prod(1), dtype=np.int64)))
+
+
+class Corners(NamedTuple):
+    """Where samples lie in a dataset."""
+
+    start: Numbers  # the row, along axis 0 of all parts, at which each begins
+    corners: Numbers  # of each: the part, and where it begins along each axis of that
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """The samples of one dataset, which are boxes of it, at places that several datasets may share.
+
+    Axis d of a box begins at column at[d] of its place; -1: it is the whole axis.
+
+    >>> stack = Boxes(grid([1], [(7,)], (1,), (1,)), (5, 6, 1), (-1, -1, 2), (2,), np.array([0, 5]))
+    >>> stack.shape, stack.of(np.array([4])).corners.tolist()
+    ((5, 6), [[0, 0, 0, 4]])
+    """
+
+    places: Places
+    box: tuple[int, ...]
+    at: tuple[int, ...]
+    left_out: tuple[int, ...]  # axes of length 1 that a sample does not have
+    part_first: Numbers  # of the dataset
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of a sample."""
+        return tuple(n for axis, n in enumerate(self.box) if axis not in self.left_out)
+
+    def of(self, numbers: Numbers) -> Corners:
+        """Where each of these samples lies."""
+        places = self.places.of(numbers)
+        corners = np.zeros((len(places), 1 + len(self.at)), np.int64)
+        corners[:, 0] = places[:, 0]
+        for axis, column in enumerate(self.at):
+            if column >= 0:
+                corners[:, 1 + axis] = places[:, column]
+        return Corners(self.part_first[corners[:, 0]] + corners[:, 1], corners)
+
+
+# --- places that are drawn ----
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
+MIXING = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # of splitmix64
+
+
+def _mixed(words: Words) -> Words:
+    """Words that look random, one for each: splitmix64's last step."""
+    words = words + GOLDEN
+    words = (words ^ (words >> np.uint64(30))) * MIXING[0]
+    words = (words ^ (words >> np.uint64(27))) * MIXING[1]
+    return words ^ (words >> np.uint64(31))
+
+
+def _drawn(seed: int, epoch: Numbers, samples: Numbers, room: Numbers) -> Numbers:
+    """For each sample and axis a number from 0 to its room: a function of (seed, epoch, sample, axis) alone."""
+    words = _mixed(np.full(len(samples), seed % 2**64, np.uint64))
+    words = _mixed(words ^ epoch.astype(np.uint64))
+    words = _mixed(words ^ samples.astype(np.uint64))
+    found = np.empty_like(room)
+    for axis in range(room.shape[1]):
+        words = _mixed(words)
+        share = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        found[:, axis] = np.minimum((share * (room[:, axis] + 1)).astype(np.int64), room[:, axis])
+    return found
