@@ -47,7 +47,7 @@ def rank() -> int:
 
 def weights(job: Job) -> NDArray[np.float64] | None:
     """A tenth is drawn ten times as often as the others; None: all are shuffled."""
-    return np.where(np.arange(job["samples"]) % 10, 1.0, 10.0) if job["weighted"] else None
+    return np.where(np.arange(job["samples"]) % 10, 1.0, 10.0) if job.get("weighted") else None
 
 
 def order_of(job: Job, epoch: int) -> NDArray[np.int64]:
@@ -83,7 +83,7 @@ def timed(job: Job, epochs: Iterable[Batches]) -> Measures:
             first = first or time.perf_counter() - job["begin"]
             found = check.numbers(batch, rows)
             check.bytes(batch[:1], found[:1])
-            if there[found].any() and not job["weighted"]:
+            if there[found].any() and not job.get("weighted"):
                 raise ValueError(f"a sample came twice in an epoch: one of {found[:4]}...")
             there[found] = True
             came += len(found)

@@ -14,7 +14,7 @@ from solar.cli import COMMANDS
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MAKE = re.compile(r"^ *make ([a-z -]+?)(?: +(?:#|\|\|).*)?$", re.MULTILINE)
+MAKE = re.compile(r"^ *make ([a-z -]+?)(?: +(?:#|2>|\|\|).*)?$", re.MULTILINE)
 LOWEST = {name: low for name, low in (one.split(">=") for one in PROJECT["dependencies"])}
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler
 
 from solar.errors import PlanError
 from solar.io.ranks import detect
+from solar.orders.epoch_order import EpochOrder
 from solar.orders.epoch_order import Indices as Indices
 from solar.torch.chosen import Column, Order, PerClass, chosen
 from solar.torch.sharding import refuse_second_sharding
@@ -54,6 +55,8 @@ class PlanSampler(DistributedSampler[int]):
     >>> [list(PlanSampler(range(5), 2, rank, shuffle=False, tail="exact")) for rank in (0, 1)]
     [[0, 2, 4], [1, 3]]
     """
+
+    by: EpochOrder | None = None  # of those that 0.1.0 pickled, too
 
     def __init__(
         self,
