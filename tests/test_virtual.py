@@ -235,6 +235,17 @@ def test_circles_end(tmp_path: Path) -> None:
         solar.read(tmp_path / "a.h5", "v")
 
 
+@pytest.mark.parametrize("rows", [2**50, 2**60, 2**62])
+def test_no_number_of_rows_is_too_large_to_be_told(rows: int, folder: Path) -> None:
+    path = folder / "large.h5"
+    path.unlink(missing_ok=True)
+    view(path, (rows, *SHAPE), [row_for_row("s0.h5", "plain", rows - 24, 24)], fill=2)
+    layout = solar.inspect(path, "v")
+    assert (layout.samples, layout.reader) == (rows, "direct" if rows == 2**50 else "h5py")
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(solar.read(path, "v", [rows - 1, 5]), file["v"][[5, rows - 1]][::-1])
+
+
 def test_tiles_and_conversions_are_left_to_libhdf5(folder: Path) -> None:
     path = folder / "tiles.h5"
     layout = h5py.VirtualLayout((24, 10, 3), "f4")

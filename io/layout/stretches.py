@@ -35,7 +35,7 @@ class Made(NamedTuple):
 
 def whole(file: str, dataset: _native.Dataset) -> Made:
     """A dataset of its own rows."""
-    rows = np.array(dataset["shape"][:1] or [1], np.int64)
+    rows = np.array([min(length, 2**63 - 1) for length in dataset["shape"][:1] or [1]], np.int64)
     return Made([Place(file, dataset, dataset)], np.zeros(1, np.int64), np.zeros(1, np.int64), rows)
 
 

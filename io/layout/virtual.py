@@ -93,6 +93,8 @@ def _too_many(stretches: int) -> Unresolved:
 def _made(file: str, dataset: _native.Dataset, facts: dict[str, Any], depth: int) -> Made:
     if not math.prod(dataset["shape"]) or dataset["null_space"]:
         raise Unresolved("it has no values")
+    if math.prod(dataset["shape"]) * dataset["itemsize"] >= 2**63:
+        raise Unresolved("it has more bytes than can be counted")
     if dataset["storage"] == "external":
         return _of_raw_files(dataset, facts["external"])
     if depth == VIRTUAL_DEPTH:
@@ -209,7 +211,7 @@ def _source(file: str, source: _native.Dataset | None, dataset: _native.Dataset,
     if source is None:
         return None
     where = _where(file, source)
-    if source["problem"] or not source["datatype"] or source["null_space"]:
+    if source["problem"] or not source["datatype"] or source["null_space"] or max(source["shape"], default=0) >= 2**63:
         raise Unresolved(f"of its source {where} nothing can be read natively")
     try:
         same = source["datatype"] == dataset["datatype"] or dtype_of(source["datatype"]) == dtype_of(
