@@ -36,6 +36,7 @@ class Scene:
     )  # of create_dataset; or plugin=, of hdf5plugin or ours, and its options=
     files: int = 1
     sources: int = 0  # files of which the dataset of the one file is a view; 0: it has its own bytes
+    listed: bool = False  # the list of these files is read in place of the view
     cache: Literal["warm", "cold"] = "warm"
     peers: Literal["hdf5", "all"] = "hdf5"  # "hdf5": only those that read this file as it is
     epochs: int = 20  # of a whole run
@@ -51,6 +52,8 @@ class Scene:
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
     def paths(self, folder: Path) -> list[Path]:
+        if self.listed:
+            return [folder / f"source{number}.h5" for number in range(self.sources)]
         if self.files == 1:
             return [folder / "data.h5"]
         return [folder / "data" / f"{number:06d}.h5" for number in range(self.files)]

@@ -56,7 +56,8 @@ SCENES = (
     kb64("many_files", "one sample per file", files=4096, epochs=5),  # opening is the work
     kb64("codec_64k", "our codec", samples=8192, chunk=1, filters=CODEC),
     Scene("codec_3m", "3 MB, our codec", 384, (3, 512, 512), "f4", chunk=1, filters=CODEC),
-    kb64("virtual_64k", "virtual, of 8 files", samples=8192, sources=8, epochs=5),  # which libhdf5 reads
+    kb64("virtual_64k", "virtual, of 8 files", samples=8192, sources=8, epochs=5),
+    kb64("listed_64k", "these 8 files as a list", samples=8192, sources=8, listed=True, epochs=5),
 )  # fmt: skip
 
 

@@ -245,7 +245,7 @@ def _about_centres(centres: Layout, layout: Layout, whole: Volumes, given: Crops
     values = Rows(centres, native_order=True, mapped=False).start(np.arange(centres.samples)).wait()
     found = []
     for part, (volumes, lengths) in enumerate(zip(*whole, strict=True)):
-        begin, end = centres.part_first[part : part + 2].tolist()
+        begin, end = centres.first_of_files[part : part + 2].tolist()
         own = values[begin:end].astype(np.int64)  # what is too large for it becomes negative, and so does not fit
         row = own[:, :1] if rows else np.zeros((len(own), 1), np.int64)
         room = np.array(lengths, np.int64) - given.shape
@@ -277,7 +277,7 @@ def _within(places: Places, mask: Layout, layout: Layout, whole: Volumes, given:
     least = 1 if given.share is None else max(1, int(np.ceil(given.share * np.prod(given.shape))))
     chosen, reader = [], Rows(mask, native_order=True, mapped=False)
     for part, volumes in enumerate(whole.volumes):
-        begin, first = int(mask.part_first[part]), int(places.first[part])
+        begin, first = int(mask.first_of_files[part]), int(places.first[part])
         per = int(places.first[part + 1] - first) // max(1, volumes)
         for row in range(volumes):
             there = begin + np.arange(*((row, row + 1) if rows else (0, whole.lengths[part][0])))

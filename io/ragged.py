@@ -180,9 +180,23 @@ class Columns:
 
 def columns_of(path: Paths, given: Ragged | CSR, cache: Folder = "auto", *, together: bool = False) -> Columns:
     """Where the samples of such a field lie. LayoutError where what tells it makes no sense."""
-    if isinstance(given, CSR):
-        return _of_matrix(path, given, cache, together)
-    layout: Layout = inspect(path, given.name, cache=cache, together=together)
+    return (
+        _of_matrix(path, given, cache, together) if isinstance(given, CSR) else _of_rows(path, given, cache, together)
+    )
+
+
+def _lies_there(layout: Layout) -> Layout:
+    """Itself; LayoutError where its rows lie in other files than those that were given."""
+    if layout.spread:
+        raise LayoutError(
+            f"{layout.files[0]}: {layout.title} is a virtual dataset, or lies in raw files, and samples of unequal "
+            "length are read where they lie: give the files that have them"
+        )
+    return layout
+
+
+def _of_rows(path: Paths, given: Any, cache: Folder, together: bool) -> Columns:
+    layout = _lies_there(inspect(path, given.name, cache=cache, together=together))
     where = f"{layout.paths[0]}: {layout.title}"
     if not layout.shape or layout.per_file:
         raise LayoutError(f"{where} is a scalar; samples of unequal length are stretches of rows")
@@ -226,8 +240,8 @@ def _spans(layout: Layout, told: Layout, word: str) -> tuple[Places, Places, Pla
     ends, counts = [], [0]
     for number, (begin, end) in enumerate(pairwise(layout.part_first.tolist())):
         own, where = (
-            values[told.part_first[number] : told.part_first[number + 1]],
-            f"{told.paths[number]}: {told.title}",
+            values[told.first_of_files[number] : told.first_of_files[number + 1]],
+            f"{told.files[number]}: {told.title}",
         )
         if word == "indptr":
             if not len(own) or own[0] != 0:
@@ -260,7 +274,9 @@ def _of_matrix(path: Paths, given: CSR, cache: Folder, together: bool) -> Column
     name = given.name.rstrip("/")
     parts: Sequence[str] = ("data", "indices", "indptr")
     shapes = [_shape_of(file, name) for file in files_of(path)]
-    data, indices, indptr = (inspect(path, f"{name}/{one}", cache=cache, together=together) for one in parts)
+    data, indices, indptr = (
+        _lies_there(inspect(path, f"{name}/{one}", cache=cache, together=together)) for one in parts
+    )
     for layout, kinds in ((data, "biufc"), (indices, "iu")):
         where = f"{layout.paths[0]}: {layout.title}"
         _check_numbers(layout, where, kinds)

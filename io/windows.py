@@ -105,7 +105,7 @@ def _refuse(layout: Layout, parts: Stretches, reach: tuple[int, int]) -> None:
 
 
 def _parts(path: Paths, layout: Layout, given: Windows, cache: Folder, together: bool) -> Stretches:
-    begins, ends = layout.part_first[:-1], layout.part_first[1:]
+    begins, ends = layout.first_of_files[:-1], layout.first_of_files[1:]
     word = next((word for word in TOLD_BY if getattr(given, word) is not None), None)
     if word is None:
         return Stretches(begins, ends, "files" if len(begins) > 1 else "file")
@@ -113,8 +113,8 @@ def _parts(path: Paths, layout: Layout, given: Windows, cache: Folder, together:
     values = values_of(telling, text=word == "ids")
     found = []
     for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-        own = values[telling.part_first[number] : telling.part_first[number + 1]]
-        where = f"{telling.paths[number]}: {telling.title}"
+        own = values[telling.first_of_files[number] : telling.first_of_files[number + 1]]
+        where = f"{telling.files[number]}: {telling.title}"
         found.append(begin + ENDS_OF[word](own, end - begin, where, layout.title))
     told = [np.concatenate(([begin], one)) for begin, one in zip(begins, found, strict=True)]
     return Stretches(

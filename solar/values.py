@@ -106,6 +106,9 @@ class Layout:
     chunk_mask: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     names: tuple[str, ...] = ()  # behind links, the dataset's name in each of `paths`; empty: `name`
     asked: tuple[str, ...] = ()  # behind links to other files, the files that were asked for; empty: `paths`
+    # Of datasets whose rows are those of others: which of `paths` each is in itself, and its first sample. Else empty.
+    dataset_file: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    dataset_first: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     # Not in the digest, for copies on other machines have others. Empty: not known.
     file_inode: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     file_ctime_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -122,12 +125,13 @@ class Layout:
             and len(self.chunk_index) in (0, chunks)
             and len(self.names) in (0, len(self.paths))
             and len(self.asked) in (0, len(self.names))
+            and len(self.dataset_first) == (len(self.dataset_file) + 1 if len(self.dataset_file) else 0)
         )
         if not fits:
             raise LayoutError(f"{self.name}: the arrays of this Layout do not fit each other")
 
     def __repr__(self) -> str:
-        files = self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} files"
+        files = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
         read_by = f"{self.reader}: {self.reason}" if self.reason else self.reader
         return f"Layout({self.name!r} in {files}: {self.shape} {self.dtype}, {self.storage}, {read_by})"
 
@@ -135,6 +139,22 @@ class Layout:
     def title(self) -> str:
         """The dataset's name in messages, after the file's name; behind a link, also where the link starts."""
         return f"{self.names[0]} (linked from {self.asked[0]}: {self.name})" if self.asked else self.name
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that were asked for: those of `paths`, or those that lead to these by links or as their sources."""
+        files = self.asked or self.paths
+        return tuple(files[number] for number in self.dataset_file.tolist()) if len(self.dataset_file) else files
+
+    @property
+    def first_of_files(self) -> NDArray[np.int64]:
+        """The first sample of the dataset of each of `files`, and how many there are."""
+        return self.dataset_first if len(self.dataset_file) else self.part_first
+
+    @property
+    def spread(self) -> bool:
+        """Whether the dataset of a file lies in others: it is virtual, or is kept in raw files."""
+        return len(self.dataset_file) > 0
 
     def name_in(self, file: int) -> str:
         """The dataset's name in one of `paths`."""
@@ -188,7 +208,7 @@ class Layout:
         if self.asked:  # else its own name says which it is
             facts += (self.names,)
         sha = hashlib.sha256(repr((facts, self.forms)).encode("utf-8", "surrogateescape"))
-        of_files = (self.file_nbytes, self.file_mtime_ns)
+        of_files = (self.file_nbytes, self.file_mtime_ns, self.dataset_file, self.dataset_first)
         of_parts = (self.part_file, self.part_form, self.part_first, self.part_chunks)
         of_chunks = (self.chunk_index, self.chunk_offset, self.chunk_nbytes, self.chunk_mask)
         for array in of_files + of_parts + of_chunks:

@@ -123,16 +123,22 @@ def test_all_storages_give_the_same(tmp_path: Path, name: str, options: dict[str
     assert same(rows_of(path, name, rows), wanted(path, name)[rows])
 
 
-def test_what_libhdf5_reads_is_unpacked_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reader", ["direct", "h5py"])
+def test_a_virtual_dataset_is_unpacked_by_its_own_attributes(tmp_path: Path, reader: str) -> None:
     path = write(tmp_path / "radar.h5")
     with h5py.File(tmp_path / "virtual.h5", "w") as file, h5py.File(path) as source:
         layout = h5py.VirtualLayout((SAMPLES, *SHAPE), "i2")
-        layout[...] = h5py.VirtualSource(str(path), "velocity", (SAMPLES, *SHAPE))
+        source_of = h5py.VirtualSource(str(path), "velocity", (SAMPLES, *SHAPE))
+        for half in (slice(None),) if reader == "direct" else (slice(1), slice(1, None)):
+            layout[:, half] = source_of[:, half]
         made = file.create_virtual_dataset("velocity", layout, fillvalue=-32768)
         for key, value in source["velocity"].attrs.items():
             made.attrs[key] = value
-    assert solar.inspect(str(tmp_path / "virtual.h5"), "velocity").reader == "h5py"
-    assert same(rows_of(tmp_path / "virtual.h5", "velocity"), wanted(path, "velocity"))
+    values = wanted(path, "velocity")
+    with h5py.File(path, "a") as source:  # that of the source does not count
+        source["velocity"].attrs["add_offset"] = np.float32(1000)
+    assert solar.inspect(str(tmp_path / "virtual.h5"), "velocity").reader == reader
+    assert same(rows_of(tmp_path / "virtual.h5", "velocity"), values)
 
 
 def test_what_solar_compressed_is_unpacked_too(tmp_path: Path) -> None:

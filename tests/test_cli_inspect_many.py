@@ -1,4 +1,4 @@
-"""`solar inspect` of thousands of groups, of files that are not alike, of virtual datasets; and its line of Python."""
+"""`solar inspect` of thousands of groups, of files that are not alike; and its line of Python."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import ConcatDataset
 
 from solar import H5Dataset
 from solar.cli import main
@@ -34,7 +32,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
 
 def run(line: str) -> Any:
     """What a printed line of Python gives."""
-    return eval(compile(line, "printed", "eval"), {"H5Dataset": H5Dataset, "ConcatDataset": ConcatDataset})
+    return eval(compile(line, "printed", "eval"), {"H5Dataset": H5Dataset})
 
 
 def python_of(lines: list[str]) -> Any:
@@ -185,85 +183,3 @@ def test_the_exit_code_is_1_where_nothing_can_be_read(tmp_path: Path, shown: Sho
     for name in ("one", "two"):
         (tmp_path / f"{name}.nc").write_text(name)
     shown(str(tmp_path / "*.nc"), code=1)
-
-
-# --- virtual datasets ----
-
-
-def virtual(path: Path, parts: list[tuple[str, str, tuple[int, ...]]], stacked: bool = False) -> Path:
-    """A virtual dataset v of these parts: file, dataset and shape of each; stacked: each is one sample."""
-    rows = len(parts) if stacked else sum(shape[0] for _, _, shape in parts)
-    layout = h5py.VirtualLayout((rows, *(parts[0][2] if stacked else parts[0][2][1:])), "f8")
-    at = 0
-    for file, name, shape in parts:
-        step = 1 if stacked else shape[0]
-        layout[at if stacked else slice(at, at + step)] = h5py.VirtualSource(file, name, shape)
-        at += step
-    with h5py.File(path, "a") as made:
-        made.create_virtual_dataset("v", layout)
-    return path
-
-
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("files", [1, 3, 12])
-def test_the_sources_of_a_virtual_dataset_are_told_as_a_line_that_reads_the_same(
-    tmp_path: Path, shown: Shown, files: int, stacked: bool
-) -> None:
-    for i in range(files):
-        with h5py.File(tmp_path / f"part{i:02}.h5", "w") as file:
-            file["x"] = np.random.default_rng(i).random((2 if stacked else 2 + i, 3))
-    parts = [(f"part{i:02}.h5", "x", (2 if stacked else 2 + i, 3)) for i in range(files)]
-    path = virtual(tmp_path / "all.h5", parts, stacked)
-    lines = shown(str(path))
-    text = " ".join(" ".join(lines).replace("│", "").replace("├─", "").split())
-    assert "slower than torch with h5py" in text
-    data = run(lines[-1])
-    with h5py.File(path) as file:
-        values = np.stack([data[i]["v"] for i in range(len(data))])
-        np.testing.assert_array_equal(values, file["v"][()])
-    assert all(layout.reader == "direct" for layout in data.layouts.values())
-
-
-def test_sources_of_other_names_are_put_together_by_torch(tmp_path: Path, shown: Shown) -> None:
-    with h5py.File(tmp_path / "all.h5", "w") as file:
-        for i in range(3):
-            file[f"part{i}"] = np.random.default_rng(i).random((4, 3))
-    path = virtual(tmp_path / "all.h5", [(".", f"part{i}", (4, 3)) for i in range(3)])
-    data = run(shown(str(path))[-1])
-    assert isinstance(data, ConcatDataset)
-    with h5py.File(path) as file:
-        np.testing.assert_array_equal(torch.utils.data.default_collate([*data])["v"], file["v"][()])
-
-
-def test_many_sources_without_a_pattern_are_told_for_the_dataset_alone(tmp_path: Path, shown: Shown) -> None:
-    for i in range(12):
-        with h5py.File(tmp_path / f"part{i}.h5", "w") as file:  # part10 comes before part2 in a pattern
-            file["x"] = np.full((2, 3), float(i))
-    path = virtual(tmp_path / "all.h5", [(f"part{i}.h5", "x", (2, 3)) for i in range(12)])
-    assert shown(str(path))[-1] == f"# `solar inspect {path} /v` prints all 12"
-    assert run(shown(str(path), "v")[-1]).read_batch([23])["v"].tolist() == [[11.0] * 3]
-
-
-@pytest.mark.parametrize("what", ["columns", "gap", "part", "every second", "missing", "longer", "other type"])
-def test_sources_that_are_not_its_samples_are_not_told(tmp_path: Path, shown: Shown, what: str) -> None:
-    for i in range(2):
-        with h5py.File(tmp_path / f"{i}.h5", "w") as file:
-            file["x"] = np.zeros(({"longer": 5, "part": 6}.get(what, 4), 4), "f4" if what == "other type" else "f8")
-    layout = h5py.VirtualLayout((8, 4) if what != "gap" else (9, 4), "f8")
-    if what == "columns":
-        layout = h5py.VirtualLayout((4, 8), "f8")
-    for i in range(2):
-        source = h5py.VirtualSource(f"{i + 5 * (what == 'missing')}.h5", "x", (4, 4))
-        if what == "columns":
-            layout[:, 4 * i : 4 * i + 4] = source
-        elif what == "part":
-            layout[4 * i : 4 * i + 4] = h5py.VirtualSource(f"{i}.h5", "x", (6, 4))[:4]
-        elif what == "every second":
-            layout[i::2] = source
-        else:
-            layout[4 * i + (what == "gap") : 4 * i + 4 + (what == "gap")] = source
-    with h5py.File(tmp_path / "v.h5", "w") as file:
-        file.create_virtual_dataset("v", layout)
-    lines = shown(str(tmp_path / "v.h5"))
-    assert "slower than torch with h5py" in " ".join(" ".join(lines).split())
-    assert not any("read natively from its sources" in line for line in lines)

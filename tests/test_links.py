@@ -393,7 +393,9 @@ def test_a_virtual_dataset_behind_a_link_takes_its_sources_beside_itself(tmp_pat
         file.create_virtual_dataset("v", layout)
     master = write(tmp_path / "master.h5", link=External("raw/virtual.h5", "v"))
     assert agree(master, "link") == ""
-    assert solar.inspect(master, "link").reader == "h5py"
+    layout = solar.inspect(master, "link")
+    assert (layout.reader, layout.files) == ("direct", (str(master),))
+    assert layout.paths == (str(tmp_path / "raw/virtual.h5"), str(tmp_path / "raw/a.h5"))
 
 
 # --- commands ----

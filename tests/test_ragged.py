@@ -19,7 +19,19 @@ from ragged_kit import KINDS, TOLD, cases, data_of, matrix, plainly, sparse, wri
 from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import DataLoader as TorchLoader
 
-from solar import CSR, DataLoader, Field, H5Dataset, LayoutError, PlanError, PlanSampler, Ragged, ReadError, Windows
+from solar import (
+    CSR,
+    Crops,
+    DataLoader,
+    Field,
+    H5Dataset,
+    LayoutError,
+    PlanError,
+    PlanSampler,
+    Ragged,
+    ReadError,
+    Windows,
+)
 
 
 @settings(max_examples=120, deadline=None)
@@ -352,3 +364,19 @@ def test_a_device_gets_the_same_batches(kind: str, tmp_path: Path) -> None:
             next(iter(DataLoader(data, 7, device="cpu", **options)))
     with pytest.raises(PlanError, match="comes in samples of unequal length, whose rows the host"):
         next(iter(DataLoader(data, 7, device="cpu", decode="device")))
+
+
+def test_a_virtual_dataset_of_unequal_lengths_is_refused_in_words(tmp_path: Path) -> None:
+    for number in range(2):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["v"] = np.arange(5)
+    layout = h5py.VirtualLayout(shape=(10,), dtype="i8")
+    for number in range(2):
+        layout[5 * number : 5 * number + 5] = h5py.VirtualSource(tmp_path / f"{number}.h5", "v", shape=(5,))
+    with h5py.File(tmp_path / "all.h5", "w") as file:
+        file.create_virtual_dataset("v", layout)
+        file["ends"] = [3, 7, 10]
+    with pytest.raises(LayoutError, match=r"all.h5: /?v is a virtual dataset.*give the files that have them"):
+        H5Dataset(tmp_path / "all.h5", Ragged("v", ends="ends"))
+    with pytest.raises(LayoutError, match=r"all.h5: .*it is a virtual dataset"):
+        H5Dataset(tmp_path / "all.h5", "v", samples=Crops((3,)))

@@ -201,7 +201,8 @@ def test_our_codec_and_libhdf5_give_the_same_windows(tmp_path: Path) -> None:
     compress(tmp_path / "a.h5", tmp_path / "b.h5", {"/u": "lossless"}, chunk_samples=4)
     settle(tmp_path / "b.h5")
     layout = h5py.VirtualLayout((40, 3, 5), "f4")
-    layout[::2], layout[1::2] = (h5py.VirtualSource(str(tmp_path / "a.h5"), "u", (40, 3, 5))[k::2] for k in (0, 1))
+    for half in (slice(2), slice(2, 3)):  # sources side by side are libhdf5's
+        layout[:, half] = h5py.VirtualSource(str(tmp_path / "a.h5"), "u", (40, 3, 5))[:, half]
     with h5py.File(tmp_path / "c.h5", "w") as file:
         file.create_virtual_dataset("u", layout)
     for name in "abc":

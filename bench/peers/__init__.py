@@ -65,4 +65,4 @@ def lacking(peer: ModuleType, scene: Scene) -> str:
 
 
 def not_contiguous(scene: Scene) -> str:
-    return "the data are not contiguous" if scene.chunk or scene.files > 1 else ""
+    return "the data are not contiguous" if scene.chunk or scene.files > 1 or scene.sources else ""

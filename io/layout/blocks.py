@@ -17,8 +17,8 @@ MOST_BLOCKS = 1 << 20  # of a dataset: larger ones have larger blocks
 
 def chunk_of(layout: Layout) -> tuple[int, ...] | None:
     """The shape of its chunks; None for contiguous data. LayoutError where it has no blocks that native code reads."""
-    if layout.reader != "direct":
-        why = layout.reason or f"it is read by {layout.reader}"
+    if layout.reader != "direct" or layout.spread:
+        why = "it is a virtual dataset" if layout.spread else layout.reason or f"it is read by {layout.reader}"
         raise LayoutError(
             f"{layout.paths[0]}: {layout.title}: only native code cuts boxes out of a dataset, and {why}: write it "
             "anew with what solar reads itself (`solar inspect` shows it), or take rows and cut them in a transform"

@@ -28,6 +28,11 @@ def chunk_arrays(
             if wanted:
                 raise
             tables.append(_no_chunks())
+    return joined_tables(tables)
+
+
+def joined_tables(tables: list[Table]) -> dict[str, NDArray[Any]]:
+    """The chunk arrays of a Layout of which each part has one of these tables."""
     dense = all(len(table.index) == 0 for table in tables)
     indices = [table.index if len(table.index) else np.arange(len(table.offset), dtype=np.uint64) for table in tables]
     return {

@@ -8,7 +8,6 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, overload
 
@@ -17,15 +16,16 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError, SolarError
-from solar.io.layout import datatype
 from solar.io.layout.extents import chunk_arrays, running
+from solar.io.layout.forms import dtype_of, forms_of
 from solar.io.layout.index import Folder
 from solar.io.layout.metadata import read_together
 from solar.io.layout.nearest import hint, listed, nearest
 from solar.io.layout.paths import Paths, files_of
-from solar.io.libhdf5 import slow
+from solar.io.layout.stretches import Made, parts_of, put_together
+from solar.io.layout.virtual import left_to_libhdf5, resolved
 from solar.io.ranks.peers import peers
-from solar.values import Filter, Form, Layout
+from solar.values import Layout
 
 log = logging.getLogger("solar")
 
@@ -192,12 +192,12 @@ def check_counts(layouts: list[Layout]) -> None:
     for other in layouts[1:]:
         if other.shape[:1] != first.shape[:1]:
             raise LayoutError(
-                f"{(first.asked or first.paths)[0]}: fields of one sample differ in length: "
+                f"{first.files[0]}: fields of one sample differ in length: "
                 f"{first.name} has {first.samples} samples, {other.name} has {other.samples}"
             )
-        if not np.array_equal(first.part_first, other.part_first):
-            part = int(np.flatnonzero(np.diff(first.part_first) != np.diff(other.part_first))[0])
-            file = (first.asked or first.paths)[part]
+        ours, theirs = first.first_of_files, other.first_of_files
+        if not np.array_equal(ours, theirs):
+            file = first.files[int(np.flatnonzero(np.diff(ours) != np.diff(theirs))[0])]
             raise LayoutError(f"{file}: {first.name} and {other.name} differ in length in this file")
 
 
@@ -207,42 +207,87 @@ def check_counts(layouts: list[Layout]) -> None:
 def _layout(asked: list[str], datasets: list[_native.Dataset], per_file: bool, cache: Folder) -> Layout:
     """The Layout of the datasets with its name in the given files, or in the files to which links there lead."""
     files = [dataset["path"] or file for file, dataset in zip(asked, datasets, strict=True)]
-    for file, dataset in zip(files, datasets, strict=True):
-        if dataset["storage"] == "virtual" and not dataset["problem"]:
-            dataset["shape"] = list(slow.shape_of(file, dataset["target"] or dataset["name"]))
+    datasets, made = resolved(files, datasets, per_file)
     first = datasets[0]
     dtype = _check_agreement(asked, datasets, per_file)
-    forms, part_form, reasons = _forms(datasets, dtype, per_file)
-    reason = next((why for why in reasons if why), "")
-    if reason and len(files) > 1:
-        reason += f" (in {files[part_form.index(reasons.index(reason))]})"
-    tables: dict[str, Any] = chunk_arrays(files, datasets, cache, wanted=not reason)
-    parts = len(files)
-    shapes = [dataset["shape"] for dataset in datasets]
-    lengths = [1] * parts if per_file or not first["shape"] else [shape[0] for shape in shapes]
+    lengths = [1 if per_file or not first["shape"] else dataset["shape"][0] for dataset in datasets]
     row_shape = first["shape"] if per_file else first["shape"][1:]
     total = sum(lengths)
     if total >= 2**63 or math.prod(row_shape) * dtype.itemsize >= 2**63:
         raise LayoutError(
             f"{_where(asked[0], first)}: {total} samples of shape {tuple(row_shape)} are more than can be counted"
         )
+    stored: dict[str, Any] | str = _of_stretches(asked, files, datasets, made, dtype, cache) if made else ""
+    if isinstance(stored, str):
+        if stored:
+            datasets = left_to_libhdf5(datasets, stored)
+        stored = _of_datasets(asked, files, datasets, dtype, per_file, cache)
+        stored["part_first"] = running(lengths)
+    else:
+        stored["dataset_first"] = running(lengths)
     storages = {dataset["storage"] for dataset in datasets}
     return Layout(
         name=first["name"],
-        **_files_of(asked, datasets),
         shape=(total, *row_shape) if per_file or first["shape"] else (),
         dtype=dtype,
         storage=storages.pop() if len(storages) == 1 else "mixed",
         index=first["index"],
-        reader="h5py" if reason else "direct",
-        reason=reason,
         per_file=per_file,
-        forms=tuple(forms),
-        part_file=np.arange(parts, dtype=np.int32),
-        part_form=np.array(part_form, np.int32),
-        part_first=running(lengths),
-        **tables,
+        **stored,
     )
+
+
+def _of_datasets(
+    asked: list[str],
+    files: list[str],
+    datasets: list[_native.Dataset],
+    dtype: np.dtype[Any],
+    per_file: bool,
+    cache: Folder,
+) -> dict[str, Any]:
+    """What a Layout says of its parts, where each is one of the datasets."""
+    forms, part_form, reasons = forms_of(datasets, dtype, per_file)
+    reason = next((why for why in reasons if why), "")
+    if reason and len(files) > 1:
+        reason += f" (in {files[part_form.index(reasons.index(reason))]})"
+    return {
+        **_files_of(asked, datasets),
+        "reader": "h5py" if reason else "direct",
+        "reason": reason,
+        "forms": tuple(forms),
+        "part_file": np.arange(len(files), dtype=np.int32),
+        "part_form": np.array(part_form, np.int32),
+        **chunk_arrays(files, datasets, cache, wanted=not reason),
+    }
+
+
+def _of_stretches(
+    asked: list[str],
+    files: list[str],
+    datasets: list[_native.Dataset],
+    made: list[Made],
+    dtype: np.dtype[Any],
+    cache: Folder,
+) -> dict[str, Any] | str:
+    """What a Layout says of its parts, where they are stretches of rows of other datasets; or why not."""
+    stretches = put_together(made)
+    places = stretches.places
+    forms, form_of_place, reasons = forms_of([place.dataset for place in places], dtype, False)
+    if wrong := next((why for why in reasons if why), ""):
+        return f"{wrong} (in {places[form_of_place.index(reasons.index(wrong))].file})"
+    own = set(files)
+    others = {place.file: place.stored for place in places if place.file not in own}
+    paths = [*files, *others]
+    number = {path: number for number, path in reversed([*enumerate(paths)])}
+    return {
+        **_files_of([*asked, *others], [*datasets, *others.values()]),
+        "paths": tuple(paths),
+        "reader": "direct",
+        "reason": "",
+        "forms": tuple(forms),
+        "dataset_file": np.arange(len(files), dtype=np.int32),
+        **parts_of(stretches, form_of_place, [number[place.file] for place in places], cache),
+    }
 
 
 def _files_of(asked: list[str], datasets: list[_native.Dataset]) -> dict[str, Any]:
@@ -311,56 +356,9 @@ def _check_agreement(files: list[str], datasets: list[_native.Dataset], per_file
     return _dtype_in(files[0], first)[0]
 
 
-_dtype = lru_cache(maxsize=1024)(datatype.decode)  # by the bytes of the message: alike in many files and datasets
-
-
 def _dtype_in(file: str, dataset: _native.Dataset) -> tuple[np.dtype[Any], str]:
     """The dtype of a dataset, and why its bytes cannot be used as they are (empty if they can)."""
     try:
-        return _dtype(dataset["datatype"])
+        return dtype_of(dataset["datatype"])
     except LayoutError as error:
         raise LayoutError(f"{_where(file, dataset)}: {error}") from None
-
-
-def _forms(
-    datasets: list[_native.Dataset], dtype: np.dtype[Any], per_file: bool
-) -> tuple[list[Form], list[int], list[str]]:
-    """The different Forms, the Form of each part, and why each cannot be read directly (empty if it can)."""
-    forms: list[Form] = []
-    reasons: list[str] = []
-    numbers: dict[tuple[Any, ...], int] = {}
-    part_form = []
-    for dataset in datasets:
-        key = (
-            str(dataset["chunk"]),
-            str(dataset["filters"]),
-            dataset["fill"],
-            dataset["storage"],
-            dataset["elsewhere"],
-        )
-        if (number := numbers.get(key)) is None:
-            number = numbers[key] = len(forms)
-            forms.append(_form(dataset, per_file))
-            reasons.append(_reason(dataset, dtype))
-        part_form.append(number)
-    return forms, part_form, reasons
-
-
-def _form(dataset: _native.Dataset, per_file: bool) -> Form:
-    filters = tuple(Filter(number, flags, tuple(values)) for number, flags, values in dataset["filters"])
-    shape = dataset["shape"]
-    if dataset["storage"] == "chunked":
-        chunk = ((1,) if per_file else ()) + tuple(dataset["chunk"])
-    else:
-        chunk = (0, *(shape if per_file else shape[1:]))
-    return Form(chunk, filters, dataset["fill"])
-
-
-def _reason(dataset: _native.Dataset, dtype: np.dtype[Any]) -> str:
-    if dataset["elsewhere"]:
-        return dataset["elsewhere"]
-    if why := _dtype(dataset["datatype"])[1]:
-        return why
-    if dtype.itemsize != dataset["itemsize"]:
-        return f"an element has {dataset['itemsize']} bytes in the file and {dtype.itemsize} in memory"
-    return _native.unsupported(dataset["filters"], dataset["itemsize"])

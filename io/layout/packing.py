@@ -96,15 +96,18 @@ class Packings:
 def packings_of(layout: Layout) -> Packings:
     """The packings of the rows of a Layout, by the attributes in its files. LayoutError if they make no sense."""
     stored = layout.dtype.newbyteorder("=")
-    with ThreadPoolExecutor(min(PACKING_THREADS, len(layout.paths))) as pool:
-        found = list(pool.map(lambda file: _packing(layout, file, stored), range(len(layout.paths))))
-    for path, one in zip(layout.paths, found, strict=True):
+    # The sources of a virtual dataset have attributes, too, but its own count.
+    files = (layout.dataset_file if len(layout.dataset_file) else layout.part_file).tolist()
+    paths = [layout.paths[file] for file in files]
+    with ThreadPoolExecutor(min(PACKING_THREADS, len(files))) as pool:
+        found = list(pool.map(lambda file: _packing(layout, file, stored), files))
+    for path, one in zip(paths, found, strict=True):
         if (one.seen, one.dtype) != (found[0].seen, found[0].dtype):
             raise LayoutError(
                 f"{path}: {layout.name} is unpacked to {one.dtype} ({words(one)}), but to {found[0].dtype} in "
-                f"{layout.paths[0]} ({words(found[0])}): make an H5Dataset of each sort of file"
+                f"{paths[0]} ({words(found[0])}): make an H5Dataset of each sort of file"
             )
-    for path, one in zip(layout.paths, found, strict=True):
+    for path, one in zip(paths, found, strict=True):
         if one.unmet:
             log.warning(
                 "%s: %s: missing values of %s are unpacked as numbers, for %s, in which xarray looks for them, does not"
@@ -114,10 +117,10 @@ def packings_of(layout: Layout) -> Packings:
             break
     kinds = tuple(dict.fromkeys(found))
     number = {kind: i for i, kind in enumerate(kinds)}
-    of_parts = [number[found[int(file)]] for file in layout.part_file]
-    new = [i for i, kind in enumerate(of_parts) if i == 0 or kind != of_parts[i - 1]]
-    first = layout.part_first
-    return Packings(kinds, tuple(int(first[i]) for i in new), tuple(of_parts[i] for i in new))
+    of_files = [number[one] for one in found]
+    new = [i for i, kind in enumerate(of_files) if i == 0 or kind != of_files[i - 1]]
+    first = layout.first_of_files
+    return Packings(kinds, tuple(int(first[i]) for i in new), tuple(of_files[i] for i in new))
 
 
 def packed(layout: Layout, header: int | None = None) -> str:

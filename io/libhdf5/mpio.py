@@ -36,6 +36,8 @@ def by_mpio(layout: Layout, reader: By) -> Layout:
     if reader == "auto" or layout.reader == "none":
         return layout
     asked = f"reader={reader!r} for {layout.paths[0]}: {layout.title}"
+    if len(layout.dataset_file):
+        raise PlanError(f"{asked}, which is {layout.storage}: libhdf5 reads no such dataset in parallel. Leave it out")
     _check_mpi(asked, reader)
     if reader == "mpio-collective" and (len(layout.paths) > 1 or layout.per_file):
         raise PlanError(

@@ -57,16 +57,9 @@ def read_box(path: str, dataset: str, box: tuple[slice, ...], out: NDArray[Any],
     _ask(path, dataset, slow_child.BOX, ends.tobytes(), 3 * (chunk_nbytes + out.nbytes), out)
 
 
-def shape_of(path: str, dataset: str) -> tuple[int, ...]:
-    """The shape of a dataset as libhdf5 sees it now. A virtual one's depends on its source files."""
-    header = _ask(path, dataset, slow_child.ONLY_SHAPE, b"", 0)
-    return tuple(header["shape"])
-
-
-def sources_of(path: str, dataset: str) -> tuple[tuple[int, ...], list[dict[str, Any]]]:
-    """The shape of a virtual dataset, and its sources in the form of io/libhdf5/slow_child.py."""
-    header = _ask(path, dataset, slow_child.SOURCES, b"", 0)
-    return tuple(header["shape"]), header["sources"]
+def made_of(path: str, dataset: str) -> dict[str, Any]:
+    """The shape of a dataset as libhdf5 sees it now, and what it is made of: io/libhdf5/slow_child.py."""
+    return _ask(path, dataset, slow_child.SOURCES, b"", 0)
 
 
 _child = Child(slow_child, PLUGINS)

@@ -5,12 +5,12 @@ libhdf5 crashes on some damaged files. It may crash here: the caller sees the co
 The messages, sent in the form of io/machine/child_end.py:
 
     request  {"path", "dataset", "rows": count, "memory"}   and rows as int64, ascending and different
-                                                            count -1: all of them; -2: only the shape;
-                                                            -3: a box, begin and end of each axis
-                                                            -4: what a virtual dataset is made of
+                                                            count -1: all of them; -2: a box, begin and end of each axis
+                                                            -3: what a dataset is made of whose values are elsewhere
     answer   {"array": DESCRIPTION}                         and the values
-             {"shape"}
-             {"shape", "sources": [{"file", "name", "to", "whole"}]}   to: begin and end of each axis
+             {"shape", "fill", "external": [[FILE, offset, size]], "sources": [{"file", "name", "to", "from"}]}
+                                                            fill: as hexadecimal digits, or null if there is none;
+                                                            to, from: start, stride, count, block of each axis, or null
              {"error": TEXT, "kind": "layout" | "read"}
 
 The values of an array travel by its DESCRIPTION, {"shape", "dtype"}: plain ones as their bytes; a structured one that
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from solar.io.machine.child_end import Caller
 
 LENGTH = struct.Struct("<Q")
-ALL_ROWS, ONLY_SHAPE, BOX, SOURCES = -1, -2, -3, -4
+ALL_ROWS, BOX, SOURCES = -1, -2, -3
 
 
 class Unreadable(Exception):
@@ -213,32 +213,33 @@ def read(dataset: Any, rows: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any
     return value
 
 
-def sources(dataset: Any) -> list[dict[str, Any]]:
-    """The sources of a virtual dataset. `to` is None if a source does not fill a bounded box."""
-    found = []
-    for one in dataset.virtual_sources() if dataset.is_virtual else []:
-        taken = box(one.src_space)
-        extent = one.src_space.get_simple_extent_dims()
-        whole = taken is not None and taken == [[0, length] for length in extent]
-        found.append({"file": one.file_name, "name": one.dset_name, "to": box(one.vspace), "whole": whole})
-    return found
-
-
-def box(space: Any) -> list[list[int]] | None:
-    """Begin and end along each axis of a selection, if that is a box."""
+def made_of(dataset: Any) -> dict[str, Any]:
+    """The raw files or the sources of a dataset whose values are elsewhere."""
     import h5py
 
-    if space.get_select_type() == h5py.h5s.SEL_ALL:
-        return [[0, length] for length in space.get_simple_extent_dims()]
+    creation = dataset.id.get_create_plist()
+    filled = dataset.shape and not dataset.dtype.hasobject
+    filled = filled and creation.fill_value_defined() != h5py.h5d.FILL_VALUE_UNDEFINED
+    return {
+        "shape": dataset.shape,
+        "fill": np.asarray(dataset.fillvalue, dataset.dtype).tobytes().hex() if filled else None,
+        "external": dataset.external or [],
+        "sources": [
+            {"file": one.file_name, "name": one.dset_name, "to": sides(one.vspace), "from": sides(one.src_space)}
+            for one in (dataset.virtual_sources() if dataset.is_virtual else [])
+        ],
+    }
+
+
+def sides(space: Any) -> list[list[int]] | None:
+    """Start, stride, count and block of a selection along each axis, if it is regular."""
+    import h5py
+
+    if space.get_select_type() == h5py.h5s.SEL_ALL:  # of a source, it has no extent
+        return [[0, 1, 1, length] for length in space.get_simple_extent_dims()]
     if space.get_select_type() != h5py.h5s.SEL_HYPERSLABS or not space.is_regular_hyperslab():
         return None
-    begin, stride, count, block = space.get_regular_hyperslab()
-    sides = [*zip(begin, stride, count, block, strict=True)]
-    if any(
-        h5py.h5s.UNLIMITED in (count, block) or (count > 1 and stride != block) for _, stride, count, block in sides
-    ):
-        return None
-    return [[begin, begin + count * block] for begin, _, count, block in sides]
+    return [list(map(int, axis)) for axis in zip(*space.get_regular_hyperslab(), strict=True)]
 
 
 def missing_filters(dataset: Any) -> list[str]:
@@ -254,7 +255,28 @@ def missing_filters(dataset: Any) -> list[str]:
     ]
 
 
-def plainly(error: BaseException, dataset: Any) -> dict[str, Any]:
+def bad_source(path: str, dataset: Any) -> str:
+    """The first source that cannot be opened, where that is an error, and what to do; empty if there is none."""
+    import h5py
+
+    for name, _, _ in dataset.external or ():
+        if not Path(name).exists():
+            return f". Its raw file {Path(name).absolute()} is missing: put it there, or set HDF5_EXTFILE_PREFIX"
+    for one in dataset.virtual_sources() if dataset.is_virtual else []:
+        for place in (Path(one.file_name), Path(path).parent / one.file_name):
+            try:
+                if one.file_name != "." and place.exists():
+                    with h5py.File(place, "r", locking=False) as file:
+                        file[one.dset_name].shape  # noqa: B018  (of a dataset only)
+            except Exception as error:
+                return (
+                    f". Of its source {place}: {one.dset_name}: {error}. Mend it, or move it away: what a missing file "
+                    "would hold comes as the fill value"
+                )
+    return ""
+
+
+def plainly(error: BaseException, path: str, dataset: Any) -> dict[str, Any]:
     """The answer for an error: what is wrong, and what to do."""
     if isinstance(error, Unreadable):
         return {"error": str(error), "kind": "layout"}
@@ -269,7 +291,8 @@ def plainly(error: BaseException, dataset: Any) -> dict[str, Any]:
             text = f"{' and '.join(missing)} cannot be undone here: neither hdf5plugin nor a plug-in of libhdf5 has it"
         return {"error": text, "kind": "layout"}
     sort = "read" if isinstance(error, OSError) else "layout"
-    return {"error": f"libhdf5 cannot read it: {text or type(error).__name__}", "kind": sort}
+    more = "" if dataset is None else bad_source(path, dataset)
+    return {"error": f"libhdf5 cannot read it: {text or type(error).__name__}{more}", "kind": sort}
 
 
 def answer(caller: Caller, request: dict[str, Any], kept: OpenDataset) -> tuple[dict[str, Any], bytes | bytearray]:
@@ -277,10 +300,8 @@ def answer(caller: Caller, request: dict[str, Any], kept: OpenDataset) -> tuple[
     try:
         caller.allow(request["memory"])
         dataset = kept.of(request["path"], request["dataset"])
-        if request["rows"] == ONLY_SHAPE:
-            return {"shape": dataset.shape}, b""
         if request["rows"] == SOURCES:
-            return {"shape": dataset.shape, "sources": sources(dataset)}, b""
+            return made_of(dataset), b""
         rows = np.frombuffer(payload, np.int64) if request["rows"] != ALL_ROWS else None
         if rows is not None and request["rows"] == BOX:
             rows = rows.reshape(-1, 2)
@@ -292,7 +313,7 @@ def answer(caller: Caller, request: dict[str, Any], kept: OpenDataset) -> tuple[
         put(array, values)
         return {"array": description}, values
     except Exception as error:
-        return plainly(error, dataset), b""
+        return plainly(error, request["path"], dataset), b""
 
 
 def main(caller: Caller, plugins: str) -> None:

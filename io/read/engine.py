@@ -135,7 +135,7 @@ def source_of(layout: Layout, swap: int, page_cache: bool | None, *, mapped: boo
     """The native form of a Layout that is read directly."""
     bypass = bypassed_share(layout, page_cache)
     return _native.Source(
-        layout.title,
+        _told(layout),
         list(layout.paths),
         layout.file_nbytes,
         layout.file_mtime_ns,
@@ -156,6 +156,13 @@ def source_of(layout: Layout, swap: int, page_cache: bool | None, *, mapped: boo
         layout.file_inode,
         layout.file_ctime_ns,
     )
+
+
+def _told(layout: Layout) -> str:
+    """The dataset in messages that begin with the file that is read."""
+    if not len(layout.dataset_file):
+        return layout.title
+    return f"{layout.title} (of {layout.storage} storage in {layout.files[0]})"
 
 
 def _form(
@@ -184,7 +191,7 @@ def source_of_part(layout: Layout, part: int) -> _native.Source:
     file = int(layout.part_file[part])
     entries = slice(layout.part_chunks[part], layout.part_chunks[part + 1])
     return _native.Source(
-        layout.title,
+        _told(layout),
         [layout.paths[file]],
         layout.file_nbytes[file : file + 1],
         layout.file_mtime_ns[file : file + 1],

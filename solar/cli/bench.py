@@ -74,7 +74,7 @@ def _span(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     layouts = _numbers(arguments)
     first = next(iter(layouts.values()))
-    paths = [*(first.asked or first.paths)]
+    paths = [*first.files]
     holding = [*dict.fromkeys(path for one in layouts.values() for path in one.paths)]
     cached = sum(Path(path).stat().st_size for path in holding) <= min(LARGEST_READ, machine.free_nbytes() // 2)
     if cached:

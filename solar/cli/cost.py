@@ -16,10 +16,7 @@ QUICK_CHUNK = 64 << 10  # bytes of a chunk of ours, that holds several small sam
 KNOWN_STORAGES = ("compact", "contiguous", "chunked", "mixed")  # ways of storing whose costs are known
 FEW_BYTES = 4096  # a request for less costs as much as one for this
 
-VIRTUAL_IS_SLOW = (
-    "That is slower than torch with h5py, 2.4 to 3.3 times as slow where it was measured, and 30 times as slow as its "
-    "sources read as a list of files."
-)
+VIRTUAL_IS_SLOW = "Of a virtual dataset that was 2.4 to 3.3 times as slow as torch with h5py, where it was measured."
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,8 @@ def _most(numbers: list[int]) -> int:
 
 def cost(layout: Layout) -> Cost | None:
     """The cost of a sample; None where it is not known."""
-    if not layout.forms or layout.storage not in KNOWN_STORAGES or not layout.sample_nbytes:
+    known = layout.reader == "direct" or layout.storage in KNOWN_STORAGES
+    if not layout.forms or not known or not layout.sample_nbytes:
         return None
     form = commonest(layout)
     if form.chunk[0] == 0 or not layout.shape:
@@ -67,7 +65,7 @@ def costs_in_words(layout: Layout) -> str:
     one = cost(layout)
     slower = "Read through libhdf5 in one process, which is often slower than PyTorch with h5py"
     through = f"{slower}: {layout.reason}." if layout.reader == "h5py" else ""
-    if layout.storage == "virtual":
+    if through and layout.storage == "virtual":
         through += f" {VIRTUAL_IS_SLOW}"
     if one is None:
         return through
@@ -93,10 +91,10 @@ def _direct_words(layout: Layout, one: Cost) -> str:
 
 def advice(layout: Layout) -> str:
     """What to do about the cost, commands in lines of their own; empty when there is little to gain."""
-    if layout.storage == "virtual" and layout.nbytes >= SMALL_DATASET and layout.samples > 1:
+    if layout.storage == "virtual" and layout.reader == "h5py" and layout.nbytes >= SMALL_DATASET:
         return (
-            "If its sources follow one another along axis 0, give the list of their files in place of this one: they "
-            "are read natively, many times as fast."
+            "If its sources hold samples themselves, give the list of their files in place of this one: they are read "
+            "natively, many times as fast."
         )
     one = cost(layout)
     if one is None or layout.reader != "direct" or layout.nbytes < SMALL_DATASET or layout.samples < 2:

@@ -25,7 +25,6 @@ from solar.io.layout.hdf5 import Survey, inspect, survey
 from solar.io.layout.kinds import Kind, kinds_of
 from solar.io.layout.packing import packed
 from solar.io.layout.paths import files_of
-from solar.io.layout.virtual import Stack, pattern_of, stack_of
 from solar.io.machine import figures
 from solar.values import Layout
 
@@ -41,9 +40,8 @@ exit code: 1 where nothing can be read, so also where files do not make one data
 """
 
 WORTH_COMPRESSING = 64 << 20  # bytes that no filter has made smaller yet
-FIELDS_SHOWN = 6  # fields of a sample that are told by name, and sources of a virtual dataset
+FIELDS_SHOWN = 6  # fields of a sample that are told by name
 KINDS = 8  # of files that are shown
-VIRTUAL = 8  # datasets of which it is looked up what they are made of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -162,7 +160,6 @@ def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint
             layouts, found.survey.aliases, _show(files[0], found.survey, in_detail, everything, paint)
         )
         yield from _next(found.asked, layouts, paint)
-        yield from _in_place_of_virtual(found.asked, layouts, in_detail or everything, paint)
     if found.survey.problems:
         yield ""
         yield paint("red", figures.count(len(found.survey.problems), "problem"))
@@ -230,42 +227,14 @@ def _next(asked: str, layouts: dict[str, Layout], paint: Paint) -> Iterator[str]
         )
 
 
-def _in_place_of_virtual(asked: str, layouts: dict[str, Layout], whole: bool, paint: Paint) -> Iterator[str]:
-    """For virtual datasets the line of Python that reads the same samples natively, where there is one."""
-    virtual = [one for one in layouts.values() if one.storage == "virtual" and one.reader == "h5py"]
-    for one in virtual[:VIRTUAL]:
-        stack = stack_of(one)
-        if stack is None:
-            continue
-        yield ""
-        yield paint("dim", f"the same samples as {words.printable(one.name)}, read natively from its sources:")
-        yield paint.code(words.printable(_stack_call(one, stack, asked, whole)))
-
-
-def _stack_call(layout: Layout, stack: Stack, asked: str, whole: bool) -> str:
-    key = layout.name.rpartition("/")[2]
-    samples = ', samples="files"' if stack.samples == "files" else ""
-    if len(set(stack.names)) == 1:
-        pattern = "" if len(stack.files) <= FIELDS_SHOWN else pattern_of(stack.files)
-        if len(stack.files) > FIELDS_SHOWN and not pattern and not whole:
-            return f"# `solar inspect {shlex.quote(asked)} {shlex.quote(layout.name)}` prints all {len(stack.files):,}"
-        of = _quoted(pattern or stack.files[0]) if pattern or len(stack.files) == 1 else _quoted(list(stack.files))
-        return _dataset_call(of, {key: _quoted(stack.names[0])}, samples)
-    if len(stack.files) > FIELDS_SHOWN and not whole:
-        return f"# `solar inspect {shlex.quote(asked)} {shlex.quote(layout.name)}` prints all {len(stack.files):,}"
-    pairs = zip(stack.files, stack.names, strict=True)
-    calls = ", ".join(_dataset_call(_quoted(file), {key: _quoted(name)}, samples) for file, name in pairs)
-    return f"ConcatDataset([{calls}])"
-
-
-def _dataset_call(of: str, fields: dict[str, str], samples: str = "") -> str:
+def _dataset_call(of: str, fields: dict[str, str]) -> str:
     told = ", ".join(f"{_quoted(key)}: {text}" for key, text in fields.items())
-    return f"H5Dataset({of}, {{{told}}}{samples})"
+    return f"H5Dataset({of}, {{{told}}})"
 
 
 def _field(name: str, layout: Layout) -> str:
     return f"Field({_quoted(name)}, cf=True)" if packed(layout) else _quoted(name)
 
 
-def _quoted(value: str | list[str]) -> str:
+def _quoted(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+
 from solar.cli import words
 from solar.io.compress.codec import FILTER, OUR_FILTER
 from solar.io.machine import figures
@@ -17,6 +19,8 @@ def how_stored(layout: Layout) -> str:
     """One line; empty where nothing of it can be read."""
     if layout.reader == "none":
         return ""
+    if len(layout.dataset_file):
+        return f"{layout.storage}: {_from_others(layout)}"
     if len(layout.forms) > 1:
         return f"{len(layout.forms):,} layouts: {'; '.join(_numbered(layout))}"
     form = layout.forms[0] if layout.forms else None
@@ -28,6 +32,19 @@ def how_stored(layout: Layout) -> str:
         pipeline = " + ".join(map(_filter_name, form.filters))
         parts.append(f"{pipeline} {words.ratio(layout.nbytes, layout.stored_nbytes)}".strip())
     return " · ".join(parts)
+
+
+def _from_others(layout: Layout) -> str:
+    """How many files hold the samples, where these are other datasets's or raw files, and with which filters."""
+    filled = np.diff(layout.part_chunks) > 0
+    samples = np.diff(layout.part_first)
+    files = len(np.unique(layout.part_file[filled]))
+    many = figures.count(int(samples[filled].sum()), "sample")
+    parts = [f"{many} from {figures.count(files, 'file')}, read natively"]
+    if missing := int(samples[~filled].sum()):
+        parts.append(f"{figures.count(missing, 'sample')} that nothing holds, of the fill value")
+    filters = dict.fromkeys(" + ".join(map(_filter_name, form.filters)) for form in layout.forms if form.filters)
+    return " · ".join([*parts, *filters])
 
 
 def ways(files: list[str], layouts: dict[str, Layout]) -> int:

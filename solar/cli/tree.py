@@ -168,7 +168,7 @@ def _group_line(name: str, group: TreeGroup, paint: Paint) -> str:
 
 
 def _worth_words(layout: Layout) -> bool:
-    slow = layout.storage == "virtual"  # whatever its size: something can be done about it
+    slow = layout.storage == "virtual" and layout.reader == "h5py"  # whatever its size: something can be done about it
     return layout.reader == "none" or slow or (layout.samples > 1 and layout.nbytes >= WORTH_WORDS)
 
 

@@ -108,7 +108,7 @@ def _files(dataset: Any, asked: str) -> list[str]:
             f"{asked} names a dataset, and only an H5Dataset has files to look for it: give the values themselves, one "
             f"for each sample of this {type(dataset).__name__}"
         )
-    return list(layouts.paths)
+    return list(layouts.files)
 
 
 def _numbers(values: NDArray[Any], what: str) -> NDArray[np.float64]:

@@ -216,7 +216,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def __repr__(self) -> str:
         first, *others = leaves(self.layouts)
-        files = first.paths[0] if len(first.paths) == 1 else f"{len(first.paths)} files"
+        files = first.files[0] if len(first.files) == 1 else f"{len(first.files)} files"
         names = ", ".join(layout.name for layout in (first, *others))
         return f"H5Dataset({len(self)} samples of {names} in {files})"
 
