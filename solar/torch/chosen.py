@@ -89,6 +89,7 @@ def column(dataset: Any, given: Any, what: str) -> NDArray[Any]:
     """One value for each sample: as given, or read from the files of the dataset."""
     if isinstance(given, str):
         given = read(_files(dataset, f"{what}={given!r}"), given)
+        given = given if getattr(dataset, "chosen", None) is None else given[dataset.chosen]
     values = np.asarray(given)
     if values.ndim != 1:
         raise PlanError(f"{what} has the shape {values.shape}: give one value for each sample, one after another")

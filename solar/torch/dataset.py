@@ -33,7 +33,7 @@ from solar.io.read.reader import Pending, Rows, checked_rows
 from solar.io.windows import Windows
 from solar.torch.batch.pending import PendingBatch, PendingField, leaves, mapped
 from solar.torch.batch.transform import Transform, transformed
-from solar.torch.kinds import lying
+from solar.torch.kinds import Where, left_by, lying
 from solar.torch.ragged import RaggedReading, by_sample
 from solar.values import Layout
 
@@ -55,6 +55,9 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     `transform` is called with each sample before collation: transform(sample), or transform(sample, rng) with a
     numpy.random.Generator that solar's loader seeds by its seed, the epoch and the sample. It runs in `num_workers`
     processes, or in this process if there are none. With `thread_safe=True`, which you vouch for, it runs in threads.
+
+    `where` leaves only the samples that a mask of the rows has: the name of its dataset ("/good"), the mask itself, or
+    names of datasets with a function that makes it: where=("/energy", lambda energy: energy > 3).
 
     `page_cache` says whether the system's page cache keeps the bytes read; None: as many as there is room for.
 
@@ -80,6 +83,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     (100, (8, 8), 99)
     """
 
+    chosen: Array | None = None  # of those that 0.1.0 pickled, too
+
     def __init__(
         self,
         path: Paths,
@@ -92,6 +97,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         transform: Transform | None = None,
         thread_safe: bool = False,
         together: bool = False,
+        where: Where | None = None,
     ) -> None:
         if fields is None:
             raise TypeError("fields: name the datasets a sample is made of")
@@ -109,6 +115,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         if isinstance(whole, Extents | Boxes):
             of = "boxes" if isinstance(whole, Boxes) else "windows"
             self._samples, self._name = len(whole), f"the {of} of {first.name}"
+        self.chosen = None if where is None else left_by(where, leaves(self.layouts), own)
         self.epoch = 0
         self._opened: list[Any] = []  # Reading, or RaggedReading; for the process `_process`
         self._straight: list[Any] = []
@@ -123,7 +130,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
             cls.__getitems__ = _one_by_one(cls)  # type: ignore[assignment, method-assign]
 
     def __len__(self) -> int:
-        samples: int = self._samples
+        samples: int = self._samples if self.chosen is None else len(self.chosen)
         return samples
 
     def __getitem__(self, index: int) -> Any:
@@ -182,7 +189,13 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The rows that indices mean, counted from 0. IndexError for an index out of range."""
-        return checked_rows(np.array(indices), self._samples, self._name)  # a copy: others may change theirs
+        rows = checked_rows(np.array(indices), len(self), self._name)  # a copy: others may change theirs
+        return rows if self.chosen is None else self.chosen[rows]
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers samples have, with those that `where` leaves out."""
+        return self._samples
 
     @property
     def reads(self) -> list[Read]:

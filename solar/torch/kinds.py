@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from solar.boxes import Boxes
 from solar.errors import LayoutError
+from solar.extents import Extents
 from solar.io.crops import Crops
 from solar.io.field import Field
 from solar.io.layout.hdf5 import Samples, inspect
@@ -15,9 +20,13 @@ from solar.io.layout.paths import Paths
 from solar.io.libhdf5.mpio import By, by_mpio
 from solar.io.lying import Lying, lying_of
 from solar.io.ragged import CSR, Columns, Ragged
+from solar.io.read.reader import read
 from solar.io.windows import Windows
 from solar.torch.batch.pending import leaves, mapped
-from solar.torch.ragged import inspected
+from solar.torch.ragged import by_sample, inspected
+from solar.values import Layout
+
+Where = str | tuple[Any, ...] | ArrayLike  # a mask, or its dataset; or datasets, and what makes a mask of their values
 
 
 def lying(
@@ -41,3 +50,38 @@ def lying(
         found, columns = inspected(path, fields, kind, cache, together)
     layouts = mapped(found, lambda layout: by_mpio(layout, reader))
     return layouts, columns if unequal else lying_of(path, leaves(layouts), given, samples, look)
+
+
+def left_by(where: Where, layouts: Sequence[Layout], own: Sequence[Lying | Columns]) -> NDArray[np.int64]:
+    """The samples that a mask of the rows leaves, of windows those whose place it leaves. LayoutError where none is."""
+    first, lies = by_sample(layouts, own)[0], own[0]
+    at = f"{first.files[0]}: {first.title}"
+    if isinstance(lies, Boxes):
+        raise LayoutError(f"{at}: where= chooses rows, and samples are boxes: Crops has `inside` and `at` for these")
+    said = f"where={where!r}" if isinstance(where, str) else "where"
+    mask = _mask(where, list(first.files))
+    if mask.shape != (first.samples,):
+        raise LayoutError(
+            f"{at}: {said} has the shape {mask.shape}; one value for each of {first.samples:,} rows is needed"
+        )
+    if mask.dtype.kind not in "biu":
+        raise LayoutError(f"{at}: {said} is of {mask.dtype}; it is true or false, or a whole number that is not 0")
+    kept = mask[lies.of(np.arange(len(lies))).start] if isinstance(lies, Extents) else mask
+    found = np.flatnonzero(kept)
+    if not len(found):
+        raise LayoutError(f"{at}: {said} leaves none of {len(kept):,} samples")
+    return found
+
+
+def _mask(where: Where, files: list[str]) -> NDArray[Any]:
+    if isinstance(where, str):
+        values: NDArray[Any] = read(files, where)
+        return values
+    if isinstance(where, tuple) and where and callable(where[-1]):
+        *names, make = where
+        if not names or not all(isinstance(name, str) for name in names):
+            raise TypeError('where=("/energy", "/good", function): names of datasets, and what makes a mask of them')
+        return np.asarray(make(*(read(files, name) for name in names)))
+    if callable(where):
+        raise TypeError('where=("/energy", function): name the datasets whose values it is given')
+    return np.asarray(where)

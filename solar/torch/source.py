@@ -97,7 +97,7 @@ class SampleSource:
     @cached_property
     def firsts(self) -> Array:
         """The number of the first sample of each H5Dataset, counted as if all were concatenated."""
-        return np.cumsum([0, *(len(dataset) for dataset in self.datasets[:-1])])
+        return np.cumsum([0, *(dataset.numbers for dataset in self.datasets[:-1])])
 
 
 def h5_beneath(dataset: Any) -> SampleSource | str:
@@ -108,7 +108,7 @@ def h5_beneath(dataset: Any) -> SampleSource | str:
     """
     if isinstance(dataset, H5Dataset) and _takes_as(dataset, H5Dataset, *READING):
         locate = lambda asked: (np.zeros(len(asked), np.int64), dataset.checked(asked))  # noqa: E731
-        return SampleSource([dataset], locate, plain=True)
+        return SampleSource([dataset], locate, plain=dataset.chosen is None)
     if isinstance(dataset, Subset) and _takes_as(dataset, Subset):
         found = h5_beneath(dataset.dataset)
         if isinstance(found, str):
