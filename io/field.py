@@ -19,6 +19,7 @@ from solar.io.given import (
     Shape,
     axis_of,
     dtype_of,
+    file_of,
     name_of,
     number_of,
     numbers_of,
@@ -70,6 +71,9 @@ class Field:
 
     With `axis` samples lie along another axis than the first: of axis=2, sample i is `data[:, :, i]`.
 
+    With `file` the dataset is one of another file, or of other files, row for row: Field("label", file="labels.h5").
+    With `by`, a dataset of keys that both have, its rows come in the order in which these say: by="id".
+
     With dtype="bfloat16", which numpy lacks, batches are torch tensors, computed in float32 and rounded at the end.
 
     Native code converts whole batches without the GIL where the result is float32, float64 or bfloat16, and where
@@ -88,6 +92,8 @@ class Field:
     name: str
     steps: tuple[int, ...] | None  # rows of a window, counted from its place
     axis: int | None  # that samples lie along, as it was given
+    file: Any  # where it is; None: where the others are
+    by: str | None  # the keys that join its rows to those of the others; None: their numbers do
     select: tuple[slice, ...] | None
     axes: tuple[int, ...] | None
     dtype: np.dtype[Any] | None  # in the machine's byte order
@@ -102,6 +108,8 @@ class Field:
         *,
         steps: Sequence[int] | None = None,
         axis: int | None = None,
+        file: Any = None,
+        by: str | None = None,
         select: Cut | Sequence[Cut] = None,
         axes: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
@@ -116,6 +124,8 @@ class Field:
             "name": name,
             "steps": None if steps is None else steps_of(steps),
             "axis": None if axis is None else axis_of(axis),
+            "file": None if file is None else file_of(file),
+            "by": by,
             "select": None if select is None else slices_of(select),
             "axes": None if axes is None else permutation_of(axes),
             "dtype": None if dtype is None else plain_of(dtype_of(dtype)),
@@ -128,6 +138,8 @@ class Field:
             object.__setattr__(self, key, value)
         if steps is not None and axis is not None:
             raise ValueError(f"{self}: steps are rows, along the first axis; give either steps or axis")
+        if by is not None and (file is None or not isinstance(by, str) or steps is not None or axis is not None):
+            raise ValueError(f"{self}: by names keys by which rows of another file are found; give it beside file")
         if missing is not None and not cf:
             raise ValueError(f"{self}: which values are missing is known by cf=True alone; give that as well")
         whole = self.dtype is not None and self.dtype.kind not in "fc" and self.dtype != BFLOAT16
@@ -202,7 +214,7 @@ class Field:
     @property
     def as_stored(self) -> bool:
         """Whether nothing is done with a sample, but that it has its place."""
-        return self == Field(self.name, steps=self.steps, axis=self.axis)
+        return self == Field(self.name, steps=self.steps, axis=self.axis, file=self.file, by=self.by)
 
     @property
     def _normalises(self) -> bool:
@@ -305,11 +317,12 @@ class Field:
         cuts = None if self.select is None else tuple((s.start, s.stop, s.step) for s in self.select)
         forms = tuple(None if term is None else (term.shape, term.dtype) for term in (self.mean, self.std))
         dtype = None if self.dtype is None else self.dtype.str  # to numpy float64 equals None
-        return self.name, self.steps, self.axis, cuts, self.axes, dtype, forms, self.cf, self.missing
+        lies = self.name, self.steps, self.axis, self.file, self.by
+        return *lies, cuts, self.axes, dtype, forms, self.cf, self.missing
 
     @property
     def _options(self) -> dict[str, Any]:
-        keys = ("steps", "axis", "select", "axes", "dtype", "mean", "std", "cf", "missing")
+        keys = ("steps", "axis", "file", "by", "select", "axes", "dtype", "mean", "std", "cf", "missing")
         options = {key: getattr(self, key) for key in keys}
         return {key: value for key, value in options.items() if value is not None and value is not False}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,16 @@ def slice_of(cut: slice) -> slice:
     if parts[2] == 0:
         raise ValueError(f"select: {cut!r} steps by 0")
     return slice(*parts)
+
+
+def file_of(file: Any) -> str | tuple[str, ...]:
+    """A path or pattern, or a list of paths, as text."""
+    if isinstance(file, (str, os.PathLike)):
+        return os.fspath(file)
+    try:
+        return tuple(os.fspath(one) for one in file)
+    except TypeError:
+        raise TypeError(f"file is a path, a pattern, or a list of paths, not {file!r}") from None
 
 
 def axis_of(axis: int) -> int:

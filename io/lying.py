@@ -9,6 +9,7 @@ from solar.errors import LayoutError
 from solar.extents import Extents
 from solar.io.crops import Crops, crops_of, slices_of
 from solar.io.field import Field
+from solar.io.joined import joined_of
 from solar.io.layout.blocks import chunk_of
 from solar.io.layout.paths import Paths
 from solar.io.read.boxed import BoxRows
@@ -48,6 +49,12 @@ def lying_of(
             if own is not None:
                 chunk_of(layout)  # raises where there are no blocks of it
         return found
+    if any(field and field.file for field in given):
+        if windows and any(field and field.by for field in given):
+            raise LayoutError(f"{layouts[0].files[0]}: {layouts[0].title}: `by` joins rows, and samples are windows")
+        apart = joined_of(layouts, given)
+        if not windows:
+            return [*apart]
     if not windows:
         return [None] * len(layouts)
     places = samples if isinstance(samples, Windows) else Windows()

@@ -130,6 +130,10 @@ class Layout:
         if not fits:
             raise LayoutError(f"{self.name}: the arrays of this Layout do not fit each other")
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        own = {"dataset_file": np.empty(0, np.int32), "dataset_first": np.empty(0, np.int64)}  # which 0.1.0 had not
+        self.__dict__.update(own | state)
+
     def __repr__(self) -> str:
         files = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
         read_by = f"{self.reader}: {self.reason}" if self.reason else self.reader

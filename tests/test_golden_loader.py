@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from solar import DataLoader, Field, H5Dataset, Layout, PlanSampler, World
+from solar import DataLoader, Field, H5Dataset, Layout, PlanSampler, ReadError, World
 from solar.values import Storage
 
 GOLDEN = Path(__file__).parent / "golden" / "loader"
@@ -34,6 +34,10 @@ def test_a_dataset_and_a_sampler_of_the_first_version_load() -> None:
     dataset, sampler = loaded("dataset"), loaded("sampler")
     assert isinstance(dataset, H5Dataset)
     assert str(dataset) == "H5Dataset(24 samples of /x, /y in /data/scan.h5)"
+    assert dataset.rows_of(dataset.checked([-1, 3])).tolist() == [23, 3]
+    assert [read.layout.name for read in dataset.reads] == ["/x", "/y"]
+    with pytest.raises(ReadError, match=r"/data/scan.h5"):
+        dataset[0]
     assert list(sampler) == list(PlanSampler(range(24), num_replicas=2, rank=1, shuffle=True, seed=3))
 
 

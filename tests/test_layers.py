@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 VALUES = "errors values extents blocks boxes _native"
-IO = "io.field io.ragged io.windows io.crops io.lying io.given io.layout io.read io.libhdf5 io.ranks io.exchange "
-IO += "io.workers io.machine"
+IO = "io.field io.ragged io.windows io.crops io.joined io.lying io.given io.layout io.read io.libhdf5 io.ranks "
+IO += "io.exchange io.workers io.machine"
 
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
@@ -37,7 +37,8 @@ MAY_IMPORT = {
     "io.windows": f"{VALUES} io.layout io.read",
     "io.ragged": f"{VALUES} io.layout io.windows",
     "io.crops": f"{VALUES} io.layout io.read",
-    "io.lying": f"{VALUES} io.crops io.field io.layout io.read io.windows",
+    "io.joined": f"{VALUES} io.field io.read",
+    "io.lying": f"{VALUES} io.crops io.joined io.field io.layout io.read io.windows",
     "io.exchange": f"{VALUES} io.machine io.ranks io.read",
     "io.compress": f"{VALUES} io.layout io.read io.libhdf5 io.machine io.ranks",
     "io.plain": "",

@@ -83,8 +83,6 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     (100, (8, 8), 99)
     """
 
-    chosen: Array | None = None  # of those that 0.1.0 pickled, too
-
     def __init__(
         self,
         path: Paths,
@@ -107,14 +105,16 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         of_field = iter(own)
         self.extents = mapped(self.layouts, lambda _: next(of_field))  # None: samples are rows
         self.fields = _fields(fields, self.layouts, self.extents)
+        self._by = any(isinstance(field, Field) and field.by is not None for field in leaves(fields))
         self.transform = transform
         self.thread_safe = thread_safe
         first, whole = by_sample(leaves(self.layouts), own)[0], own[0]
         self._page_cache = page_cache
-        self._samples, self._name = first.samples, first.name
+        self.numbers: int = first.samples  # of samples, also of those that `where` leaves out
+        self._name = first.name
         if isinstance(whole, Extents | Boxes):
-            of = "boxes" if isinstance(whole, Boxes) else "windows"
-            self._samples, self._name = len(whole), f"the {of} of {first.name}"
+            of = "boxes" if isinstance(whole, Boxes) else "windows" if whole.shape else "rows"
+            self.numbers, self._name = len(whole), f"the {of} of {first.name}"
         self.chosen = None if where is None else left_by(where, leaves(self.layouts), own)
         self.epoch = 0
         self._opened: list[Any] = []  # Reading, or RaggedReading; for the process `_process`
@@ -130,8 +130,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
             cls.__getitems__ = _one_by_one(cls)  # type: ignore[assignment, method-assign]
 
     def __len__(self) -> int:
-        samples: int = self._samples if self.chosen is None else len(self.chosen)
-        return samples
+        return self.numbers if self.chosen is None else len(self.chosen)
 
     def __getitem__(self, index: int) -> Any:
         sample = _sample(self.read_batch([index]), 0)
@@ -155,7 +154,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         """Starts reading a batch and returns at once; `wait` gives what read_batch would."""
         rows = self.numbered(self.checked(indices), self.epoch)
         # solar's loader looks at all files when an epoch begins.
-        check_unchanged(by_sample(leaves(self.layouts), leaves(self.extents)), self.rows_of(rows))
+        own = None if self._by else self.rows_of(rows)
+        check_unchanged(by_sample(leaves(self.layouts), leaves(self.extents)), own)
         return self.start_rows(rows)
 
     def set_epoch(self, epoch: int) -> None:
@@ -172,7 +172,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def numbered(self, rows: Array, epoch: int) -> Array:
         """These samples as an epoch has them: where places are drawn in each, their numbers tell which it is."""
-        return rows + epoch * self._samples if self.draws else rows
+        return rows + epoch * self.numbers if self.draws else rows
 
     def start_rows(self, rows: Array, room: Room | None = None) -> PendingBatch:
         """start_batch for rows that `checked` gave. Reads into memory from `room` where that gives any."""
@@ -193,21 +193,17 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return rows if self.chosen is None else self.chosen[rows]
 
     @property
-    def numbers(self) -> int:
-        """How many numbers samples have, with those that `where` leaves out."""
-        return self._samples
-
-    @property
     def reads(self) -> list[Read]:
         """What is read: a dataset for each field, but one for all windows of the same dataset."""
         found: dict[Any, Read] = {}
         for number, (layout, own) in enumerate(zip(leaves(self.layouts), leaves(self.extents), strict=True)):
-            before = found.get(layout.name) if isinstance(own, Extents) else None
+            key = (layout.paths, layout.name) if isinstance(own, Extents) else number
+            before = found.get(key)
             if before is not None and isinstance(own, Extents) and isinstance(before.extents, Extents):
                 whole = own.of_fields((*before.extents.fields, *own.fields))
-                found[layout.name] = Read(layout, whole, (*before.fields, number))
+                found[key] = Read(layout, whole, (*before.fields, number))
             else:
-                found[layout.name if isinstance(own, Extents) else number] = Read(layout, own, (number,))
+                found[key] = Read(layout, own, (number,))
         return list(found.values())
 
     def in_order(self, fields: Sequence[Any]) -> list[Any]:
@@ -226,6 +222,10 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__, _opened=[], _straight=[], _process=-1)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        now = {"chosen": None, "epoch": 0, "_by": False, "extents": mapped(state["layouts"], lambda _: None)}
+        self.__dict__.update(now | {"numbers": state.get("_samples")} | state)  # 0.1.0 had rows alone
 
     def __repr__(self) -> str:
         first, *others = leaves(self.layouts)

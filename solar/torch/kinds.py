@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,19 +36,29 @@ def lying(
     look: dict[str, Any] = {"cache": cache, "together": together}
     # Where samples do not lie along the first axis, how long that is need not be the same for all.
     elsewhere = isinstance(samples, Crops) or any(field and field.axis is not None for field in given)
+    joined = any(field and field.file for field in given)
     unequal = any(isinstance(field, Ragged | CSR) for field in leaves(fields))
+    if joined and (elsewhere or unequal or samples == "files"):
+        raise LayoutError("fields of other files are rows, or windows of rows: make a data set of each kind")
     if unequal and (elsewhere or isinstance(samples, Windows) or any(field and field.steps for field in given)):
         other = "crops and slices" if elsewhere else "windows"
         raise LayoutError(f"{other} and fields of unequal length do not go together: make a data set of each")
     kind: Samples = "rows" if isinstance(samples, Windows | Crops) else samples
     columns: Sequence[Lying | Columns] = []
-    if elsewhere:
-        names = mapped(fields, lambda field: field.name if isinstance(field, Field) else field)
-        found = mapped(names, partial(inspect, path, samples=kind, **look))
+    if elsewhere or joined:
+        found = mapped(fields, lambda field: inspect(_file(field, path), _name(field), samples=kind, **look))
     else:
         found, columns = inspected(path, fields, kind, cache, together)
     layouts = mapped(found, lambda layout: by_mpio(layout, reader))
     return layouts, columns if unequal else lying_of(path, leaves(layouts), given, samples, look)
+
+
+def _file(field: Any, path: Paths) -> Paths:
+    return path if not isinstance(field, Field) or field.file is None else field.file
+
+
+def _name(field: Any) -> Any:
+    return field.name if isinstance(field, Field) else field
 
 
 def left_by(where: Where, layouts: Sequence[Layout], own: Sequence[Lying | Columns]) -> NDArray[np.int64]:
