@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "torch.sharding": "",
     "torch.plain": "io.plain",
     "torch.on_device": "",
-    "torch.mixture": "errors orders torch.batch torch.dataset torch.source",
+    "torch.mixture": f"{VALUES} {IO} orders torch.batch torch.dataset torch.source",
     "torch.chosen": "errors io.read orders torch.mixture",
     "torch.samplers": "errors io.ranks orders torch.chosen torch.states torch.sharding",
     "torch.gather": "errors values io.ranks",

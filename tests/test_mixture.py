@@ -217,7 +217,7 @@ def test_sources_of_unlike_structure_are_refused(files: dict[str, H5Dataset], tm
         file["x"] = np.zeros((5, 4), "f4")
     other = H5Dataset(tmp_path / "other.h5", {"x": "x"})
     with pytest.raises(
-        PlanError, match=r"source real and of source other cannot .* int64 \(3,\); and .*float32 \(4,\)"
+        PlanError, match=r"source real and of source other cannot .* int64 \(3,\)}; and .*float32 \(4,\)"
     ):
         Mixture({"real": (files["real"], 1), "other": (other, 1)})
     sliced = H5Dataset(tmp_path / "real.h5", {"x": Field("x", dtype="float64")})
@@ -251,6 +251,8 @@ def test_a_mixture_is_not_shuffled_nor_ordered_otherwise_by_mistake() -> None:
     of = mixture([1, 1])
     with pytest.raises(ValueError, match="shuffle=True goes through all samples of a Mixture once"):
         DataLoader(of, 2, shuffle=True)
+    with pytest.raises(ValueError, match="without a sampler a loader goes through all samples of a Mixture once"):
+        DataLoader(of, 2)
     for options in ({"weights": np.ones(len(of))}, {"num_samples": 3}, {"shuffle": False}, {"order": "blocks"}):
         with pytest.raises(ValueError, match="a Mixture has its own order"):
             PlanSampler(of, 1, 0, **options)

@@ -157,10 +157,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if isinstance(sampler, PlanSampler) and batch_size is not None:
             # Only PlanBatchSampler can cut an exact tail. torch's __setattr__ forbids this change, so bypass it.
             self.__dict__["batch_sampler"] = PlanBatchSampler(sampler, batch_size, drop_last)
-        if isinstance(dataset, Mixture) and shuffle:
+        if isinstance(dataset, Mixture) and sampler is None and batch_sampler is None:
+            how = "shuffle=True goes" if shuffle else "without a sampler a loader goes"
             raise ValueError(
-                "shuffle=True goes through all samples of a Mixture once, whatever their shares: give "
-                "sampler=PlanSampler(mixture)"
+                f"{how} through all samples of a Mixture once, whatever their shares: give sampler=PlanSampler(mixture)"
             )
         self._course = SamplerState(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
         self._stats = Stats()

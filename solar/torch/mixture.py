@@ -9,11 +9,14 @@ import numpy as np
 from torch.utils.data import ConcatDataset, Dataset
 
 from solar.errors import PlanError
+from solar.io.lying import shape_of
+from solar.io.ragged import Columns
 from solar.orders.epoch_order import EpochOrder
 from solar.orders.sources import Epoch, by_sources, epoch_length, whole_shares
-from solar.torch.batch.pending import leaves
+from solar.torch.batch.pending import leaves, mapped
 from solar.torch.dataset import H5Dataset, alike
 from solar.torch.source import SampleSource, h5_beneath
+from solar.values import Layout
 
 
 class Mixture(ConcatDataset[Any]):
@@ -91,7 +94,17 @@ def _check_alike(names: tuple[str, ...], datasets: tuple[Any, ...]) -> None:
 
 
 def _made_of(dataset: H5Dataset) -> str:
-    fields = [f"{layout.name} is {layout.dtype} {layout.sample_shape}" for layout in leaves(dataset.layouts)]
+    """In words: the structure of a sample, and of each field its type, shape and what is done with it."""
+    pairs = zip(leaves(dataset.layouts), leaves(dataset.extents), strict=True)
+    said = iter([f"{layout.name} is {layout.dtype} {_shape(layout, own)}" for layout, own in pairs])
+    fields = mapped(dataset.layouts, lambda _: next(said))
     by = [field for field in map(str, leaves(dataset.fields)) if field != "None"]
     made = "" if dataset.transform is None else f", transform {getattr(dataset.transform, '__name__', 'given')}"
-    return ", ".join([*fields, *by]) + made
+    told = str(fields).replace("'", "") if isinstance(fields, dict | list | tuple) else str(fields)
+    return ", ".join([told, *by]) + made
+
+
+def _shape(layout: Layout, own: Any) -> str:
+    if isinstance(own, Columns):
+        return f"with {layout.sample_shape} in each of its rows, of unequal number"
+    return str(shape_of(layout, own))
