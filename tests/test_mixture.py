@@ -217,7 +217,7 @@ def test_sources_of_unlike_structure_are_refused(files: dict[str, H5Dataset], tm
         file["x"] = np.zeros((5, 4), "f4")
     other = H5Dataset(tmp_path / "other.h5", {"x": "x"})
     with pytest.raises(
-        PlanError, match=r"source real and of source other cannot .* int64 \(3,\)}; and .*float32 \(4,\)"
+        PlanError, match=r"source real and of source other cannot .* int64 \(3,\)\}; and .*float32 \(4,\)"
     ):
         Mixture({"real": (files["real"], 1), "other": (other, 1)})
     sliced = H5Dataset(tmp_path / "real.h5", {"x": Field("x", dtype="float64")})
