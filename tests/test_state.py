@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from state_kit import BATCH, BATCHES, ORDERS, SAMPLES, make_loader, taken, through_json
-from torch.utils.data import WeightedRandomSampler
+from torch.utils.data import SubsetRandomSampler, WeightedRandomSampler
 
 from solar import DataLoader, H5Dataset, PlanError, PlanSampler
 
@@ -113,6 +113,27 @@ def test_a_sampler_that_cannot_give_the_same_again_is_told_of(make_loader: Any) 
     other.load_state_dict(loader.state_dict())
     with pytest.warns(UserWarning, match="gave other samples than before"):
         taken(other)
+
+
+@pytest.mark.parametrize("engine", ["native", "torch"])
+@pytest.mark.parametrize(
+    "kind", [lambda n: WeightedRandomSampler([1.0] * n, n), lambda n: SubsetRandomSampler(range(n))]
+)
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_sampler_that_is_seeded_as_it_was_goes_on_where_it_was(
+    make_loader: Any, engine: str, kind: Any, epoch: int
+) -> None:
+    dataset = make_loader(engine, "sequential").dataset
+    loader, other = (DataLoader(dataset, BATCH, sampler=kind(SAMPLES)) for _ in range(2))
+    for _ in range(epoch):
+        taken(loader)
+    torch.manual_seed(7)
+    taken(iterator := iter(loader), 2)
+    state = through_json(loader.state_dict())
+    rest = taken(iterator)
+    torch.manual_seed(7)
+    other.load_state_dict(state)
+    assert taken(other) == rest
 
 
 def test_a_generator_that_others_draw_from_is_refused_not_guessed(make_loader: Any) -> None:

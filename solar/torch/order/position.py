@@ -219,7 +219,8 @@ class SamplerState:
         if loaded is None:
             drawn = self.lasting_base_seed is not None
         else:
-            drawn = loaded["drawn"]
+            # A sampler that is gone through once more is seeded as it was: before torch drew.
+            drawn = loaded["drawn"] and not (loaded["begun"] and "checksum" in loaded["order"])
             if not loaded["begun"]:
                 self.order().prepare(loaded["order"], drawn)
         with undrawn(generator) if drawn else nullcontext():
