@@ -44,6 +44,9 @@ def lying_of(
         )
     if boxes:
         crops = isinstance(samples, Crops)
+        for layout in layouts:
+            if layout.spread:
+                chunk_of(layout)  # raises: its volumes are not its parts
         found: list[Lying] = [*(crops_of(path, layouts, samples, **looking) if crops else slices_of(layouts, axes))]
         for layout, own in zip(layouts, found, strict=True):
             if own is not None:

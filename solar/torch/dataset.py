@@ -113,7 +113,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         self.numbers: int = first.samples  # of samples, also of those that `where` leaves out
         self._name = first.name
         if isinstance(whole, Extents | Boxes):
-            of = "boxes" if isinstance(whole, Boxes) else "windows" if whole.shape else "rows"
+            of = "boxes" if isinstance(whole, Boxes) else "rows" if self._by else "windows"
             self.numbers, self._name = len(whole), f"the {of} of {first.name}"
         self.chosen = None if where is None else left_by(where, leaves(self.layouts), own)
         self.epoch = 0
@@ -189,7 +189,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The rows that indices mean, counted from 0. IndexError for an index out of range."""
-        rows = checked_rows(np.array(indices), len(self), self._name)  # a copy: others may change theirs
+        rows = checked_rows(np.array(indices), H5Dataset.__len__(self), self._name)  # a copy: others may change theirs
         return rows if self.chosen is None else self.chosen[rows]
 
     @property
