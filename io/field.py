@@ -214,7 +214,11 @@ class Field:
     @property
     def as_stored(self) -> bool:
         """Whether nothing is done with a sample, but that it has its place."""
-        return self == Field(self.name, steps=self.steps, axis=self.axis, file=self.file, by=self.by)
+        return self.only()
+
+    def only(self, **options: Any) -> bool:
+        """Whether these options are all that it does with a sample, wherever that lies."""
+        return self == Field(self.name, steps=self.steps, axis=self.axis, file=self.file, by=self.by, **options)
 
     @property
     def _normalises(self) -> bool:

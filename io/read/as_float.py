@@ -15,7 +15,7 @@ CAST = 65534  # native/include/solar/codec.hpp: chunks of our codec, decoded as 
 
 def straight(layout: Layout, field: Field | None) -> tuple[Layout, Field | None]:
     """The Layout to read and the Field to apply. If the Field only casts to float32, decoding does that instead."""
-    alone = field is not None and field == Field(field.name, steps=field.steps, axis=field.axis, dtype=np.float32)
+    alone = field is not None and field.only(dtype=np.float32)
     view = as_float32(layout) if alone else None
     return (layout, field) if view is None else (view, None)
 
