@@ -25,8 +25,14 @@ static std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+static std::uint64_t key_of_source(std::uint64_t seed, std::uint64_t which) {
+  return mix(mix(seed + step) + step * (which + 1));
+}
+
+static std::uint64_t key_of_turn(std::uint64_t source, std::uint64_t turn) { return mix(source + step * (turn + 1)); }
+
 static std::uint64_t key_of(std::uint64_t seed, std::uint64_t which, std::uint64_t turn) {
-  return mix(mix(mix(seed + step) + step * (which + 1)) + step * (turn + 1));
+  return key_of_turn(key_of_source(seed, which), turn);
 }
 
 // The upper half of the product: a number below `end` if `x` is any.
@@ -117,20 +123,6 @@ struct Rectangle {
     columns = (size + rows - 1) / rows;
   }
 
-  // Where place k of the shuffle by this key lies. A step out of the n samples is walked on until it is back in.
-  std::uint64_t at(std::uint64_t key, std::uint64_t k) const {
-    if (size <= few) return one_of_few(key, k);
-    do {
-      std::uint64_t row = quotient(k, columns), column = k - row * columns, turn = key;
-      for (int round = 0; round < rounds; round += 2) {
-        row = wrapped(row + below(noise(turn += step, column), rows), rows);
-        column = wrapped(column + below(noise(turn += step, row), columns), columns);
-      }
-      k = row * columns + column;
-    } while (k >= size);
-    return k;
-  }
-
   // Fisher and Yates's shuffle, as far as place k.
   std::uint64_t one_of_few(std::uint64_t key, std::uint64_t k) const {
     std::array<std::uint8_t, few> cards;
@@ -138,9 +130,59 @@ struct Rectangle {
     for (std::uint64_t at = 0; at <= k; ++at) std::swap(cards[at], cards[at + below(mix(key + step * at), size - at)]);
     return cards[k];
   }
+};
+
+// Places in rectangles, moved side by side: a round waits for the one before it, so one place alone leaves the
+// processor idle.
+class Places {
+ public:
+  static constexpr std::size_t most = 8;
+
+  void add(const Rectangle& cells, std::uint64_t key, std::uint64_t k) {
+    const std::uint64_t row = quotient(k, cells.columns);
+    places_[count_++] = {cells, key, k, row, k - row * cells.columns};
+  }
+  bool full() const { return count_ == most; }
+
+  // Where each lies in the shuffle by its key, in the order they were added.
+  template <typename Take>
+  void move(Take&& take) {
+    step_all();
+    for (std::size_t i = 0; i < count_; ++i) take(settled(places_[i]));
+    count_ = 0;
+  }
+
+ private:
+  struct Place {
+    Rectangle cells{1};
+    std::uint64_t key = 0, k = 0, row = 0, column = 0;
+  };
+
+  void step_all() {
+    std::uint64_t turn = 0;
+    for (int round = 0; round < rounds; round += 2) {
+      turn += step;
+      for (Place& p : places_) p.row = moved(p.row, noise(p.key + turn, p.column), p.cells.rows);
+      turn += step;
+      for (Place& p : places_) p.column = moved(p.column, noise(p.key + turn, p.row), p.cells.columns);
+    }
+  }
+
+  // A step out of the n samples is walked on until it is back in.
+  static std::uint64_t settled(const Place& place) {
+    const Rectangle& cells = place.cells;
+    if (cells.size <= Rectangle::few) return cells.one_of_few(place.key, place.k);
+    std::uint64_t k = place.row * cells.columns + place.column;
+    if (k < cells.size) return k;
+    Places again;
+    again.add(cells, place.key, k);
+    again.move([&k](std::uint64_t found) { k = found; });
+    return k;
+  }
 
   // Without a branch, which would be mispredicted half of the time.
-  static std::uint64_t wrapped(std::uint64_t x, std::uint64_t end) {
+  static std::uint64_t moved(std::uint64_t x, std::uint64_t by, std::uint64_t end) {
+    x += below(by, end);
     return x - (end & (std::uint64_t{0} - static_cast<std::uint64_t>(x >= end)));
   }
 
@@ -149,6 +191,9 @@ struct Rectangle {
     z ^= z >> 32;
     return z * 0x94D049BB133111EB;
   }
+
+  std::array<Place, most> places_{};
+  std::size_t count_ = 0;
 };
 
 }  // namespace
@@ -165,12 +210,15 @@ void shuffled(std::uint64_t seed, std::int64_t size, std::int64_t begin, std::sp
   const auto n = static_cast<std::uint64_t>(size);
   std::vector<std::int64_t> cards(static_cast<std::size_t>(size <= at_once ? size : 0));
   std::uint64_t turn = static_cast<std::uint64_t>(begin) / n, place = static_cast<std::uint64_t>(begin) % n;
+  Places places;
   for (std::size_t i = 0; i < out.size(); ++turn, place = 0) {
     const std::uint64_t key = key_of(seed, 0, turn);
-    const std::size_t here = std::min<std::size_t>(n - place, out.size() - i);
+    const std::size_t end = i + std::min<std::size_t>(n - place, out.size() - i);
     deal(key, cards);
-    for (std::size_t end = i + here; i < end; ++i, ++place) {
-      out[i] = cards.empty() ? static_cast<std::int64_t>(cells.at(key, place)) : cards[place];
+    for (; !cards.empty() && i < end; ++i, ++place) out[i] = cards[place];
+    while (i < end) {
+      for (std::size_t next = i; next < end && !places.full(); ++next, ++place) places.add(cells, key, place);
+      places.move([&](std::uint64_t found) { out[i++] = static_cast<std::int64_t>(found); });
     }
   }
 }
@@ -178,12 +226,29 @@ void shuffled(std::uint64_t seed, std::int64_t size, std::int64_t begin, std::sp
 void shuffled_of(std::uint64_t seed, std::span<const std::int32_t> sources, std::span<const std::int64_t> turns,
                  std::span<const std::int64_t> sizes, std::span<const std::int64_t> firsts,
                  std::span<std::int64_t> out) {
-  std::vector<Rectangle> cells(sizes.begin(), sizes.end());
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    const auto source = static_cast<std::size_t>(sources[i]);
-    const auto turn = static_cast<std::uint64_t>(turns[i]);
-    const std::uint64_t number = quotient(turn, cells[source].size), place = turn - number * cells[source].size;
-    out[i] = firsts[source] + static_cast<std::int64_t>(cells[source].at(key_of(seed, source, number), place));
+  // What a source needs again and again is made once; for few turns of many sources, each time.
+  struct Source {
+    Rectangle cells;
+    std::uint64_t key;
+  };
+  const auto made = [&](std::size_t s) { return Source{Rectangle(sizes[s]), key_of_source(seed, s)}; };
+  std::vector<Source> known;
+  if (sizes.size() < out.size()) {
+    for (std::size_t s = 0; s < sizes.size(); ++s) known.push_back(made(s));
+  }
+  Places places;
+  for (std::size_t i = 0; i < out.size();) {
+    for (std::size_t next = i; next < out.size() && !places.full(); ++next) {
+      const auto s = static_cast<std::size_t>(sources[next]);
+      const Source source = known.empty() ? made(s) : known[s];
+      const auto turn = static_cast<std::uint64_t>(turns[next]);
+      const std::uint64_t number = quotient(turn, source.cells.size);
+      places.add(source.cells, key_of_turn(source.key, number), turn - number * source.cells.size);
+    }
+    places.move([&](std::uint64_t found) {
+      out[i] = firsts[static_cast<std::size_t>(sources[i])] + static_cast<std::int64_t>(found);
+      ++i;
+    });
   }
 }
 
