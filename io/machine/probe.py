@@ -300,11 +300,12 @@ def _open_past_the_cache(path: str) -> tuple[int, bool]:
 
 def _in_words(rates: tuple[Rate, ...], held: float, kind: str, written: bool) -> str:
     """How the rates were measured, and how far to trust them."""
-    requests, bypassed = sum(rate.requests for rate in rates), sum(rate.bypassed for rate in rates)
-    if bypassed >= 0.99 * requests:
+    if all(rate.bypassed >= 0.99 * rate.requests for rate in rates):
         way = "past the page cache (O_DIRECT)"
     else:
-        way = f"through the page cache for {1 - bypassed / requests:.0%} of the requests, emptied of the file before"
+        nbytes = sum(rate.requests * rate.nbytes for rate in rates)
+        share = 1 - sum(rate.bypassed * rate.nbytes for rate in rates) / nbytes
+        way = f"through the page cache for {share:.0%} of the bytes, emptied of the file before"
         if held:
             way += f", though {held:.0%} of it stayed: that share is the speed of memory"
     of = "a file written for it, which servers may still have in memory" if written else "a file that was there"

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -21,8 +23,19 @@ std::vector<Item> randperm(std::int64_t n, std::uint64_t seed, std::uint64_t ski
   std::vector<Item> order(static_cast<std::size_t>(n));
   if (n < large) {
     std::iota(order.begin(), order.end(), 0);
+    // What the draws say does not depend on what was swapped: so many places are asked of memory side by side.
+    std::array<std::uint32_t, 64> other;
     const auto count = static_cast<std::uint32_t>(n);
-    for (std::uint32_t i = 0; i + 1 < count; ++i) std::swap(order[i], order[i + random() % (count - i)]);
+    for (std::uint32_t first = 0; first + 1 < count;) {
+      const std::uint32_t here = std::min<std::uint32_t>(other.size(), count - 1 - first);
+      for (std::uint32_t k = 0; k < here; ++k) {
+        const std::uint32_t i = first + k;
+        other[k] = i + static_cast<std::uint32_t>(random()) % (count - i);
+        __builtin_prefetch(&order[other[k]], 1);
+      }
+      for (std::uint32_t k = 0; k < here; ++k) std::swap(order[first + k], order[other[k]]);
+      first += here;
+    }
     return order;
   }
   for (std::uint64_t i = 0; i < order.size(); ++i) {
