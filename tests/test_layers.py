@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "torch.on_device": "",
     "torch.mixture": f"{VALUES} {IO} orders torch.batch torch.dataset torch.source",
     "torch.chosen": "errors io.read orders torch.mixture",
-    "torch.samplers": "errors io.ranks orders torch.chosen torch.states torch.sharding",
+    "torch.samplers": "errors _native io.ranks orders torch.chosen torch.states torch.sharding",
     "torch.gather": "errors values io.ranks",
     "torch.batch": f"{VALUES} {IO}",
     "torch.order": f"{VALUES} torch.samplers torch.states",

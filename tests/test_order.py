@@ -13,6 +13,8 @@ from torch.utils.data import DistributedSampler, RandomSampler
 from solar import _native
 from solar.errors import PlanError
 from solar.planner import order
+from solar.torch import samplers
+from solar.torch.samplers import seeded
 
 SEEDS = st.sampled_from([0, 1, 5489, 2**31, 2**32 - 1, 2**32 + 7, 2**63 + 11])
 
@@ -109,3 +111,24 @@ def test_too_many_samples_are_refused() -> None:
         order.distributed(2**31)
     with pytest.raises(PlanError, match="at least one"):
         order.distributed(5, ranks=0)
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 + 5, 2**63 - 1, 2**64 - 1, -3])
+@pytest.mark.parametrize("samples", [0, 1, 2, 63, 64, 65, 66, 129, 100_003])
+def test_a_seeded_shuffle_is_torchs(samples: int, seed: int) -> None:
+    wanted = torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
+    assert seeded(samples, seed).tolist() == wanted.tolist()
+
+
+def test_where_torch_shuffles_otherwise_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backwards(samples: int, *, generator: torch.Generator, dtype: torch.dtype, device: str) -> torch.Tensor:
+        return torch.arange(samples, dtype=dtype).flip(0)
+
+    monkeypatch.setattr(torch, "randperm", backwards)
+    samplers._as_torch.cache_clear()
+    try:
+        assert seeded(1000, 1).tolist() == [*range(999, -1, -1)]
+    finally:
+        monkeypatch.undo()
+        samplers._as_torch.cache_clear()
+    assert samplers._as_torch()

@@ -17,6 +17,7 @@ from ranks_kit import TAILS, Sized, batched, flat, on_all_ranks, steps_of
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from solar import PlanBatchSampler, PlanError, PlanSampler
+from solar.torch import samplers as sampling
 
 samples = st.integers(0, 60)
 rank_counts = st.integers(1, 8)
@@ -256,8 +257,8 @@ def test_an_order_is_made_once_while_somebody_has_it_and_let_go_with_its_last_us
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = []
-    permuted: Callable[..., Any] = torch.randperm
-    monkeypatch.setattr(torch, "randperm", lambda *args, **options: made.append(args) or permuted(*args, **options))
+    permuted: Callable[..., Any] = sampling.seeded
+    monkeypatch.setattr(sampling, "seeded", lambda *args: made.append(args) or permuted(*args))
     samplers = on_all_ranks(3000, 4, seed=123)
     iterators = [iter(sampler) for sampler in samplers]
     assert samplers[0].order() is samplers[3].order()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypeGuard, get_args
 from weakref import WeakValueDictionary
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler
 
+from solar import _native
 from solar.errors import PlanError
 from solar.io.ranks import detect
 from solar.orders.epoch_order import EpochOrder
@@ -24,6 +26,7 @@ Tail = Literal["pad", "drop", "exact"]
 
 STATED = {"epoch", "seed", "shuffle", "length", "samples"}  # of a state
 _BLOCK = 4096  # samples made Python ints at a time
+_OTHERWISE = 2**32 // 20  # from so many samples on torch shuffles in another way, which is left to it
 
 # The orders that somebody iterates or holds now, by what they are of and seed, so that each is made once.
 _orders: WeakValueDictionary[tuple[Any, ...], Indices] = WeakValueDictionary()
@@ -364,8 +367,26 @@ def permutation(samples: int, generator: torch.Generator) -> Indices:
     return made
 
 
+def seeded(samples: int, seed: int) -> Indices:
+    """The `permutation` by a new generator of this seed, made natively: it takes a third of the time."""
+    if 0 < samples < _OTHERWISE and 0 <= seed < 2**63 and _as_torch():
+        found: Indices = _native.randperm(samples, seed)
+        return found
+    return permutation(samples, torch.Generator("cpu").manual_seed(seed))
+
+
+@cache
+def _as_torch() -> bool:
+    """Whether this torch still shuffles as we do: by its first numbers, small and large."""
+    numbers = [(1, 0), (2, 1), (1000, 2**40 + 3)]
+    return all(
+        np.array_equal(_native.randperm(*one), permutation(one[0], torch.Generator("cpu").manual_seed(one[1])))
+        for one in numbers
+    )
+
+
 def _order(samples: int, seed: int | None) -> Indices:
     """The order that torch's DistributedSampler would make; without a seed, 0, 1, 2, ..."""
-    order = in_order(samples) if seed is None else permutation(samples, torch.Generator("cpu").manual_seed(seed))
+    order = in_order(samples) if seed is None else seeded(samples, seed)
     order.setflags(write=False)
     return order

@@ -26,7 +26,7 @@ from solar.errors import PlanError
 from solar.torch.order.by_generator import ShuffledByGenerator
 from solar.torch.order.draws import check_drawing, copied, digest, draw, drawing, shuffle, shuffled, skip
 from solar.torch.order.stream import UNCOUNTED, Array, Cuts, IndexStream, KnownStream, Pass, Trust
-from solar.torch.samplers import PlanBatchSampler, PlanSampler, in_order, permutation
+from solar.torch.samplers import PlanBatchSampler, PlanSampler, in_order, seeded
 from solar.torch.states import check_by
 
 FEW = 65  # random numbers that others may draw between two passes: a loader draws two, four if it shuffles
@@ -97,7 +97,7 @@ class Shuffled(KnownStream):
         return not self.sampler.replacement and self.sampler.num_samples == len(self.sampler.data_source)
 
     def _permutation(self, seed: int) -> Array:
-        return permutation(len(self.sampler.data_source), torch.Generator().manual_seed(seed))
+        return seeded(len(self.sampler.data_source), seed)
 
     def begin(self, last: IndexStream | None) -> None:
         self._after = copied(None)
@@ -158,8 +158,8 @@ class Shuffled(KnownStream):
         if self._permutes():
             left = self._permutation(self._seed)[samples:]
             return self.cut(left if self.as_arrays else left.tolist())
-        seeded = torch.Generator().manual_seed(self._seed)
-        return self.cut(islice(shuffle(self.sampler, seeded), samples, None))
+        generator = torch.Generator().manual_seed(self._seed)
+        return self.cut(islice(shuffle(self.sampler, generator), samples, None))
 
 
 class Distributed(IndexStream):
