@@ -53,6 +53,7 @@ def test_a_sample_is_its_stretch_of_rows(case: dict[str, Any]) -> None:
         assert batch["x"].offsets.tolist() == [0, *np.cumsum([len(samples[i]) for i in order])]
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("order", sorted(ORDERS))
 def test_batches_are_torchs(kind: str, order: str, tmp_path: Path) -> None:
@@ -180,7 +181,7 @@ def doubled(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return sample | {"x": sample["x"] * 2 + rng.integers(5)}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_transforms_make_samples_that_are_collated_alike(workers: int, tmp_path: Path) -> None:
     written(tmp_path / "a.h5", [2, 0, 3, 1, 4, 0, 7, 2])
     data = H5Dataset(str(tmp_path / "a.h5"), {"x": Ragged("v", ends="ends", batch="flat"), "y": "y"}, transform=doubled)

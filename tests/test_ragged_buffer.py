@@ -27,6 +27,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 BUFFERED = ("sequential", "shuffled", "by a generator", "with replacement", "odd batches", "planned", "a list")
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", ["contiguous", "chunks", "gzip"])
 @pytest.mark.parametrize("order", BUFFERED)

@@ -85,6 +85,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize(("layout", "order"), sorted(set(CASES)), ids=lambda name: name)
 def test_batches_are_torchs_and_counts_the_plans(layout: str, order: str, tmp_path: Path) -> None:
     dataset = joined(tmp_path) if layout == "joined" else dataset_of(tmp_path, layout)
