@@ -112,7 +112,7 @@ def spoilt(path: Path, at: int, value: int, nbytes: int) -> str:
         (("heap", 4), 9, 1, "has version 9"),
         (("heap", 8), 2**50, 8, "but the file ends at byte"),
         (("heap", 24), 2**40, 8, "has an object that leaves it"),
-        (("heap", 24), 11, 8, "has an object of 11 bytes, and 12 are wanted of it"),
+        (("heap", 24), 11, 8, "it has 11 bytes, and 12 are wanted of it"),
     ],
 )
 def test_damage_names_file_dataset_and_sample(

@@ -66,8 +66,8 @@ const HeapObject& object_at(const std::vector<HeapObject>& objects, std::uint32_
   }
   if (nbytes > at->nbytes) {
     damaged(what, at->address,
-            "has an object of " + std::to_string(at->nbytes) + " bytes, and " + std::to_string(nbytes) +
-                " are wanted of it");
+            "has an object that is too short: it has " + std::to_string(at->nbytes) + " bytes, and " +
+                std::to_string(nbytes) + " are wanted of it");
   }
   return *at;
 }
