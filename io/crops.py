@@ -53,6 +53,11 @@ class Crops:
     volumes: str = "files"
 
     def __post_init__(self) -> None:
+        if isinstance(self.shape, int):
+            raise TypeError(
+                f"shape={self.shape}: a length for each axis that is cut, such as Crops(({self.shape}, {self.shape}, "
+                f"{self.shape})) for boxes of volumes"
+            )
         shape = tuple(operator.index(n) for n in self.shape)
         if not shape or min(shape) < 1:
             raise ValueError(f"shape={self.shape}: a box has at least one voxel along each axis")
@@ -228,9 +233,19 @@ def _places(look: Look, layout: Layout, whole: Volumes, given: Crops) -> Places:
     if given.at == "random":
         return drawn(volumes, fits, given.shape, given.per, given.seed)
     if given.at != "grid":
-        return told(_about_centres(look(given.at), layout, whole, given), len(volumes), fits, given.shape)
+        return told(_about_centres(_centres(look, given.at), layout, whole, given), len(volumes), fits, given.shape)
     places = grid(volumes, fits, given.shape, given._step)
     return places if given.inside is None else _within(places, look(given.inside), layout, whole, given)
+
+
+def _centres(look: Look, name: str) -> Layout:
+    """The dataset that tells centres; LayoutError with the word that was meant, where there is none."""
+    try:
+        return look(name)
+    except LayoutError as error:
+        raise LayoutError(
+            f'at={name!r} is neither "grid" nor "random", so it would be a dataset that tells centres: {error}'
+        ) from None
 
 
 def _about_centres(centres: Layout, layout: Layout, whole: Volumes, given: Crops) -> NDArray[np.int64]:

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.blocks import Blocks, blocks_of
 from solar.errors import LayoutError
+from solar.io.layout.groups import GroupField, GroupNames
 from solar.io.layout.hdf5 import inspect
 from solar.io.layout.index import Folder
 from solar.io.layout.packing import attribute_of
 from solar.io.layout.paths import Paths, files_of
+from solar.io.varying import as_rows, is_native
 from solar.io.windows import ENDS_OF, values_of
 from solar.values import Layout
 
@@ -132,6 +134,7 @@ class Columns:
     length: Places
     first: Places  # sample of each file, and at last the number of samples
     width: int = 0  # columns of the matrix
+    groups: GroupNames | None = None  # whose datasets the samples are, each a part of its Layout
 
     def __len__(self) -> int:
         return int(self.first[-1])
@@ -157,7 +160,9 @@ class Columns:
     def by_sample(self) -> Layout:
         """The Layout as if each sample were a row: in which file it is."""
         own = self.layouts[0]
-        return replace(own, shape=(len(self), *own.shape[1:]), part_first=self.first)
+        files = np.arange(len(own.dataset_first))
+        in_files = np.searchsorted(own.part_file, files)  # where each sample is a part
+        return replace(own, shape=(len(self), *own.shape[1:]), part_first=self.first, dataset_first=in_files)
 
     @cached_property
     def blocks(self) -> tuple[Blocks, ...]:
@@ -174,8 +179,14 @@ class Columns:
 
     def where(self, sample: int) -> str:
         """The file that a sample is in, and its number there, for messages."""
+        own = self.layouts[0]
         part = int(np.searchsorted(self.first, sample, side="right")) - 1
-        return f"{self.layouts[0].paths[part]}: {self.given.name}, sample {sample - int(self.first[part])}"
+        if not own.spread:
+            return f"{own.paths[part]}: {self.given.name}, sample {sample - int(self.first[part])}"
+        file = int(own.part_file[part])  # of which each sample is a part
+        if self.groups is not None:
+            return f"{own.paths[file]}: {self.groups[sample]}/{self.given.name}"
+        return f"{own.paths[file]}: {self.given.name}, sample {sample - int(np.searchsorted(own.part_file, file))}"
 
 
 def columns_of(path: Paths, given: Ragged | CSR, cache: Folder = "auto", *, together: bool = False) -> Columns:
@@ -183,6 +194,14 @@ def columns_of(path: Paths, given: Ragged | CSR, cache: Folder = "auto", *, toge
     return (
         _of_matrix(path, given, cache, together) if isinstance(given, CSR) else _of_rows(path, given, cache, together)
     )
+
+
+def columns_of_groups(given: Ragged, field: GroupField, groups: GroupNames) -> Columns:
+    """Samples that are the rows of one dataset of many groups. LayoutError where they are no numbers."""
+    assert field.lengths is not None, "they differ in length"
+    _check_numbers(field.layout, f"{field.layout.paths[0]}: {field.layout.title}")
+    begins, every = field.layout.part_first[:-1], np.arange(len(groups) + 1)
+    return _checked(Columns(given, (field.layout,), begins, field.lengths, every, groups=groups))
 
 
 def _lies_there(layout: Layout) -> Layout:
@@ -216,14 +235,25 @@ def _held(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
 
 
 def _of_varying(layout: Layout, given: Ragged, where: str) -> Columns:
-    held = _held(layout.dtype)
-    if held is None or held.kind not in "biufc" or len(layout.shape) != 1:
+    if not varying_numbers(layout):
         raise LayoutError(
             f"{where} is {layout.dtype} of shape {layout.shape}, not a row of HDF5's variable-length numbers: say "
             "where its samples end by ends=, lengths=, indptr= or ids="
         )
+    held = _held(layout.dtype)
+    assert held is not None, "it is of variable length"
+    if layout.samples and is_native(layout):
+        found = as_rows(layout, held)
+        every = np.arange(layout.samples + 1)
+        return _checked(Columns(given, (found,), found.part_first[:-1], np.diff(found.part_first), every))
     rows = np.arange(layout.samples)
     return Columns(given, (layout,), rows, np.ones(layout.samples, np.int64), layout.part_first)
+
+
+def varying_numbers(layout: Layout) -> bool:
+    """Whether it is a row of arrays of numbers, of HDF5's variable-length type."""
+    held = _held(layout.dtype)
+    return held is not None and held.kind in "biufc" and len(layout.shape) == 1
 
 
 def _check_numbers(layout: Layout, where: str, kinds: str = "biufc") -> None:
@@ -273,7 +303,7 @@ def _checked(found: Columns) -> Columns:
 def _of_matrix(path: Paths, given: CSR, cache: Folder, together: bool) -> Columns:
     name = given.name.rstrip("/")
     parts: Sequence[str] = ("data", "indices", "indptr")
-    shapes = [_shape_of(file, name) for file in files_of(path)]
+    shapes = [matrix_shape(file, name) for file in files_of(path)]
     data, indices, indptr = (
         _lies_there(inspect(path, f"{name}/{one}", cache=cache, together=together)) for one in parts
     )
@@ -298,7 +328,7 @@ def _of_matrix(path: Paths, given: CSR, cache: Folder, together: bool) -> Column
     return Columns(given, (data, indices), begin, length, first, shapes[0][1])
 
 
-def _shape_of(file: str, name: str) -> tuple[int, int]:
+def matrix_shape(file: str, name: str) -> tuple[int, int]:
     """The shape of a CSR matrix by its attributes: those of today, or of AnnData before 0.7."""
     wanted = ("encoding-type", "shape", "h5sparse_format", "h5sparse_shape")
     where = f"{file}: {name}"
@@ -312,6 +342,12 @@ def _shape_of(file: str, name: str) -> tuple[int, int]:
         raise LayoutError(
             f"{where} is kept by columns (CSC), so that a row lies all over it: write it by rows, with "
             "scipy's tocsr() or anndata's adata.X = adata.X.tocsr()"
+        )
+    if kind is None:
+        raise LayoutError(
+            f"{where} has no attribute encoding-type that says how it is kept. If it is by rows, write that with h5py: "
+            f'file["{name}"].attrs.update({{"encoding-type": "csr_matrix", "shape": (rows, columns)}}); or take its '
+            f'parts as they are: Ragged("{name}/data", indptr="{name}/indptr")'
         )
     if kind not in ("csr_matrix", "csr"):
         raise LayoutError(f"{where}: its attribute encoding-type is {kind!r}; that of a CSR matrix is 'csr_matrix'")

@@ -73,6 +73,24 @@ def chunk_table(path: str, name: str, header_address: int = ...) -> tuple[U64, U
     With the header_address that read_metadata gave no group is read, however many datasets are in it.
     """
 
+GroupColumn = tuple[list[Dataset], I32, int, U64, I64, U64, U64, U64, U32]
+
+def read_groups(
+    path: str, pattern: str, wanted: list[str]
+) -> tuple[bytes, U64, list[GroupColumn], tuple[int, int, int, int]]:
+    """The groups whose names fit the pattern (empty: all that have the datasets), in order of name.
+
+    Their names and where each begins; of each dataset its kinds, each group's kind, the number of axes, shapes, where
+    each group's chunks begin, and index, offset, nbytes, mask of these; and the file's identity: bytes, mtime_ns,
+    inode, ctime_ns.
+    """
+
+def varying_places(path: str, references: U8, itemsize: int) -> tuple[U64, U64, tuple[int, int, int, int]]:
+    """Where the values of each sample of HDF5's variable-length type lie, and how many; and the file's identity.
+
+    `references`: what the dataset holds for its samples, one after another, as bytes.
+    """
+
 def filter_name(id: int) -> str: ...
 def unsupported(filters: Filters, itemsize: int) -> str: ...
 def decode(filters: Filters, itemsize: int, nbytes: int, mask: int, stored: bytes) -> bytes: ...

@@ -110,6 +110,8 @@ def refused(layout: Layout) -> str:
     where = f"{layout.paths[0]}: {layout.title}"
     if layout.reader != "direct":
         return f"{where} is read through libhdf5: {layout.reason}"
+    if layout.spread:
+        return f"{where} lies in as many pieces as there are samples"
     if any(form.chunk[1:] != layout.sample_shape for form in layout.forms):
         return f"{where} has chunks across its rows"
     return "" if layout.nbytes else f"{where} has no bytes"

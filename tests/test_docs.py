@@ -170,10 +170,13 @@ def files(tmp_path: Path) -> Path:
     episodes = {"u": phase[:15], "episode_ends": [7, 13, 15]}
     events = {"hits": phase[:10], "ends": [3, 5, 5, 10], "energy": phase[:4]}
     cells = {"X/data": [1.0, 2, 3, 4], "X/indices": [0, 2, 1, 2], "X/indptr": [0, 2, 2, 4]}
+    molecules = {f"molecules/m{i}/coords": phase[i, : 2 + i % 3, :3] for i in range(12)}
+    molecules |= {f"molecules/m{i}/energy": float(i) for i in range(12)}
     volume = {"image": rng.random((40, 48, 56)).astype("f4"), "label": rng.integers(0, 3, (40, 48, 56))}
     for name, datasets in {
         "episodes": episodes,
         "events": events,
+        "molecules": molecules,
         "cells": cells,
         "stack": {"stack": volume["image"]},
         "volume": volume,

@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 VALUES = "errors values extents blocks boxes _native"
-IO = "io.field io.ragged io.windows io.crops io.joined io.lying io.given io.layout io.read io.libhdf5 io.ranks "
-IO += "io.exchange io.workers io.machine"
+IO = "io.field io.ragged io.varying io.windows io.crops io.joined io.lying io.given io.layout io.read io.libhdf5 "
+IO += "io.ranks io.exchange io.workers io.machine"
 
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
@@ -35,7 +35,8 @@ MAY_IMPORT = {
     "io.field": f"{VALUES} io.given io.layout",
     "io.read": f"{VALUES} io.field io.layout io.libhdf5 io.machine",
     "io.windows": f"{VALUES} io.layout io.read",
-    "io.ragged": f"{VALUES} io.layout io.windows",
+    "io.ragged": f"{VALUES} io.layout io.varying io.windows",
+    "io.varying": f"{VALUES} io.layout io.read",
     "io.crops": f"{VALUES} io.layout io.read",
     "io.joined": f"{VALUES} io.field io.read",
     "io.lying": f"{VALUES} io.crops io.joined io.field io.layout io.read io.windows",
@@ -51,7 +52,7 @@ MAY_IMPORT = {
     "torch.plain": "io.plain",
     "torch.on_device": "",
     "torch.mixture": f"{VALUES} {IO} orders torch.batch torch.dataset torch.source",
-    "torch.chosen": "errors io.read orders torch.mixture",
+    "torch.chosen": "errors extents io.ragged io.read orders torch.batch torch.mixture torch.source",
     "torch.samplers": "errors _native io.ranks orders torch.chosen torch.states torch.sharding",
     "torch.gather": "errors values io.ranks",
     "torch.batch": f"{VALUES} {IO}",

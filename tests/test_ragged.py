@@ -293,7 +293,7 @@ def test_what_tells_nonsense_is_refused(told: str, values: Any, said: str, tmp_p
     [
         ({"encoding-type": "csc_matrix"}, "kept by columns (CSC)"),
         ({"encoding-type": "array"}, "its attribute encoding-type is 'array'"),
-        ({"encoding-type": None}, "its attribute encoding-type is None"),
+        ({"encoding-type": None}, 'write that with h5py: file["X"].attrs.update('),
         ({"shape": None}, "its attribute shape is None"),
         ({"shape": [4, 3, 1]}, "that of a matrix is two numbers"),
         ({"shape": [7, 3]}, "says its shape is (7, 3), and /X/indptr tells of 4 rows"),

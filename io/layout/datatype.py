@@ -16,6 +16,7 @@ import numpy as np
 
 from solar.errors import LayoutError
 
+VARIABLE = "its elements have variable length"  # and their values are those of memory
 _DEEPEST = 32  # types inside types
 _LARGEST = 2**31 - 1  # bytes of an element: numpy's limit
 
@@ -303,11 +304,15 @@ def _variable(message: _Message, head: _Head) -> _Type:
     kind, charset = head.flags & 15, head.flags >> 8 & 15
     if kind > 1:
         raise LayoutError("datatype is of variable length, but neither sequence nor string")
-    base = _decode(message).dtype
-    content = (bytes, str)[charset == 1] if kind == 1 else base
+    base = _decode(message)
+    content = (bytes, str)[charset == 1] if kind == 1 else base.dtype
     dtype = np.dtype(object, metadata={"vlen": content})
     in_memory = 8 if kind == 1 else 16  # a pointer, or a pointer and a length
-    return _Type(dtype, "its elements have variable length", head.nbytes, in_memory - head.nbytes)
+    as_stored = kind == 1 or (not base.reason and base.nbytes == base.dtype.itemsize)
+    reason = (
+        VARIABLE if as_stored else f"its elements are arrays of any length, whose values are converted: {base.reason}"
+    )
+    return _Type(dtype, reason, head.nbytes, in_memory - head.nbytes)
 
 
 def _array(message: _Message, head: _Head) -> _Type:

@@ -33,7 +33,7 @@ def forms_of(
         if (number := numbers.get(key)) is None:
             number = numbers[key] = len(forms)
             forms.append(_form(dataset, per_file))
-            reasons.append(_reason(dataset, dtype))
+            reasons.append(reason_of(dataset, dtype))
         part_form.append(number)
     return forms, part_form, reasons
 
@@ -48,7 +48,8 @@ def _form(dataset: _native.Dataset, per_file: bool) -> Form:
     return Form(chunk, filters, dataset["fill"])
 
 
-def _reason(dataset: _native.Dataset, dtype: np.dtype[Any]) -> str:
+def reason_of(dataset: _native.Dataset, dtype: np.dtype[Any]) -> str:
+    """Why a dataset cannot be read natively; empty if it can."""
     if dataset["elsewhere"]:
         return dataset["elsewhere"]
     if why := dtype_of(dataset["datatype"])[1]:

@@ -15,11 +15,12 @@ import stat
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,13 +56,13 @@ def chunk_table(path: str, dataset: _native.Dataset, cache: Folder = "auto") -> 
     if cache is None or grid < WORTH_KEEPING:
         return _walked(path, dataset)
     key = _key(path, dataset)
-    kept = (_default_folder() if cache == "auto" else Path(cache)) / f"{key.hex()}.index"
-    if (table := _quietly(lambda: _load(kept, key))) is not None:
+    kept = (default_folder() if cache == "auto" else Path(cache)) / f"{key.hex()}.index"
+    if (table := quietly(lambda: _load(kept, key))) is not None:
         return table
     table = _walked(path, dataset)
     settled = time.time_ns() - dataset["file_mtime_ns"] > SETTLED_NS
     if len(table.offset) >= WORTH_KEEPING and settled:
-        _quietly(lambda: _store(kept, key, table))
+        quietly(lambda: _store(kept, key, table))
     return table
 
 
@@ -89,12 +90,13 @@ def _key(path: str, dataset: _native.Dataset) -> bytes:
     return hashlib.blake2b(json.dumps(facts, separators=(",", ":")).encode(), digest_size=32).digest()
 
 
-def _default_folder() -> Path:
+def default_folder() -> Path:
+    """The user's."""
     named = os.environ.get("XDG_CACHE_HOME")
     return (Path(named) if named else Path.home() / ".cache") / "solar"
 
 
-def _quietly(act: Callable[[], T]) -> T | None:
+def quietly(act: Callable[[], T]) -> T | None:
     """The result of `act`, or None if the cache is missing, damaged, full or forbidden: never an error."""
     try:
         return act()
@@ -123,17 +125,27 @@ def _sums(columns: list[Any]) -> list[int]:
         return list(threads.map(lambda column: zlib.crc32(column) if len(column) else 0, columns))
 
 
-def _load(kept: Path, key: bytes) -> Table:
+@contextmanager
+def kept_file(kept: Path) -> Iterator[BinaryIO]:
+    """A file of the cache; ValueError where somebody else could have written it. Whoever used it keeps it longest."""
     _check_private(kept.parent.stat())
-    descriptor = os.open(kept, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # or a FIFO waits
-    try:
-        facts = os.fstat(descriptor)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # or a FIFO waits
+    with open(kept, "rb", opener=lambda name, _: os.open(name, flags)) as file:
+        facts = os.fstat(file.fileno())
         _check_private(facts)
         if not stat.S_ISREG(facts.st_mode):
             raise ValueError("not a plain file")
-        view = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    finally:
-        os.close(descriptor)
+        yield file
+    os.utime(kept)
+
+
+def _load(kept: Path, key: bytes) -> Table:
+    with kept_file(kept) as file:
+        view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return _checked(view, key)
+
+
+def _checked(view: mmap.mmap, key: bytes) -> Table:
     magic, version, flags, count, its_key, *sums = HEADER.unpack_from(view)
     (header_sum,) = struct.unpack_from("<I", view, HEADER.size)
     starts, end = _starts(flags, count)
@@ -147,15 +159,21 @@ def _load(kept: Path, key: bytes) -> Table:
     ]
     if _sums(columns) != sums:
         raise ValueError("damaged")
-    os.utime(kept)  # tables used recently stay longest
     index, offset, nbytes, mask = columns
     return Table(index, offset, nbytes, mask if flags & HAS_MASK else np.zeros(count, np.uint32))
 
 
-def _store(kept: Path, key: bytes, table: Table) -> None:
+def keep(kept: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Writes a file of the cache, whole or not at all, and makes room for it."""
     folder = kept.parent
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_private(folder.stat())
+    with whole.written(kept, sync=False) as file:
+        write(file)
+    _prune(folder)
+
+
+def _store(kept: Path, key: bytes, table: Table) -> None:
     flags = (HAS_INDEX if len(table.index) else 0) | (HAS_MASK if table.mask.any() else 0)
     columns: list[NDArray[Any]] = [
         table.index,
@@ -164,13 +182,15 @@ def _store(kept: Path, key: bytes, table: Table) -> None:
         table.mask if flags & HAS_MASK else np.empty(0, np.uint32),
     ]
     header = HEADER.pack(b"SOLARIDX", INDEX_VERSION, flags, len(table.offset), key, *_sums(columns))
-    with whole.written(kept, sync=False) as file:
+
+    def write(file: BinaryIO) -> None:
         file.write(header + struct.pack("<I", zlib.crc32(header)))
         for start, column in zip(_starts(flags, len(table.offset))[0], columns, strict=True):
             if start >= 0:
                 file.write(bytes(start - file.tell()))
                 file.write(column.data)
-    _prune(folder)
+
+    keep(kept, write)
 
 
 def _prune(folder: Path) -> None:

@@ -104,6 +104,18 @@ def _made(file: str, dataset: _native.Dataset, facts: dict[str, Any], depth: int
     return _of_sources(file, dataset, facts, depth)
 
 
+def missing_sources(file: str, name: str) -> list[tuple[str, str]]:
+    """The sources of a virtual dataset that are not there, as it names them: file and dataset."""
+    facts = slow.made_of(file, name)
+    try:
+        mapped = [one for given in facts["sources"] for one in _blocks(given, facts["shape"][0])]
+        wanted = list(dict.fromkeys((one.file, one.name) for one in mapped))
+        found = found_in(file, wanted, Unresolved)
+    except Unresolved:  # its Layout says why
+        return []
+    return [key for key, (_, there) in zip(wanted, found, strict=True) if there is None]
+
+
 # --- raw files ----
 
 

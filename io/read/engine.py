@@ -160,7 +160,7 @@ def source_of(layout: Layout, swap: int, page_cache: bool | None, *, mapped: boo
 
 def _told(layout: Layout) -> str:
     """The dataset in messages that begin with the file that is read."""
-    if not len(layout.dataset_file):
+    if len(layout.paths) == len(layout.files):
         return layout.title
     return f"{layout.title} (of {layout.storage} storage in {layout.files[0]})"
 

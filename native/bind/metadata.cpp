@@ -1,4 +1,5 @@
-// read_metadata, read_metadata_of_many, read_attributes, chunk_table, why_not_hdf5.
+// read_metadata, read_metadata_of_many, read_attributes, chunk_table, read_groups, varying_places,
+// why_not_hdf5.
 
 #include "solar/metadata.hpp"
 
@@ -16,6 +17,8 @@
 #include <unordered_map>
 
 #include "solar/attributes.hpp"
+#include "solar/groups.hpp"
+#include "solar/varying.hpp"
 #include "text.hpp"
 
 namespace nb = nanobind;
@@ -248,6 +251,52 @@ nb::tuple chunk_table(nb::str python_path, nb::str python_name, std::uint64_t he
                         array(std::move(table.mask)));
 }
 
+// How a dataset of all groups is stored, and the arrays that say where each lies.
+nb::tuple to_tuple(solar::GroupColumn&& column, const solar::Identity& identity) {
+  nb::list kinds;
+  Datatypes datatypes;
+  for (solar::Dataset& dataset : column.kinds) {
+    dataset.identity = identity;
+    kinds.append(to_dict(dataset, datatypes));
+  }
+  solar::ChunkTable& chunks = column.chunks;
+  return nb::make_tuple(kinds, array(std::move(column.kind)), column.rank, array(std::move(column.shape)),
+                        array(std::move(column.first)), array(std::move(chunks.index)), array(std::move(chunks.offset)),
+                        array(std::move(chunks.nbytes)), array(std::move(chunks.mask)));
+}
+
+nb::tuple read_groups(nb::str python_path, nb::str python_pattern, nb::list python_wanted) {
+  const std::string path = bytes_of(python_path), pattern = name_of(python_pattern);
+  std::vector<std::string> wanted;
+  for (const nb::handle one : python_wanted) wanted.push_back(name_of(one));
+  solar::GroupTable found;
+  {
+    nb::gil_scoped_release released;
+    found = solar::read_groups(solar::File::plain(path), pattern, wanted);
+  }
+  nb::list columns;
+  for (solar::GroupColumn& column : found.columns) columns.append(to_tuple(std::move(column), found.identity));
+  const solar::Identity& own = found.identity;
+  return nb::make_tuple(nb::bytes(found.names.data(), found.names.size()), array(std::move(found.begins)), columns,
+                        nb::make_tuple(own.nbytes, own.mtime_ns, own.inode, own.ctime_ns));
+}
+
+nb::tuple varying_places(nb::str python_path, nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig> references,
+                         std::uint64_t itemsize) {
+  constexpr std::uint64_t widest = 32;
+  if (itemsize > widest) throw nb::value_error("a value has at most 32 bytes");
+  const std::string path = bytes_of(python_path);
+  const solar::Bytes bytes = std::as_bytes(std::span(references.data(), references.size()));
+  solar::VaryingPlaces found;
+  {
+    nb::gil_scoped_release released;
+    found = solar::varying_places(solar::File::plain(path), bytes, itemsize);
+  }
+  const solar::Identity& own = found.identity;
+  return nb::make_tuple(array(std::move(found.offset)), array(std::move(found.length)),
+                        nb::make_tuple(own.nbytes, own.mtime_ns, own.inode, own.ctime_ns));
+}
+
 nb::str why_not_hdf5(nb::str python_path) {
   const std::string path = bytes_of(python_path);
   std::string why;
@@ -267,5 +316,7 @@ void bind_metadata(nb::module_& module) {
              nb::arg("header_address") = solar::undefined_address);
   module.def("chunk_table", &chunk_table, nb::arg("path"), nb::arg("name"),
              nb::arg("header_address") = solar::undefined_address);
+  module.def("read_groups", &read_groups, nb::arg("path"), nb::arg("pattern"), nb::arg("wanted"));
+  module.def("varying_places", &varying_places, nb::arg("path"), nb::arg("references"), nb::arg("itemsize"));
   module.def("why_not_hdf5", &why_not_hdf5, nb::arg("path"));
 }

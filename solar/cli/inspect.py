@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import textwrap
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from solar.cli import words
 from solar.cli.cost import advice, commonest, cost, costs_in_words
 from solar.cli.paint import Paint
 from solar.cli.plan import fields_of
+from solar.cli.shapes import FIELDS_SHOWN, Shape, dataset_call, field_of, keys_of, shapes_of
 from solar.cli.stored import ways
 from solar.cli.tree import Show, tree_lines
 from solar.errors import LayoutError
@@ -30,8 +30,9 @@ from solar.values import Layout
 
 DETAILS = """\
 keys of --json: version (1), files, nbytes, problems (damaged groups, links that lead nowhere), datasets, links (groups
-  that links lead to: name, file, target), kinds (files that are not alike: files, first, problem); of each dataset:
-  name shape dtype nbytes stored_nbytes samples sample_nbytes storage index chunk chunks fill (hexadecimal; "" is zeros)
+  that links lead to: name, file, target), kinds (files that are not alike: files, first, problem), shapes (kinds of
+  samples beside rows: kind, words, python: the line that reads them, "" where none does); of each dataset: name shape
+  dtype nbytes stored_nbytes samples sample_nbytes storage index chunk chunks fill (hexadecimal; "" is zeros),
   filters ([{id, name, flags, values}]), reader (direct, h5py or none), reason (why not direct), link (null, or the file
   and the name that a link leads to), packed (what attributes say of scale, offset and missing values, for
   Field(name, cf=True); "" where nothing), cost ({samples_per_chunk, chunks_per_sample, reads, read_nbytes,
@@ -40,8 +41,8 @@ exit code: 1 where nothing can be read, so also where files do not make one data
 """
 
 WORTH_COMPRESSING = 64 << 20  # bytes that no filter has made smaller yet
-FIELDS_SHOWN = 6  # fields of a sample that are told by name
 KINDS = 8  # of files that are shown
+SHAPES = 12  # kinds of samples that are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +60,7 @@ class FoundDataset:
     files: list[str]
     survey: Survey
     kinds: list[Kind]  # of files that are not alike; else empty
+    shapes: list[Shape]  # what it seems to hold beside rows
 
     @property
     def readable(self) -> bool:
@@ -76,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         seen = Survey({layout.name: layout}, [], {})
     else:
         seen, kinds = _surveyed(files)
-    found = FoundDataset(arguments.file, files, seen, kinds)
+    shapes = shapes_of(arguments.file, files, seen.layouts) if seen.layouts and not kinds else []
+    found = FoundDataset(arguments.file, files, seen, kinds, shapes)
     if arguments.json:
         print(json.dumps(as_json(found), indent=1))
     else:
@@ -110,6 +113,7 @@ def as_json(found: FoundDataset) -> dict[str, Any]:
         "datasets": [_dataset(one, found.survey.headers.get(name)) for name, one in found.survey.layouts.items()],
         "links": [{"name": name, "file": file or None, "target": path} for name, (file, path) in links],
         "kinds": [{"files": len(one.files), "first": one.files[0], "problem": one.problem} for one in found.kinds],
+        "shapes": [{"kind": one.kind, "words": one.words, "python": one.python} for one in found.shapes],
     }
 
 
@@ -159,7 +163,9 @@ def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint
         yield from tree_lines(
             layouts, found.survey.aliases, _show(files[0], found.survey, in_detail, everything, paint)
         )
-        yield from _next(found.asked, layouts, paint)
+        taken = {name for one in found.shapes if one.kind != "groups" for name in one.parts}
+        yield from _next(found.asked, {name: one for name, one in layouts.items() if name not in taken}, paint)
+        yield from _shapes(found.shapes, everything, paint)
     if found.survey.problems:
         yield ""
         yield paint("red", figures.count(len(found.survey.problems), "problem"))
@@ -211,13 +217,11 @@ def _next(asked: str, layouts: dict[str, Layout], paint: Paint) -> Iterator[str]
     named = {name: one for name, one in fields_of(layouts).items() if words.is_number(one.dtype)}
     if not named:
         return
-    keys = Counter(name.rpartition("/")[2] for name in named)
-    fields = {name.strip("/") if keys[last] > 1 else last: name for name in named if (last := name.rpartition("/")[2])}
-    shown = dict(list(fields.items())[:FIELDS_SHOWN])
-    told = {key: _field(name, named[name]) for key, name in shown.items()}
-    more = f"  # and {figures.count(len(fields) - FIELDS_SHOWN, 'field')} more" if len(fields) > FIELDS_SHOWN else ""
+    shown = dict(list(zip(keys_of(named), named, strict=True))[:FIELDS_SHOWN])
+    told = {key: field_of(name, named[name]) for key, name in shown.items()}
+    more = f"  # and {figures.count(len(named) - FIELDS_SHOWN, 'field')} more" if len(named) > FIELDS_SHOWN else ""
     yield ""
-    yield f"{paint('dim', 'in Python:')} {paint.code(words.printable(_dataset_call(_quoted(asked), told)))}{more}"
+    yield f"{paint('dim', 'in Python:')} {paint.code(words.printable(dataset_call(asked, told)))}{more}"
     plain = [one for one in named.values() if one.dtype.kind in "iuf" and not any(form.filters for form in one.forms)]
     own = [one for one in plain if not one.names]
     if sum(one.nbytes for one in own) >= WORTH_COMPRESSING and len(own[0].paths) == 1:
@@ -227,14 +231,13 @@ def _next(asked: str, layouts: dict[str, Layout], paint: Paint) -> Iterator[str]
         )
 
 
-def _dataset_call(of: str, fields: dict[str, str]) -> str:
-    told = ", ".join(f"{_quoted(key)}: {text}" for key, text in fields.items())
-    return f"H5Dataset({of}, {{{told}}})"
-
-
-def _field(name: str, layout: Layout) -> str:
-    return f"Field({_quoted(name)}, cf=True)" if packed(layout) else _quoted(name)
-
-
-def _quoted(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _shapes(shapes: list[Shape], everything: bool, paint: Paint) -> Iterator[str]:
+    """What else there seems to be, and the line of Python that reads it."""
+    shown = shapes if everything else shapes[:SHAPES]
+    if shown:
+        yield ""
+    for one in shown:
+        said = paint.signs(paint("dim", words.printable(one.words)))
+        yield f"{said}{': ' if one.python else ''}{paint.code(words.printable(one.python))}"
+    if len(shown) < len(shapes):
+        yield f"and {figures.count(len(shapes) - len(shown), 'kind')} of samples more: --all shows them"

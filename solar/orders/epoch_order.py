@@ -22,6 +22,7 @@ Turns = tuple[NDArray[np.int32], Longs]  # of each position the source, and how 
 POSITIONS = 1 << 16  # looked at together, so that what is between takes no memory
 MOST_SAMPLES = 2**31 - 1  # that draws by weight can tell apart
 POSITIONS_EVER = 2**62  # positions of all epochs together
+POOL = 64  # runs of similar length whose samples are compared with each other
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +191,32 @@ def _in_blocks(samples: int, size: int, seed: int, epoch: int, positions: range)
             yield _native.shuffled_of(word(seed + 1), block.astype(np.int32), turns, sizes, firsts)
 
     return put_together(parts(), len(positions), samples)
+
+
+def by_length(lengths: NDArray[np.integer[Any]], run: int) -> EpochOrder:
+    """Runs of `run` samples of similar length, shuffled; who is with whom differs from epoch to epoch.
+
+    A shuffle is cut into pools of 64 runs. Each pool is sorted by length and cut into runs, and all runs are shuffled.
+    Where the samples do not divide by `run`, some of similar length, fewer than a run, end the epoch.
+    """
+    digest = digest_of(lengths, np.array([run]))
+    return EpochOrder("length", len(lengths), len(lengths), partial(_alike, lengths, run), digest)
+
+
+def _alike(lengths: NDArray[np.integer[Any]], run: int, seed: int, epoch: int, positions: range) -> Indices:
+    """A pool is of all its samples, so all of an epoch's order is laid out."""
+    count = len(lengths)
+    order = _native.shuffled(word(seed), count, overall(epoch, count, range(0)).start, count)
+    order = order[np.lexsort((lengths[order], np.arange(count) // (POOL * run)))]
+    runs, over = divmod(count, run)
+    if over:  # those that make no run are taken out of any place of the last pool
+        first = runs // POOL * POOL
+        cut_out = (first + int(order[0]) % (runs + 1 - first)) * run
+        order = np.concatenate((order[:cut_out], order[cut_out + over :], order[cut_out : cut_out + over]))
+    if runs:
+        turns = _native.shuffled(word(seed + 1), runs, overall(epoch, runs, range(0)).start, runs)
+        order[: runs * run] = order[: runs * run].reshape(runs, run)[turns].reshape(-1)
+    return order[positions.start : positions.stop].astype(bits(count), copy=False)
 
 
 def as_given(order: Indices | Callable[[int], Any], samples: int) -> EpochOrder:

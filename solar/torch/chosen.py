@@ -10,10 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError
+from solar.extents import Extents
+from solar.io.ragged import Columns
 from solar.io.read.reader import read
-from solar.orders.epoch_order import EpochOrder, as_given, by_blocks, by_groups, by_weights
+from solar.orders.epoch_order import EpochOrder, as_given, by_blocks, by_groups, by_length, by_weights
 from solar.orders.sources import by_classes
+from solar.torch.batch.pending import leaves
 from solar.torch.mixture import Mixture
+from solar.torch.source import h5_beneath
 
 Column = (
     str | Sequence[Any] | NDArray[Any] | Any | None
@@ -22,7 +26,7 @@ PerClass = Literal["equal"] | Mapping[Any, float] | Sequence[float] | Any | None
 Order = str | Sequence[int] | NDArray[Any] | Callable[[int], Any] | Any | None
 
 BLOCK = 1024  # samples of a block, if nobody says
-ONE_OF = ("weights", "labels", "together", "order")
+ONE_OF = ("weights", "labels", "together", "order", "by_length")
 
 
 def chosen(dataset: Any, by: Mapping[str, Any], num_samples: int | None, shuffle: bool) -> EpochOrder | None:
@@ -42,11 +46,16 @@ def chosen(dataset: Any, by: Mapping[str, Any], num_samples: int | None, shuffle
             'labels says the class of each sample, and per_class how often each class comes: "equal", or a weight for '
             "each. Give both or neither"
         )
+    if (by["run"] is None) != (kind != "by_length"):
+        raise ValueError(
+            "by_length says how long samples are, and run how many of similar length come in a row: give the samples "
+            "of a step, batch_size times the number of ranks. Give both or neither"
+        )
     if num_samples is not None and kind not in ("weights", "labels"):
         raise ValueError(f"num_samples={num_samples}: only weights or labels have an epoch as long as you like")
     if num_samples is not None and operator.index(num_samples) < 1:
         raise ValueError(f"num_samples={num_samples}: an epoch has at least one sample")
-    if kind in ("weights", "labels") and not shuffle:
+    if kind in ("weights", "labels", "by_length") and not shuffle:
         raise ValueError(f"shuffle=False, and {kind} draws by chance: leave one of them out")
     samples = len(dataset)
     if kind and not samples:
@@ -60,7 +69,39 @@ def chosen(dataset: Any, by: Mapping[str, Any], num_samples: int | None, shuffle
         return by_classes(classes, names, _shares(by["per_class"], labels.tolist()), length)
     if kind == "together":
         return by_groups(_classes(column(dataset, by[kind], kind), kind)[0], shuffle=shuffle)
+    if kind == "by_length":
+        return by_length(_lengths(dataset, by[kind]), _run(by["run"]))
     return _ordered(by[kind], samples) if kind else None
+
+
+def _run(run: Any) -> int:
+    if isinstance(run, bool) or operator.index(run) < 1:
+        raise ValueError(f"run={run!r}: samples of similar length in a row, at least 1")
+    return operator.index(run)
+
+
+def _lengths(dataset: Any, given: Any) -> NDArray[Any]:
+    """The length of each sample: as given, or (True) that of the first field of unequal length."""
+    if given is not True:
+        lengths = column(dataset, given, "by_length")
+        if lengths.dtype.kind not in "iu":
+            raise PlanError(f"by_length has the type {lengths.dtype}: give whole numbers")
+        return lengths
+    beneath = h5_beneath(dataset)
+    if isinstance(beneath, str) or not beneath.ragged:
+        why = beneath if isinstance(beneath, str) else "its samples are of equal length"
+        raise PlanError(f"by_length=True asks the dataset how long its samples are, and {why}: give their lengths")
+    which, rows = beneath.locate(np.arange(len(dataset)))
+    found = np.empty(len(rows), np.int64)
+    for number, one in enumerate(beneath.datasets):
+        own = next(own for own in leaves(one.extents) if isinstance(own, Columns))
+        if own.varying:
+            raise PlanError(
+                f"by_length=True: {own.given.name} is of HDF5's variable-length type, whose lengths are not known "
+                "before it is read: give them"
+            )
+        found[which == number] = own.length[rows[which == number]]
+    return found
 
 
 def _mixed(mixture: Mixture, kinds: list[str], num_samples: int | None, shuffle: bool) -> EpochOrder:
@@ -88,8 +129,7 @@ def _ordered(order: Any, samples: int) -> EpochOrder:
 def column(dataset: Any, given: Any, what: str) -> NDArray[Any]:
     """One value for each sample: as given, or read from the files of the dataset."""
     if isinstance(given, str):
-        given = read(_files(dataset, f"{what}={given!r}"), given)
-        given = given if getattr(dataset, "chosen", None) is None else given[dataset.chosen]
+        given = _by_sample(dataset, read(_files(dataset, f"{what}={given!r}"), given))
     values = np.asarray(given)
     if values.ndim != 1:
         raise PlanError(f"{what} has the shape {values.shape}: give one value for each sample, one after another")
@@ -98,6 +138,15 @@ def column(dataset: Any, given: Any, what: str) -> NDArray[Any]:
             f"{what} has {len(values):,} values, and the dataset {len(dataset):,} samples: give one for each sample"
         )
     return values
+
+
+def _by_sample(dataset: Any, values: NDArray[Any]) -> NDArray[Any]:
+    """Values of rows as those of samples: of windows, that at their place."""
+    extents, chosen = getattr(dataset, "extents", None), getattr(dataset, "chosen", None)
+    lies = leaves(extents)[0] if extents is not None else None
+    if isinstance(lies, Extents) and len(values) == leaves(dataset.layouts)[0].samples != dataset.numbers:
+        values = values[dataset.rows_of(np.arange(dataset.numbers))]
+    return values if chosen is None else values[chosen]
 
 
 def _files(dataset: Any, asked: str) -> list[str]:

@@ -48,9 +48,9 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     `fields` names the datasets that make up a sample, and gives its structure: a name gives the array itself, a tuple
     or list of names a tuple, a dict of names a dict. Tuples and dicts may be nested. In place of a name, a solar.Field
     unpacks, slices, transposes, casts or normalises the dataset in native code; with its `steps` it is a window of
-    rows, with its `axis` samples lie along that. With samples="files" each file is one sample; samples=Windows(...)
-    says where windows lie, samples=Crops(...) where boxes are cut out of volumes. Samples are numpy arrays in the
-    machine's byte order; a dataset with one number per sample gives scalars.
+    rows, with its `axis` samples lie along that. With samples="files" each file is one sample; with "groups", or a
+    pattern, "/runs/*", each group. samples=Windows(...) says where windows lie, Crops(...) where boxes are cut out of
+    volumes. Samples are numpy arrays in the machine's byte order; a dataset with one number per sample gives scalars.
 
     `transform` is called with each sample before collation: transform(sample), or transform(sample, rng) with a
     numpy.random.Generator that solar's loader seeds by its seed, the epoch and the sample. It runs in `num_workers`
@@ -88,7 +88,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         path: Paths,
         fields: Any,
         *,
-        samples: Samples | Windows | Crops = "rows",
+        samples: Samples | str | Windows | Crops = "rows",
         cache: Folder = "auto",
         page_cache: bool | None = None,
         reader: By = "auto",

@@ -6,6 +6,7 @@
 #include "hdf5/describe.hpp"
 #include "hdf5/files.hpp"
 #include "hdf5/fractal_heap.hpp"
+#include "hdf5/global_heap.hpp"
 #include "hdf5/lookup3.hpp"
 #include "hdf5/superblock.hpp"
 
@@ -26,41 +27,13 @@ std::string until_zero(Bytes bytes) {
 
 std::size_t to_eights(std::size_t nbytes) { return (nbytes + 7) / 8 * 8; }
 
-// Text of variable length is an object in a global heap: here its length, the heap's address and its number there.
+// Text of variable length is an object in a global heap.
 std::vector<std::byte> text_of(Image& image, Bytes reference) {
-  constexpr const char* what = "global heap";
-  Fields fields(reference, image.facts, "text of variable length");
-  const std::uint32_t length = fields.u32();
-  const std::uint64_t address = fields.address();
-  const std::uint32_t number = fields.u32();
-  if (length == 0) return {};
-  if (address == undefined_address) fields.refuse("is nowhere");
-  const std::size_t head_nbytes = to_eights(8u + image.facts.length_width);
-  const std::vector<std::byte> head = image.read(address, head_nbytes, what);
-  Fields heap(head, image.facts, what);
-  heap.signature("GCOL");
-  heap.version(1);
-  heap.skip(3);
-  const std::vector<std::byte> all = image.read(address, heap.length(), what);
-  Fields objects(all, image.facts, what);
-  objects.skip(head_nbytes);
-  while (objects.left() >= head_nbytes) {
-    const std::size_t begin = objects.position();
-    const unsigned found = objects.u16();
-    objects.skip(6);
-    const std::uint64_t nbytes = objects.length();
-    objects.skip(head_nbytes - (objects.position() - begin));
-    if (nbytes > objects.left() + (found == 0 ? head_nbytes : 0)) objects.refuse("has an object that leaves it");
-    if (found == number && found != 0) {
-      if (length > nbytes) objects.refuse("has an object that is too short");
-      const Bytes text = objects.take(length);
-      return {text.begin(), text.end()};
-    }
-    if (found == 0 && nbytes < head_nbytes) objects.refuse("has a gap of no size");
-    const std::size_t taken = static_cast<std::size_t>(nbytes);  // a gap's size counts its head
-    objects.skip(std::min(found == 0 ? taken - head_nbytes : to_eights(taken), objects.left()));
-  }
-  objects.refuse("has no object " + std::to_string(number));
+  const HeapReference text = parse_reference(image.facts, reference);
+  if (text.values == 0) return {};
+  if (text.address == undefined_address) throw Error(Kind::layout, "text of variable length is nowhere");
+  const std::vector<HeapObject> objects = heap_objects(image, text.address);
+  return image.read(object_at(objects, text.number, text.values).address, text.values, "global heap");
 }
 
 bool is_varying_text(const std::vector<std::byte>& datatype) {

@@ -39,9 +39,10 @@ void walk_implicit(ChunkWalk& walk) {
   }
 }
 
-ChunkTable chunk_table(const File& file, const FileFacts& facts, const Dataset& dataset) {
-  ChunkWalk walk(file, facts, dataset);
-  if (dataset.index_address == undefined_address || walk.chunks() == 0) return {};
+namespace {
+
+void walk_index(ChunkWalk& walk, const Dataset& dataset) {
+  if (dataset.index_address == undefined_address || walk.chunks() == 0) return;
   switch (dataset.index) {
     case Index::btree1: walk_btree1(walk); break;
     case Index::single: walk_single(walk); break;
@@ -51,6 +52,20 @@ ChunkTable chunk_table(const File& file, const FileFacts& facts, const Dataset& 
     case Index::btree2: walk_btree2(walk); break;
     case Index::none: walk.fail(dataset.index_address, "no kind of index");
   }
+}
+
+}  // namespace
+
+ChunkTable chunk_table(const File& file, const FileFacts& facts, const Dataset& dataset) {
+  ChunkWalk walk(file, facts, dataset);
+  walk_index(walk, dataset);
+  return walk.finish();
+}
+
+ChunkTable chunk_table(const File& file, const FileFacts& facts, const Dataset& dataset, std::uint64_t& budget) {
+  ChunkWalk walk(file, facts, dataset, budget);
+  walk_index(walk, dataset);
+  budget -= walk.spent();
   return walk.finish();
 }
 

@@ -35,14 +35,15 @@ bool before(std::span<const std::uint64_t> a, std::span<const std::uint64_t> b) 
   return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end());
 }
 
-ChunkWalk::ChunkWalk(const File& file, const FileFacts& facts, const Dataset& dataset)
+ChunkWalk::ChunkWalk(const File& file, const FileFacts& facts, const Dataset& dataset, std::uint64_t budget)
     : file_(file), facts_(facts), dataset_(dataset), chunk_nbytes_(dataset.itemsize) {
   const unsigned width = facts.offset_width;
   if (width == 0 || width > 8 || facts.length_width == 0 || facts.length_width > 8) {
     fail(dataset.header_address, "addresses or lengths of impossible width");
   }
   end_ = std::min(facts.end, file.nbytes());
-  budget_ = end_ > ~std::uint64_t{0} / 2 ? end_ : 2 * end_;  // twice: a node's head is read before the whole node
+  // Twice: a node's head is read before the whole node.
+  given_ = budget_ = std::min(budget, end_ > ~std::uint64_t{0} / 2 ? end_ : 2 * end_);
   const auto& shape = dataset.shape;
   const auto& most = dataset.maxshape.empty() ? shape : dataset.maxshape;
   if (shape.empty() || dataset.chunk.size() != shape.size() || most.size() != shape.size()) {

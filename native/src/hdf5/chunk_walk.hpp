@@ -17,7 +17,9 @@ namespace solar {
 
 class ChunkWalk {
  public:
-  ChunkWalk(const File& file, const FileFacts& facts, const Dataset& dataset);
+  // Reads no more bytes than `budget`, and no more than the file can need for one dataset.
+  ChunkWalk(const File& file, const FileFacts& facts, const Dataset& dataset,
+            std::uint64_t budget = ~std::uint64_t{0});
 
   const FileFacts& facts() const noexcept { return facts_; }
   const Dataset& dataset() const noexcept { return dataset_; }
@@ -26,6 +28,7 @@ class ChunkWalk {
   std::uint64_t chunk_nbytes() const noexcept { return chunk_nbytes_; }
   std::uint64_t chunks() const noexcept { return chunks_; }                   // in the grid, present or not
   std::span<const std::uint64_t> counts() const noexcept { return counts_; }  // chunks along each axis
+  std::uint64_t spent() const noexcept { return given_ - budget_; }
   std::span<const std::uint64_t> most() const noexcept { return most_; }  // as far as the axis may grow; 0: without end
   // Of one entry in the arrays and the version 2 B-tree, before its coordinates.
   bool entry_fits(std::uint64_t nbytes) const noexcept;
@@ -69,7 +72,7 @@ class ChunkWalk {
   std::uint64_t chunks_ = 1;
   std::uint64_t chunk_nbytes_ = 0;
   std::uint64_t end_ = 0;
-  std::uint64_t budget_ = 0;
+  std::uint64_t given_ = 0, budget_ = 0;
 
   // The last part of the file that was read; longer while reads follow each other closely.
   std::vector<std::byte> window_;
@@ -78,6 +81,9 @@ class ChunkWalk {
 
   ChunkTable table_;
 };
+
+// chunk_table for one of many datasets, which together have this budget: what it takes is taken off.
+ChunkTable chunk_table(const File& file, const FileFacts& facts, const Dataset& dataset, std::uint64_t& budget);
 
 // a before b, axis by axis.
 bool before(std::span<const std::uint64_t> a, std::span<const std::uint64_t> b);

@@ -36,7 +36,8 @@ def collated(samples: list[Any], where: str = "batch") -> Any:
             raise
     raise RuntimeError(
         f"{said} do not make one tensor. Give the DataLoader collate_fn=list, which hands out a batch as a list of "
-        "samples, or a collate_fn of your own that pads them, or give the H5Dataset a transform that makes them alike"
+        "samples, or a collate_fn of your own that pads them, or give the H5Dataset a transform that makes them alike. "
+        'Where they are of HDF5\'s variable-length type, name the field as Ragged("..."), which makes batches of them'
     )
 
 
