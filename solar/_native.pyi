@@ -268,7 +268,7 @@ class Sweep:
 def direct(units: Units, items: I32, starts: I64, gap: int) -> PlanCounts: ...
 
 # Of a part: rows, positions, starts, last, loads, ends, start, start_ends, start_due (native/include/solar/run.hpp).
-PartEpoch = tuple[I32, I32 | None, I64, U8, I32, I64, I32, I64, I64]
+PartEpoch = tuple[I32, I32 | None, I64, U8, I32, I64, I32, I64, I64, tuple[I32, I64, I64] | None]
 
 def make_node(ranks: int, nbytes: int) -> int:
     """The descriptor of anonymous memory that so many processes share, for the one that makes it."""
@@ -309,6 +309,7 @@ class Run:
         ahead: int,
         gap: int,
         extents: Extents | None = None,
+        boxes: Boxes | None = None,
     ) -> int:
         """Adds rows of a source, or samples of them, with a buffer of so many pages. Gives the part's number."""
 

@@ -6,7 +6,10 @@ each epoch, a sample's number tells that, too: sample i of epoch e is number e *
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +17,7 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
+LISTED = 1 << 18  # blocks that are listed at a time, about, by whoever goes through those of all samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +140,72 @@ class Boxes:
             if column >= 0:
                 corners[:, 1 + axis] = places[:, column]
         return Corners(self.part_first[corners[:, 0]] + corners[:, 1], corners)
+
+
+@dataclass(frozen=True, eq=False)
+class BoxBlocks:
+    """Boxes of a dataset that a buffer holds as blocks: which of these each step of samples touches.
+
+    Blocks are numbered part after part, each part's in the order of its grid.
+
+    >>> stack = Boxes(grid([1], [(7,)], (1,), (1,)), (5, 6, 1), (-1, -1, 2), (2,), np.array([0, 5]))
+    >>> blocks = BoxBlocks(stack, (5, 3, 4), np.array([[1, 2, 2]]))
+    >>> [found.tolist() for found in blocks.uses(np.array([3, 2, 6]), np.array([0, 2, 3]))]
+    [[0, 2, 1, 3], [0, 2, 4]]
+    """
+
+    boxes: Boxes
+    block: tuple[int, ...]  # shape
+    tiles: Numbers  # of each part: blocks along each axis
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    @property
+    def slots(self) -> int:
+        """How many blocks a sample touches, about."""
+        edges = zip(self.boxes.box, self.block, self.tiles.max(0, initial=1).tolist(), strict=True)
+        return max(1, math.ceil(math.prod(min(tiles, (n + block - 1) / block) for n, block, tiles in edges)))
+
+    def numbers(self, samples: NDArray[np.integer], epoch: int) -> Numbers:
+        """These samples as an epoch has them."""
+        own: Numbers = samples.astype(np.int64)
+        return own + epoch * len(self.boxes) if self.boxes.places.drawn else own
+
+    def uses(self, numbers: Numbers, starts: Numbers) -> tuple[NDArray[np.int32], Numbers]:
+        """The blocks that the samples of each step touch, each once, in order; and where each step begins."""
+        counts, found = [np.zeros(1, np.int64)], [np.empty(0, np.int32)]
+        every = max(1, int(self.tiles.prod(1).sum()))
+        for steps in self._some(starts):
+            step = np.repeat(np.arange(len(steps) - 1), np.diff(steps))
+            blocks, of = self._touched(self.boxes.of(numbers[steps[0] : steps[-1]]).corners)
+            wanted = np.unique(step[of] * every + blocks)
+            found.append((wanted % every).astype(np.int32))
+            counts.append(np.bincount(wanted // every, minlength=len(steps) - 1))
+        return np.concatenate(found), np.cumsum(np.concatenate(counts))
+
+    def _some(self, starts: Numbers) -> Iterator[Numbers]:
+        """Where steps begin, and the last one ends: of some steps at a time."""
+        most = max(1, LISTED // self.slots)
+        cuts = np.searchsorted(starts, np.arange(0, int(starts[-1]) + most, most))
+        for begin, end in pairwise(np.unique(np.append(cuts, len(starts) - 1)).tolist()):
+            yield starts[begin : end + 1]
+
+    def _touched(self, corners: Numbers) -> tuple[Numbers, Numbers]:
+        """Each block that each of these boxes touches, and which of the boxes that is."""
+        part, begin = corners[:, 0], corners[:, 1:]
+        low = begin // np.array(self.block)
+        wide = (begin + np.array(self.boxes.box) - 1) // np.array(self.block) - low + 1
+        counts = wide.prod(1)
+        of = np.repeat(np.arange(len(counts)), counts)
+        left = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+        sizes = self.tiles.prod(1)
+        found, stride = (np.cumsum(sizes) - sizes)[part[of]], np.ones(len(self.tiles), np.int64)
+        for axis in reversed(range(len(self.block))):
+            left, at = np.divmod(left, wide[of, axis])
+            found += (low[of, axis] + at) * stride[part[of]]
+            stride = stride * self.tiles[:, axis]
+        return found, of
 
 
 # --- places that are drawn ----

@@ -314,11 +314,20 @@ class RunPart:
     extents: Extents | None = None  # None: a sample is a row
 
 
+class ToldBoxes(NamedTuple):
+    """The samples of such a stretch, where these are boxes: a Script is of the blocks that they touch."""
+
+    samples: NDArray[np.int32]
+    corners: NDArray[np.int64]  # of one after another: its part, and where it begins along each axis there
+    starts: NDArray[np.int64]  # where each batch begins among the samples, and the last one ends
+
+
 class Told(NamedTuple):
     """What an epoch, or another stretch of batches, is for one part."""
 
     script: Script
     positions: NDArray[np.int32] | None  # of each use, or sample of several, in its batch; None: they are in order
+    boxes: ToldBoxes | None = None
 
 
 class Parcels(NamedTuple):

@@ -122,9 +122,11 @@ def least_of(make: Callable[[int], DataLoader[Any]]) -> int:
 
 def plain_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on runs are those of the kit. Only for data sets that are made after this."""
-    monkeypatch.setattr("solar.io.read.reader.source_of", run_kit.recorded(engine.source_of))
+    for module in ("reader", "boxed"):
+        monkeypatch.setattr(f"solar.io.read.{module}.source_of", run_kit.recorded(engine.source_of))
     monkeypatch.setattr(_native, "Run", run_kit.Run)
     monkeypatch.setattr(_native, "Extents", run_kit.Extents)
+    monkeypatch.setattr(_native, "Boxes", run_kit.Boxes)
 
 
 def noted_runs(monkeypatch: pytest.MonkeyPatch) -> list[buffered.Running]:

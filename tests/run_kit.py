@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +58,32 @@ class Extents:
 
 
 @dataclass
+class Boxes:
+    """solar._native.Boxes: what samples are cut out of, which lies in blocks."""
+
+    source: Any
+    block: Any
+    box: Any
+    shape: Any
+    lengths: Any
+
+    def cut(self, corner: Any, blocks: dict[int, Any], itemsize: int) -> Any:
+        """The bytes of the box at this corner of a whole volume, of which there are these blocks."""
+        part, *begin = corner
+        grids = [
+            [-(-n // b) for n, b in zip((rows, *self.shape[1:]), self.block, strict=True)] for rows in self.lengths
+        ]
+        first = sum(math.prod(grid) for grid in grids[:part])
+        volume = np.zeros([n * b for n, b in zip(grids[part], self.block, strict=True)], f"V{itemsize}")
+        for number, place in enumerate(np.ndindex(*grids[part])):
+            if first + number in blocks:
+                where = tuple(slice(at * b, (at + 1) * b) for at, b in zip(place, self.block, strict=True))
+                volume[where] = blocks[first + number].view(volume.dtype).reshape(self.block)
+        cut = volume[tuple(slice(at, at + n) for at, n in zip(begin, self.box, strict=True))]
+        return np.ascontiguousarray(cut).reshape(-1).view(np.uint8)
+
+
+@dataclass
 class Part:
     """What is known of one part: its units from the Layout, what it holds, and what it is told to do when."""
 
@@ -70,6 +97,8 @@ class Part:
     gap: int
     units: Units
     extents: Extents | None
+    boxes: Boxes | None
+    samples: list[tuple[Any, list[int]]] = field(default_factory=list)  # of each step: corners, positions
     held: dict[int, bool] = field(default_factory=dict)  # key: whether it was used since it was loaded
     failed: set[int] = field(default_factory=set)
     steps: list[tuple[list[int], list[int], list[int]]] = field(default_factory=list)  # rows, positions, last
@@ -87,6 +116,13 @@ class Part:
         self.rows_of: list[list[int]] = [[] for _ in range(self.units.units)]
         for row, unit in enumerate(self.unit_of.tolist()):
             self.rows_of[unit].append(row)
+
+    def append_boxes(self, positions: Any, samples: Any, corners: Any, starts: Any) -> None:
+        """The samples of more steps, each cut out of the rows of its step, which have no position."""
+        corners = corners.reshape(len(samples), -1).tolist()
+        for begin, end in itertools.pairwise(starts.tolist()):
+            places = list(range(end - begin)) if positions is None else positions[begin:end].tolist()
+            self.samples.append((corners[begin:end], places))
 
     def key(self, row: int) -> int:
         """What is held for this row: itself, or its unit."""
@@ -164,16 +200,20 @@ class Run:
         ahead: int,
         gap: int,
         extents: Any = None,
+        boxes: Any = None,
     ) -> int:
         assert not self._sizes
         units = of_layout(_known[id(source)][1])
-        self._parts.append(Part(source, field, pages, page, stored, direct, ahead, gap, units, extents))
+        self._parts.append(Part(source, field, pages, page, stored, direct, ahead, gap, units, extents, boxes))
         return len(self._parts) - 1
 
     def append(self, sizes: Any, parts: list[Any]) -> None:
         base = len(self._sizes)
         for part, told in zip(self._parts, parts, strict=True):
-            rows, positions, starts, last, loads, ends, start, start_ends, _ = told
+            rows, positions, starts, last, loads, ends, start, start_ends, _, boxes = told
+            if part.boxes is not None:
+                part.append_boxes(positions, *boxes)
+                positions = None
             assert {a.dtype.name for a in (rows, loads, start)} == {"int32"}
             for group in np.split(start, start_ends[:-1]) if len(start_ends) else []:
                 part.issues.setdefault(base, []).append((group.tolist(), False))
@@ -238,10 +278,21 @@ class Run:
             parts = [part for part in self._parts if part.field == number]
             nbytes = parts[0].source.row_nbytes
             slots = 1 if parts[0].extents is None else len(parts[0].extents.steps)
+            if (cut := parts[0].boxes) is not None:
+                nbytes = nbytes // math.prod(cut.block) * math.prod(cut.box)
             out = np.zeros((self._sizes[step] * slots, nbytes), np.uint8)
             placed = 0
             for part in parts:
                 rows, positions, _ = part.steps[step]
+                if part.boxes is not None:
+                    self._use(part, rows)
+                    found = self._read(part, rows) if rows else []
+                    blocks = dict(zip(rows, found, strict=True))
+                    itemsize = part.source.row_nbytes // math.prod(part.boxes.block)
+                    for corner, position in zip(*part.samples[step], strict=True):
+                        out[position] = part.boxes.cut(corner, blocks, itemsize)
+                        placed += 1
+                    continue
                 placed += len(rows)
                 if rows:
                     self._use(part, rows)

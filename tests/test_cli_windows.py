@@ -1,4 +1,4 @@
-"""`solar plan --window`: what it says of windows is what the loader's run reads; and what it does not take."""
+"""`solar plan --window` and `--crop`: what it says is what the loader's run reads; and what it does not take."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import crops_kit
 import numpy as np
 import pytest
 from buffer_kit import DISK, LAYOUTS, run_of
 from windows_kit import written
 
-from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows
+from solar import Crops, DataLoader, Field, H5Dataset, PlanSampler, Windows
 from solar.cli import main
 
 TERMS = ["--latency", "1ms", "--bandwidth", "100MB/s", "--iops", "500", "--batch-size", "8", "--epochs", "3"]
@@ -83,3 +84,68 @@ def test_windows_are_rehearsed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["rehearse", str(tmp_path / "a.h5"), *asked, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["samples"], answer["nbytes"]) == (14, 8 * 60)
+
+
+@pytest.mark.parametrize("memory", [150_000, 300_000, 2_000_000])
+@pytest.mark.parametrize("stored", ["contiguous", "gzip"])
+def test_the_plan_of_boxes_is_the_runs(
+    stored: str, memory: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("solar.io.layout.blocks.BLOCK_NBYTES", 2_000)
+    path = tmp_path / "a.h5"
+    label = np.zeros((24, 20, 22), "u1")
+    crops_kit.written(path, (2, 24, 20, 22), stored, (1, 6, 7, 8), label=label)
+    asked = ["--crop", "9,8,7", "--at", "random", "--per", 80, "--memory", memory]
+    answer = answered(capsys, path, "u", "label", *asked)
+    assert sorted(answer["policies"]) == ["one_by_one", "solar"]
+    data = H5Dataset(str(path), {"u": "u", "y": "label"}, samples=Crops((9, 8, 7), at="random", per=80))
+    assert answer["samples"] == len(data) == 80
+    sampler = PlanSampler(data, 1, 0, seed=0)
+    with DataLoader(data, 8, sampler=sampler, buffer=memory, epochs=3, storage=DISK) as loader:
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            assert sum(len(batch["y"]) for batch in loader) == len(data)
+        counts = run_of(loader).counts()
+    for name in ("reads", "requests", "bytes"):
+        planned = answer["first_epoch"][name] + 2 * answer["policies"]["solar"][name]
+        assert counts[name] == pytest.approx(planned, abs=2)
+
+
+def test_people_are_told_of_boxes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    crops_kit.written(tmp_path / "a.h5", (6, 5, 4), "gzip", (2, 3, 4), label=np.zeros((6, 5, 4), "u1"))
+    path, box = str(tmp_path / "a.h5"), ["--crop", "3,2,2", "--overlap", "1"]
+    assert main(["plan", path, "u", "label", *box, "--memory", "1MiB", *TERMS]) == 0
+    said = capsys.readouterr().out
+    assert "36 boxes of u, label, 60 B each" in said
+    assert "one by one" in said
+    assert main(["rehearse", path, "u", *box, "--batch-size", "4", "--buffer", "1MiB", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 36
+    found = []
+    for buffer in ("0", "1MiB"):
+        asked = ["u", "label", "--crop", "3,2,2", "--at", "random", "--per", "9", "--batch-size", "4", "--epochs", "2"]
+        assert main(["digest", path, *asked, "--buffer", buffer, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["epochs"])
+    assert found[0] == found[1]
+
+
+WRONG = [
+    (["--at", "random"], "--at is of boxes: give their --crop SHAPE, too"),
+    (["--crop", "2,2", "--window", "u=0:2"], "--crop beside windows"),
+    (["--crop", "2,2", "--per", "3"], "--crop: per=3"),
+    (["--crop", "2,2", "--ranks", "2"], "leave out --ranks"),
+    (["--crop", "2,2", "--weights", "u"], "leave out --weights"),
+    (["--crop", "2,9"], "are larger than its volume"),
+]
+
+
+@pytest.mark.parametrize(("asked", "said"), WRONG, ids=lambda one: " ".join(one) if isinstance(one, list) else "")
+def test_boxes_that_make_no_sense_are_said(
+    asked: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crops_kit.written(tmp_path / "a.h5", (6, 5, 4), "contiguous")
+    assert main(["plan", str(tmp_path / "a.h5"), "u", *asked, "--memory", "1MiB"]) != 0
+    assert said in capsys.readouterr().err
+    for wrong in ("0,2", "2x2", ""):
+        with pytest.raises(SystemExit):
+            main(["plan", str(tmp_path / "a.h5"), "u", "--crop", wrong])
+        assert "argument --crop" in capsys.readouterr().err

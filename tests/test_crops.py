@@ -228,15 +228,6 @@ def test_boxes_land_on_a_device(options: dict[str, Any], tmp_path: Path) -> None
         next(iter(DataLoader(drawn_anew, 8, device="cpu", resident="1MiB")))
 
 
-def test_a_buffer_of_boxes_is_refused_in_words_and_none_is_taken(tmp_path: Path) -> None:
-    data = dataset_of(tmp_path, "gzip")
-    with DataLoader(data, 8) as loader:
-        assert len([*loader]) == 5
-        assert loader._buffered.running is None
-    with pytest.raises(PlanError, match=r"0\.h5: /u comes in boxes, .*: leave buffer= out"):
-        next(iter(DataLoader(data, 8, buffer="1MiB")))
-
-
 @pytest.mark.parametrize("stored", ["gzip", "lzf and a checksum"])
 def test_boxes_with_a_damaged_chunk_are_left_out(stored: str, tmp_path: Path) -> None:
     path = tmp_path / "a.h5"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from solar.boxes import BoxBlocks, Boxes
 from solar.errors import LayoutError
 from solar.io.layout.extents import running
 from solar.values import Form, Layout
@@ -47,6 +48,13 @@ def blocks_of(layout: Layout) -> Layout:
         part_first=running(grids),
     )
     return _cut(found, block, grids) if chunk is None else found
+
+
+def in_blocks(layout: Layout, boxes: Boxes) -> tuple[Layout, BoxBlocks]:
+    """The blocks of such a dataset, and which of them its boxes touch."""
+    blocks, lengths = blocks_of(layout), np.diff(layout.part_first)
+    shapes = np.column_stack((lengths, *(np.full_like(lengths, n) for n in layout.shape[1:])))
+    return blocks, BoxBlocks(boxes, blocks.sample_shape, -(-shapes // np.array(blocks.sample_shape)))
 
 
 def _handy(layout: Layout, rows: int) -> tuple[int, ...]:

@@ -1,4 +1,7 @@
-"""Boxes of a Layout -> arrays: one native call for a batch, which reads what they touch of the blocks they lie in."""
+"""Boxes of a Layout -> arrays: one native call for a batch, which reads what they touch of the blocks they lie in.
+
+A buffer holds the blocks, and a run cuts the boxes out of these.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.boxes import Boxes
-from solar.io.layout.blocks import blocks_of
+from solar.io.layout.blocks import in_blocks
 from solar.io.read.engine import Ticket, source_of
 from solar.io.read.reader import Rows
 from solar.values import Layout
@@ -23,11 +26,17 @@ class BoxRows(Rows):
         super().__init__(layout, native_order, page_cache, sample_shape=boxes.shape)
 
     def _source_of(self, swap: int, page_cache: bool | None, mapped: bool) -> _native.Source:
-        layout, blocks = self.layout, blocks_of(self.layout)
-        source = source_of(blocks, swap, page_cache, mapped=mapped)
+        layout = self.layout
+        self._blocks, self.touched = in_blocks(layout, self._boxes)
+        source = source_of(self._blocks, swap, page_cache, mapped=mapped)
         lengths = np.diff(layout.part_first).tolist()
-        self._native = _native.Boxes(source, list(blocks.sample_shape), self._boxes.box, layout.shape, lengths)
+        self.native = _native.Boxes(source, list(self.touched.block), self._boxes.box, layout.shape, lengths)
         return source
+
+    @property
+    def read_as(self) -> Layout:
+        """The blocks."""
+        return self._blocks
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """The row of the Layout at which each of these samples begins."""
@@ -51,4 +60,4 @@ class BoxRows(Rows):
 
     def _ticket(self, rows: NDArray[np.int64], memory: NDArray[np.uint8], positions: Any = None) -> Ticket:
         names = rows % max(1, len(self._boxes))  # without the epoch
-        return Ticket(self._native, names, memory, positions, corners=self._boxes.of(rows).corners)
+        return Ticket(self.native, names, memory, positions, corners=self._boxes.of(rows).corners)

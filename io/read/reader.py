@@ -147,6 +147,11 @@ class Rows:
         return source_of(self.layout, swap, page_cache, mapped=mapped)
 
     @property
+    def read_as(self) -> Layout:
+        """What the engine knows it as: its rows are what a buffer holds."""
+        return self.layout
+
+    @property
     def source(self) -> _native.Source | None:
         """The native form of the Layout; None if libhdf5 reads it."""
         return self._source

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.extents import Listing
 from solar.io.machine.late import Late, until
+from solar.io.read.boxed import BoxRows
 from solar.io.read.engine import COUNT_NAMES, LAST_WAIT, Engine
 from solar.io.read.reader import Rows
 from solar.values import Layout, RunPart, Told
@@ -81,7 +82,7 @@ class Running:
             assert one.source is not None, "the loader asks only for what is read directly"
             own = None if part.extents is None else part.extents.native
             terms = part.pages, part.page, part.stored, part.direct, part.ahead, part.gap
-            self._run.part(one.source, part.field, *terms, own)
+            self._run.part(one.source, part.field, *terms, own, one.native if isinstance(one, BoxRows) else None)
         _live.add(self)
 
     def append(self, sizes: NDArray[np.int64], told: Sequence[Told], parcels: None = None) -> None:
@@ -189,7 +190,7 @@ def _columns(told: Told) -> tuple[Any, ...]:
         starts, rows = starts // rows.extents.slots, rows.samples
     return (
         rows, told.positions, starts, script.last, script.loads, script.ends,
-        script.start, script.start_ends, script.start_due,
+        script.start, script.start_ends, script.start_due, told.boxes,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ namespace nb = nanobind;
 namespace {
 
 using solar::bind::Array;
+using solar::bind::BoundBoxes;
 using solar::bind::BoundSource;
 using solar::bind::nanoseconds;
 using solar::bind::view;
@@ -24,9 +25,10 @@ using solar::bind::view;
 constexpr std::chrono::seconds last_wait(1);  // for a Run that nobody closed
 
 using Sizes = Array<std::int64_t>;
+using BoundSamples = std::tuple<Array<std::int32_t>, Array<std::int64_t>, Array<std::int64_t>>;  // of boxes
 using BoundEpoch = std::tuple<Array<std::int32_t>, std::optional<Array<std::int32_t>>, Array<std::int64_t>,
                               Array<std::uint8_t>, Array<std::int32_t>, Array<std::int64_t>, Array<std::int32_t>,
-                              Array<std::int64_t>, Array<std::int64_t>>;
+                              Array<std::int64_t>, Array<std::int64_t>, std::optional<BoundSamples>>;
 
 struct BoundNode {
   BoundNode(int descriptor, unsigned rank, const std::vector<nb::str>& names, std::size_t nbytes) {
@@ -95,16 +97,17 @@ class BoundRun {
   BoundRun& operator=(const BoundRun&) = delete;
 
   std::size_t part(const BoundSource& source, std::size_t field, std::size_t pages, std::size_t page, bool stored,
-                   bool direct, std::uint64_t ahead, std::uint64_t gap, const BoundExtents* extents) {
+                   bool direct, std::uint64_t ahead, std::uint64_t gap, const BoundExtents* extents,
+                   const BoundBoxes* boxes) {
     nb::gil_scoped_release released;
     return run_->part({source.native, field, pages, page, stored, direct, ahead, gap,
-                       extents == nullptr ? nullptr : extents->native});
+                       extents == nullptr ? nullptr : extents->native, boxes == nullptr ? nullptr : boxes->native});
   }
 
   void append(const Sizes& sizes, const std::vector<BoundEpoch>& parts) {
     auto keep = std::make_shared<const std::vector<BoundEpoch>>(parts);
     std::vector<solar::Run::Epoch> epochs;
-    for (const auto& [rows, positions, starts, last, loads, ends, start, start_ends, start_due] : *keep) {
+    for (const auto& [rows, positions, starts, last, loads, ends, start, start_ends, start_due, boxes] : *keep) {
       solar::Run::Epoch epoch;
       epoch.rows = view(rows);
       if (positions) epoch.positions = view(*positions);
@@ -115,6 +118,11 @@ class BoundRun {
       epoch.start = view(start);
       epoch.start_ends = view(start_ends);
       epoch.start_due = view(start_due);
+      if (boxes) {
+        epoch.samples = view(std::get<0>(*boxes));
+        epoch.corners = view(std::get<1>(*boxes));
+        epoch.sample_starts = view(std::get<2>(*boxes));
+      }
       epochs.push_back(epoch);
     }
     {
@@ -190,12 +198,13 @@ void bind_run(nb::module_& module) {
       .def(nb::init<const Sizes&, const Sizes&, const Sizes&, const Sizes&, std::int64_t, const Sizes&, const Sizes&>(),
            "first"_a, "anchor"_a, "low"_a, "high"_a, "every"_a, "steps"_a, "sizes"_a);
   nb::class_<BoundRun>(module, "Run")
-      .def("__init__",
-           [](BoundRun* self, nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node,
-              std::size_t lends) { new (self) BoundRun(std::move(reader), staged, scratch, node, lends); },
-           "reader"_a, "staged"_a, "scratch"_a, "node"_a = nb::none(), "lends"_a = 0)
+      .def(
+          "__init__",
+          [](BoundRun* self, nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node,
+             std::size_t lends) { new (self) BoundRun(std::move(reader), staged, scratch, node, lends); },
+          "reader"_a, "staged"_a, "scratch"_a, "node"_a = nb::none(), "lends"_a = 0)
       .def("part", &BoundRun::part, "source"_a, "field"_a, "pages"_a, "page"_a, "stored"_a, "direct"_a, "ahead"_a,
-           "gap"_a, "extents"_a = nb::none())
+           "gap"_a, "extents"_a = nb::none(), "boxes"_a = nb::none())
       .def("append", &BoundRun::append, "sizes"_a, "parts"_a)
       .def("take", &BoundRun::take, "seconds"_a)
       .def("waiting_for", &BoundRun::waiting_for)

@@ -133,7 +133,7 @@ std::size_t bound(std::span<const Filter* const> before, std::size_t nbytes) {
   return bytes;
 }
 
-std::size_t undo(const Filter& filter, Bytes in, MutableBytes out, Scratch& scratch) {
+std::size_t undo(const Filter& filter, Bytes in, MutableBytes out, Scratch& scratch, Wanted* wanted) {
   switch (filter.id) {
     case deflate:
       return inflate_zlib(in, out);
@@ -156,14 +156,14 @@ std::size_t undo(const Filter& filter, Bytes in, MutableBytes out, Scratch& scra
     case zstd:
       return decode_zstd(in, out);
     case codec_filter:
-      decode_codec(in, out, filter, scratch);
+      decode_codec(in, out, filter, scratch, wanted);
       check_told(in, told_type(filter));
       return out.size();
     case kept_filter:
       return keep_codec(in, out, filter);
     case cast_filter:
       if (filter.values.empty()) throw Error(Kind::codec, "is not told what its chunks hold");
-      decode_codec_cast(in, out, filter, scratch);
+      decode_codec_cast(in, out, filter, scratch, wanted);
       check_told(in, filter.values.back());
       return out.size();
     case blosc2:
@@ -197,7 +197,12 @@ Pipeline::Pipeline(std::vector<Filter> filters, std::size_t itemsize, std::size_
   if (const auto reason = unsupported(filters_, itemsize_); !reason.empty()) throw Error(Kind::codec, reason);
 }
 
-void Pipeline::decode(Bytes stored, std::uint32_t mask, MutableBytes out, Scratch& scratch) const {
+bool Pipeline::in_tiles() const noexcept {
+  return filters_.size() == 1 && (filters_[0].id == codec_filter || filters_[0].id == cast_filter);
+}
+
+void Pipeline::decode(Bytes stored, std::uint32_t mask, MutableBytes out, Scratch& scratch, Wanted* wanted) const {
+  if (wanted != nullptr) wanted->nbytes = out.size();
   const Filter* active[most_filters];
   std::size_t left = 0;
   for (std::size_t i = 0; i < filters_.size(); ++i)
@@ -212,7 +217,7 @@ void Pipeline::decode(Bytes stored, std::uint32_t mask, MutableBytes out, Scratc
       continue;
     }
     const MutableBytes room = left == 0 ? out : at_least(*free, bound(std::span(active).first(left), nbytes_));
-    bytes = room.first(named(filter, [&] { return undo(filter, bytes, room, scratch); }));
+    bytes = room.first(named(filter, [&] { return undo(filter, bytes, room, scratch, left == 0 ? wanted : nullptr); }));
     free = free == &scratch.a ? &scratch.b : &scratch.a;
   }
   if (bytes.size() != out.size())

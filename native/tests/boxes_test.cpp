@@ -1,4 +1,6 @@
 // Boxes cut out of volumes in blocks: each is what copying element by element gives, and arrays that make no sense.
+#include <array>
+#include <cstring>
 #include <numeric>
 
 #include "plans.hpp"
@@ -117,4 +119,98 @@ TEST_CASE("boxes that are not of such blocks, and corners outside of volumes, ar
   const std::vector<std::int64_t> short_of{0, 0};
   const Work work{.source = volumes.source, .rows = numbers, .out = memory, .boxes = boxes, .corners = short_of, .positions = {}};
   CHECK_THROWS_AS(reader.submit(work), std::invalid_argument);
+}
+
+namespace {
+
+// Two steps of boxes of 3 by 4, two and one of them, and the blocks that they touch.
+Made boxes_made() {
+  Made made;
+  made.samples = {5, 9, 1};
+  made.corners = {0, 1, 2, 1, 0, 0, 0, 2, 3};
+  made.sample_starts = {0, 2, 3};
+  made.sizes = {2, 1};
+  made.rows = {9, 10, 0, 1, 3, 4, 12, 13, 4, 5, 7, 8};
+  made.starts = {0, 8, 12};
+  made.last = {1, 1, 1, 1, 1, 0, 1, 1, 1, 1, 1, 1};
+  made.ends = {0, 0, 0};
+  return made;
+}
+
+std::vector<std::uint16_t> box_at(const Volumes& volumes, std::span<const std::int64_t> corner) {
+  std::vector<std::uint16_t> box;
+  for (std::int64_t y = corner[1]; y < corner[1] + 3; ++y) {
+    for (std::int64_t x = corner[2]; x < corner[2] + 4; ++x) {
+      box.push_back(volumes.values[static_cast<std::size_t>(corner[0])][static_cast<std::size_t>(y * 7 + x)]);
+    }
+  }
+  return box;
+}
+
+}  // namespace
+
+TEST_CASE("a run cuts boxes out of the blocks that it holds, and of those that it reads") {
+  const Folder folder;
+  const Volumes volumes(folder);
+  Reader reader(2, 8, 64, Backend::automatic);
+  const auto boxes = std::make_shared<const Boxes>(boxes_of(3, 4));
+  for (const std::size_t held : std::array<std::size_t, 3>{0, 3, 8}) {  // blocks of the first step
+    for (const bool stored : {false, true}) {
+      for (const bool turned : {false, true}) {
+        CAPTURE(held);
+        Run run(reader, MemoryPool::make(1 << 20), 1, 1 << 20);
+        run.part({volumes.source, 0, 15, 12, stored, true, 0, 0, nullptr, boxes});
+        Made made = boxes_made();
+        if (turned) made.positions = {1, 0, 0};
+        made.start.assign(made.rows.begin(), made.rows.begin() + static_cast<std::ptrdiff_t>(held));
+        std::sort(made.start.begin(), made.start.end());
+        if (held > 0) {
+          made.start_ends = {static_cast<std::int64_t>(held)};
+          made.start_due = {0};
+        }
+        const auto kept = std::make_shared<const Made>(made);
+        run.append(kept->sizes, {kept->epoch()}, kept);
+        for (std::size_t step = 0; step < 2; ++step) {
+          Run::Batch batch;
+          REQUIRE(run.take(60s, batch));
+          const MutableBytes bytes = batch.fields[0]->bytes();
+          for (std::int64_t i = made.sample_starts[step]; i < made.sample_starts[step + 1]; ++i) {
+            const auto expected = box_at(volumes, std::span(made.corners).subspan(static_cast<std::size_t>(i) * 3, 3));
+            const auto place = turned ? made.positions[static_cast<std::size_t>(i)] : i - made.sample_starts[step];
+            CHECK(std::memcmp(bytes.data() + place * 24, expected.data(), 24) == 0);
+          }
+          CHECK(batch.counts.rows >= static_cast<std::uint64_t>(made.sizes[step]));
+        }
+        CHECK(run.stats().held_bytes == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("an epoch of boxes whose arrays do not fit is refused") {
+  const Folder folder;
+  const Volumes volumes(folder);
+  Reader reader(2, 8, 64, Backend::automatic);
+  const auto boxes = std::make_shared<const Boxes>(boxes_of(3, 4));
+  Run run(reader, MemoryPool::make(1 << 20), 1, 1 << 20);
+  run.part({volumes.source, 0, 0, 12, false, true, 0, 0, nullptr, boxes});
+  const auto refused = [&run](auto change) {
+    Made made = boxes_made();
+    change(made);
+    const auto kept = std::make_shared<const Made>(made);
+    CHECK_THROWS(run.append(kept->sizes, {kept->epoch()}, kept));
+  };
+  refused([](Made& m) { m.sample_starts = {0, 3}; });
+  refused([](Made& m) { m.sample_starts = {1, 2, 3}; });
+  refused([](Made& m) { m.sample_starts = {0, 4, 3}; });
+  refused([](Made& m) { m.sample_starts = {0, 1, 3}; });
+  refused([](Made& m) { m.corners.pop_back(); });
+  refused([](Made& m) { m.corners[1] = 3; });
+  refused([](Made& m) { m.corners[0] = 2; });
+  refused([](Made& m) { m.corners[2] = -1; });
+  refused([](Made& m) { m.rows[0] = 11; });  // what a box needs is not used
+  refused([](Made& m) { m.positions = {0, 1}; });
+  refused([](Made& m) { m.positions = {0, 2, 0}; });
+  refused([](Made& m) { m.positions = {0, -1, 0}; });
+  CHECK_THROWS(run.part({made::contiguous(folder, 13, 100), 1, 0, 100, false, true, 0, 0, nullptr, boxes}));
 }

@@ -91,6 +91,25 @@ void check_cast(const std::vector<std::byte>& chunk, const std::vector<T>& whole
   REQUIRE(out == wanted);
 }
 
+// What is wanted of a chunk comes as it does with all of it.
+template <class T>
+void check_wanted(const std::vector<std::byte>& chunk, const std::vector<T>& whole, Path path) {
+  const Bytes all = std::as_bytes(std::span(whole));
+  std::vector<Wanted::Range> ranges;
+  for (std::size_t at = below(all.size() + 1); at < all.size(); at += 1 + below(all.size())) {
+    ranges.push_back({at, at + 1 + below(std::min<std::size_t>(200, all.size() - at))});
+    at = ranges.back().end;
+  }
+  std::vector<T> out(whole.size());
+  const Bytes found = std::as_bytes(std::span(out));
+  Scratch scratch;
+  Wanted wanted{ranges};
+  REQUIRE(decode_codec(chunk, std::as_writable_bytes(std::span(out)), {}, scratch, path, &wanted) == all.size());
+  REQUIRE(wanted.nbytes <= all.size());
+  REQUIRE((wanted.nbytes > 0) == !ranges.empty());
+  for (const auto [begin, end] : ranges) REQUIRE(std::memcmp(&found[begin], &all[begin], end - begin) == 0);
+}
+
 template <class T>
 void check_bound(const Made<T>& from, double bound, Coder coder, Predictor predictor) {
   const std::vector<std::byte> chunk = encode(from.array(), bound, coder, predictor);
@@ -102,6 +121,7 @@ void check_bound(const Made<T>& from, double bound, Coder coder, Predictor predi
     CAPTURE(static_cast<int>(predictor));
     REQUIRE(found.beyond == 0);
     if constexpr (!std::is_floating_point_v<T>) check_cast(chunk, back, path);
+    check_wanted(chunk, back, path);
   }
 }
 

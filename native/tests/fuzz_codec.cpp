@@ -108,6 +108,27 @@ void try_casting(Bytes chunk, const fuzz::Values& plain) {
   }
 }
 
+// Ranges that the chunk's own bytes say are as they are in all of it.
+void try_wanted(Bytes chunk, const fuzz::Values& plain) {
+  std::vector<solar::Wanted::Range> ranges;
+  for (std::size_t i = 0, at = 0; i < chunk.size(); ++i) {
+    at += 37 * std::to_integer<std::size_t>(chunk[i]);
+    if (at >= plain.size()) break;
+    ranges.push_back({at, std::min(plain.size(), at + 1 + i)});
+    at = ranges.back().end;
+  }
+  for (const solar::Path path : solar::codec_paths()) {
+    const Answer found = answer(plain.size(), 85, [&](fuzz::Values& out, solar::Scratch& scratch) {
+      solar::Wanted wanted{ranges};
+      return solar::decode_codec(chunk, out, {}, scratch, path, &wanted);
+    });
+    fuzz::require(found.has_value(), "what decodes does not where a part of it is wanted");
+    for (const auto [begin, end] : ranges)
+      fuzz::require(std::memcmp(found->data() + begin, plain.data() + begin, end - begin) == 0,
+                    "a part is another one");
+  }
+}
+
 // What every decoder elsewhere relies on.
 void try_keeping(Bytes chunk, std::size_t nbytes) {
   const solar::Number number = solar::codec_number(chunk);
@@ -135,6 +156,7 @@ void try_all(Bytes chunk) {
   fuzz::require(nbytes > 0 ? plugin == plain : !plugin, "the plug-in's values differ");
   if (!plain || nbytes == 0) return;
   try_keeping(chunk, nbytes);
+  try_wanted(chunk, *plain);
   const solar::Chunk said = solar::describe_codec(chunk);
   ++count.decoded;
   count.patched += said.tiles_patched > 0;

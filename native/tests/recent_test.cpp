@@ -46,6 +46,17 @@ TEST_CASE("a chunk is decoded once while there is room, and again when others to
   CHECK(decodes.count == 10);
 }
 
+TEST_CASE("a chunk comes again if it was asked for among as many others as there is room for") {
+  Recent recent(1);
+  const auto source = std::make_shared<const Source>();
+  for (int chunk = 0; chunk < 8; ++chunk) CHECK(!recent.comes_again({source, chunk, 0}, mib));
+  CHECK(recent.comes_again({source, 0, 0}, mib));
+  CHECK(!recent.comes_again({source, 8, 0}, mib));
+  CHECK(!recent.comes_again({source, 0, 0}, mib));
+  CHECK(recent.comes_again({source, 8, 0}, mib));
+  CHECK(!recent.comes_again({source, 8, 1}, mib));
+}
+
 TEST_CASE("of chunks larger than the room the last ones stay") {
   Recent recent(1);
   const auto source = std::make_shared<const Source>();

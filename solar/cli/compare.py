@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solar.boxes import BoxBlocks
 from solar.extents import Extents
 from solar.io.read.engine import GAP
 from solar.io.read.run import READ_PIECE, threads
@@ -51,7 +52,7 @@ class Case:
     weights: NDArray[np.float64] | None = field(
         default=None, compare=False
     )  # by which samples are drawn; None: shuffled
-    extents: Extents | None = None  # None: samples are rows
+    extents: Extents | BoxBlocks | None = None  # None: samples are rows
     mixed: ShuffledUses | None = field(default=None, compare=False)  # the order of all sources of a mixture
     first: int = 0  # the number of its first sample among those of all sources
 
@@ -63,9 +64,9 @@ class Case:
         return self.units.samples if self.extents is None else len(self.extents)
 
     @property
-    def slots(self) -> int:
-        """How many rows make up one."""
-        return 1 if self.extents is None else self.extents.slots
+    def sample_nbytes(self) -> int:
+        """The bytes of one."""
+        return Piece(0, 0, regions.whole(self.units), self.extents).sample_nbytes
 
     @cached_property
     def order(self) -> ShuffledUses:
@@ -134,7 +135,7 @@ def job_of(cases: Sequence[Case], memory: int, ahead: int = BATCHES_AHEAD) -> Jo
     return Job(
         pieces=[Piece(source, at, regions.whole(case.units), case.extents) for source, at, case in placed],
         storages=[case.storage for case in cases],
-        fields=[SampleBytes(case.slots * case.units.sample_nbytes) for case in fields],
+        fields=[SampleBytes(case.sample_nbytes) for case in fields],
         scratch=max(case.scratch for case in cases),
         order=one.order,
         world=one.world,

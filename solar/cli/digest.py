@@ -54,7 +54,7 @@ def _batched(arguments: argparse.Namespace) -> list[str]:
     """The fields of which torch makes batches; those that were named must be such."""
     from solar.cli.plan import layouts_of  # only here, as torch: `solar --help` is quick
 
-    layouts = layouts_of(arguments.file, windows.names_of(arguments))
+    layouts = layouts_of(arguments.file, windows.names_of(arguments), alike=not arguments.crop)
     others = [
         name
         for name, one in layouts.items()

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from solar.boxes import BoxBlocks
 from solar.cli import mixtures, planned, quantities, windows
 from solar.cli.compare import Answer, Case, answer, job_of, scratch_of
 from solar.errors import PlanError
@@ -35,16 +36,17 @@ disks. All times are modelled for that storage, with nothing of the data in the 
 
 The row of solar is the plan that DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(), buffer=SIZE, epochs=E)
 makes for this storage, and its run reads just that. With --weights it is PlanSampler(weights=NAME), with --mixture
-PlanSampler(Mixture({...: (H5Dataset(FILE, ...), SHARE), ...})). With windows and mixtures the others' rows are left
-out; beside ours is what reading each batch by itself costs, without a buffer.
+PlanSampler(Mixture({...: (H5Dataset(FILE, ...), SHARE), ...})). With windows, boxes and mixtures the others' rows are
+left out; beside ours is what reading each batch by itself costs, without a buffer. With --crop it is the plan of
+H5Dataset(FILE, ..., samples=Crops(SHAPE, ...)), which counts whole chunks, or blocks of contiguous data.
 
 keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memory, ahead, epochs, seed, weights (null:
   each sample comes once), mixture ({FILE: SHARE}, or null), storage
   ({latency, bandwidth, iops, decode (null: nothing is decoded), depth, gap, from}), datasets, policies ({torch, lru,
-  pinned, solar_paper, solar}, or of windows {one_by_one, solar}, each {reads, requests, bytes, scans, seconds, hits,
-  peak_bytes}, per epoch, once it is under way), first_epoch (the same of solar's first), buffer ({samples, batches,
-  scratch: bytes on a node, ready: batches; null: there is none}), no_buffer (why), planned ({epochs, nodes}: how many
-  were worked out; others are taken to be alike), first_batch_seconds (of each),
+  pinned, solar_paper, solar}, or of windows and boxes {one_by_one, solar}, each {reads, requests, bytes, scans,
+  seconds, hits, peak_bytes}, per epoch, once it is under way), first_epoch (the same of solar's first), buffer
+  ({samples, batches, scratch: bytes on a node, ready: batches; null: there is none}), no_buffer (why), planned
+  ({epochs, nodes}: how many were worked out; others are taken to be alike), first_batch_seconds (of each),
   estimated (policies that were followed on a smaller copy), plan_seconds (of one epoch on the first node),
   overflow_fraction (samples that another rank takes than the one that reads them), travel ({steps, samples, nbytes,
   most_nbytes}: what goes from node to node in an epoch, and what one node receives in a step at most), compute_seconds,
@@ -100,8 +102,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.mixture:
         layouts, cases = _mixed(arguments)
     else:
-        found = {} if arguments.file is None else layouts_of(arguments.file, windows.names_of(arguments))
-        layouts, cases = [*found.values()], [*_cases(arguments, storage, found, windows.extents(arguments, found))]
+        names = windows.names_of(arguments)
+        found = {} if arguments.file is None else layouts_of(arguments.file, names, alike=not arguments.crop)
+        found, extents = windows.held(arguments, found)
+        layouts, cases = [*found.values()], [*_cases(arguments, storage, found, extents)]
     refused = next((said for one in layouts if (said := not_carried(one))), "")
     job = job_of(cases, 0 if refused else arguments.memory, arguments.ahead)
     if arguments.plot:
@@ -179,10 +183,16 @@ def fits_page_cache(nbytes: float) -> bool:
 
 
 def _cases(
-    arguments: argparse.Namespace, storage: Storage, layouts: Mapping[str, Layout], extents: Mapping[str, Extents]
+    arguments: argparse.Namespace,
+    storage: Storage,
+    layouts: Mapping[str, Layout],
+    extents: Mapping[str, Extents | BoxBlocks],
 ) -> Iterator[Case]:
     """One for each field of the samples; others divide the memory among them by their bytes."""
     world = _world(arguments)
+    if arguments.crop and (world.ranks > 1 or arguments.weights):
+        word = "--weights" if world.ranks == 1 else "--ranks"
+        raise PlanError(f"--crop: boxes are planned for one process, shuffled: leave out {word}")
     named = {name: of_layout(one) for name, one in layouts.items()} or {"": _made(arguments)}
     if arguments.file is not None and (arguments.samples or arguments.sample_bytes):
         raise PlanError(
@@ -204,8 +214,10 @@ def _cases(
 
 def _mixed(arguments: argparse.Namespace) -> tuple[list[Layout], list[Case]]:
     """The datasets of all sources of a mixture, and one case for each."""
-    if arguments.weights or arguments.window or arguments.samples or arguments.sample_bytes:
-        raise PlanError("--mixture: its samples are rows of FILEs: leave out --weights, windows, and made up samples")
+    if arguments.weights or arguments.window or arguments.crop or arguments.samples or arguments.sample_bytes:
+        raise PlanError(
+            "--mixture: its samples are rows of FILEs: leave out --weights, windows, crops, and made up samples"
+        )
     names = [name for name in (arguments.file, *arguments.dataset) if name is not None]
     sources = {path: layouts_of(path, names) for path, _ in arguments.mixture}
     world, mixed = _world(arguments), mixtures.order_of(arguments, sources)
@@ -265,13 +277,16 @@ def _made(arguments: argparse.Namespace) -> Units:
     return uniform(arguments.samples, arguments.sample_bytes, per_unit=arguments.samples_per_chunk)
 
 
-def layouts_of(path: str, names: list[str]) -> dict[str, Layout]:
-    """The fields of a sample: those named, or all that have as many samples as the largest dataset."""
+def layouts_of(path: str, names: list[str], *, alike: bool = True) -> dict[str, Layout]:
+    """The fields of a sample: those named, or all that have as many samples as the largest dataset.
+
+    Those that are named are as long, or (not `alike`) of any shapes.
+    """
     files = files_of(path)
     if names:
         layouts = {name: inspect(files, name) for name in names}
         samples = {layout.samples for layout in layouts.values()}
-        if len(samples) > 1:
+        if alike and len(samples) > 1:
             found = ", ".join(f"{name}: {layout.samples:,}" for name, layout in layouts.items())
             raise PlanError(f"{path}: the fields of a sample must have the same number of samples, not {found}")
     else:

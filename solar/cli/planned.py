@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from solar.boxes import BoxBlocks
 from solar.cli import words
 from solar.cli.compare import ROW_NAMES, Answer, Case
+from solar.extents import Extents
 from solar.io.machine import figures
 from solar.values import Outcome, Storage
 
@@ -146,9 +148,10 @@ def subject(cases: list[Case]) -> str:
     """The data set: its samples, fields and bytes."""
     one = cases[0]
     total = sum(case.units.total_nbytes for case in cases)
-    each = sum(case.slots * case.units.sample_nbytes for case in cases if case.first == one.first)
+    each = sum(case.sample_nbytes for case in cases if case.first == one.first)
     named = f" of {', '.join(words.printable(case.name) for case in cases)}" if one.name else ""
-    counted = figures.count(one.samples, "sample" if one.extents is None else "window")
+    kinds = {type(None): ("sample",), Extents: ("window",), BoxBlocks: ("box", "boxes")}
+    counted = figures.count(one.samples, *kinds[type(one.extents)])
     drawn = "" if one.weights is None else "; drawn by weights"
     drawn = f"; mixed, {one.mixed.uses:,} of them an epoch" if one.mixed is not None else drawn
     return f"{counted}{named}, {figures.size(each)} each, {figures.size(total)} in all" + _chunks(cases) + drawn

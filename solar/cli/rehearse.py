@@ -129,7 +129,7 @@ def _named(arguments: argparse.Namespace, ranks: Ranks) -> list[str]:
     from solar.cli.plan import layouts_of  # only rank 0 needs the planner's side
 
     try:
-        return list(layouts_of(arguments.file, windows.names_of(arguments)))
+        return list(layouts_of(arguments.file, windows.names_of(arguments), alike=not arguments.crop))
     except SolarError as error:
         _complain(ranks, error)
         return []

@@ -1,20 +1,28 @@
-"""Windows as people ask for them on a command line: /u=-3:1,1:9:2 is the steps -3 to 0, and 1, 3, 5, 7."""
+"""Windows and crops as people ask for them on a command line.
+
+--window /u=-3:1,1:9:2 is the steps -3 to 0, and 1, 3, 5, 7; --crop 96,96,96 a box of 96 voxels along each axis.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from solar.boxes import BoxBlocks
 from solar.cli import quantities
 from solar.errors import PlanError
 from solar.extents import Extents, Steps
+from solar.io.crops import Crops, crops_of
 from solar.io.field import Field
+from solar.io.layout.blocks import in_blocks
 from solar.io.windows import TOLD_BY, Windows, extents_of
 from solar.values import Layout
 
 MOST_AT_ONCE = 1 << 20  # of a window that is written as a range
+OF_CROPS = ("at", "per", "overlap", "inside", "share", "volumes")
+OF_WINDOWS = ("every", *TOLD_BY, "pad")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +35,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for word, told in zip(TOLD_BY, ("where parts end", "how long parts are", "in which part each row is"), strict=True):
         add(f"--{word}", metavar="DATASET", help=f"{told}; else each file is a part")
     add("--pad", choices=["edge"], help="every row is a place, and ends come again")
+    add = parser.add_argument_group("boxes of volumes, as solar.Crops has them").add_argument
+    add("--crop", metavar="SHAPE", type=_numbers(1), help="of a box, along the last axes of each DATASET: 96,96,96")
+    add("--at", metavar="PLACES", help="grid, random, or a DATASET of centres (grid)")
+    add("--per", metavar="N", type=quantities.count, help="random boxes of each volume in an epoch (1)")
+    add("--overlap", metavar="N", type=_numbers(0), help="voxels that boxes of a grid share: 16, or 16,16,0 (0)")
+    add("--inside", metavar="DATASET", help="of a grid only boxes that have a voxel there that is not 0")
+    add("--share", metavar="PART", type=float, help="and so large a part of their voxels")
+    add("--volumes", choices=["files", "rows"], help="what a volume is (files)")
+
+
+def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:
+    """A parser of whole numbers with commas between."""
+
+    def numbers(text: str) -> tuple[int, ...]:
+        if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text) or min(found := [*map(int, text.split(","))]) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers from {least} with commas, such as 96,96,96")
+        return tuple(found)
+
+    return numbers
 
 
 def window(text: str) -> tuple[str, tuple[int, ...]]:
@@ -57,10 +84,21 @@ def _steps(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, tup
     return {name: tuple(steps) or (None,) for name, steps in of_field.items()}
 
 
-def _places(arguments: argparse.Namespace) -> Windows | None:
-    words = ("every", *TOLD_BY, "pad")
-    given = {word: getattr(arguments, word) for word in words if getattr(arguments, word) is not None}
-    return Windows(**given) if arguments.window or given else None
+def _places(arguments: argparse.Namespace) -> Windows | Crops | None:
+    windows, crops = ({word: getattr(arguments, word) for word in words} for words in (OF_WINDOWS, OF_CROPS))
+    windows, crops = ({word: one for word, one in of.items() if one is not None} for of in (windows, crops))
+    if arguments.crop is None:
+        if crops:
+            raise PlanError(f"--{next(iter(crops))} is of boxes: give their --crop SHAPE, too")
+        return Windows(**windows) if arguments.window or windows else None
+    if arguments.window or windows:
+        raise PlanError("--crop beside windows: a sample is either a box or a window")
+    if len(crops.get("overlap", ())) == 1:
+        crops["overlap"] = crops["overlap"][0]
+    try:
+        return Crops(arguments.crop, **crops)
+    except ValueError as error:
+        raise PlanError(f"--crop: {error}") from None
 
 
 def fields(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Any]:
@@ -72,14 +110,20 @@ def fields(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[dict[st
     return found, _places(arguments) or "rows"
 
 
-def extents(arguments: argparse.Namespace, layouts: Mapping[str, Layout]) -> dict[str, Extents]:
-    """Of each field the rows that make up its samples; nothing where these are rows."""
+def held(
+    arguments: argparse.Namespace, layouts: dict[str, Layout]
+) -> tuple[dict[str, Layout], Mapping[str, Extents | BoxBlocks]]:
+    """Of each field what a buffer holds, and what its samples are made of there; nothing where these are rows."""
     places = _places(arguments)
     if places is None:
-        return {}
+        return layouts, {}
     if arguments.file is None:
-        raise PlanError("windows are of the datasets of a FILE: give one")
+        raise PlanError("windows and boxes are of the datasets of a FILE: give one")
+    if isinstance(places, Crops):
+        boxes = crops_of(arguments.file, [*layouts.values()], places)
+        blocks = {name: in_blocks(one, own) for (name, one), own in zip(layouts.items(), boxes, strict=True)}
+        return {name: one for name, (one, _) in blocks.items()}, {name: own for name, (_, own) in blocks.items()}
     of_field = _steps(arguments, layouts)
     every = [steps for own in of_field.values() for steps in own]
     found = extents_of(arguments.file, list(layouts.values()), every, places)
-    return {name: found.of_fields(own) for name, own in of_field.items()}
+    return layouts, {name: found.of_fields(own) for name, own in of_field.items()}

@@ -61,10 +61,10 @@ class Job:
         starts = steps(self.order, self.batch * self.world.ranks, drop_last=self.drop_last)
         samples = self.order.of(epoch)[: starts[-1]]
         if len(self.firsts) == 1:
-            return SampleUses(None, samples, starts)
+            return SampleUses(None, samples, starts, epoch=epoch)
         firsts = np.array(self.firsts, np.int32)
         which = np.searchsorted(firsts, samples, side="right") - 1
-        return SampleUses(which, samples - firsts[which], starts)
+        return SampleUses(which, samples - firsts[which], starts, epoch=epoch)
 
     @cached_property
     def slots(self) -> int:
@@ -271,7 +271,7 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
                 uses, each = uses_of(epoch), job.world.ranks
                 ends = [-(-(end - rank) // each) for end in uses.starts.tolist()]
                 which = None if uses.which is None else uses.which[rank::each]
-                return piece.rows(SampleUses(which, uses.rows[rank::each], np.array(ends, np.int64)))
+                return piece.rows(SampleUses(which, uses.rows[rank::each], np.array(ends, np.int64), epoch=epoch))
 
             made = plan_rows(of, piece.units, memory=0, storage=storage, epochs=epochs, ahead=0, facts=(), way=way)
             of_ranks.append(made.counts)

@@ -18,6 +18,7 @@ class SampleUses(NamedTuple):
     rows: NDArray[np.int32]
     starts: NDArray[np.int64]  # where each step begins among the uses, and the last one ends
     places: NDArray[np.int32] | None = None  # in the memory of the step's batch, -1: nowhere; None: they are in order
+    epoch: int = 0  # where samples lie elsewhere in each
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -57,6 +58,7 @@ class SampleUses(NamedTuple):
         sha = hashlib.sha256()
         for column in (self.which, self.rows, self.starts):
             sha.update(b"-" if column is None else np.ascontiguousarray(column).data)
+        sha.update(str(self.epoch).encode())
         return sha.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.blocks import Blocks
+from solar.boxes import BoxBlocks
 from solar.errors import PlanError
-from solar.extents import Listing
+from solar.extents import Extents, Listing
 from solar.io.machine import figures
 from solar.planner.budget import FETCHED, pooled_nbytes
 from solar.planner.course import Plan, plan_rows
@@ -22,7 +24,7 @@ from solar.planner.regions import Region, whole
 from solar.planner.share import shares
 from solar.planner.sweep import Counts, KeepPolicy, in_items, pages, total
 from solar.planner.units import Units
-from solar.values import RunPart, Script, Storage, Told
+from solar.values import RunPart, Script, Storage, Told, ToldBoxes
 
 # Steps from the issue of a read to its use, beside the batches that are ready; each takes a batch of memory.
 STEPS_AHEAD = 6
@@ -37,7 +39,7 @@ class Piece:
     dataset: int
     field: int
     region: Region
-    extents: Any = None  # Extents, or Blocks; None: a sample is a row
+    extents: Any = None  # Extents, Blocks or BoxBlocks; None: a sample is a row
 
     @property
     def units(self) -> Units:
@@ -48,12 +50,30 @@ class Piece:
         """How many rows make up a sample."""
         return 1 if self.extents is None else self.extents.slots
 
+    @property
+    def sample_nbytes(self) -> int:
+        """The bytes of a sample in a batch, on average."""
+        if isinstance(self.extents, BoxBlocks):
+            return self.units.sample_nbytes // math.prod(self.extents.block) * math.prod(self.extents.boxes.box)
+        return self.slots * self.units.sample_nbytes
+
     def rows(self, uses: SampleUses) -> tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]:
         """What the batches use of it: rows, and where each batch begins among them."""
         samples, starts = uses.of(self.dataset)
         if isinstance(self.extents, Blocks):
             return self.extents.uses(samples, starts)
+        if isinstance(self.extents, BoxBlocks):
+            return self.extents.uses(self.extents.numbers(samples, uses.epoch), starts)
         return (samples, starts) if self.extents is None else (Listing(self.extents, samples), starts * self.slots)
+
+
+def _told_boxes(piece: Piece, uses: SampleUses) -> ToldBoxes | None:
+    """Where the samples lie, if they are boxes."""
+    if not isinstance(piece.extents, BoxBlocks):
+        return None
+    samples, starts = uses.of(piece.dataset)
+    corners = piece.extents.boxes.of(piece.extents.numbers(samples, uses.epoch)).corners
+    return ToldBoxes(np.ascontiguousarray(samples, np.int32), corners.reshape(-1), starts)
 
 
 def planned_together(uses: int, *, first: bool) -> int:
@@ -136,8 +156,10 @@ class PlannedPasses:
     def told(self, number: int) -> list[Told]:
         """What a segment is for each of the parts."""
         segment = self.segment(number)
-        pairs = zip(self.pieces, self.plans, strict=True)
-        told = [Told(plan.script(number), segment.planned.positions(piece.dataset)) for piece, plan in pairs]
+        uses, pairs = segment.planned, zip(self.pieces, self.plans, strict=True)
+        told = [
+            Told(plan.script(number), uses.positions(piece.dataset), _told_boxes(piece, uses)) for piece, plan in pairs
+        ]
         if self._in_blocks:
             told = self._in_places(told)
         if segment.elsewhere is not None:
@@ -189,7 +211,7 @@ class PlannedPasses:
         """How each piece is held."""
         triples = zip(self.pieces, self.plans, self.shares, strict=True)
         # Fields of one H5Dataset are those of all.
-        read = [self.batch * piece.slots * piece.units.sample_nbytes for piece in self.pieces if piece.dataset == 0]
+        read = [self.batch * piece.sample_nbytes for piece in self.pieces if piece.dataset == 0]
         batch = sum(map(pooled_nbytes, read))
         parts = [_part(piece, plan, share, batch) for piece, plan, share in triples]
         if self.segment(self.segments.start).elsewhere is not None:
@@ -236,7 +258,7 @@ def _part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
     elif plan.way.direct:
         ahead = max(0, min(STEPS_AHEAD, (memory - held) // max(1, batch)))
     kept = plan.kept == "stored"
-    own = None if isinstance(piece.extents, Blocks) else piece.extents  # whose uses are told one by one
+    own = piece.extents if isinstance(piece.extents, Extents) else None  # of blocks uses are told one by one
     return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, own)
 
 

@@ -129,4 +129,4 @@ class Homes:
 
 def _some(uses: SampleUses, group: Group, *, places: bool = False) -> SampleUses:
     which = None if uses.which is None else uses.which[group.uses]
-    return SampleUses(which, uses.rows[group.uses], group.starts, group.places if places else None)
+    return SampleUses(which, uses.rows[group.uses], group.starts, group.places if places else None, uses.epoch)

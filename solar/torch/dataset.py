@@ -243,9 +243,8 @@ class Read(NamedTuple):
 
     @property
     def rows(self) -> Extents | None:
-        """Which rows samples are made of; None where each is one, or of unequal length."""
-        assert not isinstance(self.extents, Boxes), "no plan keeps boxes"
-        return None if isinstance(self.extents, Columns) else self.extents
+        """Which rows samples are made of; None where each is one, or of unequal length, or a box."""
+        return self.extents if isinstance(self.extents, Extents) else None
 
 
 @dataclass(frozen=True)

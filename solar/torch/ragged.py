@@ -16,6 +16,7 @@ from solar.io.layout.hdf5 import Samples, check_counts, inspect
 from solar.io.layout.index import Folder
 from solar.io.layout.paths import Paths
 from solar.io.ragged import CSR, Columns, Ragged, columns_of
+from solar.io.read.boxed import BoxRows
 from solar.io.read.engine import Ticket
 from solar.io.read.reader import Pending, Rows
 from solar.torch.batch.pending import PendingField, leaves, mapped
@@ -215,8 +216,10 @@ def in_blocks(read: Any) -> tuple[Blocks, ...]:
     return read.extents.blocks if isinstance(read.extents, Columns) else ()
 
 
-def held_as(read: Any) -> list[tuple[Layout, Any]]:
+def held_as(read: Any, rows: Rows | RaggedRows) -> list[tuple[Layout, Any]]:
     """The Layouts that a buffer holds for a field, each with what samples are made of in it."""
+    if isinstance(rows, BoxRows):
+        return [(rows.read_as, rows.touched)]
     return [(own.layout, own) for own in in_blocks(read)] or [(read.layout, read.rows)]
 
 

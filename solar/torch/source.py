@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
+from solar.boxes import Boxes
 from solar.errors import ReadError
 from solar.io.machine.identity import check_unchanged
 from solar.io.ragged import Columns
@@ -44,13 +45,13 @@ class SampleSource:
             return self.datasets[0].start_rows(own, self.room), rows
         return start_together(self.datasets, which, own, self.room), self.names(which, rows)
 
-    def numbered(self, which: Array, rows: Array, epoch: int) -> Array:
+    def numbered(self, which: Array | None, rows: Array, epoch: int) -> Array:
         """These samples as an epoch has them, where places are drawn anew in each."""
-        if not any(dataset.draws for dataset in self.datasets):
+        if not self.draws:
             return rows
         found = rows.copy()
         for number, dataset in enumerate(self.datasets):
-            here = which == number
+            here = np.full(len(rows), True) if which is None else which == number
             found[here] = dataset.numbered(rows[here], epoch)
         return found
 
@@ -74,6 +75,16 @@ class SampleSource:
     def ragged(self) -> bool:
         """Whether samples are of unequal length."""
         return any(isinstance(own, Columns) for own in leaves(self.first.extents))
+
+    @property
+    def boxes(self) -> bool:
+        """Whether samples are boxes, in any field."""
+        return any(isinstance(own, Boxes) for own in leaves(self.first.extents))
+
+    @property
+    def draws(self) -> bool:
+        """Whether places of samples are drawn anew in each epoch."""
+        return any(dataset.draws for dataset in self.datasets)
 
     def filters(self) -> set[int]:
         """HDF5's numbers of the filters that reading must undo."""

@@ -74,14 +74,18 @@ std::vector<std::byte> train(const std::vector<Array>& arrays, double bound, Pre
 // The values of the filter with these tables, as encode and decode need them.
 std::vector<std::uint32_t> client_data(Bytes tables);
 
-// Decodes into `out`, which has the chunk's own type. Returns the bytes written: all of `out`, or it throws.
-std::size_t decode_codec(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch);
-std::size_t decode_codec(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path);
+// Decodes into `out`, which has the chunk's own type. Returns the bytes of all values: all of `out`, or it throws. Of
+// what is wanted whole tiles are decoded, and no others: their bytes in `out` stay as they are.
+std::size_t decode_codec(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch, Wanted* wanted = nullptr);
+std::size_t decode_codec(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path,
+                         Wanted* wanted = nullptr);
 
 // Decodes a chunk of whole numbers into float32, each rounded to nearest, as a cast does. REQUIRES: `out` ends with a
 // whole float32.
-std::size_t decode_codec_cast(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch);
-std::size_t decode_codec_cast(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path);
+std::size_t decode_codec_cast(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch,
+                              Wanted* wanted = nullptr);
+std::size_t decode_codec_cast(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path,
+                              Wanted* wanted = nullptr);
 
 // Checks a chunk as far as can be without decoding it (dense tiles' streams are not followed), and copies it to `out`
 // with zeros behind, and the filter's number in the last 4 bytes. Returns the bytes written: all of `out`; or throws.

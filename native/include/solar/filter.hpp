@@ -5,8 +5,10 @@
 // Error(Kind::codec) otherwise. No allocation is larger than the chunk (plus a small constant) whatever the bytes say.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +34,20 @@ struct Scratch {
   std::shared_ptr<codec::Coding> coding;  // tables of the bounded codec, kept for the next chunk
 };
 
+// What of a decoded chunk somebody wants: bytes in ascending ranges, apart from one another.
+struct Wanted {
+  struct Range {
+    std::uint64_t begin, end;
+  };
+  std::span<const Range> ranges;
+  std::size_t nbytes = 0;  // that were decoded for them
+
+  bool any(std::uint64_t begin, std::uint64_t end) const {
+    const auto at = std::partition_point(ranges.begin(), ranges.end(), [=](Range one) { return one.end <= begin; });
+    return at != ranges.end() && at->begin < end;
+  }
+};
+
 class Pipeline {
  public:
   Pipeline() = default;
@@ -42,7 +58,10 @@ class Pipeline {
   std::size_t size() const noexcept { return filters_.size(); }
   // Decodes one chunk to exactly nbytes. `mask`: bit i set = filter i was not applied to this chunk.
   // REQUIRES: out.size() == nbytes. `out` is unspecified after a throw.
-  void decode(Bytes stored, std::uint32_t mask, MutableBytes out, Scratch& scratch) const;
+  // `wanted`: the decoder may leave out what is not; what `out` has there is unspecified.
+  void decode(Bytes stored, std::uint32_t mask, MutableBytes out, Scratch& scratch, Wanted* wanted = nullptr) const;
+  // Whether it may leave out anything.
+  bool in_tiles() const noexcept;
 
   // Empty when every filter can be decoded here, else why not ("filter 32013 (zfp) has no native decoder").
   static std::string unsupported(const std::vector<Filter>& filters, std::size_t itemsize);

@@ -91,6 +91,8 @@ struct Work {
   // Where samples are boxes, `rows` are their numbers, for messages alone, and here are where they lie, one after another.
   std::shared_ptr<const Boxes> boxes = nullptr;
   std::span<const std::int64_t> corners = {};
+  // And the blocks, in ascending order, that are to give what they have of the boxes. None: all that these touch.
+  std::optional<std::span<const std::int64_t>> blocks = {};
   std::optional<std::span<const std::int64_t>> positions;  // in `out`; trusted unless the task is to read
   // To read: how many rows from rows[i] on go to slots one after another, from positions[i] on. None: one each.
   std::optional<std::span<const std::int64_t>> counts;

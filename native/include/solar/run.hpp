@@ -54,6 +54,7 @@ class Run {
     std::uint64_t ahead = 0;                 // steps from a load to the first step that may use it
     std::uint64_t gap = 0;                   // holes below this are read over
     std::shared_ptr<const Extents> extents = nullptr;  // null: a sample is a row
+    std::shared_ptr<const Boxes> boxes = nullptr;      // rows are blocks, and samples are cut out of them
   };
   // An epoch of a part. Step s uses rows[starts[s], starts[s + 1]), which go to these positions of its batch (none: one
   // after another; below 0: to that of another rank). With extents these are samples, each of which uses several rows, and
@@ -68,7 +69,11 @@ class Run {
     std::span<const std::int64_t> ends;
     std::span<const std::int32_t> start;
     std::span<const std::int64_t> start_ends, start_due;  // group g is needed at step start_due[g]
-    std::span<const std::int64_t> sizes;                  // samples of each batch; set by append()
+    // With boxes: the rows of a step are the blocks that its samples touch, each once. Samples go to `positions`; these are
+    // their numbers, for messages, where they lie, and where each step begins among them.
+    std::span<const std::int32_t> samples = {};
+    std::span<const std::int64_t> corners = {}, sample_starts = {};
+    std::span<const std::int64_t> sizes = {};  // samples of each batch; set by append()
   };
   struct Batch {
     std::vector<std::unique_ptr<MemoryPool::Block>> fields;

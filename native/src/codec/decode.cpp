@@ -281,8 +281,17 @@ std::byte* Target::row(const Grid::Place& place, std::size_t y) const {
   return first + itemsize * (place.first + (z * grid.shape[2] + y % place.extent.y) * grid.shape[3]);
 }
 
+// Whether anything of a tile is.
+bool Target::is_in(const Wanted& wanted, const Grid::Place& place) const {
+  for (std::size_t y = 0; y < place.extent.y * std::size_t{place.extent.z}; ++y) {
+    const auto begin = static_cast<std::uint64_t>(row(place, y) - first);
+    if (wanted.any(begin, begin + itemsize * place.extent.x)) return true;
+  }
+  return false;
+}
+
 void decode_checked(const Checked& chunk, MutableBytes out, Bytes tables, Scratch& scratch, const Kernels& kernels,
-                    bool cast) {
+                    Wanted* wanted, bool cast) {
   check_steps(chunk.header);
   if (!scratch.coding) scratch.coding = std::make_shared<Coding>();
   take_tables(chunk, tables, *scratch.coding);
@@ -298,22 +307,30 @@ void decode_checked(const Checked& chunk, MutableBytes out, Bytes tables, Scratc
                   reinterpret_cast<std::int32_t*>(memory),
                   chunk.all.data() + chunk.all.size()};
   const Target target{out.data(), work.restore.itemsize, grid, work.restore};
-  for (std::size_t tile = 0; tile < chunk.tiles; ++tile) decode_tile(chunk, tile, grid, work, target);
+  if (wanted != nullptr) wanted->nbytes = 0;
+  for (std::size_t tile = 0; tile < chunk.tiles; ++tile) {
+    if (wanted != nullptr) {
+      const Grid::Place place = grid.place(tile);
+      if (!target.is_in(*wanted, place)) continue;
+      wanted->nbytes += place.extent.values() * target.itemsize;
+    }
+    decode_tile(chunk, tile, grid, work, target);
+  }
 }
 
 }  // namespace codec
 
-std::size_t decode_codec(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path) {
+std::size_t decode_codec(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path, Wanted* wanted) {
   const codec::Checked chunk = codec::check(in, out.size());
-  codec::decode_checked(chunk, out, tables, scratch, codec::kernels(path));
+  codec::decode_checked(chunk, out, tables, scratch, codec::kernels(path), wanted);
   return out.size();
 }
 
-std::size_t decode_codec_cast(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path) {
+std::size_t decode_codec_cast(Bytes in, MutableBytes out, Bytes tables, Scratch& scratch, Path path, Wanted* wanted) {
   const Number number = codec_number(in);
   if (codec::is_real(number)) throw Error(Kind::codec, "only chunks of whole numbers become float32");
   const codec::Checked chunk = codec::check(in, out.size() / sizeof(float) * codec::itemsize_of(number));
-  codec::decode_checked(chunk, out, tables, scratch, codec::kernels(path), true);
+  codec::decode_checked(chunk, out, tables, scratch, codec::kernels(path), wanted, true);
   return out.size();
 }
 
@@ -333,12 +350,12 @@ Path best_path() {
 
 }  // namespace
 
-std::size_t decode_codec(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch) {
-  return decode_codec(in, out, tables_in(filter), scratch, best_path());
+std::size_t decode_codec(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch, Wanted* wanted) {
+  return decode_codec(in, out, tables_in(filter), scratch, best_path(), wanted);
 }
 
-std::size_t decode_codec_cast(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch) {
-  return decode_codec_cast(in, out, tables_in(filter), scratch, best_path());
+std::size_t decode_codec_cast(Bytes in, MutableBytes out, const Filter& filter, Scratch& scratch, Wanted* wanted) {
+  return decode_codec_cast(in, out, tables_in(filter), scratch, best_path(), wanted);
 }
 
 }  // namespace solar

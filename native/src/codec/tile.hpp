@@ -24,6 +24,7 @@ struct Target {
   const Restore& how;
 
   std::byte* row(const Grid::Place& place, std::size_t y) const;  // y counts over the planes
+  bool is_in(const Wanted& wanted, const Grid::Place& place) const;
   // Values as the chunk stores them, as the array has them.
   void put(const std::byte* stored, std::size_t count, std::byte* to) const;
 };
@@ -32,6 +33,6 @@ void check_predictor(const Entry& entry, Quanta quanta);
 Restore restore_of(const Header& header, bool cast);
 // `cast`: whole numbers become float32.
 void decode_checked(const Checked& chunk, MutableBytes out, Bytes tables, Scratch& scratch, const Kernels& kernels,
-                    bool cast = false);
+                    Wanted* wanted, bool cast = false);
 
 }  // namespace solar::codec

@@ -359,7 +359,7 @@ const SourceFile& Batch::file(const Piece& piece) const { return source->files[f
 
 std::string Batch::where(const Piece& piece, std::uint64_t at) const {
   const Row& row = rows[piece.first];
-  if (piece.how == How::gather) return source->name + ", sample " + std::to_string(row.row) + " in the buffer";
+  if (piece.how == How::gather) return source->name + ", sample " + std::to_string(sample(row)) + " in the buffer";
   std::int64_t sample = this->sample(row);
   // A joined piece goes on into the following rows.
   if (piece.how == How::direct && task != Task::load) {

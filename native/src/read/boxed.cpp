@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "cut.hpp"
 #include "deliver.hpp"
@@ -50,6 +51,8 @@ namespace read {
 namespace {
 
 constexpr std::uint64_t hole_in_block = 4 << 10;  // what reading over costs as much as another piece
+constexpr std::uint64_t much_of_chunk = 2;        // boxes want one part of so many
+constexpr std::uint64_t decoded_a_run = 128;      // bytes that are decoded in the time that a run is looked for
 
 }  // namespace
 
@@ -81,11 +84,13 @@ Cut::Cut(const Boxes& boxes, const Source& source, std::int64_t row, Boxes::Corn
   for (std::size_t d = 0; d < rank_; ++d) dims_[d] = found[rank_ - 1 - d];
 }
 
-// The samples, as uses of blocks. Row::slot is the place of a sample among those asked for.
+// The samples, as uses of blocks. Row::slot is the place of a sample among those asked for. One whose blocks come from two
+// places is counted where its first comes from.
 void Batch::take_boxes(const Work& work) {
   const Boxes& of = *boxes;
   const std::size_t size = of.corner_size();
-  if (work.task != Task::read || work.corners.size() / size != work.rows.size() || work.corners.size() % size != 0) {
+  const bool whole = work.task == Task::load || work.task == Task::keep;
+  if (whole || work.corners.size() / size != work.rows.size() || work.corners.size() % size != 0) {
     throw std::invalid_argument(work.source->name + ": boxes are read, each at a corner of its own");
   }
   numbers.assign(work.rows.begin(), work.rows.end());
@@ -94,15 +99,21 @@ void Batch::take_boxes(const Work& work) {
   for (std::uint64_t i = 0; i < numbers.size(); ++i) {
     places.push_back(work.positions ? static_cast<std::uint64_t>((*work.positions)[i]) : i);
     of.check(corner(i));
-    of.each_block(*work.source, corner(i), [&](std::int64_t row) { rows.push_back({row, i}); });
+    bool first = work.blocks.has_value();
+    of.each_block(*work.source, corner(i), [&](std::int64_t row) {
+      const bool wanted = !work.blocks || std::binary_search(work.blocks->begin(), work.blocks->end(), row);
+      if (wanted) rows.push_back({row, i});
+      if (std::exchange(first, false) && !wanted) --asked;
+    });
   }
   if (rows.size() > UINT32_MAX) throw std::length_error(work.source->name + ": too many blocks for one batch");
 }
 
 // Of a block that needs no decoding only what its samples want is read: by each its own, unless reading once what lies
-// between the first byte and the last is less.
+// between the first byte and the last is less. A plan counts whole ones.
 void Batch::plan_cuts(std::uint64_t offset, std::uint32_t begin, std::uint32_t end) {
   const auto group = static_cast<std::uint32_t>(groups.size() - 1);
+  if (task != Task::read) return add({offset, row_nbytes, 0, group, begin, end - begin, 0, 0, How::tile});
   std::uint64_t low = UINT64_MAX, high = 0, nbytes = 0;
   for (std::uint32_t i = begin; i < end; ++i) {
     const Cut cut(*boxes, *source, rows[i].row, corner(rows[i].slot));
@@ -152,11 +163,33 @@ void place_cuts(const Batch& batch, const Piece& piece, const std::byte* block, 
     const Cut cut(*batch.boxes, *batch.source, use.row, batch.corner(use.slot));
     std::byte* const box = batch.slot(use);
     copy(cut, block, at, nbytes, box);
-    if (batch.source->swap < 2) continue;
+    if (batch.source->swap < 2 || batch.task == Task::gather) continue;  // buffers of rows have them swapped already
     cut.each_run(at, at + nbytes, [&](std::uint64_t, std::uint64_t to, std::uint64_t n) {
       reverse(box + to, n, batch.source->swap);
     });
   }
+}
+
+void find_wanted(const Batch& batch, const Piece& piece, std::uint64_t nbytes, std::vector<Wanted::Range>& found) {
+  found.clear();
+  std::uint64_t bytes = 0, runs = 0;
+  for (std::uint32_t i = piece.first; i < piece.first + piece.rows; ++i) {
+    const Cut cut(*batch.boxes, *batch.source, batch.rows[i].row, batch.corner(batch.rows[i].slot));
+    bytes += cut.nbytes();
+    runs += cut.nbytes() / cut.run_nbytes();
+  }
+  if (bytes > nbytes / much_of_chunk || runs > nbytes / decoded_a_run) return;
+  for (std::uint32_t i = piece.first; i < piece.first + piece.rows; ++i) {
+    const Cut cut(*batch.boxes, *batch.source, batch.rows[i].row, batch.corner(batch.rows[i].slot));
+    cut.each_run([&found](std::uint64_t from, std::uint64_t, std::uint64_t n) { found.push_back({from, from + n}); });
+  }
+  std::sort(found.begin(), found.end(), [](Wanted::Range a, Wanted::Range b) { return a.begin < b.begin; });
+  std::size_t last = 0;
+  for (const Wanted::Range range : found) {
+    if (range.begin > found[last].end) found[++last] = range;
+    found[last].end = std::max(found[last].end, range.end);
+  }
+  found.resize(last + 1);
 }
 
 void fill_cuts(const Batch& batch, const Piece& piece) {

@@ -43,6 +43,12 @@ class Cut {
   void each_run(const Run& run) const {
     each_run(0, 0, dims_[0].extent, from_, to_, run);
   }
+  // All its bytes.
+  std::uint64_t nbytes() const noexcept {
+    std::uint64_t all = 1;
+    for (std::size_t d = 0; d < rank_; ++d) all *= dims_[d].extent;
+    return all;
+  }
   // The bytes of a run: all are equally long, but for those of a cut in one dimension.
   std::uint64_t run_nbytes() const noexcept { return dims_[rank_ - 1].extent; }
 

@@ -53,16 +53,17 @@ void place(const Batch& batch, const Grid& grid, std::uint64_t t, const std::byt
   });
 }
 
-void decode(const Batch& batch, const Piece& piece, Bytes stored, MutableBytes raw, Bench& bench) {
+void decode(const Batch& batch, const Piece& piece, Bytes stored, MutableBytes raw, Bench& bench,
+            Wanted* wanted = nullptr) {
   const auto begin = std::chrono::steady_clock::now();
   try {
-    batch.form(piece).pipeline.decode(stored, piece.mask, raw, bench.filters);
+    batch.form(piece).pipeline.decode(stored, piece.mask, raw, bench.filters, wanted);
   } catch (const Error& error) {
     throw Error(error.kind(), batch.where(piece, 0) + ": " + error.what(), error.code());
   }
   bench.decode_ns += static_cast<std::uint64_t>((std::chrono::steady_clock::now() - begin).count());
   bench.chunks_decoded += 1;
-  bench.bytes_decoded += raw.size();
+  bench.bytes_decoded += wanted == nullptr ? raw.size() : wanted->nbytes;
 }
 
 void place_rows(const Batch& batch, const Piece& piece, const std::byte* raw) {
@@ -89,18 +90,34 @@ bool may_come_again(const Batch& batch, const Piece& piece) {
   return batch.task == Task::read && wanted < batch.groups[piece.group].chunk_rows;
 }
 
+// A chunk that no plan counts, for boxes. Where tiles can be decoded alone, and few are wanted, these are; else, or if it
+// comes again soon, it stays for the batches to come.
+void deliver_cuts(const Batch& batch, const Piece& piece, Bytes stored, std::uint64_t nbytes, Bench& bench) {
+  const Recent::Key key{batch.source, batch.groups[piece.group].first, piece.to};
+  bench.wanted.clear();
+  if (batch.form(piece).pipeline.in_tiles()) find_wanted(batch, piece, nbytes, bench.wanted);
+  if (!bench.wanted.empty()) {
+    if (const auto held = bench.recent->find(key)) return place_cuts(batch, piece, held->data(), 0, nbytes);
+  }
+  if (!bench.wanted.empty() && !bench.recent->comes_again(key, nbytes)) {
+    const MutableBytes raw = bench.raw.fit(nbytes);
+    Wanted wanted{bench.wanted};
+    decode(batch, piece, stored, raw, bench, &wanted);
+    return place_cuts(batch, piece, raw.data(), 0, nbytes);
+  }
+  const auto held = bench.recent->get(key, nbytes, [&](MutableBytes raw) { decode(batch, piece, stored, raw, bench); });
+  place_cuts(batch, piece, held.data(), 0, nbytes);
+}
+
 void deliver_chunk(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench) {
   const Group& group = batch.groups[piece.group];
   const Grid& grid = batch.grids[group.grid];
   const Row* rows = &batch.rows[piece.first];
   const std::uint64_t nbytes = group.chunk_rows * grid.chunk_row_nbytes();
-  if (batch.boxes != nullptr) {
-    const Recent::Key key{batch.source, group.first, piece.to};
-    const auto held = bench.recent->get(key, nbytes, [&](MutableBytes raw) { decode(batch, piece, stored, raw, bench); });
-    return place_cuts(batch, piece, held.data(), 0, nbytes);
-  }
+  if (batch.boxes != nullptr && batch.task == Task::read) return deliver_cuts(batch, piece, stored, nbytes, bench);
   const Tile tile = grid.tile(piece.to);
-  if (piece.rows == 1 && tile.whole && tile.nbytes * rows[0].count == nbytes) {  // the chunk is exactly this tile of these
+  const bool exact = piece.rows == 1 && tile.whole && tile.nbytes * rows[0].count == nbytes;
+  if (exact && batch.boxes == nullptr) {  // the chunk is exactly this tile of these
     std::byte* to = batch.slot(rows[0]) + tile.at;
     decode(batch, piece, stored, {to, nbytes}, bench);
     reverse(to, nbytes, batch.source->swap);
@@ -113,6 +130,7 @@ void deliver_chunk(const Batch& batch, const Piece& piece, Bytes stored, Bench& 
   }
   const MutableBytes raw = bench.raw.fit(nbytes);
   decode(batch, piece, stored, raw, bench);
+  if (batch.boxes != nullptr) return place_cuts(batch, piece, raw.data(), 0, nbytes);
   place_rows(batch, piece, raw.data());
 }
 
@@ -146,6 +164,7 @@ void deliver(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench)
 void deliver_held(const Batch& batch, const Piece& piece, Bench& bench) {
   if (piece.how == How::gather) {
     const std::byte* page = batch.buffer->page(static_cast<std::size_t>(batch.rows[piece.first].row), 0);
+    if (batch.boxes != nullptr) return place_cuts(batch, piece, page, 0, batch.row_nbytes);
     std::memcpy(batch.out.data() + piece.to, page + piece.offset, piece.nbytes);
     return;
   }

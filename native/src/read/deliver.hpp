@@ -12,6 +12,7 @@ struct Bench {
   Scratch filters;
   Workspace raw;
   Workspace kept;  // stored bytes of a chunk that lies on several pages
+  std::vector<Wanted::Range> wanted;
   Recent* recent = nullptr;  // the Reader's
   std::uint64_t chunks_decoded = 0;
   std::uint64_t bytes_decoded = 0;
@@ -28,6 +29,9 @@ void deliver_held(const Batch& batch, const Piece& piece, Bench& bench);
 // What boxes have of the bytes of their block from `at` on: uses of that block by the samples of a piece.
 void place_cuts(const Batch& batch, const Piece& piece, const std::byte* block, std::uint64_t at, std::uint64_t nbytes);
 void fill_cuts(const Batch& batch, const Piece& piece);
+// The bytes that boxes want of their chunk; none where these are much of it, or in so many runs that looking for them
+// takes longer than decoding the others.
+void find_wanted(const Batch& batch, const Piece& piece, std::uint64_t nbytes, std::vector<Wanted::Range>& found);
 
 // Reverses every `width` bytes; nbytes is a multiple of it.
 void reverse(std::byte* at, std::uint64_t nbytes, std::uint32_t width);

@@ -8,10 +8,21 @@ namespace {
 
 constexpr std::size_t each_nbytes = 8 << 20;  // for each thread
 constexpr std::size_t most_nbytes = 64 << 20;
+constexpr std::size_t most_asked = 64;
 
 }  // namespace
 
 Recent::Recent(unsigned threads) noexcept : threads_(threads), most_(std::min(threads * each_nbytes, most_nbytes)) {}
+
+bool Recent::comes_again(const Key& key, std::size_t nbytes) {
+  const std::lock_guard lock(mutex_);
+  const auto same = [&key](const Key& one) { return !(one < key) && !(key < one); };
+  if (std::any_of(asked_.begin(), asked_.end(), same)) return true;
+  asked_.push_back(key);
+  if (asked_.size() > std::clamp<std::size_t>(most_ / std::max<std::size_t>(1, nbytes), 1, most_asked))
+    asked_.pop_front();
+  return false;
+}
 
 std::optional<Recent::Held> Recent::find(const Key& key) {
   std::unique_lock lock(mutex_);

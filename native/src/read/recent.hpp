@@ -8,6 +8,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <list>
 #include <map>
@@ -64,6 +65,9 @@ class Recent {
 
   explicit Recent(unsigned threads) noexcept;
 
+  // Whether the chunk, of so many bytes, was asked for among the last ones that there is room for: then it is worth
+  // keeping. Notes that it was.
+  bool comes_again(const Key& key, std::size_t nbytes);
   // The chunk, if it is there or a thread decodes it now.
   std::optional<Held> find(const Key& key);
   // The chunk; decoded by this call if it is not there. What `decode` throws passes through, and leaves nothing.
@@ -80,6 +84,7 @@ class Recent {
   std::condition_variable decoded_;
   std::list<Chunk> chunks_;  // what was used last at the end
   std::map<Key, Place> places_;
+  std::deque<Key> asked_;  // for, last
   std::size_t nbytes_ = 0;
 };
 

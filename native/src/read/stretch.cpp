@@ -65,6 +65,10 @@ void Batch::plan_kept(std::size_t chunk, std::uint32_t begin, std::uint32_t end)
 void Batch::plan_gathered() {
   pieces.reserve(rows.size());
   for (std::uint32_t i = 0; i < rows.size(); ++i) {
+    if (boxes != nullptr) {
+      pieces.push_back({0, std::min(row_nbytes, slot_nbytes), 0, 0, i, 1, 0, 0, How::gather});
+      continue;
+    }
     for (std::uint64_t at = 0; at < row_nbytes; at += piece_limit) {
       const std::uint64_t here = std::min(piece_limit, row_nbytes - at);
       pieces.push_back({at, here, rows[i].slot * row_nbytes + at, 0, i, 1, 0, 0, How::gather});

@@ -38,7 +38,8 @@ template <typename Act>
 void PartRun::each_use(const Run::Epoch& epoch, std::size_t step, const Act& act) const {
   const auto begin = static_cast<std::size_t>(epoch.starts[step]), end = static_cast<std::size_t>(epoch.starts[step + 1]);
   for (std::size_t i = begin; i < end; ++i) {
-    const std::int64_t position = epoch.positions.empty() ? static_cast<std::int64_t>(i - begin) : epoch.positions[i];
+    const bool in_order = epoch.positions.empty() || part_.boxes != nullptr;  // blocks have no position
+    const std::int64_t position = in_order ? static_cast<std::int64_t>(i - begin) : epoch.positions[i];
     if (part_.extents == nullptr) {
       act(i, epoch.rows[i], position);
       continue;
@@ -72,7 +73,8 @@ void PartRun::share() {
   if (turn > 0 || rows_.empty()) after_ = {};  // others read what lies between
 }
 
-Reader::Ticket PartRun::submit(Task task, MutableBytes out, Place* after) {
+// What is to be done with `rows_`.
+Work PartRun::work(Task task, MutableBytes out, Place* after) {
   Work work;
   work.task = task;
   work.source = part_.source;
@@ -84,7 +86,31 @@ Reader::Ticket PartRun::submit(Task task, MutableBytes out, Place* after) {
   work.gap = part_.gap;
   work.after = after;
   work.scratch = scratch_;
-  return reader_.submit(work);
+  return work;
+}
+
+// Starts bringing `rows_` to their positions in `out`; where samples are boxes, what these have of them.
+Reader::Ticket PartRun::deliver(Task task, const Run::Epoch& epoch, std::size_t step, MutableBytes out) {
+  if (part_.boxes == nullptr) return reader_.submit(work(task, out));
+  const auto begin = static_cast<std::size_t>(epoch.sample_starts[step]);
+  const auto count = static_cast<std::size_t>(epoch.sample_starts[step + 1]) - begin;
+  const auto samples = epoch.samples.subspan(begin, count);
+  const std::size_t corner = part_.boxes->corner_size();
+  std::sort(rows_.begin(), rows_.end());
+  Work cut = work(task, out);
+  samples_.assign(samples.begin(), samples.end());
+  positions_.clear();
+  if (!epoch.positions.empty()) {
+    const auto places = epoch.positions.subspan(begin, count);
+    positions_.assign(places.begin(), places.end());
+  }
+  cut.blocks = rows_;
+  cut.rows = samples_;
+  cut.boxes = part_.boxes;
+  cut.corners = epoch.corners.subspan(begin * corner, count * corner);
+  cut.positions.reset();
+  if (!positions_.empty()) cut.positions = positions_;
+  return reader_.submit(cut);
 }
 
 void PartRun::load(Rows rows, std::uint64_t due, bool start, RunStats& stats, const std::function<bool()>& ready) {
@@ -153,7 +179,7 @@ void PartRun::load_piece(std::uint64_t due, Place* after, RunStats& stats, const
   stats.reads += rows_.size();
   const Task task = part_.stored ? Task::keep : Task::load;
   try {
-    loading_.back().ticket = submit(task, {}, after);
+    loading_.back().ticket = reader_.submit(work(task, {}, after));
   } catch (...) {
     loading_.pop_back();
     throw;
@@ -296,13 +322,13 @@ Reader::Ticket PartRun::fetch(const Run::Epoch& epoch, std::size_t step, Mutable
   once.erase(std::unique(once.begin(), once.end()), once.end());
   (part_.direct ? stats.reads : stats.recovered) += once.size();
   stats.hits += rows_.size() - once.size();
-  return submit(Task::fetch, out);
+  return deliver(Task::fetch, epoch, step, out);
 }
 
 Reader::Ticket PartRun::put_together(const Run::Epoch& epoch, std::size_t step, MutableBytes out, RunStats& stats) {
   count_hits(epoch, step, stats);
   if (!chosen(epoch, step, true)) return 0;
-  return submit(part_.stored ? Task::decode : Task::gather, out);
+  return deliver(part_.stored ? Task::decode : Task::gather, epoch, step, out);
 }
 
 void PartRun::drop(const Run::Epoch& epoch, std::size_t step) {

@@ -35,6 +35,7 @@ class PartRun {
   const Run::Part& part() const noexcept { return part_; }
   std::uint64_t row_nbytes() const noexcept { return part_.source->row_nbytes(); }
   std::uint64_t sample_nbytes() const {
+    if (part_.boxes != nullptr) return part_.boxes->nbytes(part_.source->itemsize);
     return row_nbytes() * (part_.extents == nullptr ? 1 : part_.extents->slots());
   }
   std::size_t held_nbytes() const noexcept { return buffer_.held_nbytes(); }
@@ -108,7 +109,8 @@ class PartRun {
   void settled(const Loading& loading, bool lost);
   bool awaits(const Run::Epoch& epoch, std::size_t step);
   bool has_awaited(const Loading& loading) const;
-  Reader::Ticket submit(Task task, MutableBytes out, Place* after = nullptr);
+  Work work(Task task, MutableBytes out, Place* after = nullptr);
+  Reader::Ticket deliver(Task task, const Run::Epoch& epoch, std::size_t step, MutableBytes out);
   bool chosen(const Run::Epoch& epoch, std::size_t step, bool held);
   void check_due(std::int32_t row, const char* what) const;
   void count_hits(const Run::Epoch& epoch, std::size_t step, RunStats& stats);
@@ -130,6 +132,7 @@ class PartRun {
   std::vector<bool> fresh_;  // of each key: loaded, and not used since
   std::vector<bool> coming_;  // of each key: held for a load that is not due yet
   std::vector<std::int64_t> rows_, positions_;  // of the ticket at hand
+  std::vector<std::int64_t> samples_;           // of it, where they are boxes
   std::vector<std::int64_t> chosen_;             // of a load, before it is cut into pieces
   std::vector<std::size_t> awaited_;             // keys that the step uses and that are on their way, in order
 };

@@ -27,6 +27,32 @@ void check_rows(std::span<const std::int32_t> rows, std::int64_t all, const char
   }
 }
 
+// Whether the arrays of samples that are boxes fit each other, and their blocks are among those that their step uses.
+void check_boxes(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes) {
+  const Boxes& boxes = *part.boxes;
+  const std::size_t size = boxes.corner_size();
+  if (epoch.sample_starts.size() != sizes.size() + 1 || epoch.sample_starts[0] != 0) {
+    refuse("sample_starts must be one more than steps");
+  }
+  check_ends(epoch.sample_starts, epoch.samples.size(), "sample_starts");
+  if (epoch.corners.size() / size != epoch.samples.size() || epoch.corners.size() % size != 0) {
+    refuse("each sample has a corner");
+  }
+  std::vector<std::int64_t> used;
+  for (std::size_t step = 0; step + 1 < epoch.starts.size(); ++step) {
+    used.assign(epoch.rows.begin() + epoch.starts[step], epoch.rows.begin() + epoch.starts[step + 1]);
+    std::sort(used.begin(), used.end());
+    for (std::int64_t i = epoch.sample_starts[step]; i < epoch.sample_starts[step + 1]; ++i) {
+      const auto corner = epoch.corners.subspan(static_cast<std::size_t>(i) * size, size);
+      boxes.check(corner);
+      boxes.each_block(*part.source, corner, [&used](std::int64_t block) {
+        if (!std::binary_search(used.begin(), used.end(), block))
+          refuse("a box has a block that its step does not use");
+      });
+    }
+  }
+}
+
 }  // namespace
 
 void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes, bool alone,
@@ -45,17 +71,23 @@ void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std
   const std::size_t flags = extents == nullptr ? epoch.rows.size() : (epoch.rows.size() * extents->slots() + 7) / 8;
   if (epoch.last.size() != flags) refuse("last must be as long as rows");
   if (epoch.start_due.size() != epoch.start_ends.size()) refuse("start_due must be as long as start_ends");
-  if (!epoch.positions.empty() && epoch.positions.size() != epoch.rows.size()) refuse("positions must be as long as rows");
-  const auto most = static_cast<std::int64_t>(INT64_MAX / std::max<std::uint64_t>(1, part.source->row_nbytes())) /
+  const std::span<const std::int64_t> starts = part.boxes == nullptr ? epoch.starts : epoch.sample_starts;
+  const std::size_t placed = part.boxes == nullptr ? epoch.rows.size() : epoch.samples.size();
+  if (!epoch.positions.empty() && epoch.positions.size() != placed)
+    refuse("positions must be as long as what they place");
+  if (part.boxes != nullptr) check_boxes(epoch, part, sizes);
+  const std::uint64_t nbytes =
+      part.boxes == nullptr ? part.source->row_nbytes() : part.boxes->nbytes(part.source->itemsize);
+  const auto most = static_cast<std::int64_t>(INT64_MAX / std::max<std::uint64_t>(1, nbytes)) /
                     static_cast<std::int64_t>(extents == nullptr ? 1 : extents->slots());
   for (std::size_t step = 0; step < sizes.size(); ++step) {
     if (sizes[step] < 0 || sizes[step] > most) refuse("a batch of " + std::to_string(sizes[step]) + " rows");
-    const std::int64_t uses = epoch.starts[step + 1] - epoch.starts[step];
+    const std::int64_t uses = starts[step + 1] - starts[step];
     // Of an epoch that uses no row of its own, all comes from elsewhere.
-    const bool filled = alone && epoch.positions.empty() && !epoch.rows.empty();
+    const bool filled = alone && epoch.positions.empty() && placed > 0;
     const bool fits = filled ? uses == sizes[step] : shared || uses <= sizes[step];
     if (!fits) refuse("a batch of another size");
-    for (std::int64_t use = epoch.starts[step]; !epoch.positions.empty() && use < epoch.starts[step + 1]; ++use) {
+    for (std::int64_t use = starts[step]; !epoch.positions.empty() && use < starts[step + 1]; ++use) {
       const std::int32_t position = epoch.positions[static_cast<std::size_t>(use)];
       if ((position < 0 && !shared) || position >= sizes[step]) refuse("position " + std::to_string(position) + " of a batch");
     }

@@ -42,11 +42,16 @@ std::size_t Run::part(const Part& part) {
     throw std::invalid_argument(part.source->name + ": a sample of " + std::to_string(slots) + " rows");
   }
   if (part.extents != nullptr) part.extents->check(part.source->part_first.back());
+  if (part.boxes != nullptr) part.boxes->check(*part.source);
+  if (part.boxes != nullptr && (part.extents != nullptr || impl_->node != nullptr)) {
+    throw std::invalid_argument(part.source->name + ": boxes are of one process, and are cut out of blocks alone");
+  }
   if (!part.stored && part.pages > 0 && part.page_nbytes != part.source->row_nbytes()) {
     throw std::invalid_argument(part.source->name + ": a page is a row, unless lines of chunks are kept");
   }
+  nbytes = part.boxes == nullptr ? nbytes : part.boxes->nbytes(part.source->itemsize);
   for (const PartRun& other : impl_->parts) {
-    if (other.part().field == part.field && other.sample_nbytes() != part.source->row_nbytes() * slots) {
+    if (other.part().field == part.field && other.sample_nbytes() != nbytes) {
       throw std::invalid_argument(part.source->name + ": samples of another size than the field's other parts");
     }
   }

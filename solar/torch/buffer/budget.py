@@ -170,6 +170,8 @@ def foresight(window: PlannedPasses, epochs: int | None) -> str:
 
     Modelled as a buffer's gain is, for the memory, the batches and the storage of this window.
     """
+    if not all(piece.extents is None or isinstance(piece.extents, Extents) for piece in window.pieces):
+        return ""  # blocks, of which no smaller copy is made
     epochs = min(epochs or FORESEEN, FORESEEN)
     apart = together = stored = 0.0
     for piece, room, storage in zip(window.pieces, window.shares, window.storages, strict=True):

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice
 from typing import Any, Self
 
 import numpy as np
@@ -114,7 +114,7 @@ class BufferedPass:
             return self._divided(self.together)
         try:
             made = self._flat() if self._whole is None else self._whole
-            segment = alone(located(self._beneath, made))
+            segment = alone(located(self._beneath, made, self._passage.epoch))
         except (IndexError, TypeError, ValueError):
             return None
         if self._course.cutter is not None:  # lists of ints take five times the memory
@@ -152,10 +152,11 @@ class BufferedPass:
         order, stride = self._passage.order, self._course.stride
         if self.together is not None:
             return self.together.segments(self._beneath, islice(order.later_of_all(stride), self._epochs_left))
-        return (self._maker(make) for make in islice(order.later(stride), self._epochs_left))
+        later = zip(islice(order.later(stride), self._epochs_left), count(self._passage.epoch + stride, stride))
+        return (self._maker(make, epoch) for make, epoch in later)
 
-    def _maker(self, make: Callable[[], Pass]) -> Callable[[], PassUses]:
-        return lambda: alone(located(self._beneath, make()))
+    def _maker(self, make: Callable[[], Pass], epoch: int) -> Callable[[], PassUses]:
+        return lambda: alone(located(self._beneath, make(), epoch))
 
     # --- what they take ----
 
@@ -189,7 +190,7 @@ class BufferedPass:
         fields, which = self._fields, None if uses.which is None else uses.which[here]
         cut = InBlocks(self._beneath.datasets, which, names) if self._beneath.ragged else None
         if self._by_row:
-            rows = self._beneath.rows_of(None if uses.which is None else uses.which[here], names)
+            rows = self._beneath.rows_of(which, self._beneath.numbered(which, names, epoch))
             fields = [PendingField([], one.field, rows) for one in self._fields]
         if uses.which is not None:
             names = self._beneath.names(uses.which[here], names)
@@ -253,7 +254,7 @@ def needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = ""
         batch = most_blocks(beneath.datasets, batch)
     else:
         fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in beneath.first.opened()]
-    scratch = max(scratch_nbytes(rows.layout) for rows in rows_of(beneath))
+    scratch = max(scratch_nbytes(rows.read_as) for rows in rows_of(beneath))
     return budget.needs(fields, pace, batch, scratch=scratch, threads=threads(), exchange=exchange, inbox=inbox)
 
 

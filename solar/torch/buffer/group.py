@@ -97,9 +97,10 @@ class RankGroup:
         wanted: bool,
     ) -> None:
         datasets = beneath.datasets
-        if beneath.ragged:
+        if beneath.ragged or beneath.boxes:
+            kind = "samples of unequal length" if beneath.ragged else "boxes"
             raise PlanError(
-                f"{datasets[0]} has samples of unequal length, which ranks do not hold together yet: give the "
+                f"{datasets[0]} has {kind}, which ranks do not hold together yet: give the "
                 "DataLoader exchange='off', and each rank has a buffer of its own"
             )
         self._name = " + ".join(map(str, datasets[:2])) + (" + ..." if len(datasets) > 2 else "")

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from solar.blocks import refused
-from solar.boxes import Boxes
 from solar.errors import PlanError
 from solar.io.read.reader import Rows
 from solar.io.read.run import Run
@@ -17,7 +16,8 @@ from solar.planner.budget import Needs
 from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.planned_passes import Piece
 from solar.planner.regions import whole
-from solar.planner.units import not_carried, of_layout
+from solar.planner.units import MOST_SAMPLES, not_carried, of_layout
+from solar.torch.dataset import H5Dataset
 from solar.torch.order.stream import Pass
 from solar.torch.ragged import held_as, is_ragged, rows_held, unlike
 from solar.torch.ragged import layouts_of as layouts_of_read
@@ -37,17 +37,20 @@ def pieces_of(beneath: SampleSource) -> list[Piece]:
     return [
         Piece(at, number, whole(of_layout(layout)), extents)
         for at, dataset in enumerate(beneath.datasets)
-        for number, (layout, extents) in enumerate(one for read in dataset.reads for one in held_as(read))
+        for number, (layout, extents) in enumerate(_held(dataset))
     ]
+
+
+def _held(dataset: H5Dataset) -> list[tuple[Layout, Any]]:
+    """The Layouts that a buffer holds of it, each with what samples are made of in it."""
+    pairs = zip(dataset.reads, dataset.opened(), strict=True)
+    return [one for read, opened in pairs for one in held_as(read, opened.rows)]
 
 
 def not_held(beneath: SampleSource, buffer: str) -> str:
     """Why no buffer holds these samples; empty if one can. PlanError for what only a buffer of that size would do."""
-    for read in (read for dataset in beneath.datasets for read in dataset.reads if isinstance(read.extents, Boxes)):
-        said = f"{read.layout.paths[0]}: {read.layout.title} comes in boxes, which are read batch by batch"
-        if buffer:
-            raise PlanError(f"{said}, and no plan keeps them yet: leave buffer= out")
-        return said
+    if beneath.boxes:
+        return _boxes_not_held(beneath) if buffer else "boxes are held where buffer= says how much"
     if not beneath.ragged:
         return next((said for layout in layouts_of(beneath) if (said := not_carried(layout))), "")
     if not buffer:
@@ -67,14 +70,22 @@ def not_held(beneath: SampleSource, buffer: str) -> str:
     )
 
 
+def _boxes_not_held(beneath: SampleSource) -> str:
+    """Why no buffer holds the blocks of these boxes; empty if one can."""
+    many = next((one for one in beneath.datasets if one.numbers > MOST_SAMPLES), None)
+    if many is not None:
+        return f"{many}: plans number up to {MOST_SAMPLES:,} samples"
+    held = (layout for dataset in beneath.datasets for layout, _ in _held(dataset))
+    return next((said for layout in held if (said := not_carried(layout))), "")
+
+
 def slots_of(beneath: SampleSource) -> int:
     """The rows that make up a sample, of the field that has most of them."""
-    held = [one for read in beneath.first.reads for one in held_as(read)]
-    return max(1 if extents is None else extents.slots for _, extents in held)
+    return max(1 if extents is None else extents.slots for _, extents in _held(beneath.first))
 
 
-def located(beneath: SampleSource, made: Pass) -> SampleUses:
-    """The samples of a pass, where they lie. Raises what the datasets raise for indices that they do not have."""
+def located(beneath: SampleSource, made: Pass, epoch: int = 0) -> SampleUses:
+    """The samples of an epoch's pass, where they lie. Raises what datasets raise for indices that they do not have."""
     samples, starts = made
     which = None if len(beneath.datasets) == 1 else np.empty(len(samples), np.int64)
     rows = samples if samples.dtype == np.int32 else np.empty(len(samples), np.int32)
@@ -87,7 +98,7 @@ def located(beneath: SampleSource, made: Pass) -> SampleUses:
             rows = samples.copy()  # else they are the same, and so is their memory
         if rows is not samples:
             rows[here] = found
-    return SampleUses(which, rows, starts.astype(np.int64, copy=False))
+    return SampleUses(which, rows, starts.astype(np.int64, copy=False), epoch=epoch if beneath.draws else 0)
 
 
 def rows_of(beneath: SampleSource) -> list[Rows]:
