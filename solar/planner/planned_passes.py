@@ -22,7 +22,7 @@ from solar.planner.regions import Region, whole
 from solar.planner.share import shares
 from solar.planner.sweep import Counts, KeepPolicy, in_items, pages, total
 from solar.planner.units import Units
-from solar.values import RunPart, Script, Storage, Told
+from solar.values import Packing, RunPart, Script, Storage, Told
 
 # Steps from the issue of a read to its use, beside the batches that are ready; each takes a batch of memory.
 STEPS_AHEAD = 6
@@ -38,6 +38,7 @@ class Piece:
     field: int
     region: Region
     extents: Any = None  # Extents, or Blocks; None: a sample is a row
+    packing: Packing | None = None  # how memory may hold its rows encoded
 
     @property
     def units(self) -> Units:
@@ -193,7 +194,7 @@ class PlannedPasses:
         batch = sum(map(pooled_nbytes, read))
         parts = [_part(piece, plan, share, batch) for piece, plan, share in triples]
         if self.segment(self.segments.start).elsewhere is not None:
-            parts += [replace(part, pages=0, stored=False, direct=True, ahead=FETCHED) for part in parts]
+            parts += [replace(part, pages=0, stored=False, pack=None, direct=True, ahead=FETCHED) for part in parts]
         return parts
 
 
@@ -217,7 +218,7 @@ def _plan(
     def planned(room: int, way: KeepPolicy | None, holding: bool = False) -> Plan:
         return plan_rows(
             of, piece.units, memory=room, storage=storage, epochs=window.segments, ahead=STEPS_AHEAD, facts=facts,
-            way=way, holding=holding, region=piece.region,
+            way=way, holding=holding, region=piece.region, packing=piece.packing,
         )  # fmt: skip
 
     for wanted in (way, None):
@@ -237,7 +238,9 @@ def _part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
         ahead = max(0, min(STEPS_AHEAD, (memory - held) // max(1, batch)))
     kept = plan.kept == "stored"
     own = None if isinstance(piece.extents, Blocks) else piece.extents  # whose uses are told one by one
-    return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, own)
+    packing = plan.region.units.packing
+    pack = None if packing is None else (packing.number, packing.predictor)
+    return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, own, pack)
 
 
 def _places(starts: NDArray[np.int64], first: NDArray[np.int64] | int = 0) -> NDArray[np.int32]:
@@ -293,10 +296,20 @@ def in_words(window: PlannedPasses) -> str:
     return f"{ways}; an epoch takes {requests:,} requests for {figures.size(nbytes)} and has {uses:,} uses"
 
 
+def packed_ratio(plans: Sequence[Plan]) -> str:
+    """That samples are held packed, and how much smaller; empty if they are not."""
+    of = [plan.region.units for plan in plans if plan.kept == "packed"]
+    if not of:
+        return ""
+    return f"packed without loss, {sum(u.sample_nbytes for u in of) / sum(u.held_nbytes for u in of):.1f} : 1"
+
+
 def _way_in_words(plan: Plan, piece: Piece) -> str:
     way = plan.way
     kept = f", {100 * way.pinned / piece.region.items:.0f} % of the samples stay"
+    packed = f", {packed_ratio([plan])}"
     stored = ", kept as stored" if plan.kept == "stored" else ", kept decoded" if piece.units.encoded else ""
+    stored = packed if plan.kept == "packed" else stored
     if way.pinned >= piece.region.items:
         return f"all samples stay{stored}"
     if way.direct:

@@ -44,6 +44,7 @@ void Batch::begin(const Work& work) {
   out = work.out;
   buffer = work.buffer;
   lines = work.lines;
+  pack = work.pack;
   gap = work.gap;
   scratch = work.scratch;
   stretches = 0;
@@ -162,8 +163,8 @@ void Batch::check_apart(const Work& work, std::uint64_t slots) {
 
 void Batch::plan(unsigned threads) {
   if (row_nbytes == 0) return;
-  if (task == Task::load || task == Task::keep) return plan_in_order();
-  if (task == Task::gather) {
+  if (loads() || task == Task::keep) return plan_in_order();
+  if (task == Task::gather || task == Task::unpack) {
     plan_gathered();
     return cut(threads);
   }
@@ -264,15 +265,16 @@ void Batch::plan_stored(std::size_t chunk, std::uint64_t tile_index, std::uint32
   }
   if (boxes != nullptr) return plan_cuts(offset, begin, end);
   const Tile tile = grid.tile(tile_index);
+  const How alone = task == Task::pack ? How::pack : How::tile;
   for (std::uint32_t i = begin; i < end;) {
     std::uint32_t same = 1;
     while (i + same < end && rows[i + same].row == rows[i].row && rows[i + same].count == rows[i].count) ++same;
     const std::uint64_t at = static_cast<std::uint64_t>(rows[i].row - group.first) * grid.chunk_row_nbytes();
-    if (tile.whole) {
+    if (tile.whole && alone == How::tile) {
       const std::uint64_t to = task == Task::load ? tile.at : rows[i].slot * row_nbytes + tile.at;
       add_direct({offset + at, tile.nbytes * rows[i].count, to, group_index, i, same, 0, 0, How::direct});
     } else {
-      add({offset + at, tile.nbytes, tile_index, group_index, i, same, 0, 0, How::tile});
+      add({offset + at, tile.nbytes, tile_index, group_index, i, same, 0, 0, alone});
     }
     i += same;
   }
@@ -324,7 +326,7 @@ bool Batch::before(const Piece& a, const Piece& b) const noexcept {
 }
 
 std::uint64_t Batch::cost(const Piece& piece) const {
-  if (piece.how == How::gather) return copy_cost + piece.nbytes;
+  if (piece.how == How::gather || piece.how == How::unpack) return copy_cost + piece.nbytes;
   const Group& group = groups[piece.group];
   switch (piece.how) {
     case How::fill: return request_cost + piece.rows * (row_nbytes / grids[group.grid].tiles() * piece.nbytes);
@@ -359,7 +361,7 @@ const SourceFile& Batch::file(const Piece& piece) const { return source->files[f
 
 std::string Batch::where(const Piece& piece, std::uint64_t at) const {
   const Row& row = rows[piece.first];
-  if (piece.how == How::gather) return source->name + ", sample " + std::to_string(row.row) + " in the buffer";
+  if (piece.how == How::gather || piece.how == How::unpack) return source->name + ", sample " + std::to_string(row.row) + " in the buffer";
   std::int64_t sample = this->sample(row);
   // A joined piece goes on into the following rows.
   if (piece.how == How::direct && task != Task::load) {

@@ -137,13 +137,16 @@ void deliver(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench)
       return;
     }
     case How::chunk: return deliver_chunk(batch, piece, stored, bench);
-    case How::fill: return fill(batch, piece);
+    case How::fill: return batch.task == Task::pack ? pack_fill(batch, piece, bench) : fill(batch, piece);
+    case How::pack: return pack(batch, rows[0], stored, bench);
     case How::keep:
+    case How::unpack:
     case How::gather: return;  // they are where they go, or come from a buffer
   }
 }
 
 void deliver_held(const Batch& batch, const Piece& piece, Bench& bench) {
+  if (piece.how == How::unpack) return unpack(batch, piece, bench);
   if (piece.how == How::gather) {
     const std::byte* page = batch.buffer->page(static_cast<std::size_t>(batch.rows[piece.first].row), 0);
     std::memcpy(batch.out.data() + piece.to, page + piece.offset, piece.nbytes);

@@ -72,18 +72,25 @@ void PartRun::share() {
   if (turn > 0 || rows_.empty()) after_ = {};  // others read what lies between
 }
 
+// What is left to read in where rows are encoded: at least a row.
+std::uint64_t PartRun::reading_scratch() const noexcept {
+  const std::uint64_t encoding = Pack::scratch(row_nbytes(), part_.source->itemsize);
+  return scratch_ < encoding + row_nbytes() ? row_nbytes() : scratch_ - encoding;
+}
+
 Reader::Ticket PartRun::submit(Task task, MutableBytes out, Place* after) {
   Work work;
   work.task = task;
   work.source = part_.source;
   work.rows = rows_;
   work.out = out;
-  if (task != Task::load && task != Task::keep) work.positions = positions_;
+  if (task != loading_task()) work.positions = positions_;
   work.buffer = &buffer_;
   work.lines = &lines_;
+  work.pack = part_.pack;
   work.gap = part_.gap;
   work.after = after;
-  work.scratch = scratch_;
+  work.scratch = task == Task::pack ? reading_scratch() : scratch_;
   return reader_.submit(work);
 }
 
@@ -151,9 +158,8 @@ void PartRun::load_piece(std::uint64_t due, Place* after, RunStats& stats, const
   if (node_ != nullptr) share();
   if (rows_.empty() || !ready()) return;
   stats.reads += rows_.size();
-  const Task task = part_.stored ? Task::keep : Task::load;
   try {
-    loading_.back().ticket = submit(task, {}, after);
+    loading_.back().ticket = submit(loading_task(), {}, after);
   } catch (...) {
     loading_.pop_back();
     throw;
@@ -247,7 +253,7 @@ bool PartRun::chosen(const Run::Epoch& epoch, std::size_t step, bool held) {
   rows_.clear();
   positions_.clear();
   each_use(epoch, step, [this, held](std::size_t, std::int32_t row, std::int64_t position) {
-    if (position < 0 || buffer_.holds(key(row)) != held) return;
+    if (position < 0 || has(row) != held) return;
     if (held) check_due(row, "uses");
     rows_.push_back(row);
     positions_.push_back(position);
@@ -259,7 +265,7 @@ bool PartRun::chosen(const Run::Epoch& epoch, std::size_t step, bool held) {
 void PartRun::count_hits(const Run::Epoch& epoch, std::size_t step, RunStats& stats) {
   each_use(epoch, step, [this, &stats](std::size_t, std::int32_t row, std::int64_t position) {
     const std::size_t k = key(row);
-    if (!buffer_.holds(k)) return;
+    if (!has(row)) return;
     if (!fresh_[k] && position >= 0) ++stats.hits;
     fresh_[k] = false;
   });
@@ -284,7 +290,7 @@ bool PartRun::mend(const Run::Epoch& epoch, std::size_t step, std::uint64_t now,
 std::vector<std::int64_t> PartRun::missing(const Run::Epoch& epoch, std::size_t step) const {
   std::vector<std::int64_t> uses;
   each_use(epoch, step, [this, &uses](std::size_t use, std::int32_t row, std::int64_t position) {
-    if (position >= 0 && !buffer_.holds(key(row))) uses.push_back(static_cast<std::int64_t>(use));
+    if (position >= 0 && !has(row)) uses.push_back(static_cast<std::int64_t>(use));
   });
   return uses;
 }
@@ -294,7 +300,9 @@ Reader::Ticket PartRun::fetch(const Run::Epoch& epoch, std::size_t step, Mutable
   std::vector<std::int64_t> once = rows_;  // a row that a batch has twice is read once
   std::sort(once.begin(), once.end());
   once.erase(std::unique(once.begin(), once.end()), once.end());
-  (part_.direct ? stats.reads : stats.recovered) += once.size();
+  for (const std::int64_t row : once) {
+    ++(part_.direct && !buffer_.holds(key(static_cast<std::int32_t>(row))) ? stats.reads : stats.recovered);
+  }
   stats.hits += rows_.size() - once.size();
   return submit(Task::fetch, out);
 }
@@ -302,7 +310,7 @@ Reader::Ticket PartRun::fetch(const Run::Epoch& epoch, std::size_t step, Mutable
 Reader::Ticket PartRun::put_together(const Run::Epoch& epoch, std::size_t step, MutableBytes out, RunStats& stats) {
   count_hits(epoch, step, stats);
   if (!chosen(epoch, step, true)) return 0;
-  return submit(part_.stored ? Task::decode : Task::gather, out);
+  return submit(using_task(), out);
 }
 
 void PartRun::drop(const Run::Epoch& epoch, std::size_t step) {

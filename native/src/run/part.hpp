@@ -99,6 +99,13 @@ class PartRun {
   bool is_last(const Run::Epoch& epoch, std::size_t use) const noexcept {
     return part_.extents == nullptr ? epoch.last[use] != 0 : (epoch.last[use / 8] >> use % 8 & 1) != 0;
   }
+  // Whether the buffer has a row for use: of a packed one, whether it fits its page, which is known once it is due.
+  bool has(std::int32_t row) const noexcept {
+    const std::size_t k = key(row);
+    return buffer_.holds(k) && (!part_.pack || coming_[k] || Pack::fits(buffer_.page(k, 0)));
+  }
+  Task loading_task() const noexcept { return part_.stored ? Task::keep : part_.pack ? Task::pack : Task::load; }
+  Task using_task() const noexcept { return part_.stored ? Task::decode : part_.pack ? Task::unpack : Task::gather; }
   bool read_as_one(std::int64_t row, std::int64_t other) const;
   void share();
   std::size_t rows_of_a_piece() const noexcept;
@@ -108,6 +115,7 @@ class PartRun {
   void settled(const Loading& loading, bool lost);
   bool awaits(const Run::Epoch& epoch, std::size_t step);
   bool has_awaited(const Loading& loading) const;
+  std::uint64_t reading_scratch() const noexcept;
   Reader::Ticket submit(Task task, MutableBytes out, Place* after = nullptr);
   bool chosen(const Run::Epoch& epoch, std::size_t step, bool held);
   void check_due(std::int32_t row, const char* what) const;
