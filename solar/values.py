@@ -269,7 +269,7 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class Packing:
+class RowPacking:
     """How a buffer may hold rows encoded without loss, as a trial on some of them says (io/read/trial.py)."""
 
     number: str  # the type of their numbers: "u2", say

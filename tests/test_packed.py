@@ -23,7 +23,7 @@ import solar
 from solar import DataLoader, H5Dataset, PlanSampler
 from solar.cli import main
 from solar.io.read import trial
-from solar.values import Packing, Storage
+from solar.values import RowPacking, Storage
 
 SAMPLES, BATCH, EPOCHS, SEED = 2400, 16, 2, 5
 SLOW = Storage(latency=1e-3, bandwidth=1e7, iops=250)  # reading takes the time; a request, that of five samples
@@ -229,7 +229,7 @@ def test_solar_plan_says_what_the_loader_does(tmp_path: Path, capsys: pytest.Cap
 def test_a_trial_is_small_and_the_same_each_time(tmp_path: Path) -> None:
     layout = solar.inspect(stored(tmp_path / "x.h5", counts("u2")), "x")
     found = [trial.tried(layout, SLOW, 0.1) for _ in range(2)]
-    assert isinstance(found[0], Packing)
+    assert isinstance(found[0], RowPacking)
     assert found[0] == found[1]
     rows = trial._chosen(layout, SLOW)
     requests = 1 + np.count_nonzero(np.diff(rows) > 1)

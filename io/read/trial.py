@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import SolarError
 from solar.io.read.reader import Rows
-from solar.values import Layout, Packing, Storage
+from solar.values import Layout, RowPacking, Storage
 
 log = logging.getLogger("solar")
 
@@ -40,7 +40,7 @@ def may_be_packed(layout: Layout) -> bool:
     return bool(forms) and all(not form.filters and form.chunk[1:] == layout.sample_shape for form in forms)
 
 
-def tried(layout: Layout, storage: Storage, share: float) -> Packing | None:
+def tried(layout: Layout, storage: Storage, share: float) -> RowPacking | None:
     """How rows can be held packed, where memory has room for this share of them as they are; None where they cannot.
 
     It reads a few rows from all over the Layout, and always the same: all ranks come to the same result. The rates are
@@ -63,10 +63,10 @@ def tried(layout: Layout, storage: Storage, share: float) -> Packing | None:
     size = layout.dtype.itemsize
     scratch = layout.sample_nbytes + _native.pack_scratch(layout.sample_nbytes, size)
     number = layout.dtype.newbyteorder("=").str[1:]
-    return Packing(number, predictor, nbytes, lost, ENCODES * size, DECODES * size, scratch)
+    return RowPacking(number, predictor, nbytes, lost, ENCODES * size, DECODES * size, scratch)
 
 
-def on_cores(packing: Packing | None, cores: int) -> Packing | None:
+def on_cores(packing: RowPacking | None, cores: int) -> RowPacking | None:
     """The same on so many cores, of those that this node has."""
     if packing is None:
         return None

@@ -21,7 +21,7 @@ from solar.planner.job import ALL_NODES, Job, NodePlan, planned
 from solar.planner.order import ShuffledUses
 from solar.planner.planned_passes import Piece
 from solar.planner.units import Units, uniform
-from solar.values import BATCHES_AHEAD, Outcome, Packing, Storage, World
+from solar.values import BATCHES_AHEAD, Outcome, RowPacking, Storage, World
 
 POLICY_NAMES = {
     "torch": "PyTorch",
@@ -54,7 +54,7 @@ class Case:
     extents: Extents | None = None  # None: samples are rows
     mixed: ShuffledUses | None = field(default=None, compare=False)  # the order of all sources of a mixture
     first: int = 0  # the number of its first sample among those of all sources
-    packing: Packing | None = None  # how a buffer may hold its rows encoded
+    packing: RowPacking | None = None  # how a buffer may hold its rows encoded
 
     @property
     def samples(self) -> int:

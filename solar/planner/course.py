@@ -32,7 +32,7 @@ from solar.planner.sweep import (
     total,
 )
 from solar.planner.units import Units
-from solar.values import Packing, Script, Storage
+from solar.values import RowPacking, Script, Storage
 
 # An epoch's samples as used; where steps begin.
 Sequence = Callable[[int], tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]]
@@ -121,7 +121,7 @@ def plan_rows(
     way: KeepPolicy | None = None,
     holding: bool = False,
     region: Region | None = None,
-    packing: Packing | None = None,
+    packing: RowPacking | None = None,
 ) -> Plan:
     """The plan of one process or node by itself, for any sequence of samples in each epoch, with repeats or without.
 

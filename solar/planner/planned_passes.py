@@ -22,7 +22,7 @@ from solar.planner.regions import Region, whole
 from solar.planner.share import shares
 from solar.planner.sweep import Counts, KeepPolicy, in_items, pages, total
 from solar.planner.units import Units
-from solar.values import Packing, RunPart, Script, Storage, Told
+from solar.values import RowPacking, RunPart, Script, Storage, Told
 
 # Steps from the issue of a read to its use, beside the batches that are ready; each takes a batch of memory.
 STEPS_AHEAD = 6
@@ -38,7 +38,7 @@ class Piece:
     field: int
     region: Region
     extents: Any = None  # Extents, or Blocks; None: a sample is a row
-    packing: Packing | None = None  # how memory may hold its rows encoded
+    packing: RowPacking | None = None  # how memory may hold its rows encoded
 
     @property
     def units(self) -> Units:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.planner.units import Units
-from solar.values import Packing
+from solar.values import RowPacking
 
 Items = NDArray[np.int32]
 Places = NDArray[np.int64]
@@ -38,7 +38,7 @@ class Region:
         """How many there are."""
         return self.end - self.begin
 
-    def packed(self, packing: Packing) -> Region:
+    def packed(self, packing: RowPacking) -> Region:
         """The same, held encoded so."""
         return replace(self, units=replace(self.units, packing=packing))
 

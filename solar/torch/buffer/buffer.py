@@ -31,7 +31,7 @@ from solar.torch.monitor.stats import Stats
 from solar.torch.order.position import SamplerState
 from solar.torch.order.stream import IndexStream
 from solar.torch.source import SampleSource
-from solar.values import Packing
+from solar.values import RowPacking
 
 log = logging.getLogger("solar")
 
@@ -76,7 +76,7 @@ class Buffered:
         self._together: RankGroup | None = None
         self._threads: int | None = None  # that decode, of all ranks of the node, where they read together
         self._ways: tuple[Any, Sequence[KeepPolicy | None]] = (None, [])  # chosen last, and under which conditions
-        self._packings: list[Packing | None] | None = None  # of each piece, once it was tried
+        self._packings: list[RowPacking | None] | None = None  # of each piece, once it was tried
         self._guessed = False  # the passes to come are guesses of ours
         self._warned = False  # of what went wrong in the background
         self._forget()

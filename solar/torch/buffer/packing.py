@@ -11,7 +11,7 @@ from solar.io.read.trial import may_be_packed, on_cores, tried
 from solar.planner.course import Plan
 from solar.planner.planned_passes import Piece, packed_ratio
 from solar.torch.buffer.group import RankGroup
-from solar.values import Layout, Packing, Storage
+from solar.values import Layout, RowPacking, Storage
 
 
 def packings(
@@ -20,7 +20,7 @@ def packings(
     storages: Sequence[Storage],
     memory: int,
     together: RankGroup | None,
-) -> list[Packing | None]:
+) -> list[RowPacking | None]:
     """How each of these pieces of these Layouts may be held packed, with so much memory; None: it may not.
 
     Ranks that read together do so only where all of them found the same.
@@ -44,7 +44,7 @@ def packings(
     return [on_cores(one, cores) if least[at] == most[at] else None for at, one in zip(pages, found, strict=True)]
 
 
-def with_packings(pieces: Sequence[Piece], found: Sequence[Packing | None]) -> list[Piece]:
+def with_packings(pieces: Sequence[Piece], found: Sequence[RowPacking | None]) -> list[Piece]:
     """The pieces with what a trial found for each."""
     return [replace(piece, packing=how) for piece, how in zip(pieces, found, strict=True)]
 
