@@ -78,7 +78,7 @@ def _chosen(layout: Layout, storage: Storage) -> NDArray[np.int64]:
     """The rows of a trial, ascending; none where it would take too long beside what it may save."""
     size = layout.sample_nbytes
     near = max(1, min(NEIGHBOURS, storage.gap // size))
-    encoding = (1 + len(PREDICTORS)) * near * size / (ENCODES * layout.dtype.itemsize)
+    encoding = 2 * near * size / (ENCODES * layout.dtype.itemsize)  # once, and some of them by each predictor
     each = max(storage.request_seconds, near * size / storage.bandwidth) + encoding
     scan = layout.nbytes / storage.bandwidth
     requests = min(REQUESTS[-1], layout.samples // near, int(SHARE * scan / each))
