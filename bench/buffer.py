@@ -3,7 +3,8 @@
     python -m bench.buffer [--quick] [--scenes NAME ...] [--peers NAME ...] [--folder DIR] [--record]
 
 slowed...        on a mount that answers as a disk-based parallel file system (bench/slowfs: 1 ms, 1 GB/s, 500 requests
-                 a second, 4 MiB a request at most): memory for all, 1/2, 1/4 and 1/10 of the data; chunks, our codec
+                 a second, 4 MiB a request at most): memory for all, 1/2, 1/4 and 1/10 of the data; chunks, our codec,
+                 counts that are packed in the buffer
 disks_..., flash_..., nvme_...    three storages and three sizes of samples, memory for a quarter
 auto_gzip, chunk16_gzip           compressed chunks of many samples on the local disk, in the page cache
 

@@ -9,6 +9,7 @@ pinned      the policy of a cache that never changes (which NoPFS reaches at bes
 paper       the policy that SOLAR published (an epoch begins with what the last one ended with), carried out likewise
 solar       DataLoader(shuffle=True, buffer=...): the orders of later epochs are guessed
 solar_known the same with a PlanSampler, epochs=, and the storage: all orders are known
+solar_unpacked  solar_known that holds samples as they are, though they could be packed
 """
 
 from __future__ import annotations
@@ -253,6 +254,13 @@ def known_part(job: Job) -> Measures:
         return timed(job, epochs()) | {"label": label, "setting": {}} | said(loader)
 
 
+def unpacked_part(job: Job) -> Measures:
+    from solar.io.read import trial
+
+    trial.WORTH = float("inf")
+    return known_part(job) | {"label": "solar, PlanSampler, samples held as they are"}
+
+
 def said(loader: Any) -> Measures:
     stats = loader.stats()
     return {"waits": stats["wait_seconds"], "peak_counted": stats["peak_bytes"], "hits": stats["buffer_hits"]}
@@ -288,6 +296,7 @@ def _carried(job: Job, orders: list[NDArray[np.int64]], policy: str, label: str)
 PARTS: dict[str, Callable[[Job], Measures]] = {
     "torch": torch_part, "windowed": windowed_part, "page_cache": page_cache_part, "ram_copy": ram_part,
     "pinned": pinned_part, "paper": paper_part, "solar": solar_part, "solar_known": known_part,
+    "solar_unpacked": unpacked_part,
 }  # fmt: skip
 
 

@@ -16,10 +16,11 @@ STORAGES: dict[str, tuple[float, float, float]] = {
     "flash": (3e-4, 2e9, 20e3),
     "NVMe": (1e-4, 3e9, 100e3),
 }
-PEERS = ("torch", "windowed", "ram_copy", "page_cache", "pinned", "paper", "solar", "solar_known")
+PEERS = ("torch", "windowed", "ram_copy", "page_cache", "pinned", "paper", "solar", "solar_known", "solar_unpacked")
 # Who is timed over a part, for all of an epoch is alike: what their rate is once they are at it.
 PARTLY = ("torch", "page_cache", "pinned", "paper")
 OURS = ("solar", "solar_known")
+UNPACKED = "solar_unpacked"  # solar_known that holds samples as they are
 USUAL = ("torch", "windowed", *OURS)
 
 
@@ -41,13 +42,14 @@ class Scene:
     batch: int = 64
     shape: tuple[int, ...] = SHAPE
     ranks: int = 1
+    dtype: str = "f4"
     weighted: bool = False  # a tenth of the samples is drawn ten times as often as the others
 
     @property
     def data(self) -> scene.Scene:
         """What is in the file."""
         facts: dict[str, Any] = {"batch": self.batch, "numbered": True, **self.options}
-        return scene.Scene(self.name, self.title, self.samples, self.shape, "f4", **facts)
+        return scene.Scene(self.name, self.title, self.samples, self.shape, self.dtype, **facts)
 
     @property
     def sample_nbytes(self) -> int:
@@ -90,7 +92,7 @@ def table() -> list[Scene]:
 
 def scenes(quick: bool) -> dict[str, Scene]:
     """By name; the quick ones are small, for a look."""
-    on_disks = Scene("slowed", "64 KB, contiguous, disks", 8192, (1.0, 0.5, 0.25, 0.1), "disks", PEERS)
+    on_disks = Scene("slowed", "64 KB, contiguous, disks", 8192, (1.0, 0.5, 0.25, 0.1), "disks", PEERS[:-1])
     small = replace(on_disks, fractions=(0.25,), peers=USUAL)
     gzip = {"compression": "gzip"}
     found = (
@@ -99,6 +101,8 @@ def scenes(quick: bool) -> dict[str, Scene]:
         replace(small, name="slowed_chunk64", title="64 KB, 64-sample chunks, disks", options={"chunk": 64}),
         replace(small, name="slowed_codec", title="64 KB, our codec (off by 0.4 at most), disks", fractions=(0.1,),
                 options={"chunk": 1, "filters": CODEC}),
+        replace(small, name="slowed_packed", title="64 KB, detector counts of 16 bits, disks", fractions=(0.1,),
+                dtype="u2", shape=(128, 256), peers=("torch", "windowed", *OURS, UNPACKED)),
         replace(small, name="slowed_2_ranks", title="64 KB, contiguous, disks, 2 ranks", ranks=2,
                 peers=("torch", "solar", "solar_known")),
         replace(small, name="slowed_weights", title="64 KB, a tenth ten times as often, disks", weighted=True,

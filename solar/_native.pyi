@@ -310,8 +310,12 @@ class Run:
         gap: int,
         extents: Extents | None = None,
         boxes: Boxes | None = None,
+        pack: tuple[str, str] | None = None,
     ) -> int:
-        """Adds rows of a source, or samples of them, with a buffer of so many pages. Gives the part's number."""
+        """Adds rows of a source, or samples of them, with a buffer of so many pages. Gives the part's number.
+
+        With `pack`, the type of the numbers ("u2", say) and a predictor, a page has its row encoded.
+        """
 
     def append(self, sizes: I64, parts: list[PartEpoch]) -> None:
         """The next epoch, of every part; `sizes` has the samples of each batch. Keeps the arrays."""
@@ -327,6 +331,9 @@ class Run:
 
     def close(self, seconds: float) -> bool:
         """Gives up what is on its way; false when `seconds` passed first, for a read that does not return."""
+
+def pack_scratch(row_nbytes: int, itemsize: int) -> int:
+    """The bytes that encoding such a row for a Run takes beside the row itself, at most."""
 
 def codec_filter() -> int:
     """The HDF5 filter's number of the bounded codec."""

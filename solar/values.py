@@ -269,6 +269,19 @@ class Storage:
 
 
 @dataclass(frozen=True)
+class RowPacking:
+    """How a buffer may hold rows encoded without loss, as a trial on some of them says (io/read/trial.py)."""
+
+    number: str  # the type of their numbers: "u2", say
+    predictor: str
+    nbytes: int  # of a page of memory, which a row takes encoded
+    lost: float  # share of the rows that take more, and are read again at each use
+    encode: float  # bytes of rows a second, of all threads
+    decode: float
+    scratch: int  # bytes that a thread needs to encode a row
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The cost of a keep policy per epoch, after the first, over all ranks."""
 
@@ -312,6 +325,7 @@ class RunPart:
     ahead: int  # steps between the issue of a read and its use
     gap: int  # a smaller hole between two reads is read, too
     extents: Extents | None = None  # None: a sample is a row
+    pack: tuple[str, str] | None = None  # type of its numbers and predictor, where a page is a row encoded
 
 
 class ToldBoxes(NamedTuple):

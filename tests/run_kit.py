@@ -201,8 +201,9 @@ class Run:
         gap: int,
         extents: Any = None,
         boxes: Any = None,
+        pack: None = None,
     ) -> int:
-        assert not self._sizes
+        assert not self._sizes and pack is None
         units = of_layout(_known[id(source)][1])
         self._parts.append(Part(source, field, pages, page, stored, direct, ahead, gap, units, extents, boxes))
         return len(self._parts) - 1

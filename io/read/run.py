@@ -82,7 +82,8 @@ class Running:
             assert one.source is not None, "the loader asks only for what is read directly"
             own = None if part.extents is None else part.extents.native
             terms = part.pages, part.page, part.stored, part.direct, part.ahead, part.gap
-            self._run.part(one.source, part.field, *terms, own, one.native if isinstance(one, BoxRows) else None)
+            boxes = one.native if isinstance(one, BoxRows) else None
+            self._run.part(one.source, part.field, *terms, own, boxes, part.pack)
         _live.add(self)
 
     def append(self, sizes: NDArray[np.int64], told: Sequence[Told], parcels: None = None) -> None:

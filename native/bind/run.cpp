@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <map>
 #include <optional>
 
 #include "bound.hpp"
@@ -29,6 +30,24 @@ using BoundSamples = std::tuple<Array<std::int32_t>, Array<std::int64_t>, Array<
 using BoundEpoch = std::tuple<Array<std::int32_t>, std::optional<Array<std::int32_t>>, Array<std::int64_t>,
                               Array<std::uint8_t>, Array<std::int32_t>, Array<std::int64_t>, Array<std::int32_t>,
                               Array<std::int64_t>, Array<std::int64_t>, std::optional<BoundSamples>>;
+using BoundPack = std::tuple<std::string, std::string>;  // type of the numbers, predictor
+
+solar::Pack pack_of(const BoundPack& asked) {
+  using solar::Number;
+  using solar::Predictor;
+  static const std::map<std::string, Number> numbers{
+      {"f4", Number::float32}, {"f8", Number::float64}, {"i1", Number::int8},  {"u1", Number::uint8},
+      {"i2", Number::int16},   {"u2", Number::uint16},  {"i4", Number::int32}, {"u4", Number::uint32},
+      {"i8", Number::int64},   {"u8", Number::uint64}};
+  static const std::map<std::string, Predictor> predictors{
+      {"none", Predictor::none}, {"x", Predictor::x}, {"xy", Predictor::xy}, {"xyz", Predictor::xyz}};
+  const auto number = numbers.find(std::get<0>(asked));
+  const auto predictor = predictors.find(std::get<1>(asked));
+  if (number == numbers.end() || predictor == predictors.end()) {
+    throw std::invalid_argument("rows are not packed as " + std::get<0>(asked) + " by " + std::get<1>(asked));
+  }
+  return {number->second, predictor->second};
+}
 
 struct BoundNode {
   BoundNode(int descriptor, unsigned rank, const std::vector<nb::str>& names, std::size_t nbytes) {
@@ -66,9 +85,7 @@ struct BoundExtents {
 
   BoundExtents(const Sizes& first, const Sizes& anchor, const Sizes& low, const Sizes& high, std::int64_t every,
                const Sizes& steps, const Sizes& sizes) {
-    const auto copy = [](const Sizes& from) {
-      return std::vector<std::int64_t>(view(from).begin(), view(from).end());
-    };
+    const auto copy = [](const Sizes& from) { return std::vector<std::int64_t>(view(from).begin(), view(from).end()); };
     auto made = std::make_shared<solar::Extents>(
         solar::Extents{copy(first), copy(anchor), copy(low), copy(high), every, copy(steps), copy(sizes)});
     made->check(INT32_MAX);  // which is what plans number
@@ -81,8 +98,8 @@ class BoundRun {
  public:
   BoundRun(nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node, std::size_t lends)
       : reader_(std::move(reader)),
-        run_(std::make_unique<solar::Run>(solar::bind::native_reader(reader_), solar::bind::batch_pool(), staged, scratch,
-                                          node == nullptr ? nullptr : node->native, lends)) {}
+        run_(std::make_unique<solar::Run>(solar::bind::native_reader(reader_), solar::bind::batch_pool(), staged,
+                                          scratch, node == nullptr ? nullptr : node->native, lends)) {}
   ~BoundRun() {
     bool closed = false;
     {
@@ -98,10 +115,11 @@ class BoundRun {
 
   std::size_t part(const BoundSource& source, std::size_t field, std::size_t pages, std::size_t page, bool stored,
                    bool direct, std::uint64_t ahead, std::uint64_t gap, const BoundExtents* extents,
-                   const BoundBoxes* boxes) {
+                   const BoundBoxes* boxes, const std::optional<BoundPack>& pack) {
     nb::gil_scoped_release released;
     return run_->part({source.native, field, pages, page, stored, direct, ahead, gap,
-                       extents == nullptr ? nullptr : extents->native, boxes == nullptr ? nullptr : boxes->native});
+                       extents == nullptr ? nullptr : extents->native, boxes == nullptr ? nullptr : boxes->native,
+                       pack ? std::optional(pack_of(*pack)) : std::nullopt});
   }
 
   void append(const Sizes& sizes, const std::vector<BoundEpoch>& parts) {
@@ -197,6 +215,7 @@ void bind_run(nb::module_& module) {
   nb::class_<BoundExtents>(module, "Extents")
       .def(nb::init<const Sizes&, const Sizes&, const Sizes&, const Sizes&, std::int64_t, const Sizes&, const Sizes&>(),
            "first"_a, "anchor"_a, "low"_a, "high"_a, "every"_a, "steps"_a, "sizes"_a);
+  module.def("pack_scratch", &solar::Pack::scratch, "row_nbytes"_a, "itemsize"_a);
   nb::class_<BoundRun>(module, "Run")
       .def(
           "__init__",
@@ -204,7 +223,7 @@ void bind_run(nb::module_& module) {
              std::size_t lends) { new (self) BoundRun(std::move(reader), staged, scratch, node, lends); },
           "reader"_a, "staged"_a, "scratch"_a, "node"_a = nb::none(), "lends"_a = 0)
       .def("part", &BoundRun::part, "source"_a, "field"_a, "pages"_a, "page"_a, "stored"_a, "direct"_a, "ahead"_a,
-           "gap"_a, "extents"_a = nb::none(), "boxes"_a = nb::none())
+           "gap"_a, "extents"_a = nb::none(), "boxes"_a = nb::none(), "pack"_a = nb::none())
       .def("append", &BoundRun::append, "sizes"_a, "parts"_a)
       .def("take", &BoundRun::take, "seconds"_a)
       .def("waiting_for", &BoundRun::waiting_for)

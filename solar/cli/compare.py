@@ -22,7 +22,7 @@ from solar.planner.job import ALL_NODES, Job, NodePlan, planned
 from solar.planner.order import ShuffledUses
 from solar.planner.planned_passes import Piece
 from solar.planner.units import Units, uniform
-from solar.values import BATCHES_AHEAD, Outcome, Storage, World
+from solar.values import BATCHES_AHEAD, Outcome, RowPacking, Storage, World
 
 POLICY_NAMES = {
     "torch": "PyTorch",
@@ -55,6 +55,7 @@ class Case:
     extents: Extents | BoxBlocks | None = None  # None: samples are rows
     mixed: ShuffledUses | None = field(default=None, compare=False)  # the order of all sources of a mixture
     first: int = 0  # the number of its first sample among those of all sources
+    packing: RowPacking | None = None  # how a buffer may hold its rows encoded
 
     @property
     def samples(self) -> int:
@@ -133,7 +134,9 @@ def job_of(cases: Sequence[Case], memory: int, ahead: int = BATCHES_AHEAD) -> Jo
     fields = [case for case in cases if case.first == one.first]
     placed = [(*divmod(at, len(fields)), case) for at, case in enumerate(cases)]
     return Job(
-        pieces=[Piece(source, at, regions.whole(case.units), case.extents) for source, at, case in placed],
+        pieces=[
+            Piece(source, at, regions.whole(case.units), case.extents, case.packing) for source, at, case in placed
+        ],
         storages=[case.storage for case in cases],
         fields=[SampleBytes(case.sample_nbytes) for case in fields],
         scratch=max(case.scratch for case in cases),

@@ -22,6 +22,7 @@ from solar.io.machine import figures, profile
 from solar.io.read.engine import ROOM
 from solar.io.read.reader import read
 from solar.io.read.run import scratch_nbytes, threads
+from solar.io.read.trial import on_cores, tried
 from solar.orders.epoch_order import checked_weights
 from solar.planner.budget import TooSmall
 from solar.planner.job import Job
@@ -45,8 +46,9 @@ keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memo
   ({latency, bandwidth, iops, decode (null: nothing is decoded), depth, gap, from}), datasets, policies ({torch, lru,
   pinned, solar_paper, solar}, or of windows and boxes {one_by_one, solar}, each {reads, requests, bytes, scans,
   seconds, hits, peak_bytes}, per epoch, once it is under way), first_epoch (the same of solar's first), buffer
-  ({samples, batches, scratch: bytes on a node, ready: batches; null: there is none}), no_buffer (why), planned
-  ({epochs, nodes}: how many were worked out; others are taken to be alike), first_batch_seconds (of each),
+  ({samples, batches, scratch: bytes on a node, ready: batches; null: there is none}), packed (that it holds samples
+  encoded without loss, and how much smaller; else ""), no_buffer (why), planned ({epochs, nodes}: how many were worked
+  out; others are taken to be alike), first_batch_seconds (of each),
   estimated (policies that were followed on a smaller copy), plan_seconds (of one epoch on the first node),
   overflow_fraction (samples that another rank takes than the one that reads them), travel ({steps, samples, nbytes,
   most_nbytes}: what goes from node to node in an epoch, and what one node receives in a step at most), compute_seconds,
@@ -107,6 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         found, extents = windows.held(arguments, found)
         layouts, cases = [*found.values()], [*_cases(arguments, storage, found, extents)]
     refused = next((said for one in layouts if (said := not_carried(one))), "")
+    cases = _tried(layouts, cases, arguments.memory)
     job = job_of(cases, 0 if refused else arguments.memory, arguments.ahead)
     if arguments.plot:
         from solar.cli import plot  # only here: matplotlib takes its time
@@ -210,6 +213,20 @@ def _cases(
         training = arguments.batch_size, memory, costs, arguments.seed, arguments.epochs
         one = Case(name, units, world, *training, scratch, extents=extents.get(name))
         yield replace(one, weights=weights)
+
+
+def _tried(layouts: list[Layout], cases: list[Case], memory: int) -> list[Case]:
+    """The same, with how a buffer may hold rows packed: a few are read for that, as the loader reads them."""
+    if not layouts or not memory or not isinstance(cases[0].extents, Extents | None):  # blocks are cut where they lie
+        return cases
+    world = cases[0].world
+    nodes = -(-world.ranks // world.ranks_per_node)
+    share = memory * nodes / sum(case.units.samples * case.units.sample_nbytes for case in cases)
+    if share >= 1:
+        return cases
+    cores = threads() * world.ranks_per_node
+    pairs = zip(layouts, cases, strict=True)
+    return [replace(case, packing=on_cores(tried(layout, case.storage, share), cores)) for layout, case in pairs]
 
 
 def _mixed(arguments: argparse.Namespace) -> tuple[list[Layout], list[Case]]:

@@ -12,6 +12,7 @@ from solar.cli import words
 from solar.cli.compare import ROW_NAMES, Answer, Case
 from solar.extents import Extents
 from solar.io.machine import figures
+from solar.planner.planned_passes import packed_ratio
 from solar.values import Outcome, Storage
 
 
@@ -35,6 +36,7 @@ def as_json(cases: list[Case], answered: Answer, source: str, compute: float = 0
         "policies": {name: asdict(outcome) for name, outcome in answered.outcomes.items()},
         "first_epoch": None if answered.first_epoch is None else asdict(answered.first_epoch),
         "buffer": _divided(answered),
+        "packed": _packed(answered),
         "planned": {"epochs": len(answered.plan.epochs) if answered.plan else 0, "nodes": answered.nodes},
         "first_batch_seconds": answered.first_batch,
         "estimated": answered.estimated,
@@ -58,6 +60,12 @@ def _divided(answered: Answer) -> dict[str, int] | None:
     }  # fmt: skip
 
 
+def _packed(answered: Answer) -> str:
+    """That the loader's buffer holds samples encoded, and how much smaller; empty if it does not."""
+    plan = answered.plan
+    return packed_ratio(plan.windows[-1].plans) if plan is not None and plan.windows else ""
+
+
 def _load(answered: Answer, compute: float) -> dict[str, float]:
     """What our epoch asks of the storage per second, if the steps compute so long and reading goes on meanwhile."""
     ours = answered.outcomes["solar"]
@@ -78,6 +86,8 @@ def as_text(
             f"solar's buffer: {figures.size(divided['samples'])} for samples, {figures.size(divided['batches'])} for "
             f"batches ({divided['ready']} ready on each rank), {figures.size(divided['scratch'])} to decode in"
         )
+        if packed := _packed(answered):
+            yield f"solar's buffer holds samples {packed}"
     yield from cached.splitlines()
     yield ""
     head = ("per epoch", "time", "scans", "requests", "read", "hits", "peak memory", "first batch")

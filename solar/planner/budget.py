@@ -13,6 +13,7 @@ READER_SCRATCH = 8 << 20  # bytes that each of the engine's threads may use besi
 HUGE = 2 << 20  # bytes of a huge page, of which large batches take whole ones
 FEWER, AT_WORK = 16, 4  # batches take one part of so many of it, or fewer wait; and those that are made or travel
 DECODE_SHARE, READ_SHARE = 16, 128  # threads take one part of so many: where they decode; where they only read
+ENCODE_SHARE = 8  # and where they encode what is kept: what that takes, or nothing is
 FETCHED = 2  # steps by which a sample is read beforehand that is read straight into the batch, at another node's home
 
 
@@ -54,6 +55,7 @@ class Needs(NamedTuple):
     ahead: int  # batches that should wait
     decodes: bool = True  # in its scratch, instead of reading alone
     lends: int = 0  # batches that the loop has, beside those that wait and the one that is made; 0: any number
+    encodes: int = 0  # bytes that a thread would need to encode what is kept; 0: nothing may be
 
     @property
     def least(self) -> int:
@@ -111,7 +113,8 @@ def divided(nbytes: int, batch: int, needs: Sequence[Needs], wholes: Sequence[in
 
     A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it. `wholes` are
     the bytes that hold all samples, in one way or another: near them threads take no more than what is missing, which
-    doubles what is read again and again at most, or than what is left.
+    doubles what is read again and again at most, or than what is left. Where something may be packed they take what
+    encoding takes, if that is little.
     """
     scratch = max(one.scratch for one in needs)
     least = sum(one._replace(scratch=scratch).least for one in needs)
@@ -126,6 +129,9 @@ def divided(nbytes: int, batch: int, needs: Sequence[Needs], wholes: Sequence[in
     part = DECODE_SHARE if any(one.decodes for one in needs) else READ_SHARE
     most = min((abs(left - one) for one in wholes), default=left)
     each = max(scratch, min(READER_SCRATCH, left // (part * threads), most // threads))
+    encodes = max(one.encodes for one in needs)
+    if encodes * threads * ENCODE_SHARE <= left:
+        each = max(each, encodes)
     return Budget(nbytes, staged, each, left - threads * each, batch, lends)
 
 

@@ -36,7 +36,13 @@ NEAR = 16  # units to a gap, above which many lie within one, and a head that pa
 
 
 def seconds(counts: Counts, units: Units, storage: Storage) -> float:
-    """The time that reading took, and decoding."""
+    """The time that reading took, decoding, and encoding what is held packed."""
+    packing = units.packing
+    if packing is not None:
+        lost = packing.lost * counts.decoded
+        read = storage.seconds(counts.requests + lost, counts.bytes + lost * units.sample_nbytes)
+        worked = counts.encoded / packing.encode + counts.decoded / packing.decode
+        return read + worked * units.sample_nbytes
     decoded = counts.decoded * units.sample_nbytes if units.encoded else 0
     return storage.seconds(counts.requests, counts.bytes, decoded)
 
@@ -197,6 +203,8 @@ def estimate(region: Region, pinned: int, whole: bool, terms: Terms, storage: St
     spent: float = sweeps * units * unit_nbytes * (1 - empty ** (1 + terms.gap / unit_nbytes)) / storage.bandwidth
     if region.units.encoded:
         spent += decoded * region.units.sample_nbytes / storage.decode
+    if region.units.packing is not None:
+        spent += sweeps * items * (1 - empty) * region.units.sample_nbytes / region.units.packing.encode
     return spent
 
 

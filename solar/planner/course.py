@@ -32,10 +32,11 @@ from solar.planner.sweep import (
     total,
 )
 from solar.planner.units import Units
-from solar.values import Script, Storage
+from solar.values import RowPacking, Script, Storage
 
 # An epoch's samples as used; where steps begin.
 Sequence = Callable[[int], tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]]
+WORTH_PACKING = 0.9  # of the time, above which samples are held as they are: what encoding takes is an estimate
 USES_KEPT = 1 << 22  # uses whose order is kept between passes over the epochs; of a longer one, its own
 SHARE = 8  # the part of memory that steps on their way may take
 
@@ -69,13 +70,13 @@ class Plan:
 
     @property
     def kept(self) -> str:
-        """What memory holds: "rows", samples as they are used, or "stored", chunks as they are in the file."""
-        return "stored" if self.way.whole else "rows"
+        """What memory holds: samples as they are used, "rows"; encoded, "packed"; or "stored" chunks as in the file."""
+        return "stored" if self.way.whole else "rows" if self.region.units.packing is None else "packed"
 
     @property
     def page(self) -> int:
         """The bytes that memory is cut into: a sample, or a page, of which each chunk takes as many as it needs."""
-        return self.region.units.page if self.kept == "stored" else self.region.units.sample_nbytes
+        return self.region.units.page if self.kept == "stored" else self.region.units.held_nbytes
 
     @property
     def pages(self) -> int:
@@ -120,6 +121,7 @@ def plan_rows(
     way: KeepPolicy | None = None,
     holding: bool = False,
     region: Region | None = None,
+    packing: RowPacking | None = None,
 ) -> Plan:
     """The plan of one process or node by itself, for any sequence of samples in each epoch, with repeats or without.
 
@@ -127,7 +129,7 @@ def plan_rows(
     are what the sequences follow from. Reads are issued up to `ahead` steps before their use, as far as these steps
     take no more than an eighth of the memory. Less than the largest step takes is a PlanError. With
     `holding` memory has the pinned part of the way that is given already, as a Plan of that way leaves it. All samples
-    lie in the `region`, if one is given.
+    lie in the `region`, if one is given. With a `packing` they are held so if that is cheaper.
     """
     _check_epochs(epochs)
     if memory < 0 or ahead < 0:
@@ -136,7 +138,10 @@ def plan_rows(
     uses = _uses_of(of, region)
     kept = OrdersKept(uses)
     if way is None:
-        way = KeepPolicy(direct=True) if memory == 0 else _cheapest(kept, region, epochs, memory, storage, ahead)
+        of_kinds = [region] if packing is None else [region, region.packed(packing)]
+        way = KeepPolicy(direct=True) if memory == 0 else _cheapest(kept, of_kinds, epochs, memory, storage, ahead)
+    if way.packed and packing is not None:
+        region = region.packed(packing)
     terms = _terms(kept, region, epochs, memory, storage.gap, ahead, way)
     sizes = tuple(kept.size(epoch)[:2] for epoch in epochs)
     scan = int(costs.scan_seconds(region, storage) * storage.bandwidth)
@@ -232,24 +237,32 @@ def _largest_step(uses: UsesOf, region: Region, whole: bool) -> int:
     return max(Counts(*_native.direct(units, items, starts, 0)).peak for items, starts in every)
 
 
-def _cheapest(uses: OrdersKept, region: Region, epochs: range, memory: int, storage: Storage, ahead: int) -> KeepPolicy:
-    """By what a later epoch costs; where there are few, by what all of them cost with their start."""
+def _cheapest(
+    uses: OrdersKept, regions: list[Region], epochs: range, memory: int, storage: Storage, ahead: int
+) -> KeepPolicy:
+    """By what a later epoch costs; where there are few, by what all of them cost with their start.
+
+    The regions are one, whose samples are held in one way or another.
+    """
     # Of a large data set an epoch is like another, and memory runs empty in the last two.
-    most, measures = (4, slice(1, 2)) if region.items > costs.FORMULA_ITEMS else (len(costs.EPOCHS), slice(1, 3))
+    most, measures = (4, slice(1, 2)) if regions[0].items > costs.FORMULA_ITEMS else (len(costs.EPOCHS), slice(1, 3))
     few = len(epochs) < most
     counted = epochs if few else epochs[:most]
     measured = counted if few else counted[measures]
     found: list[tuple[float, KeepPolicy]] = []
     refused: list[TooLittle] = []
-    for whole in region.kinds:
+    kinds = [(region, whole) for region in regions for whole in region.kinds]
+    for region, whole in kinds:
         try:
             terms = _terms(uses, region, epochs, memory, storage.gap, ahead, KeepPolicy(whole=whole))
         except TooLittle as error:
             refused.append(error)
             terms = Terms(memory, storage.gap, step=error.largest)  # no sweep has room; a pinned part may have
         way, epochs_ = costs.choose(region, uses, counted, measured, terms, storage, kinds=(whole,), start=few)
-        found.append((costs.seconds(total(one.counts for one in epochs_), region.units, storage), way))
-    if len(refused) == len(region.kinds):
+        packed = region.units.packing is not None
+        seconds = costs.seconds(total(one.counts for one in epochs_), region.units, storage)
+        found.append((seconds / WORTH_PACKING if packed else seconds, replace(way, packed=packed)))
+    if len(refused) == len(kinds):
         try:
             raise min(refused, key=lambda error: error.least)
         finally:

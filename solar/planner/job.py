@@ -14,6 +14,7 @@ from solar.planner import costs
 from solar.planner.budget import AheadSpec, Budget, Needs, SampleBytes, divided, needs
 from solar.planner.course import plan_rows
 from solar.planner.order import ShuffledUses, steps
+from solar.planner.packed import encoding_nbytes, packable
 from solar.planner.pass_uses import PassUses, SampleUses, alone
 from solar.planner.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, planned_together, ways_after
 from solar.planner.regions import whole
@@ -141,7 +142,7 @@ def planned(job: Job, node: int = 0) -> NodePlan:
     longest = max(_batch(job), int(of_epoch(0).sizes.max(initial=0))) if job.world.ranks == 1 else job.batch
     budget = divided(job.memory, longest, taken, wholes([piece.region for piece in pieces]))
     batches = sum(one.beside + budget.staged * one.waiting for one in taken)
-    return _followed(job, of_epoch, pieces, budget, batches)
+    return _followed(job, of_epoch, packable(pieces, budget.scratch), budget, batches)
 
 
 def predicted(
@@ -192,7 +193,7 @@ def _followed(
         found += [window.counts_of_pieces(number) for number in window.segments]
         if len(found) > 1 and len(found) * uses * max(piece.slots for piece in pieces) > FOLLOWED:
             break
-    units = [piece.units for piece in job.pieces]
+    units = [plan.region.units for plan in windows[-1].plans]
     return NodePlan(found, uses * job.slots, units, job.storages, windows, budget, batches)
 
 
@@ -251,9 +252,10 @@ def _batch(job: Job) -> int:
 def _needs(job: Job, rank: int, first: PassUses) -> Needs:
     """What the batches of a rank take, whose first epoch this is."""
     batch, exchange = max(_batch(job), int(first.sizes.max(initial=0))), job.sharing(rank).exchange
-    return needs(
+    own = needs(
         job.fields, job.pace, batch, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=first.inbox
     )
+    return own._replace(encodes=encoding_nbytes(job.pieces))
 
 
 def _one_by_one(job: Job, node: int) -> NodePlan:

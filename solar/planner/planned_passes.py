@@ -24,7 +24,7 @@ from solar.planner.regions import Region, whole
 from solar.planner.share import shares
 from solar.planner.sweep import Counts, KeepPolicy, in_items, pages, total
 from solar.planner.units import Units
-from solar.values import RunPart, Script, Storage, Told, ToldBoxes
+from solar.values import RowPacking, RunPart, Script, Storage, Told, ToldBoxes
 
 # Steps from the issue of a read to its use, beside the batches that are ready; each takes a batch of memory.
 STEPS_AHEAD = 6
@@ -40,6 +40,7 @@ class Piece:
     field: int
     region: Region
     extents: Any = None  # Extents, Blocks or BoxBlocks; None: a sample is a row
+    packing: RowPacking | None = None  # how memory may hold its rows encoded
 
     @property
     def units(self) -> Units:
@@ -215,7 +216,7 @@ class PlannedPasses:
         batch = sum(map(pooled_nbytes, read))
         parts = [_part(piece, plan, share, batch) for piece, plan, share in triples]
         if self.segment(self.segments.start).elsewhere is not None:
-            parts += [replace(part, pages=0, stored=False, direct=True, ahead=FETCHED) for part in parts]
+            parts += [replace(part, pages=0, stored=False, pack=None, direct=True, ahead=FETCHED) for part in parts]
         return parts
 
 
@@ -239,7 +240,7 @@ def _plan(
     def planned(room: int, way: KeepPolicy | None, holding: bool = False) -> Plan:
         return plan_rows(
             of, piece.units, memory=room, storage=storage, epochs=window.segments, ahead=STEPS_AHEAD, facts=facts,
-            way=way, holding=holding, region=piece.region,
+            way=way, holding=holding, region=piece.region, packing=piece.packing,
         )  # fmt: skip
 
     for wanted in (way, None):
@@ -259,7 +260,9 @@ def _part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
         ahead = max(0, min(STEPS_AHEAD, (memory - held) // max(1, batch)))
     kept = plan.kept == "stored"
     own = piece.extents if isinstance(piece.extents, Extents) else None  # of blocks uses are told one by one
-    return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, own)
+    packing = plan.region.units.packing
+    pack = None if packing is None else (packing.number, packing.predictor)
+    return RunPart(piece.field, plan.pages, plan.page, kept, plan.way.direct, ahead, plan.terms.gap, own, pack)
 
 
 def _places(starts: NDArray[np.int64], first: NDArray[np.int64] | int = 0) -> NDArray[np.int32]:
@@ -315,10 +318,20 @@ def in_words(window: PlannedPasses) -> str:
     return f"{ways}; an epoch takes {requests:,} requests for {figures.size(nbytes)} and has {uses:,} uses"
 
 
+def packed_ratio(plans: Sequence[Plan]) -> str:
+    """That samples are held packed, and how much smaller; empty if they are not."""
+    of = [plan.region.units for plan in plans if plan.kept == "packed"]
+    if not of:
+        return ""
+    return f"packed without loss, {sum(u.sample_nbytes for u in of) / sum(u.held_nbytes for u in of):.1f} : 1"
+
+
 def _way_in_words(plan: Plan, piece: Piece) -> str:
     way = plan.way
     kept = f", {100 * way.pinned / piece.region.items:.0f} % of the samples stay"
+    packed = f", {packed_ratio([plan])}"
     stored = ", kept as stored" if plan.kept == "stored" else ", kept decoded" if piece.units.encoded else ""
+    stored = packed if plan.kept == "packed" else stored
     if way.pinned >= piece.region.items:
         return f"all samples stay{stored}"
     if way.direct:

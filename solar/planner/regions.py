@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
 from solar.planner.units import Units
+from solar.values import RowPacking
 
 Items = NDArray[np.int32]
 Places = NDArray[np.int64]
@@ -36,6 +37,10 @@ class Region:
     def items(self) -> int:
         """How many there are."""
         return self.end - self.begin
+
+    def packed(self, packing: RowPacking) -> Region:
+        """The same, held encoded so."""
+        return replace(self, units=replace(self.units, packing=packing))
 
     @property
     def samples_alone(self) -> bool:
@@ -87,7 +92,7 @@ class Region:
     def heaviest(self, *, whole: bool) -> int:
         """The most that one thing held takes: an item, or a unit where those are held whole."""
         if not whole:
-            return self.units.sample_nbytes
+            return self.units.held_nbytes
         paged = self.units.paged
         return int(paged[self._listed(0)].max(initial=0)) if isinstance(paged, np.ndarray) else paged
 
@@ -96,7 +101,7 @@ class Region:
         paged = self.units.paged
         if whole and isinstance(paged, np.ndarray):
             return paged[self._listed(0)]
-        return np.diff(self._columns(0)[0]) * self.units.sample_nbytes
+        return np.diff(self._columns(0)[0]) * self.units.held_nbytes
 
     def native(self, skipped: int, *, whole: bool) -> _native.Units:
         """Its units from the item `skipped` on; each is one item where they are held whole."""
@@ -104,7 +109,7 @@ class Region:
         single = whole or self.samples_alone
         per_unit = 1 if single else units.per_unit
         if isinstance(units.paged, int):
-            held, items = (units.paged if whole else units.sample_nbytes), self.items - skipped
+            held, items = (units.paged if whole else units.held_nbytes), self.items - skipped
             return _native.Units(-(-items // units.per_unit) if whole else items, per_unit, units.stored_nbytes, held)
         place = self._listed(skipped)
         first, offset, nbytes = self._columns(skipped)
@@ -112,7 +117,7 @@ class Region:
             len(offset) if single else int(first[-1]),
             per_unit,
             units.stored_nbytes,
-            0 if whole else units.sample_nbytes,
+            0 if whole else units.held_nbytes,
             None if single else first,
             offset,
             nbytes,

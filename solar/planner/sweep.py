@@ -72,6 +72,7 @@ class Counts(NamedTuple):
     decoded: int = 0  # samples in the units that were decoded
     sweeps: int = 0  # times that the head began anew
     peak: int = 0  # bytes held, at most
+    encoded: int = 0  # samples, to be held packed; counted here, not by the native part
 
 
 class Record(NamedTuple):
@@ -98,6 +99,7 @@ class KeepPolicy:
     pinned: int = 0  # its first items, which stay for ever
     burst: int = 0  # bytes more than needed that are freed at a time, for larger requests
     whole: bool = False  # units are held whole as they are stored, and decoded at each use
+    packed: bool = False  # samples are encoded to be held, and decoded at each use: the region's units say how
     direct: bool = False  # no sweep
     lasting: bool = False  # what is held for a later epoch stays, as long as anything else can be given up
     gap: int | None = None  # holes smaller than this are read; None: those that take no longer than a request
@@ -157,7 +159,7 @@ def backwards(
             counts, written = back_over(sweep, region, way, all_uses, record=record)
         counts = _decoding(counts, way, region, len(all_uses[0]))._replace(peak=counts.peak + always)
         yield Epoch(counts, len(all_uses[0]), written, mark)
-    rest = Counts() if sweep is None else Counts(*sweep.residents()[0])
+    rest = Counts() if sweep is None else _residents(region, sweep)
     yield Epoch(_pinning(region, way, rest), 0, None, sweep)
 
 
@@ -198,7 +200,7 @@ def steady(
     *counted, rest = backwards(region, way, uses, epochs, terms)
     found = [one for epoch, one in zip(reversed(epochs), counted, strict=True) if epoch in measured]
     if start and rest.mark is not None:
-        found.append(Epoch(Counts(*rest.mark.residents()[0])._replace(peak=0), 0))
+        found.append(Epoch(_residents(region, rest.mark)._replace(peak=0), 0))
     return found
 
 
@@ -217,7 +219,10 @@ def _all_pinned(region: Region, way: KeepPolicy, uses: Uses, epochs: range) -> I
 
 
 def _decoding(counts: Counts, way: KeepPolicy, region: Region, uses: int) -> Counts:
-    """Counts whose `decoded` holds for units that are held whole: each use decodes one."""
+    """Counts whose `decoded` holds for what is held encoded: each use decodes a unit held whole, or a sample packed."""
+    if region.units.packing is not None:
+        read = counts.reads if way.direct else 0  # straight into batches
+        return counts._replace(decoded=uses - read, encoded=counts.reads - read)
     return counts._replace(decoded=uses * region.units.per_unit) if way.whole else counts
 
 
@@ -225,10 +230,21 @@ def _pinning(region: Region, way: KeepPolicy, rest: Counts) -> Counts:
     """What the start reads: the pinned part in one request, and what the first steps need of the rest."""
     if not way.pinned:
         return rest
+    packed = way.pinned if region.units.packing is not None else 0
     stored = region.stored_nbytes(way.pinned)
-    pinned = Counts(way.pinned, 0, 1, stored, 0 if way.whole else way.pinned, 0, 0)
+    pinned = Counts(way.pinned, 0, 1, stored, 0 if way.whole or packed else way.pinned, 0, 0, packed)
     held = region.held_nbytes(way.pinned, whole=way.whole)
     return total([pinned, rest])._replace(peak=held + rest.peak)
+
+
+def _residents(region: Region, sweep: _native.Sweep) -> Counts:
+    """What the first steps need in memory."""
+    return _loading(region, Counts(*sweep.residents()[0]))
+
+
+def _loading(region: Region, counts: Counts) -> Counts:
+    """What only loads: nothing is used."""
+    return counts if region.units.packing is None else counts._replace(decoded=0, encoded=counts.reads)
 
 
 def check_room(region: Region, way: KeepPolicy, terms: Terms) -> None:
@@ -324,4 +340,4 @@ def start_counts(start: FirstLoads, region: Region, way: KeepPolicy, gap: int) -
         return Counts()
     pinned = region.units_in(way.pinned) if way.whole else way.pinned
     items, starts = start.items + np.int32(pinned), np.concatenate(([0], start.ends))
-    return Counts(*_native.direct(region.native(0, whole=way.whole), items, starts, gap))
+    return _loading(region, Counts(*_native.direct(region.native(0, whole=way.whole), items, starts, gap)))

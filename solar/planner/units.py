@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError
-from solar.values import Form, Layout
+from solar.values import Form, Layout, RowPacking
 
 Places = NDArray[np.int64]
 FAR = 1 << 40  # bytes that are put between two files: no request reaches from one into the other
@@ -44,6 +44,12 @@ class Units:
     chunk_offset: Places | None = None
     chunk_nbytes: Places | None = None
     storable: bool = True  # memory may hold units as they are stored: all of them are whole chunks
+    packing: RowPacking | None = None  # memory holds samples encoded so, instead of as they are
+
+    @property
+    def held_nbytes(self) -> int:
+        """What memory takes for one sample."""
+        return self.sample_nbytes if self.packing is None else self.packing.nbytes
 
     @property
     def units(self) -> int:

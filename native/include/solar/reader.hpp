@@ -17,6 +17,7 @@
 
 #include "solar/boxes.hpp"
 #include "solar/buffer.hpp"
+#include "solar/codec.hpp"
 #include "solar/source.hpp"
 
 namespace solar {
@@ -37,14 +38,14 @@ struct ReaderStats {
   std::uint64_t retries = 0;       // calls of the system made again, for what failed may pass
   std::uint64_t chunks_decoded = 0;
   std::uint64_t bytes_decoded = 0;
-  std::uint64_t read_ns = 0;       // summed over threads
-  std::uint64_t decode_ns = 0;
+  std::uint64_t read_ns = 0;    // summed over threads
+  std::uint64_t decode_ns = 0;  // and of encoding, where a buffer packs its rows
 };
 
 // What each count is called, in the order in which they are told.
 struct NamedCount {
   const char* name;
-  std::uint64_t ReaderStats::*count;
+  std::uint64_t ReaderStats::* count;
 };
 inline constexpr std::array<NamedCount, 12> named_counts{{
     {"rows", &ReaderStats::rows},
@@ -65,16 +66,29 @@ enum class Backend { automatic, pread, uring };
 
 // What becomes of the rows of a ticket.
 //
-// fetch, load and keep read in stretches, as a plan counts them: what is neighboured, or less than a gap apart, is read in
+// fetch, load, pack and keep read in stretches, as a plan counts them: what is neighboured, or less than a gap apart, is read in
 // one go, holes included, in as many requests as that takes. Rows that are runs of bytes are read alone; of others the
 // whole line of chunks that they are in.
 enum class Task : std::uint8_t {
   read,    // they are read to `out`
   fetch,   // the same, in stretches
   load,    // they are read to their page in the buffer, stretches being in the order of the rows
+  pack,    // they are read and encoded to their page, if they fit it so (else it says that they do not)
   keep,    // the lines of chunks that begin with these rows are read to their pages in the buffer, as they are stored
   gather,  // they are copied from their page in the buffer to `out`
+  unpack,  // they are decoded from their page, to `out`; REQUIRES: each fitted it
   decode,  // they are decoded from the line of chunks that the buffer keeps, to `out`
+};
+
+// How rows are encoded in a buffer: without loss, as arrays of these numbers.
+struct Pack {
+  Number number = Number::uint8;
+  Predictor predictor = Predictor::none;
+
+  // Whether a page that rows were packed to has one: one that is too large leaves only word of it.
+  static bool fits(const std::byte* page) noexcept;
+  // Bytes that encoding a row takes beside the row itself, at most.
+  static std::uint64_t scratch(std::uint64_t row_nbytes, std::uint64_t itemsize) noexcept;
 };
 
 // A place in the files of a Source.
@@ -99,7 +113,9 @@ struct Work {
   Buffer* buffer = nullptr;            // its keys are rows, of one page each; or lines, of as many as they need
   const read::Lines* lines = nullptr;  // to keep and to decode
   std::uint64_t gap = 0;
-  Place* after = nullptr;  // to load and to keep: where the last stretch ended, which goes on; then where this ends
+  std::optional<Pack> pack;  // to pack
+  Place* after =
+      nullptr;  // to load, to pack and to keep: where the last stretch ended, which goes on; then where this ends
   std::uint64_t scratch = UINT64_MAX;  // bytes that a thread may use beside, where one request needs no more
 };
 

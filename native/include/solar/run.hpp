@@ -18,6 +18,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,29 +33,31 @@ namespace solar {
 // What a Run did, of all its parts. reads, requests and bytes are those of what was asked for and has come.
 struct RunStats {
   std::uint64_t steps = 0;
-  std::uint64_t reads = 0;      // loads: rows, or lines of chunks where those are kept as they are stored
-  std::uint64_t hits = 0;       // uses that no read was made for
-  std::uint64_t requests = 0;   // stretches of storage
-  std::uint64_t bytes = 0;      // of these stretches
+  std::uint64_t reads = 0;     // loads: rows, or lines of chunks where those are kept as they are stored
+  std::uint64_t hits = 0;      // uses that no read was made for
+  std::uint64_t requests = 0;  // stretches of storage
+  std::uint64_t bytes = 0;     // of these stretches
   std::uint64_t held_bytes = 0;
   std::uint64_t peak_bytes = 0;  // held at most
-  std::uint64_t recovered = 0;   // rows read again because their load failed
+  std::uint64_t recovered = 0;   // rows read again because their load failed, or they did not fit their page packed
   std::uint64_t stall_ns = 0;    // that making batches waited for reads though there was room for a batch
 };
 
 class Run {
  public:
-  // Rows of one Source, for one field of the batches. Parts of a field have samples of equal size.
+  // Rows of one Source, for one field of the batches. Parts of a field have samples of equal size. With `pack` a page is
+  // what a row may take encoded, and each row is a run of bytes in its file. One that takes more is read again at each use.
   struct Part {
     std::shared_ptr<const Source> source;
     std::size_t field = 0;
-    std::size_t pages = 0, page_nbytes = 0;  // of its buffer; a page is a row unless `stored`
+    std::size_t pages = 0, page_nbytes = 0;  // of its buffer; a page is a row unless `stored` or packed
     bool stored = false;                     // lines of chunks are kept as they are stored, and decoded at each use
     bool direct = false;                     // rows that are not held are expected: read `ahead` steps before their use
     std::uint64_t ahead = 0;                 // steps from a load to the first step that may use it
     std::uint64_t gap = 0;                   // holes below this are read over
     std::shared_ptr<const Extents> extents = nullptr;  // null: a sample is a row
     std::shared_ptr<const Boxes> boxes = nullptr;      // rows are blocks, and samples are cut out of them
+    std::optional<Pack> pack = std::nullopt;           // rows are encoded when they were read, and decoded at each use
   };
   // An epoch of a part. Step s uses rows[starts[s], starts[s + 1]), which go to these positions of its batch (none: one
   // after another; below 0: to that of another rank). With extents these are samples, each of which uses several rows, and

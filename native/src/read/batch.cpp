@@ -44,6 +44,7 @@ void Batch::begin(const Work& work) {
   out = work.out;
   buffer = work.buffer;
   lines = work.lines;
+  pack = work.pack;
   gap = work.gap;
   scratch = work.scratch;
   stretches = 0;
@@ -111,7 +112,8 @@ void Batch::check_fit(const Work& work) {
     }
     slots_wanted = 0;
     for (const std::int64_t count : *work.counts) {
-      fits = fits && count >= 0 && !__builtin_add_overflow(slots_wanted, static_cast<std::uint64_t>(count), &slots_wanted);
+      fits =
+          fits && count >= 0 && !__builtin_add_overflow(slots_wanted, static_cast<std::uint64_t>(count), &slots_wanted);
     }
   }
   fits = fits && !__builtin_mul_overflow(row, slots_wanted, &total);
@@ -145,7 +147,8 @@ void Batch::check_apart(const Work& work, std::uint64_t slots) {
     }
     if (!std::is_sorted(taken.begin(), taken.end())) std::sort(taken.begin(), taken.end());
     for (std::size_t i = 1; i < taken.size(); ++i) {
-      if (taken[i].first < taken[i - 1].second) refuse("position " + std::to_string(taken[i].first) + " is given twice");
+      if (taken[i].first < taken[i - 1].second)
+        refuse("position " + std::to_string(taken[i].first) + " is given twice");
     }
     return;
   }
@@ -162,8 +165,8 @@ void Batch::check_apart(const Work& work, std::uint64_t slots) {
 
 void Batch::plan(unsigned threads) {
   if (row_nbytes == 0) return;
-  if (task == Task::load || task == Task::keep) return plan_in_order();
-  if (task == Task::gather) {
+  if (loads() || task == Task::keep) return plan_in_order();
+  if (task == Task::gather || task == Task::unpack) {
     plan_gathered();
     return cut(threads);
   }
@@ -264,15 +267,16 @@ void Batch::plan_stored(std::size_t chunk, std::uint64_t tile_index, std::uint32
   }
   if (boxes != nullptr) return plan_cuts(offset, begin, end);
   const Tile tile = grid.tile(tile_index);
+  const How alone = task == Task::pack ? How::pack : How::tile;
   for (std::uint32_t i = begin; i < end;) {
     std::uint32_t same = 1;
     while (i + same < end && rows[i + same].row == rows[i].row && rows[i + same].count == rows[i].count) ++same;
     const std::uint64_t at = static_cast<std::uint64_t>(rows[i].row - group.first) * grid.chunk_row_nbytes();
-    if (tile.whole) {
+    if (tile.whole && alone == How::tile) {
       const std::uint64_t to = task == Task::load ? tile.at : rows[i].slot * row_nbytes + tile.at;
       add_direct({offset + at, tile.nbytes * rows[i].count, to, group_index, i, same, 0, 0, How::direct});
     } else {
-      add({offset + at, tile.nbytes, tile_index, group_index, i, same, 0, 0, How::tile});
+      add({offset + at, tile.nbytes, tile_index, group_index, i, same, 0, 0, alone});
     }
     i += same;
   }
@@ -298,8 +302,8 @@ void Batch::add(const Piece& piece) {
 void Batch::add_direct(Piece piece) {
   if (!pieces.empty()) {
     Piece& last = pieces.back();
-    if (task != Task::load && last.how == How::direct && last.group == piece.group && last.rows == 1 && piece.rows == 1 &&
-        last.offset + last.nbytes == piece.offset && last.to + last.nbytes == piece.to) {
+    if (task != Task::load && last.how == How::direct && last.group == piece.group && last.rows == 1 &&
+        piece.rows == 1 && last.offset + last.nbytes == piece.offset && last.to + last.nbytes == piece.to) {
       const std::uint64_t more = std::min(piece.nbytes, longest_ - last.nbytes);
       last.nbytes += more;
       piece.offset += more;
@@ -324,7 +328,7 @@ bool Batch::before(const Piece& a, const Piece& b) const noexcept {
 }
 
 std::uint64_t Batch::cost(const Piece& piece) const {
-  if (piece.how == How::gather) return copy_cost + piece.nbytes;
+  if (piece.how == How::gather || piece.how == How::unpack) return copy_cost + piece.nbytes;
   const Group& group = groups[piece.group];
   switch (piece.how) {
     case How::fill: return request_cost + piece.rows * (row_nbytes / grids[group.grid].tiles() * piece.nbytes);
@@ -359,7 +363,8 @@ const SourceFile& Batch::file(const Piece& piece) const { return source->files[f
 
 std::string Batch::where(const Piece& piece, std::uint64_t at) const {
   const Row& row = rows[piece.first];
-  if (piece.how == How::gather) return source->name + ", sample " + std::to_string(sample(row)) + " in the buffer";
+  const bool held = piece.how == How::gather || piece.how == How::unpack;
+  if (held) return source->name + ", sample " + std::to_string(sample(row)) + " in the buffer";
   std::int64_t sample = this->sample(row);
   // A joined piece goes on into the following rows.
   if (piece.how == How::direct && task != Task::load) {

@@ -39,7 +39,7 @@ struct Group {
   std::uint32_t grid = 0;
   std::int64_t first = 0;  // first row (of the source) of that line of chunks
   std::uint64_t chunk_rows = 0;
-  std::size_t line = 0;    // its number among all of the source, where a buffer keeps lines
+  std::size_t line = 0;  // its number among all of the source, where a buffer keeps lines
 };
 
 enum class How : std::uint8_t {
@@ -48,7 +48,9 @@ enum class How : std::uint8_t {
   chunk,   // a filtered chunk: tile `to` of `rows` rows, or what `rows` boxes have of it
   fill,    // no bytes stored: `nbytes` tiles from tile `to` get the fill value
   keep,    // bytes go to the pages of their line in the buffer, from byte `to` of it on
+  pack,    // a row, which is encoded to its page
   gather,  // `nbytes` from byte `offset` of the buffer's page of their row
+  unpack,  // the row that the buffer's page has encoded
 };
 
 struct Piece {
@@ -81,7 +83,7 @@ class Batch {
   std::size_t units() const noexcept { return unit_begin.empty() ? 0 : unit_begin.size() - 1; }
   std::byte* slot(const Row& row) const noexcept {
     if (boxes != nullptr) return out.data() + places[row.slot] * slot_nbytes;
-    return task == Task::load ? buffer->page(static_cast<std::size_t>(row.row), 0) : out.data() + row.slot * row_nbytes;
+    return loads() ? buffer->page(static_cast<std::size_t>(row.row), 0) : out.data() + row.slot * row_nbytes;
   }
   // Where the bytes of a How::direct piece go: its own row's memory, in a buffer; else `to` counts from the beginning.
   std::byte* memory(const Piece& piece) const noexcept {
@@ -92,9 +94,10 @@ class Batch {
   void each_page(const Piece& piece, Run&& run) const {
     buffer->each_run(groups[piece.group].line, piece.to, piece.nbytes, run);
   }
-  bool in_stretches() const noexcept { return task == Task::fetch || task == Task::load || task == Task::keep; }
-  bool delivers() const noexcept { return task != Task::load && task != Task::keep; }  // to `out`
-  bool from_buffer() const noexcept { return task == Task::gather || task == Task::decode; }
+  bool loads() const noexcept { return task == Task::load || task == Task::pack; }  // rows, to pages of the buffer
+  bool in_stretches() const noexcept { return task == Task::fetch || loads() || task == Task::keep; }
+  bool delivers() const noexcept { return !loads() && task != Task::keep; }  // to `out`
+  bool from_buffer() const noexcept { return task == Task::gather || task == Task::unpack || task == Task::decode; }
   // Whether piece i goes on with the stretch of the one before it. REQUIRES: in_stretches(), 0 < i < pieces.size().
   bool goes_on(std::size_t i) const noexcept;
   // Where the request of the pieces [from, to) ends: with them, or where the next begins if that goes on.
@@ -122,6 +125,7 @@ class Batch {
   std::size_t asked = 0;  // rows, or extents of them
   Buffer* buffer = nullptr;
   const Lines* lines = nullptr;
+  std::optional<Pack> pack;
   std::uint64_t gap = 0;
   std::uint64_t scratch = UINT64_MAX;
   std::uint64_t stretches = 0;
@@ -130,8 +134,8 @@ class Batch {
   std::uint64_t slot_nbytes = 0;       // of a sample in `out`
   std::shared_ptr<const Boxes> boxes;  // null: a sample is a row. Else of each sample:
   std::vector<std::int64_t> numbers, corners;
-  std::vector<std::uint64_t> places;   // in `out`
-  std::vector<Row> rows;  // sorted by plan()
+  std::vector<std::uint64_t> places;  // in `out`
+  std::vector<Row> rows;              // sorted by plan()
   std::vector<Group> groups;
   std::vector<Grid> grids;
   std::vector<Piece> pieces;
@@ -171,7 +175,7 @@ class Batch {
   std::vector<Piece> fills_;   // that wait for the pieces that are read
   bool ordered_ = true;
   bool goes_on_from_ = false;  // the first piece goes on with the stretch before
-  std::uint32_t page_ = 0;  // of the line being planned, where its next chunk is kept
+  std::uint32_t page_ = 0;     // of the line being planned, where its next chunk is kept
 };
 
 }  // namespace solar::read

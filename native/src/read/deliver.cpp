@@ -125,7 +125,8 @@ void deliver_chunk(const Batch& batch, const Piece& piece, Bytes stored, Bench& 
   }
   if (may_come_again(batch, piece)) {
     const Recent::Key key{batch.source, group.first, piece.to};
-    const auto held = bench.recent->get(key, nbytes, [&](MutableBytes raw) { decode(batch, piece, stored, raw, bench); });
+    const auto held =
+        bench.recent->get(key, nbytes, [&](MutableBytes raw) { decode(batch, piece, stored, raw, bench); });
     return place_rows(batch, piece, held.data());
   }
   const MutableBytes raw = bench.raw.fit(nbytes);
@@ -155,13 +156,16 @@ void deliver(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench)
       return;
     }
     case How::chunk: return deliver_chunk(batch, piece, stored, bench);
-    case How::fill: return fill(batch, piece);
+    case How::fill: return batch.task == Task::pack ? pack_fill(batch, piece, bench) : fill(batch, piece);
+    case How::pack: return pack(batch, rows[0], stored, bench);
     case How::keep:
+    case How::unpack:
     case How::gather: return;  // they are where they go, or come from a buffer
   }
 }
 
 void deliver_held(const Batch& batch, const Piece& piece, Bench& bench) {
+  if (piece.how == How::unpack) return unpack(batch, piece, bench);
   if (piece.how == How::gather) {
     const std::byte* page = batch.buffer->page(static_cast<std::size_t>(batch.rows[piece.first].row), 0);
     if (batch.boxes != nullptr) return place_cuts(batch, piece, page, 0, batch.row_nbytes);

@@ -26,6 +26,11 @@ void deliver(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench)
 // Puts a piece that the buffer holds into place. REQUIRES: batch.from_buffer().
 void deliver_held(const Batch& batch, const Piece& piece, Bench& bench);
 
+// Of a buffer whose rows are encoded: a row to its page, and back to its place; or the fill value, to the pages of rows.
+void pack(const Batch& batch, const Row& row, Bytes values, Bench& bench);
+void pack_fill(const Batch& batch, const Piece& piece, Bench& bench);
+void unpack(const Batch& batch, const Piece& piece, Bench& bench);
+
 // What boxes have of the bytes of their block from `at` on: uses of that block by the samples of a piece.
 void place_cuts(const Batch& batch, const Piece& piece, const std::byte* block, std::uint64_t at, std::uint64_t nbytes);
 void fill_cuts(const Batch& batch, const Piece& piece);

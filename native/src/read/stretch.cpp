@@ -64,12 +64,14 @@ void Batch::plan_kept(std::size_t chunk, std::uint32_t begin, std::uint32_t end)
 
 void Batch::plan_gathered() {
   pieces.reserve(rows.size());
+  const bool whole = task == Task::unpack;
   for (std::uint32_t i = 0; i < rows.size(); ++i) {
     if (boxes != nullptr) {
       pieces.push_back({0, std::min(row_nbytes, slot_nbytes), 0, 0, i, 1, 0, 0, How::gather});
       continue;
     }
-    for (std::uint64_t at = 0; at < row_nbytes; at += piece_limit) {
+    if (whole) pieces.push_back({0, row_nbytes, rows[i].slot * row_nbytes, 0, i, 1, 0, 0, How::unpack});
+    for (std::uint64_t at = 0; !whole && at < row_nbytes; at += piece_limit) {
       const std::uint64_t here = std::min(piece_limit, row_nbytes - at);
       pieces.push_back({at, here, rows[i].slot * row_nbytes + at, 0, i, 1, 0, 0, How::gather});
     }
@@ -99,14 +101,16 @@ std::uint64_t Batch::parts_of(std::size_t i) const noexcept {
   return own + (goes_on(i) ? (pieces[i].offset - pieces[i - 1].offset - pieces[i - 1].nbytes) / hole_limit + 1 : 0);
 }
 
-// What is decoded passes through scratch, of which several requests have a share.
+// What is decoded or encoded passes through scratch, of which several requests have a share.
 std::uint64_t Batch::call_limit_of(const Piece& piece) const noexcept {
-  return piece.how == How::chunk || piece.how == How::tile ? std::min(call_limit, scratch / 4) : call_limit;
+  return piece.how == How::chunk || piece.how == How::tile || piece.how == How::pack ? std::min(call_limit, scratch / 4)
+                                                                                     : call_limit;
 }
 
 // A unit is a request. All that is only filled comes last.
 void Batch::cut_stretches() {
-  if (pieces.size() + fills_.size() > UINT32_MAX) throw std::length_error(source->name + ": too many chunks for one batch");
+  if (pieces.size() + fills_.size() > UINT32_MAX)
+    throw std::length_error(source->name + ": too many chunks for one batch");
   if (!pieces.empty()) goes_on_from_ = file_index(pieces[0]) == after.file && near(after.offset, pieces[0].offset);
   std::uint64_t begin = 0, parts = 0;
   for (std::uint32_t i = 0; i < pieces.size(); ++i) {

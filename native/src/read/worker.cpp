@@ -122,7 +122,7 @@ void Worker::settle() {
 // A piece for which nothing is read.
 void Worker::put(Job& job, const Piece& piece) noexcept {
   try {
-    piece.how == How::fill ? fill(job.batch, piece) : deliver_held(job.batch, piece, bench_);
+    piece.how == How::fill ? deliver(job.batch, piece, {}, bench_) : deliver_held(job.batch, piece, bench_);
   } catch (...) {
     job.fail(caught(job.batch, piece));
   }

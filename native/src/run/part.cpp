@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::size_t fed_rows = 1 << 16;  // of a load that was fed: some 100 bytes each until it has come
 constexpr std::size_t most_fed = 4;
-constexpr std::uint64_t piece_nbytes = 2 << 20;  // of a load that is waited for by itself: with its holes about one long call
+constexpr std::uint64_t piece_nbytes =
+    2 << 20;  // of a load that is waited for by itself: with its holes about one long call
 
 std::size_t keys_of(const Run::Part& part, const read::Lines& lines) {
   return part.stored ? lines.count() : static_cast<std::size_t>(part.source->part_first.back());
@@ -36,7 +37,8 @@ PartRun::PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch, c
 
 template <typename Act>
 void PartRun::each_use(const Run::Epoch& epoch, std::size_t step, const Act& act) const {
-  const auto begin = static_cast<std::size_t>(epoch.starts[step]), end = static_cast<std::size_t>(epoch.starts[step + 1]);
+  const auto begin = static_cast<std::size_t>(epoch.starts[step]),
+             end = static_cast<std::size_t>(epoch.starts[step + 1]);
   for (std::size_t i = begin; i < end; ++i) {
     const bool in_order = epoch.positions.empty() || part_.boxes != nullptr;  // blocks have no position
     const std::int64_t position = in_order ? static_cast<std::int64_t>(i - begin) : epoch.positions[i];
@@ -73,6 +75,12 @@ void PartRun::share() {
   if (turn > 0 || rows_.empty()) after_ = {};  // others read what lies between
 }
 
+// What is left to read in where rows are encoded: at least a row.
+std::uint64_t PartRun::reading_scratch() const noexcept {
+  const std::uint64_t encoding = Pack::scratch(row_nbytes(), part_.source->itemsize);
+  return scratch_ < encoding + row_nbytes() ? row_nbytes() : scratch_ - encoding;
+}
+
 // What is to be done with `rows_`.
 Work PartRun::work(Task task, MutableBytes out, Place* after) {
   Work work;
@@ -80,12 +88,13 @@ Work PartRun::work(Task task, MutableBytes out, Place* after) {
   work.source = part_.source;
   work.rows = rows_;
   work.out = out;
-  if (task != Task::load && task != Task::keep) work.positions = positions_;
+  if (task != loading_task()) work.positions = positions_;
   work.buffer = &buffer_;
   work.lines = &lines_;
+  work.pack = part_.pack;
   work.gap = part_.gap;
   work.after = after;
-  work.scratch = scratch_;
+  work.scratch = task == Task::pack ? reading_scratch() : scratch_;
   return work;
 }
 
@@ -177,17 +186,16 @@ void PartRun::load_piece(std::uint64_t due, Place* after, RunStats& stats, const
   if (node_ != nullptr) share();
   if (rows_.empty() || !ready()) return;
   stats.reads += rows_.size();
-  const Task task = part_.stored ? Task::keep : Task::load;
   try {
-    loading_.back().ticket = reader_.submit(work(task, {}, after));
+    loading_.back().ticket = reader_.submit(work(loading_task(), {}, after));
   } catch (...) {
     loading_.pop_back();
     throw;
   }
 }
 
-bool PartRun::arrive(const Run::Epoch& epoch, std::size_t step, std::uint64_t now, const Settle& settle, RunStats& stats,
-                     ReaderStats& counts) {
+bool PartRun::arrive(const Run::Epoch& epoch, std::size_t step, std::uint64_t now, const Settle& settle,
+                     RunStats& stats, ReaderStats& counts) {
   const bool all = node_ != nullptr || step + 2 == epoch.starts.size();
   if (!feed_all(now, settle, stats, counts)) return false;
   const bool some = !all && awaits(epoch, step);
@@ -273,7 +281,7 @@ bool PartRun::chosen(const Run::Epoch& epoch, std::size_t step, bool held) {
   rows_.clear();
   positions_.clear();
   each_use(epoch, step, [this, held](std::size_t, std::int32_t row, std::int64_t position) {
-    if (position < 0 || buffer_.holds(key(row)) != held) return;
+    if (position < 0 || has(row) != held) return;
     if (held) check_due(row, "uses");
     rows_.push_back(row);
     positions_.push_back(position);
@@ -285,7 +293,7 @@ bool PartRun::chosen(const Run::Epoch& epoch, std::size_t step, bool held) {
 void PartRun::count_hits(const Run::Epoch& epoch, std::size_t step, RunStats& stats) {
   each_use(epoch, step, [this, &stats](std::size_t, std::int32_t row, std::int64_t position) {
     const std::size_t k = key(row);
-    if (!buffer_.holds(k)) return;
+    if (!has(row)) return;
     if (!fresh_[k] && position >= 0) ++stats.hits;
     fresh_[k] = false;
   });
@@ -310,7 +318,7 @@ bool PartRun::mend(const Run::Epoch& epoch, std::size_t step, std::uint64_t now,
 std::vector<std::int64_t> PartRun::missing(const Run::Epoch& epoch, std::size_t step) const {
   std::vector<std::int64_t> uses;
   each_use(epoch, step, [this, &uses](std::size_t use, std::int32_t row, std::int64_t position) {
-    if (position >= 0 && !buffer_.holds(key(row))) uses.push_back(static_cast<std::int64_t>(use));
+    if (position >= 0 && !has(row)) uses.push_back(static_cast<std::int64_t>(use));
   });
   return uses;
 }
@@ -320,7 +328,9 @@ Reader::Ticket PartRun::fetch(const Run::Epoch& epoch, std::size_t step, Mutable
   std::vector<std::int64_t> once = rows_;  // a row that a batch has twice is read once
   std::sort(once.begin(), once.end());
   once.erase(std::unique(once.begin(), once.end()), once.end());
-  (part_.direct ? stats.reads : stats.recovered) += once.size();
+  for (const std::int64_t row : once) {
+    ++(part_.direct && !buffer_.holds(key(static_cast<std::int32_t>(row))) ? stats.reads : stats.recovered);
+  }
   stats.hits += rows_.size() - once.size();
   return deliver(Task::fetch, epoch, step, out);
 }
@@ -328,7 +338,7 @@ Reader::Ticket PartRun::fetch(const Run::Epoch& epoch, std::size_t step, Mutable
 Reader::Ticket PartRun::put_together(const Run::Epoch& epoch, std::size_t step, MutableBytes out, RunStats& stats) {
   count_hits(epoch, step, stats);
   if (!chosen(epoch, step, true)) return 0;
-  return deliver(part_.stored ? Task::decode : Task::gather, epoch, step, out);
+  return deliver(using_task(), epoch, step, out);
 }
 
 void PartRun::drop(const Run::Epoch& epoch, std::size_t step) {

@@ -22,7 +22,8 @@ struct Planned {
 
 // Throws std::invalid_argument unless the epoch's arrays fit each other, the part, and the sizes of the batches; `alone`:
 // there is no other part of its field; `shared`: there are other ranks, to whom some of it goes.
-void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes, bool alone, bool shared);
+void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes, bool alone,
+           bool shared);
 
 class PartRun {
  public:
@@ -100,6 +101,13 @@ class PartRun {
   bool is_last(const Run::Epoch& epoch, std::size_t use) const noexcept {
     return part_.extents == nullptr ? epoch.last[use] != 0 : (epoch.last[use / 8] >> use % 8 & 1) != 0;
   }
+  // Whether the buffer has a row for use: of a packed one, whether it fits its page, which is known once it is due.
+  bool has(std::int32_t row) const noexcept {
+    const std::size_t k = key(row);
+    return buffer_.holds(k) && (!part_.pack || coming_[k] || Pack::fits(buffer_.page(k, 0)));
+  }
+  Task loading_task() const noexcept { return part_.stored ? Task::keep : part_.pack ? Task::pack : Task::load; }
+  Task using_task() const noexcept { return part_.stored ? Task::decode : part_.pack ? Task::unpack : Task::gather; }
   bool read_as_one(std::int64_t row, std::int64_t other) const;
   void share();
   std::size_t rows_of_a_piece() const noexcept;
@@ -111,6 +119,7 @@ class PartRun {
   bool has_awaited(const Loading& loading) const;
   Work work(Task task, MutableBytes out, Place* after = nullptr);
   Reader::Ticket deliver(Task task, const Run::Epoch& epoch, std::size_t step, MutableBytes out);
+  std::uint64_t reading_scratch() const noexcept;
   bool chosen(const Run::Epoch& epoch, std::size_t step, bool held);
   void check_due(std::int32_t row, const char* what) const;
   void count_hits(const Run::Epoch& epoch, std::size_t step, RunStats& stats);
@@ -126,15 +135,15 @@ class PartRun {
   std::deque<Loading> loading_;
   Place after_;  // where the stretch that was loaded last ends
   std::deque<Waiting> waiting_;
-  Place fed_after_;      // the same of what was fed
-  std::size_t fed_ = 0;  // loads on their way that were
-  std::unordered_set<std::size_t> lost_;  // keys that a failed load should have brought
-  std::vector<bool> fresh_;  // of each key: loaded, and not used since
-  std::vector<bool> coming_;  // of each key: held for a load that is not due yet
+  Place fed_after_;                             // the same of what was fed
+  std::size_t fed_ = 0;                         // loads on their way that were
+  std::unordered_set<std::size_t> lost_;        // keys that a failed load should have brought
+  std::vector<bool> fresh_;                     // of each key: loaded, and not used since
+  std::vector<bool> coming_;                    // of each key: held for a load that is not due yet
   std::vector<std::int64_t> rows_, positions_;  // of the ticket at hand
   std::vector<std::int64_t> samples_;           // of it, where they are boxes
-  std::vector<std::int64_t> chosen_;             // of a load, before it is cut into pieces
-  std::vector<std::size_t> awaited_;             // keys that the step uses and that are on their way, in order
+  std::vector<std::int64_t> chosen_;            // of a load, before it is cut into pieces
+  std::vector<std::size_t> awaited_;            // keys that the step uses and that are on their way, in order
 };
 
 }  // namespace solar::run

@@ -1,17 +1,29 @@
 #include "solar/run.hpp"
 
+#include <algorithm>
 #include <csignal>
 #include <stdexcept>
 #include <utility>
 
+#include "codec/format.hpp"
 #include "digest.hpp"
 #include "impl.hpp"
+#include "read/grid.hpp"
 
 namespace solar {
 
 namespace {
 
 constexpr std::size_t node_page = 4096;  // at which each part's memory begins
+
+// Whether each row of the source is a run of numbers of this type in its file.
+bool may_pack(const Source& source, Number number) {
+  const auto alone = [&source](const Form& form) {
+    const read::Grid grid(source, form);
+    return form.pipeline.empty() && grid.tiles() == 1 && grid.chunk_row_nbytes() == source.row_nbytes();
+  };
+  return codec::itemsize_of(number) == source.itemsize && std::all_of(source.forms.begin(), source.forms.end(), alone);
+}
 
 }  // namespace
 
@@ -46,8 +58,14 @@ std::size_t Run::part(const Part& part) {
   if (part.boxes != nullptr && (part.extents != nullptr || impl_->node != nullptr)) {
     throw std::invalid_argument(part.source->name + ": boxes are of one process, and are cut out of blocks alone");
   }
-  if (!part.stored && part.pages > 0 && part.page_nbytes != part.source->row_nbytes()) {
-    throw std::invalid_argument(part.source->name + ": a page is a row, unless lines of chunks are kept");
+  if (part.pack &&
+      (part.stored || part.page_nbytes < sizeof(std::uint64_t) || !may_pack(*part.source, part.pack->number))) {
+    throw std::invalid_argument(part.source->name +
+                                ": rows are packed where each is a run of such numbers in its file");
+  }
+  if (!part.stored && !part.pack && part.pages > 0 && part.page_nbytes != part.source->row_nbytes()) {
+    throw std::invalid_argument(part.source->name +
+                                ": a page is a row, unless lines of chunks are kept, or rows packed");
   }
   nbytes = part.boxes == nullptr ? nbytes : part.boxes->nbytes(part.source->itemsize);
   for (const PartRun& other : impl_->parts) {

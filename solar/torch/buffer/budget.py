@@ -174,8 +174,9 @@ def foresight(window: PlannedPasses, epochs: int | None) -> str:
         return ""  # blocks, of which no smaller copy is made
     epochs = min(epochs or FORESEEN, FORESEEN)
     apart = together = stored = 0.0
-    for piece, room, storage in zip(window.pieces, window.shares, window.storages, strict=True):
-        copy, batch, smaller = _smaller(piece.units, window.batch)
+    held = [plan.region.units for plan in window.plans]
+    for piece, units, room, storage in zip(window.pieces, held, window.shares, window.storages, strict=True):
+        copy, batch, smaller = _smaller(units, window.batch)
         order, extents = _fewer(copy.samples, piece.extents, smaller)
         terms: dict[str, Any] = {"batch": batch, "memory": int(room / smaller), "epochs": epochs, "extents": extents}
         plans = [followed(order, copy, storage, **terms, known=known) for known in (1, epochs)]
@@ -210,5 +211,5 @@ def _smaller(units: Units, batch: int) -> tuple[Units, int, float]:
     smaller = units.samples / samples
     stored = max(1, units.total_nbytes // max(units.units, 1))
     copy = uniform(samples, units.sample_nbytes, per_unit=units.per_unit, stored=stored)
-    copy = replace(copy, encoded=units.encoded)
+    copy = replace(copy, encoded=units.encoded, packing=units.packing)
     return copy, max(1, round(min(batch, units.samples) / smaller)), smaller

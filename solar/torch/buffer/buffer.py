@@ -12,35 +12,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cache, partial
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from solar.errors import PlanError, ReadError
 from solar.io.read.run import Run, Running
 from solar.planner.budget import Budget, Needs, divided
+from solar.planner.packed import encoding_nbytes, packable
 from solar.planner.pass_uses import PassUses
 from solar.planner.planned_passes import Piece, PlannedPasses, goes_on, in_words, planned_together, ways_after
 from solar.planner.share import wholes
 from solar.planner.sweep import Counts, KeepPolicy, total
 from solar.torch.buffer import budget as sizing
-from solar.torch.buffer.group import RankGroup, check_alone, checked, those_of
+from solar.torch.buffer.group import RankGroup, Room, check_alone, checked, those_of
 from solar.torch.buffer.located import Hold, PassPlan, Queued, layouts_of, not_held, pieces_of, rows_of, slots_of
+from solar.torch.buffer.packing import held_in_words, packings, with_packings
 from solar.torch.buffer.thread import Background, apart, failed, in_background, unless
 from solar.torch.monitor.stats import Stats
 from solar.torch.order.position import SamplerState
 from solar.torch.order.stream import IndexStream
 from solar.torch.source import SampleSource
+from solar.values import RowPacking
 
 log = logging.getLogger("solar")
 
 BUFFER_ATTRIBUTES = ("_nbytes", "_asked", "_epochs", "_storage", "_stats", "_exchange", "_balance")  # of a copy
-
-
-class Room(NamedTuple):
-    """What a pass may have of the buffer."""
-
-    together: RankGroup | None  # with whom
-    nbytes: int
-    epochs_left: int | None
 
 
 class Buffered:
@@ -81,6 +76,7 @@ class Buffered:
         self._together: RankGroup | None = None
         self._threads: int | None = None  # that decode, of all ranks of the node, where they read together
         self._ways: tuple[Any, Sequence[KeepPolicy | None]] = (None, [])  # chosen last, and under which conditions
+        self._packings: list[RowPacking | None] | None = None  # of each piece, once it was tried
         self._guessed = False  # the passes to come are guesses of ours
         self._warned = False  # of what went wrong in the background
         self._forget()
@@ -187,6 +183,10 @@ class Buffered:
         nbytes, why = (0, "") if self._chosen or self._weighed is None else self._weighed()
         return f"A buffer (`buffer='25%'`, say) would help: {why}, as modelled." if nbytes else ""
 
+    def held(self) -> str:
+        """How it holds samples, where that is not as they are."""
+        return "" if self._window is None else held_in_words(self._window.plans)
+
     def enter(self, plan: PassPlan, hold: Hold | None) -> Hold | None:
         """Has the run make these batches next, and plans what comes later; `hold`: they go on with a pass that has it.
 
@@ -265,10 +265,9 @@ class Buffered:
 
         None amid a pass, whose run cannot be left: its batches are on their way.
         """
-        together = self._together
-        if together is not None and self.running is not None:
+        if (together := self._together) is not None and self.running is not None:
             self._end()  # all ranks begin anew
-        own = plan.needs()
+        own = plan.needs()._replace(encodes=encoding_nbytes(self._read(plan.beneath)))
         needs = [own] if together is None else together.needs({**plan.facts, "buffer": self._chosen}, own)
         with nullcontext() if together is None else together.agreeing():
             found = self._window_of(plan, amid, needs)
@@ -315,7 +314,7 @@ class Buffered:
             pieces, ways, storages = last.pieces, ways_after(last, len(makers)), last.storages
         else:
             assert beneath is not None, "what is read is told with the first passes"
-            pieces = self._read(beneath)
+            pieces = packable(self._read(beneath), budget.scratch)
             ways = list(self._ways[1]) if self._ways[0] == kind else [None] * len(pieces)
             storages, _ = sizing.storages_of(layouts_of(beneath), self._storage, self._threads, warm=self._warm)
         first = 0 if last is None else last.segments.stop
@@ -327,7 +326,11 @@ class Buffered:
     def _read(self, beneath: SampleSource) -> list[Piece]:
         """What is planned, each for itself."""
         if not self._pieces:
-            self._pieces = pieces_of(beneath) if self._together is None else self._together.pieces()
+            found = pieces_of(beneath) if self._together is None else self._together.pieces()
+            if self._packings is None:
+                storages, _ = sizing.storages_of(layouts_of(beneath), self._storage, None, warm=self._warm)
+                self._packings = packings(found, layouts_of(beneath), storages, self._chosen or 0, self._together)
+            self._pieces = with_packings(found, self._packings)
         return self._pieces
 
     def _goes_on(self, window: PlannedPasses) -> bool:
@@ -359,15 +362,11 @@ class Buffered:
     def _append_later(self, stopped: threading.Event) -> None:
         """What is done while an epoch runs: the next one is handed to the run, after planning if need be."""
         window, budget = self._window, self._budget
-        assert window is not None
-        assert budget is not None
+        assert window is not None and budget is not None
         if window.next == window.segments.stop:
             uses = window.uses(window.next - 1)
             makers = list(islice(self._later, planned_together(uses, first=False)))
-            if not makers:
-                return
-            window = self._planned(makers, None, budget, stopped)
-            if not self._goes_on(window):
+            if not makers or not self._goes_on(window := self._planned(makers, None, budget, stopped)):
                 return  # the next pass begins another run
         self._queue.append(self._append(window))
 

@@ -17,8 +17,8 @@ from solar.planner.budget import AheadSpec as AheadSpec
 from solar.planner.budget import Needs, SampleBytes, divided
 from solar.planner.pass_uses import PassUses, alone
 from solar.torch.batch.pending import PendingBatch, PendingField, leaves
-from solar.torch.buffer.buffer import Buffered, Room
-from solar.torch.buffer.group import RankGroup
+from solar.torch.buffer.buffer import Buffered
+from solar.torch.buffer.group import RankGroup, Room
 from solar.torch.buffer.located import Hold, PassPlan, located, rows_of
 from solar.torch.dataset import H5Dataset, Reading
 from solar.torch.order.position import EpochPosition, Indices, SamplerState

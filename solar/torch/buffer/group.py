@@ -163,6 +163,10 @@ class RankGroup:
         self._met = self.peers.meet(f"a new run of the buffer for {self._name}", facts, mine, {}, self._seconds)
         return [Needs(*mate["needs"]) for mate in self._met.mates.values()]
 
+    def least(self, own: Mapping[str, int]) -> dict[str, int]:
+        """Of each number the least that a rank has."""
+        return self.peers.meet(f"a trial of {self._name}", {}, {}, own, self._seconds).least
+
     def check_files(self, running: Run | None = None) -> None:
         """Raises what is wrong where a file was replaced. Ranks in the midst of a run with this one hear why."""
         error, self.replaced = self.replaced, None
@@ -230,6 +234,14 @@ class RankGroup:
     def pieces(self) -> list[Piece]:
         """What this node plans: its region of each field of each H5Dataset."""
         return self._sharing.planned()
+
+
+class Room(NamedTuple):
+    """What a pass may have of the buffer."""
+
+    together: RankGroup | None  # with whom
+    nbytes: int
+    epochs_left: int | None
 
 
 def placed(error: SolarError) -> SolarError:

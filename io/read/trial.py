@@ -1,0 +1,116 @@
+"""A trial: what rows of a Layout take encoded without loss, by a few from all over it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.errors import SolarError
+from solar.io.read.reader import Rows
+from solar.values import Layout, RowPacking, Storage
+
+log = logging.getLogger("solar")
+
+NUMBERS = ("f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")  # that our codec encodes
+ROW = range(4 << 10, 64 << 20)  # bytes: what lies beside a smaller row is much, and a larger one takes much memory
+ENCODES, DECODES = 120e6, 400e6  # values a second that one core encodes, and decodes; most are quicker
+PREDICTORS = ("none", "x", "xy")
+WORTH_FORETELLING = 0.9  # of the bytes, above which values are not foretold: that takes longer to decode
+REQUESTS = range(8, 65)  # that a trial makes; where it would be fewer, the data set is too small to be tried
+NEIGHBOURS = 4  # rows of a request, at most, as far as they take no longer than the request itself
+OF_A_SCAN = 0.1  # of the time that reading everything once takes: a trial takes no more
+LEFT_OUT = (0, 1 / 64, 1 / 16)  # shares of the rows that may be too large for their pages
+BESIDE = 8  # bytes of a page before what is encoded
+ALIGNED, MARGIN = 64, 1 / 16  # of pages; and what they are larger than the largest row that was tried
+WORTH = 1.25  # times smaller than they are, or rows are held as they are
+WAIT = 60.0  # seconds for a trial's rows; a storage that takes longer has other troubles
+
+
+def may_be_packed(layout: Layout) -> bool:
+    """Whether each row is a run of numbers in its file, and of a size that is worth encoding."""
+    if layout.reader != "direct" or layout.sample_nbytes not in ROW or layout.dtype.str[1:] not in NUMBERS:
+        return False
+    forms = layout.forms
+    return bool(forms) and all(not form.filters and form.chunk[1:] == layout.sample_shape for form in forms)
+
+
+def tried(layout: Layout, storage: Storage, share: float) -> RowPacking | None:
+    """How rows can be held packed, where memory has room for this share of them as they are; None where they cannot.
+
+    It reads a few rows from all over the Layout, and always the same: all ranks come to the same result. The rates are
+    of one core.
+    """
+    if not may_be_packed(layout):
+        return None
+    found = _chosen(layout, storage)
+    if not len(found):
+        return None
+    try:
+        rows = Rows(layout, native_order=True, mapped=False).start(found).wait(WAIT)
+    except (SolarError, OSError) as error:  # who uses the row hears of it
+        log.info("%s is not tried for packing: %s", layout.title, error)
+        return None
+    predictor = _predictor(rows[:: max(1, len(rows) // REQUESTS[0])])
+    nbytes, lost = _page(_sizes(rows, predictor), layout.sample_nbytes, storage, share)
+    if nbytes * WORTH > layout.sample_nbytes:
+        return None
+    size = layout.dtype.itemsize
+    scratch = layout.sample_nbytes + _native.pack_scratch(layout.sample_nbytes, size)
+    number = layout.dtype.newbyteorder("=").str[1:]
+    return RowPacking(number, predictor, nbytes, lost, ENCODES * size, DECODES * size, scratch)
+
+
+def on_cores(packing: RowPacking | None, cores: int) -> RowPacking | None:
+    """The same on so many cores, of those that this node has."""
+    if packing is None:
+        return None
+    cores = min(cores, os.cpu_count() or cores)
+    return replace(packing, encode=packing.encode * cores, decode=packing.decode * cores)
+
+
+def _chosen(layout: Layout, storage: Storage) -> NDArray[np.int64]:
+    """The rows of a trial, ascending; none where it would take too long beside what it may save."""
+    size = layout.sample_nbytes
+    near = max(1, min(NEIGHBOURS, storage.gap // size))
+    encoding = 2 * near * size / (ENCODES * layout.dtype.itemsize)  # once, and some of them by each predictor
+    each = max(storage.request_seconds, near * size / storage.bandwidth) + encoding
+    scan = layout.nbytes / storage.bandwidth
+    requests = min(REQUESTS[-1], layout.samples // near, int(OF_A_SCAN * scan / each))
+    if requests < REQUESTS[0]:
+        return np.empty(0, np.int64)
+    starts = np.arange(requests) * (layout.samples - near) // max(1, requests - 1)
+    return np.unique(starts[:, None] + np.arange(near)).astype(np.int64)
+
+
+def _predictor(rows: NDArray[np.generic]) -> str:
+    """What makes these rows smallest, if it is worth it."""
+    plain, *others = ((int(_sizes(rows, name).sum()), name) for name in PREDICTORS)
+    best = min(others)
+    return best[1] if best[0] < WORTH_FORETELLING * plain[0] else plain[1]
+
+
+def _sizes(rows: NDArray[np.generic], predictor: str) -> NDArray[np.int64]:
+    """What each takes encoded."""
+    return np.array([len(_native.encode(row, 0.0, "pack", predictor)) for row in rows], np.int64)
+
+
+def _page(sizes: NDArray[np.int64], row: int, storage: Storage, share: float) -> tuple[int, float]:
+    """The bytes of a page, and the share of rows that it is too small for.
+
+    With larger pages memory holds fewer rows, and sweeps cost as many scans more; with smaller ones more rows are read
+    one by one.
+    """
+    sizes = np.sort(sizes)[::-1]
+    found = []
+    for left_out in LEFT_OUT:
+        lost = int(left_out * len(sizes))
+        nbytes = math.ceil((int(sizes[lost]) * (1 + MARGIN) + BESIDE) / ALIGNED) * ALIGNED
+        scans = nbytes / row / (2 * share) + lost / len(sizes) * (1 + storage.gap / row)
+        found.append((scans, nbytes, lost / len(sizes)))
+    return min(found)[1:]

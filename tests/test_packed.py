@@ -1,0 +1,315 @@
+"""A buffer that holds samples packed: the same bytes, what was planned is read, and only where it pays."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from buffer_kit import least_of
+from faults_kit import fault, injected, reads
+from kit import settle
+from numpy.typing import NDArray
+from test_together import case, check, run
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import TensorDataset
+
+import solar
+from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows
+from solar.cli import main
+from solar.io.read import trial
+from solar.values import RowPacking, Storage
+
+SAMPLES, BATCH, EPOCHS, SEED = 2400, 16, 2, 5
+SLOW = Storage(latency=1e-3, bandwidth=1e7, iops=250)  # reading takes the time; a request, that of five samples
+SHAPES = {1: (80, 96), 2: (48, 80), 4: (40, 48), 8: (20, 48)}  # of about 7.5 KB, by the bytes of a number
+
+
+def counts(dtype: str, samples: int = SAMPLES, seed: int = 0) -> NDArray[Any]:
+    """What a detector counts: mostly nothing."""
+    shape = SHAPES[np.dtype(dtype).itemsize]
+    return np.random.default_rng(seed).poisson(0.4, (samples, *shape)).astype(dtype)
+
+
+def patterns(samples: int = SAMPLES) -> NDArray[Any]:
+    """Simulated ones: speckles under an envelope, as whole photons in float32; some are dark."""
+    rng = np.random.default_rng(3)
+    y, x = np.mgrid[:40, :48]
+    envelope = 60 * np.exp(-np.hypot(y - 20, x - 24) / 4)
+    bright = rng.random((samples, 1, 1)) < 0.9
+    return (rng.poisson(envelope * rng.exponential(1.0, (samples, 40, 48))) * bright).astype("f4")
+
+
+def stored(path: Path, values: NDArray[Any], **options: Any) -> str:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=values, **options)
+    settle(path)
+    return str(path)
+
+
+def loader_of(path: str, buffer: int, **more: Any) -> Any:
+    data = H5Dataset(path, "x")
+    more = {"sampler": PlanSampler(data, seed=SEED), "epochs": EPOCHS, "storage": SLOW} | more
+    return DataLoader(data, BATCH, buffer=buffer, **more)
+
+
+def memory_of(path: str, share: float, **more: Any) -> int:
+    """A buffer for so much of the data beside the batches."""
+    return least_of(lambda nbytes: loader_of(path, nbytes, **more)) + int(share * solar.inspect(path, "x").nbytes)
+
+
+def how(loader: Any) -> tuple[str, str] | None:
+    return loader._buffered.running.parts[0].pack
+
+
+def batches(loader: Any, epochs: int = EPOCHS) -> list[Any]:
+    found = []
+    for epoch in range(epochs):
+        loader.set_epoch(epoch)
+        found += list(loader)
+    return found
+
+
+def torchs(values: NDArray[Any], epochs: int = EPOCHS) -> list[Any]:
+    sampler = PlanSampler(range(len(values)), seed=SEED)
+    whole = TorchLoader(TensorDataset(torch.from_numpy(values)), BATCH, sampler=sampler)
+    found = []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        found += [batch for [batch] in whole]
+    return found
+
+
+def same(ours: list[Any], theirs: list[Any]) -> bool:
+    pairs = zip(ours, theirs, strict=True)
+    return all(one.dtype == two.dtype and one.numpy().tobytes() == two.numpy().tobytes() for one, two in pairs)
+
+
+CASES = {
+    "u1": (counts("u1", 4800), {}),
+    "u2": (counts("u2"), {}),
+    "i2, plain chunks": (counts("i2"), {"chunks": (4, 48, 80)}),
+    ">i2": (counts(">i2"), {}),
+    "i4, a sample a chunk": (counts("i4"), {"chunks": (1, 40, 48)}),
+    "f4": (counts("f4"), {}),
+    "patterns": (patterns(), {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_batches_are_torchs_and_reads_the_plans(name: str, tmp_path: Path) -> None:
+    values, options = CASES[name]
+    path = stored(tmp_path / "x.h5", values, **options)
+    memory = memory_of(path, 0.15)
+    with loader_of(path, memory) as loader:
+        ours = batches(loader)
+        ran, stats, plan = loader._buffered.running.counts(), loader.stats(), loader._buffered.planned
+        pack, [part], held = how(loader), loader._buffered.running.parts, loader._buffered.held()
+    native = values.astype(values.dtype.newbyteorder("="))
+    assert same(ours, torchs(native))
+    assert pack is not None
+    assert pack[0] == native.dtype.str[1:]
+    assert (ran["reads"], ran["requests"], ran["bytes"]) == (plan.reads, plan.requests, plan.bytes)
+    assert (ran["recovered"], ran["peak_bytes"]) == (0, plan.peak)
+    assert plan.encoded == plan.reads
+    assert plan.decoded == EPOCHS * len(values)
+    assert stats["bytes_decoded"] == EPOCHS * values.nbytes
+    assert stats["peak_bytes"] <= memory
+    assert held.startswith(f"The buffer holds samples packed without loss, {values[0].nbytes / part.page:.1f} : 1")
+
+
+def test_it_reads_less_than_a_buffer_of_the_same_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stored(tmp_path / "x.h5", counts("u2"))
+    memory = memory_of(path, 0.15)
+    with loader_of(path, memory) as loader:
+        batches(loader)
+        packed = loader.stats()["bytes"]
+        assert "packed without loss" in loader.report()
+    monkeypatch.setattr(trial, "WORTH", float("inf"))
+    with loader_of(path, memory) as loader:
+        batches(loader)
+        assert how(loader) is None
+        assert "packed" not in loader.report()
+        assert loader.stats()["bytes"] > 1.8 * packed
+
+
+@pytest.mark.parametrize("why", ["noise", "fits", "small rows", "fast storage", "chunks with a filter", "halves"])
+def test_where_it_does_not_pay_samples_are_held_as_they_are(why: str, tmp_path: Path) -> None:
+    values, options, share, more = counts("u2"), {}, 0.15, {}
+    if why == "noise":
+        values = np.random.default_rng(1).integers(0, 65536, values.shape).astype("u2")
+    if why == "fits":
+        share = 1.2
+    if why == "small rows":
+        values = values[:, :8]
+    if why == "fast storage":
+        more = {"storage": Storage(latency=1e-6, bandwidth=1e11, iops=1e8)}
+    if why == "chunks with a filter":
+        options = {"chunks": (1, 48, 80), "compression": "gzip"}
+    if why == "halves":
+        values = values.astype("f2")
+    path = stored(tmp_path / "x.h5", values, **options)
+    with loader_of(path, memory_of(path, share, **more), **more) as loader:
+        ours = batches(loader)
+        assert how(loader) is None
+    assert same(ours, torchs(values))
+
+
+def test_rows_that_do_not_fit_their_page_are_read_again(tmp_path: Path) -> None:
+    values = counts("u2")
+    tried = trial._chosen(solar.inspect(stored(tmp_path / "x.h5", values), "x"), SLOW)
+    others = np.setdiff1d(np.arange(SAMPLES), tried)[::9]
+    values[others] = np.random.default_rng(1).integers(0, 65536, (len(others), *values.shape[1:]))
+    path = stored(tmp_path / "x.h5", values)
+    with loader_of(path, memory_of(path, 0.15)) as loader:
+        ours = batches(loader)
+        ran, stats, plan = loader._buffered.running.counts(), loader.stats(), loader._buffered.planned
+        assert how(loader) is not None
+    assert same(ours, torchs(values))
+    assert ran["reads"] == plan.reads
+    assert ran["recovered"] == EPOCHS * len(others)
+    assert ran["bytes"] >= plan.bytes + EPOCHS * len(others) * values[0].nbytes
+    assert stats["bytes_decoded"] == EPOCHS * (SAMPLES - len(others)) * values[0].nbytes
+
+
+def test_a_few_large_rows_may_be_left_out_for_smaller_pages() -> None:
+    sizes = np.full(64, 1000)
+    sizes[7] = 9000
+    assert trial._page(sizes, 10_000, SLOW, 0.1) == (1088, 1 / 64)
+    dear = Storage(latency=1e-3, bandwidth=1e9, iops=1)  # a request costs as much as 100,000 rows
+    assert trial._page(sizes, 10_000, dear, 0.1) == (9600, 0)
+
+
+@pytest.mark.parametrize("sampler", ["planned", "shuffle"])
+def test_training_resumes_with_the_same_batches(sampler: str, tmp_path: Path) -> None:
+    path = stored(tmp_path / "x.h5", counts("u2"))
+    memory = memory_of(path, 0.15)
+
+    def made() -> Any:
+        of = {} if sampler == "planned" else {"sampler": None, "shuffle": True, "generator": torch.Generator()}
+        return loader_of(path, memory, **of)
+
+    with made() as loader:
+        whole = list(loader)
+        assert how(loader) is not None
+    with made() as loader:
+        before = list(islice(loader, 11))
+        state = loader.state_dict()
+    with made() as loader:
+        loader.load_state_dict(state)
+        after = list(loader)
+    assert same(before + after, whole)
+
+
+def test_solar_plan_says_what_the_loader_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = stored(tmp_path / "x.h5", counts("u2"))
+    memory = memory_of(path, 0.15)
+    asked = ["plan", path, "x", "--memory", str(memory), "--batch-size", str(BATCH), "--epochs", str(EPOCHS)]
+    asked += ["--seed", str(SEED), "--latency", "1ms", "--bandwidth", "10000000", "--iops", "250"]
+    with loader_of(path, memory) as loader:
+        batches(loader)
+        ran, held, stats = loader._buffered.running.counts(), loader._buffered.held(), loader.stats()
+    capsys.readouterr()
+    assert main([*asked, "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert table["packed"]
+    assert table["packed"] in held
+    for name in ("requests", "bytes"):
+        assert table["first_epoch"][name] + (EPOCHS - 1) * table["policies"]["solar"][name] == ran[name]
+    assert stats["peak_bytes"] <= table["policies"]["solar"]["peak_bytes"] <= memory
+    assert main(asked) == 0
+    assert f"solar's buffer holds samples {table['packed']}" in capsys.readouterr().out
+
+
+def test_a_trial_is_small_and_the_same_each_time(tmp_path: Path) -> None:
+    layout = solar.inspect(stored(tmp_path / "x.h5", counts("u2")), "x")
+    found = [trial.tried(layout, SLOW, 0.1) for _ in range(2)]
+    assert isinstance(found[0], RowPacking)
+    assert found[0] == found[1]
+    rows = trial._chosen(layout, SLOW)
+    requests = 1 + np.count_nonzero(np.diff(rows) > 1)
+    assert len(rows) <= requests * trial.NEIGHBOURS
+    assert requests in trial.REQUESTS
+    assert requests * SLOW.request_seconds <= trial.SHARE * layout.nbytes / SLOW.bandwidth
+    quick = Storage(latency=1e-3, bandwidth=1e9, iops=500)  # all of it takes as long as one request
+    assert trial.tried(layout, quick, 0.1) is None
+
+
+def test_where_a_trial_fails_samples_are_held_as_they_are(tmp_path: Path) -> None:
+    values = counts("u2")
+    path = stored(tmp_path / "x.h5", values)
+    layout = solar.inspect(path, "x")
+    with injected(reads(5)):
+        assert trial.tried(layout, SLOW, 0.1) is None
+
+
+@pytest.mark.parametrize("call", ["read", "memory"])
+def test_a_failed_load_is_made_good(call: str, tmp_path: Path) -> None:
+    values = counts("u2")
+    path = stored(tmp_path / "x.h5", values)
+    memory = memory_of(path, 0.15)
+    with loader_of(path, memory) as loader:
+        loader.set_epoch(0)
+        of = iter(loader)
+        ours = [next(of)]
+        assert how(loader) is not None
+        once = reads(5, times=1) if call == "read" else [fault("memory", times=1)]
+        with injected(once):
+            ours += list(of)
+    assert same(ours, torchs(values, 1))
+
+
+def test_all_samples_stay_where_they_fit_packed(tmp_path: Path) -> None:
+    values = counts("u2")
+    path = stored(tmp_path / "x.h5", values)
+    with loader_of(path, memory_of(path, 0.6)) as loader:
+        ours = batches(loader)
+        ran = loader._buffered.running.counts()
+        assert how(loader) is not None
+    assert same(ours, torchs(values))
+    assert ran["reads"] == SAMPLES
+    assert values.nbytes <= ran["bytes"] <= 1.1 * values.nbytes  # the first batches come with holes
+
+
+def test_windows_are_packed_row_by_row(tmp_path: Path) -> None:
+    values = counts("u2")
+    path = stored(tmp_path / "x.h5", values)
+
+    def made(buffer: Any) -> Any:
+        data = H5Dataset(path, {"x": Field("x", steps=range(-1, 2))}, samples=Windows(pad="edge"))
+        order = {"sampler": PlanSampler(data, seed=SEED), "epochs": 1, "storage": SLOW}
+        return DataLoader(data, BATCH, buffer=buffer, **order)
+
+    memory = least_of(made) + int(0.3 * values.nbytes)
+    with made(memory) as loader, made(0) as plain:
+        ours, theirs = ([one["x"] for one in each] for each in (loader, plain))
+        plan, ran = loader._buffered.planned, loader._buffered.running.counts()
+        assert how(loader) is not None
+    assert same(ours, theirs)
+    assert (ran["reads"], ran["bytes"], plan.decoded) == (plan.reads, plan.bytes, 3 * SAMPLES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_pack_alike(nodes: int, tmp_path: Path) -> None:
+    path, rng = tmp_path / "x.h5", np.random.default_rng(0)
+    samples = 3600
+    values = rng.poisson(0.4, (samples, 48, 80)).astype("u2")
+    values[50:60] = rng.integers(0, 65536, (10, 48, 80))
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=values)
+        file.create_dataset("y", data=np.stack([np.arange(samples)] * 3, axis=1))
+    settle(path)
+    asked = case([str(path)], samples=samples, buffer=6 << 20, known=2, end=2, batch=16)
+    [found] = run("torch", 2, tmp_path, [asked], nodes)
+    check(asked, found, torchs=nodes == 1)
+    assert all(one["planned"][-1] > 0 for one in found.values())  # samples to be encoded
+    planned = [one["planned"][0] for one in found.values()]
+    reads = sum(one["counts"]["reads"] for one in found.values())
+    assert reads == (planned[0] if nodes == 1 else sum(planned))
+    assert sum(one["counts"]["recovered"] for one in found.values()) == 2 * 10
