@@ -57,9 +57,10 @@ def test_what_tells_parts_gives_ragged_samples_and_windows(tmp_path: Path, told:
     with h5py.File(path, "w") as file:
         file[f"run/{name}"], file["run/hits"] = TELLING[name], np.arange(24.0).reshape(12, 2)
         file["run/energy"] = np.arange(3.0 if name == "event_id" else 4.0)
-        file["other"] = np.zeros(17)
+        file["other"], file["else/energy"] = np.zeros(17), np.zeros(len(file["run/energy"]))
     found = told(path)
     assert {one["kind"] for one in found} == {"ragged", "windows"}
+    assert not any("else" in one["python"] for one in found)
     data, clips = only(found, "ragged"), only(found, "windows")
     ends = [0, *(ENDS[ENDS != 0].tolist() if name != "event_id" else [2, 9, 12])]
     assert [len(sample["hits"]) for sample in data] == np.diff(ends).tolist()

@@ -9,7 +9,9 @@
 
 #include "fuzz.hpp"
 #include "solar/attributes.hpp"
+#include "solar/groups.hpp"
 #include "solar/metadata.hpp"
+#include "solar/varying.hpp"
 
 namespace {
 
@@ -122,6 +124,44 @@ void check_links(const File& file, const std::vector<Dataset>& linked) {
   }
 }
 
+// Groups that hold a dataset of this name: as many of each fact as there are groups, and chunks that lie in the file.
+void check_groups(const File& file, const std::string& name) {
+  try {
+    const solar::GroupTable found = solar::read_groups(file, "", {name.substr(name.rfind('/') + 1)});
+    const solar::GroupColumn& column = found.columns.at(0);
+    const std::size_t groups = found.begins.size() - 1;
+    const bool fits = column.kind.size() == groups && column.shape.size() == groups * column.rank &&
+                      column.first.size() == groups + 1 && found.begins.back() == found.names.size() &&
+                      static_cast<std::size_t>(column.first.back()) == column.chunks.offset.size();
+    fuzz::require(fits, "the columns of groups differ in length");
+    for (std::size_t i = 0; i < column.chunks.offset.size(); ++i) {
+      const bool inside = column.chunks.offset[i] <= file.nbytes() &&
+                          column.chunks.nbytes[i] <= file.nbytes() - column.chunks.offset[i];
+      fuzz::require(inside, "a chunk of a group leaves its file");
+    }
+  } catch (const solar::Error& error) {
+    fuzz::require(error.kind() == solar::Kind::layout, "a damaged group is an error of another kind");
+  }
+}
+
+// Values of 16 bytes, as if they were of variable length: what they lead to lies in the file.
+void check_varying(const File& file, const Dataset& dataset) {
+  constexpr std::uint64_t width = 16, itemsize = 4;
+  if (dataset.itemsize != width || dataset.nbytes > most_nbytes) return;
+  fuzz::Values references(dataset.nbytes / width * width);
+  file.read(dataset.address, references);
+  try {
+    const solar::VaryingPlaces found = solar::varying_places(file, references, itemsize);
+    for (std::size_t i = 0; i < found.length.size(); ++i) {
+      const bool inside =
+          found.offset[i] <= file.nbytes() && found.length[i] * itemsize <= file.nbytes() - found.offset[i];
+      fuzz::require(inside, "values of variable length leave their file");
+    }
+  } catch (const solar::Error& error) {
+    fuzz::require(error.kind() == solar::Kind::layout, "a damaged heap is an error of another kind");
+  }
+}
+
 void check(const File& file) {
   const solar::Metadata found = solar::read_metadata(file);
   check_links(file, found.linked);
@@ -130,6 +170,9 @@ void check(const File& file) {
     if (!dataset.problem.empty()) continue;
     check_alone(file, dataset);
     check_attributes(file, dataset);
+    check_groups(file, dataset.name);
+    if (dataset.storage == solar::Storage::contiguous && dataset.address != solar::undefined_address)
+      check_varying(file, dataset);
     if (!dataset.elsewhere.empty()) continue;
     if (dataset.storage == solar::Storage::chunked) {
       check_chunks(file, found.facts, dataset);

@@ -177,11 +177,12 @@ def _lengths(name: str, values: NDArray[Any], by_rows: Mapping[int, Any]) -> Par
 def _of_parts(asked: str, told: PartsTold, numbers: Layouts) -> Iterator[Shape]:
     """The parts as samples, and windows that lie within them."""
     rows = [name for name, one in numbers.items() if _rows(one) == told.rows]
-    beside = [name for name, one in numbers.items() if _rows(one) == told.parts]
+    group = told.name.rpartition("/")[0]
+    beside = [name for name, one in numbers.items() if _rows(one) == told.parts and name.rpartition("/")[0] == group]
     by = f"{told.word}={quoted(told.name)}"
     parts = f"the {told.parts:,} parts that {told.name} tells"
     ragged = {name: _ragged(name, by) for name in _near(rows, told.name)}
-    labels = {name: field_of(name, numbers[name]) for name in _near(beside, told.name)}
+    labels = {name: field_of(name, numbers[name]) for name in beside}
     if all(name in labels or _is_rows_of_numbers(numbers[name]) for name in ragged):
         fields = dict([*ragged.items(), *labels.items()][:FIELDS_SHOWN])
         yield Shape("ragged", [told.name], f"{parts}, each a sample", _call(asked, fields))

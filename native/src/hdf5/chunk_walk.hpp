@@ -18,8 +18,7 @@ namespace solar {
 class ChunkWalk {
  public:
   // Reads no more bytes than `budget`, and no more than the file can need for one dataset.
-  ChunkWalk(const File& file, const FileFacts& facts, const Dataset& dataset,
-            std::uint64_t budget = ~std::uint64_t{0});
+  ChunkWalk(const File& file, const FileFacts& facts, const Dataset& dataset, std::uint64_t budget = ~std::uint64_t{0});
 
   const FileFacts& facts() const noexcept { return facts_; }
   const Dataset& dataset() const noexcept { return dataset_; }
