@@ -235,7 +235,7 @@ def test_a_trial_is_small_and_the_same_each_time(tmp_path: Path) -> None:
     requests = 1 + np.count_nonzero(np.diff(rows) > 1)
     assert len(rows) <= requests * trial.NEIGHBOURS
     assert requests in trial.REQUESTS
-    assert requests * SLOW.request_seconds <= trial.SHARE * layout.nbytes / SLOW.bandwidth
+    assert requests * SLOW.request_seconds <= trial.TRIAL_SHARE * layout.nbytes / SLOW.bandwidth
     quick = Storage(latency=1e-3, bandwidth=1e9, iops=500)  # all of it takes as long as one request
     assert trial.tried(layout, quick, 0.1) is None
 

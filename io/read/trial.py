@@ -19,12 +19,12 @@ log = logging.getLogger("solar")
 
 NUMBERS = ("f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")  # that our codec encodes
 ROW = range(4 << 10, 64 << 20)  # bytes: what lies beside a smaller row is much, and a larger one takes much memory
-ENCODES, DECODES = 120e6, 400e6  # values a second that one core encodes, and decodes; most are quicker
-PREDICTORS = ("none", "x", "xy")
+PACKS, UNPACKS = 120e6, 400e6  # values a second that one core encodes, and decodes; most are quicker
+PACK_PREDICTORS = ("none", "x", "xy")
 WORTH_FORETELLING = 0.9  # of the bytes, above which values are not foretold: that takes longer to decode
 REQUESTS = range(8, 65)  # that a trial makes; where it would be fewer, the data set is too small to be tried
 NEIGHBOURS = 4  # rows of a request, at most, as far as they take no longer than the request itself
-OF_A_SCAN = 0.1  # of the time that reading everything once takes: a trial takes no more
+TRIAL_SHARE = 0.1  # of the time that reading everything once takes: a trial takes no more
 LEFT_OUT = (0, 1 / 64, 1 / 16)  # shares of the rows that may be too large for their pages
 BESIDE = 8  # bytes of a page before what is encoded
 ALIGNED, MARGIN = 64, 1 / 16  # of pages; and what they are larger than the largest row that was tried
@@ -63,7 +63,7 @@ def tried(layout: Layout, storage: Storage, share: float) -> RowPacking | None:
     size = layout.dtype.itemsize
     scratch = layout.sample_nbytes + _native.pack_scratch(layout.sample_nbytes, size)
     number = layout.dtype.newbyteorder("=").str[1:]
-    return RowPacking(number, predictor, nbytes, lost, ENCODES * size, DECODES * size, scratch)
+    return RowPacking(number, predictor, nbytes, lost, PACKS * size, UNPACKS * size, scratch)
 
 
 def on_cores(packing: RowPacking | None, cores: int) -> RowPacking | None:
@@ -78,10 +78,10 @@ def _chosen(layout: Layout, storage: Storage) -> NDArray[np.int64]:
     """The rows of a trial, ascending; none where it would take too long beside what it may save."""
     size = layout.sample_nbytes
     near = max(1, min(NEIGHBOURS, storage.gap // size))
-    encoding = 2 * near * size / (ENCODES * layout.dtype.itemsize)  # once, and some of them by each predictor
+    encoding = 2 * near * size / (PACKS * layout.dtype.itemsize)  # once, and some of them by each predictor
     each = max(storage.request_seconds, near * size / storage.bandwidth) + encoding
     scan = layout.nbytes / storage.bandwidth
-    requests = min(REQUESTS[-1], layout.samples // near, int(OF_A_SCAN * scan / each))
+    requests = min(REQUESTS[-1], layout.samples // near, int(TRIAL_SHARE * scan / each))
     if requests < REQUESTS[0]:
         return np.empty(0, np.int64)
     starts = np.arange(requests) * (layout.samples - near) // max(1, requests - 1)
@@ -90,7 +90,7 @@ def _chosen(layout: Layout, storage: Storage) -> NDArray[np.int64]:
 
 def _predictor(rows: NDArray[np.generic]) -> str:
     """What makes these rows smallest, if it is worth it."""
-    plain, *others = ((int(_sizes(rows, name).sum()), name) for name in PREDICTORS)
+    plain, *others = ((int(_sizes(rows, name).sum()), name) for name in PACK_PREDICTORS)
     best = min(others)
     return best[1] if best[0] < WORTH_FORETELLING * plain[0] else plain[1]
 
