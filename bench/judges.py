@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.records import ROOT
 
 FOLDER = ROOT / "build" / "judges"
-PACKAGES = ("pylance", "blosc2", "zarr", "anndata", "scdataset")
+PACKAGES = ("pylance==14.0.2", "blosc2==4.14.1", "zarr==3.1.6", "anndata==0.12.19", "scdataset==0.3.0")
 NEWER = "annbatch needs Python 3.12 or later"
 
 

@@ -76,9 +76,9 @@ class Scene:
 
 def scenes() -> dict[str, Scene]:
     frames, fields, volume, cells = (32_768, 64, 64, 3), (384, 512, 512), (512,) * 3, (40_000, GENES)
-    clips = ("h5py", "memmap", "ram", "lance", "solar", "limit")
-    crops = ("h5py", "ram", "b2nd", "zarr", "solar")
-    rows = ("h5py", "ram", "anndata", "scdataset", "scdataset_blocks", "annbatch", "solar")
+    clips = ("solar", "h5py", "memmap", "ram", "lance", "limit")
+    crops = ("solar", "h5py", "ram", "b2nd", "zarr")
+    rows = ("solar", "h5py", "ram", "anndata", "scdataset", "scdataset_blocks", "annbatch")
     gzip, anndata = {"compression": "gzip", "compression_opts": 4}, {"chunks": (FROM_ANNDATA,)}
     found = [
         Scene("clips", "64 × 64 × 3 bytes, contiguous", "clips", frames, "u1", (1, 2), 32, clips),
@@ -89,7 +89,7 @@ def scenes() -> dict[str, Scene]:
         ),
         Scene("climate", "1 MB, contiguous", "clips", fields, "f4", (1, 2), 4, clips),
         Scene("climate_gzip", "1 MB, one to a chunk, gzip", "clips", fields, "f4", (1,), 4,
-              ("h5py", "ram", "lance", "solar"), {"chunks": (1, *fields[1:]), "shuffle": True, **gzip}),
+              ("solar", "h5py", "ram", "lance"), {"chunks": (1, *fields[1:]), "shuffle": True, **gzip}),
         Scene("crops", "volume, contiguous", "crops", volume, "f4", (96, 64), 8, (*crops, "memmap", "limit"),
               crops=256),
         Scene("crops_gzip", "volume, chunks of 64³, gzip", "crops", volume, "f4", (96, 64), 8, crops,

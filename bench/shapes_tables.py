@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from bench.tables import Record, mebibytes, newest, not_counted, parted, rate, setting, table
+from bench.tables import Record, mebibytes, newest, not_counted, parted, rate, setting, table, where
 
 OWN_ORDER = ("scdataset_blocks",)  # no exact shuffle: shown, but never the best other reader
 HEAD = (
@@ -29,7 +29,8 @@ def shapes(found: Iterable[Record], titles: dict[Key, str] | None = None) -> str
     none = [(title, "", "not recorded", *[""] * 8) for key, title in (titles or {}).items() if key not in by]
     said = table(HEAD, [*(cells for _, cells in rows), *none])
     once = {(one["scene"], one["peer"], one.get("failed"), one.get("skipped")): one for one in found}
-    return parted(said, readers(by), formats(by), not_counted(once.values()))
+    on = [where(one) for one in found if "machine" in one][-1:]
+    return parted(*on, said, readers(by), formats(by), not_counted(once.values()))
 
 
 def named(one: Record) -> str:
@@ -64,11 +65,16 @@ def contests(of: list[Record]) -> Iterable[tuple[float, tuple[object, ...]]]:
 def readers(by: dict[Key, list[Record]]) -> str:
     """All that ran, the fastest first."""
     rows = (
-        (named(one), one["label"], "as it likes" if one["share"] is None else f"{one['share']:g}", rate(one["first"]),
+        (named(one), reader(one), "as it likes" if one["share"] is None else f"{one['share']:g}", rate(one["first"]),
          rate(one["later"]), mebibytes(one["memory"]), said(one))
         for of in by.values() for one in sorted(of, key=lambda one: -one["later"])
     )  # fmt: skip
     return table("samples|reader|memory|first epoch, samples/s:|later epochs:|its own MiB:|setting", rows)
+
+
+def reader(one: Record) -> str:
+    """With its version, of those that are not in every record."""
+    return f"{one['label']} {one.get('version', '')}".strip()
 
 
 def said(one: Record) -> str:
