@@ -4,10 +4,10 @@
 
 Each scene is a step of one to four minutes of its own: its data are made, other formats are made of them (time and
 bytes are told), every reader runs in a process of its own for some seconds, in exact shuffles, the data are deleted.
-Others try several settings, each a run; the best is kept. `memory` is solar's buffer, a share of the data and three
-batches; others have the same for chunk caches or for samples that are read ahead. The first batches are compared with
-h5py's. Formats other than HDF5 need `python -m bench.judges`. Given again within an hour, --record goes on where it
-was ended.
+Others try several settings, each a run; the best is kept. `memory` is a share of the data: solar's buffer, with three
+batches beside it, which count in it; of others chunk caches, or samples that are read ahead. The first batches are
+compared with h5py's. Formats other than HDF5 need `python -m bench.judges`. Given again within an hour, --record goes
+on where it was ended.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def lacking(peer: str) -> str:
 
 def best(scene: Scene, job: Record, variant: int, peer: str, share: float | None, formed: dict[str, Record]) -> Record:
     """The record of a reader with its best setting; or that none of them ran."""
-    memory = None if share is None else scene.memory(share, variant)
+    memory = None if share is None else scene.memory(share, variant, peer)
     one = described(scene, variant, peer, share)
     job = job | {"do": "run", "peer": peer, "variant": variant, "memory": memory, "needs": NEEDS.get(peer)}
     found, failed = [], ""

@@ -59,9 +59,10 @@ class Scene:
             return variant**3 * self.itemsize
         return LENGTH * self.nbytes // self.shape[0] if self.kind == "clips" else self.nbytes // self.shape[0]
 
-    def memory(self, share: float, variant: int) -> int:
-        """So much of the data, and three batches that are made or handed out meanwhile."""
-        return int(share * self.nbytes) + (3 * self.batch * self.sample_nbytes(variant) if share else 0)
+    def memory(self, share: float, variant: int, peer: str) -> int:
+        """So much of the data; of solar, whose buffer counts batches on their way, three of them beside it."""
+        room = 3 * self.batch * self.sample_nbytes(variant) if share and peer == "solar" else 0
+        return int(share * self.nbytes) + room
 
     def what(self, variant: int) -> str:
         """A variant, in words."""

@@ -50,7 +50,7 @@ def small(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def job_of(scene: Any, folder: Path, variant: int, peer: str, share: float | None, **more: Any) -> dict[str, Any]:
-    memory = None if share is None else max(2 << 20, scene.memory(share, variant))
+    memory = None if share is None else max(2 << 20, scene.memory(share, variant, peer))
     about = {"scene": scene.name, "quick": False, "rows": None, "folder": str(folder), "seconds": 0.001}
     return about | {"do": "run", "variant": variant, "peer": peer, "memory": memory, "form": "file", **more}
 
@@ -70,7 +70,7 @@ def test_every_reader_with_every_setting_gives_the_samples_of_h5py(
     for variant in scene.variants:
         for peer in (peer for peer in scene.peers if peer not in shapes.NEEDS and not shapes.lacking(peer)):
             for share in shapes.shares(scene, variant, peer):
-                for setting in shapes.settings(scene, peer, scene.memory(share or 0, variant), variant):
+                for setting in shapes.settings(scene, peer, scene.memory(share or 0, variant, peer), variant):
                     if setting.get("workers") and (name, variant) != ("rows_gzip", 0):
                         continue  # forked processes take their time
                     try:
