@@ -145,7 +145,7 @@ def trained(case: Case, path: Path, original: Path, seed: int) -> dict[str, Any]
     torch.manual_seed(seed)
     network = case.build()
     begin = time.perf_counter()
-    curve = common.train(network, case.loss, path, fields, chosen, ALONE)
+    curve = common.train(network, case.loss, common.make_loaders(path, fields, chosen, ALONE), chosen, ALONE)
     seconds = time.perf_counter() - begin
     _, measured = common.make_loaders(original, fields, chosen, ALONE)
     return {

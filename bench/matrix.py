@@ -3,7 +3,7 @@
     python -m bench.matrix [--full] [--record] [--list]
 
 Without --full some 25 minutes on a quiet machine of two cores: the scenes that README and the first tables show. With
-it all scenes, about an hour and a half. Each step is a command of its own, printed before it runs, and can be run
+it all scenes, about two hours. Each step is a command of its own, printed before it runs, and can be run
 alone. --record adds to bench/results/*.jsonl; given again within an hour, it goes on where it was ended. A step that
 fails is told at the end, and the others run. `python -m bench.report --docs` puts what was recorded into the pages;
 what was recorded while the load average was 1 or more before it began, they do not quote.
@@ -43,6 +43,7 @@ def steps(full: bool, record: bool) -> list[Step]:
             Step(["bench.buffer", *end], 1500),
             Step(["bench.utilisation", *end], 240),
             Step(["bench.dlio", *end], 120),
+            Step(["bench.shapes", *end], 2400),
         ]
     seconds = (260, 150, 130, 120, 120)
     return [
@@ -62,7 +63,7 @@ def listed(full: bool) -> str:
 def main() -> None:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="python -m bench.matrix", description=__doc__, formatter_class=form)
-    parser.add_argument("--full", action="store_true", help="all scenes, about an hour and a half")
+    parser.add_argument("--full", action="store_true", help="all scenes, about two hours")
     parser.add_argument("--record", action="store_true", help="adds to bench/results/*.jsonl, not to build/bench")
     parser.add_argument("--list", action="store_true", help="shows the commands, and runs nothing")
     asked = parser.parse_args()

@@ -44,16 +44,20 @@ def last_words(text: str, status: int) -> str:
     return lines[-1][:300] if lines else f"exit status {status}"
 
 
-def command(module: str, job: dict[str, Any]) -> list[str]:
+def command(module: str, job: dict[str, Any], python: str = sys.executable) -> list[str]:
     """A process in which a module does its part of a job."""
-    return [sys.executable, "-m", "bench.parts", module, json.dumps(job)]
+    return [python, "-m", "bench.parts", module, json.dumps(job)]
 
 
 def measured(
-    seconds: float, module: str, job: dict[str, Any], each: Sequence[dict[str, Any]] = ({},)
+    seconds: float,
+    module: str,
+    job: dict[str, Any],
+    each: Sequence[dict[str, Any]] = ({},),
+    python: str = sys.executable,
 ) -> list[dict[str, Any]]:
     """What a module's `part` gives of a job, in a process for each environment. RuntimeError: one that failed."""
-    return [json.loads(text.splitlines()[-1]) for text in said(command(module, job), seconds, each)]
+    return [json.loads(text.splitlines()[-1]) for text in said(command(module, job, python), seconds, each)]
 
 
 def main() -> None:

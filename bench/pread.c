@@ -95,6 +95,44 @@ int read_samples(const char *const *files, int64_t file_count, const int64_t *of
   return started ? atomic_load(&job.error) : EAGAIN;
 }
 
+/* The limit of samples that are no rows: plain threads that copy pieces of different lengths, from[k] to out + to[k], out
+   of memory where the file is mapped, or by pread where `base` is NULL. Returns 0 or the errno of the first failure. */
+struct copying {
+  const char *base;
+  int file;
+  const int64_t *from, *to, *nbytes;
+  int64_t pieces, each;
+  char *out;
+  atomic_llong next;
+  atomic_int error;
+};
+
+static void *copy(void *argument) {
+  struct copying *all = argument;
+  for (;;) {
+    int64_t k = atomic_fetch_add(&all->next, all->each), end = k + all->each < all->pieces ? k + all->each : all->pieces;
+    if (k >= end || atomic_load(&all->error)) return NULL;
+    for (; k < end; k++) {
+      char *to = all->out + all->to[k];
+      int error = 0;
+      if (all->base) memcpy(to, all->base + all->from[k], (size_t)all->nbytes[k]);
+      else error = read_all(all->file, to, all->nbytes[k], all->from[k], all->nbytes[k]);
+      if (error) atomic_store(&all->error, error);
+    }
+  }
+}
+
+int copy_pieces(const char *base, int file, const int64_t *from, const int64_t *to, const int64_t *nbytes, int64_t pieces,
+                char *out, int threads) {
+  struct copying all = {base, file, from, to, nbytes, pieces, pieces / (8 * threads) + 1, out, 0, 0};
+  pthread_t ids[64];
+  int started = 0;
+  while (started + 1 < threads && started < 64 && pthread_create(&ids[started], NULL, copy, &all) == 0) started++;
+  copy(&all);
+  for (int i = 0; i < started; i++) pthread_join(ids[i], NULL);
+  return atomic_load(&all.error);
+}
+
 /* Share of a file's pages that are in the page cache, in thousandths; -1 when it cannot be told. */
 int resident(const char *path) {
   int file = open(path, O_RDONLY | O_CLOEXEC);

@@ -60,6 +60,23 @@ def read_samples(
         raise OSError(error, os.strerror(error), str(paths[0]))
 
 
+def copy_pieces(
+    base: NDArray[np.uint8] | None,
+    file: int,
+    pieces: Sequence[NDArray[np.int64]],
+    out: NDArray[np.uint8],
+    threads: int,
+) -> None:
+    """Copies pieces (where each begins, where it goes, how long it is) out of a mapped file, or reads them."""
+    begins, to, nbytes = (np.ascontiguousarray(one, np.int64) for one in pieces)
+    error = build().copy_pieces(
+        pointer(base) if base is not None else None, file, pointer(begins), pointer(to), pointer(nbytes),
+        ctypes.c_int64(len(begins)), pointer(out), threads,
+    )  # fmt: skip
+    if error:
+        raise OSError(error, os.strerror(error))
+
+
 def pointer(array: NDArray[np.generic]) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench import buffer_scenes, buffer_tables, codec_tables, records, tables, utilisation
+from bench import buffer_scenes, buffer_tables, codec_tables, records, shapes_data, shapes_tables, tables, utilisation
 from bench.scenes import all_scenes
 from bench.tables import Record, parted, table
 
@@ -36,7 +36,7 @@ def buffered(found: list[Record]) -> str:
 TABLES: dict[str, Callable[[list[Record]], str]] = {
     "rates": tables.rates, "buffer": buffered, "utilisation": tables.utilisation, "dlio": tables.dlio,
     "ranks": tables.ranks, "loader": tables.loader, "timeline": tables.timeline, "lossy": tables.lossy,
-    "codec": codec_tables.codec, "gpu": tables.gpu,
+    "codec": codec_tables.codec, "gpu": tables.gpu, "shapes": shapes_tables.shapes,
 }  # fmt: skip
 
 
@@ -106,6 +106,14 @@ def buffer() -> str:
     return parted(buffer_tables.calibrated(found), buffer_tables.buffered(found, titles))
 
 
+def shapes() -> str:
+    titles = {
+        (one.name, variant): shapes_tables.named({"title": one.title, "what": one.what(variant)})
+        for one in shapes_data.scenes().values() for variant in one.variants
+    }  # fmt: skip
+    return shapes_tables.shapes(quoted("shapes"), titles)
+
+
 def utilised() -> str:
     """A row for each scene, of PyTorch and of solar."""
     titles = [(name, peer) for name in utilisation.SCENES for peer in ("torch", "solar")]
@@ -124,6 +132,7 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("benchmarks.md", "first"): first(),
         ("benchmarks.md", "rates"): rates(),
         ("benchmarks.md", "buffer"): buffer(),
+        ("benchmarks.md", "shapes"): shapes(),
         ("benchmarks.md", "utilisation"): utilised(),
         ("benchmarks.md", "dlio"): tables.dlio(records.read(RESULTS / "dlio.jsonl")),
         ("benchmarks.md", "ranks"): tables.ranks(records.read(RESULTS / "ranks.jsonl")),

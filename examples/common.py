@@ -1,4 +1,4 @@
-"""What the surrogates share: their options, ranks, data, loaders, the loop, and what is written at the end."""
+"""What the examples share: their options, ranks, data, loaders, the loop, and what is written at the end."""
 
 from __future__ import annotations
 
@@ -114,10 +114,12 @@ def mean_over_ranks(total: float, samples: int, device: torch.device) -> float:
 # --- data ----
 
 
-def make_data(chosen: argparse.Namespace, world: World, write: Callable[..., None], name: str) -> Path:
+def make_data(
+    chosen: argparse.Namespace, world: World, write: Callable[..., None], name: str, suffix: str = ".h5"
+) -> Path:
     """The file of the example's samples: rank 0 makes it unless an earlier run did, the others wait."""
     kind = "-".join(str(part) for part in (name, chosen.size, chosen.samples, chosen.seed, chosen.compression or "raw"))
-    path: Path = chosen.out / f"{kind}.h5"
+    path: Path = chosen.out / f"{kind}{suffix}"
     if world.rank == 0 and not path.exists():
         chosen.out.mkdir(parents=True, exist_ok=True)
         start, unfinished = time.perf_counter(), path.with_suffix(".part")
@@ -160,21 +162,31 @@ class PlainH5(Dataset[dict[str, Array]]):
 
 
 def make_loaders(path: Path, fields: dict[str, str], chosen: argparse.Namespace, world: World) -> tuple[Any, Any]:
-    """The loaders of the samples to train on, shuffled, and of this rank's part of those held out."""
-    pinned = torch.cuda.is_available()
-    if chosen.loader == "torch":
-        data: Any = PlainH5(path, fields)
-        loader, sampler, more = TorchLoader, DistributedSampler, {"num_workers": chosen.workers}
-    else:
-        data = H5Dataset(path, fields)
-        loader, sampler, more = DataLoader, PlanSampler, {}
+    """The loaders of the rows to train on, shuffled, and of those held out, the last of the file."""
+    data: Any = PlainH5(path, fields) if chosen.loader == "torch" else H5Dataset(path, fields)
+    return loaders_of(*parted(data), chosen, world)
+
+
+def parted(data: Any) -> tuple[Subset[Any], Subset[Any]]:
+    """The samples to train on, and those held out."""
     learnt = len(data) - max(len(data) // HELD_OUT, 1)
-    training, held_out = Subset(data, range(learnt)), Subset(data, range(learnt + world.rank, len(data), world.ranks))
-    order = sampler(training, world.ranks, world.rank, seed=chosen.seed, drop_last=True)
+    return Subset(data, range(learnt)), Subset(data, range(learnt, len(data)))
+
+
+def loaders_of(training: Any, held_out: Any, chosen: argparse.Namespace, world: World, **order: Any) -> tuple[Any, Any]:
+    """The loaders of samples to train on, shuffled or in another order of a PlanSampler; and of this rank's part of
+    those held out.
+    """
+    ours = chosen.loader == "solar"
+    loader: Any = DataLoader if ours else TorchLoader
+    more: dict[str, Any] = {"pin_memory": torch.cuda.is_available()} | ({} if ours else {"num_workers": chosen.workers})
     buffer = {"buffer": chosen.buffer} if chosen.buffer else {}
+    draw: Any = PlanSampler if ours or order else DistributedSampler
+    sampler = draw(training, world.ranks, world.rank, seed=chosen.seed, drop_last=True, **order)
+    part = Subset(held_out, range(world.rank, len(held_out), world.ranks))
     return (
-        loader(training, chosen.batch_size, sampler=order, drop_last=True, pin_memory=pinned, **more, **buffer),
-        loader(held_out, chosen.batch_size, pin_memory=pinned, **more),
+        loader(training, chosen.batch_size, sampler=sampler, drop_last=True, **more, **buffer),
+        loader(part, chosen.batch_size, **more),
     )
 
 
@@ -194,8 +206,7 @@ def spread(network: nn.Module) -> nn.Module:
 def train(
     network: nn.Module,
     loss_of: Callable[[nn.Module, Batch], torch.Tensor],
-    path: Path,
-    fields: dict[str, str],
+    loaders: tuple[Any, Any],
     chosen: argparse.Namespace,
     world: World,
 ) -> dict[str, Any]:
@@ -203,14 +214,14 @@ def train(
     device = torch.device("cuda", world.rank_of_node) if torch.cuda.is_available() else torch.device("cpu")
     network.to(device)
     model = nn.parallel.DistributedDataParallel(network) if world.ranks > 1 else network
-    training, held_out = make_loaders(path, fields, chosen, world)
+    training, held_out = loaders
     optimiser = torch.optim.Adam(model.parameters(), chosen.rate)
     steps = max(chosen.epochs * len(training), 1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, chosen.rate, total_steps=steps + 1)
     curve: dict[str, Any] = {"loader": chosen.loader, "ranks": world.ranks, "steps": [], "training": [], "held_out": []}
     for epoch in range(chosen.epochs):
         start = time.perf_counter()
-        training.sampler.set_epoch(epoch)
+        set_epoch(training, epoch)
         model.train()
         losses = []
         for batch in training:
@@ -232,6 +243,14 @@ def train(
     if world.rank == 0 and chosen.loader == "solar":
         print(training.report())
     return curve
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """For the sampler; and for crops at random places, which torch's loader does not tell of the epoch."""
+    loader.sampler.set_epoch(epoch)
+    data = getattr(loader.dataset, "dataset", loader.dataset)  # of a Subset
+    if hasattr(data, "set_epoch"):
+        data.set_epoch(epoch)
 
 
 def mean_loss(

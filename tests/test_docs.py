@@ -161,7 +161,7 @@ def test_python_in_a_page_compiles(page: Path) -> None:
 def files(tmp_path: Path) -> Path:
     """A folder with the files that the pages speak of."""
     rng = np.random.default_rng(3)
-    for folder in ("runs", "cosmo"):
+    for folder in ("runs", "cosmo", "era5", "cases"):
         (tmp_path / folder).mkdir()
     counts, phase = rng.integers(0, 50, (100, 12, 12)).astype("u2"), rng.random((100, 4, 4)).astype("f4")
     scan = {"counts": counts, "truth/phase": phase, "label": np.arange(100)}
@@ -172,11 +172,24 @@ def files(tmp_path: Path) -> Path:
     cells = {"X/data": [1.0, 2, 3, 4], "X/indices": [0, 2, 1, 2], "X/indptr": [0, 2, 2, 4]}
     molecules = {f"molecules/m{i}/coords": phase[i, : 2 + i % 3, :3] for i in range(12)}
     molecules |= {f"molecules/m{i}/energy": float(i) for i in range(12)}
+    cells |= {"obs/cell_type/codes": np.array([0, 1, 0], "i1")}
     volume = {"image": rng.random((40, 48, 56)).astype("f4"), "label": rng.integers(0, 3, (40, 48, 56))}
+    case = rng.random((20, 24, 28)).astype("f4")
+    flow = rng.random((2, 9, 4, 4)).astype("f4")
+    demo = {"obs/eye": counts[:8], "actions": phase[:8]}
+    atoms = {"positions": phase[:9, 0, :3], "numbers": np.arange(9), "n_atoms": [2, 3, 0, 4], "energy": phase[:4, 0, 0]}
     for name, datasets in {
         "episodes": episodes,
+        "era5/2019": {"t2m": phase[:20]},
+        "era5/2020": {"t2m": phase[20:50]},
+        "flow": {"t0_fields/vorticity": flow, "t0_fields/dye": flow * 2},
+        "pusht": {"pixels": counts[:60], "action": phase[:60, 0, :2], "ep_len": [20, 10, 30]},
+        "demos": {f"data/demo_{number}/{part}": values for number in range(2) for part, values in demo.items()},
+        "cases/001": {"image": case, "label": case > 0.5},
+        "cases/002": {"image": case[:17], "label": case[:17] > 0.5},
+        "tomo": {"exchange/data": volume["image"]},
         "events": events,
-        "molecules": molecules,
+        "molecules": molecules | atoms,
         "cells": cells,
         "stack": {"stack": volume["image"]},
         "volume": volume,
@@ -192,7 +205,9 @@ def files(tmp_path: Path) -> Path:
         settle(tmp_path / f"{name}.h5")
     with h5py.File(tmp_path / "cells.h5", "r+") as file:
         file["X"].attrs.update({"encoding-type": "csr_matrix", "shape": [3, 3]})
-    settle((tmp_path / "cells.h5").rename(tmp_path / "cells.h5ad"))
+    suffixes = {"cells": "h5ad", "era5/2019": "nc", "era5/2020": "nc", "flow": "hdf5", "demos": "hdf5"}
+    for name, suffix in suffixes.items():
+        settle((tmp_path / f"{name}.h5").rename(tmp_path / f"{name}.{suffix}"))
     return tmp_path
 
 
@@ -210,6 +225,7 @@ BEFORE = "def train_step(x, y):\n    assert len(x) == len(y)\n"
         "docs/quickstart.md",
         "docs/tuning.md",
         "docs/samples.md",
+        "docs/communities.md",
     ],
 )
 def test_what_is_marked_in_a_page_runs(page: str, files: Path) -> None:

@@ -1,4 +1,4 @@
-"""The surrogates of examples/: both loaders give the same losses to the bit, these fall, and the physics is right."""
+"""The trainings of examples/: both loaders give the same losses to the bit, these fall, and the physics is right."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ import torch
 from kit import SHARED
 from ready_kit import python, torchrun
 
+from solar import PlanSampler
+
 ROOT = Path(__file__).parent.parent
 SMALL = {
     "ptychonn": "--samples 128 --size 32 --width 4 --epochs 3 --batch-size 8 --rate 5e-3",
     "autophasenn": "--samples 32 --size 16 --width 2 --epochs 3 --batch-size 4 --rate 5e-3 --compression gzip",
     "cosmoflow": "--samples 48 --size 32 --width 2 --epochs 6 --batch-size 4 --rate 5e-3 --compression lzf",
+    "flow": "--samples 8 --size 32 --width 8 --epochs 3 --batch-size 4 --rate 5e-3 --compression lzf",
+    "segmentation": "--samples 8 --size 32 --width 4 --epochs 4 --batch-size 4 --rate 1e-2 --compression gzip",
+    "cells": "--samples 640 --size 200 --width 8 --epochs 3 --batch-size 32 --rate 2e-2 --compression gzip",
 }
+INPUT = {"flow": "t0_fields/vorticity", "segmentation": "image", "cells": "X/data"}  # of the others: counts
 EACH = pytest.mark.parametrize("name", SMALL)
 
 
@@ -98,10 +104,13 @@ def test_a_seed_makes_the_same_samples_and_another_one_others(name: str, tmp_pat
     for file, seed, compression in (("a", 1, None), ("b", 1, "lzf"), ("c", 2, None)):
         write(tmp_path / file, 3, size=32, seed=seed, compression=compression)
         with h5py.File(tmp_path / file) as opened:
-            made[file] = opened["counts"][()]
-    np.testing.assert_array_equal(made["a"], made["b"])
-    assert (made["a"] != made["c"]).any()
-    assert (made["a"][0] != made["a"][1]).any()
+            values = opened[INPUT.get(name, "counts")][()]
+            made[file] = np.split(values, opened["X/indptr"][1:-1]) if name == "cells" else [*values]
+    assert len(made["a"]) == 3
+    for one, same in zip(made["a"], made["b"], strict=True):
+        np.testing.assert_array_equal(one, same)
+    assert not np.array_equal(made["a"][0], made["c"][0])
+    assert not np.array_equal(made["a"][0], made["a"][1])
 
 
 def test_an_empty_beam_brings_all_its_photons_to_the_detector() -> None:
@@ -134,6 +143,71 @@ def test_universes_grow_as_they_should_and_have_the_spectrum_asked_for() -> None
     assert smooth[..., 0].mean() == pytest.approx(data.PARTICLES, rel=0.01)
     assert smooth[..., 0].std() < rough[..., 0].std()
     assert rough[..., 3].std() < rough[..., 0].std()
+
+
+def test_the_flow_is_not_compressed_keeps_its_dye_and_loses_its_spin(tmp_path: Path) -> None:
+    data = part("flow.data")
+    fields, velocity = data.make_flow(np.random.default_rng(3), 32)
+    square = data.Square(32)
+    u, v = np.fft.rfft2(np.moveaxis(velocity.astype("f8"), -1, 0))
+    assert np.abs(np.fft.irfft2(1j * square.x * u + 1j * square.y * v)).max() < 1e-5 * np.abs(velocity).max() * 32
+    curl = np.fft.irfft2(1j * square.x * v - 1j * square.y * u)
+    np.testing.assert_allclose(curl, fields[:, 0], atol=1e-4)
+    np.testing.assert_allclose(fields[:, 1].mean(axis=(1, 2)), fields[0, 1].mean(), atol=1e-6)
+    spin = (fields[:, 0] ** 2).mean(axis=(1, 2))
+    assert (np.diff(spin) < 0).all()
+    assert spin[-1] > 0.2 * spin[0]
+    data.write(tmp_path / "flow.h5", 2, size=32, seed=0, compression=None)
+    with h5py.File(tmp_path / "flow.h5") as file:
+        for name, order in (("t0_fields/vorticity", 0), ("t0_fields/dye", 0), ("t1_fields/velocity", 1)):
+            trajectories, steps = file.attrs["n_trajectories"], len(file["dimensions/time"])
+            assert file[name].shape == (trajectories, steps, 32, 32, *(2,) * order)
+
+
+def test_cells_lie_as_anndata_has_them_and_rare_types_come_as_often_as_others(tmp_path: Path) -> None:
+    data, train = part("cells.data"), part("cells.train")
+    data.write(tmp_path / "cells.h5ad", 640, size=200, seed=0, compression=None)
+    cells = train.cells(tmp_path / "cells.h5ad", "train")
+    assert (len(cells), len(train.cells(tmp_path / "cells.h5ad", "test"))) == (560, 80)
+    shares = np.bincount([int(cells[index]["type"]) for index in range(len(cells))]) / len(cells)
+    np.testing.assert_allclose(shares, [*data.SHARES.values()], atol=0.06)
+    counts = PlanSampler(cells, 1, 0, labels=train.TYPE, per_class="equal").counts()
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert len(counts) == len(data.SHARES)
+    anndata = pytest.importorskip("anndata")
+    read = anndata.read_h5ad(tmp_path / "cells.h5ad")
+    assert read.shape == (640, 200)
+    assert read.obs["cell_type"].cat.categories.tolist() == [*data.SHARES]
+    np.testing.assert_array_equal(read.X[5].toarray()[0], cells[5]["cell"].dense())
+
+
+def test_crops_of_the_segmentation_are_those_of_h5py_and_other_ones_in_each_epoch(tmp_path: Path) -> None:
+    data, train = part("segmentation.data"), part("segmentation.train")
+    data.write(tmp_path / "volumes.h5", 3, size=16, seed=0, compression=None)
+    with h5py.File(tmp_path / "volumes.h5") as file:
+        images, labels = file["image"][()], file["label"][()]
+    assert set(np.unique(labels)) == {0, 1, 2}
+    assert images[labels > 0].mean() - images[labels == 0].mean() == pytest.approx(1, abs=0.2)
+    whole = train.all_crops(tmp_path / "volumes.h5", 8)
+    np.testing.assert_array_equal(whole[9]["label"], labels[1, :8, :8, 8:])
+    drawn = train.random_crops(tmp_path / "volumes.h5", 8, 0)
+    assert len(drawn) == 3 * train.PER
+    before = drawn[0]["image"].copy()
+    drawn.set_epoch(1)
+    assert not np.array_equal(drawn[0]["image"], before)
+
+
+@pytest.mark.slow
+def test_a_rollout_goes_on_from_what_the_network_made_and_the_pictures_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    train = part("flow.train")
+    past = torch.randn(2, 2, 4, 4)
+    made = train.rollout(lambda steps: steps.sum(dim=1), past, 3)
+    torch.testing.assert_close(made[1], past[1] + (past[0] + past[1]))
+    torch.testing.assert_close(made[2], made[0] + made[1])
+    for name in ("flow", "segmentation", "cells"):
+        trained(name, "solar", tmp_path, "--epochs 1")
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
 
 
 def test_without_the_measured_frames_their_example_is_skipped_and_says_why(

@@ -85,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
         path = common.make_data(chosen, world, data.write, "autophasenn")
         torch.manual_seed(chosen.seed)
         network = AutoPhaseNN(chosen.width)
-        curve = common.train(network, loss_of, path, FIELDS, chosen, world)
+        loaders = common.make_loaders(path, FIELDS, chosen, world)
+        curve = common.train(network, loss_of, loaders, chosen, world)
         return common.finish(curve, chosen, world, "autophasenn", partial(draw, network, path))
 
 

@@ -69,7 +69,8 @@ def main(argv: list[str] | None = None) -> int:
         torch.manual_seed(chosen.seed)
         network = common.spread(CosmoFlow(chosen.width, chosen.size))
         nn.init.zeros_(network.dense[-2].weight)  # begin with the mean of all universes
-        curve = common.train(network, loss_of, path, FIELDS, chosen, world)
+        loaders = common.make_loaders(path, FIELDS, chosen, world)
+        curve = common.train(network, loss_of, loaders, chosen, world)
         return common.finish(curve, chosen, world, "cosmoflow", partial(draw, network, path))
 
 

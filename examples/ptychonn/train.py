@@ -39,7 +39,8 @@ def learn(path: Path, name: str, chosen: argparse.Namespace, world: World) -> in
         light, bright = torch.from_numpy(file["light"][()]), float(file["counts"][:8].max())
     torch.manual_seed(chosen.seed)
     network = common.spread(PtychoNN(chosen.width, bright))
-    curve = common.train(network, partial(loss_of, light), path, FIELDS, chosen, world)
+    loaders = common.make_loaders(path, FIELDS, chosen, world)
+    curve = common.train(network, partial(loss_of, light), loaders, chosen, world)
     return common.finish(curve, chosen, world, name, partial(draw, network, path, light.numpy()))
 
 

@@ -1,0 +1,95 @@
+"""Tables of records of python -m bench.shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from bench.tables import Record, mebibytes, newest, not_counted, parted, rate, setting, table, where
+
+OWN_ORDER = ("scdataset_blocks",)  # no exact shuffle: shown, but never the best other reader
+HEAD = (
+    "samples|memory|best other reader, epochs after the first|samples/s:|solar:|×:|first epoch, best other:|solar:|×:|"
+    "limit:|solar's, of it:"
+)
+Key = tuple[str, int]  # scene, variant
+
+
+def shapes(found: Iterable[Record], titles: dict[Key, str] | None = None) -> str:
+    """solar beside the best others, where it loses first; all readers; formats; who did not run.
+
+    `titles`: of all scenes and variants; those without a record are rows that say so.
+    """
+    found = [*found]
+    by: dict[Key, list[Record]] = {}
+    for one in newest(found, "scene", "variant", "peer", "share"):
+        if "later" in one:
+            by.setdefault((one["scene"], one["variant"]), []).append(one)
+    rows = sorted((row for of in by.values() for row in contests(of)), key=lambda row: row[0])
+    none = [(title, "", "not recorded", *[""] * 8) for key, title in (titles or {}).items() if key not in by]
+    said = table(HEAD, [*(cells for _, cells in rows), *none])
+    once = {(one["scene"], one["peer"], one.get("failed"), one.get("skipped")): one for one in found}
+    on = [where(one) for one in found if "machine" in one][-1:]
+    return parted(*on, said, readers(by), formats(by), not_counted(once.values()))
+
+
+def named(one: Record) -> str:
+    return ", ".join(part for part in (one["title"], one["what"]) if part)
+
+
+def contests(of: list[Record]) -> Iterable[tuple[float, tuple[object, ...]]]:
+    """A row for each share of the data that solar had in memory: others had as much, or less.
+
+    Where solar chooses, others have as much as they like.
+    """
+    limits = [one["later"] for one in of if one["peer"] == "limit"]
+    for ours in (one for one in of if one["peer"] == "solar"):
+        share = ours["share"]
+        others = [
+            one for one in of
+            if one["peer"] not in ("solar", "limit", *OWN_ORDER) and (share is None or one["share"] <= share)
+        ]  # fmt: skip
+        later = max(others, key=lambda one: one["later"], default=None)
+        first = max(others, key=lambda one: one["first"], default=None)
+        times = ours["later"] / later["later"] if later else float("inf")
+        memory = "as each likes" if share is None else f"{share:g}"
+        yield times, (
+            named(ours), memory, later["label"] if later else "–", rate(later["later"]) if later else "–",
+            rate(ours["later"]), f"{times:.1f}" if later else "–",
+            f"{first['label']}, {rate(first['first'])}" if first else "–", rate(ours["first"]),
+            f"{ours['first'] / first['first']:.1f}" if first else "–",
+            rate(max(limits)) if limits else "–", f"{ours['later'] / max(limits):.2f}" if limits else "–",
+        )  # fmt: skip
+
+
+def readers(by: dict[Key, list[Record]]) -> str:
+    """All that ran, the fastest first."""
+    rows = (
+        (named(one), reader(one), "as it likes" if one["share"] is None else f"{one['share']:g}", rate(one["first"]),
+         rate(one["later"]), mebibytes(one["memory"]), said(one))
+        for of in by.values() for one in sorted(of, key=lambda one: -one["later"])
+    )  # fmt: skip
+    return table("samples|reader|memory|first epoch, samples/s:|later epochs:|its own MiB:|setting", rows)
+
+
+def reader(one: Record) -> str:
+    """With its version, of those that are not in every record."""
+    return f"{one['label']} {one.get('version', '')}".strip()
+
+
+def said(one: Record) -> str:
+    """The setting that was best, with the form of its format."""
+    parts = [*([one["form"]] if one["form"] != "file" else []), *([setting(one)] if one["setting"] else [])]
+    return ", ".join(parts) or "default"
+
+
+def formats(by: dict[Key, list[Record]]) -> str:
+    """What each format takes on the disk, and what making it took."""
+    found: dict[tuple[Any, ...], tuple[object, ...]] = {}
+    for one in (one for of in by.values() for one in of):
+        label = "HDF5" if one["form"] == "file" else one["form"].replace("_", ", ")
+        conversion = f"{one['conversion']:.1f}" if "conversion" in one else "–"
+        found[one["title"], label] = (
+            one["title"], label, mebibytes(one["disk"]), f"{one['nbytes'] / one['disk']:.2f}", conversion
+        )  # fmt: skip
+    return table("data|format|MiB on the disk:|: 1:|conversion, s:", found.values())
