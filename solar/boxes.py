@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
-BLOCKS_LISTED = 1 << 18  # blocks that are listed at a time, about, by whoever goes through those of all samples
+BLOCKS_AT_ONCE = 1 << 18  # blocks that are listed at a time, about, by whoever goes through those of all samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +186,7 @@ class BoxBlocks:
 
     def _some(self, starts: Numbers) -> Iterator[Numbers]:
         """Where steps begin, and the last one ends: of some steps at a time."""
-        most = max(1, BLOCKS_LISTED // self.slots)
+        most = max(1, BLOCKS_AT_ONCE // self.slots)
         cuts = np.searchsorted(starts, np.arange(0, int(starts[-1]) + most, most))
         for begin, end in pairwise(np.unique(np.append(cuts, len(starts) - 1)).tolist()):
             yield starts[begin : end + 1]

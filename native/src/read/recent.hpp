@@ -8,7 +8,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <list>
 #include <map>
@@ -84,7 +83,7 @@ class Recent {
   std::condition_variable decoded_;
   std::list<Chunk> chunks_;  // what was used last at the end
   std::map<Key, Place> places_;
-  std::deque<Key> asked_;  // for, last
+  std::list<Key> asked_;  // for, last; a list, for making one takes no memory
   std::size_t nbytes_ = 0;
 };
 
