@@ -54,7 +54,9 @@ def settings(scene: Scene, peer: str, memory: int, variant: int) -> Iterator[Rec
     chunked = bool(scene.stored)
     ways = [{"span": True}, {}] if scene.kind == "clips" and variant > 1 else [{}]
     if peer == "h5py" and memory:
-        yield from ({"cache": memory}, {"cache": memory // 2, "workers": 2}, {"ahead": True})
+        yield from ({**ways[0], **more} for more in (
+            {"cache": memory}, {"cache": memory // 2, "workers": 2}, {"ahead": True},
+        ))  # fmt: skip
     elif peer == "h5py":
         yield from ways
         yield {**ways[0], "workers": 2}
