@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+import transforms
 from buffer_kit import ORDERS, equal, passes
 from hypothesis import given, settings
 from kit import settle
@@ -177,14 +178,11 @@ def test_a_chunk_is_decoded_once_for_all_samples_of_a_batch(tmp_path: Path) -> N
     assert pending.counts()["chunks_decoded"] == -(-120 // 16)
 
 
-def doubled(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    return sample | {"x": sample["x"] * 2 + rng.integers(5)}
-
-
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_transforms_make_samples_that_are_collated_alike(workers: int, tmp_path: Path) -> None:
     written(tmp_path / "a.h5", [2, 0, 3, 1, 4, 0, 7, 2])
-    data = H5Dataset(str(tmp_path / "a.h5"), {"x": Ragged("v", ends="ends", batch="flat"), "y": "y"}, transform=doubled)
+    fields = {"x": Ragged("v", ends="ends", batch="flat"), "y": "y"}
+    data = H5Dataset(str(tmp_path / "a.h5"), fields, transform=transforms.doubled_and_more)
     found = []
     for ranks in (1, 2):
         batches = [

@@ -88,3 +88,7 @@ def twice(sample: np.ndarray[Any, Any]) -> Any:
 
 def of_its_own_length(sample: Any) -> Any:
     return {"x": np.zeros(int(sample["x"]))}
+
+
+def doubled_and_more(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return sample | {"x": sample["x"] * 2 + rng.integers(5)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +30,7 @@ LEFT_OUT = (0, 1 / 64, 1 / 16)  # shares of the rows that may be too large for t
 BESIDE = 8  # bytes of a page before what is encoded
 ALIGNED, MARGIN = 64, 1 / 16  # of pages; and what they are larger than the largest row that was tried
 WORTH = 1.25  # times smaller than they are, or rows are held as they are
+AT_ONCE = 1 << 20  # bytes of rows that are read together
 WAIT = 60.0  # seconds for a trial's rows; a storage that takes longer has other troubles
 
 
@@ -52,12 +54,11 @@ def tried(layout: Layout, storage: Storage, share: float) -> RowPacking | None:
     if not len(found):
         return None
     try:
-        rows = Rows(layout, native_order=True, mapped=False).start(found).wait(WAIT)
+        predictor, sizes = _sized(Rows(layout, native_order=True, mapped=False), found)
     except (SolarError, OSError) as error:  # who uses the row hears of it
         log.info("%s is not tried for packing: %s", layout.title, error)
         return None
-    predictor = _predictor(rows[:: max(1, len(rows) // REQUESTS[0])])
-    nbytes, lost = _page(_sizes(rows, predictor), layout.sample_nbytes, storage, share)
+    nbytes, lost = _page(sizes, layout.sample_nbytes, storage, share)
     if nbytes * WORTH > layout.sample_nbytes:
         return None
     size = layout.dtype.itemsize
@@ -88,11 +89,23 @@ def _chosen(layout: Layout, storage: Storage) -> NDArray[np.int64]:
     return np.unique(starts[:, None] + np.arange(near)).astype(np.int64)
 
 
-def _predictor(rows: NDArray[np.generic]) -> str:
-    """What makes these rows smallest, if it is worth it."""
-    plain, *others = ((int(_sizes(rows, name).sum()), name) for name in PACK_PREDICTORS)
-    best = min(others)
-    return best[1] if best[0] < WORTH_FORETELLING * plain[0] else plain[1]
+def _sized(rows: Rows, wanted: NDArray[np.int64]) -> tuple[str, NDArray[np.int64]]:
+    """What makes some of these rows smallest, if foretelling is worth it; and what each row takes by that."""
+    few = dict.fromkeys(PACK_PREDICTORS, 0)
+    for values in _read(rows, wanted[:: max(1, len(wanted) // REQUESTS[0])]):
+        for name in PACK_PREDICTORS:
+            few[name] += int(_sizes(values, name).sum())
+    plain, best = PACK_PREDICTORS[0], min(PACK_PREDICTORS, key=lambda name: few[name])
+    predictor = best if few[best] < WORTH_FORETELLING * few[plain] else plain
+    return predictor, np.concatenate([_sizes(values, predictor) for values in _read(rows, wanted)])
+
+
+def _read(rows: Rows, wanted: NDArray[np.int64]) -> Iterator[NDArray[np.generic]]:
+    """These rows, of which few are in memory at a time."""
+    most = max(1, AT_ONCE // rows.layout.sample_nbytes)
+    most -= most % NEIGHBOURS if most > NEIGHBOURS else 0
+    for begin in range(0, len(wanted), most):
+        yield rows.start(wanted[begin : begin + most]).wait(WAIT)
 
 
 def _sizes(rows: NDArray[np.generic], predictor: str) -> NDArray[np.int64]:

@@ -113,7 +113,7 @@ struct Work {
   Buffer* buffer = nullptr;            // its keys are rows, of one page each; or lines, of as many as they need
   const read::Lines* lines = nullptr;  // to keep and to decode
   std::uint64_t gap = 0;
-  std::optional<Pack> pack;  // to pack
+  std::optional<Pack> pack = std::nullopt;  // to pack
   Place* after =
       nullptr;  // to load, to pack and to keep: where the last stretch ended, which goes on; then where this ends
   std::uint64_t scratch = UINT64_MAX;  // bytes that a thread may use beside, where one request needs no more

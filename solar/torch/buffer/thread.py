@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -22,17 +23,23 @@ class Background(threading.Thread):
         super().__init__(name="solar-planning")
         self._do: Callable[[Stopping], None] | None = do
         self._stopped = Stopping()
+        # A thread is waited for by this, and never joined: the garbage collector may wait for one amid threading's own
+        # code, whose lock the end of a thread that is joined needs.
+        self._done, self._process = threading.Event(), os.getpid()
         self._error: Exception | None = None
         _running.add(self)
         self.start()
 
     def run(self) -> None:
         assert self._do is not None
-        self._error, self._do = failed(self._do, self._stopped), None
+        try:
+            self._error, self._do = failed(self._do, self._stopped), None
+        finally:
+            self._done.set()
 
     def error(self) -> Exception | None:
         """What went wrong, once it has ended. Once: an error keeps alive what led to it."""
-        self.join()
+        self._wait()
         error, self._error = self._error, None
         return error
 
@@ -40,7 +47,11 @@ class Background(threading.Thread):
         """Has it stop as soon as it looks."""
         self._stopped.set()
         if wait and threading.current_thread() is not self:
-            self.join()
+            self._wait()
+
+    def _wait(self) -> None:
+        if self._process == os.getpid():  # else it is not here: it stayed where this process was forked from
+            self._done.wait()
 
 
 def failed(do: Callable[[Stopping], None], stopped: Stopping | None = None) -> Exception | None:
