@@ -158,6 +158,26 @@ def test_without_a_thread_passes_are_planned_when_they_begin(
     assert len(runs) == 1
 
 
+def test_a_planning_thread_is_waited_for_amid_threadings_own_code() -> None:
+    """The garbage collector may run there and end a buffer: to join a thread takes the lock that is held there."""
+    lock = getattr(threading, "_shutdown_locks_lock", None)
+    if lock is None:
+        pytest.skip("this Python has no such lock")
+    begun, over = threading.Event(), threading.Event()
+
+    def planning(stopped: threading.Event) -> None:
+        begun.set()
+        stopped.wait()
+
+    one = work.in_background(planning)
+    assert one is not None
+    begun.wait()
+    with lock:
+        threading.Thread(target=lambda: (one.stop(), over.set()), daemon=True).start()
+        assert over.wait(60)
+    assert one.error() is None
+
+
 def test_what_fails_after_a_pass_was_told_leaves_no_run_behind(dataset: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = PlanSampler(dataset, num_replicas=1, rank=0)
     with DataLoader(dataset, BATCH, sampler=sampler, buffer=BUFFER, storage=DISK) as loader:
