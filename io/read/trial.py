@@ -30,7 +30,7 @@ LEFT_OUT = (0, 1 / 64, 1 / 16)  # shares of the rows that may be too large for t
 BESIDE = 8  # bytes of a page before what is encoded
 ALIGNED, MARGIN = 64, 1 / 16  # of pages; and what they are larger than the largest row that was tried
 WORTH = 1.25  # times smaller than they are, or rows are held as they are
-AT_ONCE = 1 << 20  # bytes of rows that are read together
+AT_ONCE = 1 << 18  # bytes of rows that are read together
 WAIT = 60.0  # seconds for a trial's rows; a storage that takes longer has other troubles
 
 
