@@ -20,6 +20,7 @@ PEERS = ("torch", "windowed", "ram_copy", "page_cache", "pinned", "paper", "sola
 # Who is timed over a part, for all of an epoch is alike: what their rate is once they are at it.
 PARTLY = ("torch", "page_cache", "pinned", "paper")
 OURS = ("solar", "solar_known")
+NOISE: dict[str, Any] = {"noise": True}  # samples that a buffer cannot pack: what of ours holds for any data
 UNPACKED = "solar_unpacked"  # solar_known that holds samples as they are
 USUAL = ("torch", "windowed", *OURS)
 
@@ -86,23 +87,27 @@ def table() -> list[Scene]:
     for storage, (size, facts) in ((storage, one) for storage in STORAGES for one in SIZES.items()):
         name = f"{storage}_{size}".replace(" ", "").lower()
         epochs = 3 if storage == "disks" else 5
-        found.append(Scene(name, f"{size}, {storage}", fractions=(0.25,), storage=storage, epochs=epochs, **facts))
+        facts = facts | {"fractions": (0.25,), "epochs": epochs, "options": NOISE}
+        found.append(Scene(name, f"{size}, {storage}", storage=storage, **facts))
     return found
 
 
 def scenes(quick: bool) -> dict[str, Scene]:
     """By name; the quick ones are small, for a look."""
-    on_disks = Scene("slowed", "64 KB, contiguous, disks", 8192, (1.0, 0.5, 0.25, 0.1), "disks", PEERS[:-1])
+    fractions = (1.0, 0.5, 0.25, 0.1)
+    on_disks = Scene("slowed", "64 KB, contiguous, disks", 8192, fractions, "disks", PEERS[:-1], options=NOISE)
     small = replace(on_disks, fractions=(0.25,), peers=USUAL)
     gzip = {"compression": "gzip"}
     found = (
         on_disks,
         *table(),
-        replace(small, name="slowed_chunk64", title="64 KB, 64-sample chunks, disks", options={"chunk": 64}),
+        replace(small, name="slowed_chunk64", title="64 KB, 64-sample chunks, disks", options=NOISE | {"chunk": 64}),
         replace(small, name="slowed_codec", title="64 KB, our codec (off by 0.4 at most), disks", fractions=(0.1,),
                 options={"chunk": 1, "filters": CODEC}),
-        replace(small, name="slowed_packed", title="64 KB, detector counts of 16 bits, disks", fractions=(0.1,),
-                dtype="u2", shape=(128, 256), peers=("torch", "windowed", *OURS, UNPACKED)),
+        replace(small, name="slowed_packed", title="64 KB, detector counts in float32, disks", fractions=(0.25, 0.1),
+                options={}, peers=("torch", "windowed", *OURS, UNPACKED)),
+        replace(small, name="slowed_packed_u2", title="64 KB, detector counts of 16 bits, disks", fractions=(0.1,),
+                options={}, dtype="u2", shape=(128, 256), peers=("torch", "windowed", *OURS, UNPACKED)),
         replace(small, name="slowed_2_ranks", title="64 KB, contiguous, disks, 2 ranks", ranks=2,
                 peers=("torch", "solar", "solar_known")),
         replace(small, name="slowed_weights", title="64 KB, a tenth ten times as often, disks", weighted=True,

@@ -1,7 +1,7 @@
 """Scene: one data set, how it is stored, and the cache state it is read in; makes it and tells its digests.
 
 The samples are photon counts as a diffraction camera gives them: mostly zeros and small integers in f4 or i2, so that
-the filters meet what they meet in practice. All samples differ.
+the filters meet what they meet in practice; or these with noise. All samples differ.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class Scene:
     peers: Literal["hdf5", "all"] = "hdf5"  # "hdf5": only those that read this file as it is
     epochs: int = 20  # of a whole run
     numbered: bool = False  # each sample has its number in its first value
+    noise: bool = False  # beside the counts, a part of 1 that no codec makes smaller: buffers hold samples as they are
 
     def small(self) -> Scene:
         """An eighth of the samples, for a look."""
@@ -82,6 +83,8 @@ def make(scene: Scene, folder: Path) -> None:
             for first in range(0, scene.samples, step):
                 last = min(first + step, scene.samples)
                 block = np.stack([sample_of(patterns, i) for i in range(first, last)])
+                if scene.noise:
+                    block += np.random.default_rng([7, first]).random(block.shape, np.float32)
                 if scene.numbered:
                     block.reshape(len(block), -1)[:, 0] = np.arange(first, last)  # exact below 2^24
                 data[first:last] = block
