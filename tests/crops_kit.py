@@ -9,10 +9,11 @@ from typing import Any
 
 import h5py
 import numpy as np
+import torch
 from hypothesis import strategies as st
 from kit import settle
 
-from solar import Crops, Field, H5Dataset
+from solar import Crops, DataLoader, Field, H5Dataset, PlanSampler
 
 Array = np.ndarray[Any, Any]
 
@@ -43,6 +44,28 @@ def written(path: Path, shape: Sequence[int], stored: str, chunk: Sequence[int] 
             file[name] = one
     settle(path)
     return values
+
+
+def check_resumed(data: H5Dataset, **options: Any) -> None:
+    """An epoch that one rank has begun is ended by three, all with these options of the loader."""
+    with DataLoader(data, 4, sampler=PlanSampler(data, 1, 0, seed=2), **options) as loader:
+        loader.set_epoch(5)
+        whole = [*loader]
+        loader.set_epoch(5)
+        iterator = iter(loader)
+        seen = [next(iterator) for _ in range(3)]
+        state = loader.state_dict()
+        del iterator
+    left = []
+    for rank in range(3):
+        sampler = PlanSampler(data, 3, rank, seed=2, tail="exact")
+        with DataLoader(data, 4, sampler=sampler, exchange="off", **options) as other:
+            other.load_state_dict(state)
+            left += [*other]
+    for name in ("image", "label"):
+        theirs = torch.cat([batch[name] for batch in whole]).flatten(1)
+        ours = torch.cat([batch[name] for batch in (*seen, *left)]).flatten(1)
+        assert sorted(map(tuple, ours.tolist())) == sorted(map(tuple, theirs.tolist()))
 
 
 def starts(length: int, size: int, overlap: int) -> list[int]:

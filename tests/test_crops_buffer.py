@@ -13,7 +13,7 @@ import pytest
 import run_kit
 import torch
 from buffer_kit import DISK, ORDERS, counted, equal, generator, least_of, loader_of, passes, plain_runs, run_of
-from crops_kit import STORED, cases, dataset_of, written
+from crops_kit import STORED, cases, check_resumed, dataset_of, written
 from hypothesis import assume, given, settings
 from kit import settle
 from torch.utils.data import ConcatDataset, Subset
@@ -195,26 +195,7 @@ def test_epochs_that_are_set_anew_have_their_own_places(tmp_path: Path) -> None:
 
 
 def test_it_is_resumed_at_another_number_of_ranks(tmp_path: Path) -> None:
-    data = data_of("random", tmp_path, "gzip")
-    loader = DataLoader(data, 4, sampler=PlanSampler(data, 1, 0, seed=2), buffer="1MiB", storage=DISK)
-    loader.set_epoch(5)
-    whole = [*loader]
-    loader.set_epoch(5)
-    iterator = iter(loader)
-    seen = [next(iterator) for _ in range(3)]
-    state = loader.state_dict()
-    del iterator
-    loader.close()
-    left = []
-    for rank in range(3):
-        sampler = PlanSampler(data, 3, rank, seed=2, tail="exact")
-        with DataLoader(data, 4, sampler=sampler, exchange="off", buffer="1MiB", storage=DISK) as other:
-            other.load_state_dict(state)
-            left += [*other]
-    for name in ("image", "label"):
-        theirs = torch.cat([batch[name] for batch in whole]).flatten(1)
-        ours = torch.cat([batch[name] for batch in (*seen, *left)]).flatten(1)
-        assert sorted(map(tuple, ours.tolist())) == sorted(map(tuple, theirs.tolist()))
+    check_resumed(data_of("random", tmp_path, "gzip"), buffer="1MiB", storage=DISK)
 
 
 def test_boxes_with_a_damaged_chunk_are_left_out(tmp_path: Path) -> None:

@@ -91,13 +91,13 @@ def _chosen(layout: Layout, storage: Storage) -> NDArray[np.int64]:
 
 def _sized(rows: Rows, wanted: NDArray[np.int64]) -> tuple[str, NDArray[np.int64]]:
     """What makes some of these rows smallest, if foretelling is worth it; and what each row takes by that."""
-    few = dict.fromkeys(PACK_PREDICTORS, 0)
-    for values in _read(rows, wanted[:: max(1, len(wanted) // REQUESTS[0])]):
-        for name in PACK_PREDICTORS:
-            few[name] += int(_sizes(values, name).sum())
-    plain, best = PACK_PREDICTORS[0], min(PACK_PREDICTORS, key=lambda name: few[name])
-    predictor = best if few[best] < WORTH_FORETELLING * few[plain] else plain
-    return predictor, np.concatenate([_sizes(values, predictor) for values in _read(rows, wanted)])
+    few = wanted[:: max(1, len(wanted) // REQUESTS[0])]
+    found = [{name: _sizes(values, name) for name in PACK_PREDICTORS} for values in _read(rows, few)]
+    nbytes = {name: sum(int(sizes[name].sum()) for sizes in found) for name in PACK_PREDICTORS}
+    plain, best = PACK_PREDICTORS[0], min(PACK_PREDICTORS, key=lambda name: nbytes[name])
+    predictor = best if nbytes[best] < WORTH_FORETELLING * nbytes[plain] else plain
+    others = [_sizes(values, predictor) for values in _read(rows, np.setdiff1d(wanted, few))]
+    return predictor, np.concatenate([*(sizes[predictor] for sizes in found), *others])
 
 
 def _read(rows: Rows, wanted: NDArray[np.int64]) -> Iterator[NDArray[np.generic]]:

@@ -168,8 +168,7 @@ TEST_CASE("a run cuts boxes out of the blocks that it holds, and of those that i
           made.start_ends = {static_cast<std::int64_t>(held)};
           made.start_due = {0};
         }
-        const auto kept = std::make_shared<const Made>(made);
-        run.append(kept->sizes, {kept->epoch()}, kept);
+        append(run, made);
         for (std::size_t step = 0; step < 2; ++step) {
           Run::Batch batch;
           REQUIRE(run.take(60s, batch));
@@ -197,8 +196,7 @@ TEST_CASE("an epoch of boxes whose arrays do not fit is refused") {
   const auto refused = [&run](auto change) {
     Made made = boxes_made();
     change(made);
-    const auto kept = std::make_shared<const Made>(made);
-    CHECK_THROWS(run.append(kept->sizes, {kept->epoch()}, kept));
+    CHECK_THROWS(append(run, made));
   };
   refused([](Made& m) { m.sample_starts = {0, 3}; });
   refused([](Made& m) { m.sample_starts = {1, 2, 3}; });

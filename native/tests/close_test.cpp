@@ -116,10 +116,7 @@ TEST_CASE("a run is closed while its batches are taken and asked about in other 
           static_cast<void>(run.retired());
         }
       });
-      for (const Made& made : plan.epochs()) {
-        const auto kept = std::make_shared<const Made>(made);
-        run.append(kept->sizes, {kept->epoch()}, kept);
-      }
+      for (const Made& made : plan.epochs()) append(run, made);
       std::this_thread::sleep_for(std::chrono::microseconds(50 * random.upto(40)));
       if (random.one_in(2)) run.close(0ns);
       run.close();

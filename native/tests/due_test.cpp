@@ -8,11 +8,6 @@ using namespace reads;
 
 namespace {
 
-void append(Run& run, const Made& made) {
-  const auto kept = std::make_shared<const Made>(made);
-  run.append(kept->sizes, {kept->epoch()}, kept);
-}
-
 // What a run of this plan says instead of giving a batch.
 std::string refusal(Run& run, const Made& made) {
   append(run, made);

@@ -71,8 +71,7 @@ TEST_CASE("a run puts samples of several rows together, field after field, and d
       made.start_ends = {8};
       made.start_due = {0};
     }
-    const auto kept = std::make_shared<const Made>(made);
-    run.append(kept->sizes, {kept->epoch()}, kept);
+    append(run, made);
     for (const std::vector<std::int64_t>& rows : {std::vector<std::int64_t>{11, 12, 2, 3, 13, 9}, {6, 7, 9}}) {
       Run::Batch batch;
       REQUIRE(run.take(60s, batch));
@@ -99,8 +98,7 @@ TEST_CASE("an epoch of extents whose arrays do not fit is refused") {
     made.sizes = {size};
     made.last = std::move(last);
     made.ends = {0, 0};
-    const auto kept = std::make_shared<const Made>(made);
-    CHECK_THROWS_AS(run.append(kept->sizes, {kept->epoch()}, kept), std::invalid_argument);
+    CHECK_THROWS_AS(append(run, made), std::invalid_argument);
   };
   refused({4}, {0}, 1);
   refused({-1}, {0}, 1);

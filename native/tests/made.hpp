@@ -73,6 +73,31 @@ inline void look(Source& source, std::shared_ptr<Arrays> arrays) {
   source.keep = arrays;
 }
 
+// So many rows of this shape, one after another from byte `offset` of one file.
+inline std::shared_ptr<Source> contiguous_in(solar::SourceFile file, std::uint64_t offset, std::uint64_t rows,
+                                             const std::vector<std::uint64_t>& row_shape, std::uint32_t itemsize,
+                                             std::uint32_t swap = 0) {
+  auto source = std::make_shared<Source>();
+  source->name = "/x";
+  source->files = {std::move(file)};
+  source->itemsize = itemsize;
+  source->swap = swap;
+  source->row_shape = row_shape;
+  source->forms.push_back({{0}, {}, {}});
+  source->forms[0].chunk.insert(source->forms[0].chunk.end(), row_shape.begin(), row_shape.end());
+  auto arrays = std::make_shared<Arrays>();
+  arrays->part_file = {0};
+  arrays->part_form = {0};
+  arrays->part_first = {0, static_cast<std::int64_t>(rows)};
+  arrays->part_chunks = {0, 1};
+  arrays->offset = {offset};
+  arrays->nbytes = {rows * source->row_nbytes()};
+  arrays->mask = {0};
+  look(*source, arrays);
+  source->check();
+  return source;
+}
+
 // Rows of `row_nbytes` bytes, contiguous from byte `offset` of one file.
 inline std::shared_ptr<Source> contiguous(const Folder& folder, std::uint64_t rows, std::uint64_t row_nbytes,
                                           std::uint64_t offset = 512) {
@@ -82,23 +107,7 @@ inline std::shared_ptr<Source> contiguous(const Folder& folder, std::uint64_t ro
     const std::uint64_t some = random();
     std::memcpy(bytes.data() + at, &some, std::min(sizeof some, bytes.size() - at));
   }
-  auto source = std::make_shared<Source>();
-  source->name = "/x";
-  source->files = {write_file(folder / "contiguous.h5", bytes)};
-  source->itemsize = 1;
-  source->row_shape = {row_nbytes};
-  source->forms.push_back({{0, row_nbytes}, {}, {}});
-  auto arrays = std::make_shared<Arrays>();
-  arrays->part_file = {0};
-  arrays->part_form = {0};
-  arrays->part_first = {0, static_cast<std::int64_t>(rows)};
-  arrays->part_chunks = {0, 1};
-  arrays->offset = {offset};
-  arrays->nbytes = {rows * row_nbytes};
-  arrays->mask = {0};
-  look(*source, arrays);
-  source->check();
-  return source;
+  return contiguous_in(write_file(folder / "contiguous.h5", bytes), offset, rows, {row_nbytes}, 1);
 }
 
 // HDF5's shuffle, the one filter that a test can apply in two lines.

@@ -24,24 +24,7 @@ std::shared_ptr<const Source> counts_of(const made::Folder& folder, std::size_t 
       bytes.push_back(swap == 0 ? low : high), bytes.push_back(swap == 0 ? high : low);
     }
   }
-  auto source = std::make_shared<Source>();
-  source->name = "/x";
-  source->files = {made::write_file(folder / "packed", bytes)};
-  source->itemsize = 2;
-  source->swap = swap;
-  source->row_shape = {64, row_nbytes / 128};
-  source->forms = {{{0, 64, row_nbytes / 128}, {}, {}}};
-  auto arrays = std::make_shared<made::Arrays>();
-  arrays->part_file = {0};
-  arrays->part_form = {0};
-  arrays->part_first = {0, static_cast<std::int64_t>(rows)};
-  arrays->part_chunks = {0, 1};
-  arrays->offset = {lead};
-  arrays->nbytes = {rows * row_nbytes};
-  arrays->mask = {0};
-  made::look(*source, arrays);
-  source->check();
-  return source;
+  return made::contiguous_in(made::write_file(folder / "packed", bytes), lead, rows, {64, row_nbytes / 128}, 2, swap);
 }
 
 Run::Part packed(const std::shared_ptr<const Source>& source, std::size_t pages, std::size_t page) {
@@ -68,10 +51,7 @@ TEST_CASE("packed rows come back bit for bit, and are read, decoded and counted 
     part.ahead = ahead;
     run.part(part);
     std::size_t uses = 0;
-    for (const Made& made : plan.epochs()) {
-      const auto kept = std::make_shared<const Made>(made);
-      run.append(kept->sizes, {kept->epoch()}, kept);
-    }
+    for (const Made& made : plan.epochs()) append(run, made);
     ReaderStats counts;
     for (const auto& rows : plan.uses()) {
       Run::Batch batch;
@@ -102,10 +82,7 @@ TEST_CASE("a row that does not fit its page is read again at each use, and other
     Plan plan(*source, false, row_nbytes, 0, random);
     Run run(reader, MemoryPool::make(1 << 20), 3, 1 << 20);
     run.part(packed(source, plan.pages, row_nbytes / 2));
-    for (const Made& made : plan.epochs()) {
-      const auto kept = std::make_shared<const Made>(made);
-      run.append(kept->sizes, {kept->epoch()}, kept);
-    }
+    for (const Made& made : plan.epochs()) append(run, made);
     std::size_t again = 0, decoded = 0, uses = 0;
     for (const auto& rows : plan.uses()) {
       Run::Batch batch;
@@ -148,12 +125,12 @@ TEST_CASE("rows that were never written are packed as their fill value") {
   Run::Part part = packed(source, 5, 512);
   part.pack->number = Number::int32;
   run.part(part);
-  auto made = std::make_shared<Made>();
-  made->sizes = {5}, made->starts = {0, 5}, made->ends = {0, 0};
-  made->rows = made->start = {0, 1, 2, 3, 4};
-  made->last = {1, 1, 1, 1, 1};
-  made->start_ends = {5}, made->start_due = {0};
-  run.append(made->sizes, {made->epoch()}, made);
+  Made made;
+  made.sizes = {5}, made.starts = {0, 5}, made.ends = {0, 0};
+  made.rows = made.start = {0, 1, 2, 3, 4};
+  made.last = {1, 1, 1, 1, 1};
+  made.start_ends = {5}, made.start_due = {0};
+  append(run, made);
   Run::Batch batch;
   REQUIRE(run.take(60s, batch));
   for (std::size_t i = 0; i < 5 * 2048; ++i) {

@@ -39,6 +39,12 @@ struct Made {
   }
 };
 
+// The run's next epoch. It has arrays of its own, for as long as it needs them.
+inline void append(Run& run, const Made& made) {
+  const auto kept = std::make_shared<const Made>(made);
+  run.append(kept->sizes, {kept->epoch()}, kept);
+}
+
 // A plan that is right, whatever it costs: each row, or line where those are kept, is held over a few of its uses.
 class Plan {
  public:

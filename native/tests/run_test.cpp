@@ -16,11 +16,6 @@ Values taken(Run& run) {
   return {bytes.begin(), bytes.end()};
 }
 
-void append(Run& run, const Made& made) {
-  const auto kept = std::make_shared<const Made>(made);
-  run.append(kept->sizes, {kept->epoch()}, kept);
-}
-
 // One step that uses these rows, all of them read before it, in this order, and dropped after it.
 Made at_once(std::vector<std::int32_t> rows) {
   const auto count = static_cast<std::int64_t>(rows.size());

@@ -27,11 +27,6 @@ Made one_by_one(std::vector<std::int32_t> rows) {
   return made;
 }
 
-void append(Run& run, const Made& made) {
-  const auto kept = std::make_shared<const Made>(made);
-  run.append(kept->sizes, {kept->epoch()}, kept);
-}
-
 bool comes_to(const Run& run, std::uint64_t steps) {
   for (int i = 0; i < 60'000 && run.stats().steps < steps; ++i) std::this_thread::sleep_for(1ms);
   return run.stats().steps == steps;

@@ -25,8 +25,6 @@ std::string until_zero(Bytes bytes) {
   return all.substr(0, all.find('\0'));
 }
 
-std::size_t to_eights(std::size_t nbytes) { return (nbytes + 7) / 8 * 8; }
-
 // Text of variable length is an object in a global heap.
 std::vector<std::byte> text_of(Image& image, Bytes reference) {
   const HeapReference text = parse_reference(image.facts, reference);

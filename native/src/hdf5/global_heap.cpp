@@ -13,8 +13,6 @@ namespace {
 
 constexpr const char* what = "global heap";
 
-std::uint64_t to_eights(std::uint64_t nbytes) { return (nbytes + 7) / 8 * 8; }
-
 }  // namespace
 
 HeapReference parse_reference(const FileFacts& facts, Bytes bytes) {

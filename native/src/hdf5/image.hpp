@@ -30,6 +30,9 @@ inline constexpr std::uint64_t free_bytes = 4 << 20;
 inline constexpr std::uint64_t free_turns = 8;  // each byte of the file may be read so often
 inline constexpr std::uint64_t largest_structure = 256 << 20;
 
+// Where the next one begins, of what begins at multiples of 8.
+inline constexpr std::uint64_t to_eights(std::uint64_t nbytes) { return (nbytes + 7) / 8 * 8; }
+
 class Image {
  public:
   explicit Image(const File& file);
