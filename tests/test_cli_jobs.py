@@ -13,7 +13,7 @@ import pytest
 from planner_kit import torch_randperm
 
 from solar.cli import compare, jobs, main
-from solar.orders.epoch_order import by_study
+from solar.orders.epoch_order import STRETCH, by_study
 
 SMALL = ["plan", "--samples", "2000", "--sample-bytes", "1k", "--batch-size", "10", "--memory", "700KiB"]
 FLASH = ["--latency", "10us", "--bandwidth", "1GB/s", "--iops", "10M"]
@@ -135,7 +135,7 @@ def test_what_cannot_be_is_refused_in_words(
 def test_what_is_no_number_of_jobs_and_no_share_is_refused(flags: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([*SMALL, *flags])
-    assert jobs.share("5%") == jobs.share(".05") == jobs.STUDYS
+    assert jobs.share("5%") == jobs.share(".05") == STRETCH
 
 
 # --- what people are told ----

@@ -12,15 +12,15 @@ from solar.cli import planned, quantities
 from solar.cli.compare import Answer, Case, Travel, cached_lately, summed_up
 from solar.errors import PlanError
 from solar.io.machine import figures
+from solar.orders.epoch_order import STRETCH
 from solar.planner.budget import TooSmall
 from solar.planner.job import Job, NodePlan
 from solar.planner.job import planned as plan_of
 from solar.values import Outcome
 
-STUDYS = 0.05  # of an epoch: how large stretches of a study are, if nobody says
 MOST_JOBS = 1024
 LITTLE = 1.5  # times as fast, up to which it is said why it is no more
-ROWS = {
+JOB_ROWS = {
     "alone": "each alone, memory divided",
     "page_cache": "each alone, one page cache",
     "solar": "together, one memory",
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", metavar="K", type=number, help="how many, with the seeds SEED, SEED + 1, ...; --memory is of all")
     add("--common-order", action="store_true", help="all have the shuffle of SEED")
     add(
-        "--study", metavar="SHARE", nargs="?", type=share, const=STUDYS,
-        help=f"PlanSampler(seed=..., study=SEED): alike within stretches of this share of an epoch ({STUDYS})",
+        "--study", metavar="SHARE", nargs="?", type=share, const=STRETCH,
+        help=f"PlanSampler(seed=..., study=SEED): alike within stretches of this share of an epoch ({STRETCH})",
     )  # fmt: skip
 
 
@@ -167,14 +167,14 @@ def as_text(
         yield from planned.table([names, *rows])
         yield ""
     yield from gains(cases, answered)
-    yield from planned.closing(cases, answered, source, compute, cached, ROWS)
+    yield from planned.closing(cases, answered, source, compute, cached, JOB_ROWS)
 
 
 def _row(name: str, outcome: Outcome, part: int, estimated: bool) -> tuple[str, ...]:
     sign = "~" if estimated else ""
     uses = outcome.reads + outcome.hits
     row = (
-        ROWS[name],
+        JOB_ROWS[name],
         sign + figures.duration(outcome.seconds / part),
         figures.rounded(outcome.scans / part),
         f"{sign}{outcome.requests / part:,.0f}",

@@ -22,6 +22,7 @@ Turns = tuple[NDArray[np.int32], Longs]  # of each position the source, and how 
 POSITIONS = 1 << 16  # looked at together, so that what is between takes no memory
 MOST_SAMPLES = 2**31 - 1  # that draws by weight can tell apart
 POSITIONS_EVER = 2**62  # positions of all epochs together
+STRETCH = 0.05  # of an epoch, in which all jobs of a study want the same samples, if nobody says
 POOL = 64  # runs of similar length whose samples are compared with each other
 
 

@@ -13,7 +13,16 @@ from solar.errors import PlanError
 from solar.extents import Extents
 from solar.io.ragged import Columns
 from solar.io.read.reader import read
-from solar.orders.epoch_order import EpochOrder, as_given, by_blocks, by_groups, by_length, by_study, by_weights
+from solar.orders.epoch_order import (
+    STRETCH,
+    EpochOrder,
+    as_given,
+    by_blocks,
+    by_groups,
+    by_length,
+    by_study,
+    by_weights,
+)
 from solar.orders.sources import by_classes
 from solar.torch.batch.pending import leaves
 from solar.torch.mixture import Mixture
@@ -26,7 +35,6 @@ PerClass = Literal["equal"] | Mapping[Any, float] | Sequence[float] | Any | None
 Order = str | Sequence[int] | NDArray[Any] | Callable[[int], Any] | Any | None
 
 BLOCK = 1024  # samples of a block, if nobody says
-STRETCH = 0.05  # of an epoch, in which all jobs of a study want the same samples, if nobody says
 ONE_OF = ("weights", "labels", "together", "order", "by_length", "study")
 
 
