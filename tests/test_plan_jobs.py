@@ -166,7 +166,13 @@ def test_the_batches_of_all_jobs_come_off_the_memory_and_the_engine_is_one() -> 
 
 
 def scans(plan: NodePlan) -> float:
+    """Of an epoch once it is under way."""
     return plan.outcome(plan.later).scans
+
+
+def filling(plan: NodePlan) -> float:
+    """Of an epoch, on average of all, with what fills memory."""
+    return plan.outcome(range(len(plan.epochs))).scans
 
 
 def between_visits(f: float) -> float:
@@ -178,32 +184,41 @@ def between_visits(f: float) -> float:
     return low
 
 
+# The table of planning.md: each alone, all by one sweep. It counts what fills memory, too.
+SIMULATED = {
+    0.5: {2: (4.4, 1.76), 4: (17, 3.0), 8: (67, 5.45)},
+    0.25: {2: (8.5, 3.85), 4: (33.5, 7.18), 8: (136, 13.8)},
+}
+ONE_ORDER = {0.5: (1.15, (1.16, 1.19, 1.24)), 0.25: (2.2, (2.25, 2.4, 2.7))}  # and a study's, of 2, 5 and 10 %
+
+
 @pytest.mark.parametrize(("f", "jobs"), [(0.5, 2), (0.5, 4), (0.5, 8), (0.25, 2), (0.25, 4), (0.25, 8)])
 def test_sweeps_for_all_cost_what_the_laws_say(f: float, jobs: int) -> None:
     samples, how = 20_000, {"batch": 16, "epochs": 4}
-    together = scans(planned(job(own(samples, jobs), samples, share=f, **how)))
-    assert 0.95 * jobs / between_visits(f) < together < 1.05 * jobs / (2 * f)
-    alone = jobs * scans(planned(job(own(samples, 1), samples, share=f / jobs, **how)))
-    assert alone == pytest.approx(jobs**2 / (2 * f), rel=0.07)
-    common = scans(planned(job(own(samples, 1) * jobs, samples, share=f, **how)))
-    assert common == pytest.approx(1 / (2 * f), rel=0.12)
-    assert 1.6 * jobs < alone / common
+    together = planned(job(own(samples, jobs), samples, share=f, **how))
+    assert 0.95 * jobs / between_visits(f) < scans(together) < 1.02 * jobs / (2 * f)
+    alone = planned(job(own(samples, 1), samples, share=f / jobs, **how))
+    assert jobs * scans(alone) == pytest.approx(jobs**2 / (2 * f), rel=0.07)
+    assert (jobs * filling(alone), filling(together)) == pytest.approx(SIMULATED[f][jobs], rel=0.07)
 
 
-@pytest.mark.parametrize(("f", "wanted"), [(0.25, (2.25, 2.4, 2.7)), (0.5, (1.16, 1.19, 1.24))])
-def test_a_studys_order_costs_little_more_than_one_order_for_all(f: float, wanted: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("f", [0.25, 0.5])
+def test_a_studys_order_costs_little_more_than_one_order_for_all(f: float) -> None:
     samples, how = 20_000, {"batch": 16, "epochs": 4}
-    found = []
+    common = planned(job(own(samples, 1) * 8, samples, share=f, **how))
+    assert 0.8 / (2 * f) < scans(common) < 1.02 / (2 * f)
+    found = [common]
     for share in (0.02, 0.05, 0.1):
         of_study = [order.planned(by_study(samples, 7, share), seed=seed) for seed in range(8)]
-        found.append(scans(planned(job(of_study, samples, share=f, **how))))
-    assert found == sorted(found)
-    assert found == pytest.approx(wanted, rel=0.15)
+        found.append(planned(job(of_study, samples, share=f, **how)))
+    one, studies = ONE_ORDER[f]
+    assert [*map(filling, found)] == pytest.approx([one, *studies], rel=0.05)
+    assert [*map(scans, found)] == sorted(map(scans, found))
 
 
 @pytest.mark.parametrize("f", [0.25, 0.5])
 def test_where_bytes_decide_all_read_what_none_has_and_sharing_gains_little(f: float) -> None:
-    samples, jobs, how = 4000, 4, {"batch": 8, "epochs": 4, "storages": [LARGE]}
+    samples, jobs, how = 4000, 4, {"batch": 2, "epochs": 4, "storages": [LARGE]}
     together = scans(planned(job(own(samples, jobs), samples, share=f, **how)))
     alone = jobs * scans(planned(job(own(samples, 1), samples, share=f / jobs, **how)))
     common = scans(planned(job(own(samples, 1) * jobs, samples, share=f, **how)))

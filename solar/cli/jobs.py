@@ -19,7 +19,7 @@ from solar.planner.job import planned as plan_of
 from solar.values import Outcome
 
 MOST_JOBS = 1024
-LITTLE = 1.5  # times as fast, up to which it is said why it is no more
+LITTLE = 2  # times as fast, up to which it is said why it is no more
 JOB_ROWS = {
     "alone": "each alone, memory divided",
     "page_cache": "each alone, one page cache",

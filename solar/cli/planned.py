@@ -86,9 +86,7 @@ def as_text(
     yield from closing(cases, answered, source, compute, cached, ROW_NAMES)
 
 
-def opening(
-    cases: list[Case], memory: int, answered: Answer, source: str, cached: str, refused: str
-) -> Iterator[str]:
+def opening(cases: list[Case], memory: int, answered: Answer, source: str, cached: str, refused: str) -> Iterator[str]:
     """What was asked, and how the memory is divided."""
     yield from _asked(cases, memory, source)
     if refused:
