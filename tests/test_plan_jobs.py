@@ -111,24 +111,29 @@ def test_reads_requests_and_bytes_are_those_of_a_simulation_of_its_own(
     seeds = [0] if common else range(jobs)
     naive = [naive_steps(samples, seeds, batch, epoch) for epoch in range(epochs)]
     assert plan.uses == samples * jobs
-    if made.way.direct or made.way.pinned:
-        return
+    kept, room = made.way.pinned, made.terms.room - 10**6 * made.way.pinned  # what stays is no matter for the head
+    swept = [[[item - kept for item in step if item >= kept] for step in steps] for steps in naive]
     data = Data([1] * samples, [10**6 * at for at in range(samples)], [10**6] * samples)
-    epoch_of = [epoch for epoch, steps in enumerate(naive) for _ in steps] if made.way.lasting else None
-    every = [step for steps in naive for step in steps]
-    issued, _, _ = sweeps(data, every, made.terms.room, made.way.burst, made.terms.ahead, epoch_of)
+    every = [step for steps in swept for step in steps]
+    if made.way.direct:
+        reads = [data.joined(sorted(step), made.terms.gap) for step in every]
+        found = [sum(getattr(one, name) for one in made.counts) for name in ("reads", "requests", "bytes")]
+        assert found == [sum(map(len, every)), *map(sum, zip(*reads, strict=True))]
+        return
+    epoch_of = [epoch for epoch, steps in enumerate(swept) for _ in steps] if made.way.lasting else None
+    issued, _, _ = sweeps(data, every, room, made.way.burst, made.terms.ahead, epoch_of)
     first, requests, nbytes = 1, 0, 0
-    for epoch, steps in enumerate(naive):
+    for epoch, steps in enumerate(swept):
         here = issued[first : first + len(steps)]
         first += len(steps)
         loads = made.script(epoch).loads.tolist()
-        assert loads == [item for step in here for item in step]
+        assert loads == [item + kept for step in here for item in step]
         assert made.counts[epoch].reads == len(loads)
         requests, nbytes = requests + made.counts[epoch].requests, nbytes + made.counts[epoch].bytes
     assert (requests, nbytes) == data.joined([item for step in issued[1:] for item in step], made.terms.gap)
-    assert sorted(made.script(0).start.tolist()) == issued[0]
+    assert sorted(made.script(0).start.tolist()) == [*range(kept), *(item + kept for item in issued[0])]
     outcome = plan.outcome(range(epochs))
-    read = len([item for step in issued for item in step]) / epochs  # the start's, too
+    read = (kept + len([item for step in issued for item in step])) / epochs  # the start's, too
     assert (outcome.reads, outcome.hits) == (pytest.approx(read), pytest.approx(samples * jobs - read))
 
 
