@@ -52,6 +52,7 @@ def orders(samples: int) -> dict[str, Callable[[], Epoch]]:
         "mixture of 3": lambda: of(PlanSampler(Mixture(sources, epoch=samples), 1, 0)),
         "groups of 50": planned(together=many),
         "blocks": planned(order="blocks"),
+        "a study": planned(study=7),
         "torch.randperm": lambda: lambda epoch: torch.randperm(samples, generator=torch.Generator().manual_seed(epoch)),
         "WeightedRandomSampler": drawn,
     }

@@ -227,6 +227,9 @@ def shuffled(seed: int, size: int, begin: int, count: int) -> I64:
 def shuffled_of(seed: int, sources: I32, turns: I64, sizes: I64, firsts: I64) -> I64:
     """The same for turns of many sources; `firsts` is added to the place in each."""
 
+def study_order(samples: int, study: int, seed: int, epoch: int, length: int) -> I32:
+    """torch's shuffle by the study and epoch; of that each stretch of so many places shuffled by the seed."""
+
 def mixed(shares: I64, length: int, seed: int) -> I32:
     """Which source comes at each position, so that each always has had its share, within one."""
 

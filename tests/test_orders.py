@@ -33,6 +33,7 @@ ORDERS: dict[str, dict[str, Any]] = {
     "groups": {"together": CLASSES},
     "blocks": {"order": "blocks:7"},
     "lengths": {"by_length": np.random.default_rng(7).integers(0, 30, SAMPLES), "run": 8},
+    "a study": {"study": (3, 0.2)},
     "an array": {"order": np.array([5, 5, 0, 59, 3, 3, 3, 8, 1])},
     "a function": {"order": lambda epoch: np.roll(np.arange(SAMPLES), epoch)},
 }

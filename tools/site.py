@@ -25,6 +25,7 @@ OUTSIDE = {  # page of the project -> page of the site
     "docker/README.md": "containers.md",
     "examples/README.md": "examples.md",
     "io/FORMAT.md": "format.md",
+    "io/SERVICE.md": "service.md",
     "native/README.md": "native.md",
     "solar/planner/README.md": "planner.md",
 }

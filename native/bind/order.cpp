@@ -1,4 +1,4 @@
-// alias_table, draw_by, shuffled, shuffled_of, mixed: what solar/orders asks of native/src/plan/order.cpp.
+// alias_table, draw_by, shuffled, shuffled_of, study_order, mixed: what solar/orders asks of native/src/plan/order.cpp.
 
 #include "solar/order.hpp"
 
@@ -88,6 +88,18 @@ nb::object py_shuffled_of(std::uint64_t seed, const Array<std::int32_t>& sources
   return array(std::move(out));
 }
 
+nb::object py_study_order(std::int64_t samples, std::uint64_t study, std::uint64_t seed, std::int64_t epoch,
+                          std::int64_t length) {
+  check(samples >= 0 && samples <= 0x7FFFFFFF, "an order takes up to 2^31 - 1 samples");
+  check(epoch >= 0 && length >= 1, "epochs count from 0, and a stretch has at least one place");
+  std::vector<std::int32_t> order;
+  {
+    nb::gil_scoped_release released;
+    order = solar::plan::study_order(samples, study, seed, epoch, length);
+  }
+  return array(std::move(order));
+}
+
 nb::object py_mixed(const Array<std::int64_t>& shares, std::int64_t length, std::uint64_t seed) {
   constexpr std::int64_t most = 1 << 24;  // products of two stay far below 2^63
   const auto given = view(shares);
@@ -116,5 +128,7 @@ void bind_order(nb::module_& module) {
   module.def("shuffled", py_shuffled, nb::arg("seed"), nb::arg("size"), nb::arg("begin"), nb::arg("count"));
   module.def("shuffled_of", py_shuffled_of, nb::arg("seed"), nb::arg("sources"), nb::arg("turns"), nb::arg("sizes"),
              nb::arg("firsts"));
+  module.def("study_order", py_study_order, nb::arg("samples"), nb::arg("study"), nb::arg("seed"), nb::arg("epoch"),
+             nb::arg("length"));
   module.def("mixed", py_mixed, nb::arg("shares"), nb::arg("length"), nb::arg("seed"));
 }

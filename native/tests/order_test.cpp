@@ -46,6 +46,24 @@ TEST_CASE("a shuffle has each sample once, and the next one others in front") {
   }
 }
 
+TEST_CASE("jobs of a study have the same samples in each stretch, and each once") {
+  for (const std::int64_t size : {0, 1, 2, 100, 1001}) {
+    for (const std::int64_t length : {1, 7, 1001, 5000}) {
+      std::vector<std::int32_t> one = study_order(size, 7, 0, 3, length), two = study_order(size, 7, 1, 3, length);
+      REQUIRE(one.size() == static_cast<std::size_t>(size));
+      if (size > 100) CHECK((one != two) == (length > 1));
+      for (std::int64_t begin = 0; begin < size; begin += length) {
+        const std::int64_t end = std::min(size, begin + length);
+        std::sort(one.begin() + begin, one.begin() + end);
+        std::sort(two.begin() + begin, two.begin() + end);
+      }
+      CHECK(one == two);
+      std::sort(one.begin(), one.end());
+      for (std::int64_t k = 0; k < size; ++k) REQUIRE(one[static_cast<std::size_t>(k)] == k);
+    }
+  }
+}
+
 TEST_CASE("a mixture is within one of its shares at every position") {
   for (const std::vector<std::int64_t>& shares :
        {std::vector<std::int64_t>{1}, {7, 3}, {1, 1, 1, 1}, {90, 5, 5}, {1000, 1, 1, 333, 7}}) {

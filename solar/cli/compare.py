@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -16,10 +16,12 @@ from solar.boxes import BoxBlocks
 from solar.extents import Extents
 from solar.io.read.engine import GAP
 from solar.io.read.run import READ_PIECE, threads
+from solar.orders.epoch_order import EpochOrder, by_study
 from solar.planner import order, policies, regions
 from solar.planner.budget import AheadSpec, SampleBytes
 from solar.planner.job import ALL_NODES, Job, NodePlan, planned
 from solar.planner.order import ShuffledUses
+from solar.planner.pass_uses import SampleUses, in_lockstep
 from solar.planner.planned_passes import Piece
 from solar.planner.units import Units, uniform
 from solar.values import BATCHES_AHEAD, Outcome, RowPacking, Storage, World
@@ -31,7 +33,8 @@ POLICY_NAMES = {
     "solar_paper": "SOLAR, PVLDB 2022",
     "solar": "solar",
 }
-ROW_NAMES = POLICY_NAMES | {"one_by_one": "one by one"}  # which stands beside ours where samples are windows
+# What stands beside ours where samples are windows, and where there are several jobs.
+ROW_NAMES = POLICY_NAMES | {"one_by_one": "one by one", "alone": "each alone", "page_cache": "over one page cache"}
 MOST_LRU = 3_000_000  # uses that are followed one by one; more are followed on a smaller copy of the data set
 ORDERS_KEPT = 4  # epochs whose order is kept
 
@@ -53,9 +56,12 @@ class Case:
         default=None, compare=False
     )  # by which samples are drawn; None: shuffled
     extents: Extents | BoxBlocks | None = None  # None: samples are rows
-    mixed: ShuffledUses | None = field(default=None, compare=False)  # the order of all sources of a mixture
+    mixed: EpochOrder | None = field(default=None, compare=False)  # the order of all sources of a mixture
     first: int = 0  # the number of its first sample among those of all sources
     packing: RowPacking | None = None  # how a buffer may hold its rows encoded
+    jobs: int = 1  # such trainings side by side, the next with the next seed
+    common: bool = False  # all with the same one
+    study: tuple[int, float] | None = None  # what they have in common: its number, and the share of its stretches
 
     @property
     def samples(self) -> int:
@@ -70,10 +76,15 @@ class Case:
         return Piece(0, 0, regions.whole(self.units), self.extents).sample_nbytes
 
     @cached_property
+    def orders(self) -> list[ShuffledUses]:
+        """The shuffles of all epochs, of each job; the last ones made are kept."""
+        most = max(1, ORDERS_KEPT // self.jobs)
+        return [replace(made, of=lru_cache(most)(made.of)) for made in _orders(self, self.samples)]
+
+    @property
     def order(self) -> ShuffledUses:
-        """The shuffles of all epochs, of which the last ones made are kept."""
-        made = self.mixed or _order(self, self.samples)
-        return replace(made, of=lru_cache(ORDERS_KEPT)(made.of))
+        """That of the first job."""
+        return self.orders[0]
 
     @property
     def scan_seconds(self) -> float:
@@ -110,14 +121,25 @@ class Answer:
     nodes: int = 1  # that were planned; fewer than there are: the others were taken to be alike
     overflow_fraction: float = 0.0
     travel: Travel = Travel(0, 0, 0, 0)
+    decoded: Mapping[str, float] = field(default_factory=dict)  # samples out of chunks, where there are several jobs
 
 
-def _order(case: Case, samples: int) -> ShuffledUses:
-    """The order of a training on so many of the samples."""
+def _orders(case: Case, samples: int) -> list[ShuffledUses]:
+    """The order of each job on so many of the samples."""
+    seeds = [case.seed + (0 if case.common else number) for number in range(case.jobs)]
+    return [_order(case, samples, seed) for seed in seeds]
+
+
+def _order(case: Case, samples: int, seed: int) -> ShuffledUses:
+    ranks = case.world.ranks
+    if case.mixed is not None:
+        return order.planned(case.mixed, seed=seed, ranks=ranks)
+    if case.study is not None:
+        return order.planned(by_study(samples, *case.study), seed=seed, ranks=ranks)
     if case.weights is None:
-        return order.distributed(samples, seed=case.seed, ranks=case.world.ranks)
+        return order.distributed(samples, seed=seed, ranks=ranks)
     few = case.weights[:: len(case.weights) // samples][:samples]
-    return order.weighted(few, seed=case.seed, ranks=case.world.ranks)
+    return order.weighted(few, seed=seed, ranks=ranks)
 
 
 def scratch_of(units: Units) -> int:
@@ -141,6 +163,7 @@ def job_of(cases: Sequence[Case], memory: int, ahead: int = BATCHES_AHEAD) -> Jo
         fields=[SampleBytes(case.sample_nbytes) for case in fields],
         scratch=max(case.scratch for case in cases),
         order=one.order,
+        beside=one.orders[1:],
         world=one.world,
         batch=one.batch,
         memory=memory,
@@ -194,7 +217,7 @@ def _others(cases: Sequence[Case]) -> tuple[dict[str, Outcome], tuple[str, ...]]
         of = case.order, case.units, case.world
         settings: dict[str, Any] = {"batch": case.batch, "storage": case.storage}
         cached: dict[str, Any] = settings | {"memory": case.memory}
-        least, scale = _lru(case)
+        least, scale = cached_lately(case)
         scaled |= {"lru"} if scale != 1 else set()
         by = {
             "torch": policies.torch(*of, **settings),
@@ -230,24 +253,36 @@ def _travel(job: Job) -> tuple[float, Travel]:
     return away, Travel(steps, len(step), len(step) * each, busiest * each)
 
 
-def _lru(case: Case) -> tuple[Outcome, float]:
-    """Followed use by use, on a smaller copy of a large data set; how many times smaller.
+def cached_lately(case: Case, *, as_stored: bool = False) -> tuple[Outcome, float]:
+    """What was used longest ago goes: followed use by use, on a smaller copy of a large data set; how many times so.
 
-    An epoch fills the cache of a rank, unless all of them together hold the data set more than once.
+    An epoch fills the cache of a rank, unless all of them together hold the data set more than once. Several jobs
+    have one cache.
     """
     epoch, room = max(1, min(case.epochs - 1, math.ceil(case.share))), case.memory
-    uses = case.order.uses * (epoch + 1)
+    uses = sum(one.uses for one in case.orders) * (epoch + 1)
+    how: dict[str, Any] = {"storage": case.storage, "epoch": epoch, "as_stored": as_stored}
     if uses <= MOST_LRU:
-        done = policies.lru(case.order, case.units, case.world, memory=room, storage=case.storage, epoch=epoch)
-        return done, 1.0
+        return policies.lru(_by_turns(case.orders, case), case.units, case.world, memory=room, **how), 1.0
     units = case.units
     count = max(1, int(units.samples * MOST_LRU / uses))
     stored = max(1, units.total_nbytes // units.units)
     copy = uniform(count, units.sample_nbytes, per_unit=units.per_unit, stored=stored)
     scale = units.samples / count
-    small = _order(case, count)
-    done = policies.lru(small, copy, case.world, memory=int(room / scale), storage=case.storage, epoch=epoch)
+    small = _by_turns(_orders(case, count), case)
+    done = policies.lru(small, copy, case.world, memory=int(room / scale), **how)
     return times(done, scale), scale
+
+
+def _by_turns(orders: Sequence[ShuffledUses], case: Case) -> ShuffledUses:
+    """The uses of several jobs as one order: step by step those of each."""
+    if len(orders) == 1:
+        return orders[0]
+
+    def of(epoch: int) -> NDArray[np.int32]:
+        return in_lockstep([SampleUses(None, one.of(epoch), order.steps(one, case.batch)) for one in orders]).rows
+
+    return replace(orders[0], uses=sum(one.uses for one in orders), of=of, facts=tuple(one.facts for one in orders))
 
 
 def times(outcome: Outcome, scale: float) -> Outcome:

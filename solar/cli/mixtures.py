@@ -9,9 +9,8 @@ import numpy as np
 
 from solar.cli import quantities
 from solar.errors import PlanError
+from solar.orders.epoch_order import EpochOrder
 from solar.orders.sources import Epoch, by_sources, epoch_length, whole_shares
-from solar.planner import order
-from solar.planner.order import ShuffledUses
 from solar.values import Layout
 
 
@@ -48,7 +47,7 @@ def epoch(text: str) -> Epoch:
     return text if text in ("first", "all") else quantities.count(text)  # type: ignore[return-value]
 
 
-def order_of(arguments: argparse.Namespace, sources: Mapping[str, Mapping[str, Layout]]) -> ShuffledUses:
+def order_of(arguments: argparse.Namespace, sources: Mapping[str, Mapping[str, Layout]]) -> EpochOrder:
     """What comes when, of samples that are numbered source after source; PlanError where sources are not alike."""
     if len(sources) < len(arguments.mixture):
         raise PlanError("--mixture: the same FILE is given twice; add its shares up")
@@ -67,8 +66,7 @@ def order_of(arguments: argparse.Namespace, sources: Mapping[str, Mapping[str, L
     if not sizes.all():
         raise PlanError(f"{[*sources][int(sizes.argmin())]} has no sample: leave it out")
     length = epoch_length(arguments.mixture_epoch, sizes, whole)
-    made = by_sources("mixture", int(sizes.sum()), length, sizes, [*sources], whole)
-    return order.planned(made, seed=arguments.seed, ranks=arguments.ranks)
+    return by_sources("mixture", int(sizes.sum()), length, sizes, [*sources], whole)
 
 
 def _said(fields: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.boxes import BoxBlocks
-from solar.cli import mixtures, planned, quantities, windows
+from solar.cli import jobs, mixtures, planned, quantities, windows
 from solar.cli.compare import Answer, Case, answer, job_of, scratch_of
 from solar.errors import PlanError
 from solar.extents import Extents
@@ -35,6 +35,10 @@ Without --profile, --latency, --bandwidth or --iops: the profile that `solar pro
 else a guess by the kind of its file system; without a FILE 2 ms, 1 GB/s and 500 requests/s, a parallel file system on
 disks. All times are modelled for that storage, with nothing of the data in the page cache.
 
+With --jobs K trainings of one process each read the same data side by side, step by step: each alone with SIZE / K of
+memory, as loaders do today; each alone, sample by sample, over one page cache of SIZE; and together, with one memory of
+SIZE, from which the batches of all jobs come off first.
+
 The row of solar is the plan that DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(), buffer=SIZE, epochs=E)
 makes for this storage, and its run reads just that. With --weights it is PlanSampler(weights=NAME), with --mixture
 PlanSampler(Mixture({...: (H5Dataset(FILE, ...), SHARE), ...})). With windows, boxes and mixtures the others' rows are
@@ -54,6 +58,11 @@ keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memo
   most_nbytes}: what goes from node to node in an epoch, and what one node receives in a step at most), compute_seconds,
   load ({seconds, requests, bytes}: of our epoch with its computing, and of the storage per second of it),
   fits_page_cache (the FILE's data do, on this machine: once they are there, no storage is waited for)
+keys that --jobs adds: jobs, order ("own", "study", "common"), stretch (of the study: a share of an epoch, or null),
+  per_job (of each policy {requests, bytes, scans, seconds} of one job), decoded (of each policy: samples that come out
+  of chunks), limit (of each: "requests", "bytes" or "decoding" takes the time; "": nothing is read). Then policies are
+  {alone, page_cache (not of windows, boxes and mixtures), solar}, each of an epoch of all jobs together, and
+  first_batch_seconds is empty.
 """
 
 ASSUMED = profile.NETWORK  # where there is no file yet
@@ -87,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="samples are drawn by these: a dataset of FILE, or a .npy file (else shuffled)",
     )
     run.add_argument("--seed", metavar="SEED", type=quantities.seed, default=0, help="of the shuffles (0)")
+    jobs.add_arguments(parser)
     on = parser.add_argument_group("the storage")
     on.add_argument(
         "--profile", metavar="FILE", help="as `solar probe` stored it; numbers given beside it replace its own"
@@ -109,13 +119,13 @@ def run(arguments: argparse.Namespace) -> int:
         found, extents = windows.held(arguments, found)
         layouts, cases = [*found.values()], [*_cases(arguments, storage, found, extents)]
     refused = next((said for one in layouts if (said := not_carried(one))), "")
-    cases = _tried(layouts, cases, arguments.memory)
+    cases = jobs.side_by_side(arguments, _tried(layouts, cases, arguments.memory))
     job = job_of(cases, 0 if refused else arguments.memory, arguments.ahead)
     if arguments.plot:
         from solar.cli import plot  # only here: matplotlib takes its time
 
         plot.check(arguments.plot)  # before the work
-    answered = _answered(cases, job)
+    answered = _answered(cases, job, arguments.jobs)
     cached = _cached(arguments.file if layouts else None, cases)
     if arguments.plot:
         shown, of = plot.panels(cases, answered)
@@ -125,21 +135,24 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         asked = {"memory": arguments.memory, "ahead": arguments.ahead, "no_buffer": refused}
         asked["weights"], asked["mixture"] = arguments.weights, dict(arguments.mixture) or None
+        asked |= {} if arguments.jobs is None else jobs.as_json(cases, answered)
         print(json.dumps(planned.as_json(cases, answered, source, arguments.compute, cached) | asked, indent=1))
     else:
-        for line in planned.as_text(cases, arguments.memory, answered, source, arguments.compute, cached, refused):
+        say = planned.as_text if arguments.jobs is None else jobs.as_text
+        for line in say(cases, arguments.memory, answered, source, arguments.compute, cached, refused):
             print(line)
         if arguments.plot:
             print(f"\n{arguments.plot} has the picture")
     return 0
 
 
-def _answered(cases: list[Case], job: Job) -> Answer:
+def _answered(cases: list[Case], job: Job, together: int | None) -> Answer:
     try:
-        return answer(cases, job)
+        return answer(cases, job) if together is None else jobs.answer(cases, job)
     except TooSmall as error:
+        whose = "a node's ranks" if together is None else "all jobs"
         raise PlanError(
-            f"--memory {job.memory}: the batches of a node's ranks alone take {error.least:,} bytes in the loader; "
+            f"--memory {job.memory}: the batches of {whose} alone take {error.least:,} bytes in the loader; "
             f"give at least --memory {error.least}, or 0 to read without a buffer"
         ) from None
 

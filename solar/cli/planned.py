@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -78,31 +78,48 @@ def as_text(
     cases: list[Case], memory: int, answered: Answer, source: str, compute: float, cached: str, refused: str
 ) -> Iterator[str]:
     """The lines for people."""
+    yield from opening(cases, memory, answered, source, cached, refused)
+    yield ""
+    head = ("per epoch", "time", "scans", "requests", "read", "hits", "peak memory", "first batch")
+    yield from table([head, *(_row(name, outcome, answered) for name, outcome in answered.outcomes.items())])
+    yield ""
+    yield from closing(cases, answered, source, compute, cached, ROW_NAMES)
+
+
+def opening(cases: list[Case], memory: int, answered: Answer, source: str, cached: str, refused: str) -> Iterator[str]:
+    """What was asked, and how the memory is divided."""
     yield from _asked(cases, memory, source)
     if refused:
         yield f"solar's loader has no buffer here: {refused}"
     elif divided := _divided(answered):
+        of = "on each rank" if cases[0].jobs == 1 else "of each job"
         yield (
             f"solar's buffer: {figures.size(divided['samples'])} for samples, {figures.size(divided['batches'])} for "
-            f"batches ({divided['ready']} ready on each rank), {figures.size(divided['scratch'])} to decode in"
+            f"batches ({divided['ready']} ready {of}), {figures.size(divided['scratch'])} to decode in"
         )
         if packed := _packed(answered):
             yield f"solar's buffer holds samples {packed}"
     yield from cached.splitlines()
-    yield ""
-    head = ("per epoch", "time", "scans", "requests", "read", "hits", "peak memory", "first batch")
-    rows = [head] + [_row(name, outcome, answered) for name, outcome in answered.outcomes.items()]
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows in columns, of which the first begins at the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for label, *facts in rows:
         columns = (fact.rjust(width) for fact, width in zip(facts, widths[1:], strict=True))
         yield "  ".join([label.ljust(widths[0]), *columns])
-    yield ""
+
+
+def closing(
+    cases: list[Case], answered: Answer, source: str, compute: float, cached: str, names: Mapping[str, str]
+) -> Iterator[str]:
+    """For what the figures are, and ours beside the others, which have these names."""
     yield from _ranks(cases[0], answered, compute)
     yield from _epochs(cases[0], answered)
     yield "A scan is the time of reading all of it once, in order."
     if not answered.outcomes["solar"].requests:
         yield "All of it fits into this memory: solar reads it in the first epoch, and never again."
-    if not cached and (faster := _in_short(answered)):
+    if not cached and (faster := _in_short(answered, names)):
         yield f"{modelled(cases[0].storage, source)}: {faster}"
     if answered.estimated:
         yield "~ was counted on a smaller copy of the data set, and scaled up."
@@ -163,7 +180,7 @@ def subject(cases: list[Case]) -> str:
     kinds = {type(None): ("sample",), Extents: ("window",), BoxBlocks: ("box", "boxes")}
     counted = figures.count(one.samples, *kinds[type(one.extents)])
     drawn = "" if one.weights is None else "; drawn by weights"
-    drawn = f"; mixed, {one.mixed.uses:,} of them an epoch" if one.mixed is not None else drawn
+    drawn = f"; mixed, {one.order.uses:,} of them an epoch" if one.mixed is not None else drawn
     return f"{counted}{named}, {figures.size(each)} each, {figures.size(total)} in all" + _chunks(cases) + drawn
 
 
@@ -172,9 +189,10 @@ def machine(cases: list[Case], memory: int) -> str:
     one = cases[0]
     nodes = -(-one.world.ranks // one.world.ranks_per_node)
     total = sum(case.units.total_nbytes for case in cases)
+    who = figures.count(one.world.ranks, "rank") if one.jobs == 1 else figures.count(one.jobs, "job")
     stored = " as it is stored" if any(case.units.encoded for case in cases) else ""
     return (
-        f"{figures.count(one.world.ranks, 'rank')} on {figures.count(nodes, 'node')}, {one.batch} samples each a step; "
+        f"{who} on {figures.count(nodes, 'node')}, {one.batch} samples each a step; "
         f"{figures.size(memory)} on each node: {min(1.0, memory * nodes / max(total, 1)):.0%} of the data set{stored}"
     )
 
@@ -220,12 +238,10 @@ def _row(name: str, outcome: Outcome, answered: Answer) -> tuple[str, ...]:
     )
 
 
-def _in_short(answered: Answer) -> str:
+def _in_short(answered: Answer, names: Mapping[str, str]) -> str:
     """Ours beside the others."""
     ours = answered.outcomes.get("solar")
     if ours is None or not ours.seconds:
         return ""
-    others = [
-        (ROW_NAMES[name], other.seconds / ours.seconds) for name, other in answered.outcomes.items() if other != ours
-    ]
+    others = [(names[name], other.seconds / ours.seconds) for name, other in answered.outcomes.items() if other != ours]
     return "solar is " + ", ".join(f"{figures.rounded(ratio)} times as fast as {name}" for name, ratio in others) + "."

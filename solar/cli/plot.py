@@ -23,6 +23,7 @@ from solar.io.machine import figures, whole
 
 PICTURES = (".png", ".svg", ".pdf")  # what matplotlib is asked for
 LINE_COLOURS = {"torch": "#8c8c8c", "lru": "#b08d57", "pinned": "#c2703d", "solar_paper": "#7a6fb0", "solar": "#1f77b4"}
+LINE_COLOURS |= {"one_by_one": "#8c8c8c", "alone": "#c2703d", "page_cache": "#b08d57"}
 WIDTH, HEIGHT = 560, 300  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 40, 44  # around its axes
 MOST_POINTS = 2000  # of a line; more cannot be told apart

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ Turns = tuple[NDArray[np.int32], Longs]  # of each position the source, and how 
 POSITIONS = 1 << 16  # looked at together, so that what is between takes no memory
 MOST_SAMPLES = 2**31 - 1  # that draws by weight can tell apart
 POSITIONS_EVER = 2**62  # positions of all epochs together
+STRETCH = 0.05  # of an epoch, in which all jobs of a study want the same samples, if nobody says
 POOL = 64  # runs of similar length whose samples are compared with each other
 
 
@@ -36,6 +37,7 @@ class EpochOrder:
     digest: str  # of what it was made of; "": that may differ from epoch to epoch
     names: tuple[str, ...] = ()  # of the classes, or sources, that it tells apart
     turns: Callable[[int, range], Turns] | None = None  # which of them comes when
+    facts: Mapping[str, Any] = field(default_factory=dict)  # numbers that a state says, too, for people to read
 
     def whole(self, seed: int, epoch: int) -> Indices:
         """The samples of an epoch, which nobody can change."""
@@ -46,7 +48,7 @@ class EpochOrder:
     def told(self, seed: int, epoch: int) -> dict[str, Any]:
         """What of it a state says, beside seed and epoch: as JSON, short however large it is."""
         digest = self.digest or digest_of(self.whole(seed, epoch))
-        return {"by": self.kind, "digest": digest, "num_samples": self.length}
+        return {"by": self.kind, **self.facts, "digest": digest, "num_samples": self.length}
 
     def counts(self, epoch: int, positions: int) -> dict[str, int]:
         """How many samples of each class, or source, are among the first so many of an epoch."""
@@ -191,6 +193,26 @@ def _in_blocks(samples: int, size: int, seed: int, epoch: int, positions: range)
             yield _native.shuffled_of(word(seed + 1), block.astype(np.int32), turns, sizes, firsts)
 
     return put_together(parts(), len(positions), samples)
+
+
+def by_study(samples: int, study: int, share: float) -> EpochOrder:
+    """The study's shuffle, shuffled again by the seed inside stretches of so large a share of the epoch.
+
+    Each is a shuffle by itself, for the study's is one, whatever is done to its places by other numbers. All of a
+    study have the same samples in a stretch.
+    """
+    if samples > MOST_SAMPLES:
+        raise PlanError(f"study: there are {samples:,} samples; an order of a study takes up to {MOST_SAMPLES:,}")
+    places = max(1, round(samples * share))
+    facts = {"study": study, "stretch": places}
+    at = partial(_of_study, samples, study, places)
+    return EpochOrder("study", samples, samples, at, f"{study} in {places} of {samples}", facts=facts)
+
+
+def _of_study(samples: int, study: int, places: int, seed: int, epoch: int, positions: range) -> Indices:
+    overall(epoch, samples, positions)  # which refuses what is no epoch
+    order = _native.study_order(samples, word(study), word(seed), epoch, places)
+    return order[positions.start : positions.stop]
 
 
 def by_length(lengths: NDArray[np.integer[Any]], run: int) -> EpochOrder:

@@ -15,7 +15,7 @@ from solar.planner.budget import AheadSpec, Budget, Needs, SampleBytes, divided,
 from solar.planner.course import plan_rows
 from solar.planner.order import ShuffledUses, steps
 from solar.planner.packed import encoding_nbytes, packable
-from solar.planner.pass_uses import PassUses, SampleUses, alone
+from solar.planner.pass_uses import PassUses, SampleUses, alone, in_lockstep, once_a_step
 from solar.planner.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, planned_together, ways_after
 from solar.planner.regions import whole
 from solar.planner.share import wholes
@@ -51,16 +51,27 @@ class Job:
     drop_last: bool = False
     exchange: str = SENDING[0]  # between nodes
     firsts: Sequence[int] = (0,)  # of each data set the number of its first sample among those of all
+    beside: Sequence[ShuffledUses] = ()  # the orders of other jobs that share memory and reads, all in lock-step
 
     @property
     def nodes(self) -> int:
         """How many there are."""
         return -(-self.world.ranks // self.world.ranks_per_node)
 
+    @property
+    def orders(self) -> Sequence[ShuffledUses]:
+        """Those of all jobs."""
+        return self.order, *self.beside
+
     def uses(self, epoch: int) -> SampleUses:
-        """What all ranks use, step by step."""
-        starts = steps(self.order, self.batch * self.world.ranks, drop_last=self.drop_last)
-        samples = self.order.of(epoch)[: starts[-1]]
+        """What all ranks use, step by step; of several jobs what any of them does, each sample once in a step."""
+        unlike = {one.facts: one for one in self.orders}
+        every = [self._uses(one, epoch) for one in unlike.values()]
+        return every[0] if len(every) == 1 else once_a_step(in_lockstep(every))
+
+    def _uses(self, order: ShuffledUses, epoch: int) -> SampleUses:
+        starts = steps(order, self.batch * self.world.ranks, drop_last=self.drop_last)
+        samples = order.of(epoch)[: starts[-1]]
         if len(self.firsts) == 1:
             return SampleUses(None, samples, starts, epoch=epoch)
         firsts = np.array(self.firsts, np.int32)
@@ -90,7 +101,7 @@ class NodePlan:
     """What a node reads and holds, epoch by epoch, as far as its epochs were followed."""
 
     epochs: list[list[Counts]]  # for each piece; the first of a window with its start
-    uses: int  # of an epoch: rows of all pieces
+    uses: int  # of an epoch: rows of all pieces, for all jobs
     units: list[Units]  # of each piece
     storages: Sequence[Storage]
     windows: list[PlannedPasses]  # none where batches are read one by one
@@ -140,6 +151,7 @@ def planned(job: Job, node: int = 0) -> NodePlan:
     pieces = job.pieces if job.world.ranks == 1 else own.planned()
     taken = [_needs(job, rank, of_epoch(0) if rank == first else _part(job, job.sharing(rank), 0)) for rank in ranks]
     longest = max(_batch(job), int(of_epoch(0).sizes.max(initial=0))) if job.world.ranks == 1 else job.batch
+    taken += [one._replace(threads=0) for one in taken for _ in job.beside]  # the engine is one for all jobs
     budget = divided(job.memory, longest, taken, wholes([piece.region for piece in pieces]))
     batches = sum(one.beside + budget.staged * one.waiting for one in taken)
     return _followed(job, of_epoch, packable(pieces, budget.scratch), budget, batches)
@@ -194,6 +206,8 @@ def _followed(
         if len(found) > 1 and len(found) * uses * max(piece.slots for piece in pieces) > FOLLOWED:
             break
     units = [plan.region.units for plan in windows[-1].plans]
+    if job.beside:  # what a step of several jobs reads once, each of them uses
+        uses = sum(int(steps(one, job.batch, drop_last=job.drop_last)[-1]) for one in job.orders)
     return NodePlan(found, uses * job.slots, units, job.storages, windows, budget, batches)
 
 
@@ -251,7 +265,9 @@ def _batch(job: Job) -> int:
 
 def _needs(job: Job, rank: int, first: PassUses) -> Needs:
     """What the batches of a rank take, whose first epoch this is."""
-    batch, exchange = max(_batch(job), int(first.sizes.max(initial=0))), job.sharing(rank).exchange
+    batch, exchange = _batch(job), job.sharing(rank).exchange
+    if job.world.ranks > 1:  # of one alone, the uses are those of all jobs
+        batch = max(batch, int(first.sizes.max(initial=0)))
     own = needs(
         job.fields, job.pace, batch, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=first.inbox
     )

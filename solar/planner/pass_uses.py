@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar.values import Parcels
+
+AT_ONCE = 1 << 18  # uses whose repeats are looked for together
 
 
 class SampleUses(NamedTuple):
@@ -92,3 +95,48 @@ class PassUses(NamedTuple):
 def alone(uses: SampleUses) -> PassUses:
     """The batches of a process by itself."""
     return PassUses(uses, uses)
+
+
+# --- several jobs ----
+
+
+def in_lockstep(jobs: Sequence[SampleUses]) -> SampleUses:
+    """Step by step what each of several jobs uses, those of one after those of another; some may end before others.
+
+    All are of the same H5Datasets and of one epoch, and their uses are in order.
+    """
+    assert all(one.places is None and one.epoch == jobs[0].epoch for one in jobs)
+    steps = max(len(one.starts) for one in jobs) - 1
+    sizes = np.zeros((steps, len(jobs)), np.int64)
+    for number, one in enumerate(jobs):
+        sizes[: len(one.starts) - 1, number] = one.sizes
+    ends = np.cumsum(sizes).reshape(sizes.shape)
+    rows = np.empty(ends[-1, -1] if steps else 0, np.int32)
+    which = None if jobs[0].which is None else np.empty(len(rows), np.int64)
+    for number, one in enumerate(jobs):
+        moved = (ends - sizes)[: len(one.starts) - 1, number] - one.starts[:-1]
+        place = np.arange(one.starts[-1]) + np.repeat(moved, one.sizes)
+        rows[place] = one.rows[: one.starts[-1]]
+        if which is not None and one.which is not None:
+            which[place] = one.which[: one.starts[-1]]
+    return SampleUses(which, rows, np.concatenate(([0], ends[:, -1])), epoch=jobs[0].epoch)
+
+
+def once_a_step(uses: SampleUses) -> SampleUses:
+    """The same with each sample once in a step, where it comes first: what one step wants twice is read once."""
+    span = 1 + int(uses.rows.max(initial=0))
+    kept, sizes = np.ones(len(uses.rows), np.bool_), uses.sizes
+    step = 0
+    while step < len(sizes):
+        after = max(step + 1, int(np.searchsorted(uses.starts, uses.starts[step] + AT_ONCE, side="right")) - 1)
+        here = slice(uses.starts[step], uses.starts[after])
+        steps = np.repeat(np.arange(after - step), sizes[step:after])
+        key = steps * span + uses.rows[here]
+        if uses.which is not None:
+            key = key * (1 + int(uses.which.max(initial=0))) + uses.which[here]
+        order = np.argsort(key, kind="stable")
+        kept[here][order[1:][key[order[1:]] == key[order[:-1]]]] = False
+        sizes[step:after] = np.bincount(steps[kept[here]], minlength=after - step)
+        step = after
+    which = None if uses.which is None else uses.which[kept]
+    return uses._replace(which=which, rows=uses.rows[kept], starts=np.concatenate(([0], np.cumsum(sizes))))

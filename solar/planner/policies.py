@@ -30,12 +30,17 @@ def torch(order: ShuffledUses, units: Units, world: World, *, batch: int, storag
     return _outcome(units, storage, len(unit), 0, len(unit), stored_nbytes(units)[unit].sum(), unit, peak)
 
 
-def lru(order: ShuffledUses, units: Units, world: World, *, memory: int, storage: Storage, epoch: int = 1) -> Outcome:
+def lru(
+    order: ShuffledUses, units: Units, world: World, *, memory: int, storage: Storage, epoch: int = 1,
+    as_stored: bool = False,
+) -> Outcome:  # fmt: skip
     """A cache in each rank that forgets what was used longest ago; the ranks of a node divide its memory equally.
 
-    Whole units are kept, as the chunk cache of HDF5 does: what came along with a sample is there for the next one.
+    Whole units are kept, as the chunk cache of HDF5 does: what came along with a sample is there for the next one. Or
+    `as_stored`, as the page cache does: each use decodes again.
     """
-    room, sizes, whole = memory // world.ranks_per_node, stored_nbytes(units), _whole_nbytes(units)
+    room, sizes = memory // world.ranks_per_node, stored_nbytes(units)
+    whole = sizes if as_stored else _whole_nbytes(units)
     uses = [unit_of(units, order.of(e)) for e in range(epoch + 1)]
     missed, peaks = [], np.zeros(-(-world.ranks // world.ranks_per_node), np.int64)
     for rank in range(world.ranks):
@@ -44,8 +49,8 @@ def lru(order: ShuffledUses, units: Units, world: World, *, memory: int, storage
         missed.append(own[-1][misses[len(misses) - len(own[-1]) :]])
         peaks[rank // world.ranks_per_node] += peak
     read = np.concatenate(missed)
-    hits = len(uses[-1]) - len(read)
-    return _outcome(units, storage, len(read), hits, len(read), sizes[read].sum(), read, int(peaks.max()))
+    hits, decodes = len(uses[-1]) - len(read), uses[-1] if as_stored else read
+    return _outcome(units, storage, len(read), hits, len(read), sizes[read].sum(), decodes, int(peaks.max()))
 
 
 def _lru_misses(uses: Ints, nbytes: Ints, room: int) -> tuple[NDArray[np.bool_], int]:

@@ -13,7 +13,16 @@ from solar.errors import PlanError
 from solar.extents import Extents
 from solar.io.ragged import Columns
 from solar.io.read.reader import read
-from solar.orders.epoch_order import EpochOrder, as_given, by_blocks, by_groups, by_length, by_weights
+from solar.orders.epoch_order import (
+    STRETCH,
+    EpochOrder,
+    as_given,
+    by_blocks,
+    by_groups,
+    by_length,
+    by_study,
+    by_weights,
+)
 from solar.orders.sources import by_classes
 from solar.torch.batch.pending import leaves
 from solar.torch.mixture import Mixture
@@ -26,7 +35,7 @@ PerClass = Literal["equal"] | Mapping[Any, float] | Sequence[float] | Any | None
 Order = str | Sequence[int] | NDArray[Any] | Callable[[int], Any] | Any | None
 
 BLOCK = 1024  # samples of a block, if nobody says
-ONE_OF = ("weights", "labels", "together", "order", "by_length")
+ONE_OF = ("weights", "labels", "together", "order", "by_length", "study")
 
 
 def chosen(dataset: Any, by: Mapping[str, Any], num_samples: int | None, shuffle: bool) -> EpochOrder | None:
@@ -55,7 +64,7 @@ def chosen(dataset: Any, by: Mapping[str, Any], num_samples: int | None, shuffle
         raise ValueError(f"num_samples={num_samples}: only weights or labels have an epoch as long as you like")
     if num_samples is not None and operator.index(num_samples) < 1:
         raise ValueError(f"num_samples={num_samples}: an epoch has at least one sample")
-    if kind in ("weights", "labels", "by_length") and not shuffle:
+    if kind in ("weights", "labels", "by_length", "study") and not shuffle:
         raise ValueError(f"shuffle=False, and {kind} draws by chance: leave one of them out")
     samples = len(dataset)
     if kind and not samples:
@@ -71,7 +80,24 @@ def chosen(dataset: Any, by: Mapping[str, Any], num_samples: int | None, shuffle
         return by_groups(_classes(column(dataset, by[kind], kind), kind)[0], shuffle=shuffle)
     if kind == "by_length":
         return by_length(_lengths(dataset, by[kind]), _run(by["run"]))
+    if kind == "study":
+        return by_study(samples, *_study(by[kind]))
     return _ordered(by[kind], samples) if kind else None
+
+
+def _study(given: Any) -> tuple[int, float]:
+    """The number of a study, and how large a share of an epoch its stretches are."""
+    study, share = given if isinstance(given, tuple) and len(given) == 2 else (given, STRETCH)
+    try:
+        number, fits = operator.index(study), 0 < float(share) <= 1
+    except (TypeError, ValueError):
+        number, fits = 0, False
+    if not fits or isinstance(study, bool):
+        raise ValueError(
+            f"study={given!r}: it is a whole number that all jobs of a study have in common, such as 7; or that and "
+            "how large a stretch of an epoch all of them want together, such as (7, 0.05)"
+        )
+    return number, float(share)
 
 
 def _run(run: Any) -> int:

@@ -15,6 +15,9 @@ SEED = (-(2**63), 2**64 - 1)  # what torch takes for one
 UNLIKE = {
     "by": "by {was}, and this sampler's is by {now} (None: a plain shuffle): make it with the same arguments",
     "num_samples": "of {was} samples, and this sampler's is of {now}: give the same num_samples",
+    "study": "of study {was}, and this sampler's is of study {now}: their jobs want other samples together. Give the "
+    "same study",
+    "stretch": "whose stretches have {was} samples, and this sampler's have {now}: give the same stretch of the study",
     "digest": "by other {by} (their digest is {was}, this sampler's have {now}): what is left has nothing to do with "
     "what came before. Give the same again, or begin without the state",
 }

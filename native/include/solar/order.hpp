@@ -29,6 +29,12 @@ void shuffled_of(std::uint64_t seed, std::span<const std::int32_t> sources, std:
                  std::span<const std::int64_t> sizes, std::span<const std::int64_t> firsts,
                  std::span<std::int64_t> out);
 
+// A study's order: torch's shuffle by `study`, and of that each stretch of `length` places shuffled by `seed`; the last
+// stretch may be shorter. All orders of a study and epoch have the same samples in each stretch.
+// REQUIRES: 0 <= n < 2^31, length >= 1.
+std::vector<std::int32_t> study_order(std::int64_t n, std::uint64_t study, std::uint64_t seed, std::int64_t epoch,
+                                      std::int64_t length);
+
 // Which source comes at each of `length` positions, so that after t of them each has had more than t * share - 1 and
 // less than t * share + 1 samples: of those that may come, the one that must come first (Tijdeman's chairmen). Where
 // two may change places within these bounds, chance decides, or every second rank would have the same sources for ever.

@@ -9,6 +9,8 @@
 #include <tuple>
 #include <utility>
 
+#include "solar/plan.hpp"
+
 namespace solar::plan {
 
 __extension__ using Wide = unsigned __int128;
@@ -198,11 +200,17 @@ class Places {
 
 }  // namespace
 
-static void deal(std::uint64_t key, std::span<std::int64_t> cards) {
-  std::iota(cards.begin(), cards.end(), std::int64_t{0});
+// Fisher and Yates's shuffle of what lies there.
+template <typename T>
+static void mingle(std::uint64_t key, std::span<T> cards) {
   for (std::size_t at = 0; at < cards.size(); ++at) {
     std::swap(cards[at], cards[at + below(mix(key + step * at), cards.size() - at)]);
   }
+}
+
+static void deal(std::uint64_t key, std::span<std::int64_t> cards) {
+  std::iota(cards.begin(), cards.end(), std::int64_t{0});
+  mingle(key, cards);
 }
 
 void shuffled(std::uint64_t seed, std::int64_t size, std::int64_t begin, std::span<std::int64_t> out) {
@@ -250,6 +258,18 @@ void shuffled_of(std::uint64_t seed, std::span<const std::int32_t> sources, std:
       ++i;
     });
   }
+}
+
+std::vector<std::int32_t> study_order(std::int64_t n, std::uint64_t study, std::uint64_t seed, std::int64_t epoch,
+                                      std::int64_t length) {
+  std::vector<std::int32_t> order = randperm(n, study + static_cast<std::uint64_t>(epoch), 0);
+  const std::span<std::int32_t> all(order);
+  const auto most = static_cast<std::size_t>(length);
+  const std::uint64_t source = key_of_source(seed, static_cast<std::uint64_t>(epoch));
+  for (std::size_t begin = 0, stretch = 0; begin < all.size(); begin += most, ++stretch) {
+    mingle(key_of_turn(source, stretch), all.subspan(begin, std::min(most, all.size() - begin)));
+  }
+  return order;
 }
 
 // --- mixtures ----
