@@ -7,6 +7,7 @@ size. So a Layout of rows is seen as one of blocks of rows, and a batch uses all
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -103,6 +104,12 @@ class Blocks:
         own = self.first[file] + (row - self.first_row[file]) // self.per
         block: Places = np.where(row >= self.tail[file], self.first[file + 1] - 1, own)
         return block
+
+
+def most_uses(every: Sequence[Blocks], samples: int) -> int:
+    """How many blocks a batch of so many of these samples has part in, at most: of those that have part in most."""
+    counts = np.sort(np.concatenate([one.counts for one in every]))
+    return int(counts[max(0, len(counts) - samples) :].sum())
 
 
 def refused(layout: Layout) -> str:

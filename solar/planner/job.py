@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from solar.blocks import Blocks, most_uses
 from solar.extents import Extents
 from solar.planner import costs
 from solar.planner.budget import AheadSpec, Budget, Needs, SampleBytes, divided, needs
@@ -66,11 +67,6 @@ class Job:
         firsts = np.array(self.firsts, np.int32)
         which = np.searchsorted(firsts, samples, side="right") - 1
         return SampleUses(which, samples - firsts[which], starts, epoch=epoch)
-
-    @cached_property
-    def slots(self) -> int:
-        """How many rows a sample is made of, in all its fields."""
-        return sum(piece.slots for piece in self.pieces if piece.dataset == 0)
 
     @cached_property
     def who(self) -> Callable[[int], Who]:
@@ -194,7 +190,8 @@ def _followed(
         if len(found) > 1 and len(found) * uses * max(piece.slots for piece in pieces) > FOLLOWED:
             break
     units = [plan.region.units for plan in windows[-1].plans]
-    return NodePlan(found, uses * job.slots, units, job.storages, windows, budget, batches)
+    used = sum(len(piece.rows(of_epoch(0).planned)[0]) for piece in pieces)
+    return NodePlan(found, used, units, job.storages, windows, budget, batches)
 
 
 def planned_windows(
@@ -249,11 +246,17 @@ def _batch(job: Job) -> int:
     return max(1, min(job.batch, -(-job.order.uses // job.world.ranks)))
 
 
+def _places(job: Job, batch: int) -> int:
+    """The places that the memory of a batch has: where samples are cut out of blocks, one for each of these."""
+    return max([batch, *(most_uses([one.extents], batch) for one in job.pieces if isinstance(one.extents, Blocks))])
+
+
 def _needs(job: Job, rank: int, first: PassUses) -> Needs:
     """What the batches of a rank take, whose first epoch this is."""
     batch, exchange = max(_batch(job), int(first.sizes.max(initial=0))), job.sharing(rank).exchange
+    places = _places(job, batch)
     own = needs(
-        job.fields, job.pace, batch, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=first.inbox
+        job.fields, job.pace, places, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=first.inbox
     )
     return own._replace(encodes=encoding_nbytes(job.pieces))
 
@@ -264,6 +267,7 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
     ranks = range(first, min(first + world.ranks_per_node, world.ranks))
     epochs = range(min(2, job.epochs or 2))  # one is like another
     found: list[list[Counts]] = [[] for _ in epochs]
+    used = 0
     uses_of = lru_cache(EPOCHS_KEPT)(job.uses)  # the same shuffle for each field and rank
     for piece, storage in zip(job.pieces, job.storages, strict=True):
         of_ranks, way = [], KeepPolicy(direct=True, gap=job.gap + 1)
@@ -277,9 +281,9 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
 
             made = plan_rows(of, piece.units, memory=0, storage=storage, epochs=epochs, ahead=0, facts=(), way=way)
             of_ranks.append(made.counts)
+            used += len(of(0)[0])
         for epoch in epochs:
             found[epoch].append(total(counts[epoch] for counts in of_ranks))
-    uses = int(uses_of(0).starts[-1]) * len(ranks) // world.ranks * job.slots
-    taken = needs(job.fields, job.pace, _batch(job), scratch=job.scratch, threads=job.threads)
+    taken = needs(job.fields, job.pace, _places(job, _batch(job)), scratch=job.scratch, threads=job.threads)
     batches = len(ranks) * (taken.beside + taken.ahead * taken.waiting)
-    return NodePlan(found, uses, [piece.units for piece in job.pieces], job.storages, [], None, batches)
+    return NodePlan(found, used, [piece.units for piece in job.pieces], job.storages, [], None, batches)
