@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from solar.values import Form, Layout
 
 HELD_NBYTES = 16 << 10  # bytes of a block, at most, where a chunk is larger
 SMALLER = 8  # a block is no smaller than one part of so many of that, but where all is
+BESIDE = 32  # bytes that a block takes beside its own, about
 
 Places = NDArray[np.int64]
 
@@ -34,29 +36,30 @@ class Cut(NamedTuple):
 class Blocks:
     """A Layout of rows as one of blocks, and which blocks samples have part in.
 
-    Blocks are numbered file by file. Where a file's rows are no multiple of a block's and lie one after another, its
-    last block ends with them, and begins within the block before. The rows from `tail` on are taken from that.
+    Blocks are numbered part by part: a part is a file, or a sample that lies anywhere by itself. Where a part's rows are
+    no multiple of a block's and lie one after another, its last block ends with them, and begins within the block
+    before, or before the part. The rows from `tail` on are taken from that.
     """
 
     layout: Layout
     per: int  # rows of a block
     begin: Places  # first row of each sample
     length: Places
-    first_row: Places  # of each file, and at last the number of rows
-    first: Places  # block of each file, and at last the number of blocks
-    tail: Places  # of each file: the first row that is in its last block alone
+    first_row: Places  # of each part, and at last the number of rows
+    first: Places  # block of each part, and at last the number of blocks
+    tail: Places  # of each part: the first row that is in its last block alone
 
     def __len__(self) -> int:
         return len(self.begin)
 
-    @property
+    @cached_property
     def counts(self) -> Places:
         """How many blocks each sample has part in."""
         low, high = self._ends(slice(None))
         counts: Places = np.where(self.length > 0, high - low + 1, 0)
         return counts
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """How many blocks a sample has part in, on average."""
         return max(1, math.ceil(self.counts.mean())) if len(self) else 1
@@ -74,12 +77,12 @@ class Blocks:
         """Where the rows of these samples lie in the blocks that `uses` says of one step of them."""
         blocks = np.unique(self._all(samples)[0])
         begin, length = self.begin[samples], self.length[samples]
-        file = self._file(begin)
-        body = np.clip(self.tail[file] - begin, 0, length)
-        low = self._block(begin, file)
-        from_body = np.searchsorted(blocks, low) * self.per + (begin - self.first_row[file]) % self.per
-        behind = np.maximum(begin, self.tail[file]) - (self.first_row[file + 1] - self.per)
-        from_tail = np.searchsorted(blocks, self.first[file + 1] - 1) * self.per + behind
+        part = self._part(begin)
+        body = np.clip(self.tail[part] - begin, 0, length)
+        low = self._block(begin, part)
+        from_body = np.searchsorted(blocks, low) * self.per + (begin - self.first_row[part]) % self.per
+        behind = np.maximum(begin, self.tail[part]) - (self.first_row[part + 1] - self.per)
+        from_tail = np.searchsorted(blocks, self.first[part + 1] - 1) * self.per + behind
         begins = np.stack((from_body, from_tail), axis=1)
         return Cut(begins, np.stack((body, length - body), axis=1), len(blocks))
 
@@ -93,16 +96,16 @@ class Blocks:
     def _ends(self, samples: NDArray[np.integer] | slice) -> tuple[Places, Places]:
         """The first and the last block of each; of those without rows any."""
         begin = self.begin[samples]
-        file = self._file(begin)
-        return self._block(begin, file), self._block(begin + np.maximum(self.length[samples], 1) - 1, file)
+        part = self._part(begin)
+        return self._block(begin, part), self._block(begin + np.maximum(self.length[samples], 1) - 1, part)
 
-    def _file(self, row: Places) -> Places:
-        file: Places = np.searchsorted(self.first_row, row, side="right") - 1
-        return np.minimum(file, len(self.tail) - 1)  # of a sample without rows at the end
+    def _part(self, row: Places) -> Places:
+        part: Places = np.searchsorted(self.first_row, row, side="right") - 1
+        return np.minimum(part, len(self.tail) - 1)  # of a sample without rows at the end
 
-    def _block(self, row: Places, file: Places) -> Places:
-        own = self.first[file] + (row - self.first_row[file]) // self.per
-        block: Places = np.where(row >= self.tail[file], self.first[file + 1] - 1, own)
+    def _block(self, row: Places, part: Places) -> Places:
+        own = self.first[part] + (row - self.first_row[part]) // self.per
+        block: Places = np.where(row >= self.tail[part], self.first[part + 1] - 1, own)
         return block
 
 
@@ -117,8 +120,6 @@ def refused(layout: Layout) -> str:
     where = f"{layout.paths[0]}: {layout.title}"
     if layout.reader != "direct":
         return f"{where} is read through libhdf5: {layout.reason}"
-    if layout.spread:
-        return f"{where} lies in as many pieces as there are samples"
     if any(form.chunk[1:] != layout.sample_shape for form in layout.forms):
         return f"{where} has chunks across its rows"
     return "" if layout.nbytes else f"{where} has no bytes"
@@ -126,6 +127,11 @@ def refused(layout: Layout) -> str:
 
 def blocks_of(layout: Layout, begin: Places, length: Places) -> Blocks:
     """The blocks of these samples. REQUIRES: nothing that `refused` says."""
+    return _of_samples(layout, begin, length) if layout.spread else _of_files(layout, begin, length)
+
+
+def _of_files(layout: Layout, begin: Places, length: Places) -> Blocks:
+    """Those of few parts, which are files."""
     rows = np.diff(layout.part_first)
     chunked = [form.chunk[0] > 0 for form in layout.forms]
     alone = [int(n) for n, form in zip(rows, layout.part_form, strict=True) if n and not chunked[form]]
@@ -167,9 +173,12 @@ def _per(chunks: list[int], most: int, alone: list[int]) -> int:
     if not chunks:
         return largest
     every = math.gcd(*chunks)
-    fitting = [d for n in range(1, math.isqrt(every) + 1) if every % n == 0 for d in (n, every // n) if d <= largest]
-    best = max(fitting)
+    best = max(d for d in _divisors(every) if d <= largest)
     return every if not alone and best * SMALLER < most else best
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for n in range(1, math.isqrt(number) + 1) if number % n == 0 for d in (n, number // n)]
 
 
 def _entries(layout: Layout, part: int) -> NDArray[np.uint64]:
@@ -189,3 +198,82 @@ def _part_of(entries: NDArray[np.uint64], skip: int, rows: int, row_nbytes: int)
 
 def _form(form: Form, per: int) -> Form:
     return replace(form, chunk=(form.chunk[0] // per, per, *form.chunk[1:]))
+
+
+# --- where each sample is a part of its own ----
+
+
+def _of_samples(layout: Layout, begin: Places, length: Places) -> Blocks:
+    """Those of as many parts as there are samples."""
+    rows, size = np.diff(layout.part_first), layout.sample_nbytes
+    chunk = np.array([form.chunk[0] for form in layout.forms], np.int64)[layout.part_form]
+    alone = chunk == 0
+    written = alone & (rows > 0) & (np.diff(layout.part_chunks) > 0)
+    base = layout.chunk_offset[layout.part_chunks[:-1][written]].astype(np.int64)
+    room = int(((base + rows[written] * size) // size).min(initial=HELD_NBYTES))  # of a file, before a part's end
+    per = _per_of_samples(rows, {*chunk[~alone].tolist()}, max(1, min(HELD_NBYTES // size, room)), size)
+    first = _running(-(-rows // per))
+    # What lies side by side in one file without chunks becomes one part.
+    form, file = layout.part_form, layout.part_file
+    goes_on = alone[1:] & alone[:-1] & (form[1:] == form[:-1]) & (file[1:] == file[:-1])
+    at = np.flatnonzero(np.concatenate(([True], ~goes_on)))
+    joined = np.cumsum(np.concatenate(([0], ~goes_on)))  # which of these each part is in
+    entries, of = _with_chunks(layout, *_listed(rows, per, size, np.flatnonzero(written), base), alone)
+    entries[:, 0] += np.where(alone, first[:-1] - first[at][joined], 0)[of]
+    index, offset, nbytes, mask = entries.T
+    made = replace(
+        layout,
+        shape=(int(first[-1]), per, *layout.sample_shape),
+        forms=tuple(replace(form, chunk=(form.chunk[0] // per or 1, per, *form.chunk[1:])) for form in layout.forms),
+        part_file=file[at],
+        part_form=form[at],
+        part_first=np.append(first[at], first[-1]),
+        part_chunks=_running(np.bincount(joined[of], minlength=len(at))),
+        chunk_index=index.astype(np.uint64),
+        chunk_offset=offset.astype(np.uint64),
+        chunk_nbytes=nbytes.astype(np.uint64),
+        chunk_mask=mask.astype(np.uint32),
+        dataset_first=first[np.searchsorted(layout.part_first, layout.dataset_first)],
+    )
+    tail = layout.part_first[1:] - np.where(alone, rows % per, 0)
+    return Blocks(made, per, begin, length, layout.part_first, first, tail)
+
+
+def _listed(rows: Places, per: int, size: int, parts: Places, base: Places) -> tuple[Places, Places]:
+    """The blocks of these parts, which lie there without chunks, one by one; and the part that each is of.
+
+    Before a part that is shorter than a block other bytes of the file are read, and never looked at.
+    """
+    counts = -(-rows[parts] // per)
+    place = np.repeat(np.arange(len(parts)), counts)
+    within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
+    of = parts[place]
+    offset = base[place] + np.minimum(within * per, rows[of] - per) * size
+    return np.stack((within, offset, np.full(len(of), per * size), np.zeros(len(of), np.int64)), axis=1), of
+
+
+def _per_of_samples(rows: Places, chunks: set[int], most: int, size: int) -> int:
+    """Rows of a block, with which all blocks together take least memory: a divisor of all chunks', if there are any."""
+    if chunks:
+        fitting = [d for d in _divisors(math.gcd(*chunks)) if d <= most]
+    else:
+        fitting = [one for n in range(most.bit_length()) for one in (1 << n, 3 << n) if one <= most]
+    lengths, times = np.unique(rows, return_counts=True)
+    return min(fitting, key=lambda per: int((times * -(-lengths // per)).sum()) * (per * size + BESIDE))
+
+
+def _with_chunks(layout: Layout, own: Places, of: Places, alone: NDArray[np.bool_]) -> tuple[Places, Places]:
+    """These entries of parts without chunks, with the chunks of others, in the order of parts; and of which each is."""
+    counts = np.diff(layout.part_chunks)
+    part = np.repeat(np.arange(len(counts)), counts)
+    index = layout.chunk_index if len(layout.chunk_index) else np.arange(len(part)) - layout.part_chunks[part]
+    columns = (index, layout.chunk_offset, layout.chunk_nbytes, layout.chunk_mask)
+    chunks = np.stack([column.astype(np.int64) for column in columns], axis=1)[~alone[part]]
+    of_entry = np.concatenate((of, part[~alone[part]]))
+    order = np.argsort(of_entry, kind="stable")
+    return np.concatenate((own, chunks))[order], of_entry[order]
+
+
+def _running(counts: NDArray[Any]) -> Places:
+    """How many there are before each, and at last how many there are."""
+    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
