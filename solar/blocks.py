@@ -7,7 +7,7 @@ size. So a Layout of rows is seen as one of blocks of rows, and a batch uses all
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from solar.values import Form, Layout
 
 HELD_NBYTES = 16 << 10  # bytes of a block, at most, where a chunk is larger
-SMALLER = 8  # a block is no smaller than one part of so many of that, but where all is
-BESIDE = 32  # bytes that a block takes beside its own, about
+SMALLER = 8  # a block is no smaller than one part of so many of that, but where samples are
+BESIDE = 64  # bytes that a block takes beside its own, in tables and in planning, about
+MOST_USES = 1 << 25  # of blocks, by all samples
 
 Places = NDArray[np.int64]
 
@@ -132,11 +133,18 @@ def blocks_of(layout: Layout, begin: Places, length: Places) -> Blocks:
 
 def _of_files(layout: Layout, begin: Places, length: Places) -> Blocks:
     """Those of few parts, which are files."""
-    rows = np.diff(layout.part_first)
+    rows, size = np.diff(layout.part_first), layout.sample_nbytes
     chunked = [form.chunk[0] > 0 for form in layout.forms]
     alone = [int(n) for n, form in zip(rows, layout.part_form, strict=True) if n and not chunked[form]]
-    most = max(1, HELD_NBYTES // layout.sample_nbytes)
-    per = _per([form.chunk[0] for form in layout.forms if form.chunk[0]], most, alone)
+    lengths = length[length > 0]
+
+    def uses(per: int) -> float:
+        return float(((lengths - 1) / per + 1).sum())  # wherever samples begin
+
+    every = math.gcd(*(form.chunk[0] for form in layout.forms))
+    largest = min([max(1, HELD_NBYTES // size), *alone])
+    fitting = _divisors(every) if every else [1 << n for n in range(0, 64, 2)]
+    per = _per([one for one in fitting if one <= largest], size, int(length.max()), uses, 0 if alone else every)
     columns: dict[str, list[int]] = {"file": [], "form": [], "rows": [], "chunks": [], "tail": []}
     entries = [np.empty((0, 4), np.uint64)]  # index, offset, bytes, mask
     first = [0]
@@ -167,14 +175,16 @@ def _of_files(layout: Layout, begin: Places, length: Places) -> Blocks:
     return Blocks(made, per, begin, length, layout.part_first, firsts, tails)
 
 
-def _per(chunks: list[int], most: int, alone: list[int]) -> int:
-    """Rows of a block: a divisor of all chunks', so that each block lies in one; and no more than a file has alone."""
-    largest = min([most, *alone])
-    if not chunks:
-        return largest
-    every = math.gcd(*chunks)
-    best = max(d for d in _divisors(every) if d <= largest)
-    return every if not alone and best * SMALLER < most else best
+def _per(fitting: list[int], size: int, longest: int, uses: Callable[[int], float], whole: int = 0) -> int:
+    """Rows of a block: those of which the blocks that samples have part in take least memory, all together.
+
+    Where none is handy it is the largest; or `whole`, a chunk, where that is too small.
+    """
+    least = min(BESIDE, longest * size)
+    handy = [per for per in fitting if per * size >= least and uses(per) <= MOST_USES]
+    if handy:
+        return min(handy, key=lambda per: uses(per) * (per * size + BESIDE))
+    return whole if whole and max(fitting) * size * SMALLER < HELD_NBYTES else max(fitting)
 
 
 def _divisors(number: int) -> list[int]:
@@ -211,7 +221,14 @@ def _of_samples(layout: Layout, begin: Places, length: Places) -> Blocks:
     written = alone & (rows > 0) & (np.diff(layout.part_chunks) > 0)
     base = layout.chunk_offset[layout.part_chunks[:-1][written]].astype(np.int64)
     room = int(((base + rows[written] * size) // size).min(initial=HELD_NBYTES))  # of a file, before a part's end
-    per = _per_of_samples(rows, {*chunk[~alone].tolist()}, max(1, min(HELD_NBYTES // size, room)), size)
+    every, largest = math.gcd(*{*chunk.tolist()}), max(1, min(HELD_NBYTES // size, room))
+    lengths, times = np.unique(rows, return_counts=True)
+
+    def uses(per: int) -> float:
+        return float((times * -(-lengths // per)).sum())
+
+    fitting = _divisors(every) if every else [one for n in range(32) for one in (1 << n, 3 << n)]
+    per = _per([one for one in fitting if one <= largest], size, int(rows.max()), uses)
     first = _running(-(-rows // per))
     # What lies side by side in one file without chunks becomes one part.
     form, file = layout.part_form, layout.part_file
@@ -250,16 +267,6 @@ def _listed(rows: Places, per: int, size: int, parts: Places, base: Places) -> t
     of = parts[place]
     offset = base[place] + np.minimum(within * per, rows[of] - per) * size
     return np.stack((within, offset, np.full(len(of), per * size), np.zeros(len(of), np.int64)), axis=1), of
-
-
-def _per_of_samples(rows: Places, chunks: set[int], most: int, size: int) -> int:
-    """Rows of a block, with which all blocks together take least memory: a divisor of all chunks', if there are any."""
-    if chunks:
-        fitting = [d for d in _divisors(math.gcd(*chunks)) if d <= most]
-    else:
-        fitting = [one for n in range(most.bit_length()) for one in (1 << n, 3 << n) if one <= most]
-    lengths, times = np.unique(rows, return_counts=True)
-    return min(fitting, key=lambda per: int((times * -(-lengths // per)).sum()) * (per * size + BESIDE))
 
 
 def _with_chunks(layout: Layout, own: Places, of: Places, alone: NDArray[np.bool_]) -> tuple[Places, Places]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from buffer_kit import DISK, ORDERS, counted, equal, least_of, loader_of, passes
 from hypothesis import assume, given, settings
-from ragged_kit import ACROSS, KINDS, cases, data_of, matrix, plainly, written
+from ragged_kit import ACROSS, KINDS, LAYOUTS, cases, data_of, matrix, plainly, written
 from torch.utils.data import ConcatDataset, Subset
 
 from solar import CSR, DataLoader, H5Dataset, PlanError, PlanSampler, Ragged, ReadError
@@ -19,7 +19,7 @@ from solar.values import Storage
 
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solar.blocks.HELD_NBYTES", 24)
+    monkeypatch.setattr("solar.blocks.HELD_NBYTES", 32)
 
 
 BUFFERED = ("sequential", "shuffled", "by a generator", "with replacement", "odd batches", "planned", "a list")
@@ -140,3 +140,16 @@ def test_data_sets_are_joined_in_one_buffer(
     data = ConcatDataset([data_of(kind, tmp_path / "d.h5", "gzip"), other])
     with pytest.raises(PlanError, match="differ from data set to data set"):
         list(DataLoader(data, buffer="1MiB"))
+
+
+def test_blocks_are_as_long_as_suits_the_samples(tmp_path: Path) -> None:
+    """What samples have part in is little more than the samples; and there are not many more parts than samples."""
+    lengths = np.random.default_rng(0).integers(100, 300, 200).tolist()
+    for layout, chunks in (("contiguous", None), ("gzip", 4096)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(LAYOUTS["gzip"], "chunks", chunks)
+            written(tmp_path / f"{layout}.h5", lengths, layout)
+        data = H5Dataset(str(tmp_path / f"{layout}.h5"), Ragged("v", ends="ends"))
+        (blocks,) = data.extents.blocks
+        assert 2 <= blocks.counts.mean() <= 10
+        assert blocks.counts.sum() * blocks.per < 1.5 * sum(lengths)
