@@ -69,9 +69,9 @@ class Field:
     place a is the array `data[a - 3 : a + 1]`, whose first axis is time. `select`, `axes`, `mean` and `std` then have
     that axis, too. The places are all that have room (solar.Windows says more).
 
-    With `axis` samples lie along another axis than the first: of axis=2, sample i is `data[:, :, i]`. They may lie along
-    several: of axis=(0, 1), samples are `data[i, j]`, j running first. `steps` beside it are counted along the last of
-    these, one after another: axis=(0, 1), steps=range(4) is `data[i, j : j + 4]`.
+    With `axis` samples lie along another axis than the first: of axis=2, sample i is `data[:, :, i]`. They may lie
+    along several: of axis=(0, 1), samples are `data[i, j]`, j running first. `steps` beside it are counted along the
+    last of these, one after another: axis=(0, 1), steps=range(4) is `data[i, j : j + 4]`.
 
     With `file` the dataset is one of another file, or of other files, row for row: Field("label", file="labels.h5").
     With `by`, a dataset of keys that both have, its rows come in the order in which these say: by="id".

@@ -49,7 +49,9 @@ def lying_of(
             if layout.spread:
                 chunk_of(layout)  # raises: its volumes are not its parts
         found: list[Lying]
-        found = [*(crops_of(path, layouts, samples, **looking) if crops else slices_of(layouts, slices, _every(samples)))]
+        found = [
+            *(crops_of(path, layouts, samples, **looking) if crops else slices_of(layouts, slices, _every(samples)))
+        ]
         for layout, own in zip(layouts, found, strict=True):
             if own is not None:
                 chunk_of(layout)  # raises where there are no blocks of it

@@ -37,8 +37,8 @@ class Cut(NamedTuple):
 class Blocks:
     """A Layout of rows as one of blocks, and which blocks samples have part in.
 
-    Blocks are numbered part by part: a part is a file, or a sample that lies anywhere by itself. Where a part's rows are
-    no multiple of a block's and lie one after another, its last block ends with them, and begins within the block
+    Blocks are numbered part by part: a part is a file, or a sample that lies anywhere by itself. Where a part's rows
+    are no multiple of a block's and lie one after another, its last block ends with them, and begins within the block
     before, or before the part. The rows from `tail` on are taken from that.
     """
 

@@ -153,7 +153,11 @@ def test_a_field_does_to_a_window_what_it_does_to_any_sample(tmp_path: Path) -> 
 WRONG = [
     (Field("u", axis=(0, 3)), "rows", r"/u has shape \(6, 5, 4\), and axis=\(0, 3\) was asked for: it has 3 axes"),
     (Field("u", axis=(1, -2)), "rows", r"axis=\(1, -2\) was asked for: one axis is named twice"),
-    (Field("u", axis=1, steps=range(6)), "rows", r"windows reach over 6 steps along axis 1 \(steps 0 to 5\): give fewer"),
+    (
+        Field("u", axis=1, steps=range(6)),
+        "rows",
+        r"windows reach over 6 steps along axis 1 \(steps 0 to 5\): give fewer",
+    ),
     (Field("u", axis=1, steps=range(2)), Windows(ends="e"), "windows along another axis have `every` alone"),
     (Field("u", axis=1, steps=range(2)), Windows(2, pad="edge"), "windows along another axis have `every` alone"),
     (Field("u", axis=1, steps=range(2)), Crops((2, 2)), r"axis beside samples=Crops"),

@@ -27,6 +27,7 @@ from solar.values import Layout
 MOST_AT_ONCE = 1 << 20  # of a window that is written as a range
 OF_CROPS = ("at", "per", "overlap", "inside", "share", "volumes")
 OF_WINDOWS = ("every", *TOLD_BY, "pad")
+ALL_GROUPS = "/"
 
 Held = Extents | BoxBlocks | Blocks | None  # what samples are made of in a buffer; None: each is a row of it
 
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--indptr", metavar="DATASET", help="where samples end, with a 0 before them")
     add("--csr", metavar="GROUP", action="append", default=[], help="a sparse matrix by rows")
     add(
-        "--groups", metavar="PATTERN", nargs="?", const="groups", type=_pattern,
+        "--groups", metavar="PATTERN", nargs="?", const=ALL_GROUPS, type=_pattern,
         help="each group is a sample, of these names: '/molecules/*' (all that have the DATASETs)",
     )  # fmt: skip
 
@@ -158,7 +159,8 @@ def _of_unequal_length(arguments: argparse.Namespace) -> dict[str, Any]:
 def fields(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Any]:
     """The fields of a sample for H5Dataset, by the names of their datasets, and what a sample is."""
     if unequal(arguments):
-        return _of_unequal_length(arguments), arguments.groups or "rows"
+        samples = "groups" if arguments.groups == ALL_GROUPS else arguments.groups or "rows"
+        return _of_unequal_length(arguments), samples
     found: dict[str, Any] = {}
     for name, every in _steps(arguments, names).items():
         steps = [step for one in every if one is not None for step in one]
@@ -166,15 +168,14 @@ def fields(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[dict[st
     return found, _places(arguments) or "rows"
 
 
-def held(
-    arguments: argparse.Namespace, layouts: dict[str, Layout]
-) -> tuple[dict[str, Layout], Mapping[str, Held]]:
+def held(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[dict[str, Layout], Mapping[str, Held]]:
     """Of each field what a buffer holds, and what its samples are made of there; nothing where these are rows.
 
     `layouts`: those of the named datasets, unless samples may differ in length.
     """
-    places = None if unequal(arguments) else _places(arguments)
-    if places is None and not unequal(arguments):
+    cut = unequal(arguments)
+    places = None if cut else _places(arguments)
+    if places is None and not cut:
         return layouts, {}
     if arguments.file is None:
         raise PlanError("samples other than rows are of the datasets of a FILE: give one")
@@ -193,7 +194,7 @@ def held(
 def _held_in_blocks(arguments: argparse.Namespace) -> tuple[dict[str, Layout], dict[str, Held]]:
     given = _of_unequal_length(arguments)
     of, groups = [*given.values()], arguments.groups
-    pattern = "" if groups == "groups" else groups
+    pattern = "" if groups == ALL_GROUPS else groups
     layouts, columns = of_groups(arguments.file, of, pattern) if groups else of_rows(arguments.file, of)
     held: dict[str, Layout] = {}
     made: dict[str, Held] = {}

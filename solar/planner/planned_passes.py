@@ -175,8 +175,8 @@ class PlannedPasses:
         places = [np.zeros(len(own), np.int64) for _ in range(1 + max(piece.field for piece in self.pieces))]
         for piece, one in zip(self.pieces, told, strict=True):
             assert one.positions is not None, "each use of a block, and beside blocks, has its place"
-            own = np.concatenate(([0], np.cumsum(one.positions >= 0)))
-            places[piece.field] += np.diff(own[one.script.starts])
+            taken = np.concatenate(([0], np.cumsum(one.positions >= 0)))
+            places[piece.field] += np.diff(taken[one.script.starts])
         most: NDArray[np.int64] = np.maximum.reduce([own, *places])
         return most
 
