@@ -53,9 +53,7 @@ def file_of(file: Any) -> str | tuple[str, ...]:
 def axis_of(axis: int | Sequence[int]) -> int | tuple[int, ...]:
     """An axis, or several."""
     try:
-        if not isinstance(axis, (tuple, list)):
-            return operator.index(axis)
-        given = tuple(operator.index(one) for one in axis)
+        given = tuple(operator.index(one) for one in (axis if isinstance(axis, Sequence) else (axis,)))
     except TypeError:
         raise TypeError(f"axis is an integer, such as 2 or -1, or several, such as (0, 1), not {axis!r}") from None
     if not given or len({*given}) < len(given):

@@ -19,7 +19,7 @@ from solar.values import Form, Layout
 
 HELD_NBYTES = 16 << 10  # bytes of a block, at most, where a chunk is larger
 SMALLER = 8  # a block is no smaller than one part of so many of that, but where samples are
-BESIDE = 64  # bytes that a block takes beside its own, in tables and in planning, about
+TABLED = 64  # bytes that a block takes beside its own, in tables and in planning, about
 MOST_USES = 1 << 25  # of blocks, by all samples
 
 Places = NDArray[np.int64]
@@ -180,10 +180,10 @@ def _per(fitting: list[int], size: int, longest: int, uses: Callable[[int], floa
 
     Where none is handy it is the largest; or `whole`, a chunk, where that is too small.
     """
-    least = min(BESIDE, longest * size)
+    least = min(TABLED, longest * size)
     handy = [per for per in fitting if per * size >= least and uses(per) <= MOST_USES]
     if handy:
-        return min(handy, key=lambda per: uses(per) * (per * size + BESIDE))
+        return min(handy, key=lambda per: uses(per) * (per * size + TABLED))
     return whole if whole and max(fitting) * size * SMALLER < HELD_NBYTES else max(fitting)
 
 

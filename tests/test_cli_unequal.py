@@ -68,9 +68,8 @@ def test_the_plan_of_samples_of_unequal_length_is_the_runs(
         counts = run_of(loader).counts()
         assert loader.stats()["peak_bytes"] <= memory
     planned = {name: one + 2 * answer["policies"]["solar"][name] for name, one in answer["first_epoch"].items()}
-    for name in ("reads", "requests", "bytes"):
+    for name in ("reads", "requests", "bytes", "hits"):
         assert counts[name] == pytest.approx(planned[name], abs=2), name
-    assert counts["hits"] == pytest.approx(planned["hits"], rel=0.05, abs=2)  # batches share more blocks in some epochs
 
 
 def test_a_buffer_that_is_too_small_is_the_loaders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

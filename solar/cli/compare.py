@@ -69,7 +69,7 @@ class Case:
     def sample_nbytes(self) -> int:
         """The bytes of one, on average."""
         if isinstance(self.extents, Blocks):
-            return round(self.extents.length.mean() * self.units.sample_nbytes / self.extents.per)
+            return round(float(self.extents.length.mean()) * self.units.sample_nbytes / self.extents.per)
         return Piece(0, 0, regions.whole(self.units), self.extents).sample_nbytes
 
     @cached_property

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from solar.blocks import Blocks, most_uses
+from solar.boxes import BoxBlocks
 from solar.extents import Extents
 from solar.planner import costs
 from solar.planner.budget import AheadSpec, Budget, Needs, SampleBytes, divided, needs
@@ -86,7 +87,7 @@ class NodePlan:
     """What a node reads and holds, epoch by epoch, as far as its epochs were followed."""
 
     epochs: list[list[Counts]]  # for each piece; the first of a window with its start
-    uses: int  # of an epoch: rows of all pieces
+    uses: list[int]  # of each epoch, of the last where there are fewer: rows of all pieces
     units: list[Units]  # of each piece
     storages: Sequence[Storage]
     windows: list[PlannedPasses]  # none where batches are read one by one
@@ -114,13 +115,14 @@ class NodePlan:
         seconds = sum(costs.seconds(*one) for one in facts) / len(epochs)
         scan = sum(s.seconds(1, u.total_nbytes) for u, s in zip(self.units, self.storages, strict=True))
         reads = sum(one.reads for one in pieces) / len(epochs)
+        uses = sum(self.uses[min(epoch, len(self.uses) - 1)] for epoch in epochs) / len(epochs)
         return Outcome(
             reads=reads,
             requests=sum(one.requests for one in pieces) / len(epochs),
             bytes=sum(one.bytes for one in pieces) / len(epochs),
             scans=seconds / scan,
             seconds=seconds,
-            hits=self.uses - reads,
+            hits=uses - reads,
             peak_bytes=self.peak_nbytes,
         )
 
@@ -190,7 +192,8 @@ def _followed(
         if len(found) > 1 and len(found) * uses * max(piece.slots for piece in pieces) > FOLLOWED:
             break
     units = [plan.region.units for plan in windows[-1].plans]
-    used = sum(len(piece.rows(of_epoch(0).planned)[0]) for piece in pieces)
+    cut = any(isinstance(piece.extents, Blocks | BoxBlocks) for piece in pieces)  # batches share more in some epochs
+    used = [_uses(pieces, of_epoch(epoch).planned) for epoch in range(len(found) if cut else 1)]
     return NodePlan(found, used, units, job.storages, windows, budget, batches)
 
 
@@ -235,6 +238,10 @@ def planned_windows(
             return
 
 
+def _uses(pieces: Sequence[Piece], uses: SampleUses) -> int:
+    return sum(len(piece.rows(uses)[0]) for piece in pieces)
+
+
 def _part(job: Job, own: Sharing, epoch: int) -> PassUses:
     """What a rank has of an epoch."""
     uses = job.uses(epoch)
@@ -267,7 +274,7 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
     ranks = range(first, min(first + world.ranks_per_node, world.ranks))
     epochs = range(min(2, job.epochs or 2))  # one is like another
     found: list[list[Counts]] = [[] for _ in epochs]
-    used = 0
+    used = [0 for _ in epochs]
     uses_of = lru_cache(EPOCHS_KEPT)(job.uses)  # the same shuffle for each field and rank
     for piece, storage in zip(job.pieces, job.storages, strict=True):
         of_ranks, way = [], KeepPolicy(direct=True, gap=job.gap + 1)
@@ -281,7 +288,7 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
 
             made = plan_rows(of, piece.units, memory=0, storage=storage, epochs=epochs, ahead=0, facts=(), way=way)
             of_ranks.append(made.counts)
-            used += len(of(0)[0])
+            used = [own + len(of(epoch)[0]) for own, epoch in zip(used, epochs, strict=True)]
         for epoch in epochs:
             found[epoch].append(total(counts[epoch] for counts in of_ranks))
     taken = needs(job.fields, job.pace, _places(job, _batch(job)), scratch=job.scratch, threads=job.threads)
