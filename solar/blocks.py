@@ -37,6 +37,8 @@ class Cut(NamedTuple):
 class Blocks:
     """A Layout of rows as one of blocks, and which blocks samples have part in.
 
+    Where chunks are decoded, a chunk has a whole number of blocks, or its last one is not full.
+
     Blocks are numbered part by part: a part is a file, or a sample that lies anywhere by itself. Where a part's rows
     are no multiple of a block's and lie one after another, its last block ends with them, and begins within the block
     before, or before the part. The rows from `tail` on are taken from that.
@@ -49,6 +51,7 @@ class Blocks:
     first_row: Places  # of each part, and at last the number of rows
     first: Places  # block of each part, and at last the number of blocks
     tail: Places  # of each part: the first row that is in its last block alone
+    chunk: int = 0  # rows of a chunk, whose last block may not be full; 0: blocks do not begin anew with each
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -79,11 +82,16 @@ class Blocks:
         blocks = np.unique(self._all(samples)[0])
         begin, length = self.begin[samples], self.length[samples]
         part = self._part(begin)
-        body = np.clip(self.tail[part] - begin, 0, length)
-        low = self._block(begin, part)
-        from_body = np.searchsorted(blocks, low) * self.per + (begin - self.first_row[part]) % self.per
-        behind = np.maximum(begin, self.tail[part]) - (self.first_row[part + 1] - self.per)
-        from_tail = np.searchsorted(blocks, self.first[part + 1] - 1) * self.per + behind
+        row, low = begin - self.first_row[part], self._block(begin, part)
+        if self.chunk:  # no sample has part in three
+            row %= self.chunk
+            turn, last, behind = begin - row + self.chunk, low + (self.chunk - 1) // self.per - row // self.per + 1, 0
+        else:
+            turn, last = self.tail[part], self.first[part + 1] - 1
+            behind = np.maximum(begin, turn) - (self.first_row[part + 1] - self.per)
+        body = np.clip(turn - begin, 0, length)
+        from_body = np.searchsorted(blocks, low) * self.per + row % self.per
+        from_tail = np.searchsorted(blocks, last) * self.per + behind
         begins = np.stack((from_body, from_tail), axis=1)
         return Cut(begins, np.stack((body, length - body), axis=1), len(blocks))
 
@@ -105,9 +113,15 @@ class Blocks:
         return np.minimum(part, len(self.tail) - 1)  # of a sample without rows at the end
 
     def _block(self, row: Places, part: Places) -> Places:
-        own = self.first[part] + (row - self.first_row[part]) // self.per
+        own = self.first[part] + self._blocks(row - self.first_row[part])
         block: Places = np.where(row >= self.tail[part], self.first[part + 1] - 1, own)
         return block
+
+    def _blocks(self, rows: Places) -> Places:
+        """How many full ones come before so many rows of a part."""
+        if not self.chunk:
+            return rows // self.per
+        return rows // self.chunk * -(-self.chunk // self.per) + rows % self.chunk // self.per
 
 
 def most_uses(every: Sequence[Blocks], samples: int) -> int:
@@ -143,15 +157,18 @@ def _of_files(layout: Layout, begin: Places, length: Places) -> Blocks:
 
     every = math.gcd(*(form.chunk[0] for form in layout.forms))
     largest = min([max(1, HELD_NBYTES // size), *alone])
-    fitting = _divisors(every) if every else [1 << n for n in range(0, 64, 2)]
+    cut = every if not alone and _may_be_cut(layout, every, int(length.max())) else 0
+    fitting = (_divisors(every) if every else []) + ([1 << n for n in range(0, 64, 2)] if cut or not every else [])
     per = _per([one for one in fitting if one <= largest], size, int(length.max()), uses, 0 if alone else every)
+    cut = cut if every % per else 0
     columns: dict[str, list[int]] = {"file": [], "form": [], "rows": [], "chunks": [], "tail": []}
     entries = [np.empty((0, 4), np.uint64)]  # index, offset, bytes, mask
     first = [0]
     for part, (n, form, file) in enumerate(zip(rows.tolist(), layout.part_form, layout.part_file, strict=True)):
         here = _entries(layout, part)
         over = 0 if chunked[form] else n % per
-        for skip, blocks in ((0, n // per), (n - per, 1)) if over else ((0, -(-n // per)),):
+        whole = n // cut * -(-cut // per) + -(-(n % cut) // per) if cut else -(-n // per)
+        for skip, blocks in ((0, n // per), (n - per, 1)) if over else ((0, whole),):
             entries.append(here if chunked[form] else _part_of(here, skip, blocks * per, layout.sample_nbytes))
             for name, value in (("file", int(file)), ("form", int(form)), ("rows", blocks), ("chunks", len(here))):
                 columns[name].append(value)
@@ -161,7 +178,7 @@ def _of_files(layout: Layout, begin: Places, length: Places) -> Blocks:
     made = replace(
         layout,
         shape=(first[-1], per, *layout.sample_shape),
-        forms=tuple(_form(form, per) for form in layout.forms),
+        forms=tuple(_form(form, per, size if cut else 0) for form in layout.forms),
         part_file=np.array(columns["file"], np.int32),
         part_form=np.array(columns["form"], np.int32),
         part_first=np.cumsum([0, *columns["rows"]]),
@@ -172,7 +189,13 @@ def _of_files(layout: Layout, begin: Places, length: Places) -> Blocks:
         chunk_mask=mask.astype(np.uint32),
     )
     firsts, tails = np.array(first, np.int64), np.array(columns["tail"], np.int64)
-    return Blocks(made, per, begin, length, layout.part_first, firsts, tails)
+    return Blocks(made, per, begin, length, layout.part_first, firsts, tails, cut)
+
+
+def _may_be_cut(layout: Layout, rows: int, longest: int) -> bool:
+    """Whether blocks may begin anew with each chunk, the last of them not full: all are alike and are decoded."""
+    alike = all(form.chunk[0] == rows and form.filters for form in layout.forms)
+    return alike and longest <= rows and not layout.chunk_mask.any()
 
 
 def _per(fitting: list[int], size: int, longest: int, uses: Callable[[int], float], whole: int = 0) -> int:
@@ -206,8 +229,10 @@ def _part_of(entries: NDArray[np.uint64], skip: int, rows: int, row_nbytes: int)
     return moved
 
 
-def _form(form: Form, per: int) -> Form:
-    return replace(form, chunk=(form.chunk[0] // per, per, *form.chunk[1:]))
+def _form(form: Form, per: int, size: int) -> Form:
+    """That of blocks, the last one of a chunk not full where the `size` of a row is told."""
+    rows = form.chunk[0]
+    return replace(form, chunk=(-(-rows // per), per, *form.chunk[1:]), nbytes=rows * size)
 
 
 # --- where each sample is a part of its own ----

@@ -11,7 +11,7 @@ import pytest
 import torch
 from buffer_kit import DISK, ORDERS, counted, equal, least_of, loader_of, passes
 from hypothesis import assume, given, settings
-from ragged_kit import ACROSS, KINDS, LAYOUTS, cases, data_of, matrix, plainly, written
+from ragged_kit import ACROSS, KINDS, LAYOUTS, cases, data_of, matrix, plainly, sparse, written
 from torch.utils.data import ConcatDataset, Subset
 
 from solar import CSR, DataLoader, H5Dataset, PlanError, PlanSampler, Ragged, ReadError
@@ -153,3 +153,32 @@ def test_blocks_are_as_long_as_suits_the_samples(tmp_path: Path) -> None:
         (blocks,) = data.extents.blocks
         assert 2 <= blocks.counts.mean() <= 10
         assert blocks.counts.sum() * blocks.per < 1.5 * sum(lengths)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "by a generator", "with replacement", "a list"])
+@pytest.mark.parametrize("kind", ["ragged", "several files", "csr", "longer than chunks"])
+def test_chunks_that_no_number_divides_are_cut_all_the_same(kind: str, order: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(60, 300, 36).tolist()
+    lengths[3:6] = [0, 0, 997]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(LAYOUTS["gzip"], "chunks", 211 if kind == "longer than chunks" else 997)
+        for number in range(2 if kind == "several files" else 1):
+            if kind == "csr":
+                matrix(tmp_path / "0.h5", sparse(36, 600), "gzip")
+            else:
+                written(tmp_path / f"{number}.h5", lengths[number:], "gzip", dtype=">i4")
+    field: Any = CSR("X") if kind == "csr" else Ragged("v", ends="ends", batch="flat")
+    data = H5Dataset(str(tmp_path / "*.h5"), {"x": field, "y": "y"})
+    blocks = data.extents["x"].blocks[0]
+    assert bool(blocks.chunk) == (kind != "longer than chunks")
+    torch.manual_seed(1)
+    expected = passes(DataLoader(data, **ORDERS[order](data), buffer=0), 3)
+    least = least_of(lambda nbytes: loader_of(data, order, buffer=nbytes))
+    for nbytes in (least, least + 8_000, least + 600_000):
+        torch.manual_seed(1)
+        with loader_of(data, order, buffer=nbytes, epochs=3) as loader:
+            assert equal(plainly(passes(loader, 3)), plainly(expected)), nbytes
+            planned = loader._buffered.planned
+            assert counted(loader)[:3] == (planned.reads, planned.requests, planned.bytes), nbytes
+            assert loader.stats()["peak_bytes"] <= nbytes
