@@ -85,7 +85,8 @@ class Blocks:
         row, low = begin - self.first_row[part], self._block(begin, part)
         if self.chunk:  # no sample has part in three
             row %= self.chunk
-            turn, last, behind = begin - row + self.chunk, low + (self.chunk - 1) // self.per - row // self.per + 1, 0
+            turn, behind = begin - row + self.chunk, np.zeros_like(row)
+            last = low - row // self.per + -(-self.chunk // self.per)
         else:
             turn, last = self.tail[part], self.first[part + 1] - 1
             behind = np.maximum(begin, turn) - (self.first_row[part + 1] - self.per)
