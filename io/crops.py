@@ -1,4 +1,4 @@
-"""Crops: where boxes lie that are cut out of volumes, and samples along another axis than the first."""
+"""Crops: where boxes lie that are cut out of volumes; and samples, also windows, along other axes than the first."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from solar.boxes import Boxes, Places, drawn, grid, told
 from solar.errors import LayoutError
+from solar.extents import Steps
 from solar.io.layout.hdf5 import inspect
 from solar.io.read.reader import Rows
 from solar.values import Layout
@@ -109,28 +110,64 @@ def crops_of(path: Any, layouts: Sequence[Layout], given: Crops, **looking: Any)
     return [_boxes(layout, places, k if one is not None else 0, rows) for layout, one in zip(layouts, own, strict=True)]
 
 
-def slices_of(layouts: Sequence[Layout], axes: Sequence[int | None]) -> list[Boxes | None]:
-    """What samples are along such axes of these datasets; None: rows, of which there must be as many."""
+class Slices(NamedTuple):
+    """What samples of a dataset are along some of its axes."""
+
+    axes: tuple[int, ...]  # that samples lie along, as they were given
+    steps: Steps  # along the last of them, one after another; None: they do not have that axis
+
+
+def slices_of(layouts: Sequence[Layout], given: Sequence[Slices | None], every: int = 1) -> list[Boxes | None]:
+    """What samples are along such axes of these datasets; None: rows, of which there must be as many.
+
+    Windows lie `every` so many steps, wherever the steps of all fields have room.
+    """
+    steps = [step for one in given if one is not None and one.steps for step in one.steps]
+    reach = min([0, *steps]), max([0, *steps])
     found: list[Boxes | None] = []
-    for layout, axis in zip(layouts, axes, strict=True):
-        rank = len(layout.shape)
-        if axis is None or axis in (0, -rank):
-            found.append(None)
-            continue
-        if layout.per_file or not -rank <= axis < rank:
-            why = 'with samples="files" each file is one sample' if layout.per_file else f"it has {rank} axes"
-            raise LayoutError(f"{_named(layout)} has shape {layout.shape}, and axis={axis} was asked for: {why}")
-        rows = _same_rows(layout, f"a sample along axis {axis} has all of them")
-        axis %= rank
-        shape = (rows, *layout.shape[1:])
-        parts = len(layout.part_first) - 1
-        places = grid([1] * parts, [(shape[axis],)] * parts, (1,), (1,))
-        at = tuple(2 if d == axis else -1 for d in range(rank))
-        box = tuple(1 if d == axis else n for d, n in enumerate(shape))
-        _check_voxels(layout, box)
-        found.append(Boxes(places, box, at, (axis,), layout.part_first))
+    for layout, one in zip(layouts, given, strict=True):
+        rows = one is None or (not steps and one.axes in ((0,), (-len(layout.shape),)))
+        found.append(None if one is None or rows else _slices(layout, one, reach, every))
     _check_counts(layouts, found)
     return found
+
+
+def _slices(layout: Layout, given: Slices, reach: tuple[int, int], every: int) -> Boxes:
+    axes, said = _axes_of(layout, given.axes)
+    rows = np.diff(layout.part_first).tolist()
+    if 0 not in axes:
+        rows = [_same_rows(layout, f"a sample along axis {said} has all of them")] * len(rows)
+    lengths = [tuple(n if axis == 0 else layout.shape[axis] for axis in axes) for n in rows]
+    wide = reach[1] - reach[0] + 1
+    if wide > 1 and max(one[-1] for one in lengths) < wide:
+        raise LayoutError(
+            f"{_named(layout)} has shape {layout.shape}, and windows reach over {wide:,} steps along axis {axes[-1]} "
+            f"(steps {reach[0]} to {reach[1]}): give fewer"
+        )
+    # The last window lies a whole number of strides behind the first.
+    fits = [(*one[:-1], wide + max(0, one[-1] - wide) // every * every) for one in lengths]
+    alone = (1,) * (len(axes) - 1)
+    places = grid([int(one[-1] >= wide) for one in lengths], fits, (*alone, wide), (*alone, every))
+    steps = given.steps or (0,)
+    shape = (rows[0] if rows else 0, *layout.shape[1:])
+    box = tuple((len(steps) if d == axes[-1] else 1) if d in axes else n for d, n in enumerate(shape))
+    _check_voxels(layout, box)
+    at = tuple(2 + axes.index(d) if d in axes else -1 for d in range(len(shape)))
+    behind = tuple(steps[0] - reach[0] if d == axes[-1] else 0 for d in range(len(shape)))
+    return Boxes(places, box, at, axes[:-1] if given.steps else axes, layout.part_first, behind)
+
+
+def _axes_of(layout: Layout, given: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+    """The axes counted from 0, and in words as they were given."""
+    rank, said = len(layout.shape), str(given[0] if len(given) == 1 else given)
+    why = f"it has {rank} axes" if not all(-rank <= axis < rank for axis in given) else ""
+    if layout.per_file:
+        why = 'with samples="files" each file is one sample'
+    axes = tuple(axis % max(1, rank) for axis in given)
+    if why or len({*axes}) < len(axes):
+        asked = f"{_named(layout)} has shape {layout.shape}, and axis={said} was asked for: "
+        raise LayoutError(asked + (why or "one axis is named twice"))
+    return axes, said
 
 
 # --- volumes ----
@@ -213,14 +250,23 @@ def _boxes(layout: Layout, places: Places, k: int, rows: bool) -> Boxes:
 
 
 def _check_counts(layouts: Sequence[Layout], found: Sequence[Boxes | None]) -> None:
+    """Raises unless all fields have equally many samples in each file, and along each of several axes."""
     firsts = [
         layout.part_first if own is None else own.places.first for layout, own in zip(layouts, found, strict=True)
     ]
+    counts = [(layout, own.places.counts) for layout, own in zip(layouts, found, strict=True) if own is not None]
     for layout, first in zip(layouts[1:], firsts[1:], strict=True):
         if not np.array_equal(first, firsts[0]):
             raise LayoutError(
                 f"{layouts[0].paths[0]}: fields of one sample differ in length: {layouts[0].name} has {firsts[0][-1]} "
                 f"samples, {layout.name} has {first[-1]}, along the axes that were asked for"
+            )
+    for layout, own in counts[1:]:
+        if not np.array_equal(own, counts[0][1]):
+            raise LayoutError(
+                f"{layout.paths[0]}: fields of one sample differ in length: {counts[0][0].name} has "
+                f"{counts[0][1][0].tolist()} samples along the axes that were asked for, {layout.name} has "
+                f"{own[0].tolist()}"
             )
 
 

@@ -69,7 +69,9 @@ class Field:
     place a is the array `data[a - 3 : a + 1]`, whose first axis is time. `select`, `axes`, `mean` and `std` then have
     that axis, too. The places are all that have room (solar.Windows says more).
 
-    With `axis` samples lie along another axis than the first: of axis=2, sample i is `data[:, :, i]`.
+    With `axis` samples lie along another axis than the first: of axis=2, sample i is `data[:, :, i]`. They may lie
+    along several: of axis=(0, 1), samples are `data[i, j]`, j running first. `steps` beside it are counted along the
+    last of these, one after another: axis=(0, 1), steps=range(4) is `data[i, j : j + 4]`.
 
     With `file` the dataset is one of another file, or of other files, row for row: Field("label", file="labels.h5").
     With `by`, a dataset of keys that both have, its rows come in the order in which these say: by="id".
@@ -91,7 +93,7 @@ class Field:
 
     name: str
     steps: tuple[int, ...] | None  # rows of a window, counted from its place
-    axis: int | None  # that samples lie along, as it was given
+    axis: int | tuple[int, ...] | None  # that samples lie along, as it was given
     file: Any  # where it is; None: where the others are
     by: str | None  # the keys that join its rows to those of the others; None: their numbers do
     select: tuple[slice, ...] | None
@@ -107,7 +109,7 @@ class Field:
         name: str,
         *,
         steps: Sequence[int] | None = None,
-        axis: int | None = None,
+        axis: int | Sequence[int] | None = None,
         file: Any = None,
         by: str | None = None,
         select: Cut | Sequence[Cut] = None,
@@ -136,8 +138,11 @@ class Field:
         }
         for key, value in given.items():
             object.__setattr__(self, key, value)
-        if steps is not None and axis is not None:
-            raise ValueError(f"{self}: steps are rows, along the first axis; give either steps or axis")
+        if self.steps and axis is not None and self.steps != tuple(range(self.steps[0], self.steps[-1] + 1)):
+            raise ValueError(
+                f"{self}: steps along an axis are one after another, such as range(-3, 1); of these, select= leaves "
+                "some: select=slice(None, None, 2) every second one"
+            )
         if by is not None and (file is None or not isinstance(by, str) or steps is not None or axis is not None):
             raise ValueError(f"{self}: by names keys by which rows of another file are found; give it beside file")
         if missing is not None and not cf:

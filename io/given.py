@@ -50,11 +50,15 @@ def file_of(file: Any) -> str | tuple[str, ...]:
         raise TypeError(f"file is a path, a pattern, or a list of paths, not {file!r}") from None
 
 
-def axis_of(axis: int) -> int:
+def axis_of(axis: int | Sequence[int]) -> int | tuple[int, ...]:
+    """An axis, or several."""
     try:
-        return operator.index(axis)
+        given = tuple(operator.index(one) for one in (axis if isinstance(axis, Sequence) else (axis,)))
     except TypeError:
-        raise TypeError(f"axis is an integer, such as 2 or -1, not {axis!r}") from None
+        raise TypeError(f"axis is an integer, such as 2 or -1, or several, such as (0, 1), not {axis!r}") from None
+    if not given or len({*given}) < len(given):
+        raise ValueError(f"axis={axis!r}: samples lie along one axis, or along several, each named once")
+    return given if len(given) > 1 else given[0]
 
 
 def permutation_of(axes: Sequence[int]) -> tuple[int, ...]:

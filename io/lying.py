@@ -6,8 +6,8 @@ from typing import Any
 
 from solar.boxes import Boxes
 from solar.errors import LayoutError
-from solar.extents import Extents
-from solar.io.crops import Crops, crops_of, slices_of
+from solar.extents import Extents, Steps
+from solar.io.crops import Crops, Slices, crops_of, slices_of
 from solar.io.field import Field
 from solar.io.joined import joined_of
 from solar.io.layout.blocks import chunk_of
@@ -32,22 +32,26 @@ def lying_of(
 ) -> list[Lying]:
     """Where the samples of each dataset lie: in windows, in boxes, or (None) each is a row."""
     steps = [None if field is None else field.steps for field in given]
-    axes = [None if field is None else field.axis for field in given]
-    boxes = isinstance(samples, Crops) or any(axis is not None for axis in axes)
-    windows = isinstance(samples, Windows) or any(steps)
-    if (boxes and windows) or (isinstance(samples, Crops) and any(axis is not None for axis in axes)):
+    slices = [None if field is None or field.axis is None else _slices(field.axis, field.steps) for field in given]
+    crops, along = isinstance(samples, Crops), any(slices)
+    wide = along and any(one and one.steps for one in slices)  # windows along another axis
+    windows = any(own and not one for own, one in zip(steps, slices, strict=True))
+    windows |= isinstance(samples, Windows) and not wide
+    if (along and (windows or crops)) or (crops and windows):
         both = "steps, or samples=Windows(...)" if windows else "axis"
         raise LayoutError(
             f"{layouts[0].paths[0]}: {layouts[0].title}: {both} beside "
-            f"{'samples=Crops(...)' if isinstance(samples, Crops) else 'axis'}: a sample is either of them; what does "
+            f"{'samples=Crops(...)' if crops else 'axis'}: a sample is either of them; what does "
             "not go together, an H5Dataset of its own gives"
         )
-    if boxes:
-        crops = isinstance(samples, Crops)
+    if crops or along:
         for layout in layouts:
             if layout.spread:
                 chunk_of(layout)  # raises: its volumes are not its parts
-        found: list[Lying] = [*(crops_of(path, layouts, samples, **looking) if crops else slices_of(layouts, axes))]
+        found: list[Lying]
+        found = [
+            *(crops_of(path, layouts, samples, **looking) if crops else slices_of(layouts, slices, _every(samples)))
+        ]
         for layout, own in zip(layouts, found, strict=True):
             if own is not None:
                 chunk_of(layout)  # raises where there are no blocks of it
@@ -63,6 +67,19 @@ def lying_of(
     places = samples if isinstance(samples, Windows) else Windows()
     whole = extents_of(path, layouts, steps, places, looking["cache"], together=looking["together"])
     return [whole.of_fields((one,)) for one in steps]
+
+
+def _slices(axis: int | tuple[int, ...], steps: Steps) -> Slices:
+    return Slices(axis if isinstance(axis, tuple) else (axis,), steps)
+
+
+def _every(samples: Any) -> int:
+    """From one window along an axis to the next. LayoutError for what Windows say of rows alone."""
+    if not isinstance(samples, Windows):
+        return 1
+    if samples != Windows(samples.every):
+        raise LayoutError(f"{samples}: windows along another axis have `every` alone: its whole length is one part")
+    return samples.every
 
 
 def rows_of(layout: Layout, extents: Lying, page_cache: bool | None) -> Rows:

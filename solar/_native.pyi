@@ -118,6 +118,9 @@ class Source:
         mapped: bool = False,  # copied from mapped files while the page cache holds them
         file_inode: U64 | None = None,  # None or empty, with file_ctime_ns: not known
         file_ctime_ns: I64 | None = None,
+        form_nbytes: list[
+            int
+        ] = ...,  # that chunks decode to whose last row is not whole; 0: as many as their shape has
     ) -> None: ...
     @property
     def row_nbytes(self) -> int: ...

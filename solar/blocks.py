@@ -7,8 +7,10 @@ size. So a Layout of rows is seen as one of blocks of rows, and a batch uses all
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,9 @@ from numpy.typing import NDArray
 from solar.values import Form, Layout
 
 HELD_NBYTES = 16 << 10  # bytes of a block, at most, where a chunk is larger
-SMALLER = 8  # a block is no smaller than one part of so many of that, but where all is
+SMALLER = 8  # a block is no smaller than one part of so many of that, but where samples are
+TABLED = 64  # bytes that a block takes beside its own, in tables and in planning, about
+MOST_USES = 1 << 25  # of blocks, by all samples
 
 Places = NDArray[np.int64]
 
@@ -33,29 +37,33 @@ class Cut(NamedTuple):
 class Blocks:
     """A Layout of rows as one of blocks, and which blocks samples have part in.
 
-    Blocks are numbered file by file. Where a file's rows are no multiple of a block's and lie one after another, its
-    last block ends with them, and begins within the block before. The rows from `tail` on are taken from that.
+    Where chunks are decoded, a chunk has a whole number of blocks, or its last one is not full.
+
+    Blocks are numbered part by part: a part is a file, or a sample that lies anywhere by itself. Where a part's rows
+    are no multiple of a block's and lie one after another, its last block ends with them, and begins within the block
+    before, or before the part. The rows from `tail` on are taken from that.
     """
 
     layout: Layout
     per: int  # rows of a block
     begin: Places  # first row of each sample
     length: Places
-    first_row: Places  # of each file, and at last the number of rows
-    first: Places  # block of each file, and at last the number of blocks
-    tail: Places  # of each file: the first row that is in its last block alone
+    first_row: Places  # of each part, and at last the number of rows
+    first: Places  # block of each part, and at last the number of blocks
+    tail: Places  # of each part: the first row that is in its last block alone
+    chunk: int = 0  # rows of a chunk, whose last block may not be full; 0: blocks do not begin anew with each
 
     def __len__(self) -> int:
         return len(self.begin)
 
-    @property
+    @cached_property
     def counts(self) -> Places:
         """How many blocks each sample has part in."""
         low, high = self._ends(slice(None))
         counts: Places = np.where(self.length > 0, high - low + 1, 0)
         return counts
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """How many blocks a sample has part in, on average."""
         return max(1, math.ceil(self.counts.mean())) if len(self) else 1
@@ -73,12 +81,18 @@ class Blocks:
         """Where the rows of these samples lie in the blocks that `uses` says of one step of them."""
         blocks = np.unique(self._all(samples)[0])
         begin, length = self.begin[samples], self.length[samples]
-        file = self._file(begin)
-        body = np.clip(self.tail[file] - begin, 0, length)
-        low = self._block(begin, file)
-        from_body = np.searchsorted(blocks, low) * self.per + (begin - self.first_row[file]) % self.per
-        behind = np.maximum(begin, self.tail[file]) - (self.first_row[file + 1] - self.per)
-        from_tail = np.searchsorted(blocks, self.first[file + 1] - 1) * self.per + behind
+        part = self._part(begin)
+        row, low = begin - self.first_row[part], self._block(begin, part)
+        if self.chunk:  # no sample has part in three
+            row %= self.chunk
+            turn, behind = begin - row + self.chunk, np.zeros_like(row)
+            last = low - row // self.per + -(-self.chunk // self.per)
+        else:
+            turn, last = self.tail[part], self.first[part + 1] - 1
+            behind = np.maximum(begin, turn) - (self.first_row[part + 1] - self.per)
+        body = np.clip(turn - begin, 0, length)
+        from_body = np.searchsorted(blocks, low) * self.per + row % self.per
+        from_tail = np.searchsorted(blocks, last) * self.per + behind
         begins = np.stack((from_body, from_tail), axis=1)
         return Cut(begins, np.stack((body, length - body), axis=1), len(blocks))
 
@@ -92,17 +106,29 @@ class Blocks:
     def _ends(self, samples: NDArray[np.integer] | slice) -> tuple[Places, Places]:
         """The first and the last block of each; of those without rows any."""
         begin = self.begin[samples]
-        file = self._file(begin)
-        return self._block(begin, file), self._block(begin + np.maximum(self.length[samples], 1) - 1, file)
+        part = self._part(begin)
+        return self._block(begin, part), self._block(begin + np.maximum(self.length[samples], 1) - 1, part)
 
-    def _file(self, row: Places) -> Places:
-        file: Places = np.searchsorted(self.first_row, row, side="right") - 1
-        return np.minimum(file, len(self.tail) - 1)  # of a sample without rows at the end
+    def _part(self, row: Places) -> Places:
+        part: Places = np.searchsorted(self.first_row, row, side="right") - 1
+        return np.minimum(part, len(self.tail) - 1)  # of a sample without rows at the end
 
-    def _block(self, row: Places, file: Places) -> Places:
-        own = self.first[file] + (row - self.first_row[file]) // self.per
-        block: Places = np.where(row >= self.tail[file], self.first[file + 1] - 1, own)
+    def _block(self, row: Places, part: Places) -> Places:
+        own = self.first[part] + self._blocks(row - self.first_row[part])
+        block: Places = np.where(row >= self.tail[part], self.first[part + 1] - 1, own)
         return block
+
+    def _blocks(self, rows: Places) -> Places:
+        """How many full ones come before so many rows of a part."""
+        if not self.chunk:
+            return rows // self.per
+        return rows // self.chunk * -(-self.chunk // self.per) + rows % self.chunk // self.per
+
+
+def most_uses(every: Sequence[Blocks], samples: int) -> int:
+    """How many blocks a batch of so many of these samples has part in, at most: of those that have part in most."""
+    counts = np.sort(np.concatenate([one.counts for one in every]))
+    return int(counts[max(0, len(counts) - samples) :].sum())
 
 
 def refused(layout: Layout) -> str:
@@ -110,8 +136,6 @@ def refused(layout: Layout) -> str:
     where = f"{layout.paths[0]}: {layout.title}"
     if layout.reader != "direct":
         return f"{where} is read through libhdf5: {layout.reason}"
-    if layout.spread:
-        return f"{where} lies in as many pieces as there are samples"
     if any(form.chunk[1:] != layout.sample_shape for form in layout.forms):
         return f"{where} has chunks across its rows"
     return "" if layout.nbytes else f"{where} has no bytes"
@@ -119,18 +143,33 @@ def refused(layout: Layout) -> str:
 
 def blocks_of(layout: Layout, begin: Places, length: Places) -> Blocks:
     """The blocks of these samples. REQUIRES: nothing that `refused` says."""
-    rows = np.diff(layout.part_first)
+    return _of_samples(layout, begin, length) if layout.spread else _of_files(layout, begin, length)
+
+
+def _of_files(layout: Layout, begin: Places, length: Places) -> Blocks:
+    """Those of few parts, which are files."""
+    rows, size = np.diff(layout.part_first), layout.sample_nbytes
     chunked = [form.chunk[0] > 0 for form in layout.forms]
     alone = [int(n) for n, form in zip(rows, layout.part_form, strict=True) if n and not chunked[form]]
-    most = max(1, HELD_NBYTES // layout.sample_nbytes)
-    per = _per([form.chunk[0] for form in layout.forms if form.chunk[0]], most, alone)
+    lengths = length[length > 0]
+
+    def uses(per: int) -> float:
+        return float(((lengths - 1) / per + 1).sum())  # wherever samples begin
+
+    every = math.gcd(*(form.chunk[0] for form in layout.forms))
+    largest = min([max(1, HELD_NBYTES // size), *alone])
+    cut = every if not alone and _may_be_cut(layout, every, int(length.max())) else 0
+    fitting = (_divisors(every) if every else []) + ([1 << n for n in range(0, 64, 2)] if cut or not every else [])
+    per = _per([one for one in fitting if one <= largest], size, int(length.max()), uses, 0 if alone else every)
+    cut = cut if every % per else 0
     columns: dict[str, list[int]] = {"file": [], "form": [], "rows": [], "chunks": [], "tail": []}
     entries = [np.empty((0, 4), np.uint64)]  # index, offset, bytes, mask
     first = [0]
     for part, (n, form, file) in enumerate(zip(rows.tolist(), layout.part_form, layout.part_file, strict=True)):
         here = _entries(layout, part)
         over = 0 if chunked[form] else n % per
-        for skip, blocks in ((0, n // per), (n - per, 1)) if over else ((0, -(-n // per)),):
+        whole = n // cut * -(-cut // per) + -(-(n % cut) // per) if cut else -(-n // per)
+        for skip, blocks in ((0, n // per), (n - per, 1)) if over else ((0, whole),):
             entries.append(here if chunked[form] else _part_of(here, skip, blocks * per, layout.sample_nbytes))
             for name, value in (("file", int(file)), ("form", int(form)), ("rows", blocks), ("chunks", len(here))):
                 columns[name].append(value)
@@ -140,7 +179,7 @@ def blocks_of(layout: Layout, begin: Places, length: Places) -> Blocks:
     made = replace(
         layout,
         shape=(first[-1], per, *layout.sample_shape),
-        forms=tuple(_form(form, per) for form in layout.forms),
+        forms=tuple(_form(form, per, size if cut else 0) for form in layout.forms),
         part_file=np.array(columns["file"], np.int32),
         part_form=np.array(columns["form"], np.int32),
         part_first=np.cumsum([0, *columns["rows"]]),
@@ -151,18 +190,29 @@ def blocks_of(layout: Layout, begin: Places, length: Places) -> Blocks:
         chunk_mask=mask.astype(np.uint32),
     )
     firsts, tails = np.array(first, np.int64), np.array(columns["tail"], np.int64)
-    return Blocks(made, per, begin, length, layout.part_first, firsts, tails)
+    return Blocks(made, per, begin, length, layout.part_first, firsts, tails, cut)
 
 
-def _per(chunks: list[int], most: int, alone: list[int]) -> int:
-    """Rows of a block: a divisor of all chunks', so that each block lies in one; and no more than a file has alone."""
-    largest = min([most, *alone])
-    if not chunks:
-        return largest
-    every = math.gcd(*chunks)
-    fitting = [d for n in range(1, math.isqrt(every) + 1) if every % n == 0 for d in (n, every // n) if d <= largest]
-    best = max(fitting)
-    return every if not alone and best * SMALLER < most else best
+def _may_be_cut(layout: Layout, rows: int, longest: int) -> bool:
+    """Whether blocks may begin anew with each chunk, the last of them not full: all are alike and are decoded."""
+    alike = all(form.chunk[0] == rows and form.filters for form in layout.forms)
+    return alike and longest <= rows and not layout.chunk_mask.any()
+
+
+def _per(fitting: list[int], size: int, longest: int, uses: Callable[[int], float], whole: int = 0) -> int:
+    """Rows of a block: those of which the blocks that samples have part in take least memory, all together.
+
+    Where none is handy it is the largest; or `whole`, a chunk, where that is too small.
+    """
+    least = min(TABLED, longest * size)
+    handy = [per for per in fitting if per * size >= least and uses(per) <= MOST_USES]
+    if handy:
+        return min(handy, key=lambda per: uses(per) * (per * size + TABLED))
+    return whole if whole and max(fitting) * size * SMALLER < HELD_NBYTES else max(fitting)
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for n in range(1, math.isqrt(number) + 1) if number % n == 0 for d in (n, number // n)]
 
 
 def _entries(layout: Layout, part: int) -> NDArray[np.uint64]:
@@ -180,5 +230,83 @@ def _part_of(entries: NDArray[np.uint64], skip: int, rows: int, row_nbytes: int)
     return moved
 
 
-def _form(form: Form, per: int) -> Form:
-    return replace(form, chunk=(form.chunk[0] // per, per, *form.chunk[1:]))
+def _form(form: Form, per: int, size: int) -> Form:
+    """That of blocks, the last one of a chunk not full where the `size` of a row is told."""
+    rows = form.chunk[0]
+    return replace(form, chunk=(-(-rows // per), per, *form.chunk[1:]), nbytes=rows * size)
+
+
+# --- where each sample is a part of its own ----
+
+
+def _of_samples(layout: Layout, begin: Places, length: Places) -> Blocks:
+    """Those of as many parts as there are samples."""
+    rows, size = np.diff(layout.part_first), layout.sample_nbytes
+    chunk = np.array([form.chunk[0] for form in layout.forms], np.int64)[layout.part_form]
+    alone = chunk == 0
+    written = alone & (rows > 0) & (np.diff(layout.part_chunks) > 0)
+    base = layout.chunk_offset[layout.part_chunks[:-1][written]].astype(np.int64)
+    room = int(((base + rows[written] * size) // size).min(initial=HELD_NBYTES))  # of a file, before a part's end
+    every, largest = math.gcd(*{*chunk.tolist()}), max(1, min(HELD_NBYTES // size, room))
+    lengths, times = np.unique(rows, return_counts=True)
+
+    def uses(per: int) -> float:
+        return float((times * -(-lengths // per)).sum())
+
+    fitting = _divisors(every) if every else [one for n in range(32) for one in (1 << n, 3 << n)]
+    per = _per([one for one in fitting if one <= largest], size, int(rows.max()), uses)
+    first = _running(-(-rows // per))
+    # What lies side by side in one file without chunks becomes one part.
+    form, file = layout.part_form, layout.part_file
+    goes_on = alone[1:] & alone[:-1] & (form[1:] == form[:-1]) & (file[1:] == file[:-1])
+    at = np.flatnonzero(np.concatenate(([True], ~goes_on)))
+    joined = np.cumsum(np.concatenate(([0], ~goes_on)))  # which of these each part is in
+    entries, of = _with_chunks(layout, *_listed(rows, per, size, np.flatnonzero(written), base), alone)
+    entries[:, 0] += np.where(alone, first[:-1] - first[at][joined], 0)[of]
+    index, offset, nbytes, mask = entries.T
+    made = replace(
+        layout,
+        shape=(int(first[-1]), per, *layout.sample_shape),
+        forms=tuple(replace(form, chunk=(form.chunk[0] // per or 1, per, *form.chunk[1:])) for form in layout.forms),
+        part_file=file[at],
+        part_form=form[at],
+        part_first=np.append(first[at], first[-1]),
+        part_chunks=_running(np.bincount(joined[of], minlength=len(at))),
+        chunk_index=index.astype(np.uint64),
+        chunk_offset=offset.astype(np.uint64),
+        chunk_nbytes=nbytes.astype(np.uint64),
+        chunk_mask=mask.astype(np.uint32),
+        dataset_first=first[np.searchsorted(layout.part_first, layout.dataset_first)],
+    )
+    tail = layout.part_first[1:] - np.where(alone, rows % per, 0)
+    return Blocks(made, per, begin, length, layout.part_first, first, tail)
+
+
+def _listed(rows: Places, per: int, size: int, parts: Places, base: Places) -> tuple[Places, Places]:
+    """The blocks of these parts, which lie there without chunks, one by one; and the part that each is of.
+
+    Before a part that is shorter than a block other bytes of the file are read, and never looked at.
+    """
+    counts = -(-rows[parts] // per)
+    place = np.repeat(np.arange(len(parts)), counts)
+    within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
+    of = parts[place]
+    offset = base[place] + np.minimum(within * per, rows[of] - per) * size
+    return np.stack((within, offset, np.full(len(of), per * size), np.zeros(len(of), np.int64)), axis=1), of
+
+
+def _with_chunks(layout: Layout, own: Places, of: Places, alone: NDArray[np.bool_]) -> tuple[Places, Places]:
+    """These entries of parts without chunks, with the chunks of others, in the order of parts; and of which each is."""
+    counts = np.diff(layout.part_chunks)
+    part = np.repeat(np.arange(len(counts)), counts)
+    index = layout.chunk_index if len(layout.chunk_index) else np.arange(len(part)) - layout.part_chunks[part]
+    columns = (index, layout.chunk_offset, layout.chunk_nbytes, layout.chunk_mask)
+    chunks = np.stack([column.astype(np.int64) for column in columns], axis=1)[~alone[part]]
+    of_entry = np.concatenate((of, part[~alone[part]]))
+    order = np.argsort(of_entry, kind="stable")
+    return np.concatenate((own, chunks))[order], of_entry[order]
+
+
+def _running(counts: NDArray[Any]) -> Places:
+    """How many there are before each, and at last how many there are."""
+    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

@@ -110,7 +110,7 @@ class Corners(NamedTuple):
 class Boxes:
     """The samples of one dataset, which are boxes of it, at places that several datasets may share.
 
-    Axis d of a box begins at column at[d] of its place; -1: it is the whole axis.
+    Axis d of a box begins at column at[d] of its place, or so many places behind that; -1: it is the whole axis.
 
     >>> stack = Boxes(grid([1], [(7,)], (1,), (1,)), (5, 6, 1), (-1, -1, 2), (2,), np.array([0, 5]))
     >>> stack.shape, stack.of(np.array([4])).corners.tolist()
@@ -122,6 +122,7 @@ class Boxes:
     at: tuple[int, ...]
     left_out: tuple[int, ...]  # axes of length 1 that a sample does not have
     part_first: Numbers  # of the dataset
+    behind: tuple[int, ...] = ()  # of each axis, if any: how far behind its place a box begins
 
     def __len__(self) -> int:
         return len(self.places)
@@ -139,6 +140,7 @@ class Boxes:
         for axis, column in enumerate(self.at):
             if column >= 0:
                 corners[:, 1 + axis] = places[:, column]
+        corners[:, 1:] += np.array(self.behind or 0, np.int64)
         return Corners(self.part_first[corners[:, 0]] + corners[:, 1], corners)
 
 

@@ -66,6 +66,8 @@ class Form:
     chunk: tuple[int, ...]  # rank of a part; chunk[0] == 0: contiguous, as many rows as the part has
     filters: tuple[Filter, ...] = ()
     fill: bytes = b""  # empty: zeros
+    # That a chunk decodes to, where its last row is not whole; 0: as many as its shape has. Follows from the others.
+    nbytes: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

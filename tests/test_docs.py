@@ -193,6 +193,7 @@ def files(tmp_path: Path) -> Path:
         "atoms": atoms,
         "cells": cells,
         "stack": {"stack": volume["image"]},
+        "trajectories": {"u": flow},
         "volume": volume,
         "scan": scan,
         "runs/1": scan,

@@ -127,10 +127,10 @@ def test_a_buffer_holds_those_of_one_shape(stored: str, tmp_path: Path) -> None:
     assert stats["buffer_hits"] >= 2 * 60  # of both fields: each group is read once
 
 
-def test_a_buffer_of_unequal_lengths_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_buffer_of_rows_that_chunks_cut_is_refused_in_words(tmp_path: Path) -> None:
     written(tmp_path / "a.h5", UNLIKE, "gzip")
     data = H5Dataset(tmp_path / "a.h5", FIELDS, samples="groups")
-    with pytest.raises(PlanError, match="as many pieces as there are samples"):
+    with pytest.raises(PlanError, match="has chunks across its rows"):
         next(iter(DataLoader(data, 4, buffer="1MiB")))
     assert len(list(DataLoader(data, 4))) == 3
 

@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 VALUES = "errors values extents blocks boxes _native"
-IO = "io.field io.ragged io.varying io.windows io.crops io.joined io.lying io.given io.layout io.read io.libhdf5 "
-IO += "io.ranks io.exchange io.workers io.machine"
+IO = "io.field io.ragged io.unequal io.varying io.windows io.crops io.joined io.lying io.given io.layout io.read "
+IO += "io.libhdf5 io.ranks io.exchange io.workers io.machine"
 
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "io.read": f"{VALUES} io.field io.layout io.libhdf5 io.machine",
     "io.windows": f"{VALUES} io.layout io.read",
     "io.ragged": f"{VALUES} io.layout io.varying io.windows",
+    "io.unequal": f"{VALUES} io.field io.layout io.ragged",
     "io.varying": f"{VALUES} io.layout io.read",
     "io.crops": f"{VALUES} io.layout io.read",
     "io.joined": f"{VALUES} io.field io.read",
@@ -60,7 +61,7 @@ MAY_IMPORT = {
     "torch.monitor": "io.compress io.machine",
     "torch.metrics": "torch.monitor",
     "torch.ragged": f"{VALUES} {IO} torch.batch",
-    "torch.kinds": f"{VALUES} {IO} torch.batch torch.ragged",
+    "torch.kinds": f"{VALUES} {IO} torch.batch",
     "torch.dataset": f"{VALUES} {IO} torch.batch torch.kinds torch.ragged",
     "torch.source": f"{VALUES} {IO} torch.dataset torch.batch torch.ragged",
     "torch.buffer": f"{VALUES} {IO} planner torch.batch torch.dataset torch.monitor torch.order torch.ragged "

@@ -6,14 +6,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
 from buffer_kit import DISK, ORDERS, counted, equal, least_of, loader_of, passes
 from hypothesis import assume, given, settings
-from kit import settle
-from ragged_kit import ACROSS, KINDS, cases, data_of, matrix, plainly, written
+from ragged_kit import ACROSS, KINDS, LAYOUTS, cases, data_of, matrix, plainly, sparse, written
 from torch.utils.data import ConcatDataset, Subset
 
 from solar import CSR, DataLoader, H5Dataset, PlanError, PlanSampler, Ragged, ReadError
@@ -21,7 +19,7 @@ from solar.values import Storage
 
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("solar.blocks.HELD_NBYTES", 24)
+    monkeypatch.setattr("solar.blocks.HELD_NBYTES", 32)
 
 
 BUFFERED = ("sequential", "shuffled", "by a generator", "with replacement", "odd batches", "planned", "a list")
@@ -113,14 +111,10 @@ def test_a_damaged_column_is_left_out(tmp_path: Path) -> None:
     assert [len(batch) for batch in DataLoader(data, 3, buffer="1MiB", on_error="skip")] == [2, 3]
 
 
-def test_what_chunks_cut_in_two_or_lies_anywhere_has_none(tmp_path: Path) -> None:
+def test_what_chunks_cut_in_two_has_none(tmp_path: Path) -> None:
     written(tmp_path / "a.h5", [2, 0, 3], "tiles", row=(2,))
-    with h5py.File(tmp_path / "a.h5", "r+") as file:
-        file.create_dataset("own", (2,), h5py.vlen_dtype(np.dtype("f4")))
-    settle(tmp_path / "a.h5")
-    for field, why in ((Ragged("v", ends="ends"), "has chunks across its rows"), (Ragged("own"), "as many pieces")):
-        with pytest.raises(PlanError, match=rf"{why}.*Leave buffer= away"):
-            next(iter(DataLoader(H5Dataset(str(tmp_path / "a.h5"), field), buffer="1MiB")))
+    with pytest.raises(PlanError, match=r"has chunks across its rows.*Leave buffer= away"):
+        next(iter(DataLoader(H5Dataset(str(tmp_path / "a.h5"), Ragged("v", ends="ends")), buffer="1MiB")))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,3 +140,45 @@ def test_data_sets_are_joined_in_one_buffer(
     data = ConcatDataset([data_of(kind, tmp_path / "d.h5", "gzip"), other])
     with pytest.raises(PlanError, match="differ from data set to data set"):
         list(DataLoader(data, buffer="1MiB"))
+
+
+def test_blocks_are_as_long_as_suits_the_samples(tmp_path: Path) -> None:
+    """What samples have part in is little more than the samples; and there are not many more parts than samples."""
+    lengths = np.random.default_rng(0).integers(100, 300, 200).tolist()
+    for layout, chunks in (("contiguous", None), ("gzip", 4096)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(LAYOUTS["gzip"], "chunks", chunks)
+            written(tmp_path / f"{layout}.h5", lengths, layout)
+        data = H5Dataset(str(tmp_path / f"{layout}.h5"), Ragged("v", ends="ends"))
+        (blocks,) = data.extents.blocks
+        assert 2 <= blocks.counts.mean() <= 10
+        assert blocks.counts.sum() * blocks.per < 1.5 * sum(lengths)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "by a generator", "with replacement", "a list"])
+@pytest.mark.parametrize("kind", ["ragged", "several files", "csr", "longer than chunks"])
+def test_chunks_that_no_number_divides_are_cut_all_the_same(kind: str, order: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(60, 300, 36).tolist()
+    lengths[3:6] = [0, 0, 997]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(LAYOUTS["gzip"], "chunks", 211 if kind == "longer than chunks" else 997)
+        for number in range(2 if kind == "several files" else 1):
+            if kind == "csr":
+                matrix(tmp_path / "0.h5", sparse(36, 600), "gzip")
+            else:
+                written(tmp_path / f"{number}.h5", lengths[number:], "gzip", dtype=">i4")
+    field: Any = CSR("X") if kind == "csr" else Ragged("v", ends="ends", batch="flat")
+    data = H5Dataset(str(tmp_path / "*.h5"), {"x": field, "y": "y"})
+    blocks = data.extents["x"].blocks[0]
+    assert bool(blocks.chunk) == (kind != "longer than chunks")
+    torch.manual_seed(1)
+    expected = passes(DataLoader(data, **ORDERS[order](data), buffer=0), 3)
+    least = least_of(lambda nbytes: loader_of(data, order, buffer=nbytes))
+    for nbytes in (least, least + 8_000, least + 600_000):
+        torch.manual_seed(1)
+        with loader_of(data, order, buffer=nbytes, epochs=3) as loader:
+            assert equal(plainly(passes(loader, 3)), plainly(expected)), nbytes
+            planned = loader._buffered.planned
+            assert counted(loader)[:3] == (planned.reads, planned.requests, planned.bytes), nbytes
+            assert loader.stats()["peak_bytes"] <= nbytes

@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, DistributedSampler
 
-from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows
+from solar import DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
 from solar.io.ranks import detect
 from solar.values import Storage
 
 
 def dataset_of(case: dict[str, Any]) -> Any:
+    fields: dict[str, Any]
     fields = {key: Field(name, steps=case["steps"].get(key)) for key, name in case["fields"].items()}
+    fields |= {key: Ragged(name, ends="ends") for key, name in case["ragged"].items()}
     samples: Any = Windows(pad="edge") if case["steps"] else "rows"
     parts = [H5Dataset(path, fields, samples=samples) for path in case["paths"]]
     return parts[0] if len(parts) == 1 else ConcatDataset(parts)
@@ -39,6 +41,7 @@ def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
     )  # fmt: skip
     known = {field: np.concatenate([one.read_batch(np.arange(len(one)))[field] for one in parts(dataset)])
              for field in case["fields"]}  # fmt: skip
+    ragged = {field: [sample[field] for one in parts(dataset) for sample in one] for field in case["ragged"]}
     if case["state"]:
         loader.load_state_dict(case["state"])
     epochs: list[Any] = []
@@ -50,6 +53,9 @@ def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
             ids = batch["y"][:, 0].numpy()
             for field in known:
                 assert np.array_equal(batch[field].numpy(), known[field][ids]), (field, epoch, step)
+            for field, values in ragged.items():
+                for own, number in zip(batch[field].unbind(), ids.tolist(), strict=True):
+                    assert np.array_equal(own.numpy(), values[number]), (field, epoch, step)
             steps.append(ids.tolist())
             weights += [batch.weight] if case["balance"] == "uneven" else []
             if case["break"] == [epoch, step]:

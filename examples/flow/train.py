@@ -18,17 +18,17 @@ from torch import nn
 from examples import common
 from examples.flow import data
 from examples.flow.model import Stepper
-from solar import Crops, Field, H5Dataset
+from solar import Field, H5Dataset
 
 PAST = 2  # steps that the network sees
-FIELDS = {"vorticity": Field("t0_fields/vorticity", std=data.SPIN), "dye": "t0_fields/dye"}
+FIELDS = {"vorticity": data.SPIN, "dye": None}  # and by what they are divided
 SHOWN = (1, 2, 4, 8)  # steps of a rollout
 
 
-def windows(path: Path, size: int, steps: int = PAST + 1) -> H5Dataset:
+def windows(path: Path, steps: int = PAST + 1) -> H5Dataset:
     """Samples are so many steps in a row of one trajectory, from every step on that has room for them."""
-    # A row of the file is a trajectory (steps, x, y): a box of it that is cut at each step, and has all of x and y.
-    return H5Dataset(path, FIELDS, samples=Crops((steps, size, size), overlap=(steps - 1, 0, 0), volumes="rows"))
+    clip = {"axis": (0, 1), "steps": range(steps)}  # datasets are of (trajectories, steps, x, y)
+    return H5Dataset(path, {name: Field(f"t0_fields/{name}", std=std, **clip) for name, std in FIELDS.items()})
 
 
 def stacked(batch: common.Batch) -> torch.Tensor:
@@ -52,10 +52,10 @@ def rollout(network: nn.Module, past: torch.Tensor, steps: int) -> torch.Tensor:
     return torch.stack(made[PAST:])
 
 
-def draw(network: nn.Module, path: Path, size: int, picture: Path) -> None:
+def draw(network: nn.Module, path: Path, picture: Path) -> None:
     """The last trajectory, which was never seen: vorticity and dye, as they were, and as the network goes on."""
     network.cpu().eval()
-    whole = windows(path, size, data.STEPS)
+    whole = windows(path, data.STEPS)
     truth = torch.stack([torch.from_numpy(np.asarray(whole[len(whole) - 1][name])) for name in FIELDS], dim=1)
     made = rollout(network, truth[:PAST], max(SHOWN))
     rows = []
@@ -73,9 +73,9 @@ def main(argv: list[str] | None = None) -> int:
         path = common.make_data(chosen, world, data.write, "flow")
         torch.manual_seed(chosen.seed)
         network = Stepper(len(FIELDS), PAST, chosen.width)
-        loaders = common.loaders_of(*common.parted(windows(path, chosen.size)), chosen, world)
+        loaders = common.loaders_of(*common.parted(windows(path)), chosen, world)
         curve = common.train(network, loss_of, loaders, chosen, world)
-        return common.finish(curve, chosen, world, "flow", partial(draw, network, path, chosen.size))
+        return common.finish(curve, chosen, world, "flow", partial(draw, network, path))
 
 
 if __name__ == "__main__":

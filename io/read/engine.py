@@ -155,6 +155,7 @@ def source_of(layout: Layout, swap: int, page_cache: bool | None, *, mapped: boo
         mapped and worth_mapping(layout, bypass),
         layout.file_inode,
         layout.file_ctime_ns,
+        [form.nbytes for form in layout.forms],
     )
 
 

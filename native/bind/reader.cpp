@@ -41,10 +41,11 @@ using solar::bind::view;
 using Filters = std::vector<std::tuple<std::uint16_t, std::uint16_t, std::vector<std::uint32_t>>>;
 using BoundForm = std::tuple<std::vector<std::uint64_t>, Filters, nb::bytes>;
 
-solar::Form to_native(const BoundForm& bound, std::uint64_t itemsize) {
+solar::Form to_native(const BoundForm& bound, std::uint64_t itemsize, std::uint64_t decoded) {
   const auto& [chunk, filters, fill] = bound;
   solar::Form form;
   form.chunk = chunk;
+  form.nbytes = decoded;
   const auto* begin = static_cast<const std::byte*>(fill.data());
   form.fill.assign(begin, begin + fill.size());
   if (filters.empty()) return form;
@@ -55,7 +56,7 @@ solar::Form to_native(const BoundForm& bound, std::uint64_t itemsize) {
     if (__builtin_mul_overflow(nbytes, n, &nbytes))
       throw solar::Error(solar::Kind::layout, "a chunk of over 2^64 bytes");
   }
-  form.pipeline = solar::Pipeline(std::move(native), itemsize, nbytes);
+  form.pipeline = solar::Pipeline(std::move(native), itemsize, decoded == 0 ? nbytes : decoded);
   return form;
 }
 
@@ -95,7 +96,8 @@ void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uin
                  Array<std::int64_t> part_chunks, Array<std::uint64_t> chunk_index, Array<std::uint64_t> chunk_offset,
                  Array<std::uint64_t> chunk_nbytes, Array<std::uint32_t> chunk_mask, double bypass, bool mapped,
                  const std::optional<Array<std::uint64_t>>& file_inode,
-                 const std::optional<Array<std::int64_t>>& file_ctime_ns) {
+                 const std::optional<Array<std::int64_t>>& file_ctime_ns, const std::vector<std::uint64_t>& form_nbytes) {
+  if (!form_nbytes.empty() && form_nbytes.size() != forms.size()) throw nb::value_error("a size for each form, or none");
   auto source = std::make_shared<solar::Source>();
   source->name = name_of(name);
   source->files = files_of(paths, file_nbytes, file_mtime_ns, file_inode.value_or(Array<std::uint64_t>()),
@@ -105,7 +107,9 @@ void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uin
   source->bypass = bypass;
   if (mapped) source->map();
   source->row_shape = std::move(row_shape);
-  for (const BoundForm& form : forms) source->forms.push_back(to_native(form, itemsize));
+  for (std::size_t i = 0; i < forms.size(); ++i) {
+    source->forms.push_back(to_native(forms[i], itemsize, form_nbytes.empty() ? 0 : form_nbytes[i]));
+  }
   source->part_file = view(part_file);
   source->part_form = view(part_form);
   source->part_first = view(part_first);
@@ -361,7 +365,8 @@ void bind_reader(nb::module_& module) {
            "itemsize"_a, "swap"_a, "row_shape"_a, "forms"_a, "part_file"_a.noconvert(), "part_form"_a.noconvert(),
            "part_first"_a.noconvert(), "part_chunks"_a.noconvert(), "chunk_index"_a.noconvert(),
            "chunk_offset"_a.noconvert(), "chunk_nbytes"_a.noconvert(), "chunk_mask"_a.noconvert(), "bypass"_a = 0.0,
-           "mapped"_a = false, "file_inode"_a.noconvert() = nb::none(), "file_ctime_ns"_a.noconvert() = nb::none())
+           "mapped"_a = false, "file_inode"_a.noconvert() = nb::none(), "file_ctime_ns"_a.noconvert() = nb::none(),
+           "form_nbytes"_a = std::vector<std::uint64_t>())
       .def_prop_ro("row_nbytes", [](const BoundSource& source) { return source.native->row_nbytes(); });
   nb::class_<BoundBoxes>(module, "Boxes")
       .def(nb::init<const BoundSource&, std::vector<std::uint64_t>, std::vector<std::uint64_t>, std::vector<std::uint64_t>,

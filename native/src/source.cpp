@@ -45,12 +45,14 @@ struct Checked {
     const std::size_t filters = form.pipeline.size();
     all_masked = filters >= 32 ? ~std::uint32_t{0} : (std::uint32_t{1} << filters) - 1;
     if (!form.fill.empty() && form.fill.size() != source.itemsize) fail(source, "its fill value is not one element");
+    if (filters == 0 && form.nbytes != 0) fail(source, "chunks without filters have all rows");
     if (filters == 0) return;
     if (rows == 0) fail(source, "contiguous data cannot have filters");
     std::uint64_t nbytes = 0;  // HDF5 has no chunk of 4 GiB
     if (__builtin_mul_overflow(rows, row_nbytes, &nbytes) || nbytes >> 32 != 0) {
       fail(source, "a filtered chunk of 4 GiB or more");
     }
+    if (form.nbytes > nbytes) fail(source, "a chunk of more bytes than its shape has");
   }
 
   std::uint64_t rows = 0;        // of a chunk; 0: all of the part

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solar.blocks import Blocks
 from solar.boxes import BoxBlocks
 from solar.extents import Extents
 from solar.io.read.engine import GAP
@@ -55,7 +56,7 @@ class Case:
     weights: NDArray[np.float64] | None = field(
         default=None, compare=False
     )  # by which samples are drawn; None: shuffled
-    extents: Extents | BoxBlocks | None = None  # None: samples are rows
+    extents: Extents | BoxBlocks | Blocks | None = None  # None: samples are rows
     mixed: EpochOrder | None = field(default=None, compare=False)  # the order of all sources of a mixture
     first: int = 0  # the number of its first sample among those of all sources
     packing: RowPacking | None = None  # how a buffer may hold its rows encoded
@@ -72,7 +73,9 @@ class Case:
 
     @property
     def sample_nbytes(self) -> int:
-        """The bytes of one."""
+        """The bytes of one, on average."""
+        if isinstance(self.extents, Blocks):
+            return round(float(self.extents.length.mean()) * self.units.sample_nbytes / self.extents.per)
         return Piece(0, 0, regions.whole(self.units), self.extents).sample_nbytes
 
     @cached_property
@@ -154,13 +157,17 @@ def job_of(cases: Sequence[Case], memory: int, ahead: int = BATCHES_AHEAD) -> Jo
     one = cases[0]
     firsts = sorted({case.first for case in cases})
     fields = [case for case in cases if case.first == one.first]
+    cut = any(isinstance(case.extents, Blocks) for case in fields)  # each sample is cut out of what is held
     placed = [(*divmod(at, len(fields)), case) for at, case in enumerate(cases)]
     return Job(
         pieces=[
             Piece(source, at, regions.whole(case.units), case.extents, case.packing) for source, at, case in placed
         ],
         storages=[case.storage for case in cases],
-        fields=[SampleBytes(case.sample_nbytes) for case in fields],
+        fields=[
+            SampleBytes(case.units.sample_nbytes, case.units.sample_nbytes) if cut else SampleBytes(case.sample_nbytes)
+            for case in fields
+        ],
         scratch=max(case.scratch for case in cases),
         order=one.order,
         beside=one.orders[1:],
@@ -182,7 +189,7 @@ def answer(cases: Sequence[Case], job: Job) -> Answer:
     seconds = (time.perf_counter() - begin) / len(first.epochs)
     alike = job.nodes * job.order.uses > ALL_NODES
     plans = [first, *(planned(job, node) for node in range(1, 1 if alike else job.nodes))]
-    ours = cases[0].extents is not None or cases[0].mixed is not None  # nobody else has such samples
+    ours = cases[0].mixed is not None or any(case.extents is not None for case in cases)  # nobody else has these
     others, scaled = ({"one_by_one": _without(job)}, ()) if ours else _others(cases)
     later, whole = ([one.outcome(epochs) for one in plans] for epochs in (first.later, range(1)))
     scan = sum(case.scan_seconds for case in cases)

@@ -6,9 +6,10 @@ import argparse
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from solar.cli import quantities, windows, words
+from solar.cli import kinds, quantities, words
 from solar.errors import PlanError
 
 DETAILS = """\
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--drop-last", action="store_true", help="leaves out what does not fill a batch of each rank")
     add("--buffer", metavar="SIZE", help="memory, 8GiB or 25%%; 0: none (what is best); of each rank")
     add("--json", action="store_true", help="for programs: one JSON object")
-    windows.add_arguments(parser)
+    kinds.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,7 +55,9 @@ def _batched(arguments: argparse.Namespace) -> list[str]:
     """The fields of which torch makes batches; those that were named must be such."""
     from solar.cli.plan import layouts_of  # only here, as torch: `solar --help` is quick
 
-    layouts = layouts_of(arguments.file, windows.names_of(arguments), alike=not arguments.crop)
+    if kinds.unequal(arguments):
+        return kinds.names_of(arguments)
+    layouts = layouts_of(arguments.file, kinds.names_of(arguments), alike=not arguments.crop)
     others = [
         name
         for name, one in layouts.items()
@@ -69,7 +72,7 @@ def _batched(arguments: argparse.Namespace) -> list[str]:
 def _epochs(arguments: argparse.Namespace, names: list[str]) -> Iterator[dict[str, Any]]:
     from solar.torch import DataLoader, H5Dataset, PlanSampler
 
-    fields, samples = windows.fields(arguments, names)
+    fields, samples = kinds.fields(arguments, names)
     data = H5Dataset(arguments.file, fields, samples=samples)
     options = {"buffer": arguments.buffer, "epochs": arguments.epochs, "exchange": "off"}
     loaders = []
@@ -101,19 +104,38 @@ class Digest:
         """The next step: the batch of each rank, which has tensors, or lists of text, under the names of the fields."""
         self._steps += 1
         for name in batches[0]:
-            values = _dealt_back([batch[name] for batch in batches])
-            text = isinstance(values, list)
-            facts = [name, "text", len(values)] if text else [name, str(values.dtype), *values.shape]
-            content = repr(values).encode() if text else values.contiguous().numpy().tobytes()
-            self._sha.update(json.dumps(facts).encode())
-            self._sha.update(content)
-            self._nbytes += len(content)
+            values = _dealt_back([_apart(batch[name]) for batch in batches])
+            facts, contents = _in_bytes(values)
+            self._sha.update(json.dumps([name, *facts]).encode())
+            for content in contents:
+                self._sha.update(content)
+                self._nbytes += len(content)
         self._samples += len(values)
 
     def found(self) -> dict[str, Any]:
         """Counts, and the digest as hexadecimal digits."""
         counts = {"steps": self._steps, "samples": self._samples, "bytes": self._nbytes}
         return counts | {"digest": self._sha.hexdigest()}
+
+
+def _apart(values: Any) -> Any:
+    """The samples of a batch, each a list of tensors, where they are of unequal length; else the batch."""
+    if getattr(values, "is_nested", False):
+        return [[one] for one in values.unbind()]
+    if str(getattr(values, "layout", "")) != "torch.sparse_csr":
+        return values
+    parts = values.col_indices(), values.values()
+    return [[part[begin:end] for part in parts] for begin, end in pairwise(values.crow_indices().tolist())]
+
+
+def _in_bytes(values: Any) -> tuple[list[Any], list[bytes]]:
+    """What there is of a field of a step: in words, and in bytes."""
+    if not isinstance(values, list):
+        return [str(values.dtype), *values.shape], [values.contiguous().numpy().tobytes()]
+    if values and isinstance(values[0], list):
+        facts = [[str(part.dtype), *part.shape] for sample in values for part in sample]
+        return ["unequal", *facts], [part.contiguous().numpy().tobytes() for sample in values for part in sample]
+    return ["text", len(values)], [repr(values).encode()]
 
 
 def _dealt_back(parts: list[Any]) -> Any:

@@ -10,8 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.boxes import BoxBlocks
-from solar.cli import jobs, mixtures, planned, quantities, windows
+from solar.cli import jobs, kinds, mixtures, planned, quantities
 from solar.cli.compare import Answer, Case, answer, job_of, scratch_of
 from solar.errors import PlanError
 from solar.extents import Extents
@@ -41,14 +40,15 @@ SIZE, from which the batches of all jobs come off first.
 
 The row of solar is the plan that DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(), buffer=SIZE, epochs=E)
 makes for this storage, and its run reads just that. With --weights it is PlanSampler(weights=NAME), with --mixture
-PlanSampler(Mixture({...: (H5Dataset(FILE, ...), SHARE), ...})). With windows, boxes and mixtures the others' rows are
-left out; beside ours is what reading each batch by itself costs, without a buffer. With --crop it is the plan of
-H5Dataset(FILE, ..., samples=Crops(SHAPE, ...)), which counts whole chunks, or blocks of contiguous data.
+PlanSampler(Mixture({...: (H5Dataset(FILE, ...), SHARE), ...})). With windows, boxes, samples of unequal length and
+mixtures the others' rows are left out; beside ours is what reading each batch by itself costs, without a buffer.
+With --crop it is the plan of H5Dataset(FILE, ..., samples=Crops(SHAPE, ...)), with --groups of samples="groups", with
+--ragged and --csr of fields Ragged(NAME, ...) and CSR(NAME). These count whole chunks, or blocks of contiguous data.
 
 keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memory, ahead, epochs, seed, weights (null:
   each sample comes once), mixture ({FILE: SHARE}, or null), storage
   ({latency, bandwidth, iops, decode (null: nothing is decoded), depth, gap, from}), datasets, policies ({torch, lru,
-  pinned, solar_paper, solar}, or of windows and boxes {one_by_one, solar}, each {reads, requests, bytes, scans,
+  pinned, solar_paper, solar}, or of samples that are no rows {one_by_one, solar}, each {reads, requests, bytes, scans,
   seconds, hits, peak_bytes}, per epoch, once it is under way), first_epoch (the same of solar's first), buffer
   ({samples, batches, scratch: bytes on a node, ready: batches; null: there is none}), packed (that it holds samples
   encoded without loss, and how much smaller; else ""), no_buffer (why), planned ({epochs, nodes}: how many were worked
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made.add_argument("--samples", metavar="N", type=quantities.count, help="how many samples there are")
     made.add_argument("--sample-bytes", metavar="SIZE", type=quantities.size, help="of one sample")
     made.add_argument("--samples-per-chunk", metavar="K", type=quantities.count, default=1, help="read together (1)")
-    windows.add_arguments(parser)
+    kinds.add_arguments(parser)
     mixtures.add_arguments(parser)
     run = parser.add_argument_group("the training")
     run.add_argument("--ranks", metavar="W", type=quantities.ranks, default=1, help="processes in all (1)")
@@ -114,9 +114,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.mixture:
         layouts, cases = _mixed(arguments)
     else:
-        names = windows.names_of(arguments)
-        found = {} if arguments.file is None else layouts_of(arguments.file, names, alike=not arguments.crop)
-        found, extents = windows.held(arguments, found)
+        plain = arguments.file is not None and not kinds.unequal(arguments)
+        found, extents = kinds.held(arguments, _layouts_of(arguments) if plain else {})
         layouts, cases = [*found.values()], [*_cases(arguments, storage, found, extents)]
     refused = next((said for one in layouts if (said := not_carried(one))), "")
     cases = jobs.side_by_side(arguments, _tried(layouts, cases, arguments.memory))
@@ -202,13 +201,14 @@ def _cases(
     arguments: argparse.Namespace,
     storage: Storage,
     layouts: Mapping[str, Layout],
-    extents: Mapping[str, Extents | BoxBlocks],
+    extents: Mapping[str, kinds.Held],
 ) -> Iterator[Case]:
     """One for each field of the samples; others divide the memory among them by their bytes."""
     world = _world(arguments)
-    if arguments.crop and (world.ranks > 1 or arguments.weights):
-        word = "--weights" if world.ranks == 1 else "--ranks"
-        raise PlanError(f"--crop: boxes are planned for one process, shuffled: leave out {word}")
+    cut = next((one for one in extents.values() if not isinstance(one, Extents | None)), None)
+    if cut is not None and (world.ranks > 1 or arguments.weights):
+        word, of = "--weights" if world.ranks == 1 else "--ranks", "boxes" if arguments.crop else "such samples"
+        raise PlanError(f"{of} are planned for one process, shuffled: leave out {word}")
     named = {name: of_layout(one) for name, one in layouts.items()} or {"": _made(arguments)}
     if arguments.file is not None and (arguments.samples or arguments.sample_bytes):
         raise PlanError(
@@ -230,7 +230,8 @@ def _cases(
 
 def _tried(layouts: list[Layout], cases: list[Case], memory: int) -> list[Case]:
     """The same, with how a buffer may hold rows packed: a few are read for that, as the loader reads them."""
-    if not layouts or not memory or not isinstance(cases[0].extents, Extents | None):  # blocks are cut where they lie
+    rows = all(isinstance(case.extents, Extents | None) for case in cases)
+    if not layouts or not memory or not rows:  # blocks are cut where they lie
         return cases
     world = cases[0].world
     nodes = -(-world.ranks // world.ranks_per_node)
@@ -244,9 +245,10 @@ def _tried(layouts: list[Layout], cases: list[Case], memory: int) -> list[Case]:
 
 def _mixed(arguments: argparse.Namespace) -> tuple[list[Layout], list[Case]]:
     """The datasets of all sources of a mixture, and one case for each."""
-    if arguments.weights or arguments.window or arguments.crop or arguments.samples or arguments.sample_bytes:
+    others = arguments.weights, arguments.window, arguments.crop, arguments.samples, arguments.sample_bytes
+    if any(others) or kinds.unequal(arguments):
         raise PlanError(
-            "--mixture: its samples are rows of FILEs: leave out --weights, windows, crops, and made up samples"
+            "--mixture: its samples are rows of FILEs: leave out --weights, kinds of samples, and made up ones"
         )
     names = [name for name in (arguments.file, *arguments.dataset) if name is not None]
     sources = {path: layouts_of(path, names) for path, _ in arguments.mixture}
@@ -305,6 +307,15 @@ def _made(arguments: argparse.Namespace) -> Units:
     if not arguments.samples or not arguments.sample_bytes:
         raise PlanError("what is to be read? Give a FILE, or --samples and --sample-bytes")
     return uniform(arguments.samples, arguments.sample_bytes, per_unit=arguments.samples_per_chunk)
+
+
+def names_of(arguments: argparse.Namespace) -> list[str]:
+    """The fields of a sample, by the names of their datasets."""
+    return kinds.names_of(arguments) if kinds.unequal(arguments) else [*_layouts_of(arguments)]
+
+
+def _layouts_of(arguments: argparse.Namespace) -> dict[str, Layout]:
+    return layouts_of(arguments.file, kinds.names_of(arguments), alike=not arguments.crop)
 
 
 def layouts_of(path: str, names: list[str], *, alike: bool = True) -> dict[str, Layout]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from solar.blocks import Blocks
 from solar.boxes import BoxBlocks
 from solar.cli import words
 from solar.cli.compare import ROW_NAMES, Answer, Case
@@ -177,8 +178,8 @@ def subject(cases: list[Case]) -> str:
     total = sum(case.units.total_nbytes for case in cases)
     each = sum(case.sample_nbytes for case in cases if case.first == one.first)
     named = f" of {', '.join(words.printable(case.name) for case in cases)}" if one.name else ""
-    kinds = {type(None): ("sample",), Extents: ("window",), BoxBlocks: ("box", "boxes")}
-    counted = figures.count(one.samples, *kinds[type(one.extents)])
+    kinds = {Extents: ("window",), BoxBlocks: ("box", "boxes")}
+    counted = figures.count(one.samples, *kinds.get(type(one.extents), ("sample",)))
     drawn = "" if one.weights is None else "; drawn by weights"
     drawn = f"; mixed, {one.order.uses:,} of them an epoch" if one.mixed is not None else drawn
     return f"{counted}{named}, {figures.size(each)} each, {figures.size(total)} in all" + _chunks(cases) + drawn
@@ -219,7 +220,7 @@ def _decoded(cases: list[Case]) -> Iterator[str]:
 
 
 def _chunks(cases: list[Case]) -> str:
-    most = max(case.units.per_unit for case in cases)
+    most = max((case.units.per_unit for case in cases if not isinstance(case.extents, Blocks)), default=1)
     return f", up to {most:,} samples in a chunk" if most > 1 else ""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from solar.cli import quantities, windows, words
+from solar.cli import kinds, quantities, words
 from solar.cli.gather import together
 from solar.errors import SolarError
 from solar.io.ranks.gather import Ranks
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     loader.add_argument("--buffer", metavar="SIZE", help="memory on each node, 8GiB or 25%%; 0: none (what is best)")
     loader.add_argument("--exchange", choices=EXCHANGES, help="how ranks talk, as DataLoader's exchange")
     loader.add_argument("--balance", choices=BALANCES, help="who takes what of a step, as DataLoader's balance")
-    windows.add_arguments(parser)
+    kinds.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
 
 
@@ -126,10 +126,10 @@ def _nodes(exchange: str) -> int | None:
 
 def _named(arguments: argparse.Namespace, ranks: Ranks) -> list[str]:
     """The fields of a sample. One rank looks, for a file with many objects takes its time; empty after an error."""
-    from solar.cli.plan import layouts_of  # only rank 0 needs the planner's side
+    from solar.cli.plan import names_of  # only rank 0 needs the planner's side
 
     try:
-        return list(layouts_of(arguments.file, windows.names_of(arguments), alike=not arguments.crop))
+        return names_of(arguments)
     except SolarError as error:
         _complain(ranks, error)
         return []
@@ -138,7 +138,7 @@ def _named(arguments: argparse.Namespace, ranks: Ranks) -> list[str]:
 def _loader(arguments: argparse.Namespace, names: list[str], ranks: Ranks) -> tuple[Any, dict[str, Any]]:
     from solar.torch import DataLoader, H5Dataset, PlanSampler  # only here: torch takes seconds to import
 
-    fields, samples = windows.fields(arguments, names)
+    fields, samples = kinds.fields(arguments, names)
     data = H5Dataset(arguments.file, fields, samples=samples, together=ranks.ranks > 1)
     sampler = PlanSampler(data, ranks.ranks, ranks.rank, seed=arguments.seed, drop_last=arguments.drop_last)
     shown = ranks.rank == 0 and sys.stderr.isatty() and find_spec("tqdm") is not None

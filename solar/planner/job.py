@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from solar.blocks import Blocks, most_uses
+from solar.boxes import BoxBlocks
 from solar.extents import Extents
 from solar.planner import costs
 from solar.planner.budget import AheadSpec, Budget, Needs, SampleBytes, divided, needs
@@ -66,10 +68,11 @@ class Job:
     def uses(self, epoch: int) -> SampleUses:
         """What all ranks use, step by step; of several jobs what any of them does, each sample once in a step."""
         unlike = {one.facts: one for one in self.orders}
-        every = [self._uses(one, epoch) for one in unlike.values()]
+        every = [self.uses_of(one, epoch) for one in unlike.values()]
         return every[0] if len(every) == 1 else once_a_step(in_lockstep(every))
 
-    def _uses(self, order: ShuffledUses, epoch: int) -> SampleUses:
+    def uses_of(self, order: ShuffledUses, epoch: int) -> SampleUses:
+        """What one of the jobs uses, step by step."""
         starts = steps(order, self.batch * self.world.ranks, drop_last=self.drop_last)
         samples = order.of(epoch)[: starts[-1]]
         if len(self.firsts) == 1:
@@ -77,11 +80,6 @@ class Job:
         firsts = np.array(self.firsts, np.int32)
         which = np.searchsorted(firsts, samples, side="right") - 1
         return SampleUses(which, samples - firsts[which], starts, epoch=epoch)
-
-    @cached_property
-    def slots(self) -> int:
-        """How many rows a sample is made of, in all its fields."""
-        return sum(piece.slots for piece in self.pieces if piece.dataset == 0)
 
     @cached_property
     def who(self) -> Callable[[int], Who]:
@@ -101,7 +99,7 @@ class NodePlan:
     """What a node reads and holds, epoch by epoch, as far as its epochs were followed."""
 
     epochs: list[list[Counts]]  # for each piece; the first of a window with its start
-    uses: int  # of an epoch: rows of all pieces, for all jobs
+    uses: list[int]  # of each epoch, of the last where there are fewer: rows of all pieces, for all jobs
     units: list[Units]  # of each piece
     storages: Sequence[Storage]
     windows: list[PlannedPasses]  # none where batches are read one by one
@@ -129,13 +127,14 @@ class NodePlan:
         seconds = sum(costs.seconds(*one) for one in facts) / len(epochs)
         scan = sum(s.seconds(1, u.total_nbytes) for u, s in zip(self.units, self.storages, strict=True))
         reads = sum(one.reads for one in pieces) / len(epochs)
+        uses = sum(self.uses[min(epoch, len(self.uses) - 1)] for epoch in epochs) / len(epochs)
         return Outcome(
             reads=reads,
             requests=sum(one.requests for one in pieces) / len(epochs),
             bytes=sum(one.bytes for one in pieces) / len(epochs),
             scans=seconds / scan,
             seconds=seconds,
-            hits=self.uses - reads,
+            hits=uses - reads,
             peak_bytes=self.peak_nbytes,
         )
 
@@ -206,9 +205,9 @@ def _followed(
         if len(found) > 1 and len(found) * uses * max(piece.slots for piece in pieces) > FOLLOWED:
             break
     units = [plan.region.units for plan in windows[-1].plans]
-    if job.beside:  # what a step of several jobs reads once, each of them uses
-        uses = sum(int(steps(one, job.batch, drop_last=job.drop_last)[-1]) for one in job.orders)
-    return NodePlan(found, uses * job.slots, units, job.storages, windows, budget, batches)
+    cut = any(isinstance(piece.extents, Blocks | BoxBlocks) for piece in pieces)  # batches share more in some epochs
+    used = [_used(job, pieces, of_epoch(epoch).planned, epoch) for epoch in range(len(found) if cut else 1)]
+    return NodePlan(found, used, units, job.storages, windows, budget, batches)
 
 
 def planned_windows(
@@ -252,6 +251,12 @@ def planned_windows(
             return
 
 
+def _used(job: Job, pieces: Sequence[Piece], uses: SampleUses, epoch: int) -> int:
+    """The rows that an epoch uses: what a step of several jobs reads once, each of them uses."""
+    every = [job.uses_of(one, epoch) for one in job.orders] if job.beside else [uses]
+    return sum(len(piece.rows(one)[0]) for one in every for piece in pieces)
+
+
 def _part(job: Job, own: Sharing, epoch: int) -> PassUses:
     """What a rank has of an epoch."""
     uses = job.uses(epoch)
@@ -263,13 +268,19 @@ def _batch(job: Job) -> int:
     return max(1, min(job.batch, -(-job.order.uses // job.world.ranks)))
 
 
+def _places(job: Job, batch: int) -> int:
+    """The places that the memory of a batch has: where samples are cut out of blocks, one for each of these."""
+    return max([batch, *(most_uses([one.extents], batch) for one in job.pieces if isinstance(one.extents, Blocks))])
+
+
 def _needs(job: Job, rank: int, first: PassUses) -> Needs:
     """What the batches of a rank take, whose first epoch this is."""
     batch, exchange = _batch(job), job.sharing(rank).exchange
     if job.world.ranks > 1:  # of one alone, the uses are those of all jobs
         batch = max(batch, int(first.sizes.max(initial=0)))
+    places = _places(job, batch)
     own = needs(
-        job.fields, job.pace, batch, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=first.inbox
+        job.fields, job.pace, places, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=first.inbox
     )
     return own._replace(encodes=encoding_nbytes(job.pieces))
 
@@ -280,6 +291,7 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
     ranks = range(first, min(first + world.ranks_per_node, world.ranks))
     epochs = range(min(2, job.epochs or 2))  # one is like another
     found: list[list[Counts]] = [[] for _ in epochs]
+    used = [0 for _ in epochs]
     uses_of = lru_cache(EPOCHS_KEPT)(job.uses)  # the same shuffle for each field and rank
     for piece, storage in zip(job.pieces, job.storages, strict=True):
         of_ranks, way = [], KeepPolicy(direct=True, gap=job.gap + 1)
@@ -293,9 +305,9 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
 
             made = plan_rows(of, piece.units, memory=0, storage=storage, epochs=epochs, ahead=0, facts=(), way=way)
             of_ranks.append(made.counts)
+            used = [own + len(of(epoch)[0]) for own, epoch in zip(used, epochs, strict=True)]
         for epoch in epochs:
             found[epoch].append(total(counts[epoch] for counts in of_ranks))
-    uses = int(uses_of(0).starts[-1]) * len(ranks) // world.ranks * job.slots
-    taken = needs(job.fields, job.pace, _batch(job), scratch=job.scratch, threads=job.threads)
+    taken = needs(job.fields, job.pace, _places(job, _batch(job)), scratch=job.scratch, threads=job.threads)
     batches = len(ranks) * (taken.beside + taken.ahead * taken.waiting)
-    return NodePlan(found, uses, [piece.units for piece in job.pieces], job.storages, [], None, batches)
+    return NodePlan(found, used, [piece.units for piece in job.pieces], job.storages, [], None, batches)

@@ -162,7 +162,7 @@ class PlannedPasses:
             Told(plan.script(number), uses.positions(piece.dataset), _told_boxes(piece, uses)) for piece, plan in pairs
         ]
         if self._in_blocks:
-            told = self._in_places(told)
+            told = self._in_places(segment, told)
         if segment.elsewhere is not None:
             told += [_read_alone(segment.elsewhere, piece) for piece in self.pieces]
         return told
@@ -174,11 +174,13 @@ class PlannedPasses:
             return own
         places = [np.zeros(len(own), np.int64) for _ in range(1 + max(piece.field for piece in self.pieces))]
         for piece, one in zip(self.pieces, told, strict=True):
-            places[piece.field] += np.diff(one.script.starts)
+            assert one.positions is not None, "each use of a block, and beside blocks, has its place"
+            taken = np.concatenate(([0], np.cumsum(one.positions >= 0)))
+            places[piece.field] += np.diff(taken[one.script.starts])
         most: NDArray[np.int64] = np.maximum.reduce([own, *places])
         return most
 
-    def _in_places(self, told: Sequence[Told]) -> list[Told]:
+    def _in_places(self, segment: PassUses, told: Sequence[Told]) -> list[Told]:
         """The same with the place of each use: a batch has the blocks of one data set behind those of another."""
         taken: dict[int, NDArray[np.int64]] = {}
         found = []
@@ -188,8 +190,9 @@ class PlannedPasses:
                 found.append(one if one.positions is not None else one._replace(positions=_places(starts)))
                 continue
             before = taken.get(piece.field, np.zeros(len(starts) - 1, np.int64))
-            found.append(one._replace(positions=_places(starts, before)))
-            taken[piece.field] = before + np.diff(starts)
+            positions, own = _own_places(piece, segment, one.script, before)
+            found.append(one._replace(positions=positions))
+            taken[piece.field] = before + np.diff(own)
         return found
 
     @property
@@ -268,6 +271,23 @@ def _part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
 def _places(starts: NDArray[np.int64], first: NDArray[np.int64] | int = 0) -> NDArray[np.int32]:
     """0, 1, 2, ... of each step, from that of its first on."""
     return (np.arange(starts[-1]) - np.repeat(starts[:-1] - first, np.diff(starts))).astype(np.int32)
+
+
+def _own_places(
+    piece: Piece, segment: PassUses, script: Script, before: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Where each block of a step goes in this rank's own batch, -1: nowhere; and where each batch begins among its own.
+
+    Ranks of a node have one plan: a step uses the blocks of all their samples.
+    """
+    if segment.planned is segment.batches:
+        return _places(script.starts, before), script.starts
+    rows, starts = piece.rows(segment.batches)
+    every, steps = piece.units.samples, np.arange(len(starts) - 1)
+    of_all, of_own = (np.repeat(steps * every, np.diff(each)) for each in (script.starts, starts))
+    positions = np.full(len(script.rows), -1, np.int32)
+    positions[np.searchsorted(of_all + script.rows[:], of_own + rows[:])] = _places(starts, before)
+    return positions, starts
 
 
 def _read_alone(uses: SampleUses, piece: Piece) -> Told:

@@ -6,6 +6,7 @@ import hashlib
 import math
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -131,9 +132,11 @@ def of_layout(layout: Layout) -> Units:
     known = layout.reader != "direct" or len(layout.chunk_offset) == 1  # else nothing was written
     if len(layout.part_file) == 0 or (len(layout.part_file) == 1 and one_array and known):
         return uniform(layout.samples, layout.sample_nbytes)  # no list of samples is needed
-    bases = np.concatenate(([0], np.cumsum(layout.file_nbytes.astype(np.int64) + FAR)[:-1]))
-    parts = [_part(layout, part, int(bases[file])) for part, file in enumerate(layout.part_file)]
-    found = UnitChunks(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    bases = np.concatenate(([0], np.cumsum(layout.file_nbytes.astype(np.int64) + FAR)[:-1]))[layout.part_file]
+    alone = np.array([_row_by_row(form, layout.sample_shape) for form in layout.forms])[layout.part_form]
+    runs = np.flatnonzero(np.diff(alone, prepend=not alone[0], append=not alone[-1])).tolist()
+    alike = [(_rows if alone[part] else _lines)(layout, range(part, end), bases) for part, end in pairwise(runs)]
+    found = UnitChunks(*(np.concatenate(columns) for columns in zip(*alike, strict=True)))
     return _evenly(layout, found) or _listed(layout, found)
 
 
@@ -204,39 +207,63 @@ def _within(counts: Places) -> Places:
     return np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
 
 
-def _part(layout: Layout, part: int, base: int) -> UnitChunks:
-    """The units of one part; in a chunked one that is not read row by row, all chunks that cover the same samples."""
-    begin, end = int(layout.part_first[part]), int(layout.part_first[part + 1])
-    chunks = slice(int(layout.part_chunks[part]), int(layout.part_chunks[part + 1]))
-    offset, nbytes = layout.chunk_offset[chunks].astype(np.int64) + base, layout.chunk_nbytes[chunks].astype(np.int64)
-    form, samples = layout.forms[int(layout.part_form[part])], end - begin
-    rows = form.chunk[0] or max(samples, 1)
-    across = math.prod(-(-size // chunk) for size, chunk in zip(layout.sample_shape, form.chunk[1:], strict=True))
-    index = np.arange(len(offset)) if not len(layout.chunk_index) else layout.chunk_index[chunks].astype(np.int64)
-    lines, line = -(-samples // rows), index // across
-    if samples == 0:
-        return UnitChunks(*[np.empty(0, np.int64)] * 4)
-    if _row_by_row(form, layout.sample_shape):
-        return _rows(samples, rows, line, offset, layout, base)
+class PartChunks(NamedTuple):
+    """The chunks of some parts. A line is all chunks that cover the same samples."""
+
+    samples: Places  # of each part
+    chunks: Places  # of each part
+    rows: Places  # of each part: samples of a line
+    first: Places  # line of each part, and at last how many there are
+    line: Places  # of each chunk
+    offset: Places
+    nbytes: Places
+
+
+def _chunks_of(layout: Layout, parts: range, bases: Places) -> PartChunks:
+    samples = np.diff(layout.part_first[parts.start : parts.stop + 1])
+    form = layout.part_form[parts.start : parts.stop]
+    rows = np.array([form.chunk[0] for form in layout.forms], np.int64)[form]
+    rows = np.where(rows > 0, rows, np.maximum(samples, 1))
+    shape = layout.sample_shape
+    across = [math.prod(-(-n // c) for n, c in zip(shape, form.chunk[1:], strict=True)) for form in layout.forms]
+    first = np.concatenate(([0], np.cumsum(-(-samples // rows))))
+    begin, end = int(layout.part_chunks[parts.start]), int(layout.part_chunks[parts.stop])
+    chunks = np.diff(layout.part_chunks[parts.start : parts.stop + 1])
+    part = np.repeat(np.arange(len(parts)), chunks)
+    of_part = np.arange(begin, end) - layout.part_chunks[parts.start : parts.stop][part]
+    index = layout.chunk_index[begin:end].astype(np.int64) if len(layout.chunk_index) else of_part
+    there = samples[part] > 0
+    line = first[part] + index // np.array(across, np.int64)[form][part]
+    offset = layout.chunk_offset[begin:end].astype(np.int64) + bases[parts.start : parts.stop][part]
+    nbytes = layout.chunk_nbytes[begin:end].astype(np.int64)
+    return PartChunks(samples, chunks, rows, first, line[there], offset[there], nbytes[there])
+
+
+def _lines(layout: Layout, parts: range, bases: Places) -> UnitChunks:
+    """The units of parts that are not read row by row: of each all chunks that cover the same samples."""
+    samples, _, rows, first, line, offset, nbytes = _chunks_of(layout, parts, bases)
     order = np.lexsort((offset, line))
     order = order[nbytes[order] > 0]
-    counts = np.full(lines, rows, np.int64)
-    counts[-1:] = samples - rows * (lines - 1)
-    return UnitChunks(counts, np.bincount(line[order], minlength=lines), offset[order], nbytes[order])
+    lines = np.diff(first)
+    counts = np.repeat(rows, lines)
+    counts[first[1:][lines > 0] - 1] = (samples - rows * (lines - 1))[lines > 0]
+    return UnitChunks(counts, np.bincount(line[order], minlength=first[-1]), offset[order], nbytes[order])
 
 
-def _rows(samples: int, rows: int, line: Places, offset: Places, layout: Layout, base: int) -> UnitChunks:
+def _rows(layout: Layout, parts: range, bases: Places) -> UnitChunks:
     """Rows alone, each with its own place in its chunk."""
-    if not len(line) and layout.reader != "direct":
-        line, offset = np.zeros(1, np.int64), np.full(1, base)  # where libhdf5 finds it
-    at = np.full(-(-samples // rows), -1, np.int64)
+    samples, chunks, rows, first, line, offset, _ = _chunks_of(layout, parts, bases)
+    at = np.full(first[-1], -1)
+    if layout.reader != "direct":
+        known = (chunks == 0) & (samples > 0)
+        at[first[:-1][known]] = bases[parts.start : parts.stop][known]  # where libhdf5 finds it
     at[line] = offset
-    row = np.arange(samples)
-    at = at[row // rows]
+    row, part = _within(samples), np.repeat(np.arange(len(parts)), samples)
+    at = at[first[part] + row // rows[part]]
     there = at >= 0
-    place = (at + row % rows * layout.sample_nbytes)[there]
+    place = (at + row % rows[part] * layout.sample_nbytes)[there]
     return UnitChunks(
-        np.ones(samples, np.int64), there.astype(np.int64), place, np.full(len(place), layout.sample_nbytes)
+        np.ones(len(row), np.int64), there.astype(np.int64), place, np.full(len(place), layout.sample_nbytes)
     )
 
 

@@ -30,11 +30,12 @@ from solar.io.ragged import Columns
 from solar.io.read.as_float import straight
 from solar.io.read.boxed import BoxRows
 from solar.io.read.reader import Pending, Rows, checked_rows
+from solar.io.unequal import by_sample
 from solar.io.windows import Windows
 from solar.torch.batch.pending import PendingBatch, PendingField, leaves, mapped
 from solar.torch.batch.transform import Transform, transformed
 from solar.torch.kinds import Where, left_by, lying
-from solar.torch.ragged import RaggedReading, by_sample
+from solar.torch.ragged import RaggedReading
 from solar.values import Layout
 
 Array = np.ndarray[Any, np.dtype[np.int64]]

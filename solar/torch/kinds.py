@@ -13,17 +13,16 @@ from solar.errors import LayoutError
 from solar.extents import Extents
 from solar.io.crops import Crops
 from solar.io.field import Field
-from solar.io.layout.groups import grouped
 from solar.io.layout.hdf5 import Samples, inspect
 from solar.io.layout.index import Folder
 from solar.io.layout.paths import Paths
 from solar.io.libhdf5.mpio import By, by_mpio
 from solar.io.lying import Lying, lying_of
-from solar.io.ragged import CSR, RAGGED_BY, Columns, Ragged, columns_of_groups
+from solar.io.ragged import CSR, Columns, Ragged
 from solar.io.read.reader import read
+from solar.io.unequal import Found, by_sample, name_of, of_groups, of_rows
 from solar.io.windows import Windows
 from solar.torch.batch.pending import leaves, mapped
-from solar.torch.ragged import by_sample, inspected
 from solar.values import Layout
 
 Where = str | tuple[Any, ...] | ArrayLike  # a mask, or its dataset; or datasets, and what makes a mask of their values
@@ -43,7 +42,8 @@ def lying(
                 f"samples={samples!r}: groups are read natively, and looked for by each rank; the second one to open "
                 "a file finds them in the cache: leave together= and reader= out"
             )
-        return _of_groups(path, fields, "" if samples == "groups" else samples, cache)
+        pattern = "" if samples == "groups" else samples
+        return _arranged(fields, of_groups(path, leaves(fields), pattern, cache))
     given = [field if isinstance(field, Field) else None for field in leaves(fields)]
     look: dict[str, Any] = {"cache": cache, "together": together}
     # Where samples do not lie along the first axis, how long that is need not be the same for all.
@@ -58,56 +58,21 @@ def lying(
     kind: Samples = "rows" if isinstance(samples, Windows | Crops) else samples
     columns: Sequence[Lying | Columns] = []
     if elsewhere or joined:
-        found = mapped(fields, lambda field: inspect(_file(field, path), _name(field), samples=kind, **look))
+        found = mapped(fields, lambda field: inspect(_file(field, path), name_of(field), samples=kind, **look))
     else:
-        found, columns = inspected(path, fields, kind, cache, together)
+        found, columns = _arranged(fields, of_rows(path, leaves(fields), kind, cache, together=together))
     layouts = mapped(found, lambda layout: by_mpio(layout, reader))
     return layouts, columns if unequal else lying_of(path, leaves(layouts), given, samples, look)
 
 
-def _of_groups(path: Paths, fields: Any, pattern: str, cache: Folder) -> tuple[Any, list[Columns | None]]:
-    """The Layouts of datasets of groups, each of which is a sample; and, where these differ in length, their rows."""
-    given = leaves(fields)
-    for field in given:
-        _check_of_groups(field)
-    names = [_name(field) if isinstance(field, Field | str) else field.name for field in given]
-    found, groups = grouped(path, names, pattern, [isinstance(field, Ragged) for field in given], cache)
-    columns: list[Columns | None] = []
-    for field, own in zip(given, found, strict=True):
-        if own.lengths is not None and isinstance(field, Field):
-            raise LayoutError(
-                f"{own.layout.paths[0]}: {own.layout.title} differs in length from group to group, and a Field does "
-                "not convert such samples: give its name, and do it in a transform"
-            )
-        ragged = field if isinstance(field, Ragged) else Ragged(_name(field))
-        columns.append(None if own.lengths is None else columns_of_groups(ragged, own, groups))
-    layouts = iter(own.layout for own in found)
-    return mapped(fields, lambda _: next(layouts)), columns
-
-
-def _check_of_groups(field: Any) -> None:
-    """LayoutError for what is no dataset of a group as it is."""
-    why = ""
-    if isinstance(field, Field) and (field.steps or field.axis is not None or field.file or field.cf):
-        why = "steps, axis, file and cf are not for it"
-    elif isinstance(field, CSR):
-        why = "a matrix is not"
-    elif isinstance(field, Ragged) and any(getattr(field, word) for word in RAGGED_BY):
-        why = "its length is its own, which no other dataset tells: Ragged says there only how batches come"
-    elif str(getattr(field, "name", field)).startswith("/"):
-        why = 'it is named from there on: "coords", not "/molecules/m1/coords"'
-    if why:
-        raise LayoutError(
-            f"{getattr(field, 'name', field)}: with groups as samples a field is a dataset in each: {why}"
-        )
+def _arranged(fields: Any, found: Found) -> tuple[Any, Sequence[Columns | None]]:
+    """The Layouts in the structure of the fields; and of each where its samples lie."""
+    layouts = iter(found[0])
+    return mapped(fields, lambda _: next(layouts)), found[1]
 
 
 def _file(field: Any, path: Paths) -> Paths:
     return path if not isinstance(field, Field) or field.file is None else field.file
-
-
-def _name(field: Any) -> Any:
-    return field.name if isinstance(field, Field) else field
 
 
 def left_by(where: Where, layouts: Sequence[Layout], own: Sequence[Lying | Columns]) -> NDArray[np.int64]:

@@ -10,50 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.blocks import Blocks, Cut
-from solar.errors import LayoutError, ReadError
-from solar.io.layout.hdf5 import Samples, check_counts, inspect
-from solar.io.layout.index import Folder
-from solar.io.layout.paths import Paths
-from solar.io.ragged import CSR, Columns, Ragged, columns_of
+from solar.blocks import Blocks, Cut, most_uses
+from solar.errors import ReadError
+from solar.io.ragged import CSR, Columns, Ragged
 from solar.io.read.boxed import BoxRows
 from solar.io.read.engine import Ticket
 from solar.io.read.reader import Pending, Rows
-from solar.torch.batch.pending import PendingField, leaves, mapped
+from solar.torch.batch.pending import PendingField
 from solar.torch.batch.ragged import RaggedBatch, SparseBatch, dense
 from solar.values import Layout
 
 Places = NDArray[np.int64]
-
-
-def inspected(
-    path: Paths, fields: Any, samples: Samples, cache: Folder, together: bool
-) -> tuple[Any, list[Columns | None]]:
-    """The Layouts of these fields, in their structure; and of each field that is ragged, where its samples lie."""
-    columns: list[Columns | None] = []
-    for field in leaves(fields):
-        if isinstance(field, (Ragged, CSR)) and samples == "files":
-            raise LayoutError(f'{field.name}: with samples="files" each file is one sample: read its parts as they are')
-        own = columns_of(path, field, cache, together=together) if isinstance(field, (Ragged, CSR)) else None
-        columns.append(own)
-    if not any(columns):
-        return inspect(path, mapped(fields, _named), samples=samples, cache=cache, together=together), columns
-    rows = [_named(field) for field, own in zip(leaves(fields), columns, strict=True) if own is None]
-    of_rows = iter(inspect(path, rows, samples=samples, cache=cache, together=together) if rows else ())
-    layouts = [next(of_rows) if own is None else own.layouts[0] for own in columns]
-    check_counts(by_sample(layouts, columns))
-    in_order = iter(layouts)
-    return mapped(fields, lambda _: next(in_order)), columns
-
-
-def _named(field: Any) -> Any:
-    return getattr(field, "name", field)
-
-
-def by_sample(layouts: Sequence[Layout], columns: Sequence[Any]) -> list[Layout]:
-    """The Layouts as if each sample were a row."""
-    pairs = zip(layouts, columns, strict=True)
-    return [own.by_sample if isinstance(own, Columns) else layout for layout, own in pairs]
 
 
 class RaggedRows:
@@ -233,8 +200,7 @@ def most_blocks(datasets: Sequence[Any], batch: int) -> int:
     most = batch
     for same in zip(*(dataset.reads for dataset in datasets), strict=True):
         for blocks in zip(*map(in_blocks, same), strict=True):
-            counts = np.sort(np.concatenate([one.counts for one in blocks]))
-            most = max(most, int(counts[max(0, len(counts) - batch) :].sum()))
+            most = max(most, most_uses(blocks, batch))
     return most
 
 

@@ -24,6 +24,7 @@ struct Form {
   std::vector<std::uint64_t> chunk;  // chunk shape, rank = 1 + row rank; chunk[0] == 0: as many rows as the part has
   Pipeline pipeline;
   std::vector<std::byte> fill;       // empty: zeros
+  std::uint64_t nbytes = 0;          // that a chunk decodes to, where its last row is not whole; 0: as many as its shape has
 };
 
 struct SourceFile {

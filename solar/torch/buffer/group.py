@@ -82,7 +82,7 @@ class RankGroup:
     """Who is there, who takes what, and who reads it.
 
     With balance "torch" each rank takes what DistributedSampler gives it, and its node reads it. Else the data set is
-    divided into home regions of the ranks, and each node reads its own.
+    divided into home regions of the ranks, and each node reads its own. Samples of unequal length have no homes.
     """
 
     def __init__(
@@ -97,11 +97,15 @@ class RankGroup:
         wanted: bool,
     ) -> None:
         datasets = beneath.datasets
-        if beneath.ragged or beneath.boxes:
-            kind = "samples of unequal length" if beneath.ragged else "boxes"
+        if beneath.boxes:
             raise PlanError(
-                f"{datasets[0]} has {kind}, which ranks do not hold together yet: give the "
+                f"{datasets[0]} has boxes, which ranks do not hold together yet: give the "
                 "DataLoader exchange='off', and each rank has a buffer of its own"
+            )
+        if beneath.ragged and balance not in (None, "torch"):
+            raise PlanError(
+                f"{datasets[0]} has samples of unequal length, which are not divided among ranks by where they lie: "
+                f"balance={balance!r}; leave it away, and each node holds what its ranks take"
             )
         self._name = " + ".join(map(str, datasets[:2])) + (" + ..." if len(datasets) > 2 else "")
         self.peers, self._seconds = with_, PATIENCE if wanted else PATIENCE_UNASKED
@@ -124,7 +128,7 @@ class RankGroup:
         self.nbytes = self._met.least["nbytes"]  # of a node's buffer: nodes may differ a little in what 25% is
         self.nodes = max(self._met.node_of) + 1
         self.mates = sorted({mate["part"] for mate in self._met.mates.values()})
-        at_home_ = balance if balance is not None else "torch" if self.nodes == 1 else "equal"
+        at_home_ = balance if balance is not None else "torch" if self.nodes == 1 or beneath.ragged else "equal"
         if at_home_ != "torch" and not self._met.least["alone"]:
             if balance is not None:
                 raise ValueError(

@@ -1,6 +1,7 @@
-"""Windows and crops as people ask for them on a command line.
+"""Kinds of samples beside rows, as people ask for them on a command line.
 
---window /u=-3:1,1:9:2 is the steps -3 to 0, and 1, 3, 5, 7; --crop 96,96,96 a box of 96 voxels along each axis.
+--window /u=-3:1,1:9:2 is the steps -3 to 0, and 1, 3, 5, 7; --crop 96,96,96 a box of 96 voxels along each axis;
+--ragged /hits --ends /ends so many rows as the ends tell; --csr /X a row of a sparse matrix; --groups each group.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from solar.blocks import Blocks, refused
 from solar.boxes import BoxBlocks
 from solar.cli import quantities
 from solar.errors import PlanError
@@ -17,12 +19,17 @@ from solar.extents import Extents, Steps
 from solar.io.crops import Crops, crops_of
 from solar.io.field import Field
 from solar.io.layout.blocks import in_blocks
+from solar.io.ragged import CSR, RAGGED_BY, Ragged
+from solar.io.unequal import of_groups, of_rows
 from solar.io.windows import TOLD_BY, Windows, extents_of
 from solar.values import Layout
 
 MOST_AT_ONCE = 1 << 20  # of a window that is written as a range
 OF_CROPS = ("at", "per", "overlap", "inside", "share", "volumes")
 OF_WINDOWS = ("every", *TOLD_BY, "pad")
+ALL_GROUPS = "/"
+
+Held = Extents | BoxBlocks | Blocks | None  # what samples are made of in a buffer; None: each is a row of it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--every", metavar="K", type=quantities.count, help="rows from one place to the next (1)")
     for word, told in zip(TOLD_BY, ("where parts end", "how long parts are", "in which part each row is"), strict=True):
-        add(f"--{word}", metavar="DATASET", help=f"{told}; else each file is a part")
+        add(f"--{word}", metavar="DATASET", help=f"{told} (each file is one); beside --ragged: samples")
     add("--pad", choices=["edge"], help="every row is a place, and ends come again")
     add = parser.add_argument_group("boxes of volumes, as solar.Crops has them").add_argument
     add("--crop", metavar="SHAPE", type=_numbers(1), help="of a box, along the last axes of each DATASET: 96,96,96")
@@ -43,6 +50,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--inside", metavar="DATASET", help="of a grid only boxes that have a voxel there that is not 0")
     add("--share", metavar="PART", type=float, help="and so large a part of their voxels")
     add("--volumes", choices=["files", "rows"], help="what a volume is (files)")
+    add = parser.add_argument_group("samples of unequal length, as solar.Ragged and solar.CSR have them").add_argument
+    add(
+        "--ragged", metavar="DATASET", action="append", default=[],
+        help="a field of so many rows as --ends, --lengths, --ids or --indptr tells; else of variable length",
+    )  # fmt: skip
+    add("--indptr", metavar="DATASET", help="where samples end, with a 0 before them")
+    add("--csr", metavar="GROUP", action="append", default=[], help="a sparse matrix by rows")
+    add(
+        "--groups", metavar="PATTERN", nargs="?", const=ALL_GROUPS, type=_pattern,
+        help="each group is a sample, of these names: '/molecules/*' (all that have the DATASETs)",
+    )  # fmt: skip
+
+
+def _pattern(text: str) -> str:
+    if not text.startswith("/"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no pattern of groups' names, such as '/molecules/*': give --groups behind the DATASETs"
+        )
+    return text
 
 
 def _numbers(least: int) -> Callable[[str], tuple[int, ...]]:
@@ -74,7 +100,13 @@ def window(text: str) -> tuple[str, tuple[int, ...]]:
 
 def names_of(arguments: argparse.Namespace) -> list[str]:
     """The datasets that were named, each once."""
-    return list(dict.fromkeys([*arguments.dataset, *(name for name, _ in arguments.window)]))
+    named = [*arguments.dataset, *(name for name, _ in arguments.window), *arguments.ragged, *arguments.csr]
+    return list(dict.fromkeys(named))
+
+
+def unequal(arguments: argparse.Namespace) -> bool:
+    """Whether samples may differ in length: there are ragged fields, matrices, or groups."""
+    return bool(arguments.ragged or arguments.csr or arguments.groups)
 
 
 def _steps(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, tuple[Steps, ...]]:
@@ -84,9 +116,14 @@ def _steps(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, tup
     return {name: tuple(steps) or (None,) for name, steps in of_field.items()}
 
 
+def _given(arguments: argparse.Namespace, words: Iterable[str]) -> dict[str, Any]:
+    return {word: one for word in words if (one := getattr(arguments, word)) is not None}
+
+
 def _places(arguments: argparse.Namespace) -> Windows | Crops | None:
-    windows, crops = ({word: getattr(arguments, word) for word in words} for words in (OF_WINDOWS, OF_CROPS))
-    windows, crops = ({word: one for word, one in of.items() if one is not None} for of in (windows, crops))
+    windows, crops = _given(arguments, OF_WINDOWS), _given(arguments, OF_CROPS)
+    if arguments.indptr:
+        raise PlanError("--indptr is of ragged fields: give their --ragged DATASET, too")
     if arguments.crop is None:
         if crops:
             raise PlanError(f"--{next(iter(crops))} is of boxes: give their --crop SHAPE, too")
@@ -101,8 +138,29 @@ def _places(arguments: argparse.Namespace) -> Windows | Crops | None:
         raise PlanError(f"--crop: {error}") from None
 
 
+def _of_unequal_length(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of samples that may differ in length, by the names of their datasets."""
+    other = next(iter(_given(arguments, ("crop", "every", "pad", *OF_CROPS))), "window" if arguments.window else "")
+    if other:
+        raise PlanError(f"--{other} beside --ragged, --csr or --groups: a sample is of one kind")
+    told = _given(arguments, RAGGED_BY)
+    if told and not arguments.ragged:
+        raise PlanError(f"--{next(iter(told))} tells how long samples of ragged fields are: give --ragged DATASET, too")
+    try:
+        ragged = {name: Ragged(name, **told) for name in arguments.ragged}
+    except ValueError as error:
+        raise PlanError(f"--ragged: {error}") from None
+    found = {name: name for name in arguments.dataset} | ragged | {name: CSR(name) for name in arguments.csr}
+    if not found:
+        raise PlanError("--groups: name the DATASETs of each group that make up a sample")
+    return found
+
+
 def fields(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[dict[str, Any], Any]:
     """The fields of a sample for H5Dataset, by the names of their datasets, and what a sample is."""
+    if unequal(arguments):
+        samples = "groups" if arguments.groups == ALL_GROUPS else arguments.groups or "rows"
+        return _of_unequal_length(arguments), samples
     found: dict[str, Any] = {}
     for name, every in _steps(arguments, names).items():
         steps = [step for one in every if one is not None for step in one]
@@ -110,15 +168,19 @@ def fields(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[dict[st
     return found, _places(arguments) or "rows"
 
 
-def held(
-    arguments: argparse.Namespace, layouts: dict[str, Layout]
-) -> tuple[dict[str, Layout], Mapping[str, Extents | BoxBlocks]]:
-    """Of each field what a buffer holds, and what its samples are made of there; nothing where these are rows."""
-    places = _places(arguments)
-    if places is None:
+def held(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[dict[str, Layout], Mapping[str, Held]]:
+    """Of each field what a buffer holds, and what its samples are made of there; nothing where these are rows.
+
+    `layouts`: those of the named datasets, unless samples may differ in length.
+    """
+    cut = unequal(arguments)
+    places = None if cut else _places(arguments)
+    if places is None and not cut:
         return layouts, {}
     if arguments.file is None:
-        raise PlanError("windows and boxes are of the datasets of a FILE: give one")
+        raise PlanError("samples other than rows are of the datasets of a FILE: give one")
+    if places is None:
+        return _held_in_blocks(arguments)
     if isinstance(places, Crops):
         boxes = crops_of(arguments.file, [*layouts.values()], places)
         blocks = {name: in_blocks(one, own) for (name, one), own in zip(layouts.items(), boxes, strict=True)}
@@ -127,3 +189,22 @@ def held(
     every = [steps for own in of_field.values() for steps in own]
     found = extents_of(arguments.file, list(layouts.values()), every, places)
     return layouts, {name: found.of_fields(own) for name, own in of_field.items()}
+
+
+def _held_in_blocks(arguments: argparse.Namespace) -> tuple[dict[str, Layout], dict[str, Held]]:
+    given = _of_unequal_length(arguments)
+    of, groups = [*given.values()], arguments.groups
+    pattern = "" if groups == ALL_GROUPS else groups
+    layouts, columns = of_groups(arguments.file, of, pattern) if groups else of_rows(arguments.file, of)
+    held: dict[str, Layout] = {}
+    made: dict[str, Held] = {}
+    for name, layout, own in zip(given, layouts, columns, strict=True):
+        if own is None:
+            held[name] = layout
+            continue
+        if why := next(filter(None, map(refused, own.layouts)), ""):
+            raise PlanError(f"no buffer holds these samples of unequal length, so there is nothing to plan: {why}")
+        for part, blocks in zip(own.layouts, own.blocks, strict=True):
+            of_part = name if len(own.layouts) == 1 else part.name
+            held[of_part], made[of_part] = blocks.layout, blocks
+    return held, made
