@@ -14,6 +14,7 @@ from solar.io.layout.blocks import chunk_of
 from solar.io.layout.paths import Paths
 from solar.io.read.boxed import BoxRows
 from solar.io.read.reader import Rows
+from solar.io.read.stage import Tier
 from solar.io.windows import Windows, extents_of
 from solar.values import Layout
 
@@ -82,8 +83,8 @@ def _every(samples: Any) -> int:
     return samples.every
 
 
-def rows_of(layout: Layout, extents: Lying, page_cache: bool | None) -> Rows:
+def rows_of(layout: Layout, extents: Lying, page_cache: bool | None, tier: Tier | None = None) -> Rows:
     """What reads these samples."""
     if isinstance(extents, Boxes):
-        return BoxRows(layout, True, page_cache, extents)
-    return Rows(layout, True, page_cache, extents=extents)
+        return BoxRows(layout, True, page_cache, extents, tier)
+    return Rows(layout, True, page_cache, extents=extents, tier=tier)

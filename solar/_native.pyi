@@ -125,6 +125,19 @@ class Source:
     @property
     def row_nbytes(self) -> int: ...
 
+class Stage:
+    """The bytes of one far file that lie on a local disk (native/include/solar/stage.hpp)."""
+
+    def __init__(self, path: str, token: bytes, nbytes: int) -> None: ...
+    @property
+    def lost(self) -> int: ...  # errno: why it is no longer read
+    @property
+    def stopped(self) -> int: ...  # errno: why it is no longer written to
+    @property
+    def dropped(self) -> int: ...  # blocks that were not what had been written
+
+def staged(source: Source, files: Sequence[tuple[Stage, int] | None]) -> Source: ...  # each with its limit, in blocks
+
 class Boxes:
     """Samples cut out of volumes whose blocks are the rows of a source (native/include/solar/boxes.hpp)."""
 

@@ -12,6 +12,7 @@ KEYS = {
     "wait_seconds", "wait_share",
     "device_bytes", "device_peak_bytes", "device_copy_seconds", "device_decode_seconds",
     "device_hits", "device_resident_samples", "device_resident_bytes",
+    "stage_requests", "stage_bytes", "stage_written",
 }  # fmt: skip
 MIB = 2**20
 

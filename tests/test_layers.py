@@ -50,6 +50,7 @@ MAY_IMPORT = {
     "device": "gpu.kernels",
     "torch.states": "errors",
     "torch.sharding": "",
+    "torch.one_by_one": "",
     "torch.plain": "io.plain",
     "torch.on_device": "",
     "torch.mixture": f"{VALUES} {IO} orders torch.batch torch.dataset torch.source",
@@ -62,7 +63,7 @@ MAY_IMPORT = {
     "torch.metrics": "torch.monitor",
     "torch.ragged": f"{VALUES} {IO} torch.batch",
     "torch.kinds": f"{VALUES} {IO} torch.batch",
-    "torch.dataset": f"{VALUES} {IO} torch.batch torch.kinds torch.ragged",
+    "torch.dataset": f"{VALUES} {IO} torch.batch torch.kinds torch.one_by_one torch.ragged",
     "torch.source": f"{VALUES} {IO} torch.dataset torch.batch torch.ragged",
     "torch.buffer": f"{VALUES} {IO} planner torch.batch torch.dataset torch.monitor torch.order torch.ragged "
     "torch.source",

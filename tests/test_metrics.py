@@ -100,6 +100,7 @@ def test_every_counter_is_in_the_text_with_its_type() -> None:
         "solar_device_bytes_total": 0, "solar_device_copy_seconds_total": 0, "solar_device_decode_seconds_total": 0,
         "solar_device_peak_bytes": 0, "solar_device_hits_total": 0, "solar_device_resident_samples": 0,
         "solar_device_resident_bytes": 0,
+        "solar_stage_requests_total": 0, "solar_stage_bytes_total": 0, "solar_stage_written_bytes_total": 0,
         "solar_resident_bytes": 4000, "solar_peak_bytes": 5000, "solar_busy_seconds_total": 0.75,
     }  # fmt: skip
     waits = {dict(labels)["cause"]: value for (name, labels), value in series.items() if labels != none}

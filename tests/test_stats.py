@@ -41,6 +41,7 @@ def test_counts_of_batches_add_up() -> None:
         "retries": 0, "skipped": 0, "resident_bytes": 0, "peak_bytes": 0, "busy_seconds": 0.0,
         "device_bytes": 0, "device_peak_bytes": 0, "device_copy_seconds": 0.0, "device_decode_seconds": 0.0,
         "device_hits": 0, "device_resident_samples": 0, "device_resident_bytes": 0,
+        "stage_requests": 0, "stage_bytes": 0, "stage_written": 0,
     }  # fmt: skip
 
 

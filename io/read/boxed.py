@@ -15,20 +15,23 @@ from solar.boxes import Boxes
 from solar.io.layout.blocks import in_blocks
 from solar.io.read.engine import Ticket, source_of
 from solar.io.read.reader import Rows
+from solar.io.read.stage import Tier
 from solar.values import Layout
 
 
 class BoxRows(Rows):
     """The boxes of one Layout, ready to be read in this process."""
 
-    def __init__(self, layout: Layout, native_order: bool, page_cache: bool | None, boxes: Boxes) -> None:
+    def __init__(
+        self, layout: Layout, native_order: bool, page_cache: bool | None, boxes: Boxes, tier: Tier | None = None
+    ) -> None:
         self._boxes = boxes
-        super().__init__(layout, native_order, page_cache, sample_shape=boxes.shape)
+        super().__init__(layout, native_order, page_cache, sample_shape=boxes.shape, tier=tier)
 
     def _source_of(self, swap: int, page_cache: bool | None, mapped: bool) -> _native.Source:
         layout = self.layout
         self._blocks, self.touched = in_blocks(layout, self._boxes)
-        source = source_of(self._blocks, swap, page_cache, mapped=mapped)
+        source = source_of(self._blocks, swap, page_cache, mapped=mapped, tier=self.tier)
         lengths = np.diff(layout.part_first).tolist()
         self.native = _native.Boxes(source, list(self.touched.block), self._boxes.box, layout.shape, lengths)
         return source

@@ -15,6 +15,7 @@ from solar import _native
 from solar.errors import SolarError
 from solar.io.machine import available as machine
 from solar.io.read.encoded import CODES, behind_tables
+from solar.io.read.stage import Tier, staged
 from solar.values import Form, Layout
 
 log = logging.getLogger("solar")
@@ -131,10 +132,12 @@ def worth_mapping(layout: Layout, bypass: float) -> bool:
     return bypass == 0 and len(layout.paths) <= MAPPED
 
 
-def source_of(layout: Layout, swap: int, page_cache: bool | None, *, mapped: bool = True) -> _native.Source:
-    """The native form of a Layout that is read directly."""
+def source_of(
+    layout: Layout, swap: int, page_cache: bool | None, *, mapped: bool = True, tier: Tier | None = None
+) -> _native.Source:
+    """The native form of a Layout that is read directly, by way of a local disk where there is a Tier."""
     bypass = bypassed_share(layout, page_cache)
-    return _native.Source(
+    source = _native.Source(
         _told(layout),
         list(layout.paths),
         layout.file_nbytes,
@@ -152,11 +155,12 @@ def source_of(layout: Layout, swap: int, page_cache: bool | None, *, mapped: boo
         layout.chunk_nbytes,
         layout.chunk_mask,
         bypass,
-        mapped and worth_mapping(layout, bypass),
+        mapped and tier is None and worth_mapping(layout, bypass),
         layout.file_inode,
         layout.file_ctime_ns,
         [form.nbytes for form in layout.forms],
     )
+    return source if tier is None else staged(source, layout, tier)
 
 
 def _told(layout: Layout) -> str:

@@ -22,6 +22,7 @@ from solar.io.machine.late import Late, until
 from solar.io.read.engine import Ticket, source_of, source_of_part
 from solar.io.read.engine import bypassed_share as bypassed_share
 from solar.io.read.known import known_of
+from solar.io.read.stage import Tier
 from solar.values import Layout
 
 log = logging.getLogger("solar")
@@ -118,7 +119,7 @@ class Rows:
     """The samples of one Layout, ready to be read in this process; with `native_order`, in the machine's byte order.
 
     A sample is a row, or with `extents` what these make of rows. `page_cache` says whether the system's page cache
-    keeps the bytes read; None: as many as there is room for.
+    keeps the bytes read; None: as many as there is room for. With a `tier` they stay on a local disk.
     """
 
     def __init__(
@@ -130,9 +131,10 @@ class Rows:
         mapped: bool = True,
         extents: Extents | None = None,
         sample_shape: tuple[int, ...] | None = None,
+        tier: Tier | None = None,
     ) -> None:
         _check_readable(layout)
-        self.layout, self.extents = layout, extents
+        self.layout, self.extents, self.tier = layout, extents, tier
         self.dtype = layout.dtype.newbyteorder("=") if native_order else layout.dtype
         # The engine swaps the bytes of numbers; structures, and values from libhdf5, are swapped here.
         swap = layout.swap if native_order and layout.reader == "direct" else 0
@@ -144,7 +146,7 @@ class Rows:
         self._source = self._source_of(swap, page_cache, mapped) if layout.reader == "direct" else None
 
     def _source_of(self, swap: int, page_cache: bool | None, mapped: bool) -> _native.Source:
-        return source_of(self.layout, swap, page_cache, mapped=mapped)
+        return source_of(self.layout, swap, page_cache, mapped=mapped, tier=self.tier)
 
     @property
     def read_as(self) -> Layout:

@@ -23,6 +23,7 @@ COMMANDS = {
     "probe": "measures a storage: latency, bandwidth, requests a second",
     "rehearse": "reads whole epochs as a training on these ranks would, and says whether it would wait",
     "selftest": "checks this installation on small files of each kind, in some seconds",
+    "stage": "reads a file's data to a local disk beforehand, or empties what is there",
     "tune": "how far inputs may be off before a model's gradients notice: which bound to choose",
     "verify": "whether a compressed file holds what its original does, or whether a file is damaged",
 }

@@ -57,6 +57,7 @@ keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memo
   overflow_fraction (samples that another rank takes than the one that reads them), travel ({steps, samples, nbytes,
   most_nbytes}: what goes from node to node in an epoch, and what one node receives in a step at most), compute_seconds,
   load ({seconds, requests, bytes}: of our epoch with its computing, and of the storage per second of it),
+  stage (with --stage: {nbytes, first_epoch, later_epochs, all: bytes that are read from afar}, or null),
   fits_page_cache (the FILE's data do, on this machine: once they are there, no storage is waited for)
 keys that --jobs adds: jobs, order ("own", "study", "common"), stretch (of the study: a share of an epoch, or null),
   per_job (of each policy {requests, bytes, scans, seconds} of one job), decoded (of each policy: samples that come out
@@ -94,6 +95,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights",
         metavar="NAME",
         help="samples are drawn by these: a dataset of FILE, or a .npy file (else shuffled)",
+    )
+    run.add_argument(
+        "--stage", metavar="SIZE", type=quantities.size, help="of a stage on each node's local disk (none)"
     )
     run.add_argument("--seed", metavar="SEED", type=quantities.seed, default=0, help="of the shuffles (0)")
     jobs.add_arguments(parser)
@@ -135,11 +139,14 @@ def run(arguments: argparse.Namespace) -> int:
         asked = {"memory": arguments.memory, "ahead": arguments.ahead, "no_buffer": refused}
         asked["weights"], asked["mixture"] = arguments.weights, dict(arguments.mixture) or None
         asked |= {} if arguments.jobs is None else jobs.as_json(cases, answered)
+        asked["stage"] = planned.from_afar(cases, answered, arguments.stage)
         print(json.dumps(planned.as_json(cases, answered, source, arguments.compute, cached) | asked, indent=1))
     else:
         say = planned.as_text if arguments.jobs is None else jobs.as_text
         for line in say(cases, arguments.memory, answered, source, arguments.compute, cached, refused):
             print(line)
+        if afar := planned.from_afar(cases, answered, arguments.stage):
+            print(planned.afar_in_words(afar, cases[0].epochs))
         if arguments.plot:
             print(f"\n{arguments.plot} has the picture")
     return 0

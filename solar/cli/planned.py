@@ -143,6 +143,25 @@ def _epochs(one: Case, answered: Answer) -> Iterator[str]:
         yield f"{answered.nodes} of {nodes} nodes was worked out; the others are taken to be alike."
 
 
+def from_afar(cases: list[Case], answered: Answer, stage: int | None) -> dict[str, float] | None:
+    """The bytes that all nodes read from afar, where a stage on each keeps so many: all they read, once."""
+    if stage is None:
+        return None
+    ours, epochs = answered.outcomes["solar"], cases[0].epochs
+    nodes = -(-cases[0].world.ranks // cases[0].world.ranks_per_node)
+    kept = min(1.0, stage * nodes / max(1, sum(case.units.total_nbytes for case in cases)))
+    first = ours.bytes if answered.first_epoch is None else answered.first_epoch.bytes
+    later = ours.bytes * (1 - kept)
+    return {"nbytes": stage, "first_epoch": first, "later_epochs": later, "all": first + later * (epochs - 1)}
+
+
+def afar_in_words(afar: dict[str, float], epochs: int) -> str:
+    """The same for people."""
+    first, later, every = (figures.size(afar[name]) for name in ("first_epoch", "later_epochs", "all"))
+    stage = f"With a stage of {figures.size(afar['nbytes'])} on each node's disk"
+    return f"{stage}, the first epoch reads {first} from afar, each later one {later}: {every} in {epochs} epochs."
+
+
 def _ranks(one: Case, answered: Answer, compute: float) -> Iterator[str]:
     """What our epoch asks of the network and of the storage."""
     travel, load = answered.travel, _load(answered, compute)

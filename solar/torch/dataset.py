@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import operator
 import os
-import sys
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,11 +27,13 @@ from solar.io.ragged import Columns
 from solar.io.read.as_float import straight
 from solar.io.read.boxed import BoxRows
 from solar.io.read.reader import Pending, Rows, checked_rows
+from solar.io.read.stage import Tier, tier_of
 from solar.io.unequal import by_sample
 from solar.io.windows import Windows
 from solar.torch.batch.pending import PendingBatch, PendingField, leaves, mapped
 from solar.torch.batch.transform import Transform, transformed
 from solar.torch.kinds import Where, left_by, lying
+from solar.torch.one_by_one import one_by_one
 from solar.torch.ragged import RaggedReading
 from solar.values import Layout
 
@@ -61,6 +60,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     names of datasets with a function that makes it: where=("/energy", lambda energy: energy > 3).
 
     `page_cache` says whether the system's page cache keeps the bytes read; None: as many as there is room for.
+    `stage` is a folder of a local disk: what is read for the first time stays there, and is read from there again, up
+    to `stage_size` ("500GiB", "80%" of the disk; None: all of it but the last twentieth). See docs/staging.md.
 
     With `together=True` all ranks make the dataset together: rank 0 reads the file's metadata and sends it to the
     others. Use it for files of millions of chunks on hundreds of ranks, which would each scan the same index. MPI or
@@ -97,6 +98,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         thread_safe: bool = False,
         together: bool = False,
         where: Where | None = None,
+        stage: str | os.PathLike[str] | None = None,
+        stage_size: int | str | None = None,
     ) -> None:
         if fields is None:
             raise TypeError("fields: name the datasets a sample is made of")
@@ -111,6 +114,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         self.thread_safe = thread_safe
         first, whole = by_sample(leaves(self.layouts), own)[0], own[0]
         self._page_cache = page_cache
+        self.tier = tier_of(stage, stage_size)
         self.numbers: int = first.samples  # of samples, also of those that `where` leaves out
         self._name = first.name
         if isinstance(whole, Extents | Boxes):
@@ -128,7 +132,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         names = ("__getitem__", "__getitems__")
         one, many = (next(place for place, kind in enumerate(cls.__mro__) if name in vars(kind)) for name in names)
         if one < many and (cls.__mro__[many] is H5Dataset or hasattr(cls.__getitems__, "one_by_one")):
-            cls.__getitems__ = _one_by_one(cls)  # type: ignore[assignment, method-assign]
+            cls.__getitems__ = one_by_one(cls)  # type: ignore[assignment, method-assign]
 
     def __len__(self) -> int:
         return self.numbers if self.chosen is None else len(self.chosen)
@@ -216,7 +220,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         """The readers of `reads`, one each. Each process makes its own."""
         if self._process != os.getpid():
             given = leaves(self.fields)
-            self._opened = [_reading(read, [given[n] for n in read.fields], self._page_cache) for read in self.reads]
+            kept = self._page_cache, self.tier
+            self._opened = [_reading(read, [given[n] for n in read.fields], *kept) for read in self.reads]
             self._straight = [leaf.straight(self._page_cache) for leaf in self._opened]
             self._process = os.getpid()
         return self._opened
@@ -225,7 +230,13 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         return dict(self.__dict__, _opened=[], _straight=[], _process=-1)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        now = {"chosen": None, "epoch": 0, "_by": False, "extents": mapped(state["layouts"], lambda _: None)}
+        now = {
+            "chosen": None,
+            "epoch": 0,
+            "_by": False,
+            "tier": None,
+            "extents": mapped(state["layouts"], lambda _: None),
+        }
         self.__dict__.update(now | {"numbers": state.get("_samples")} | state)  # 0.1.0 had rows alone
 
     def __repr__(self) -> str:
@@ -262,7 +273,7 @@ class Reading:
         layout, field = straight(self.rows.layout, self.fields[0])
         if layout is self.rows.layout:
             return self
-        return Reading(Rows(layout, True, page_cache, extents=self.rows.extents), [field])
+        return Reading(Rows(layout, True, page_cache, extents=self.rows.extents, tier=self.rows.tier), [field])
 
     def started(self, asked: Sequence[Asked], room: Room | None, number: int, samples: int) -> list[PendingField]:
         """Starts reading samples of one data set, or those of several into one batch, of so many."""
@@ -289,10 +300,12 @@ class Reading:
         return PendingField([], self.fields[at], first.rows, lambda values: self.rows.parts(values)[at], first)
 
 
-def _reading(read: Read, fields: list[Field | None], page_cache: bool | None) -> Reading | RaggedReading:
+def _reading(
+    read: Read, fields: list[Field | None], page_cache: bool | None, tier: Tier | None
+) -> Reading | RaggedReading:
     if isinstance(read.extents, Columns):
-        return RaggedReading(read.extents, page_cache)
-    return Reading(rows_of(read.layout, read.extents, page_cache), fields)
+        return RaggedReading(read.extents, page_cache, tier)
+    return Reading(rows_of(read.layout, read.extents, page_cache, tier), fields)
 
 
 def start_together(
@@ -337,35 +350,6 @@ def _shape_and_steps(layout: Layout, own: Lying | Columns) -> tuple[Any, ...]:
     if isinstance(own, Columns):
         return layout.sample_shape, own.fields
     return shape_of(layout, own), own.fields if isinstance(own, Extents) else None
-
-
-def _one_by_one(kind: type[H5Dataset]) -> Callable[[H5Dataset, Iterable[int]], list[Any]]:
-    """`__getitems__` of a class that makes its samples in `__getitem__`.
-
-    Not H5Dataset's own: that is what `super().__getitems__` means there.
-    """
-
-    def __getitems__(self: H5Dataset, indices: Iterable[int]) -> list[Any]:
-        try:
-            return [kind.__getitem__(self, index) for index in indices]
-        except RecursionError as error:
-            here = sys._getframe()
-            inside = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame is not here)
-            outside = (frame for frame, _ in traceback.walk_stack(here.f_back))
-            # The outermost call raises it, or the traceback would show a thousand lines of the recursion.
-            if _called(__getitems__, outside) or not _called(__getitems__, inside):
-                raise
-        raise RuntimeError(
-            f"{kind.__name__}.__getitem__ asks self.__getitems__ for samples, which asks it for each of them, without "
-            "end: ask super().__getitems__, which reads them"
-        )
-
-    __getitems__.one_by_one = True  # type: ignore[attr-defined]
-    return __getitems__
-
-
-def _called(function: Any, frames: Iterable[FrameType]) -> bool:
-    return any(frame.f_code is function.__code__ for frame in frames)
 
 
 def _fields(fields: Any, layouts: Any, extents: Any) -> Any:

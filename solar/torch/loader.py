@@ -278,7 +278,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             return self._stats.report(buffer=buffer, counts=self._course.counts())
         share, counts = self._buffered.share(found), self._course.counts()
         said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts)
-        return "\n".join(filter(None, (said, self._buffered.held())))
+        return "\n".join(filter(None, (said, self._buffered.held(), found.staging())))
 
     def sources(self) -> list[str]:
         """The source of each sample of the batch handed out last, in its order; the dataset is a solar.Mixture.

@@ -16,6 +16,7 @@ from solar.io.ragged import CSR, Columns, Ragged
 from solar.io.read.boxed import BoxRows
 from solar.io.read.engine import Ticket
 from solar.io.read.reader import Pending, Rows
+from solar.io.read.stage import Tier
 from solar.torch.batch.pending import PendingField
 from solar.torch.batch.ragged import RaggedBatch, SparseBatch, dense
 from solar.values import Layout
@@ -28,10 +29,10 @@ class RaggedRows:
 
     plain = False  # what is read is put together here
 
-    def __init__(self, columns: Columns, page_cache: bool | None) -> None:
+    def __init__(self, columns: Columns, page_cache: bool | None, tier: Tier | None = None) -> None:
         self.extents, self.layout = columns, columns.layouts[0]
-        self.parts = [Rows(layout, True, page_cache) for layout in columns.layouts]
-        self._page_cache = page_cache
+        self.parts = [Rows(layout, True, page_cache, tier=tier) for layout in columns.layouts]
+        self._page_cache, self._tier = page_cache, tier
 
     @property
     def sample_nbytes(self) -> int:
@@ -42,7 +43,7 @@ class RaggedRows:
     @cached_property
     def held(self) -> list[Rows]:
         """What reads the blocks that a buffer holds."""
-        return [Rows(own.layout, True, self._page_cache) for own in self.extents.blocks]
+        return [Rows(own.layout, True, self._page_cache, tier=self._tier) for own in self.extents.blocks]
 
     def start(self, samples: Places) -> PendingField:
         """Starts reading these samples."""
@@ -55,11 +56,12 @@ class RaggedReading:
 
     columns: Columns
     page_cache: bool | None = None
+    tier: Tier | None = None
 
     @cached_property
     def rows(self) -> RaggedRows:
         """What reads it."""
-        return RaggedRows(self.columns, self.page_cache)
+        return RaggedRows(self.columns, self.page_cache, self.tier)
 
     def straight(self, page_cache: bool | None) -> RaggedReading:
         """Itself: nothing is converted."""

@@ -14,6 +14,7 @@ from solar.boxes import Boxes
 from solar.errors import ReadError
 from solar.io.machine.identity import check_unchanged
 from solar.io.ragged import Columns
+from solar.io.read.stage import said
 from solar.torch.batch.pending import PendingBatch, leaves
 from solar.torch.dataset import H5Dataset, Room, alike, start_together
 from solar.torch.ragged import layouts_of
@@ -104,6 +105,11 @@ class SampleSource:
         except ReadError as error:
             return error.with_traceback(None)
         return None
+
+    def staging(self) -> str:
+        """What is to be known of the folders in which bytes stay: a line for each thing, none where all is well."""
+        tiers = dict.fromkeys(one.tier for one in self.datasets if one.tier is not None)
+        return "\n".join(filter(None, map(said, tiers)))
 
     @cached_property
     def firsts(self) -> Array:

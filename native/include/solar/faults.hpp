@@ -12,7 +12,8 @@
 
 namespace solar::faults {
 
-enum class Call { open, read, ring, map, memory };  // `ring`: what io_uring says of a read, once it has come
+// `ring`: what io_uring says of a read, once it has come; `write`: to a stage file.
+enum class Call { open, read, ring, map, memory, write };
 
 struct Fault {
   Call call = Call::read;

@@ -35,6 +35,9 @@ struct ReaderStats {
   std::uint64_t bypassed = 0;      // of these requests, made past the page cache
   std::uint64_t bytes_read = 0;    // asked of the file system, gaps included
   std::uint64_t bytes_mapped = 0;  // copied from mapped files instead
+  std::uint64_t stage_requests = 0;  // of these requests, made to a stage: see Stage
+  std::uint64_t stage_bytes = 0;     // of the bytes read, read from there
+  std::uint64_t stage_written = 0;   // bytes written to one
   std::uint64_t retries = 0;       // calls of the system made again, for what failed may pass
   std::uint64_t chunks_decoded = 0;
   std::uint64_t bytes_decoded = 0;
@@ -47,7 +50,7 @@ struct NamedCount {
   const char* name;
   std::uint64_t ReaderStats::* count;
 };
-inline constexpr std::array<NamedCount, 12> named_counts{{
+inline constexpr std::array<NamedCount, 15> named_counts{{
     {"rows", &ReaderStats::rows},
     {"requests", &ReaderStats::requests},
     {"stretches", &ReaderStats::stretches},
@@ -55,6 +58,9 @@ inline constexpr std::array<NamedCount, 12> named_counts{{
     {"bypassed", &ReaderStats::bypassed},
     {"bytes_read", &ReaderStats::bytes_read},
     {"bytes_mapped", &ReaderStats::bytes_mapped},
+    {"stage_requests", &ReaderStats::stage_requests},
+    {"stage_bytes", &ReaderStats::stage_bytes},
+    {"stage_written", &ReaderStats::stage_written},
     {"retries", &ReaderStats::retries},
     {"chunks_decoded", &ReaderStats::chunks_decoded},
     {"bytes_decoded", &ReaderStats::bytes_decoded},

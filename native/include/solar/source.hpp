@@ -12,6 +12,7 @@
 
 #include "solar/file.hpp"
 #include "solar/filter.hpp"
+#include "solar/stage.hpp"
 
 namespace solar {
 
@@ -49,6 +50,7 @@ struct Source {
   double bypass = 0;
   // Null: all bytes are read. Else what the page cache holds is copied from its files, mapped into memory.
   std::shared_ptr<read::Mappings> mappings;  // see map()
+  std::vector<Staged> staged;  // empty, or one for each file
   std::vector<std::uint64_t> row_shape;   // shape without axis 0
   std::vector<Form> forms;
   std::span<const std::int32_t> part_file;

@@ -29,8 +29,12 @@ double draw(std::uint64_t offset) {
 void Worker::read(Request& request) {
   charge(*request.job);
   try {
-    if (!(bypasses(request) ? read_past(request) : read_through(request))) return;  // in flight
-    request.deliver(bench_);
+    choose(request);
+    const bool here = request.way != Way::plain ? read_staged(request)
+                      : bypasses(request)       ? read_past(request)
+                                                : read_through(request);
+    if (!here) return;  // in flight
+    landed(request);
   } catch (...) {
     request.job->fail(caught(request.job->batch, request.first()));
   }
@@ -57,7 +61,7 @@ bool Worker::read_past(Request& request) {
   const iovec* const parts = request.windowed() ? &request.window : request.parts.data();
   const std::size_t count = request.windowed() ? 1 : request.parts.size();
   if (ring_) {
-    queue(request, parts, count);
+    queue(request, parts, count, request.offset - request.lead);
     return false;
   }
   const ssize_t got = request.file->read_some(parts, count, request.offset - request.lead);
@@ -84,13 +88,21 @@ std::size_t Worker::block_nbytes(const Request& request) const noexcept {
 void Worker::count(const Request& request) noexcept {
   ++done_.requests;
   done_.bytes_read += request.left;
+  if (request.way == Way::near || request.way == Way::check) {
+    ++done_.stage_requests;
+    done_.stage_bytes += request.left;
+  }
 }
 
 bool Worker::read_through(Request& request) {
   request.file = open(request, files_);
-  count(request);
   fit_scratch(request, request.stored_nbytes());
   request.lay_out(scrap_.data());
+  return read_laid_out(request);
+}
+
+bool Worker::read_laid_out(Request& request) {
+  count(request);
   if (held_ >= trusted && request.left >= least_trusted) {
     read_trusting(request);
     return true;
@@ -104,7 +116,7 @@ bool Worker::read_through(Request& request) {
     read_blocking(request);
     return true;
   }
-  queue(request, &request.parts[request.part], request.parts.size() - request.part);
+  queue(request, &request.parts[request.part], request.parts.size() - request.part, request.offset);
   return false;
 }
 
@@ -180,7 +192,8 @@ void Worker::land(Request& request, std::int64_t result) {
   const bool refused = direct && result == -EINVAL;
   if (refused) bypass_ = false;
   const auto got = static_cast<std::uint64_t>(std::max<std::int64_t>(result, 0));
-  if (got > request.lead) request.advance(std::min(got - request.lead, request.left));
+  const std::uint64_t before = direct ? request.lead : 0;
+  if (got > before) request.advance(std::min(got - before, request.left));
   if (request.left == 0) return;
   if (direct) request.file = open(request, files_);
   read_blocking(request, result < 0 && !refused ? static_cast<int>(-result) : 0);

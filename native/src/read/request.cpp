@@ -15,6 +15,8 @@ void Request::start(Job& of, std::uint32_t from, std::uint32_t to) {
   part = 0;
   window = {};
   lead = 0;
+  way = Way::plain;
+  staged = nullptr;
 }
 
 // Whole pages in memory: after a fork, on older kernels, a page that is written to while the storage fills it is lost.
@@ -66,6 +68,14 @@ void Request::lay_out_window(std::byte* memory, std::size_t alignment) {
   window = {memory, window_nbytes(alignment)};
   lead = offset % alignment;
   append(memory + lead, left);
+}
+
+void Request::lay_out_whole(std::byte* memory, std::size_t alignment, std::uint64_t file_nbytes) {
+  window = {memory, window_nbytes(alignment)};
+  lead = offset % alignment;
+  offset -= lead;
+  window.iov_len = left = std::min<std::uint64_t>(window.iov_len, file_nbytes - offset);
+  append(memory, left);
 }
 
 // A hole, read to nowhere.

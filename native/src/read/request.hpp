@@ -15,15 +15,25 @@
 
 namespace solar::read {
 
+// Where a request's bytes come from.
+enum class Way : std::uint8_t {
+  plain,  // its file
+  put,    // its file, in whole blocks, which are then written to the file's stage
+  check,  // the stage, in whole blocks, which are then checked
+  near,   // the stage
+};
+
 struct Request {
   Job* job = nullptr;
   std::uint32_t begin = 0, end = 0;  // pieces
   std::shared_ptr<const File> file;
+  Way way = Way::plain;
+  const Staged* staged = nullptr;  // of its file, if that has a stage: the Source's
   std::vector<iovec> parts;
   std::size_t part = 0;      // first one with room left
   std::uint64_t offset = 0;  // where the next byte comes from
   std::uint64_t left = 0;
-  iovec window{};          // of a read past the page cache, where one is needed
+  iovec window{};          // of a read past the page cache, or of whole blocks, where one is needed
   std::uint64_t lead = 0;  // bytes of the window before the first piece
   Workspace scratch;
   std::uint64_t scratch_nbytes = 0;  // in use
@@ -42,6 +52,12 @@ struct Request {
   std::uint64_t window_nbytes(std::size_t alignment) const noexcept;
   // REQUIRES: window_nbytes() at `memory`, which begins a page.
   void lay_out_window(std::byte* memory, std::size_t alignment);
+  // The same, and all of the window is what is asked for, as far as a file of so many bytes has it.
+  void lay_out_whole(std::byte* memory, std::size_t alignment, std::uint64_t file_nbytes);
+  // The blocks that a piece touches.
+  Stage::Blocks blocks(std::uint32_t i) const noexcept {
+    return Stage::Blocks::of(job->batch.pieces[i].offset, job->batch.pieces[i].nbytes);
+  }
   // `nbytes` more are there.
   void advance(std::uint64_t nbytes) noexcept;
   // All bytes are there: puts every piece into place.

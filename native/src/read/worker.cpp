@@ -28,6 +28,7 @@ Worker::Worker(std::size_t files, std::uint64_t gap, Recent& recent, std::unique
                std::function<void(Job&)> finished)
     : files_(files, false),
       direct_files_(files, true),
+      stage_files_(files),
       gap_(std::min(gap, gap_limit)),
       ring_(std::move(ring)),
       finished_(std::move(finished)) {
@@ -211,9 +212,8 @@ void Worker::fit_scratch(Request& request, std::uint64_t nbytes) {
   scratch_in_flight_ += nbytes;
 }
 
-void Worker::queue(Request& request, const iovec* parts, std::size_t count) {
-  ring_->queue(request.file->descriptor(), parts, static_cast<unsigned>(count), request.offset - request.lead,
-               index(request));
+void Worker::queue(Request& request, const iovec* parts, std::size_t count, std::uint64_t offset) {
+  ring_->queue(request.file->descriptor(), parts, static_cast<unsigned>(count), offset, index(request));
   flight(request).set(Flight::word(request.job->ticket, request.begin), since_ns_);
   ++in_flight_;
 }
@@ -231,8 +231,13 @@ void Worker::arrived(Request& request, std::int32_t result) {
     if (faults::any()) {
       result = faults::result(request.file->path(), request.offset, request.offset + request.left, result);
     }
-    land(request, result);
-    request.deliver(bench_);
+    try {
+      land(request, result);
+    } catch (const Error&) {
+      if (request.way == Way::plain) throw;
+      read_again(request);
+    }
+    landed(request);
   } catch (...) {
     request.job->fail(caught(request.job->batch, request.first()));
   }

@@ -5,6 +5,7 @@
 // that were all held, plain ones follow, which are cheaper, until one takes long; and gaps are read over only if short.
 // Of a Source that is mapped, pieces that need no decoding are copied while the page cache holds the file (see Mapping).
 // Of a Source that bypasses the page cache, what the cache does not hold is read past it, where the file system can.
+// Of a file that is staged, what its stage has is read from there, and the rest afterwards written there (see Stage).
 // A decoding thread reads, too: its ring keeps the storage busy meanwhile, so a second pool would only add hand-overs.
 #pragma once
 
@@ -19,6 +20,7 @@
 #include "patience.hpp"
 #include "request.hpp"
 #include "ring.hpp"
+#include "stage_files.hpp"
 #include "solar/reader.hpp"
 
 namespace solar::read {
@@ -81,13 +83,20 @@ class Worker {
   std::size_t block_nbytes(const Request& request) const noexcept;
   void count(const Request& request) noexcept;
   bool read_through(Request& request);
+  bool read_laid_out(Request& request);
   bool read_at_once(Request& request);
   void read_trusting(Request& request);
   void read_blocking(Request& request, int failed = 0);
   bool try_again(Request& request, int failed, Patience& patience);
-  void queue(Request& request, const iovec* parts, std::size_t count);
+  void queue(Request& request, const iovec* parts, std::size_t count, std::uint64_t offset);
   void submit();
   void land(Request& request, std::int64_t result);
+  void choose(Request& request);
+  bool read_staged(Request& request);
+  void landed(Request& request);
+  bool sound(Request& request);
+  void put_staged(Request& request);
+  void read_again(Request& request);
   void arrived(Request& request, std::int32_t result);
   void end(Request& request);
   [[noreturn]] void fail(const Request& request, const std::string& what, int code) const;
@@ -97,6 +106,9 @@ class Worker {
   static constexpr unsigned trusted = 256;  // reads held by the page cache, after which the next will be
 
   Descriptors files_, direct_files_;
+  StageFiles stage_files_;
+  std::vector<std::uint32_t> entries_;  // of the blocks of a request
+  std::vector<Stage::Blocks> runs_;     // of a request
   std::uint64_t gap_;
   std::unique_ptr<Ring> ring_;
   std::function<void(Job&)> finished_;

@@ -53,6 +53,8 @@ def _amounts(totals: Mapping[str, Any]) -> str:
     read = totals["bytes"] - totals["bytes_mapped"]
     parts = (
         (totals["requests"], f"{size(read)} read in {count(totals['requests'], 'request')}"),
+        (totals["stage_bytes"], f"{size(totals['stage_bytes'])} of it from the stage"),
+        (totals["stage_written"], f"{size(totals['stage_written'])} written to the stage"),
         (totals["bytes_mapped"], f"{size(totals['bytes_mapped'])} copied from the page cache"),
         (totals["buffer_hits"], f"{count(totals['buffer_hits'], 'sample')} found in the buffer"),
         (totals["bytes_decoded"], f"{size(totals['bytes_decoded'])} decoded"),

@@ -1,0 +1,99 @@
+"""Reads a file's data to a local disk, where trainings with `stage` find them; or empties what is there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from solar.cli import words
+from solar.cli.plan import layouts_of
+from solar.cli.progress import Shown, ended_in_order
+from solar.errors import PlanError
+from solar.io.compress.preparation import Progress
+from solar.io.machine import figures
+from solar.io.read.reader import Pending, Rows
+from solar.io.read.stage import Tier, drop, said, tier_of
+from solar.values import Layout
+
+DETAILS = """\
+H5Dataset(FILE, ..., stage=DIR) then reads these data from DIR. It would also put them there by itself, in its first
+epoch; this does so beforehand. Given again after it was ended, it goes on where it was: what is there is only checked.
+SIZE is 500GiB, or 80% of the disk; without it all may be taken but the disk's last twentieth.
+
+solar stage FILE --to DIR --drop      removes what is there of FILE
+solar stage --to DIR --drop           removes all that solar has there
+"""
+
+STEP_NBYTES = 16 << 20  # bytes of samples that are read in one go
+AHEAD = 4  # reads on their way
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("file", metavar="FILE", nargs="?", help="an HDF5 file, a directory of them, or a quoted glob pattern")
+    add("dataset", metavar="DATASET", nargs="*", help="what is staged; else all as long as the largest one")
+    add("--to", metavar="DIR", required=True, help="a folder of a local disk")
+    add("--size", metavar="SIZE", help="what may be taken there, in all")
+    add("--drop", action="store_true", help="removes it instead")
+    add("--quiet", action="store_true", help="shows no progress")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    tier = tier_of(arguments.to, arguments.size)
+    assert tier is not None, "--to is required"
+    named = arguments.file is not None
+    layouts = list(layouts_of(arguments.file, arguments.dataset, alike=False).values()) if named else []
+    if arguments.drop:
+        files, nbytes = drop(tier, layouts if named else None)
+        gone = figures.count(files, "stage file")
+        print(f"{gone} removed from {words.printable(arguments.to)}: {figures.size(nbytes)}")
+        return 0
+    if not named:
+        raise PlanError("which FILE is to be staged? To empty the folder, give --drop")
+    apart = next((one for one in layouts if one.reader != "direct"), None)
+    if apart is not None:
+        raise PlanError(f"{apart.paths[0]}: {apart.title} is read by libhdf5, which knows no stage: {apart.reason}")
+    far = _fill(layouts, tier, arguments.quiet)
+    stored = figures.size(sum(one.stored_nbytes for one in layouts))
+    print(f"{words.printable(arguments.file)}: {stored} stored, {figures.size(far)} of it read from afar now")
+    if told := said(tier):
+        print(told, file=sys.stderr)
+    return 1 if told else 0
+
+
+def _fill(layouts: list[Layout], tier: Tier, quiet: bool) -> int:
+    """Reads all samples by way of the Tier; the bytes that came from afar."""
+    whole, done, far = sum(one.nbytes for one in layouts), 0, 0
+    shown = Shown(quiet)
+    try:
+        with ended_in_order():
+            for layout in layouts:
+                for pending in _read(layout, tier):
+                    done += pending.nbytes
+                    far += pending.counts["bytes_read"] - pending.counts["stage_bytes"]
+                    shown(Progress("stage", layout.name, done, whole))
+    finally:
+        shown.close()
+    return far
+
+
+def _read(layout: Layout, tier: Tier) -> Iterator[Pending]:
+    """Reads the samples in order, a few reads ahead."""
+    rows = Rows(layout, tier=tier)
+    step = max(1, STEP_NBYTES // max(1, layout.sample_nbytes))
+    ahead = deque[Pending]()
+    for begin in range(0, layout.samples, step):
+        ahead.append(rows.start(np.arange(begin, min(begin + step, layout.samples))))
+        if len(ahead) > AHEAD:
+            yield _here(ahead.popleft())
+    while ahead:
+        yield _here(ahead.popleft())
+
+
+def _here(pending: Pending) -> Pending:
+    pending.wait()
+    return pending
