@@ -94,7 +94,6 @@ KINDS: dict[str, Callable[..., Any]] = {
     "virtual": _virtual,
     "several files": _several,
 }
-UNBUFFERED = ("ragged",)
 
 
 def loader_of(data: Any, buffer: Any = 0, epochs: int = 3, **options: Any) -> Any:

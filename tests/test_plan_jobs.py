@@ -110,7 +110,7 @@ def test_reads_requests_and_bytes_are_those_of_a_simulation_of_its_own(
     [made] = window.plans
     seeds = [0] if common else range(jobs)
     naive = [naive_steps(samples, seeds, batch, epoch) for epoch in range(epochs)]
-    assert plan.uses == samples * jobs
+    assert plan.uses == [samples * jobs]
     kept, room = made.way.pinned, made.terms.room - 10**6 * made.way.pinned  # what stays is no matter for the head
     swept = [[[item - kept for item in step if item >= kept] for step in steps] for steps in naive]
     data = Data([1] * samples, [10**6 * at for at in range(samples)], [10**6] * samples)
