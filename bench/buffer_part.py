@@ -1,7 +1,7 @@
 """One reader of `python -m bench.buffer`, in a process of its own: whole epochs from the first import on, or a part.
 
-torch       PyTorch + h5py at its best (solar/torch/plain.py) with the same memory for caches; part of an epoch, or all
-            where chunk caches fill and that takes some minutes at most
+torch       PyTorch + h5py at its best (solar/torch/plain.py) with the same memory for caches; part of an epoch, or
+            whole runs, less the trials, where chunk caches fill and that takes some minutes at most
 windowed    memory filled with the next uses in one ascending pass, handed out; again (Plain.windows)
 page_cache  plain reads of contiguous bytes by threads, in a control group whose page cache is the memory
 ram_copy    all copied to memory first, where it fits
@@ -118,6 +118,7 @@ def torch_part(job: Job) -> Measures:
     from solar.torch.plain import best_of, dataset_of
 
     plain = plain_of(job)
+    started = time.perf_counter() - job["begin"]  # what comes before the first batch, but for the trials
 
     def batches(setting: Job, order: NDArray[np.int64]) -> Iterator[Any]:
         data, options = dataset_of(plain, setting, job["batch"], job["memory"])
@@ -146,7 +147,7 @@ def torch_part(job: Job) -> Measures:
     if job["filling"] and job["samples"] * job["epochs"] < best * LONGEST:  # caches that fill: its epochs are not alike
         orders = [order_of(job, epoch) for epoch in range(job["epochs"])]
         every = batches(setting, np.concatenate(orders))
-        return timed(job | {"begin": time.perf_counter()}, given(job, every, orders)) | told
+        return timed(job | {"begin": time.perf_counter() - started}, given(job, every, orders)) | told
     # What workers have ready when the clock starts is as much as they have when it stops: not a batch is free.
     ready = 1 + 2 * setting["workers"]
     part = max(job["part"], 2 * ready)

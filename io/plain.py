@@ -97,9 +97,14 @@ class Plain:
         """The batches, by a reader who knows their order: memory is filled with the next uses, in one ascending pass
         over the file in which gaps of up to `gap` bytes are read along, and handed out; and again.
 
-        Of the memory a piece is for what is read at once, and a batch for what is handed out.
+        Of the memory a piece is for what is read at once, and a batch for what is handed out. Rows of a chunk with
+        filters are read together, where memory holds two such pieces: so each chunk is decoded once in a pass.
         """
         nbytes = self.nbytes()
+        chunk = max(one.data.chunks[0] if one.data.chunks and _filters(one.data) else 1 for one in self._data(0))
+        if 2 * chunk * nbytes > memory:
+            chunk = 1
+        gap, piece = max(gap, chunk * nbytes), max(1, piece // (chunk * nbytes)) * chunk * nbytes
         room = memory - piece - nbytes * max(len(one) for one in batches)
         slots = max(len(batches[0]), room // nbytes)
         kept = [np.empty((slots, *shape), dtype) for shape, dtype in self.shapes()]
@@ -107,17 +112,20 @@ class Plain:
         order, size = np.concatenate(batches), len(batches[0])
         for first in range(0, len(order), slots // size * size):
             uses = order[first : first + slots // size * size]
-            self._fill(uses, kept, scratch, max(1, gap // nbytes))
+            self._fill(uses, kept, scratch, max(1, gap // nbytes), chunk)
             for start in range(0, len(uses), size):
                 yield {name: held[start : start + size].copy() for name, held in zip(self.names, kept, strict=True)}
 
-    def _fill(self, uses: NDArray[np.int64], kept: Sequence[Any], scratch: Sequence[Any], gap: int) -> None:
+    def _fill(
+        self, uses: NDArray[np.int64], kept: Sequence[Any], scratch: Sequence[Any], gap: int, chunk: int
+    ) -> None:
         places = np.argsort(uses, kind="stable")
         rows, most = uses[places], len(scratch[0])
         at = 0
         while at < len(rows):
             end = at + 1  # a stretch: rows[at:end], and what lies between
-            while end < len(rows) and rows[end] - rows[end - 1] <= gap and rows[end] - rows[at] < most:
+            until = rows[at] // chunk * chunk + most
+            while end < len(rows) and rows[end] - rows[end - 1] <= gap and rows[end] < until:
                 end += 1
             first, count = int(rows[at]), int(rows[end - 1] - rows[at]) + 1
             for one, held, block in zip(self._data(0), kept, scratch, strict=True):
@@ -223,6 +231,11 @@ def _chunks_nbytes(data: Any, rows: int) -> int:
         return 0
     counts: list[int] = [-(-size // chunk) for size, chunk in zip(data.shape, data.chunks, strict=True)]
     return min(rows, counts[0]) * math.prod([*counts[1:], *data.chunks]) * int(data.dtype.itemsize)
+
+
+def _filters(data: Any) -> int:
+    """How many it has."""
+    return int(data.id.get_create_plist().get_nfilters())
 
 
 def _prime(least: int) -> int:

@@ -167,6 +167,7 @@ def _fastest(tried: list[Setting]) -> list[Setting]:
 
 
 def _caches(plain: Plain, batch: int, memory: int) -> list[Cache]:
-    """Those that differ in their bytes for this file."""
+    """Those that differ in their bytes for this file. The largest first: where time runs out, it was tried."""
     sizes = {cache: tuple(plain.cache_nbytes(cache, batch, memory)) for cache in CACHES}
-    return [one for k, one in enumerate(CACHES) if sizes[one] not in [sizes[before] for before in CACHES[:k]]]
+    differ = [one for k, one in enumerate(CACHES) if sizes[one] not in [sizes[before] for before in CACHES[:k]]]
+    return differ[::-1]
