@@ -116,9 +116,7 @@ class Plain:
             for start in range(0, len(uses), size):
                 yield {name: held[start : start + size].copy() for name, held in zip(self.names, kept, strict=True)}
 
-    def _fill(
-        self, uses: NDArray[np.int64], kept: Sequence[Any], scratch: Sequence[Any], gap: int, chunk: int
-    ) -> None:
+    def _fill(self, uses: NDArray[np.int64], kept: Sequence[Any], scratch: Sequence[Any], gap: int, chunk: int) -> None:
         places = np.argsort(uses, kind="stable")
         rows, most = uses[places], len(scratch[0])
         at = 0

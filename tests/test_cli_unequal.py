@@ -43,6 +43,7 @@ def asked_of(kind: str, path: Path, layout: str) -> tuple[list[str], H5Dataset]:
     return asked, H5Dataset(str(path), names, samples=asked[-1] if asked[-1][0] == "/" else "groups")
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("share", [0.0, 0.3, 2.0])
 @pytest.mark.parametrize("layout", ["contiguous", "gzip"])
 @pytest.mark.parametrize("kind", ["ragged ends", "ragged ids", "ragged indptr", "csr", "groups", "groups of a pattern"])

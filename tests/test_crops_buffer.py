@@ -53,6 +53,7 @@ def data_of(kind: str, folder: Path, stored: str) -> Any:
 KINDS = ("random", "grid", "inside", "centres", "slices")
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stored", STORED)
 def test_a_buffer_changes_no_batch_and_counts_are_the_plans(kind: str, stored: str, tmp_path: Path) -> None:

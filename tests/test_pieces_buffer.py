@@ -43,6 +43,7 @@ def data_of(kind: str, folder: Path) -> H5Dataset:
     return H5Dataset(str(folder / "*.h5"), {"x": "coords", "y": "energy"}, samples="groups")
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("order", BUFFERED)
 def test_a_buffer_changes_no_batch_and_counts_are_the_plans(

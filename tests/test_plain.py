@@ -112,7 +112,7 @@ def test_windows_are_the_batches_in_one_ascending_pass_after_another(
     piece = 5 * NBYTES
     for rows, batch in zip(batches, plain.windows(batches, memory * NBYTES, gap * NBYTES, piece), strict=True):
         np.testing.assert_array_equal(batch[name], values[rows])
-    together = name == "gzip" and 2 * CHUNK <= memory  # a chunk's rows are read together, for it is decoded whole
+    together = name == "gzip" and memory >= 2 * CHUNK  # a chunk's rows are read together, for it is decoded whole
     most = CHUNK if together else 5
     slots = max(BATCH, memory - most - BATCH)
     passes = 1 + sum(after < before for (before, _), (after, _) in itertools.pairwise(reads))

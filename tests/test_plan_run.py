@@ -77,6 +77,7 @@ def check_counts(courses: list[Plan], layout: Layout, values: Any) -> None:
     assert found["recovered"] == 0
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     ("chunk", "gzip", "count"),

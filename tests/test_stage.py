@@ -47,6 +47,7 @@ def disk(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow(every=7)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("buffer", [0, "1MB", "20MB"])
 def test_with_room_for_all_only_the_first_epoch_reads_from_afar(

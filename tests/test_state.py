@@ -31,6 +31,7 @@ def flat(batches: list[list[Any]]) -> list[Any]:
     return [sample for batch in batches for sample in batch]
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("stop", [0, 3, None])
 @pytest.mark.parametrize(("engine", "order"), CASES)
 def test_another_loader_goes_on_with_exactly_the_batches_that_are_left(

@@ -110,6 +110,7 @@ def same(one: Any, other: Any) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("kind", MADE)
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"num_workers": 2}, {"buffer": "1MiB"}], ids=str)
 def test_batches_are_what_the_class_makes_of_its_samples(kind: Any, options: dict[str, Any], path: str) -> None:
