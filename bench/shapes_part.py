@@ -81,7 +81,9 @@ def timed(reader: Any, job: Job) -> Job:
             break
     batch = orders.shape[2]
     first = batch * each / ends[0] if ends else batch * len(stamps) / stamps[-1]
-    if len(ends) > 1:
+    if job.get("setting", {}).get("ahead"):  # what was filled before the first of them is handed out in no time
+        later = batch * len(stamps) / stamps[-1]
+    elif len(ends) > 1:
         later = batch * each * (len(ends) - 1) / (ends[-1] - ends[0])
     else:
         half = len(stamps) // 2

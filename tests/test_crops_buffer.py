@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from solar import Crops, DataLoader, Field, H5Dataset, PlanError, PlanSampler, compress
 from solar.io.read import engine
+from solar.torch.batch.pending import leaves
 from solar.values import Storage
 
 BUFFERED = ("sequential", "shuffled", "by a generator", "with replacement", "odd batches", "planned", "a list")
@@ -220,14 +221,51 @@ def test_boxes_with_a_damaged_chunk_are_left_out(tmp_path: Path) -> None:
                 assert left == 60 - int(((place[:, 0] > 0) & (place[:, 0] < 8) & (place[:, 1] > 4)).sum())
 
 
-def test_none_is_taken_where_nobody_asks_and_ranks_together_have_none(
+@pytest.fixture
+def no_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small files are worth a buffer, too."""
+    monkeypatch.setattr("solar.torch.buffer.budget.LEAST_EPOCH_SECONDS", 0.0)
+
+
+def decoded_in(data: Any, **terms: Any) -> tuple[bool, list[Any], int]:
+    """Whether there was a buffer in two shuffled epochs; what came; and the bytes that were decoded."""
+    with DataLoader(data, 8, sampler=PlanSampler(data, 1, 0, seed=2), **terms) as loader:
+        came = passes(loader, 2)
+        return loader._buffered.running is not None, came, loader.stats()["bytes_decoded"]
+
+
+@pytest.mark.usefixtures("no_least")
+@pytest.mark.parametrize("kind", ["random", "grid", "slices"])
+def test_where_memory_holds_all_that_is_encoded_nobody_need_ask(kind: str, tmp_path: Path) -> None:
+    data = data_of(kind, tmp_path, "gzip")
+    taken, came, decoded = decoded_in(data)
+    asked, expected, least = decoded_in(data, buffer="2MiB")
+    without, plain, most = decoded_in(data, buffer=0)
+    assert (taken, asked, without) == (True, True, False)
+    assert equal(came, expected)
+    assert equal(came, plain)
+    assert decoded == least <= most  # small files stay with what was decoded last, too
+
+
+@pytest.mark.usefixtures("no_least")
+def test_none_is_taken_unasked_where_nothing_is_encoded_where_memory_is_short_or_little_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert not decoded_in(data_of("random", tmp_path / "plain", "contiguous"))[0]
+    data = data_of("random", tmp_path / "gzip", "gzip")
+    assert not decoded_in(dataset_of(tmp_path / "few", "gzip", per=1), epochs=1)[0]
+    nbytes = sum(layout.nbytes for layout in leaves(data.layouts))
+    monkeypatch.setattr("solar.io.machine.available.free_nbytes", lambda: 4 * nbytes)
+    assert not decoded_in(data)[0]
+
+
+@pytest.mark.usefixtures("no_least")
+def test_ranks_together_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = data_of("random", tmp_path, "gzip")
-    with DataLoader(data, 8) as loader:
-        assert len([*loader]) == 5
-        assert loader._buffered.running is None
     monkeypatch.setattr("solar.torch.buffer.buffer.those_of", lambda *_: run_kit)
     monkeypatch.setattr(run_kit, "ranks", 2, raising=False)
+    with DataLoader(data, 8, sampler=PlanSampler(data, 2, 0)) as loader:
+        assert len([*loader]) == 3
+        assert loader._buffered.running is None
     with pytest.raises(PlanError, match=r"has boxes, which ranks do not hold together yet: .*exchange='off'"):
         next(iter(DataLoader(data, 8, buffer="1MiB", sampler=PlanSampler(data, 2, 0))))

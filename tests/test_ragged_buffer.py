@@ -58,6 +58,20 @@ def test_with_memory_for_all_each_chunk_is_decoded_once(kind: str, tmp_path: Pat
     assert stats["bytes_decoded"] == sum(each)
 
 
+@pytest.mark.parametrize("layout", ["gzip", "contiguous"])
+def test_where_memory_holds_all_that_is_encoded_nobody_need_ask(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("solar.torch.buffer.budget.LEAST_EPOCH_SECONDS", 0.0)
+    data = data_of(KINDS[0], tmp_path / "a.h5", layout)
+    terms = ORDERS["by a generator"](data)
+    with DataLoader(data, **terms) as loader:
+        came = passes(loader, 2)
+        assert (loader._buffered.running is not None) == (layout == "gzip")
+    with DataLoader(data, **ORDERS["by a generator"](data), buffer=0) as without:
+        assert equal(plainly(came), plainly(passes(without, 2)))
+
+
 @settings(max_examples=60, deadline=None)
 @given(cases())
 def test_any_samples_come_of_blocks_as_they_do_of_rows(case: dict[str, Any]) -> None:

@@ -148,6 +148,32 @@ def auto(
     return memory, f"{why}: an epoch takes about {with_it:.2g} s instead of {without:.2g} s"
 
 
+def all_of_it(
+    held: Sequence[Layout], wanted: int, given: Storage | None, needs: Needs, ranks: int, epochs: int | None
+) -> tuple[int, str]:
+    """The same of boxes and samples of unequal length, which want so many bytes of these in an epoch: all or nothing.
+
+    No smaller copy can be made of them, so nothing is modelled: with all of it held, each chunk is decoded once.
+    """
+    if not any(form.filters for one in held for form in one.forms):
+        return 0, FITS if fit_page_cache(held, ranks) else "what is not encoded is held where buffer= says how much"
+    there_is = machine.free_nbytes() // FREE // ranks
+    units = [of_layout(layout) for layout in held]
+    everything = sum(one.samples * one.sample_nbytes for one in units)
+    memory = everything + everything // 8 + 3 * needs.least  # some batches are ready
+    if memory > there_is:
+        return (
+            0,
+            f"to hold all of it takes {size(memory)}, and {size(there_is)} could be had; buffer= holds a part",
+        )
+    storages, _ = storages_of(held, given, None, warm=fit_page_cache(held, ranks))
+    rate = min(one.decode for one in storages)
+    without, with_it = wanted / rate, everything / rate / (epochs or MODEL_EPOCHS)
+    if without < max(with_it + LEAST_EPOCH_SECONDS, WORTH_A_BUFFER * with_it):
+        return 0, f"an epoch decodes {size(wanted)} without a buffer, and all of it is {size(everything)}"
+    return memory, f"each chunk is decoded once, where an epoch would decode {size(wanted)} or more"
+
+
 def modelled(
     units: Units, batch: int, memory: int, storage: Storage, epochs: int | None = None, extents: Extents | None = None
 ) -> tuple[float, float]:

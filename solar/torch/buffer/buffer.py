@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache
 from itertools import chain, islice
 from typing import Any
 
@@ -24,7 +24,7 @@ from solar.planner.share import wholes
 from solar.planner.sweep import Counts, KeepPolicy, total
 from solar.torch.buffer import budget as sizing
 from solar.torch.buffer.group import RankGroup, Room, check_alone, checked, those_of
-from solar.torch.buffer.located import Hold, PassPlan, Queued, layouts_of, not_held, pieces_of, rows_of, slots_of
+from solar.torch.buffer.located import Hold, PassPlan, Queued, gains, layouts_of, not_held, pieces_of, rows_of, slots_of
 from solar.torch.buffer.packing import held_in_words, packings, with_packings
 from solar.torch.buffer.thread import Background, apart, failed, in_background, unless
 from solar.torch.monitor.stats import Stats
@@ -146,15 +146,15 @@ class Buffered:
         found = None if left else those_of(self._exchange, order)
         ranks = sizing.ranks_here() if found is None else 1  # that have a buffer each
         batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
-        reads = [(read.layout, read.rows) for one in beneath.datasets for read in one.reads]
-        gains = partial(sizing.auto, reads, batch * all_, self._storage, own(batch), ranks, self._epochs)
-        self._weighed = cache(gains)
+        self._weighed = cache(gains(beneath, batch * all_, self._storage, own(batch), ranks, self._epochs))
         if left:
             return 0  # where nobody has asked for a buffer, it would draw from the sampler long before
         if self._nbytes is not None:
             nbytes = max(1, self._nbytes // ranks)
         else:
             nbytes, why = self._weighed()
+            if beneath.boxes and found is not None:
+                nbytes, why = 0, "ranks do not hold boxes together"
             self._warm = found is None and sizing.fit_page_cache(layouts, ranks)
             level = logging.DEBUG if why == sizing.FITS else logging.INFO
             log.log(level, "%s buffer: %s", "a" if nbytes else "no", why)

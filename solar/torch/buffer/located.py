@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from solar.blocks import refused
+from solar.boxes import BoxBlocks
 from solar.errors import PlanError
 from solar.io.read.reader import Rows
 from solar.io.read.run import Run
@@ -17,12 +19,13 @@ from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.planned_passes import Piece
 from solar.planner.regions import whole
 from solar.planner.units import MOST_SAMPLES, not_carried, of_layout
+from solar.torch.buffer import budget as sizing
 from solar.torch.dataset import H5Dataset
 from solar.torch.order.stream import Pass
 from solar.torch.ragged import held_as, is_ragged, rows_held, unlike
 from solar.torch.ragged import layouts_of as layouts_of_read
 from solar.torch.source import SampleSource
-from solar.values import Layout
+from solar.values import Layout, Storage
 
 LOCATED = 1 << 18  # samples at a time, so that what looking for them takes does not grow with a pass
 
@@ -37,11 +40,11 @@ def pieces_of(beneath: SampleSource) -> list[Piece]:
     return [
         Piece(at, number, whole(of_layout(layout)), extents)
         for at, dataset in enumerate(beneath.datasets)
-        for number, (layout, extents) in enumerate(_held(dataset))
+        for number, (layout, extents) in enumerate(held_of(dataset))
     ]
 
 
-def _held(dataset: H5Dataset) -> list[tuple[Layout, Any]]:
+def held_of(dataset: H5Dataset) -> list[tuple[Layout, Any]]:
     """The Layouts that a buffer holds of it, each with what samples are made of in it."""
     pairs = zip(dataset.reads, dataset.opened(), strict=True)
     return [one for read, opened in pairs for one in held_as(read, opened.rows)]
@@ -50,11 +53,9 @@ def _held(dataset: H5Dataset) -> list[tuple[Layout, Any]]:
 def not_held(beneath: SampleSource, buffer: str) -> str:
     """Why no buffer holds these samples; empty if one can. PlanError for what only a buffer of that size would do."""
     if beneath.boxes:
-        return _boxes_not_held(beneath) if buffer else "boxes are held where buffer= says how much"
+        return _boxes_not_held(beneath)
     if not beneath.ragged:
         return next((said for layout in layouts_of(beneath) if (said := not_carried(layout))), "")
-    if not buffer:
-        return "samples of unequal length are held where buffer= says how much"
     reasons = [
         refused(layout) if is_ragged(read) else not_carried(layout)
         for dataset in beneath.datasets
@@ -62,8 +63,8 @@ def not_held(beneath: SampleSource, buffer: str) -> str:
         for layout in layouts_of_read(read)
     ]
     why = next(filter(None, reasons), "") or unlike(beneath.datasets)
-    if not why:
-        return ""
+    if not why or not buffer:
+        return why
     raise PlanError(
         f"buffer={buffer}: {beneath.first} has samples of unequal length, which no buffer holds here: "
         f"{why}. Leave buffer= away, and each batch is read by itself"
@@ -75,13 +76,30 @@ def _boxes_not_held(beneath: SampleSource) -> str:
     many = next((one for one in beneath.datasets if one.numbers > MOST_SAMPLES), None)
     if many is not None:
         return f"{many}: plans number up to {MOST_SAMPLES:,} samples"
-    held = (layout for dataset in beneath.datasets for layout, _ in _held(dataset))
+    held = (layout for dataset in beneath.datasets for layout, _ in held_of(dataset))
     return next((said for layout in held if (said := not_carried(layout))), "")
+
+
+def gains(
+    beneath: SampleSource, batch: int, storage: Storage | None, needs: Needs, ranks: int, epochs: int | None
+) -> Callable[[], tuple[int, str]]:
+    """What works out the bytes of a buffer where nobody has said how many, and why."""
+    if not (beneath.boxes or beneath.ragged):
+        reads = [(read.layout, read.rows) for one in beneath.datasets for read in one.reads]
+        return partial(sizing.auto, reads, batch, storage, needs, ranks, epochs)
+    held = [one for dataset in beneath.datasets for one in held_of(dataset)]
+    wanted = sum(
+        -(-len(own) // batch) * min(batch * own.slots, layout.samples) * layout.sample_nbytes
+        if isinstance(own, BoxBlocks)
+        else layout.nbytes
+        for layout, own in held
+    )
+    return partial(sizing.all_of_it, [layout for layout, _ in held], wanted, storage, needs, ranks, epochs)
 
 
 def slots_of(beneath: SampleSource) -> int:
     """The rows that make up a sample, of the field that has most of them."""
-    return max(1 if extents is None else extents.slots for _, extents in _held(beneath.first))
+    return max(1 if extents is None else extents.slots for _, extents in held_of(beneath.first))
 
 
 def located(beneath: SampleSource, made: Pass, epoch: int = 0) -> SampleUses:
