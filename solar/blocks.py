@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from solar.extents import distinct
 from solar.values import Form, Layout
 
 HELD_NBYTES = 16 << 10  # bytes of a block, at most, where a chunk is larger
@@ -74,12 +75,12 @@ class Blocks:
         step = np.repeat(np.arange(steps), np.diff(starts))
         blocks, of = self._all(samples)
         every = int(self.first[-1]) or 1
-        wanted = np.unique(step[of] * every + blocks)
+        wanted = distinct(step[of] * every + blocks)
         return (wanted % every).astype(np.int32), np.searchsorted(wanted, np.arange(steps + 1) * every)
 
     def cut(self, samples: Places) -> Cut:
         """Where the rows of these samples lie in the blocks that `uses` says of one step of them."""
-        blocks = np.unique(self._all(samples)[0])
+        blocks = distinct(self._all(samples)[0])
         begin, length = self.begin[samples], self.length[samples]
         part = self._part(begin)
         row, low = begin - self.first_row[part], self._block(begin, part)

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from solar.extents import distinct
+
 Numbers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 BLOCKS_AT_ONCE = 1 << 18  # blocks that are listed at a time, about, by whoever goes through those of all samples
@@ -181,7 +183,7 @@ class BoxBlocks:
         for steps in self._some(starts):
             step = np.repeat(np.arange(len(steps) - 1), np.diff(steps))
             blocks, of = self._touched(self.boxes.of(numbers[steps[0] : steps[-1]]).corners)
-            wanted = np.unique(step[of] * every + blocks)
+            wanted = distinct(step[of] * every + blocks)
             found.append((wanted % every).astype(np.int32))
             counts.append(np.bincount(wanted // every, minlength=len(steps) - 1))
         return np.concatenate(found), np.cumsum(np.concatenate(counts))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError
-from solar.extents import Listing
+from solar.extents import Listing, distinct
 from solar.planner.regions import Region
 
 Items = NDArray[np.int32]
@@ -323,7 +323,7 @@ def _waiting(waits: NDArray[np.bool_], region: Region, way: KeepPolicy, uses: Us
         here = region.whole(here, 0) if way.whole else here
         here = here[here < len(waits)]
         found.append(here[waits[here]])
-    return np.unique(np.concatenate(found))
+    return distinct(np.concatenate(found))
 
 
 def _with_their_units(group: Items, waits: NDArray[np.bool_], region: Region) -> Items:
