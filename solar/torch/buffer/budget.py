@@ -158,8 +158,7 @@ def all_of_it(
     if not any(form.filters for one in held for form in one.forms):
         return 0, FITS if fit_page_cache(held, ranks) else "what is not encoded is held where buffer= says how much"
     there_is = machine.free_nbytes() // FREE // ranks
-    units = [of_layout(layout) for layout in held]
-    everything = sum(one.samples * one.sample_nbytes for one in units)
+    everything = sum(layout.nbytes for layout in held)
     memory = everything + everything // 8 + 3 * needs.least  # some batches are ready
     if memory > there_is:
         return (

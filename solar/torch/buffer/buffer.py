@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from itertools import chain, islice
 from typing import Any
 
@@ -146,7 +146,7 @@ class Buffered:
         found = None if left else those_of(self._exchange, order)
         ranks = sizing.ranks_here() if found is None else 1  # that have a buffer each
         batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
-        self._weighed = cache(gains(beneath, batch * all_, self._storage, own(batch), ranks, self._epochs))
+        self._weighed = cache(partial(gains, beneath, batch * all_, self._storage, own(batch), ranks, self._epochs))
         if left:
             return 0  # where nobody has asked for a buffer, it would draw from the sampler long before
         if self._nbytes is not None:

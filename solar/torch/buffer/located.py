@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,11 +81,11 @@ def _boxes_not_held(beneath: SampleSource) -> str:
 
 def gains(
     beneath: SampleSource, batch: int, storage: Storage | None, needs: Needs, ranks: int, epochs: int | None
-) -> Callable[[], tuple[int, str]]:
-    """What works out the bytes of a buffer where nobody has said how many, and why."""
+) -> tuple[int, str]:
+    """The bytes that a buffer should have where nobody has said, or 0; and why."""
     if not (beneath.boxes or beneath.ragged):
         reads = [(read.layout, read.rows) for one in beneath.datasets for read in one.reads]
-        return partial(sizing.auto, reads, batch, storage, needs, ranks, epochs)
+        return sizing.auto(reads, batch, storage, needs, ranks, epochs)
     held = [one for dataset in beneath.datasets for one in held_of(dataset)]
     wanted = sum(
         -(-len(own) // batch) * min(batch * own.slots, layout.samples) * layout.sample_nbytes
@@ -94,7 +93,7 @@ def gains(
         else layout.nbytes
         for layout, own in held
     )
-    return partial(sizing.all_of_it, [layout for layout, _ in held], wanted, storage, needs, ranks, epochs)
+    return sizing.all_of_it([layout for layout, _ in held], wanted, storage, needs, ranks, epochs)
 
 
 def slots_of(beneath: SampleSource) -> int:
