@@ -137,6 +137,7 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("benchmarks.md", "dlio"): tables.dlio(records.read(RESULTS / "dlio.jsonl")),
         ("benchmarks.md", "ranks"): tables.ranks(records.read(RESULTS / "ranks.jsonl")),
         ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl")),
+        ("remote.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
         ("gpu.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
     }
 

@@ -225,6 +225,25 @@ def dlio(found: Iterable[Record]) -> str:
     return parted(*about, table("storage|loader|AU:|epochs:|readers:", rows))
 
 
+def far(found: Iterable[Record]) -> str:
+    """Samples a second from a server far away, by its latency; of each, whole runs of two epochs, and the later one."""
+    runs = newest(found, "delay_ms", "who")
+    delays = sorted({one["delay_ms"] for one in runs})
+    of = {(one["who"], one["delay_ms"]): one for one in runs}
+
+    def cells(who: str) -> Iterator[str]:
+        for delay in delays:
+            one = of[who, delay]
+            if "bytes_per_second" in one:
+                yield f"{one['bytes_per_second'] / 1e6:,.0f} MB/s"
+            else:
+                later = "–" if one["later"] is None else rate(one["later"])
+                yield f"{rate(one['first'])}, {later}"
+
+    rows = ((who, *cells(who)) for who in dict.fromkeys(one["who"] for one in runs))
+    return table("|".join(["who", *(f"{delay:g} ms:" for delay in delays)]), rows)
+
+
 def timeline(found: list[Record]) -> str:
     """One epoch as it passed."""
     last = found[-1]

@@ -187,6 +187,11 @@ class Layout:
         return self.samples * self.sample_nbytes
 
     @property
+    def far(self) -> bool:
+        """Whether it lies elsewhere: its files are URLs."""
+        return any("://" in path for path in self.paths)
+
+    @property
     def stored_nbytes(self) -> int:
         """The bytes that the known chunks take in their files."""
         return int(self.chunk_nbytes.sum())

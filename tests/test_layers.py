@@ -14,8 +14,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 VALUES = "errors values extents blocks boxes _native"
-IO = "io.field io.ragged io.unequal io.varying io.windows io.crops io.joined io.lying io.given io.layout io.read "
-IO += "io.libhdf5 io.ranks io.exchange io.workers io.machine"
+IO = (
+    "io.far io.field io.ragged io.unequal io.varying io.windows io.crops io.joined io.lying io.given io.layout io.read "
+)
+IO += "io.read io.libhdf5 io.ranks io.exchange io.workers io.machine"
 
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
@@ -26,14 +28,15 @@ MAY_IMPORT = {
     "boxes": "extents",
     "orders": VALUES,
     "planner": f"{VALUES} io.machine orders",
-    "io.machine": VALUES,
+    "io.far": "errors _native",
+    "io.machine": f"{VALUES} io.far",
     "io.workers": "errors io.machine",
     "io.libhdf5": f"{VALUES} io.machine",
     "io.ranks": f"{VALUES} io.machine",
-    "io.layout": f"{VALUES} io.machine io.ranks io.libhdf5",
+    "io.layout": f"{VALUES} io.far io.machine io.ranks io.libhdf5",
     "io.given": "",
     "io.field": f"{VALUES} io.given io.layout",
-    "io.read": f"{VALUES} io.field io.layout io.libhdf5 io.machine",
+    "io.read": f"{VALUES} io.far io.field io.layout io.libhdf5 io.machine",
     "io.windows": f"{VALUES} io.layout io.read",
     "io.ragged": f"{VALUES} io.layout io.varying io.windows",
     "io.unequal": f"{VALUES} io.field io.layout io.ragged",
@@ -83,7 +86,7 @@ LAW = {shelf: set(may.split()) for shelf, may in MAY_IMPORT.items()}
 # outside package: the layers that may import it
 FRAMEWORKS = ("accelerate", "dlio_benchmark", "ignite", "lightning", "physicsnemo", "torchdata", "transformers")
 GUARDED = {"torch": {"gpu", "torch", "integrations"}, "triton": {"gpu"}, "h5py": {"io"}}
-GUARDED |= {"hdf5plugin": {"io"}, "mpi4py": {"io"}}
+GUARDED |= {"hdf5plugin": {"io"}, "mpi4py": {"io"}, "obstore": {"io"}}
 GUARDED |= {framework: {"integrations"} for framework in FRAMEWORKS}
 
 

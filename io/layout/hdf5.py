@@ -207,6 +207,9 @@ def check_counts(layouts: list[Layout]) -> None:
 def _layout(asked: list[str], datasets: list[_native.Dataset], per_file: bool, cache: Folder) -> Layout:
     """The Layout of the datasets with its name in the given files, or in the files to which links there lead."""
     files = [dataset["path"] or file for file, dataset in zip(asked, datasets, strict=True)]
+    for file, one in zip(files, datasets, strict=True):
+        if "://" in file and one["storage"] in ("virtual", "external"):
+            raise _not_from_afar(file, one, f"it is of {one['storage']} storage")
     datasets, made = resolved(files, datasets, per_file)
     first = datasets[0]
     dtype = _check_agreement(asked, datasets, per_file)
@@ -226,7 +229,7 @@ def _layout(asked: list[str], datasets: list[_native.Dataset], per_file: bool, c
     else:
         stored["dataset_first"] = running(lengths)
     storages = {dataset["storage"] for dataset in datasets}
-    return Layout(
+    layout = Layout(
         name=first["name"],
         shape=(total, *row_shape) if per_file or first["shape"] else (),
         dtype=dtype,
@@ -234,6 +237,16 @@ def _layout(asked: list[str], datasets: list[_native.Dataset], per_file: bool, c
         index=first["index"],
         per_file=per_file,
         **stored,
+    )
+    if layout.far and layout.reader == "h5py":
+        raise _not_from_afar(asked[0], first, layout.reason)
+    return layout
+
+
+def _not_from_afar(file: str, dataset: _native.Dataset, reason: str) -> LayoutError:
+    return LayoutError(
+        f"{_where(file, dataset)}: only libhdf5 could read it ({reason}), and that reads no URLs here: "
+        "copy the file to a local disk"
     )
 
 

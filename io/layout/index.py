@@ -78,7 +78,7 @@ def _walked(path: str, dataset: _native.Dataset) -> Table:
 def _key(path: str, dataset: _native.Dataset) -> bytes:
     facts = [
         INDEX_VERSION,
-        os.path.realpath(path),
+        path if "://" in path else os.path.realpath(path),
         dataset["file_nbytes"],
         dataset["file_mtime_ns"],
         dataset["file_inode"],

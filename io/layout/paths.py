@@ -1,6 +1,7 @@
 """The files of a data set, in an order that does not depend on the machine.
 
 A path may be a file, a directory (its HDF5 files, not those of folders below) or a pattern (the files it matches).
+A URL may end in a slash, or be a pattern, where the store can list what it has.
 Files of directories and patterns are sorted by the bytes of their paths: run10.h5 comes before run9.h5. A list keeps
 its order.
 """
@@ -15,6 +16,8 @@ import os
 from collections.abc import Sequence
 
 from solar.errors import LayoutError, ReadError
+from solar.io.far.fetch import ready
+from solar.io.far.place import is_url, listed, place_of
 from solar.io.machine.identity import refuse_zarr
 
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".nxs", ".cxi", ".nc", ".nc4")
@@ -38,6 +41,8 @@ def files_of(path: Paths) -> list[str]:
 def _files_of_one(path: str) -> list[str]:
     if not isinstance(path, str):
         raise TypeError(f"a path must be str or os.PathLike[str], not {type(path).__name__}")
+    if is_url(path):
+        return _files_of_url(path)
     if os.path.isdir(path):
         try:
             names = [name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)]
@@ -52,6 +57,14 @@ def _files_of_one(path: str) -> list[str]:
         return [os.path.abspath(path)]
     matches = [match for match in glob.glob(path, recursive=True) if not os.path.isdir(match)]
     return _ordered(matches, f"{path}: no file matches this pattern")
+
+
+def _files_of_url(url: str) -> list[str]:
+    several = url.endswith("/") or (glob.has_magic(url) and not url.startswith("http"))
+    if not several:
+        place_of(url)
+    ready([url])
+    return listed(url, SUFFIXES) if several else [url]
 
 
 def _ordered(files: list[str], complaint: str) -> list[str]:

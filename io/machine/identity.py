@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError
+from solar.io.far.fetch import ready
 from solar.values import Layout
 
 STAT_THREADS = 16  # threads that stat thousands of files, perhaps across a network
@@ -28,6 +29,8 @@ def check_unchanged(layouts: Iterable[Layout], rows: NDArray[np.int64] | None = 
     ranks check them together, or some would wait for ever.
     """
     asked = [_asked(layout, rows) for layout in _distinct(layouts)]
+    for paths, _ in asked:
+        ready(paths)
     if len(asked) == 1:
         paths, facts = asked[0]
         _native.check_unchanged(paths, *facts, gone, STAT_THREADS)
@@ -40,6 +43,7 @@ def check_unchanged(layouts: Iterable[Layout], rows: NDArray[np.int64] | None = 
 def unchanged(layout: Layout, part: int) -> str:
     """The path of a part's file; ReadError if it changed since it was inspected."""
     file = int(layout.part_file[part])
+    ready([layout.paths[file]])
     _native.check_unchanged([layout.paths[file]], *_facts(layout, np.array([file])), True, 1)
     return layout.paths[file]
 

@@ -27,6 +27,9 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import PlanError, ReadError
+from solar.io.far.fetch import fetched, identity, ready
+from solar.io.far.place import is_url
+from solar.io.far.place import told as in_public
 from solar.io.machine.late import GLANCE, until
 from solar.io.machine.profile import Profile, Rate, file_system, storage_of
 
@@ -63,9 +66,11 @@ def probe(
         rates = tuple(_rates(measured, seconds, told))
         measured.drop()
         held = measured.held()  # not before the rates: looking brings in what is looked for
-    how = _in_words(rates, held, file_system(path), Path(os.fspath(path)).is_dir())
+    kind = "an object store or the web" if is_url(file) else file_system(path)
+    how = _in_words(rates, held, kind, Path(os.fspath(path)).is_dir())
     made = datetime.now(UTC).isoformat(timespec="seconds")
-    return Profile(str(Path(path).resolve()), made, how, rates, storage_of(rates))
+    place = file if is_url(file) else str(Path(path).resolve())
+    return Profile(place, made, how, rates, storage_of(rates))
 
 
 def _silent(line: str) -> None:
@@ -112,6 +117,12 @@ class _File:
 
     @classmethod
     def of(cls, path: str) -> _File:
+        if is_url(path):
+            ready([path])
+            nbytes, mtime_ns, *_ = identity(path)
+            if nbytes < LEAST:
+                raise ReadError(f"{path}: of {nbytes:,} bytes; measuring takes a file of {LEAST:,} at least")
+            return cls(path, nbytes, mtime_ns)
         try:
             facts = Path(path).stat()
             readable = os.access(path, os.R_OK)
@@ -127,6 +138,8 @@ class _File:
 
     def drop(self) -> None:
         """Drops the file from the page cache, as far as that lets it go."""
+        if is_url(self.path):
+            return
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -135,6 +148,8 @@ class _File:
 
     def held(self) -> float:
         """The share that the page cache holds, as far as a look at some places can tell."""
+        if is_url(self.path):
+            return 0.0
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             places = range(0, self.nbytes - SMALL_REQUEST, max(SMALL_REQUEST, self.nbytes // 64))
@@ -261,6 +276,8 @@ def _read_until(
 
 def _large_rate(file: _File, depth: int, places: Iterator[int], seconds: float) -> Rate:
     """The rate of large requests, `depth` in flight, each in its own thread, for the engine would split them."""
+    if is_url(file.path):
+        return _large_far_rate(file, depth, places, seconds)
     descriptor, direct = _open_past_the_cache(file.path)
     memory = mmap.mmap(-1, depth * LARGE_REQUEST)  # whole pages
     begin = time.monotonic()
@@ -285,6 +302,24 @@ def _large_rate(file: _File, depth: int, places: Iterator[int], seconds: float) 
     finally:
         os.close(descriptor)
     return Rate(LARGE_REQUEST, depth, requests, requests if direct else 0, passed)
+
+
+def _large_far_rate(file: _File, depth: int, places: Iterator[int], seconds: float) -> Rate:
+    begin, was = time.monotonic(), identity(file.path)
+
+    def read(_: int) -> int:
+        for done in itertools.count(1):
+            fetched(file.path, next(places) * LARGE_REQUEST, LARGE_REQUEST, was)
+            if time.monotonic() >= begin + seconds:
+                return done
+        raise AssertionError("never ends")
+
+    try:
+        with ThreadPoolExecutor(depth) as threads:
+            requests = sum(threads.map(read, range(depth)))
+    except Exception as error:  # of the library that fetches
+        raise ReadError(f"{file.path}: cannot be measured: {in_public(str(error))}") from None
+    return Rate(LARGE_REQUEST, depth, requests, requests, time.monotonic() - begin)
 
 
 def _open_past_the_cache(path: str) -> tuple[int, bool]:

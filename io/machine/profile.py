@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from solar.errors import PlanError
+from solar.io.far.place import is_url, place_of
 from solar.io.machine import whole
 from solar.values import Layout, Storage
 
@@ -30,6 +31,7 @@ RANGES = {"latency": (0.0, 100.0), "bandwidth": (1e3, 1e14), "iops": (1e-2, 1e10
 
 
 # What is assumed if nobody has measured, by the kind of file system.
+ELSEWHERE = Storage(latency=3e-2, bandwidth=5e8, iops=2_000)  # an object store, or the web
 NETWORK = Storage(latency=2e-3, bandwidth=1e9, iops=500)  # a parallel file system on disks
 DISK = Storage(latency=8e-3, bandwidth=150e6, iops=120)
 FLASH = Storage(latency=1e-4, bandwidth=1.5e9, iops=50_000)
@@ -116,6 +118,8 @@ def stored_or_guessed(path: str | os.PathLike[str]) -> tuple[Storage, str]:
 
 def guess(path: str | os.PathLike[str]) -> tuple[Storage, str]:
     """The Storage that holds `path`, by the kind of its file system, and of its disk where that is local."""
+    if is_url(str(path)):
+        return ELSEWHERE, "an object store or the web"
     kind = file_system(path) or "unknown file system"
     if kind in MEMORIES:
         return MEMORY, kind
@@ -161,7 +165,8 @@ def with_decoding(storage: Storage, layout: Layout, cores: int) -> Storage:
 
 def default_path(path: str | os.PathLike[str]) -> Path:
     """Where the profile of the storage that holds `path` is kept: one for each mount point, in the user's cache."""
-    words = re.sub(r"[^A-Za-z0-9]+", "-", str(mount_point(path))).strip("-")
+    where = place_of(str(path)).root if is_url(str(path)) else str(mount_point(path))
+    words = re.sub(r"[^A-Za-z0-9]+", "-", where).strip("-")
     return _folder() / f"{words[-LONGEST_NAME:] or 'root'}.json"
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import SolarError
+from solar.io.far.fetch import ready
 from solar.io.machine import available as machine
 from solar.io.read.encoded import CODES, behind_tables
 from solar.io.read.stage import Tier, staged
@@ -121,6 +122,8 @@ def bypassed_share(layout: Layout, page_cache: bool | None) -> float:
 
     If all bytes passed through the cache, they would evict each other before the next epoch uses them again.
     """
+    if layout.far:
+        return 0.0
     if page_cache is not None:
         return 0.0 if page_cache else 1.0
     stored = max(1, int(layout.chunk_nbytes.sum()))
@@ -129,13 +132,14 @@ def bypassed_share(layout: Layout, page_cache: bool | None) -> float:
 
 def worth_mapping(layout: Layout, bypass: float) -> bool:
     """Whether to map the files into memory: they fit into the page cache, and there are not thousands of them."""
-    return bypass == 0 and len(layout.paths) <= MAPPED
+    return bypass == 0 and len(layout.paths) <= MAPPED and not layout.far
 
 
 def source_of(
     layout: Layout, swap: int, page_cache: bool | None, *, mapped: bool = True, tier: Tier | None = None
 ) -> _native.Source:
     """The native form of a Layout that is read directly, by way of a local disk where there is a Tier."""
+    ready(layout.paths)
     bypass = bypassed_share(layout, page_cache)
     source = _native.Source(
         _told(layout),

@@ -18,6 +18,7 @@ void bind_order(nb::module_& module);
 void bind_codec(nb::module_& module);
 void bind_run(nb::module_& module);
 void bind_faults(nb::module_& module);
+void bind_far(nb::module_& module);
 void bind_stage(nb::module_& module);
 
 namespace {
@@ -63,5 +64,6 @@ NB_MODULE(_native, module) {
   bind_codec(module);
   bind_run(module);
   bind_faults(module);
+  bind_far(module);
   bind_stage(module);
 }

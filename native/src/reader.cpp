@@ -80,7 +80,8 @@ Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wa
   backend = rings[0] ? Backend::uring : Backend::pread;
   const std::size_t files = read::descriptor_limit(count);
   for (auto& ring : rings) {
-    workers.push_back(std::make_unique<Worker>(files, gap, recent, std::move(ring), [this](Job& job) { finished(job); }));
+    workers.push_back(std::make_unique<Worker>(files, gap, recent, std::move(ring), std::max(1U, depth / count),
+                                               [this](Job& job) { finished(job); }));
   }
   sigset_t all, before;  // signals are for the program's own threads
   ::sigfillset(&all);

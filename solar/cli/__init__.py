@@ -10,7 +10,7 @@ from importlib import import_module
 
 from solar import __version__
 from solar.cli.words import said
-from solar.errors import SolarError
+from solar.errors import PlanError, SolarError
 
 # Each is a module of this package with HELP, DETAILS, add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS = {
@@ -27,6 +27,7 @@ COMMANDS = {
     "tune": "how far inputs may be off before a model's gradients notice: which bound to choose",
     "verify": "whether a compressed file holds what its original does, or whether a file is damaged",
 }
+OF_FILES = ("compress", "tune", "verify")  # which read by way of h5py
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.set_defaults(run=module.run)
     chosen = parser.parse_args(given)
     try:
+        if chosen.command in OF_FILES and (url := next((one for one in given if "://" in one), None)):
+            raise PlanError(f"{url}: solar {chosen.command} reads files and no URLs: copy it to a local disk first")
         code: int = chosen.run(chosen)
         return code
     except SolarError as error:

@@ -76,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     first = next(iter(layouts.values()))
     paths = [*first.files]
     holding = [*dict.fromkeys(path for one in layouts.values() for path in one.paths)]
+    if any(one.far for one in layouts.values()):
+        raise PlanError(f"{arguments.file}: h5py reads no URLs to compare with; `solar rehearse` measures solar alone")
     cached = sum(Path(path).stat().st_size for path in holding) <= min(LARGEST_READ, machine.free_nbytes() // 2)
     if cached:
         read_once(holding)

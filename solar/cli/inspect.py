@@ -21,6 +21,8 @@ from solar.cli.shapes import FIELDS_SHOWN, Shape, dataset_call, field_of, keys_o
 from solar.cli.stored import ways
 from solar.cli.tree import Show, tree_lines
 from solar.errors import LayoutError
+from solar.io.far.fetch import identity
+from solar.io.far.place import is_url
 from solar.io.layout.hdf5 import Survey, inspect, survey
 from solar.io.layout.kinds import Kind, kinds_of
 from solar.io.layout.packing import packed
@@ -148,7 +150,7 @@ def _dataset(layout: Layout, header: int | None) -> dict[str, Any]:
 def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint) -> Iterator[str]:
     """The lines for people."""
     files, layouts = found.files, found.survey.layouts
-    nbytes = sum(map(os.path.getsize, files))
+    nbytes = sum(identity(one)[0] if is_url(one) else Path(one).stat().st_size for one in files)
     title = Path(files[0]).name if len(files) == 1 else words.files(files)
     kinds = f" · {figures.count(number, 'layout')}" if (number := ways(files, layouts)) else ""
     summary = f"{figures.size(nbytes)}{kinds} · {figures.count(len(layouts), 'dataset')}"

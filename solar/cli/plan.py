@@ -189,7 +189,7 @@ def storage_of(path: str) -> tuple[Storage, str]:
 
 def _cached(path: str | None, cases: list[Case]) -> str:
     """What is to be said where this machine's page cache has room for all that would be read; else nothing."""
-    if path is None or not fits_page_cache(sum(case.units.total_nbytes for case in cases)):
+    if path is None or "://" in path or not fits_page_cache(sum(case.units.total_nbytes for case in cases)):
         return ""
     decoding = any(case.units.encoded for case in cases)
     left = "only decoding is left to plan" if decoding else "there is nothing to plan"

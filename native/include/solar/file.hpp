@@ -27,7 +27,7 @@ struct Identity {
   std::string differs(const Identity& now) const;
 };
 
-// Of the file that has this path now. Error(read, errno) where there is none; what may pass is tried again.
+// Of the file that has this path, or URL, now. Error(read, errno) where there is none; what may pass is tried again.
 Identity identity_of(const std::string& path);
 
 class File {
@@ -42,6 +42,7 @@ class File {
   File& operator=(const File&) = delete;
 
   const std::string& path() const noexcept { return path_; }
+  bool far() const noexcept { return far_; }  // a URL: see Far. It has no descriptor
   int descriptor() const noexcept { return descriptor_; }
   const Identity& identity() const noexcept { return identity_; }  // at the time of opening
   std::uint64_t nbytes() const noexcept { return identity_.nbytes; }
@@ -60,12 +61,14 @@ class File {
   // Fills `out` from `offset`: continues short reads, tries again what may pass; the end of the file is an Error.
   void read(std::uint64_t offset, MutableBytes out) const;
   // preadv2: as many bytes as come, or -1 and errno.
+  // REQUIRES: it is not far.
   ssize_t read_some(const iovec* parts, std::size_t count, std::uint64_t offset, int flags = 0) const noexcept;
 
  private:
   File(const std::string& path, bool direct, bool only_plain);
 
   std::string path_;
+  bool far_ = false;
   int descriptor_ = -1;
   std::size_t alignment_ = 0;
   Identity identity_;

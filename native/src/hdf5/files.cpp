@@ -8,6 +8,7 @@
 
 #include "hdf5/nearest.hpp"
 #include "hdf5/superblock.hpp"
+#include "solar/far.hpp"
 
 namespace solar::hdf5 {
 
@@ -45,6 +46,7 @@ std::string folder_of(const std::string& path) {
 
 // Absolute, and without detours where that is the same file: a folder that is a link makes another of "..".
 std::string tidy(const std::string& path) {
+  if (Far::is_url(path)) return path;
   std::error_code failed;
   const fs::path absolute = fs::absolute(path, failed);
   if (failed) return path;
@@ -53,6 +55,7 @@ std::string tidy(const std::string& path) {
 }
 
 std::pair<std::uint64_t, std::uint64_t> identity_of(const File& file) {
+  if (file.far()) return {~std::uint64_t{0}, std::hash<std::string>()(file.path())};
   struct stat status {};
   if (::fstat(file.descriptor(), &status) != 0) return {0, 0};
   return {status.st_dev, status.st_ino};
@@ -179,6 +182,13 @@ std::string Files::trail(std::size_t from) const {
 // each prefix, beside the file with the link, in the working folder, and beside what that file is a symbolic link to.
 std::vector<std::string> Files::candidates(const Opened& from, const std::string& name) const {
   std::vector<std::string> all;
+  const std::string& path = from.image.file().path();
+  if (from.image.file().far()) {  // from afar nobody leads to files of this machine
+    if (name.find("..") == std::string::npos && !name.starts_with('/') && !Far::is_url(name)) {
+      all.push_back(joined(folder_of(path), name));
+    }
+    return all;
+  }
   std::string local = name;
   if (name.starts_with('/')) {
     all.push_back(name);
@@ -189,7 +199,6 @@ std::vector<std::string> Files::candidates(const Opened& from, const std::string
     if (end > begin) all.push_back(joined(prefixes_.substr(begin, end - begin), local));
     begin = end + 1;
   }
-  const std::string& path = from.image.file().path();
   all.push_back(joined(folder_of(path), local));
   all.push_back(local);
   std::error_code failed;

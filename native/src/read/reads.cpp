@@ -44,6 +44,7 @@ void Worker::read(Request& request) {
 // True when it is to be read past the page cache; then its file is open for that.
 bool Worker::bypasses(Request& request) {
   if (!bypass_ || draw(request.offset) >= request.job->batch.source->bypass) return false;
+  if (Far::is_url(request.job->batch.file(request.first()).path)) return false;
   request.file = open(request, direct_files_);
   return request.file->alignment() != 0 && !request.file->cached(request.offset, request.left);
 }
@@ -103,6 +104,10 @@ bool Worker::read_through(Request& request) {
 
 bool Worker::read_laid_out(Request& request) {
   count(request);
+  if (request.file->far()) {
+    queue(request, &request.parts[request.part], request.parts.size() - request.part, request.offset);
+    return false;
+  }
   if (held_ >= trusted && request.left >= least_trusted) {
     read_trusting(request);
     return true;
@@ -149,6 +154,7 @@ void Worker::read_blocking(Request& request, int failed) {
   bool apart = false, tried = false;  // here: the ring may refuse what a plain read gives
   while (request.left > 0) {
     const std::size_t parts = request.parts.size() - request.part;
+    if (request.file->far() && failed != 0) fail(request, "cannot be read: " + why_, failed);
     if (failed != 0 && !try_again(request, failed, patience)) {
       const iovec& here = request.parts[request.part];
       const bool alone = tried && (apart || parts == 1);
@@ -162,6 +168,10 @@ void Worker::read_blocking(Request& request, int failed) {
       continue;
     }
     tried = true;
+    if (request.file->far()) {
+      read_far(request);
+      continue;
+    }
     const ssize_t got = request.file->read_some(&request.parts[request.part], apart ? 1 : parts, request.offset);
     failed = got < 0 ? errno : 0;
     if (got > 0) {
@@ -171,6 +181,14 @@ void Worker::read_blocking(Request& request, int failed) {
       fail(request, "the file ends here, " + std::to_string(request.left) + " bytes short of its index", 0);
     }
   }
+}
+
+// The next part of it, waited for. Who fetches makes a request again where that may help.
+void Worker::read_far(Request& request) {
+  const iovec& part = request.parts[request.part];
+  const MutableBytes out(static_cast<std::byte*>(part.iov_base), part.iov_len);
+  Far::get().read(request.file->path(), request.file->identity(), request.offset, out);
+  request.advance(part.iov_len);
 }
 
 // Waits until the read may be made again; false where it may not. A handle that the server forgot is had anew.

@@ -17,6 +17,9 @@ constexpr std::uint64_t gap_limit = request_limit;
 constexpr std::uint64_t gap_in_memory = 4 << 10;   // what copying from the page cache costs as much as a request
 constexpr std::uint64_t scratch_limit = 64 << 20;  // of all requests in flight, should chunks be large
 constexpr std::uint64_t scratch_kept = 4 << 20;    // of each request, for the next
+constexpr std::uint64_t gap_from_afar = 128 << 10;
+constexpr std::chrono::nanoseconds alone = std::chrono::milliseconds(100);        // of a wait for what comes from afar,
+constexpr std::chrono::nanoseconds beside_ring = std::chrono::microseconds(200);  // and while a ring reads, too
 
 }  // namespace
 
@@ -24,7 +27,7 @@ std::uint64_t Worker::now_ns() noexcept {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-Worker::Worker(std::size_t files, std::uint64_t gap, Recent& recent, std::unique_ptr<Ring> ring,
+Worker::Worker(std::size_t files, std::uint64_t gap, Recent& recent, std::unique_ptr<Ring> ring, std::size_t depth,
                std::function<void(Job&)> finished)
     : files_(files, false),
       direct_files_(files, true),
@@ -32,7 +35,7 @@ Worker::Worker(std::size_t files, std::uint64_t gap, Recent& recent, std::unique
       gap_(std::min(gap, gap_limit)),
       ring_(std::move(ring)),
       finished_(std::move(finished)) {
-  requests_.resize(ring_ ? ring_->entries() : 1);
+  requests_.resize(ring_ ? ring_->entries() : std::max<std::size_t>(depth, 1));
   for (std::size_t i = requests_.size(); i-- > 0;) free_.push_back(static_cast<std::uint32_t>(i));
   flights_ = std::vector<Flight>(1 + requests_.size());
   scrap_.fit(hole_limit);
@@ -87,11 +90,24 @@ void Worker::reap(bool block) {
 
 // Like reap, in the middle of a unit, too.
 void Worker::await(bool block) {
+  const unsigned near = in_flight_ - far_in_flight_;
   // For several at a time: waking for each costs more than it gives.
-  if (block) ring_->wait(std::max(1U, in_flight_ / 4));
+  if (block && near > 0 && far_in_flight_ == 0) ring_->wait(std::max(1U, near / 4));
   std::uint64_t tag = 0;
   std::int32_t result = 0;
-  while (ring_->take(tag, result)) arrived(requests_[tag], result);
+  while (ring_ && ring_->take(tag, result)) arrived(requests_[tag], result);
+  if (far_in_flight_ > 0) take_far(!block ? std::chrono::nanoseconds(0) : near > 0 ? beside_ring : alone);
+}
+
+// Takes in what came from afar, waiting so long for the first.
+void Worker::take_far(std::chrono::nanoseconds limit) {
+  Far::Result one;
+  while (mailbox_->take(one, limit)) {
+    limit = std::chrono::nanoseconds(0);
+    --far_in_flight_;
+    why_ = std::move(one.why);
+    arrived(requests_[one.tag], one.nbytes);
+  }
 }
 
 // What is done from here on is timed; for whom, charge() says.
@@ -174,7 +190,10 @@ std::uint32_t Worker::copy_mapped(Job& job, std::uint32_t begin, std::uint32_t e
 std::uint32_t Worker::join(const Batch& batch, std::uint32_t begin, std::uint32_t end) const noexcept {
   if (batch.in_stretches()) return end;  // a unit is a request
   const Piece& first = batch.pieces[begin];
-  const std::uint64_t gap = held_ >= trusted ? std::min(gap_, gap_in_memory) : gap_;
+  const bool far = Far::is_url(batch.file(first).path);
+  const std::uint64_t gap = far                ? (gap_ == 0 ? 0 : gap_from_afar)
+                            : held_ >= trusted ? std::min(gap_, gap_in_memory)
+                                               : gap_;
   std::uint64_t at = first.offset + first.nbytes;
   std::uint32_t i = begin + 1;
   for (; i < end && i - begin < joined_limit; ++i) {
@@ -213,7 +232,13 @@ void Worker::fit_scratch(Request& request, std::uint64_t nbytes) {
 }
 
 void Worker::queue(Request& request, const iovec* parts, std::size_t count, std::uint64_t offset) {
-  ring_->queue(request.file->descriptor(), parts, static_cast<unsigned>(count), offset, index(request));
+  if (request.file->far()) {
+    const File& file = *request.file;
+    Far::get().order(file.path(), file.identity(), parts, count, offset, index(request), mailbox_);
+    ++far_in_flight_;
+  } else {
+    ring_->queue(request.file->descriptor(), parts, static_cast<unsigned>(count), offset, index(request));
+  }
   flight(request).set(Flight::word(request.job->ticket, request.begin), since_ns_);
   ++in_flight_;
 }
@@ -224,12 +249,13 @@ void Worker::submit() {
   while (ring_->take_back(tag)) arrived(requests_[tag], 0);
 }
 
-void Worker::arrived(Request& request, std::int32_t result) {
+void Worker::arrived(Request& request, std::int64_t result) {
   --in_flight_;
   charge(*request.job);
   try {
-    if (faults::any()) {
-      result = faults::result(request.file->path(), request.offset, request.offset + request.left, result);
+    if (faults::any() && !request.file->far()) {
+      result = faults::result(request.file->path(), request.offset, request.offset + request.left,
+                              static_cast<std::int32_t>(result));
     }
     try {
       land(request, result);

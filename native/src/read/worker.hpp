@@ -5,6 +5,7 @@
 // that were all held, plain ones follow, which are cheaper, until one takes long; and gaps are read over only if short.
 // Of a Source that is mapped, pieces that need no decoding are copied while the page cache holds the file (see Mapping).
 // Of a Source that bypasses the page cache, what the cache does not hold is read past it, where the file system can.
+// What lies far away is ordered (see Far), as if a ring read it.
 // Of a file that is staged, what its stage has is read from there, and the rest afterwards written there (see Stage).
 // A decoding thread reads, too: its ring keeps the storage busy meanwhile, so a second pool would only add hand-overs.
 #pragma once
@@ -21,6 +22,7 @@
 #include "request.hpp"
 #include "ring.hpp"
 #include "stage_files.hpp"
+#include "solar/far.hpp"
 #include "solar/reader.hpp"
 
 namespace solar::read {
@@ -48,7 +50,8 @@ class Flight {
 class Worker {
  public:
   // `finished` is called when the last piece of a Job is done, by the thread that did it.
-  Worker(std::size_t files, std::uint64_t gap, Recent& recent, std::unique_ptr<Ring> ring,
+  // `depth`: requests in flight, where a ring does not say how many.
+  Worker(std::size_t files, std::uint64_t gap, Recent& recent, std::unique_ptr<Ring> ring, std::size_t depth,
          std::function<void(Job&)> finished);
   ~Worker();
 
@@ -87,6 +90,7 @@ class Worker {
   bool read_at_once(Request& request);
   void read_trusting(Request& request);
   void read_blocking(Request& request, int failed = 0);
+  void read_far(Request& request);
   bool try_again(Request& request, int failed, Patience& patience);
   void queue(Request& request, const iovec* parts, std::size_t count, std::uint64_t offset);
   void submit();
@@ -97,7 +101,8 @@ class Worker {
   bool sound(Request& request);
   void put_staged(Request& request);
   void read_again(Request& request);
-  void arrived(Request& request, std::int32_t result);
+  void take_far(std::chrono::nanoseconds limit);
+  void arrived(Request& request, std::int64_t result);
   void end(Request& request);
   [[noreturn]] void fail(const Request& request, const std::string& what, int code) const;
   static std::exception_ptr caught(const Batch& batch, const Piece& piece);
@@ -126,6 +131,9 @@ class Worker {
   ReaderStats done_;
   std::uint32_t pieces_done_ = 0;
   unsigned in_flight_ = 0;
+  unsigned far_in_flight_ = 0;                                                // of these
+  std::shared_ptr<Far::Mailbox> mailbox_ = std::make_shared<Far::Mailbox>();  // of these
+  std::string why_;                                                           // the last far read failed
   std::uint64_t scratch_in_flight_ = 0;
   bool cached_first_ = true;  // false where the file system knows no RWF_NOWAIT
   bool bypass_ = true;        // false where it takes no direct reads though it lets files be opened for them

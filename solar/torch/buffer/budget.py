@@ -110,6 +110,8 @@ def storages_of(
 
 def fit_page_cache(layouts: Sequence[Layout], ranks: int) -> bool:
     """Whether the page cache has room for all of them for each of so many ranks of this node."""
+    if any(one.far for one in layouts):
+        return False  # which holds nothing of what is fetched
     return sum(one.stored_nbytes for one in layouts) <= ROOM * machine.page_cache_nbytes() / ranks
 
 

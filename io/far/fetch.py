@@ -1,0 +1,166 @@
+"""The threads that fetch what the engine orders from afar (native/include/solar/far.hpp).
+
+Each takes an order, has the library make the request, and gives the bytes back. The library makes a request again
+where that may help, for half a minute. Every answer says of which object it is: bytes of another one are not used.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from solar import _native
+from solar.errors import ReadError
+from solar.io.far.place import is_url, place_of, store_of, told
+
+IN_FLIGHT = 64  # threads, and so requests in flight
+TRIES, PAUSE = 5, 0.1  # of an answer that is cut; seconds before the second, and twice as long each time after
+LAST_REQUEST = 2.0  # seconds that requests in flight have to finish when the program ends
+
+Identity = tuple[int, int, int, int]  # as in native/include/solar/file.hpp: bytes, mtime_ns, inode, ctime_ns
+
+
+def ready(paths: Iterable[str]) -> None:
+    """Begins fetching if one of the paths is a URL. ReadError where that cannot be."""
+    url = next(filter(is_url, paths), None)
+    if url is not None:
+        place_of(url)
+        _Fetchers.get(url)
+
+
+class _Fetchers:
+    """Threads of this process; a forked one begins its own."""
+
+    here: _Fetchers | None = None
+    forked = False  # from a process whose library had begun, and left its threads there
+    beginning = threading.Lock()
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        self._growing = threading.Lock()
+        _native.far_begin()
+        self._grow()
+
+    @classmethod
+    def get(cls, url: str) -> _Fetchers:
+        if cls.forked:
+            what = "this process was forked from one that had read URLs, and what fetches did not come with it: "
+            raise ReadError(errno.ENOTSUP, what + "start processes by spawn or forkserver", told(url))
+        if cls.here is None:
+            try:
+                import obstore  # noqa: F401
+            except ImportError:
+                what = "URLs are read by obstore, which is not installed: pip install 'solar[remote]'"
+                raise ReadError(errno.ENOPKG, what, told(url)) from None
+            with cls.beginning:
+                if cls.here is None:
+                    cls.here = cls()
+        return cls.here
+
+    @classmethod
+    def end(cls) -> None:
+        """Refuses what is ordered, and lets the threads end, before the interpreter does."""
+        here, cls.here = cls.here, None
+        if here is None:
+            return
+        _native.far_end()
+        for thread in here._threads:
+            thread.join(LAST_REQUEST / len(here._threads) if len(here._threads) > 1 else LAST_REQUEST)
+
+    @classmethod
+    def forget(cls) -> None:
+        cls.forked |= cls.here is not None
+        cls.here, cls.beginning = None, threading.Lock()
+        _native.far_forget()
+
+    def _grow(self) -> None:
+        """One thread more, if there may be."""
+        with self._growing:
+            if len(self._threads) < IN_FLIGHT:
+                thread = threading.Thread(target=self._work, name="solar-far", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _work(self) -> None:
+        while (order := _native.far_take()) is not None:
+            if _native.far_waiting():
+                self._grow()
+            number, url, offset, nbytes, was = order
+            try:
+                if nbytes:
+                    _native.far_give(number, fetched(url, offset, nbytes, was))
+                else:
+                    _native.far_is(number, *identity(url))
+            except BaseException as error:  # whoever ordered waits for an answer
+                _native.far_refuse(number, *_refusal(error))
+
+
+def identity(url: str) -> Identity:
+    """What tells the object from another that takes its place."""
+    import obstore
+
+    root, path = place_of(url)
+    return _identity_in(obstore.head(store_of(root), path))
+
+
+def fetched(url: str, offset: int, nbytes: int, was: Identity) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes; an error where the object is not the one that it was, or others come than were asked for."""
+    import obstore
+
+    root, path = place_of(url)
+    for tried in range(TRIES):
+        answer = obstore.get(store_of(root), path, options={"range": (offset, offset + nbytes)})
+        _check(answer, offset, nbytes, was)
+        try:
+            # No more is taken than was asked for, whatever the server goes on to send.
+            return np.frombuffer(next(iter(answer.stream(min_chunk_size=nbytes)), b""), np.uint8)
+        except obstore.exceptions.BaseError:  # cut amid the answer, which the library does not ask for again
+            if tried == TRIES - 1:
+                raise
+            time.sleep(PAUSE * 2**tried)
+    raise AssertionError("unreachable")
+
+
+def _check(answer: Any, offset: int, nbytes: int, was: Identity) -> None:
+    if tuple(answer.range) != (offset, offset + nbytes):
+        raise OSError(errno.EREMOTEIO, f"the server answered with bytes {answer.range[0]} to {answer.range[1]}")
+    now = _identity_in(answer.meta)
+    if now != tuple(was):
+        raise OSError(errno.ESTALE, f"changed since it was inspected ({_differs(was, now)}); make the H5Dataset again")
+
+
+def _differs(was: Identity, now: Identity) -> str:
+    return f"size {was[0]} -> {now[0]}" if was[0] != now[0] else "modification time or ETag differ"
+
+
+def _identity_in(meta: Mapping[str, Any]) -> Identity:
+    mark = meta.get("e_tag") or meta.get("version") or ""
+    number = int.from_bytes(hashlib.blake2b(mark.encode(), digest_size=8).digest(), "little") | 1 if mark else 0
+    modified = meta.get("last_modified")
+    return int(meta["size"]), 0 if modified is None else int(modified.timestamp()) * 10**9, number, number >> 2
+
+
+def _refusal(error: BaseException) -> tuple[int, str]:
+    """An error code, and words, for an error of the library."""
+    if isinstance(error, ReadError) or (isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.EREMOTEIO)):
+        return error.errno or errno.EREMOTEIO, str(error.strerror or error)
+    import obstore.exceptions as library
+
+    said = told(str(error))
+    if isinstance(error, (library.NotFoundError, FileNotFoundError)):
+        return errno.ENOENT, "there is no such object"
+    if isinstance(error, (library.PermissionDeniedError, library.UnauthenticatedError)):
+        return errno.EACCES, f"the server refuses: look at the credentials (docs/remote.md): {said}"
+    return errno.EREMOTEIO, said or type(error).__name__
+
+
+os.register_at_fork(after_in_child=_Fetchers.forget)
+atexit.register(_Fetchers.end)

@@ -1,0 +1,120 @@
+"""What a URL names: a store of the library that fetches (obstore), and the path in it.
+
+Credentials come from where the library looks for them (environment, profiles, the machine's role), never from a URL: a
+URL is printed, kept and compared.
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+import re
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import cache
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from solar.errors import LayoutError, ReadError
+
+SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss", "file")
+TIMEOUT, CONNECT_TIMEOUT = "30s", "10s"  # of one request
+RETRIES = {
+    "max_retries": 6,
+    "retry_timeout": timedelta(seconds=30),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
+}
+LONGEST_TOLD = 300  # characters of what the library says
+
+
+class FarPlace(NamedTuple):
+    """One object: the root of its store, and its path there."""
+
+    root: str
+    path: str
+
+
+def is_url(path: str) -> bool:
+    """Whether it names something elsewhere.
+
+    >>> is_url("s3://bucket/scan.h5"), is_url("/data/scan.h5")
+    (True, False)
+    """
+    return "://" in path
+
+
+def place_of(url: str) -> FarPlace:
+    """Its place; ReadError for a URL that cannot be read, in words that repeat no secret of it.
+
+    >>> place_of("https://example.org/runs/scan%201.h5")
+    FarPlace(root='https://example.org', path='runs/scan 1.h5')
+    """
+    try:
+        parts = urlsplit(url)
+        secret = parts.username is not None or parts.password is not None
+    except ValueError:
+        raise ReadError(errno.EINVAL, "it is no URL", told(url)) from None
+    if secret and parts.scheme not in ("abfs", "abfss"):  # whose containers stand before an @
+        raise ReadError(
+            errno.EINVAL, "it holds a user's name or password, which would be printed and kept: take them out; "
+            "they are looked for in the environment (docs/remote.md)", told(url)
+        )  # fmt: skip
+    if parts.scheme not in SCHEMES:
+        known = ", ".join(f"{one}://" for one in SCHEMES)
+        raise ReadError(errno.EINVAL, f"{parts.scheme}:// is not read; known are {known}", told(url))
+    if parts.query or parts.fragment:
+        raise ReadError(
+            errno.EINVAL, "it has a query (what follows the ?), as signed URLs have: they are not read; name the "
+            "object by s3://, gs:// or az://", told(url)
+        )  # fmt: skip
+    return FarPlace(f"{parts.scheme}://{parts.netloc}", unquote(parts.path).lstrip("/"))
+
+
+@cache
+def store_of(root: str) -> Any:
+    """The store, of the library that fetches; one for each root, so that its connections are used again."""
+    import obstore.store
+
+    options: dict[str, Any] = {"timeout": TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
+    if root.startswith("http://") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"):
+        options["allow_http"] = True
+    if root == "file://":
+        return obstore.store.LocalStore("/")
+    make: Any = obstore.store.from_url  # its type knows no options that all stores have
+    return make(root, client_options=options, retry_config=RETRIES)
+
+
+def listed(url: str, suffixes: Iterable[str]) -> list[str]:
+    """The URLs that a pattern or a folder (it ends in a slash) means, sorted by their bytes."""
+    import obstore
+
+    root, path = place_of(url)
+    if root.startswith("http"):
+        raise LayoutError(f"{url}: a web server does not tell what lies there: give a list of URLs")
+    whole = path.endswith("/") or not path
+    fixed = path if whole else re.split(r"[*?\[]", path)[0].rpartition("/")[0]
+    ends = tuple(suffixes)
+    found = []
+    for page in obstore.list(store_of(root), fixed or None):
+        for one in page:
+            name = one["path"]
+            inside = name[len(path) :] if whole else ""
+            if (name.lower().endswith(ends) and "/" not in inside) if whole else fnmatch.fnmatchcase(name, path):
+                found.append(f"{root}/{name}")
+    if not found:
+        raise LayoutError(f"{url}: " + (f"no object ends in {' '.join(ends)}" if whole else "no object matches"))
+    return sorted(found, key=lambda one: one.encode("utf-8", "surrogateescape"))
+
+
+def told(text: str) -> str:
+    """What may be printed of a URL, or of the library's words: without users, passwords and queries, in one line.
+
+    >>> told("https://me:secret@example.org/a.h5?token=1")
+    'https://example.org/a.h5?...'
+    """
+    text = re.sub(r"(?<=://)[^/@\s]*@", "", text)
+    text = re.sub(r"\?[^\s\"')]+", "?...", text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = " ".join(lines[: next((at for at, one in enumerate(lines) if one.startswith("Debug source")), 3)])
+    return line if len(line) <= LONGEST_TOLD else line[:LONGEST_TOLD] + "..."

@@ -1,0 +1,55 @@
+// What Python's fetchers of far files take and give.
+
+#include "solar/far.hpp"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <span>
+
+#include "text.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+nb::object take() {
+  std::optional<solar::Far::Order> order;
+  {
+    nb::gil_scoped_release released;
+    order = solar::Far::get().take();
+  }
+  if (!order) return nb::none();
+  const solar::Identity& was = order->was;
+  return nb::make_tuple(order->number, solar::bind::text(order->url), order->offset, order->nbytes,
+                        nb::make_tuple(was.nbytes, was.mtime_ns, was.inode, was.ctime_ns));
+}
+
+void give(std::uint64_t number, nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig> bytes) {
+  const solar::Bytes own = std::as_bytes(std::span(bytes.data(), bytes.size()));
+  nb::gil_scoped_release released;
+  solar::Far::get().give(number, own);
+}
+
+void is(std::uint64_t number, std::uint64_t nbytes, std::int64_t mtime_ns, std::uint64_t inode, std::int64_t ctime_ns) {
+  solar::Far::get().give(number, solar::Identity{nbytes, mtime_ns, inode, ctime_ns});
+}
+
+void refuse(std::uint64_t number, int code, nb::str why) {
+  solar::Far::get().refuse(number, code, solar::bind::bytes_of(why));
+}
+
+}  // namespace
+
+void bind_far(nb::module_& module) {
+  using namespace nb::literals;
+  module.def("far_take", &take);
+  module.def("far_give", &give, "number"_a, "bytes"_a);
+  module.def("far_is", &is, "number"_a, "nbytes"_a, "mtime_ns"_a, "inode"_a, "ctime_ns"_a);
+  module.def("far_refuse", &refuse, "number"_a, "code"_a, "why"_a);
+  module.def("far_begin", [] { solar::Far::get().begin(); });
+  module.def("far_end", [] { solar::Far::get().end(); });
+  module.def("far_waiting", [] { return solar::Far::get().waiting(); });
+  module.def("far_forget", [] { solar::Far::forget(); });
+}

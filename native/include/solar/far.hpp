@@ -1,0 +1,121 @@
+// Files that lie elsewhere: what has a URL for a path is read by orders that somebody outside this library fetches.
+//
+// A Far knows no protocol. Who wants bytes makes an order; threads of the program (solar/io/far) take orders, fetch the
+// bytes by a library of theirs, and give them back, or say why there are none. They make a request again where that
+// may help; so nobody here does.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <sys/uio.h>
+#include <unordered_map>
+#include <vector>
+
+#include "solar/file.hpp"
+
+namespace solar {
+
+class Far {
+ public:
+  // What came of an order: bytes that were put into place, or minus errno, and then in words why.
+  struct Result {
+    std::uint64_t tag = 0;
+    std::int64_t nbytes = 0;
+    std::string why;
+  };
+
+  // Where results wait for who ordered.
+  class Mailbox {
+   public:
+    void put(Result result);
+    // The next result, waited for so long; false when none came.
+    bool take(Result& result, std::chrono::nanoseconds limit);
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable has_come_;
+    std::deque<Result> results_;
+  };
+
+  struct Order {
+    std::uint64_t number = 0;
+    std::string url;
+    std::uint64_t offset = 0, nbytes = 0;  // none: what is asked is what there is, its identity
+    Identity was;                          // what the bytes must be of, where there are some
+  };
+
+  static bool is_url(std::string_view path) noexcept { return path.find("://") != std::string_view::npos; }
+  // The one of this process. A forked one has its own, with none of the other's orders.
+  static Far& get() noexcept;
+  static void forget() noexcept;
+
+  // For who wants bytes: the memory, and the mailbox, stay until the result was taken.
+  void order(const std::string& url, const Identity& was, const iovec* parts, std::size_t count, std::uint64_t offset,
+             std::uint64_t tag, std::shared_ptr<Mailbox> to);
+  // The same, and waits for it. Error(read) with the words of who fetched.
+  void read(const std::string& url, const Identity& was, std::uint64_t offset, MutableBytes out);
+  // Like read, of metadata: more is fetched than is asked, and what was is kept for a while, a few MiB of it.
+  void read_kept(const std::string& url, const Identity& was, std::uint64_t offset, MutableBytes out);
+  // What the file is now; one that was asked for a moment ago is not asked again. Error(read) where it cannot be had.
+  Identity look(const std::string& url);
+
+  // For who fetches. The next order, waited for; nothing once it has ended. What is fetched lies in memory of who fetches
+  // until it is given: so no order is handed out while those under way have 64 MiB.
+  std::optional<Order> take();
+  // Its bytes: Error(read) unless they are as many as were asked for. An order that is not there is ignored.
+  void give(std::uint64_t number, Bytes bytes);
+  void give(std::uint64_t number, const Identity& now);
+  void refuse(std::uint64_t number, int code, std::string why);
+  // Somebody fetches from here on; until end(), which refuses what is ordered. Without, an order is refused in words.
+  void begin() noexcept;
+  void end();
+  // Orders that nobody has taken yet.
+  std::size_t waiting() const;
+
+ private:
+  struct Pending {
+    bool taken = false;
+    std::vector<iovec> parts;  // none: it is looked for
+    std::uint64_t nbytes = 0;
+    std::uint64_t tag = 0;
+    std::shared_ptr<Mailbox> to;
+    Identity* now = nullptr;
+  };
+  struct Block {
+    std::string url;
+    Identity was;
+    std::uint64_t offset;
+    std::vector<std::byte> bytes;
+  };
+  struct Seen {
+    Identity identity;
+    std::chrono::steady_clock::time_point at;
+  };
+
+  void place(Order order, Pending pending);
+  Pending take_pending(std::uint64_t number);
+  bool may_take() const noexcept;
+  bool copy_kept(const std::string& url, const Identity& was, std::uint64_t& offset, MutableBytes& out);
+
+  mutable std::mutex mutex_;
+  std::condition_variable has_order_;
+  std::deque<Order> orders_;
+  std::unordered_map<std::uint64_t, Pending> pending_;
+  std::uint64_t last_ = 0;
+  bool fetches_ = false;
+  std::uint64_t under_way_ = 0;  // bytes that were taken, and not given yet
+  std::list<Block> kept_;  // the one used last comes first
+  std::uint64_t kept_nbytes_ = 0;
+  std::map<std::string, Seen> seen_;
+};
+
+}  // namespace solar

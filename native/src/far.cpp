@@ -1,0 +1,225 @@
+#include "solar/far.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+namespace solar {
+
+namespace {
+
+constexpr std::uint64_t block_nbytes = 256 << 10;  // of metadata, fetched at a time
+constexpr std::uint64_t first_nbytes = 1 << 20;    // at a file's beginning, where most of it is
+constexpr std::uint64_t most_kept = 16 << 20;
+constexpr std::uint64_t most_under_way = 64 << 20;
+constexpr std::chrono::seconds seen_for{2};  // every answer says of which file it is, so that no wrong byte is used
+
+std::atomic<Far*> the_far{nullptr};
+
+bool same(const Identity& one, const Identity& other) { return one.differs(other).empty(); }
+
+}  // namespace
+
+Far& Far::get() noexcept {
+  Far* far = the_far.load(std::memory_order_acquire);
+  if (far != nullptr) return *far;
+  auto* made = new Far;
+  if (the_far.compare_exchange_strong(far, made)) return *made;
+  delete made;
+  return *far;
+}
+
+// What it holds belongs to threads that are in another process now: it is left as it is.
+void Far::forget() noexcept { the_far.store(nullptr, std::memory_order_release); }
+
+void Far::Mailbox::put(Result result) {
+  const std::lock_guard lock(mutex_);
+  results_.push_back(std::move(result));
+  has_come_.notify_one();
+}
+
+bool Far::Mailbox::take(Result& result, std::chrono::nanoseconds limit) {
+  std::unique_lock lock(mutex_);
+  if (limit.count() > 0) has_come_.wait_for(lock, limit, [this] { return !results_.empty(); });
+  if (results_.empty()) return false;
+  result = std::move(results_.front());
+  results_.pop_front();
+  return true;
+}
+
+void Far::place(Order order, Pending pending) {
+  const std::shared_ptr<Mailbox> to = pending.to;
+  const std::uint64_t tag = pending.tag;
+  {
+    const std::lock_guard lock(mutex_);
+    if (fetches_) {
+      order.number = ++last_;
+      pending_.emplace(order.number, std::move(pending));
+      orders_.push_back(std::move(order));
+      has_order_.notify_one();
+      return;
+    }
+  }
+  to->put({tag, -ENOTSUP, "nothing here fetches it: open it by H5Dataset, which needs pip install 'solar[remote]'"});
+}
+
+void Far::order(const std::string& url, const Identity& was, const iovec* parts, std::size_t count,
+                std::uint64_t offset, std::uint64_t tag, std::shared_ptr<Mailbox> to) {
+  Pending pending{false, {parts, parts + count}, 0, tag, std::move(to), nullptr};
+  for (const iovec& part : pending.parts) pending.nbytes += part.iov_len;
+  place({0, url, offset, pending.nbytes, was}, std::move(pending));
+}
+
+void Far::read(const std::string& url, const Identity& was, std::uint64_t offset, MutableBytes out) {
+  if (out.empty()) return;
+  const auto box = std::make_shared<Mailbox>();
+  const iovec part{out.data(), out.size()};
+  order(url, was, &part, 1, offset, 0, box);
+  Result result;
+  while (!box->take(result, std::chrono::hours(1))) {
+  }
+  if (result.nbytes < 0) {
+    const std::string where = std::to_string(out.size()) + " bytes at offset " + std::to_string(offset);
+    throw Error(Kind::read, url + ": reading " + where + ": " + result.why, static_cast<int>(-result.nbytes));
+  }
+}
+
+Identity Far::look(const std::string& url) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto known = seen_.find(url);
+    if (known != seen_.end() && std::chrono::steady_clock::now() - known->second.at < seen_for) {
+      return known->second.identity;
+    }
+  }
+  Identity now;
+  const auto box = std::make_shared<Mailbox>();
+  place({0, url, 0, 0, {}}, {false, {}, 0, 0, box, &now});
+  Result result;
+  while (!box->take(result, std::chrono::hours(1))) {
+  }
+  if (result.nbytes < 0) throw Error(Kind::read, url + ": " + result.why, static_cast<int>(-result.nbytes));
+  const std::lock_guard lock(mutex_);
+  constexpr std::size_t most_seen = 4096;
+  if (seen_.size() >= most_seen) seen_.clear();
+  seen_[url] = {now, std::chrono::steady_clock::now()};
+  return now;
+}
+
+// Copies what is kept from `offset` on; false where that is nothing.
+bool Far::copy_kept(const std::string& url, const Identity& was, std::uint64_t& offset, MutableBytes& out) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::find_if(kept_.begin(), kept_.end(), [&](const Block& one) {
+    return offset >= one.offset && offset - one.offset < one.bytes.size() && one.url == url && same(one.was, was);
+  });
+  if (found == kept_.end()) return false;
+  const std::size_t n = std::min<std::size_t>(out.size(), found->bytes.size() - (offset - found->offset));
+  std::memcpy(out.data(), found->bytes.data() + (offset - found->offset), n);
+  offset += n;
+  out = out.subspan(n);
+  kept_.splice(kept_.begin(), kept_, found);
+  return true;
+}
+
+void Far::read_kept(const std::string& url, const Identity& was, std::uint64_t offset, MutableBytes out) {
+  while (!out.empty()) {
+    if (copy_kept(url, was, offset, out)) continue;
+    const std::uint64_t begin = offset / block_nbytes * block_nbytes;
+    if (out.size() > most_kept / 4 || begin >= was.nbytes) return read(url, was, offset, out);
+    // What is asked for, in whole blocks; of a file that is not seen yet, the first ones in one go.
+    std::uint64_t end = (offset + out.size() + block_nbytes - 1) / block_nbytes * block_nbytes;
+    if (begin < first_nbytes) end = std::max(end, first_nbytes);
+    end = std::min(end, was.nbytes);
+    Block block{url, was, begin, std::vector<std::byte>(end - begin)};
+    read(url, was, begin, block.bytes);
+    const std::lock_guard lock(mutex_);
+    kept_nbytes_ += block.bytes.size();
+    kept_.push_front(std::move(block));
+    while (kept_nbytes_ > most_kept) {
+      kept_nbytes_ -= kept_.back().bytes.size();
+      kept_.pop_back();
+    }
+  }
+}
+
+bool Far::may_take() const noexcept {
+  return !orders_.empty() && (under_way_ == 0 || under_way_ + orders_.front().nbytes <= most_under_way);
+}
+
+std::optional<Far::Order> Far::take() {
+  std::unique_lock lock(mutex_);
+  has_order_.wait(lock, [this] { return may_take() || !fetches_; });
+  if (orders_.empty()) return std::nullopt;
+  Order order = std::move(orders_.front());
+  orders_.pop_front();
+  under_way_ += order.nbytes;
+  pending_.at(order.number).taken = true;
+  return order;
+}
+
+Far::Pending Far::take_pending(std::uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = pending_.find(number);
+  if (found == pending_.end()) return {};
+  Pending pending = std::move(found->second);
+  pending_.erase(found);
+  if (pending.taken) under_way_ -= pending.nbytes;
+  if (may_take()) has_order_.notify_one();
+  return pending;
+}
+
+void Far::give(std::uint64_t number, Bytes bytes) {
+  const Pending pending = take_pending(number);
+  if (!pending.to) return;
+  if (pending.now != nullptr || bytes.size() != pending.nbytes) {
+    return pending.to->put({pending.tag, -EREMOTEIO,
+                            "the server sent " + std::to_string(bytes.size()) + " bytes of the " +
+                                std::to_string(pending.nbytes) + " that were asked for"});
+  }
+  for (const iovec& part : pending.parts) {
+    std::memcpy(part.iov_base, bytes.data(), part.iov_len);
+    bytes = bytes.subspan(part.iov_len);
+  }
+  pending.to->put({pending.tag, static_cast<std::int64_t>(pending.nbytes), ""});
+}
+
+void Far::give(std::uint64_t number, const Identity& now) {
+  const Pending pending = take_pending(number);
+  if (!pending.to || pending.now == nullptr) return;
+  *pending.now = now;
+  pending.to->put({pending.tag, 0, ""});
+}
+
+void Far::refuse(std::uint64_t number, int code, std::string why) {
+  const Pending pending = take_pending(number);
+  if (!pending.to) return;
+  if (code == ESTALE) {  // so that who looks again sees what is there now
+    const std::lock_guard lock(mutex_);
+    seen_.clear();
+  }
+  pending.to->put({pending.tag, -std::int64_t{std::max(code, 1)}, std::move(why)});
+}
+
+void Far::begin() noexcept {
+  const std::lock_guard lock(mutex_);
+  fetches_ = true;
+}
+
+void Far::end() {
+  std::deque<Order> orders;
+  {
+    const std::lock_guard lock(mutex_);
+    fetches_ = false;
+    orders.swap(orders_);
+    has_order_.notify_all();
+  }
+  for (const Order& order : orders) refuse(order.number, ECANCELED, "the program ends");
+}
+
+std::size_t Far::waiting() const {
+  const std::lock_guard lock(mutex_);
+  return orders_.size();
+}
+
+}  // namespace solar

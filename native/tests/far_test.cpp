@@ -1,0 +1,190 @@
+// Files that lie elsewhere: what is ordered is put into place, and what is refused is said, from many threads at once.
+#include "reads.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include "solar/far.hpp"
+
+using namespace reads;
+
+namespace {
+
+const std::string url = "test://here/one";
+
+// Fetches what is ordered of one file of these bytes, until the test ends.
+class Fetchers {
+ public:
+  explicit Fetchers(Values bytes, unsigned threads = 4) : bytes_(std::move(bytes)) {
+    Far::get().begin();
+    for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+  }
+  ~Fetchers() {
+    Far::get().end();
+    threads_.clear();
+    Far::forget();
+  }
+  Identity identity() const { return {bytes_.size(), 7, 0, 0}; }
+  std::atomic<std::uint64_t> fetched{0}, refuse_from{UINT64_MAX};
+
+ private:
+  void work() {
+    while (const auto order = Far::get().take()) {
+      if (order->nbytes == 0) {
+        Far::get().give(order->number, identity());
+      } else if (order->offset >= refuse_from) {
+        Far::get().refuse(order->number, EREMOTEIO, "the test refuses");
+      } else {
+        ++fetched;
+        Far::get().give(order->number, Bytes(bytes_).subspan(order->offset, order->nbytes));
+      }
+    }
+  }
+  Values bytes_;
+  std::vector<std::jthread> threads_;
+};
+
+// The same Source, of which the only file lies elsewhere.
+std::shared_ptr<Source> from_afar(const Source& source) {
+  auto made = std::make_shared<Source>(source);
+  made->mappings = nullptr;
+  made->bypass = 0;
+  for (SourceFile& file : made->files) file = {url, {file.was.nbytes, 7, 0, 0}};
+  return made;
+}
+
+// A third of the rows, out of order.
+std::vector<std::int64_t> rows_of(unsigned user) {
+  std::vector<std::int64_t> rows;
+  for (std::int64_t row = user; row < 600; row += 3) rows.push_back(row * 7 % 600);
+  return rows;
+}
+
+Values bytes_of(const std::string& path) {
+  const File file(path);
+  Values bytes(file.nbytes());
+  file.read(0, bytes);
+  return bytes;
+}
+
+}  // namespace
+
+TEST_CASE("what is ordered is what is read here, by both backends and from many threads") {
+  const Folder folder;
+  const auto here = made::contiguous(folder, 600, 5'000);
+  const Fetchers fetchers(bytes_of(here->files[0].path));
+  const auto source = from_afar(*here);
+  Reader plain(1, 1, 0, Backend::pread);
+  for (const Backend backend : backends()) {
+    Reader reader(3, 24, 16 << 10, backend);
+    std::vector<Values> wanted, got(3);
+    for (unsigned user = 0; user < 3; ++user) wanted.push_back(read_rows(plain, here, rows_of(user)));
+    std::vector<std::jthread> users;
+    for (unsigned user = 0; user < 3; ++user) {
+      users.emplace_back([&, user] {
+        const std::vector<std::int64_t> rows = rows_of(user);
+        got[user].resize(rows.size() * source->row_nbytes());
+        for (int turn = 0; turn < 5; ++turn) {
+          std::fill(got[user].begin(), got[user].end(), std::byte{0xAB});
+          if (!reader.wait(reader.submit(source, rows, got[user]), 60s)) return;
+        }
+      });
+    }
+    users.clear();
+    CHECK(got == wanted);
+    CHECK(reader.stats().requests > 0);
+  }
+  CHECK(fetchers.fetched > 0);
+}
+
+TEST_CASE("what is refused is an Error that says where and why, and the rest still comes") {
+  const Folder folder;
+  const auto here = made::contiguous(folder, 600, 5'000);
+  Fetchers fetchers(bytes_of(here->files[0].path));
+  const auto source = from_afar(*here);
+  Reader reader(2, 8, 0, Backend::pread);
+  fetchers.refuse_from = 512 + 300 * 5'000;
+  Values out(source->row_nbytes());
+  const std::vector<std::int64_t> last{599};
+  const auto ticket = reader.submit(source, last, out);
+  CHECK_THROWS_WITH_AS(reader.wait(ticket, 60s), doctest::Contains("the test refuses"), Error);
+  const std::vector<std::int64_t> first{0, 1, 2};
+  const Values wanted = read_rows(reader, here, first);
+  CHECK(read_rows(reader, source, first) == wanted);
+}
+
+TEST_CASE("bytes that are too few or too many are not used") {
+  Far::get().begin();
+  for (const std::size_t given : {std::size_t{0}, std::size_t{99}, std::size_t{101}}) {
+    std::jthread server([given] {
+      const auto order = Far::get().take();
+      Far::get().give(order->number, Values(given));
+    });
+    Values out(100);
+    CHECK_THROWS_WITH_AS(Far::get().read(url, {1000, 7, 0, 0}, 5, out), doctest::Contains("100 that were asked for"),
+                         Error);
+  }
+  Far::get().end();
+  Far::forget();
+}
+
+TEST_CASE("without anybody who fetches, an order is refused in words") {
+  Values out(10);
+  CHECK_THROWS_WITH_AS(Far::get().read(url, {1000, 7, 0, 0}, 0, out), doctest::Contains("solar[remote]"), Error);
+  CHECK_THROWS_AS(File{url}, Error);
+  Far::forget();
+}
+
+TEST_CASE("metadata is fetched in large pieces, which are kept") {
+  Values bytes(3 << 20);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 31 >> 3);
+  const Fetchers fetchers(bytes);
+  const File file(url);
+  for (std::uint64_t at = 0; at + 100 < 1 << 20; at += 50'000) {
+    Values out(100);
+    file.read(at, out);
+    CHECK(std::memcmp(out.data(), bytes.data() + at, 100) == 0);
+  }
+  CHECK(fetchers.fetched == 1);
+  Values across(1 << 20);
+  file.read(bytes.size() - across.size() - 3, across);
+  CHECK(std::memcmp(across.data(), bytes.data() + bytes.size() - across.size() - 3, across.size()) == 0);
+  const std::uint64_t before = fetchers.fetched;
+  file.read(bytes.size() - across.size(), MutableBytes(across).first(10));
+  CHECK(fetchers.fetched == before);
+}
+
+TEST_CASE("no more than 64 MiB are under way, and one order however large") {
+  Far::get().begin();
+  constexpr std::uint64_t each = 40 << 20;
+  std::vector<Values> out(3, Values(each));
+  const auto box = std::make_shared<Far::Mailbox>();
+  for (std::uint64_t i = 0; i < out.size(); ++i) {
+    const iovec part{out[i].data(), each};
+    Far::get().order(url, {1 << 30, 7, 0, 0}, &part, 1, 0, i, box);
+  }
+  const auto first = Far::get().take();
+  std::atomic<int> taken{0};
+  std::jthread second([&] {
+    while (const auto order = Far::get().take()) {
+      ++taken;
+      Far::get().give(order->number, Values(each, std::byte{9}));
+    }
+  });
+  std::this_thread::sleep_for(50ms);
+  CHECK(taken == 0);
+  Far::get().refuse(first->number, EREMOTEIO, "the test refuses");
+  Far::Result one;
+  int good = 0;
+  for (int i = 0; i < 3; ++i) {
+    REQUIRE(box->take(one, 60s));
+    good += one.nbytes == static_cast<std::int64_t>(each);
+  }
+  CHECK(good == 2);
+  Far::get().end();
+  second.join();
+  Far::forget();
+}

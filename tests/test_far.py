@@ -1,0 +1,226 @@
+"""Files that lie elsewhere give the batches that they give here, in the requests that are counted."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import stage_kit
+from far_kit import Web, served
+from kit import settle
+from stage_kit import KINDS, epoch, loader_of, same_batches, side_by_side, written
+
+from solar import DataLoader, Field, H5Dataset, LayoutError, PlanSampler, ReadError
+
+pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
+from solar.io.far import fetch, place
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[Web]:
+    with served(tmp_path) as one:
+        yield one
+
+
+def far(path: Any, web: Web) -> Any:
+    return [web.url(one) for one in path] if isinstance(path, list) else web.url(path)
+
+
+def both(kind: str, folder: Path, web: Web, monkeypatch: pytest.MonkeyPatch, **stage: Any) -> tuple[Any, Any]:
+    """A data set of this kind from the web, and from here."""
+    here = KINDS[kind](folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(stage_kit, "H5Dataset", lambda path, *a, **k: H5Dataset(far(path, web), *a, **k))
+        return KINDS[kind](folder, **stage), here
+
+
+@pytest.mark.parametrize("buffer", [0, "800KiB", None])
+@pytest.mark.parametrize("kind", [one for one in KINDS if one != "virtual"])
+def test_batches_are_those_of_the_file_here(
+    kind: str, buffer: Any, tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = both(kind, tmp_path, web, monkeypatch)
+    assert len(there) == len(here)
+    begun = len(web.data())
+    with loader_of(there, buffer, 2) as one, loader_of(here, buffer, 2) as other:
+        side_by_side(one, other, 2)
+        counts = one.stats()
+    sent = web.data()[begun:]
+    assert counts["requests"] == len(sent)  # by the server's own log
+    assert counts["bytes"] == sum(one.nbytes for one in sent)
+
+
+def test_file_urls_are_read_as_well(tmp_path: Path) -> None:
+    values = written(tmp_path / "one.h5", "gzip")
+    epoch(H5Dataset(f"file://{tmp_path}/one.h5", {"x": "x"}), values)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "gzip"])
+def test_a_stage_keeps_what_was_fetched(layout: str, tmp_path: Path, web: Web) -> None:
+    values = written(tmp_path / "one.h5", layout)
+    folder = tmp_path / "stage"
+    folder.mkdir()
+    data = H5Dataset(web.url("one.h5"), {"x": "x"}, stage=folder)
+    first = epoch(data, values)
+    assert first["written"] > 0
+    begun = len(web.data())
+    again = epoch(data, values)
+    assert again["far_requests"] == 0
+    assert len(web.data()) == begun
+    stage_kit.as_a_new_process()
+    assert epoch(H5Dataset(web.url("one.h5"), {"x": "x"}, stage=folder), values)["far_requests"] == 0
+
+
+def test_a_small_file_is_opened_by_two_requests(tmp_path: Path, web: Web) -> None:
+    written(tmp_path / "one.h5", "gzip")
+    H5Dataset(web.url("one.h5"), {"x": "x", "y": "y"})
+    assert [one.method for one in web.sent] == ["HEAD", "GET"]
+
+
+def test_the_first_batch_of_a_large_file_takes_few_round_trips(tmp_path: Path, web: Web) -> None:
+    """100 GB of chunks of which none is stored but the last: the index alone is read."""
+    with h5py.File(tmp_path / "large.h5", "w", libver="latest") as file:
+        x = file.create_dataset("x", (400_000, 256, 256), "f4", chunks=(8, 256, 256))
+        x[-1] = 1
+    settle(tmp_path / "large.h5")
+    data = H5Dataset(web.url("large.h5"), {"x": "x"})
+    batch = next(iter(DataLoader(data, batch_size=4, sampler=[399_999, 0, 1, 2])))
+    assert [float(one.max()) for one in batch["x"]] == [1, 0, 0, 0]
+    assert len(web.sent) <= 10
+
+
+def test_workers_and_processes_fetch_for_themselves(tmp_path: Path, web: Web) -> None:
+    values = written(tmp_path / "one.h5")
+    data = pickle.loads(pickle.dumps(H5Dataset(web.url("one.h5"), {"x": "x"}, transform=_twice)))
+    for context in ("fork", "spawn"):
+        loader = DataLoader(data, batch_size=50, num_workers=2, multiprocessing_context=context)
+        got = np.concatenate([batch["x"].numpy() for batch in loader])
+        assert np.array_equal(got, 2 * values)
+
+
+def test_a_forked_process_says_that_it_cannot_fetch(tmp_path: Path, web: Web) -> None:
+    """The library's threads do not come with it; it would wait for ever."""
+    written(tmp_path / "one.h5")
+    data = H5Dataset(web.url("one.h5"), {"x": "x"})
+    said, say = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            data[7]
+        except ReadError as error:
+            os.write(say, str(error).encode())
+        os._exit(0)
+    os.close(say)
+    with os.fdopen(said) as answer:
+        assert "start processes by spawn or forkserver" in answer.read()
+    os.waitpid(child, 0)
+
+
+def _twice(sample: Any) -> Any:
+    return {"x": 2 * sample["x"]}
+
+
+def test_a_state_goes_on_from_there(tmp_path: Path, web: Web) -> None:
+    written(tmp_path / "one.h5")
+    here, there = (H5Dataset(path, {"x": "x"}) for path in (str(tmp_path / "one.h5"), web.url("one.h5")))
+    first = DataLoader(here, batch_size=20, sampler=PlanSampler(here, seed=3))
+    rest = iter(first)
+    for _ in range(4):
+        next(rest)
+    state = first.state_dict()
+    second = DataLoader(there, batch_size=20, sampler=PlanSampler(there, seed=3))
+    second.load_state_dict(state)
+    for one, other in zip(second, rest, strict=True):
+        same_batches(one, other)
+
+
+def test_a_program_that_ends_amid_an_epoch_ends(tmp_path: Path, web: Web) -> None:
+    written(tmp_path / "one.h5")
+    text = (
+        "import sys; from solar import DataLoader, H5Dataset\n"
+        "loader = DataLoader(H5Dataset(sys.argv[1], {'x': 'x'}), batch_size=10, shuffle=True, buffer=0)\n"
+        "next(iter(loader)); print('one', flush=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", text, web.url("one.h5")], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "one"), done.stderr
+
+
+# --- names ----
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("ftp://example.org/a.h5", "ftp:// is not read; known are http://"),
+        ("https://me:secret@example.org/a.h5", "it holds a user's name or password"),
+        ("https://example.org/a.h5?X-Amz-Signature=secret", "signed URLs"),
+        ("https://[::1/a.h5", "it is no URL"),
+    ],
+)
+def test_urls_that_are_not_read(url: str, said: str) -> None:
+    with pytest.raises(ReadError) as raised:
+        H5Dataset(url, {"x": "x"})
+    assert said in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+def test_a_web_folder_cannot_be_listed(web: Web) -> None:
+    with pytest.raises(LayoutError, match="does not tell what lies there: give a list of URLs"):
+        H5Dataset(web.url("") + "/", {"x": "x"})
+
+
+def test_patterns_and_folders_of_a_store(tmp_path: Path) -> None:
+    for number in (10, 9):
+        written(tmp_path / f"run{number}.h5", samples=10)
+    (tmp_path / "notes.txt").write_text("x")
+    for url in (f"file://{tmp_path}/run*.h5", f"file://{tmp_path}/"):
+        assert place.listed(url, (".h5",)) == [f"file://{tmp_path}/run10.h5", f"file://{tmp_path}/run9.h5"]
+    assert len(H5Dataset(f"file://{tmp_path}/run*.h5", {"x": "x"})) == 20
+    with pytest.raises(LayoutError, match="no object matches"):
+        H5Dataset(f"file://{tmp_path}/walk*.h5", {"x": "x"})
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch._Fetchers.end()
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(ReadError, match=r"pip install 'solar\[remote\]'"):
+        H5Dataset("https://example.org/a.h5", {"x": "x"})
+
+
+# --- what only lies here ----
+
+
+def test_a_link_from_afar_does_not_lead_here(tmp_path: Path, web: Web) -> None:
+    private = tmp_path / "private"
+    private.mkdir()
+    written(private / "secret.h5")
+    with h5py.File(tmp_path / "links.h5", "w") as file:
+        file["absolute"] = h5py.ExternalLink(str(private / "secret.h5"), "/x")
+        file["above"] = h5py.ExternalLink("../secret.h5", "/x")
+        file["beside"] = h5py.ExternalLink("one.h5", "/x")
+    values = written(tmp_path / "one.h5")
+    settle(tmp_path / "links.h5")
+    for name in ("absolute", "above"):
+        with pytest.raises(LayoutError, match="there is no file"):
+            H5Dataset(web.url("links.h5"), {"x": name})
+    data = H5Dataset(web.url("links.h5"), {"x": "beside"})
+    assert np.array_equal(data[5]["x"], values[5])
+
+
+def test_what_libhdf5_alone_reads_is_refused(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    KINDS["virtual"](tmp_path)
+    with pytest.raises(LayoutError, match="copy the file to a local disk"):
+        H5Dataset(web.url("virtual.h5"), {"x": "x"})
+
+
+def test_fields_of_one_file_share_its_metadata(tmp_path: Path, web: Web) -> None:
+    written(tmp_path / "one.h5", "tiles")
+    H5Dataset(web.url("one.h5"), {"x": "x", "now": Field("x", steps=(0,)), "then": Field("y", steps=(1,))})
+    assert len(web.data()) == 1
