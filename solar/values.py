@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from solar.errors import LayoutError, PlanError
 from solar.extents import Extents, Listing
 
-BATCHES_AHEAD = 4  # that are read before they are asked for, where nobody says how many
+BATCHES_AHEAD, BATCHES_AHEAD_FROM_AFAR = 4, 16  # that are read before they are asked for, where nobody says how many
 READERS = ("direct", "h5py", "mpio", "mpio-collective", "none")
 
 
@@ -357,3 +358,8 @@ class Parcels(NamedTuple):
     sizes: NDArray[np.int64]  # rows of this rank's own batches
     sent: NDArray[np.int64]  # [n, 4] ascending by step: step, peer, and which rows of the batch's memory: begin, end
     come: NDArray[np.int64]  # [m, 3] ascending by (step, peer), as the sender has them: step, peer, place in the batch
+
+
+def batches_ahead(layouts: Iterable[Layout]) -> int:
+    """How many batches are read before they are asked for, where nobody says: more where a request takes long."""
+    return BATCHES_AHEAD_FROM_AFAR if any(layout.far for layout in layouts) else BATCHES_AHEAD

@@ -26,7 +26,7 @@ from solar.orders.epoch_order import checked_weights
 from solar.planner.budget import TooSmall
 from solar.planner.job import Job
 from solar.planner.units import Units, not_carried, of_layout, uniform
-from solar.values import BATCHES_AHEAD, Layout, Storage, World
+from solar.values import Layout, Storage, World, batches_ahead
 
 DETAILS = """\
 Sizes are written 8GiB, 64k (of 1024) or 100MB (of 1000), times 2ms, rates 1GB/s, counts 10M.
@@ -84,9 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--ranks-per-node", metavar="R", type=quantities.count, help="of these on one node (all)")
     run.add_argument("--batch-size", metavar="B", type=quantities.count, default=64, help="samples per rank (64)")
     run.add_argument("--memory", metavar="SIZE", type=quantities.size, help="buffer of each node (must be given)")
-    run.add_argument(
-        "--ahead", metavar="N", type=quantities.count, default=BATCHES_AHEAD, help=f"batches ready ({BATCHES_AHEAD})"
-    )
+    run.add_argument("--ahead", metavar="N", type=quantities.count, help="batches ready (4, of files by URL 16)")
     run.add_argument("--epochs", metavar="E", type=quantities.count, default=3, help="how many there will be (3)")
     run.add_argument(
         "--compute", metavar="TIME", type=quantities.seconds, default=0.0, help="of a step, beside reading (0)"
@@ -123,7 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
         layouts, cases = [*found.values()], [*_cases(arguments, storage, found, extents)]
     refused = next((said for one in layouts if (said := not_carried(one))), "")
     cases = jobs.side_by_side(arguments, _tried(layouts, cases, arguments.memory))
-    job = job_of(cases, 0 if refused else arguments.memory, arguments.ahead)
+    ahead = arguments.ahead or batches_ahead(layouts)
+    job = job_of(cases, 0 if refused else arguments.memory, ahead)
     if arguments.plot:
         from solar.cli import plot  # only here: matplotlib takes its time
 
@@ -136,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
         lines += [planned.modelled(storage, source) + ".", *cached.splitlines(), of]
         plot.draw(arguments.plot, [line for line in lines if line], shown)
     if arguments.json:
-        asked = {"memory": arguments.memory, "ahead": arguments.ahead, "no_buffer": refused}
+        asked = {"memory": arguments.memory, "ahead": ahead, "no_buffer": refused}
         asked["weights"], asked["mixture"] = arguments.weights, dict(arguments.mixture) or None
         asked |= {} if arguments.jobs is None else jobs.as_json(cases, answered)
         asked["stage"] = planned.from_afar(cases, answered, arguments.stage)

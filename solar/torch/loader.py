@@ -26,11 +26,11 @@ from solar.torch.epoch.native import NativeIter
 from solar.torch.epoch.skipping import OnError, checked
 from solar.torch.metrics import progress as progress_bar
 from solar.torch.mixture import Mixture
+from solar.torch.monitor.shown import Report
 from solar.torch.monitor.stats import Stats
 from solar.torch.order.position import SamplerState
 from solar.torch.samplers import PlanBatchSampler, PlanSampler
 from solar.torch.source import SampleSource, h5_beneath
-from solar.values import BATCHES_AHEAD
 
 T = TypeVar("T", covariant=True)
 log = logging.getLogger("solar")
@@ -49,7 +49,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     Batches, their order and every random draw are torch's. On a dataset that is not an H5Dataset it is torch's loader.
     In both cases `state_dict` gives its position, and `load_state_dict` resumes from there.
 
-    `ahead` is the number of batches read before they are asked for; None: 4, or fewer if these take more than 1 GiB.
+    `ahead` is the number of batches read before they are asked for; None: 4, of
+    files by URL 16, or fewer if these take more than 1 GiB.
     `num_workers` processes run the dataset's `transform` and your `collate_fn`; without either, no process is started.
     `device_transform` is called with each batch at the very end. `progress` shows a tqdm bar; a string is its title.
     `snapshot_every_n_steps` is accepted for users of torchdata's StatefulDataLoader, and has no effect: the state is
@@ -223,7 +224,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             "native engine: %s, %d threads, %s batches ahead%s",
             " + ".join(map(str, found.datasets[:3])) + (" + ..." if len(found.datasets) > 3 else ""),
             cores(),
-            self.ahead or f"up to {BATCHES_AHEAD}",
+            self.ahead or f"up to {found.batches_ahead}",
             "" if found.first.transform is None else f", transform in {self._place_of_transform(found.first)}",
         )
 
@@ -270,15 +271,18 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         """Counts since the loader was made: samples, bytes, requests, memory, and seconds waited by cause."""
         return self._stats.as_dict()
 
-    def report(self) -> str:
-        """The counts as text: how long your training waited for data, why, and what would help."""
+    def report(self) -> Report:
+        """The counts as text: how long your training waited for data, why, and what would help.
+
+        A notebook shows it with a picture: what the time of each epoch went to.
+        """
         found = h5_beneath(self.dataset) if self._engine_told else ""
         buffer = "" if self._on_device.keeps else self._buffered.advice()
         if isinstance(found, str):
             return self._stats.report(buffer=buffer, counts=self._course.counts())
         share, counts = self._buffered.share(found), self._course.counts()
         said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts)
-        return "\n".join(filter(None, (said, self._buffered.held(), found.staging())))
+        return Report.of("\n".join(filter(None, (said, self._buffered.held(), found.staging()))), said.epochs)
 
     def sources(self) -> list[str]:
         """The source of each sample of the batch handed out last, in its order; the dataset is a solar.Mixture.

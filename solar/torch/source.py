@@ -18,7 +18,7 @@ from solar.io.read.stage import said
 from solar.torch.batch.pending import PendingBatch, leaves
 from solar.torch.dataset import H5Dataset, Room, alike, start_together
 from solar.torch.ragged import layouts_of
-from solar.values import Layout
+from solar.values import Layout, batches_ahead
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 READING = ("read_batch", "start_batch", "start_rows", "checked")  # by which an H5Dataset makes its samples
@@ -71,6 +71,11 @@ class SampleSource:
     def layouts(self) -> list[Layout]:
         """The Layout of each dataset that is read, of each H5Dataset."""
         return [layout for dataset in self.datasets for read in dataset.reads for layout in layouts_of(read)]
+
+    @property
+    def batches_ahead(self) -> int:
+        """How many are read before they are asked for, where nobody says."""
+        return batches_ahead(self.layouts())
 
     @property
     def ragged(self) -> bool:

@@ -28,7 +28,6 @@ from solar.torch.epoch.straight import ShortWay, way_of
 from solar.torch.order.position import Draws, EpochPosition
 from solar.torch.samplers import check_no_rank_is_without
 from solar.torch.source import SampleSource
-from solar.values import BATCHES_AHEAD
 
 ITERATOR_CLOSED = "this iterator was closed with its loader"
 
@@ -65,7 +64,7 @@ class NativeIter(Draws):
         context, init = loader.multiprocessing_context, loader.worker_init_fn
         self._wanted = Wanted(loader.num_workers, context, init, loader.persistent_workers, self._dataset)
         self._started = 0  # batches
-        self._ahead = loader.ahead or BATCHES_AHEAD
+        self._ahead = loader.ahead or beneath.batches_ahead
         self._nbytes_ahead = NBYTES_AHEAD if loader.ahead is None else sys.maxsize
         self._most = 0  # how many batches as large as the newest may be ahead of the oldest
         self._bar = loader._progress_bar()

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from solar.torch.monitor.report import report as in_words
+from solar.torch.monitor.shown import Report
 
 CAUSES = (
     *("storage", "decode", "buffer", "plan", "transform", "exchange"),
@@ -237,14 +238,15 @@ class Stats:
         memory: float = 0.0,
         buffer: str = "",
         counts: Mapping[str, int] | None = None,
-    ) -> str:
+    ) -> Report:
         """The counters as text: what was read, how long the training waited, why, and what would help.
 
         The arguments serve the advice: the HDF5 numbers of the data's filters, how many samples share a compressed
         chunk, the share of the data that the buffer holds, and what a buffer would gain where there is none. `counts`
         are the samples of each class or source.
         """
-        return in_words(self.as_dict(), self.by_epoch(), filters, per_chunk, memory, buffer, counts)
+        epochs = self.by_epoch()
+        return Report.of(in_words(self.as_dict(), epochs, filters, per_chunk, memory, buffer, counts), epochs)
 
     def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
         return type(self), ()
