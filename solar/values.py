@@ -22,6 +22,15 @@ BATCHES_AHEAD, BATCHES_AHEAD_FROM_AFAR = 4, 16  # that are read before they are 
 READERS = ("direct", "h5py", "mpio", "mpio-collective", "none")
 
 
+def is_url(path: str) -> bool:
+    """Whether it names something elsewhere: it begins with a scheme, as native/include/solar/far.hpp has it.
+
+    >>> is_url("s3://bucket/scan.h5"), is_url("/data/scan.h5"), is_url("/data/a://b.h5")
+    (True, False, False)
+    """
+    return path.find("/") == path.find("://") + 1 > 1
+
+
 @dataclass(frozen=True)
 class World:
     """Which rank of how many this process is, and which of the ranks on its own node.
@@ -190,7 +199,7 @@ class Layout:
     @property
     def far(self) -> bool:
         """Whether it lies elsewhere: its files are URLs."""
-        return any("://" in path for path in self.paths)
+        return any(map(is_url, self.paths))
 
     @property
     def stored_nbytes(self) -> int:

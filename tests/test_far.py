@@ -204,14 +204,28 @@ def test_a_link_from_afar_does_not_lead_here(tmp_path: Path, web: Web) -> None:
     with h5py.File(tmp_path / "links.h5", "w") as file:
         file["absolute"] = h5py.ExternalLink(str(private / "secret.h5"), "/x")
         file["above"] = h5py.ExternalLink("../secret.h5", "/x")
+        file["away"] = h5py.ExternalLink(web.url("one.h5"), "/x")
         file["beside"] = h5py.ExternalLink("one.h5", "/x")
     values = written(tmp_path / "one.h5")
     settle(tmp_path / "links.h5")
-    for name in ("absolute", "above"):
+    for name in ("absolute", "above", "away"):
         with pytest.raises(LayoutError, match="there is no file"):
             H5Dataset(web.url("links.h5"), {"x": name})
     data = H5Dataset(web.url("links.h5"), {"x": "beside"})
     assert np.array_equal(data[5]["x"], values[5])
+
+
+def test_a_link_here_leads_to_no_url(tmp_path: Path, web: Web) -> None:
+    """Whoever opens a file of unknown origin asks no stranger's server for anything."""
+    written(tmp_path / "one.h5")
+    H5Dataset(web.url("one.h5"), {"x": "x"})  # URLs can be read
+    with h5py.File(tmp_path / "links.h5", "w") as file:
+        file["away"] = h5py.ExternalLink(web.url("one.h5"), "/x")
+    settle(tmp_path / "links.h5")
+    asked = len(web.sent)
+    with pytest.raises(LayoutError, match="there is no file"):
+        H5Dataset(str(tmp_path / "links.h5"), {"x": "away"})
+    assert len(web.sent) == asked
 
 
 def test_what_libhdf5_alone_reads_is_refused(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "boxes": "extents",
     "orders": VALUES,
     "planner": f"{VALUES} io.machine orders",
-    "io.far": "errors _native",
+    "io.far": "errors values _native",
     "io.machine": f"{VALUES} io.far",
     "io.workers": "errors io.machine",
     "io.libhdf5": f"{VALUES} io.machine",

@@ -19,7 +19,8 @@ import numpy as np
 
 from solar import _native
 from solar.errors import ReadError
-from solar.io.far.place import is_url, place_of, store_of, told
+from solar.io.far.place import place_of, store_of, told
+from solar.values import is_url
 
 IN_FLIGHT = 64  # threads, and so requests in flight
 TRIES, PAUSE = 5, 0.1  # of an answer that is cut; seconds before the second, and twice as long each time after

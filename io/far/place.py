@@ -35,15 +35,6 @@ class FarPlace(NamedTuple):
     path: str
 
 
-def is_url(path: str) -> bool:
-    """Whether it names something elsewhere.
-
-    >>> is_url("s3://bucket/scan.h5"), is_url("/data/scan.h5")
-    (True, False)
-    """
-    return "://" in path
-
-
 def place_of(url: str) -> FarPlace:
     """Its place; ReadError for a URL that cannot be read, in words that repeat no secret of it.
 

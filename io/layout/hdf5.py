@@ -25,7 +25,7 @@ from solar.io.layout.paths import Paths, files_of
 from solar.io.layout.stretches import Made, parts_of, put_together
 from solar.io.layout.virtual import left_to_libhdf5, resolved
 from solar.io.ranks.peers import peers
-from solar.values import Layout
+from solar.values import Layout, is_url
 
 log = logging.getLogger("solar")
 
@@ -208,7 +208,7 @@ def _layout(asked: list[str], datasets: list[_native.Dataset], per_file: bool, c
     """The Layout of the datasets with its name in the given files, or in the files to which links there lead."""
     files = [dataset["path"] or file for file, dataset in zip(asked, datasets, strict=True)]
     for file, one in zip(files, datasets, strict=True):
-        if "://" in file and one["storage"] in ("virtual", "external"):
+        if is_url(file) and one["storage"] in ("virtual", "external"):
             raise _not_from_afar(file, one, f"it is of {one['storage']} storage")
     datasets, made = resolved(files, datasets, per_file)
     first = datasets[0]

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.io.machine import whole
+from solar.values import is_url
 
 WORTH_KEEPING = 100_000  # chunks; a smaller table is walked in less than a tenth of a second
 FOLDER_NBYTES = 4 << 30  # what the cache folder may grow to
@@ -78,7 +79,7 @@ def _walked(path: str, dataset: _native.Dataset) -> Table:
 def _key(path: str, dataset: _native.Dataset) -> bytes:
     facts = [
         INDEX_VERSION,
-        path if "://" in path else os.path.realpath(path),
+        path if is_url(path) else os.path.realpath(path),
         dataset["file_nbytes"],
         dataset["file_mtime_ns"],
         dataset["file_inode"],

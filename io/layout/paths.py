@@ -17,8 +17,9 @@ from collections.abc import Sequence
 
 from solar.errors import LayoutError, ReadError
 from solar.io.far.fetch import ready
-from solar.io.far.place import is_url, listed, place_of
+from solar.io.far.place import listed, place_of
 from solar.io.machine.identity import refuse_zarr
+from solar.values import is_url
 
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".nxs", ".cxi", ".nc", ".nc4")
 

@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import PlanError, ReadError
 from solar.io.far.fetch import fetched, identity, ready
-from solar.io.far.place import is_url
 from solar.io.far.place import told as in_public
 from solar.io.machine.late import GLANCE, until
 from solar.io.machine.profile import Profile, Rate, file_system, storage_of
+from solar.values import is_url
 
 SMALL_REQUEST = 4 << 10
 LARGE_REQUEST = 8 << 20

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from solar.errors import PlanError
-from solar.io.far.place import is_url, place_of
+from solar.io.far.place import place_of
 from solar.io.machine import whole
-from solar.values import Layout, Storage
+from solar.values import Layout, Storage, is_url
 
 PROFILE_VERSION = 1
 MOST_NBYTES = 1 << 20  # of a profile; one is of 3 KB

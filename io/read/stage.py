@@ -28,7 +28,7 @@ from solar import _native
 from solar.errors import PlanError
 from solar.io.layout.index import SETTLED_NS
 from solar.io.machine import figures, quantities, whole
-from solar.values import Layout
+from solar.values import Layout, is_url
 
 STAGE_BLOCK = 4096  # native/include/solar/stage.hpp
 HEADER_PAGE = struct.Struct("<8sII16sQI4x")  # magic, version, block, token, bytes of the far file, claims
@@ -247,7 +247,7 @@ def _size(nbytes: int) -> int:
 def _name(layout: Layout, file: int) -> tuple[str, str]:
     """What a stage file is called: by the path of its far file, and by the file's identity."""
     path = layout.paths[file]
-    place = path if "://" in path else os.path.realpath(path)
+    place = path if is_url(path) else os.path.realpath(path)
     facts = [layout.file_nbytes, layout.file_mtime_ns]
     facts += [layout.file_inode, layout.file_ctime_ns] if len(layout.file_inode) else []
     identity = ",".join(str(int(one[file])) for one in facts)
@@ -286,7 +286,7 @@ class _Opening:
         if not len(runs):
             return None
         just_now = time.time_ns() - int(layout.file_mtime_ns[at]) < SETTLED_NS
-        if just_now and "://" not in layout.paths[at]:  # an object has a mark of its own for each time it is written
+        if just_now and not is_url(layout.paths[at]):  # an object has a mark of its own for each time it is written
             self._became.problems[f"{layout.paths[at]} was written to less than two seconds ago"] = None
             return None
         key = _hashed(runs.astype("<i8").tobytes())

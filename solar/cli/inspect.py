@@ -22,13 +22,12 @@ from solar.cli.stored import ways
 from solar.cli.tree import Show, tree_lines
 from solar.errors import LayoutError
 from solar.io.far.fetch import identity
-from solar.io.far.place import is_url
 from solar.io.layout.hdf5 import Survey, inspect, survey
 from solar.io.layout.kinds import Kind, kinds_of
 from solar.io.layout.packing import packed
 from solar.io.layout.paths import files_of
 from solar.io.machine import figures
-from solar.values import Layout
+from solar.values import Layout, is_url
 
 DETAILS = """\
 keys of --json: version (1), files, nbytes, problems (damaged groups, links that lead nowhere), datasets, links (groups

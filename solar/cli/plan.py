@@ -26,7 +26,7 @@ from solar.orders.epoch_order import checked_weights
 from solar.planner.budget import TooSmall
 from solar.planner.job import Job
 from solar.planner.units import Units, not_carried, of_layout, uniform
-from solar.values import Layout, Storage, World, batches_ahead
+from solar.values import Layout, Storage, World, batches_ahead, is_url
 
 DETAILS = """\
 Sizes are written 8GiB, 64k (of 1024) or 100MB (of 1000), times 2ms, rates 1GB/s, counts 10M.
@@ -188,7 +188,7 @@ def storage_of(path: str) -> tuple[Storage, str]:
 
 def _cached(path: str | None, cases: list[Case]) -> str:
     """What is to be said where this machine's page cache has room for all that would be read; else nothing."""
-    if path is None or "://" in path or not fits_page_cache(sum(case.units.total_nbytes for case in cases)):
+    if path is None or is_url(path) or not fits_page_cache(sum(case.units.total_nbytes for case in cases)):
         return ""
     decoding = any(case.units.encoded for case in cases)
     left = "only decoding is left to plan" if decoding else "there is nothing to plan"

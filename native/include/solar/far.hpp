@@ -53,7 +53,11 @@ class Far {
     Identity was;                          // what the bytes must be of, where there are some
   };
 
-  static bool is_url(std::string_view path) noexcept { return path.find("://") != std::string_view::npos; }
+  // Of what begins with a scheme: a folder of this machine may have such a name.
+  static bool is_url(std::string_view path) noexcept {
+    const std::size_t colon = path.find("://");
+    return colon != std::string_view::npos && colon > 0 && path.find('/') == colon + 1;
+  }
   // The one of this process. A forked one has its own, with none of the other's orders.
   static Far& get() noexcept;
   static void forget() noexcept;

@@ -183,8 +183,9 @@ std::string Files::trail(std::size_t from) const {
 std::vector<std::string> Files::candidates(const Opened& from, const std::string& name) const {
   std::vector<std::string> all;
   const std::string& path = from.image.file().path();
+  if (Far::is_url(name)) return all;  // a file leads nowhere that nobody asked for
   if (from.image.file().far()) {  // from afar nobody leads to files of this machine
-    if (name.find("..") == std::string::npos && !name.starts_with('/') && !Far::is_url(name)) {
+    if (name.find("..") == std::string::npos && !name.starts_with('/')) {
       all.push_back(joined(folder_of(path), name));
     }
     return all;
@@ -230,7 +231,8 @@ std::shared_ptr<Opened> Files::open(Opened& from, const std::string& name) {
       tried += (tried.empty() ? "" : ", ") + path + (error.code() == EACCES ? " (which must not be read)" : "");
     }
   }
-  throw Error(Kind::layout, "there is no file " + name + "; it was looked for as " + tried);
+  const std::string looked = tried.empty() ? "; a link does not lead there" : "; it was looked for as " + tried;
+  throw Error(Kind::layout, "there is no file " + name + looked);
 }
 
 std::shared_ptr<Opened> Files::known_or_new(std::unique_ptr<const File> file) {

@@ -10,7 +10,7 @@ from solar.io.machine.figures import duration
 
 WIDTH, HEIGHT, LEFT = 640, 14, 60  # of the picture, of a bar, of the number before it
 COMPUTED = "#8aa88f"
-WAITING = ("#c8553d", "#e0a458", "#5b8e9f", "#7a6f9b", "#b07aa1", "#9c755f", "#d4a6c8", "#4e6e81")  # of waiting
+PALETTE = ("#c8553d", "#e0a458", "#5b8e9f", "#7a6f9b", "#b07aa1", "#9c755f", "#d4a6c8", "#4e6e81")  # of waiting
 
 
 class Report(str):
@@ -46,7 +46,7 @@ def _picture(epochs: Sequence[tuple[int, Mapping[str, Any]]]) -> str:
     if not epochs:
         return ""
     causes = list(dict.fromkeys(cause for _, one in epochs for cause, waited in one["wait_seconds"].items() if waited))
-    colours = {"computing": COMPUTED, **{cause: WAITING[at % len(WAITING)] for at, cause in enumerate(causes)}}
+    colours = {"computing": COMPUTED, **{cause: PALETTE[at % len(PALETTE)] for at, cause in enumerate(causes)}}
     scale = (WIDTH - LEFT) / max(_passed(one) for _, one in epochs)
     lines = []
     for row, (number, one) in enumerate(epochs):
