@@ -64,9 +64,9 @@ void Far::place(Order order, Pending pending) {
   to->put({tag, -ENOTSUP, "nothing here fetches it: open it by H5Dataset, which needs pip install 'solar[remote]'"});
 }
 
-void Far::order(const std::string& url, const Identity& was, const iovec* parts, std::size_t count,
-                std::uint64_t offset, std::uint64_t tag, std::shared_ptr<Mailbox> to) {
-  Pending pending{false, {parts, parts + count}, 0, tag, std::move(to), nullptr};
+void Far::order(const std::string& url, const Identity& was, std::vector<iovec> parts, std::uint64_t offset,
+                std::uint64_t tag, std::shared_ptr<Mailbox> to) {
+  Pending pending{false, std::move(parts), 0, tag, std::move(to), nullptr};
   for (const iovec& part : pending.parts) pending.nbytes += part.iov_len;
   place({0, url, offset, pending.nbytes, was}, std::move(pending));
 }
@@ -74,8 +74,7 @@ void Far::order(const std::string& url, const Identity& was, const iovec* parts,
 void Far::read(const std::string& url, const Identity& was, std::uint64_t offset, MutableBytes out) {
   if (out.empty()) return;
   const auto box = std::make_shared<Mailbox>();
-  const iovec part{out.data(), out.size()};
-  order(url, was, &part, 1, offset, 0, box);
+  order(url, was, {{out.data(), out.size()}}, offset, 0, box);
   Result result;
   while (!box->take(result, std::chrono::hours(1))) {
   }
@@ -178,7 +177,7 @@ void Far::give(std::uint64_t number, Bytes bytes) {
                                 std::to_string(pending.nbytes) + " that were asked for"});
   }
   for (const iovec& part : pending.parts) {
-    std::memcpy(part.iov_base, bytes.data(), part.iov_len);
+    if (part.iov_base != nullptr) std::memcpy(part.iov_base, bytes.data(), part.iov_len);
     bytes = bytes.subspan(part.iov_len);
   }
   pending.to->put({pending.tag, static_cast<std::int64_t>(pending.nbytes), ""});

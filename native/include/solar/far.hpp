@@ -62,8 +62,9 @@ class Far {
   static Far& get() noexcept;
   static void forget() noexcept;
 
-  // For who wants bytes: the memory, and the mailbox, stay until the result was taken.
-  void order(const std::string& url, const Identity& was, const iovec* parts, std::size_t count, std::uint64_t offset,
+  // For who wants bytes: the memory stays until the result was taken. A part without an address is a hole: nobody wants
+  // its bytes.
+  void order(const std::string& url, const Identity& was, std::vector<iovec> parts, std::uint64_t offset,
              std::uint64_t tag, std::shared_ptr<Mailbox> to);
   // The same, and waits for it. Error(read) with the words of who fetched.
   void read(const std::string& url, const Identity& was, std::uint64_t offset, MutableBytes out);

@@ -158,8 +158,7 @@ void Worker::read_blocking(Request& request, int failed) {
     if (failed != 0 && !try_again(request, failed, patience)) {
       const iovec& here = request.parts[request.part];
       const bool alone = tried && (apart || parts == 1);
-      const bool hole = here.iov_base >= scrap_.data() && here.iov_base < scrap_.data() + hole_limit;
-      if (alone && !hole) {
+      if (alone && !is_scrap(here)) {
         fail(request, std::string("cannot be read: ") + std::strerror(failed) + patience.said(), failed);
       }
       if (alone) request.advance(here.iov_len);

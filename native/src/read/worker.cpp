@@ -234,7 +234,11 @@ void Worker::fit_scratch(Request& request, std::uint64_t nbytes) {
 void Worker::queue(Request& request, const iovec* parts, std::size_t count, std::uint64_t offset) {
   if (request.file->far()) {
     const File& file = *request.file;
-    Far::get().order(file.path(), file.identity(), parts, count, offset, index(request), mailbox_);
+    std::vector<iovec> wanted(parts, parts + count);
+    for (iovec& part : wanted) {  // holes have one memory, which several threads must not write to at a time
+      if (is_scrap(part)) part.iov_base = nullptr;
+    }
+    Far::get().order(file.path(), file.identity(), std::move(wanted), offset, index(request), mailbox_);
     ++far_in_flight_;
   } else {
     ring_->queue(request.file->descriptor(), parts, static_cast<unsigned>(count), offset, index(request));

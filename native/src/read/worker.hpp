@@ -91,6 +91,9 @@ class Worker {
   void read_trusting(Request& request);
   void read_blocking(Request& request, int failed = 0);
   void read_far(Request& request);
+  bool is_scrap(const iovec& part) const noexcept {
+    return part.iov_base >= scrap_.data() && part.iov_base < scrap_.data() + hole_limit;
+  }
   bool try_again(Request& request, int failed, Patience& patience);
   void queue(Request& request, const iovec* parts, std::size_t count, std::uint64_t offset);
   void submit();
