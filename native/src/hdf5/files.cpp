@@ -231,8 +231,8 @@ std::shared_ptr<Opened> Files::open(Opened& from, const std::string& name) {
       tried += (tried.empty() ? "" : ", ") + path + (error.code() == EACCES ? " (which must not be read)" : "");
     }
   }
-  const std::string looked = tried.empty() ? "; a link does not lead there" : "; it was looked for as " + tried;
-  throw Error(Kind::layout, "there is no file " + name + looked);
+  if (tried.empty()) throw Error(Kind::layout, "there is no file " + name + ": a link does not lead there");
+  throw Error(Kind::layout, "there is no file " + name + "; it was looked for as " + tried);
 }
 
 std::shared_ptr<Opened> Files::known_or_new(std::unique_ptr<const File> file) {
