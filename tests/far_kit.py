@@ -10,6 +10,8 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from solar.io.far import place
+
 
 @dataclass
 class Sent:
@@ -123,5 +125,6 @@ def served(folder: Path) -> Iterator[Web]:
     try:
         yield web
     finally:
+        place.store_of.cache_clear()  # or its connections would stay, of every test
         server.shutdown()
         server.server_close()

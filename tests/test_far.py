@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,23 @@ def test_fields_of_one_file_share_its_metadata(tmp_path: Path, web: Web) -> None
     written(tmp_path / "one.h5", "tiles")
     H5Dataset(web.url("one.h5"), {"x": "x", "now": Field("x", steps=(0,)), "then": Field("y", steps=(1,))})
     assert len(web.data()) == 1
+
+
+def test_connections_do_not_stay_when_another_server_is_read(tmp_path: Path) -> None:
+    """A test, a notebook, a service: what reads from many places keeps those of the latest open."""
+    values, most = written(tmp_path / "one.h5", samples=40), 0
+    for _ in range(4):
+        with served(tmp_path) as web:
+            epoch(H5Dataset(web.url("one.h5"), {"x": "x"}), values)
+        most = most or _descriptors()
+    assert _descriptors() <= most + 8
+
+
+def _descriptors() -> int:
+    """How many this process has open, once those of ended connections are closed."""
+    end = time.monotonic() + 20
+    found = [len([*Path("/proc/self/fd").iterdir()])]
+    while time.monotonic() < end and (len(found) < 5 or min(found[-3:]) < found[-4]):
+        time.sleep(0.1)
+        found.append(len([*Path("/proc/self/fd").iterdir()]))
+    return found[-1]

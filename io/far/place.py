@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable
 from datetime import timedelta
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -25,6 +25,7 @@ RETRIES = {
     "retry_timeout": timedelta(seconds=30),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
 }
+STORES = 16  # each keeps its connections open
 LONGEST_TOLD = 300  # characters of what the library says
 
 
@@ -62,9 +63,9 @@ def place_of(url: str) -> FarPlace:
     return FarPlace(f"{parts.scheme}://{parts.netloc}", unquote(parts.path).lstrip("/"))
 
 
-@cache
+@lru_cache(maxsize=STORES)
 def store_of(root: str) -> Any:
-    """The store, of the library that fetches; one for each root, so that its connections are used again."""
+    """The store, of the library that fetches; one for each of the latest roots, so that connections are used again."""
     import obstore.store
 
     options: dict[str, Any] = {"timeout": TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
