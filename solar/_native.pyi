@@ -298,7 +298,55 @@ class Sweep:
 def direct(units: Units, items: I32, starts: I64, gap: int) -> PlanCounts: ...
 
 # Of a part: rows, positions, starts, last, loads, ends, start, start_ends, start_due (native/include/solar/run.hpp).
-PartEpoch = tuple[I32, I32 | None, I64, U8, I32, I64, I32, I64, I64, tuple[I32, I64, I64] | None]
+Boxed = tuple[I32, I64, I64]
+PartEpoch = tuple[I32, I32 | None, I64, U8, I32, I64, I32, I64, I64, Boxed | None, tuple[bool, int, int] | None]
+
+class SharedPool:
+    """Memory for batches that other processes may map read-only (native/include/solar/serve.hpp)."""
+
+    def __init__(self, nbytes: int) -> None: ...
+    @property
+    def descriptor(self) -> int: ...
+    @property
+    def in_use(self) -> int: ...
+    @property
+    def waited(self) -> float:
+        """For how many seconds a batch has waited for room by now; 0: none does."""
+
+    def offset(self, array: U8) -> int: ...
+    def close(self) -> None:
+        """Nobody waits for room any more, or gets any."""
+
+class Ledger:
+    """What a service tells one job: where its batches lie."""
+
+    def __init__(self, entries: int, fields: int, most: int) -> None: ...
+    @property
+    def descriptor(self) -> int: ...
+    @property
+    def line(self) -> int:
+        """The descriptor of what the job tells."""
+
+    @property
+    def made(self) -> int: ...
+    @property
+    def waits(self) -> int: ...
+    def announce(self, number: int, offsets: list[int], places: NDArray[np.uint32], samples: int) -> None: ...
+    def gone(self, number: int) -> None: ...
+
+class Guest:
+    """The job's side of a Ledger."""
+
+    def __init__(self, ledger: int, line: int, pool: int, bell: int, fields: list[list[int]], most: int) -> None: ...
+    def wait(self, number: int, seconds: float) -> bool: ...
+    def copy(self, number: int, samples: int, out: list[U8]) -> str:
+        """ "here", "not held" or "gone"."""
+
+    def wants(self, number: int) -> None: ...
+    def has_made(self, number: int) -> None: ...
+    def is_gone(self, number: int) -> bool: ...
+    @property
+    def there(self) -> int: ...
 
 def make_node(ranks: int, nbytes: int) -> int:
     """The descriptor of anonymous memory that so many processes share, for the one that makes it."""
@@ -327,7 +375,15 @@ class Extents:
 class Run:
     """Carries out plans with buffers of hard size, and puts batches together ahead of whoever takes them."""
 
-    def __init__(self, reader: Reader, staged: int, scratch: int, node: Node | None = None, lends: int = 0) -> None: ...
+    def __init__(
+        self,
+        reader: Reader,
+        staged: int,
+        scratch: int,
+        node: Node | None = None,
+        lends: int = 0,
+        pool: SharedPool | None = None,
+    ) -> None: ...
     def part(
         self,
         source: Source,

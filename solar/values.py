@@ -359,6 +359,8 @@ class Told(NamedTuple):
     script: Script
     positions: NDArray[np.int32] | None  # of each use, or sample of several, in its batch; None: they are in order
     boxes: ToldBoxes | None = None
+    # Nothing of what was planned before holds: the start stays or is read, all else goes. Then: direct, ahead, gap.
+    afresh: tuple[bool, int, int] | None = None
 
 
 class Parcels(NamedTuple):

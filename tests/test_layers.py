@@ -17,7 +17,7 @@ VALUES = "errors values extents blocks boxes _native"
 IO = (
     "io.far io.field io.ragged io.unequal io.varying io.windows io.crops io.joined io.lying io.given io.layout io.read "
 )
-IO += "io.read io.libhdf5 io.ranks io.exchange io.workers io.machine"
+IO += "io.read io.libhdf5 io.ranks io.exchange io.workers io.machine io.serve"
 
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "io.far": "errors values _native",
     "io.machine": f"{VALUES} io.far",
     "io.workers": "errors io.machine",
+    "io.serve": "errors",
     "io.libhdf5": f"{VALUES} io.machine",
     "io.ranks": f"{VALUES} io.machine",
     "io.layout": f"{VALUES} io.far io.machine io.ranks io.libhdf5",
@@ -68,7 +69,8 @@ MAY_IMPORT = {
     "torch.kinds": f"{VALUES} {IO} torch.batch",
     "torch.dataset": f"{VALUES} {IO} torch.batch torch.kinds torch.one_by_one torch.ragged",
     "torch.source": f"{VALUES} {IO} torch.dataset torch.batch torch.ragged",
-    "torch.buffer": f"{VALUES} {IO} planner torch.batch torch.dataset torch.monitor torch.order torch.ragged "
+    "serve": f"{VALUES} io.layout io.machine io.read io.serve planner",
+    "torch.buffer": f"{VALUES} {IO} planner serve torch.batch torch.dataset torch.monitor torch.order torch.ragged "
     "torch.source",
     "gpu.kernels": VALUES,
     "gpu": f"{VALUES} {IO} gpu.kernels torch.batch torch.buffer torch.dataset torch.monitor torch.source",
@@ -78,8 +80,8 @@ MAY_IMPORT = {
     "torch": "",
     "torch.tuning": f"{VALUES} {IO} io.compress torch.batch",
     "integrations": f"{VALUES} {IO} torch torch.loader torch.samplers",
-    "cli": f"{VALUES} {IO} io.compress io.one_of_each io.plain io.sample_file filters orders planner torch "
-    "torch.gather torch.plain torch.tuning",
+    "cli": f"{VALUES} {IO} io.compress io.one_of_each io.plain io.sample_file filters orders planner serve "
+    "torch torch.gather torch.plain torch.tuning",
 }
 LAW = {shelf: set(may.split()) for shelf, may in MAY_IMPORT.items()}
 

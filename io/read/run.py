@@ -89,7 +89,7 @@ class Running:
     def append(self, sizes: NDArray[np.int64], told: Sequence[Told], parcels: None = None) -> None:
         """Appends a stretch of batches, of so many samples each. Nothing is exchanged, so there are no parcels."""
         assert self._run is not None
-        self._run.append(sizes, [_columns(one) for one in told])
+        self._run.append(sizes, [columns(one) for one in told])
         self.appended += len(sizes)
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
@@ -184,14 +184,15 @@ def _fields_of(parts: Sequence[RunPart]) -> list[int]:
     return sorted({part.field for part in parts})
 
 
-def _columns(told: Told) -> tuple[Any, ...]:
+def columns(told: Told) -> tuple[Any, ...]:
+    """A stretch of batches as native code takes it."""
     script = told.script
     rows, starts = script.rows, script.starts
     if isinstance(rows, Listing):
         starts, rows = starts // rows.extents.slots, rows.samples
     return (
         rows, told.positions, starts, script.last, script.loads, script.ends,
-        script.start, script.start_ends, script.start_due, told.boxes,
+        script.start, script.start_ends, script.start_due, told.boxes, told.afresh,
     )  # fmt: skip
 
 

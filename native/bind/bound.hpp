@@ -11,6 +11,7 @@
 
 #include "solar/memory.hpp"
 #include "solar/reader.hpp"
+#include "solar/serve.hpp"
 
 namespace solar::bind {
 
@@ -36,6 +37,10 @@ struct BoundBoxes {
   }
   std::shared_ptr<const Source> source;
   std::shared_ptr<const Boxes> native;
+};
+
+struct BoundPool {
+  std::shared_ptr<SharedPool> native;
 };
 
 // The Reader in solar._native.Reader; TypeError for anything else. Whoever uses it keeps `reader` alive.

@@ -19,6 +19,7 @@ void bind_codec(nb::module_& module);
 void bind_run(nb::module_& module);
 void bind_faults(nb::module_& module);
 void bind_far(nb::module_& module);
+void bind_serve(nb::module_& module);
 void bind_stage(nb::module_& module);
 
 namespace {
@@ -65,5 +66,6 @@ NB_MODULE(_native, module) {
   bind_run(module);
   bind_faults(module);
   bind_far(module);
+  bind_serve(module);
   bind_stage(module);
 }

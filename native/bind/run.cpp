@@ -27,9 +27,10 @@ constexpr std::chrono::seconds last_wait(1);  // for a Run that nobody closed
 
 using Sizes = Array<std::int64_t>;
 using BoundSamples = std::tuple<Array<std::int32_t>, Array<std::int64_t>, Array<std::int64_t>>;  // of boxes
-using BoundEpoch = std::tuple<Array<std::int32_t>, std::optional<Array<std::int32_t>>, Array<std::int64_t>,
-                              Array<std::uint8_t>, Array<std::int32_t>, Array<std::int64_t>, Array<std::int32_t>,
-                              Array<std::int64_t>, Array<std::int64_t>, std::optional<BoundSamples>>;
+using BoundEpoch =
+    std::tuple<Array<std::int32_t>, std::optional<Array<std::int32_t>>, Array<std::int64_t>, Array<std::uint8_t>,
+               Array<std::int32_t>, Array<std::int64_t>, Array<std::int32_t>, Array<std::int64_t>, Array<std::int64_t>,
+               std::optional<BoundSamples>, std::optional<std::tuple<bool, std::uint64_t, std::uint64_t>>>;
 using BoundPack = std::tuple<std::string, std::string>;  // type of the numbers, predictor
 
 solar::Pack pack_of(const BoundPack& asked) {
@@ -96,10 +97,12 @@ struct BoundExtents {
 // Its arrays are let go under the GIL: by what is called from Python, never by the Run's thread.
 class BoundRun {
  public:
-  BoundRun(nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node, std::size_t lends)
+  BoundRun(nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node, std::size_t lends,
+           const solar::bind::BoundPool* pool)
       : reader_(std::move(reader)),
-        run_(std::make_unique<solar::Run>(solar::bind::native_reader(reader_), solar::bind::batch_pool(), staged,
-                                          scratch, node == nullptr ? nullptr : node->native, lends)) {}
+        run_(std::make_unique<solar::Run>(solar::bind::native_reader(reader_),
+                                          pool == nullptr ? solar::bind::batch_pool() : pool->native, staged, scratch,
+                                          node == nullptr ? nullptr : node->native, lends)) {}
   ~BoundRun() {
     bool closed = false;
     {
@@ -125,7 +128,8 @@ class BoundRun {
   void append(const Sizes& sizes, const std::vector<BoundEpoch>& parts) {
     auto keep = std::make_shared<const std::vector<BoundEpoch>>(parts);
     std::vector<solar::Run::Epoch> epochs;
-    for (const auto& [rows, positions, starts, last, loads, ends, start, start_ends, start_due, boxes] : *keep) {
+    for (const auto& [rows, positions, starts, last, loads, ends, start, start_ends, start_due, boxes, afresh] :
+         *keep) {
       solar::Run::Epoch epoch;
       epoch.rows = view(rows);
       if (positions) epoch.positions = view(*positions);
@@ -141,6 +145,7 @@ class BoundRun {
         epoch.corners = view(std::get<1>(*boxes));
         epoch.sample_starts = view(std::get<2>(*boxes));
       }
+      if (afresh) epoch.afresh = {std::get<0>(*afresh), std::get<1>(*afresh), std::get<2>(*afresh)};
       epochs.push_back(epoch);
     }
     {
@@ -220,8 +225,10 @@ void bind_run(nb::module_& module) {
       .def(
           "__init__",
           [](BoundRun* self, nb::object reader, std::size_t staged, std::uint64_t scratch, const BoundNode* node,
-             std::size_t lends) { new (self) BoundRun(std::move(reader), staged, scratch, node, lends); },
-          "reader"_a, "staged"_a, "scratch"_a, "node"_a = nb::none(), "lends"_a = 0)
+             std::size_t lends, const solar::bind::BoundPool* pool) {
+            new (self) BoundRun(std::move(reader), staged, scratch, node, lends, pool);
+          },
+          "reader"_a, "staged"_a, "scratch"_a, "node"_a = nb::none(), "lends"_a = 0, "pool"_a = nb::none())
       .def("part", &BoundRun::part, "source"_a, "field"_a, "pages"_a, "page"_a, "stored"_a, "direct"_a, "ahead"_a,
            "gap"_a, "extents"_a = nb::none(), "boxes"_a = nb::none(), "pack"_a = nb::none())
       .def("append", &BoundRun::append, "sizes"_a, "parts"_a)

@@ -353,3 +353,29 @@ TEST_CASE("a run is closed at any time, and gives nothing afterwards") {
     CHECK_THROWS_AS(append(run, epochs[0]), Error);
   }
 }
+
+TEST_CASE("a plan that is made afresh keeps what it begins with, and drops all else") {
+  const Folder folder;
+  const auto source = made::contiguous(folder, 8, 64);
+  source->check();
+  const Values all = contiguous_rows(*source);
+  const std::uint64_t row = 64;
+  Reader reader(1, 8, 64, backends().front());
+  Run run(reader, MemoryPool::make(1 << 20), 1, 1 << 20);
+  run.part({source, 0, 4, row, false, false, 2, 0});
+  Made before = at_once({0, 1, 2, 3});  // of which one is used, and all stay
+  before.rows = {1};
+  before.last = {0};
+  before.sizes = {1};
+  before.starts = {0, 1};
+  append(run, before);
+  const auto after = std::make_shared<Made>(at_once({1, 5, 3}));
+  Run::Epoch epoch = after->epoch();
+  epoch.afresh = {false, 0, 0};
+  run.append(after->sizes, {epoch}, after);
+  REQUIRE(taken(run) == wanted_rows(all, row, {1}));
+  REQUIRE(taken(run) == wanted_rows(all, row, {1, 5, 3}));
+  CHECK(run.stats().reads == 5);  // 1 and 3 were there
+  CHECK(run.stats().held_bytes == 0);
+  CHECK(run.stats().peak_bytes == 4 * row);
+}

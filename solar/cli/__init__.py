@@ -22,6 +22,7 @@ COMMANDS = {
     "plan": "what an epoch will cost on your storage, by our policy and by others'",
     "probe": "measures a storage: latency, bandwidth, requests a second",
     "rehearse": "reads whole epochs as a training on these ranks would, and says whether it would wait",
+    "serve": "reads files once for several trainings on this machine",
     "selftest": "checks this installation on small files of each kind, in some seconds",
     "stage": "reads a file's data to a local disk beforehand, or empties what is there",
     "tune": "how far inputs may be off before a model's gradients notice: which bound to choose",

@@ -106,37 +106,65 @@ def in_lockstep(jobs: Sequence[SampleUses]) -> SampleUses:
     All are of the same H5Datasets and of one epoch, and their uses are in order.
     """
     assert all(one.places is None and one.epoch == jobs[0].epoch for one in jobs)
-    steps = max(len(one.starts) for one in jobs) - 1
-    sizes = np.zeros((steps, len(jobs)), np.int64)
-    for number, one in enumerate(jobs):
-        sizes[: len(one.starts) - 1, number] = one.sizes
-    ends = np.cumsum(sizes).reshape(sizes.shape)
-    rows = np.empty(ends[-1, -1] if steps else 0, np.int32)
+    ends, places = _side_by_side(jobs)
+    rows = np.empty(ends[-1, -1] if len(ends) else 0, np.int32)
     which = None if jobs[0].which is None else np.empty(len(rows), np.int64)
-    for number, one in enumerate(jobs):
-        moved = (ends - sizes)[: len(one.starts) - 1, number] - one.starts[:-1]
-        place = np.arange(one.starts[-1]) + np.repeat(moved, one.sizes)
+    for place, one in zip(places, jobs, strict=True):
         rows[place] = one.rows[: one.starts[-1]]
         if which is not None and one.which is not None:
             which[place] = one.which[: one.starts[-1]]
     return SampleUses(which, rows, np.concatenate(([0], ends[:, -1])), epoch=jobs[0].epoch)
 
 
+def _side_by_side(jobs: Sequence[SampleUses]) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
+    """Where the uses of each step and job end, and the place of each use of each job."""
+    steps = max(len(one.starts) for one in jobs) - 1
+    sizes = np.zeros((steps, len(jobs)), np.int64)
+    for number, one in enumerate(jobs):
+        sizes[: len(one.starts) - 1, number] = one.sizes
+    ends, places = np.cumsum(sizes).reshape(sizes.shape), []
+    for number, one in enumerate(jobs):
+        moved = (ends - sizes)[: len(one.starts) - 1, number] - one.starts[:-1]
+        places.append(np.arange(one.starts[-1]) + np.repeat(moved, one.sizes))
+    return ends, places
+
+
 def once_a_step(uses: SampleUses) -> SampleUses:
     """The same with each sample once in a step, where it comes first: what one step wants twice is read once."""
+    return _kept(uses, _back_to_first(uses) == 0)
+
+
+def shared_steps(jobs: Sequence[SampleUses]) -> tuple[SampleUses, list[NDArray[np.uint32]]]:
+    """What any of several jobs uses in each step, once; and for each use of each job its place in its step."""
+    every = in_lockstep(jobs)
+    back = _back_to_first(every)
+    kept = back == 0
+    uses = _kept(every, kept)
+    firsts = (np.cumsum(kept) - 1)[np.arange(len(back)) - back]
+    within = (firsts - np.repeat(uses.starts[:-1], every.sizes)).astype(np.uint32)
+    return uses, [within[place] for place in _side_by_side(jobs)[1]]
+
+
+def _kept(uses: SampleUses, kept: NDArray[np.bool_]) -> SampleUses:
+    """Some of the uses of each step."""
+    before = np.concatenate(([0], np.cumsum(kept)))
+    which = None if uses.which is None else uses.which[kept]
+    return uses._replace(which=which, rows=uses.rows[kept], starts=before[uses.starts])
+
+
+def _back_to_first(uses: SampleUses) -> NDArray[np.int32]:
+    """For each use, how many before it the same sample comes first in its step; 0: it is that."""
     span = 1 + int(uses.rows.max(initial=0))
-    kept, sizes = np.ones(len(uses.rows), np.bool_), uses.sizes
+    back, sizes = np.zeros(len(uses.rows), np.int32), uses.sizes
     step = 0
     while step < len(sizes):
         after = max(step + 1, int(np.searchsorted(uses.starts, uses.starts[step] + AT_ONCE, side="right")) - 1)
         here = slice(uses.starts[step], uses.starts[after])
-        steps = np.repeat(np.arange(after - step), sizes[step:after])
-        key = steps * span + uses.rows[here]
+        key = np.repeat(np.arange(after - step), sizes[step:after]) * span + uses.rows[here]
         if uses.which is not None:
             key = key * (1 + int(uses.which.max(initial=0))) + uses.which[here]
         order = np.argsort(key, kind="stable")
-        kept[here][order[1:][key[order[1:]] == key[order[:-1]]]] = False
-        sizes[step:after] = np.bincount(steps[kept[here]], minlength=after - step)
+        new = np.concatenate(([True], key[order[1:]] != key[order[:-1]])) if len(order) else np.ones(0, np.bool_)
+        back[here][order] = order - np.repeat(order[new], np.diff([*np.flatnonzero(new), len(order)]))
         step = after
-    which = None if uses.which is None else uses.which[kept]
-    return uses._replace(which=which, rows=uses.rows[kept], starts=np.concatenate(([0], np.cumsum(sizes))))
+    return back

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import os
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
@@ -20,6 +21,7 @@ from solar.torch.batch.workers import Workers
 from solar.torch.buffer.budget import Profile, Size
 from solar.torch.buffer.buffer import Buffered
 from solar.torch.buffer.group import Balance, Exchanges
+from solar.torch.buffer.served import Served
 from solar.torch.dataset import H5Dataset
 from solar.torch.epoch.by_torch import SingleProcessIter, WorkersIter
 from solar.torch.epoch.native import NativeIter
@@ -39,7 +41,7 @@ PLAIN = (str, bool, int, float, torch.dtype, torch.device)  # repr shows these a
 DEFAULTS: dict[str, Any] = {  # repr shows these arguments only if they differ
     **{"num_workers": 0, "pin_memory": False, "drop_last": False, "timeout": 0, "ahead": None, "buffer": None},
     **{"epochs": None, "exchange": "auto", "balance": None, "device": None, "dtype": None, "channels_last": False},
-    **{"static": False, "decode": "host", "resident": None, "reader": "auto", "on_error": "raise"},
+    **{"static": False, "decode": "host", "resident": None, "reader": "auto", "on_error": "raise", "service": None},
 }
 
 
@@ -75,6 +77,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     samples stay from epoch to epoch, which are then neither read nor copied again. `reader` is "auto".
     With on_error="skip" samples that cannot be read are left out, counted in `stats` and logged one by one; their batch
     is smaller, and there is none where no sample of it is left.
+
+    `service` is one that reads for several trainings of this machine (`solar serve`): "auto" for any that serves these
+    files, or the path of its socket. None looks at SOLAR_SERVICE. Without one, `buffer` is this training's own.
 
     >>> from solar import DataLoader, H5Dataset
     >>> loader = DataLoader(H5Dataset("scan.h5", {"x": "/x", "y": "/y"}), batch_size=64, shuffle=True)  # doctest: +SKIP
@@ -119,6 +124,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         resident: Size = None,
         reader: str = "auto",
         on_error: OnError = "raise",
+        service: str | None = None,
     ) -> None:
         if ahead is not None and operator.index(ahead) < 1:
             raise ValueError(f"ahead={ahead}: at least one batch must be read at a time")
@@ -167,7 +173,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._stats = Stats()
         if self._on_device.keeps and buffer is None:
             buffer = 0
-        self._buffered = Buffered(buffer, epochs, storage, self._stats, exchange, balance)
+        self.service = service
+        of_buffer = (buffer, epochs, storage, self._stats, exchange, balance)
+        named = service or os.environ.get("SOLAR_SERVICE") or None
+        self._buffered = Buffered(*of_buffer) if named is None else Served(named, *of_buffer)
         self._workers = Workers()
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine_told = False

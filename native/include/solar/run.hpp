@@ -63,6 +63,11 @@ class Run {
   // after another; below 0: to that of another rank). With extents these are samples, each of which uses several rows, and
   // `last` has a bit for each of them, from the lowest on: all uses are never listed. After the step,
   // loads[ends[s], ends[s + 1]) are read. Before the first step, groups of `start` are.
+  // With `afresh` it knows nothing of what was planned before: of what is held its start stays, and all else is dropped.
+  struct Afresh {
+    bool direct;
+    std::uint64_t ahead, gap;  // of the part, from here on
+  };
   struct Epoch {
     std::span<const std::int32_t> rows;
     std::span<const std::int32_t> positions;
@@ -77,6 +82,7 @@ class Run {
     std::span<const std::int32_t> samples = {};
     std::span<const std::int64_t> corners = {}, sample_starts = {};
     std::span<const std::int64_t> sizes = {};  // samples of each batch; set by append()
+    std::optional<Afresh> afresh = std::nullopt;
   };
   struct Batch {
     std::vector<std::unique_ptr<MemoryPool::Block>> fields;

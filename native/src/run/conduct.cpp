@@ -55,6 +55,10 @@ std::shared_ptr<const Planned> Run::Impl::next() {
 // The epoch goes back to whoever appended it: its arrays are not this thread's to destroy.
 void Run::Impl::carry_out(std::shared_ptr<const Planned> epoch) {
   if (!begin(*epoch)) return;
+  const auto settled = [this](Reader::Ticket ticket, ReaderStats& of) { return settle(ticket, of); };
+  for (std::size_t p = 0; p < parts.size(); ++p) {
+    if (!parts[p].begin_afresh(epoch->parts[p], settled, done, counts)) return;
+  }
   start(*epoch, true);
   std::uint64_t lead = 0;
   for (const PartRun& part : parts) lead = std::max(lead, part.part().direct ? part.part().ahead : 0);
@@ -75,7 +79,6 @@ void Run::Impl::carry_out(std::shared_ptr<const Planned> epoch) {
     issue(*epoch, step);
     ++now;
   }
-  const auto settled = [this](Reader::Ticket ticket, ReaderStats& of) { return settle(ticket, of); };
   for (PartRun& part : parts) part.feed_all(UINT64_MAX, settled, done, counts);  // of arrays that go now
   const std::lock_guard lock(mutex);
   if (closing) return;  // it stays with the others that were planned

@@ -146,6 +146,24 @@ void PartRun::choose(Rows rows, bool start) {
   }
 }
 
+bool PartRun::begin_afresh(const Run::Epoch& epoch, const Settle& settle, RunStats& stats, ReaderStats& counts) {
+  if (!epoch.afresh) return true;
+  while (!loading_.empty()) {
+    if (!came(loading_.front(), &settle, stats, counts)) return false;
+    loading_.pop_front();
+  }
+  part_.direct = epoch.afresh->direct;
+  part_.ahead = epoch.afresh->ahead;
+  part_.gap = epoch.afresh->gap;
+  std::vector<bool> stays(fresh_.size());
+  for (const std::int32_t row : epoch.start) stays[key(row)] = true;
+  for (std::size_t k = 0; k < stays.size(); ++k) {
+    if (!stays[k] && buffer_.holds(k)) buffer_.drop(k);
+  }
+  lost_.clear();
+  return true;
+}
+
 bool PartRun::feed(std::uint64_t now, RunStats& stats, ReaderStats& counts) {
   for (auto loading = loading_.begin(); !waiting_.empty() && loading != loading_.end();) {
     const bool here = loading->fed && came(*loading, nullptr, stats, counts);

@@ -50,6 +50,9 @@ class PartRun {
     after_ = fed_after_ = {};
     waiting_.push_back({rows, due});
   }
+  // Waits for what is on its way and drops what is held, but for the start of this epoch, if that is planned afresh. False
+  // when the Run closes.
+  bool begin_afresh(const Run::Epoch& epoch, const Settle& settle, RunStats& stats, ReaderStats& counts);
   // Asks for what waits, while there is little on its way. Whether all that is due has been asked for.
   bool feed(std::uint64_t now, RunStats& stats, ReaderStats& counts);
   // Until all that is due has been asked for. False when the Run closes.

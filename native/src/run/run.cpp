@@ -99,6 +99,7 @@ void Run::append(std::vector<std::int64_t> sizes, std::vector<Epoch> parts, std:
     std::size_t of_field = 0;
     for (const PartRun& other : impl_->parts) of_field += other.part().field == part.field;
     run::check(parts[p], part, sizes, of_field == 1, impl_->node != nullptr);
+    if (parts[p].afresh && impl_->node != nullptr) throw std::invalid_argument("ranks of a node plan nothing afresh");
   }
   const std::uint64_t digest = impl_->node == nullptr ? 0 : run::digest(sizes.size(), impl_->parts, parts);
   auto made = std::make_shared<Planned>(Planned{std::move(sizes), std::move(parts), std::move(keep), digest});

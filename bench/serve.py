@@ -1,0 +1,133 @@
+"""Several trainings of one file on a slowed mount: each alone with its part of the memory, and through `solar serve`.
+
+    python -m bench.serve [--jobs 1 2 4 8] [--record]
+
+Each job is a process of its own; all begin together, and what is told is samples a second of all of them over whole
+runs of two epochs, from before the loader is made. What the mount was asked for is counted by the mount.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from bench import machine, slowfs
+
+SAMPLES, SIDE, BATCH, EPOCHS, SHARE = 4096, 128, 8, 2, 0.25
+SAMPLE_NBYTES = SIDE * SIDE * 2
+WAYS = ("alone", "own", "study", "common")
+RESULTS = Path(__file__).parent / "results" / "serve.jsonl"
+JOB = """
+import sys, time
+path, socket, way, number, buffer = sys.argv[1:]
+from solar import DataLoader, H5Dataset, PlanSampler
+data = H5Dataset(path, "x")
+seed = 0 if way == "common" else int(number)
+order = PlanSampler(data, seed=seed, **({"study": 7} if way == "study" else {}))
+print("ready", flush=True)
+sys.stdin.readline()
+begin = time.perf_counter()
+first = gap = 0.0
+last = begin
+with DataLoader(data, BATCH, sampler=order, epochs=EPOCHS, buffer=int(buffer), service=socket or None) as loader:
+    for epoch in range(EPOCHS):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            now = time.perf_counter()
+            first, gap, last = first or now - begin, max(gap, now - last), now
+print(time.perf_counter() - begin, first, gap, flush=True)
+""".replace("BATCH", str(BATCH)).replace("EPOCHS", str(EPOCHS))
+
+
+def main() -> int:
+    """Measures, and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, nargs="*", default=[1, 2, 4, 8])
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--local", action="store_true", help="on the disk here, from the page cache")
+    parser.add_argument("--gzip", action="store_true", help="16 samples to a chunk with deflate")
+    parser.add_argument("--record", action="store_true", help="append to the results")
+    asked = parser.parse_args()
+    if not asked.local and (reason := slowfs.lacking()):
+        print(f"no slowed mount: {reason}")
+        return 1
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        draw = np.random.default_rng(0)
+        with h5py.File(folder / "scan.h5", "w") as file:
+            more = {"chunks": (16, SIDE, SIDE), "compression": "gzip", "compression_opts": 1} if asked.gzip else {}
+            file.create_dataset("x", data=draw.poisson(3, (SAMPLES, SIDE, SIDE)).astype("u2"), **more)
+        for jobs in asked.jobs:
+            for way in asked.ways:
+                found = measured(folder, jobs, way, local=asked.local)
+                found |= {"gzip": asked.gzip, "local": asked.local}
+                print(json.dumps(found), flush=True)
+                if asked.record:
+                    with RESULTS.open("a") as file:
+                        file.write(json.dumps(found | {"machine": machine.facts(folder)}) + "\n")
+    return 0
+
+
+def measured(folder: Path, jobs: int, way: str, *, local: bool) -> dict[str, Any]:
+    """So many of them in this way, begun together."""
+    memory = int(SHARE * SAMPLES * SAMPLE_NBYTES)
+    load = os.getloadavg()[0]
+    with ExitStack() as stack:
+        mount = (
+            None
+            if local
+            else stack.enter_context(slowfs.mounted(folder, latency=1e-3, bandwidth=1e9, iops=500.0, rpc=1 << 20))
+        )
+        path = (folder if mount is None else mount.path) / "scan.h5"
+        socket = ""
+        if way != "alone":
+            where = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            socket = str(where / "s.sock")
+            command = [sys.executable, "-m", "solar", "serve", str(path), "--memory", str(memory), "--socket", socket]
+            service = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            stack.callback(service.wait)
+            stack.callback(service.terminate)
+            assert service.stdout is not None
+            service.stdout.readline()
+        buffer = memory // jobs if way == "alone" else 0
+        each = [str(path), socket, way]
+        running = [
+            subprocess.Popen([sys.executable, "-c", JOB, *each, str(number), str(buffer)], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            for number in range(jobs)
+        ]  # fmt: skip
+        for one in running:
+            assert one.stdout is not None
+            one.stdout.readline()
+        before, begin = {} if mount is None else mount.counts(), time.perf_counter()
+        for one in running:
+            assert one.stdin is not None
+            one.stdin.write("\n")
+            one.stdin.flush()
+        said = [one.communicate()[0].split() for one in running]
+        seconds = time.perf_counter() - begin
+        after = {} if mount is None else mount.counts()
+        if any(one.returncode for one in running):
+            raise RuntimeError(f"a job failed: {said}")
+        rate = jobs * EPOCHS * SAMPLES / seconds
+        first, gap = sorted(float(one[1]) for one in said), max(float(one[2]) for one in said)
+        found = {"jobs": jobs, "way": way, "seconds": seconds, "rate": rate, "first": first, "gap": gap, "load": load}
+        found["memory"] = memory
+        for name in ("requests", "bytes") if after else ():
+            found[name] = after[name] - before[name]
+        return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

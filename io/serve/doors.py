@@ -1,0 +1,103 @@
+"""Where services are found: Unix sockets in a folder of the user's own, and who may come in."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import socket
+import stat
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from solar.errors import PlanError, ReadError
+
+PEER = struct.Struct("iII")  # pid, uid, gid
+BACKLOG = 256
+
+
+def folder() -> Path:
+    """Where this user's services listen. It need not be there."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    if Path(runtime).is_dir():
+        return Path(runtime) / "solar"
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"solar-{os.geteuid()}"  # it must be the user's
+
+
+def socket_of(files: Sequence[str]) -> Path:
+    """Where the service of these files listens."""
+    key = b"".join(os.path.realpath(one).encode(errors="surrogateescape") + b"\0" for one in sorted(files))
+    return folder() / f"serve-{hashlib.sha256(key).hexdigest()[:16]}.sock"
+
+
+def found() -> list[Path]:
+    """The sockets of this user's services, whether anybody listens or not."""
+    with suppress(OSError):
+        return sorted(folder().glob("serve-*.sock"))
+    return []
+
+
+def listen(path: Path) -> tuple[socket.socket, int]:
+    """A socket there, and the lock that says who listens. PlanError where somebody does."""
+    _private(path.parent)
+    lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(FileNotFoundError):
+            path.unlink()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen(BACKLOG)
+    except BlockingIOError:
+        os.close(lock)
+        raise PlanError(
+            f"{path}: a service is there: end it by `solar serve --stop`, or give another --socket"
+        ) from None
+    except OSError as error:
+        os.close(lock)
+        raise PlanError(f"{path}: nobody can listen there: {error.strerror or error}") from error
+    return listener, lock
+
+
+def connect(path: Path, seconds: float) -> socket.socket:
+    """A connection to the service there. ReadError where there is none, or one of another user."""
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        peer.settimeout(seconds)
+        peer.connect(str(path))
+        if not is_own(peer):
+            raise ReadError(f"{path}: a process of another user listens there")
+    except OSError as error:
+        peer.close()
+        if isinstance(error, ReadError):
+            raise
+        raise ReadError(f"{path}: no service answers there: {error.strerror or error}") from None
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+def is_own(peer: socket.socket) -> bool:
+    """Whether a process of the same user is at the other end."""
+    _, uid, _ = PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return bool(uid == os.geteuid())
+
+
+def _private(where: Path) -> None:
+    """Makes the folder. PlanError where it is another's, or open to others."""
+    try:
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = where.lstat()
+    except OSError as error:
+        raise PlanError(f"{where}: there is no folder for a service's socket: {error.strerror}") from error
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+        raise PlanError(f"{where}: this folder is not yours: give --socket in one that is")
+    if facts.st_mode & 0o077:
+        raise PlanError(f"{where}: others may enter this folder: `chmod 700` it, or give --socket in one of your own")

@@ -1,0 +1,57 @@
+// The memory of a ledger and a line, as io/SERVICE.md draws it.
+#pragma once
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "solar/error.hpp"
+#include "solar/serve.hpp"
+
+namespace solar::serve {
+
+inline constexpr std::size_t page = 4096;
+inline constexpr std::uint64_t ledger_magic = 0x31474c52414c4f53;  // SOLARLG1
+inline constexpr std::uint64_t line_magic = 0x314e4c52414c4f53;    // SOLARLN1
+inline constexpr std::uint64_t never = ~std::uint64_t{0};
+inline constexpr std::uint64_t most_entries = 64;
+
+struct LedgerHead {
+  std::uint64_t magic, entries, entry_nbytes;
+  std::atomic<std::uint64_t> there, gone;
+  std::atomic<std::uint32_t> rings;
+};
+static_assert(offsetof(LedgerHead, there) == 24 && offsetof(LedgerHead, rings) == 40);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+
+struct Line {
+  std::uint64_t magic;
+  std::atomic<std::uint64_t> made, waits;
+};
+
+// Before the offsets of an entry's fields, after which come its places.
+struct Entry {
+  std::uint64_t number;
+  std::uint64_t samples;  // of the batch that they lie in; 0: not held
+  std::uint32_t count;    // of its own
+  std::uint32_t spare;
+};
+
+inline std::size_t entry_nbytes(std::size_t fields, std::size_t most) {
+  return (sizeof(Entry) + 8 * fields + 4 * most + 7) / 8 * 8;
+}
+
+[[noreturn]] inline void fail_with(const char* what) {
+  const int code = errno;
+  throw Error(Kind::read, std::string("the memory that a service shares: ") + what + ": " + std::strerror(code), code);
+}
+
+// Memory that nobody makes shorter or longer. With `read_only` nobody but who has it mapped by then writes to it.
+Descriptor sealed(const char* name, std::size_t nbytes, std::unique_ptr<Mapped>& mapped, bool read_only);
+// The same memory, opened anew for reading alone.
+Descriptor for_reading(const Descriptor& of);
+void wake(std::atomic<std::uint32_t>& rung);
+
+}  // namespace solar::serve

@@ -1,0 +1,121 @@
+"""Reads files once for several trainings on this machine, each of which has its own batches in its own order."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from solar import __version__
+from solar.cli import words
+from solar.errors import PlanError, ReadError
+from solar.io.layout.paths import files_of
+from solar.io.machine import available as machine
+from solar.io.machine import figures
+from solar.io.machine.quantities import size_of
+from solar.io.serve import doors
+from solar.io.serve.frames import OF_SERVICE, SPEAKS, receive, send
+from solar.serve.service import Service
+
+DETAILS = """\
+A training takes part by DataLoader(..., service="auto"), or SOLAR_SERVICE=auto in its environment. Its batches are the
+same with it, without it, and if it ends: docs/serving.md.
+
+solar serve scan.h5 --memory 64GiB     serves until it is stopped
+solar serve --status                   who is there, and what was read
+solar serve --stop                     ends it; trainings go on by themselves
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("file", metavar="FILE", nargs="*", help="HDF5 files, directories of them, or quoted glob patterns")
+    add("--memory", metavar="SIZE", help="all that is kept, for all jobs together: 64GiB, or 50%% of the memory")
+    add("--socket", metavar="PATH", help="where it listens; else in the user's runtime folder")
+    add("--jobs", type=int, default=200, metavar="N", help="how many may be there at a time")
+    add("--idle", type=float, metavar="SECONDS", help="ends when nobody has been there for so long")
+    add("--status", action="store_true", help="says who is there, and what was read")
+    add("--stop", action="store_true", help="ends the service")
+    add("--json", action="store_true", help="the status, for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.status or arguments.stop:
+        return _asked(arguments)
+    if not arguments.file:
+        raise PlanError("which FILE is to be served?")
+    if arguments.memory is None:
+        raise PlanError("--memory SIZE: how much the service may take, for all jobs together")
+    files = [path for one in arguments.file for path in files_of(one)]
+    memory = size_of(arguments.memory, machine.memory_nbytes())
+    path = Path(arguments.socket) if arguments.socket else doors.socket_of(files)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each job takes some
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    service = Service(files, memory, path, arguments.jobs, arguments.idle)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    served = figures.count(len(files), "file")
+    print(f"serving {served} with {figures.size(memory)} at {words.printable(str(path))}", flush=True)
+    service.run()
+    return 0
+
+
+def _asked(arguments: argparse.Namespace) -> int:
+    paths = [Path(arguments.socket)] if arguments.socket else doors.found()
+    if arguments.file and not arguments.socket:
+        paths = [doors.socket_of([path for one in arguments.file for path in files_of(one)])]
+    answers = []
+    for path in paths:
+        try:
+            answers.append((path, _ask(path, "stop" if arguments.stop else "status")))
+        except ReadError:
+            if arguments.socket or arguments.file:
+                raise
+    if not answers:
+        raise PlanError("no service of yours is there: start one by `solar serve FILE --memory SIZE`")
+    if arguments.stop:
+        for path, _ in answers:
+            print(f"the service at {words.printable(str(path))} ends")
+    elif arguments.json:
+        print(json.dumps([{"socket": str(path), **answer["told"]} for path, answer in answers], indent=2))
+    else:
+        for path, answer in answers:
+            print("\n".join(_lines(path, answer["told"])))
+    return 0
+
+
+def _ask(path: Path, what: str) -> dict[str, Any]:
+    peer = doors.connect(path, 10)
+    with peer:
+        hello = {"speaks": list(SPEAKS), "solar": __version__, "pid": os.getpid(), "name": "solar serve"}
+        for message in ({"is": "hello", **hello}, {"is": what}):
+            try:
+                send(peer, message)
+                came = receive(peer, OF_SERVICE)
+            except OSError as error:
+                raise ReadError(f"{path}: the service does not answer: {error}") from None
+            if came is None:
+                raise ReadError(f"{path}: the service has gone")
+            answer = came[0]
+            if answer["is"] in ("refused", "fault"):
+                raise ReadError(f"{path}: {answer['why']}")
+    return answer
+
+
+def _lines(path: Path, told: dict[str, Any]) -> Iterator[str]:
+    yield f"{words.printable(str(path))}: {figures.count(told['files'], 'file')}, {figures.size(told['memory'])}"
+    yield (
+        f"  read {figures.size(told['read_bytes'])} in {told['requests']:,} requests, handed on "
+        f"{figures.size(told['handed_bytes'])}, {figures.size(told['held_bytes'])} held"
+    )
+    for job in told["jobs"]:
+        state = f"left behind: {job['why']}" if job["why"] else "waits for its next batch" if job["waits"] else "works"
+        yield f"  {words.printable(job['name'])}: batch {job['batches']:,} of {job['told']:,} that it told; {state}"

@@ -1,0 +1,389 @@
+"""Hall: jobs that read the same data. One plan over what all of them want, one Run, batches that each of them copies.
+
+One thread plans and tells the Run, one takes its batches and announces them, one gives back what all have copied.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from solar import _native
+from solar.errors import SolarError
+from solar.io.machine.figures import size
+from solar.io.read.engine import LAST_WAIT, Engine
+from solar.io.read.run import columns, threads
+from solar.io.serve.frames import Fault, Refused
+from solar.planner.budget import Needs, divided
+from solar.planner.pass_uses import PassUses, SampleUses, alone, shared_steps
+from solar.planner.planned_passes import PlannedPasses
+from solar.serve.cut import cut
+from solar.serve.member import Member, Share
+from solar.serve.opened import SharedData
+from solar.values import RunPart, Told
+
+log = logging.getLogger("solar")
+
+FOR_BATCHES = 8  # batches on their way take one part of so many of the memory
+ENTRIES = 64  # batches of a job that are announced together
+TOLD = 2  # stretches that the Run is told of before it needs them
+STEPS_TOLD = 16  # steps, at least: joins and leaves change the plan behind those that were told
+WINDOW_SEGMENTS = 32  # of a window, 16 to the longest epoch
+WINDOW_USES = 1 << 25
+TICK = 0.05
+PATIENCE, LONGEST = 2.0, 10.0  # seconds that one may hold back others: the first, or what four of its batches take
+
+
+class Turn(NamedTuple):
+    """What a window has of a member: from this batch to that. What it tells later is of the next window."""
+
+    member: Member
+    begin: int
+    end: int
+
+
+class Window(NamedTuple):
+    """What is planned at a time: whose batches, and how many steps a segment has."""
+
+    members: list[Turn]
+    length: int
+    passes: PlannedPasses
+
+
+class Hall:
+    """The jobs of one data set."""
+
+    def __init__(self, opened: SharedData, memory: int) -> None:
+        self.opened, self.members = opened, list[Member]()
+        self.ring = memory // FOR_BATCHES
+        own = Needs(self.ring, 0, opened.scratch, threads(), 1)
+        self.budget = divided(memory, 1, [own])
+        self.pool = _native.SharedPool(self.ring)
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.changed = threading.Condition()
+        self.planned: dict[str, int] = {"reads": 0, "requests": 0, "bytes": 0}
+        self.handed = 0  # bytes that jobs had of it
+        self._parts: list[RunPart] = []
+        self._run: _native.Run | None = None
+        self._before: dict[str, int] = {}  # counts of runs that are over
+        self._steps: deque[list[Share]] = deque()  # the Run was told of
+        self._held: deque[tuple[list[Any], list[Share]]] = deque()  # announced
+        self._taken = 0  # of this Run
+        self._full = time.monotonic()  # when there was room for one more announcement last
+        self._news = False
+        self._closing = False
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(do,), name=name, daemon=True)
+            for name, do in (("solar-plan", self._conduct), ("solar-cry", self._cry), ("solar-keep", self._keep))
+        ]
+        for one in self._threads:
+            one.start()
+
+    # --- who is there ----
+
+    def join(self, name: str, first: SampleUses, most: int) -> Member:
+        """A job that wants these batches, of up to so many samples. Refused where they do not fit."""
+        if not int(first.sizes.max(initial=1)) <= most < 1 << 31:
+            raise Fault("a batch is larger than told")
+        with self.changed:
+            if self._closing:
+                raise Refused("the service ends")
+            together = most + sum(one.most for one in self.members if not one.left)
+            wanted = 2 * together * self.opened.sample_nbytes
+            if wanted > self.ring:
+                there = 1 + sum(not one.left for one in self.members)
+                raise Refused(
+                    f"the batches of {there} job{'s' if there > 1 else ''} on their way take {size(wanted)}, and "
+                    f"{size(self.ring)} of the memory is for them: give --memory {size(FOR_BATCHES * wanted)} or more",
+                    again=True,
+                )
+            ledger = _native.Ledger(ENTRIES, len(self.opened.fields), most)
+            member = Member(name, most, ledger, [first])
+            self.members.append(member)
+            self._tell()
+        return member
+
+    def more(self, member: Member, uses: SampleUses) -> None:
+        """It wants these batches after all that it has told."""
+        if int(uses.sizes.max(initial=0)) > member.most:
+            raise Refused("these batches are larger than those before")
+        with self.changed:
+            member.epochs.append(uses)
+            self._tell()
+
+    def leave(self, member: Member) -> None:
+        """It takes no more."""
+        with self.changed:
+            member.left = True
+            self.members = [one for one in self.members if one is not member]
+            self._tell()
+        with suppress(OSError):
+            os.eventfd_write(self.bell, 1)
+
+    def _tell(self) -> None:
+        self._news = True
+        self.changed.notify_all()
+
+    def counts(self) -> dict[str, int]:
+        """What was read, by all runs."""
+        run = self._run
+        now = {} if run is None else run.counts()
+        return {name: now.get(name, 0) + self._before.get(name, 0) for name in now.keys() | self._before.keys()}
+
+    def close(self) -> None:
+        """Ends it; the jobs go on by themselves."""
+        with self.changed:
+            self._closing = True
+            for one in self.members:
+                one.detach("the service ends")
+            self.changed.notify_all()
+        self.pool.close()
+        with suppress(OSError):
+            os.eventfd_write(self.bell, 1)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(5)
+        self._end_run()
+        self._held.clear()
+        os.close(self.bell)
+
+    def _guarded(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except BaseException as error:  # nobody else would see it, and jobs must not wait for a thread that is gone
+            if self._closing:
+                return
+            log.error("the service goes on without these data: %r", error)
+            with self.changed:
+                self._closing = True
+                for one in self.members:
+                    one.detach(str(error))
+                self.changed.notify_all()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, of itself or not."""
+        return self._closing
+
+    # --- planning ----
+
+    def _conduct(self) -> None:
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self._closing or self._wanted())
+                if self._closing:
+                    return
+                self._news = False
+                there = [one for one in self.members if not one.left and one.planned < one.known]
+                here = [Turn(one, one.planned, one.known) for one in there]
+            window = self._window(here)
+            self._carry_out(window)
+            here.clear()  # or what the window is made by would keep them until the garbage is collected
+
+    def _wanted(self) -> bool:
+        return any(not one.left and one.planned < one.known for one in self.members)
+
+    def _window(self, here: list[Turn]) -> Window:
+        length = max(STEPS_TOLD, -(-max(one.member.longest for one in here) // (WINDOW_SEGMENTS // 2)))
+        steps = max(one.end - one.begin for one in here)
+        each = sum(one.member.most for one in here) * max(piece.slots for piece in self.opened.pieces)
+        steps = max(1, min(steps, WINDOW_SEGMENTS * length, WINDOW_USES // max(1, each)))
+        makers = [partial(_segment, here, at, min(at + length, steps)) for at in range(0, steps, length)]
+        batch = sum(one.member.most for one in here)
+        pieces, storages = self.opened.pieces, self.opened.storages()
+        none = [None] * len(pieces)
+        return Window(here, length, PlannedPasses(makers, 0, pieces, self.budget.parts, batch, storages, none, False))
+
+    def _carry_out(self, window: Window) -> None:
+        """Tells the Run of a window, stretch by stretch, until who is there or what is known changes."""
+        parts = window.passes.parts()
+        spare = self.ring // max(1, sum(one.member.most for one in window.members) * self.opened.sample_nbytes)
+        parts = [replace(one, ahead=max(0, min(one.ahead, spare - 2)) if one.direct else one.ahead) for one in parts]
+        if self._run is None or not _fits(parts, self._parts):
+            self._begin_run(parts)
+        afresh = True
+        last = window.passes.segments.stop - 1
+        for number in window.passes.segments:
+            told = window.passes.told(number)
+            uses, places = _shares(window.members, number * window.length, window.passes.segment(number).planned)
+            if afresh:
+                told = [_afresh(one, part) for one, part in zip(told, parts, strict=True)]
+                afresh = False
+            for count in window.passes.counts(number):
+                for name in self.planned:
+                    self.planned[name] += getattr(count, name)
+            for begin, end, some in cut(told, uses, STEPS_TOLD):
+                with self.changed:
+                    self.changed.wait_for(lambda: self._closing or len(self._steps) < TOLD * STEPS_TOLD)
+                    if self._closing or not any(not one.member.left for one in window.members):
+                        return
+                    self._append(window, uses, begin, end, some, places)
+            if number < last and (self._changed_since(window) or (self._news and 4 * number >= 3 * last)):
+                return
+
+    def _changed_since(self, window: Window) -> bool:
+        """Whether others are there than it was planned for, or one has told more that would come amid it."""
+        with self.changed:
+            there = [one for one in self.members if not one.left and one.planned < one.known]
+            planned = [one.member for one in window.members if not one.member.left]
+            return any(one.member.left for one in window.members) or any(one not in planned for one in there)
+
+    def _append(
+        self, window: Window, uses: SampleUses, begin: int, end: int, told: list[Told],
+        places: list[tuple[Member, int, list[Any]]],
+    ) -> None:  # fmt: skip
+        run = self._run
+        assert run is not None
+        for step in range(begin, end):
+            shares = []
+            for member, first, own in places:
+                if step < len(own):
+                    shares.append(Share(member, first + step, own[step]))
+                    member.planned = first + step + 1
+            self._steps.append(shares)
+        run.append(np.ascontiguousarray(uses.sizes[begin:end]), [columns(one) for one in told])
+        self.changed.notify_all()
+
+    def _begin_run(self, parts: list[RunPart]) -> None:
+        """A Run whose parts hold other things than those of the last one, which is let come to its end."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._closing or not self._steps)
+            self._end_run()
+            if self._closing:
+                return
+            made = _native.Run(Engine.get(), ENTRIES, self.budget.scratch, None, 0, self.pool)
+            for one, part in zip(self.opened.rows, parts, strict=True):
+                own = None if part.extents is None else part.extents.native
+                terms = part.pages, part.page, part.stored, part.direct, part.ahead, part.gap
+                assert one.source is not None, "what libhdf5 reads is refused"
+                made.part(one.source, part.field, *terms, own, None, None)
+            self._parts, self._run, self._taken = parts, made, 0
+            self.changed.notify_all()
+
+    def _end_run(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            now = run.counts()
+            self._before = {name: self._before.get(name, 0) + count for name, count in now.items()}
+            run.close(LAST_WAIT)
+
+    # --- batches ----
+
+    def _cry(self) -> None:
+        """Takes what the Run makes, and announces it."""
+        while True:
+            with self.changed:
+                self.changed.wait_for(self._may_cry)
+                if self._closing:
+                    return
+                run = self._run
+            assert run is not None
+            fields: list[Any] | None = None
+            try:
+                came = run.take(TICK)
+                if came is None:
+                    continue
+                fields = came[0]
+                del came  # or these batches would stay until the next one is there
+            except (SolarError, MemoryError) as error:
+                if run.counts()["steps"] <= self._taken:
+                    raise
+                log.info("a batch is left to each job: %s", error)
+            self._taken += 1
+            with self.changed:
+                shares = self._steps.popleft()
+                self._announce(fields, shares)
+                self._held.append((fields or [], shares))
+                self.changed.notify_all()
+            del fields
+
+    def _may_cry(self) -> bool:
+        return self._closing or (self._run is not None and bool(self._steps) and len(self._held) < ENTRIES - 1)
+
+    def _announce(self, fields: list[Any] | None, shares: list[Share]) -> None:
+        offsets = [] if fields is None else [self.pool.offset(one) for one in fields]
+        samples = 0 if fields is None else len(fields[0]) // max(1, sum(self.opened.fields[0]))
+        for one in shares:
+            if not one.member.left:
+                one.member.ledger.announce(one.number, offsets, one.places, samples)
+                self.handed += len(one.places) * self.opened.sample_nbytes if fields else 0
+
+    def _keep(self) -> None:
+        """Gives back what all have copied, and leaves those behind who hold back others."""
+        while not self._closing:
+            select.select([self.bell], [], [], TICK)
+            with suppress(BlockingIOError):
+                os.eventfd_read(self.bell)
+            with self.changed:
+                for one in self.members:
+                    one.look()
+                self._give_back()
+                now = time.monotonic()
+                if len(self._held) < ENTRIES - 1:
+                    self._full = now
+                waited = max(self.pool.waited, now - self._full)
+                if waited > PATIENCE:
+                    self._leave_behind(waited)
+
+    def _give_back(self) -> None:
+        before = len(self._held)
+        while self._held and all(one.member.done(one.number) for one in self._held[0][1]):
+            self._held.popleft()
+        if len(self._held) != before:
+            self.changed.notify_all()
+
+    def _leave_behind(self, waited: float) -> None:
+        for one in self._held[0][1] if self._held else []:
+            member = one.member
+            if not member.done(one.number) and waited > min(max(PATIENCE, 4 * member.seconds), LONGEST):
+                member.detach(f"it held back others for {waited:.1f} s")
+                log.info("%s is left behind: %s", member.name, member.why)
+                self._tell()
+        self._give_back()
+
+
+def _segment(members: list[Turn], begin: int, end: int) -> PassUses:
+    """What all want in these steps."""
+    return alone(shared_steps(_own(members, begin, end))[0])
+
+
+def _own(members: Sequence[Turn], begin: int, end: int) -> list[SampleUses]:
+    return [one.member.stretch(one.begin + begin, min(one.begin + end, one.end)) for one in members]
+
+
+def _shares(
+    members: list[Turn], begin: int, uses: SampleUses
+) -> tuple[SampleUses, list[tuple[Member, int, list[Any]]]]:
+    """Where the samples of each member lie in each of these steps."""
+    own = _own(members, begin, begin + len(uses.starts) - 1)
+    _, places = shared_steps(own)
+    found = []
+    for turn, one, place in zip(members, own, places, strict=True):
+        found.append(
+            (turn.member, turn.begin + begin, np.split(place, one.starts[1:-1]) if len(one.starts) > 1 else [])
+        )
+    return uses, found
+
+
+def _afresh(told: Told, part: RunPart) -> Told:
+    """The same, for a Run that may hold anything."""
+    return told._replace(afresh=(part.direct, part.ahead, part.gap))
+
+
+def _fits(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
+    """Whether a Run made for the others can hold what these do."""
+    pairs = zip(parts, others, strict=True)
+    return len(parts) == len(others) and all(
+        one.pages <= other.pages and (one.page, one.stored) == (other.page, other.stored) for one, other in pairs
+    )

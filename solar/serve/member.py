@@ -1,0 +1,84 @@
+"""Member: one job's part of a hall: what it wants, and how far it is."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import _native
+from solar.planner.pass_uses import SampleUses
+
+
+@dataclass(eq=False)
+class Member:
+    """A job that takes batches, those of all its epochs one after another."""
+
+    name: str
+    most: int  # samples of a batch
+    ledger: _native.Ledger
+    epochs: list[SampleUses] = field(default_factory=list)
+    planned: int = 0  # batches of the union so far
+    left: bool = False
+    why: str = ""  # it was left behind
+    seconds: float = 0.0  # of its own for a batch, lately
+    _seen: tuple[int, float] = (0, 0.0)
+
+    @property
+    def known(self) -> int:
+        """How many batches it has told."""
+        return sum(len(one.starts) - 1 for one in self.epochs)
+
+    @property
+    def longest(self) -> int:
+        """The batches of its longest epoch."""
+        return max((len(one.starts) - 1 for one in self.epochs), default=0)
+
+    def stretch(self, begin: int, end: int) -> SampleUses:
+        """These of its batches, as far as it has told them."""
+        rows, which, sizes, at = [], [], [], 0
+        for one in self.epochs:
+            own = slice(max(0, begin - at), max(0, min(len(one.starts) - 1, end - at)))
+            at += len(one.starts) - 1
+            if own.start >= own.stop:
+                continue
+            uses = slice(int(one.starts[own.start]), int(one.starts[own.stop]))
+            rows.append(one.rows[uses])
+            which.append(None if one.which is None else one.which[uses])
+            sizes.append(one.sizes[own])
+        starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sizes]))
+        several = [one for one in which if one is not None]
+        return SampleUses(
+            np.concatenate([*several, np.empty(0, np.int64)]) if several else None,
+            np.concatenate([*rows, np.empty(0, np.int32)]),
+            starts,
+        )
+
+    def done(self, number: int) -> bool:
+        """Whether it looks at this batch no more."""
+        return self.left or self.ledger.made > number
+
+    def look(self) -> None:
+        """Notes how long it takes for a batch."""
+        made, now = self.ledger.made, time.monotonic()
+        before, since = self._seen
+        if made > before:
+            if before:
+                self.seconds = (now - since) / (made - before)
+            self._seen = made, now
+
+    def detach(self, why: str) -> None:
+        """It gets no more: what it has not taken may be overwritten from here on."""
+        self.why, self.left = why, True
+        self.ledger.gone(self.ledger.made)
+
+
+class Share:
+    """What a member has of a step."""
+
+    __slots__ = ("member", "number", "places")
+
+    def __init__(self, member: Member, number: int, places: NDArray[np.uint32]) -> None:
+        self.member, self.number, self.places = member, number, places

@@ -1,0 +1,128 @@
+"""SharedData: the data that jobs share, as the service itself finds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.errors import SolarError
+from solar.extents import Extents
+from solar.io.layout.hdf5 import inspect
+from solar.io.machine import profile
+from solar.io.read.reader import Rows
+from solar.io.read.run import scratch_nbytes, threads
+from solar.io.serve.frames import Fault, Refused
+from solar.planner.planned_passes import Piece
+from solar.planner.regions import whole
+from solar.planner.units import not_carried, of_layout
+from solar.values import Storage
+
+PIECE = {"files": list, "name": str, "per_file": bool, "digest": str, "dataset": int, "field": int, "arrays": int}
+
+
+@dataclass(frozen=True, eq=False)
+class SharedData:
+    """What is read of each H5Dataset, field by field."""
+
+    facts: str  # by which another job's data are known to be the same
+    pieces: list[Piece]
+    rows: list[Rows]
+
+    @property
+    def fields(self) -> list[list[int]]:
+        """The bytes that a sample has in each field: of several windows one after another."""
+        count = 1 + max(piece.field for piece in self.pieces)
+        firsts = [next(r for p, r in zip(self.pieces, self.rows, strict=True) if p.field == f) for f in range(count)]
+        return [one.parts_nbytes for one in firsts]
+
+    @property
+    def sample_nbytes(self) -> int:
+        """Of all fields."""
+        return sum(map(sum, self.fields))
+
+    @property
+    def scratch(self) -> int:
+        """The least memory that reading takes beside what is kept."""
+        return max(scratch_nbytes(one.layout) for one in self.rows)
+
+    def storages(self) -> list[Storage]:
+        """What reading each costs."""
+        known = (profile.stored_or_guessed(one.layout.paths[0])[0] for one in self.rows)
+        pairs = zip(known, self.rows, strict=True)
+        return [profile.with_decoding(storage, one.layout, threads()) for storage, one in pairs]
+
+
+def facts_of(values: Any, arrays: list[NDArray[Any]]) -> str:
+    """What the data that a job tells are, in one line."""
+    return repr((values, [one.tobytes() for one in arrays]))
+
+
+def opened(values: Any, arrays: list[NDArray[Any]], served: Collection[str]) -> SharedData:
+    """The data that a job tells. Refused where they are not served here, or are others by now."""
+    if not isinstance(values, list) or not 1 <= len(values) <= 64:
+        raise Fault("data are a list of pieces")
+    pieces, rows = [], []
+    for told in values:
+        if not isinstance(told, dict) or told.keys() != PIECE.keys():
+            raise Fault(f"a piece has {', '.join(PIECE)}")
+        if any(type(told[name]) is not kind for name, kind in PIECE.items()) or not told["files"]:
+            raise Fault("a piece with a value of another type")
+        piece, one = _piece(told, arrays, served)
+        pieces.append(piece)
+        rows.append(one)
+    return SharedData(facts_of(values, arrays), pieces, rows)
+
+
+def _piece(told: dict[str, Any], arrays: list[NDArray[Any]], served: Collection[str]) -> tuple[Piece, Rows]:
+    if not all(isinstance(one, str) for one in told["files"]) or not (0 <= told["field"] < 64 > told["dataset"] >= 0):
+        raise Fault("a piece with a value of another type")
+    for path in told["files"]:
+        if os.path.realpath(path) not in served:
+            raise Refused(f"{path}: this service does not serve that file: start one that does, by `solar serve`")
+    files = told["files"] if len(told["files"]) > 1 else told["files"][0]
+    try:
+        layout = inspect(files, told["name"], samples="files" if told["per_file"] else "rows")
+    except SolarError as error:
+        raise Refused(str(error)) from None
+    if layout.digest != told["digest"]:
+        raise Refused(f"{told['files'][0]}: {layout.title}: the job inspected another file: make the H5Dataset again")
+    if why := not_carried(layout):
+        raise Refused(f"{why}: each job reads it by itself")
+    extents = None
+    if told["arrays"] >= 0:
+        extents = _extents(arrays[told["arrays"] : told["arrays"] + 6])
+    try:
+        units = of_layout(layout)
+        one = Rows(layout, native_order=True, extents=extents)
+        if extents is not None:
+            assert extents.native is not None, "the arrays fit each other: this looks"
+    except (SolarError, ValueError) as error:
+        raise Refused(str(error)) from None
+    return Piece(told["dataset"], told["field"], whole(units), extents), one
+
+
+def _extents(arrays: list[NDArray[Any]]) -> Extents:
+    if len(arrays) != 6 or any(one.dtype != np.int64 for one in arrays) or not len(arrays[5]):
+        raise Fault("samples of several rows are told by six arrays")
+    first, anchor, low, high, every, steps = arrays
+    fields: list[tuple[int, ...] | None] = []
+    told = steps.tolist()
+    while told:  # of each field its number of rows, -1: the row itself, and their steps
+        count, told = told[0], told[1:]
+        fields.append(None if count < 0 else tuple(told[:count]))
+        told = told[max(count, 0) :]
+    return Extents(first, anchor, low, high, int(every[0]), tuple(fields))
+
+
+def extents_told(extents: Extents) -> list[NDArray[np.int64]]:
+    """The arrays that tell them."""
+    steps: list[int] = []
+    for one in extents.fields:
+        steps += [-1] if one is None else [len(one), *one]
+    arrays = [extents.first, extents.anchor, extents.low, extents.high, [extents.every], steps]
+    return [np.ascontiguousarray(one, np.int64) for one in arrays]

@@ -1,0 +1,280 @@
+"""Service: listens at a socket, and brings each job to the hall of its data."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar import __version__
+from solar.errors import SolarError
+from solar.io.serve import handed
+from solar.io.serve.doors import is_own, listen
+from solar.io.serve.frames import OF_JOBS, SPEAKS, Fault, Refused, close_all, receive, send
+from solar.planner.pass_uses import SampleUses
+from solar.serve.hall import ENTRIES, Hall
+from solar.serve.member import Member
+from solar.serve.opened import SharedData, facts_of, opened
+
+log = logging.getLogger("solar")
+
+HELLO_PATIENCE = 2.0  # seconds that somebody who has connected has to say hello
+IDLE_CALLER = 60.0  # seconds that one who takes part in nothing may stay
+MEMBERSHIPS = 16  # of one job
+TICK = 0.05
+
+
+@dataclass(eq=False)
+class Client:
+    """A job that has connected, and what it has asked for."""
+
+    peer: socket.socket
+    name: str = ""
+    data: list[SharedData] = field(default_factory=list)
+    members: dict[int, tuple[Hall, Member]] = field(default_factory=dict)
+    next: int = 0
+
+
+class Service:
+    """Reads the files for all jobs that come. `run` ends when it is told to stop."""
+
+    def __init__(
+        self, files: Sequence[str], memory: int, path: Path, jobs: int = 200, idle: float | None = None
+    ) -> None:
+        self.files, self.memory, self.path, self.jobs, self.idle = list(files), memory, path, jobs, idle
+        self.served = {os.path.realpath(one) for one in files}
+        self.began = time.monotonic()
+        self._hall: Hall | None = None
+        self._callers: set[Client] = set()
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        self._listener, self._held = listen(path)
+
+    def run(self) -> None:
+        """Serves until `stop`, or until nobody has been there for `idle` seconds."""
+        last = time.monotonic()
+        self._listener.settimeout(TICK)
+        try:
+            while not self._stopping.is_set():
+                if self._callers:
+                    last = time.monotonic()
+                elif self.idle is not None and time.monotonic() - last > self.idle:
+                    return
+                try:
+                    peer, _ = self._listener.accept()
+                except TimeoutError:
+                    continue
+                except OSError as error:  # no descriptor is left: others go on
+                    log.warning("nobody more can come: %s", error)
+                    self._stopping.wait(TICK)
+                    continue
+                self._let_in(peer)
+        finally:
+            self.close()
+
+    def _let_in(self, peer: socket.socket) -> None:
+        if not is_own(peer):
+            peer.close()
+            return
+        caller = Client(peer)
+        with self._lock:
+            self._callers.add(caller)
+        try:
+            threading.Thread(target=self._serve, args=(caller,), name="solar-caller", daemon=True).start()
+        except RuntimeError:  # there are too many threads
+            self._forget(caller)
+
+    def stop(self) -> None:
+        """Has `run` end."""
+        self._stopping.set()
+
+    def close(self) -> None:
+        """Ends all: jobs go on by themselves."""
+        self._stopping.set()
+        with suppress(OSError):
+            self.path.unlink()
+        self._listener.close()
+        with self._lock:
+            callers, hall, self._hall = list(self._callers), self._hall, None
+        if hall is not None:
+            hall.close()
+        for caller in callers:
+            with suppress(OSError):
+                caller.peer.shutdown(socket.SHUT_RDWR)
+        os.close(self._held)
+
+    # --- one job ----
+
+    def _serve(self, caller: Client) -> None:
+        peer = caller.peer
+        peer.settimeout(HELLO_PATIENCE)
+        try:
+            while (came := receive(peer, OF_JOBS)) is not None:
+                message, descriptors = came
+                try:
+                    self._answer(caller, message, descriptors)
+                finally:
+                    close_all(descriptors)
+                peer.settimeout(None if caller.members else IDLE_CALLER)
+        except Fault as error:
+            log.info("%s: %s", caller.name or "somebody", error)
+            with suppress(OSError):
+                send(peer, {"is": "fault", "why": str(error)})
+        except OSError:  # it has gone, or said nothing for too long
+            pass
+        finally:
+            self._forget(caller)
+
+    def _forget(self, caller: Client) -> None:
+        with self._lock:
+            self._callers.discard(caller)
+            for hall, member in caller.members.values():
+                hall.leave(member)
+            caller.members.clear()
+        caller.peer.close()
+
+    def _answer(self, caller: Client, message: dict[str, Any], descriptors: list[int]) -> None:
+        kind = message["is"]
+        if (kind == "hello") == bool(caller.name):
+            raise Fault("hello comes first, and once")
+        wanted = {"data": 1, "join": 1, "more": 1}.get(kind, 0)
+        if len(descriptors) != wanted:
+            raise Fault(f"{kind} comes with {wanted} descriptors, and {len(descriptors)} came")
+        try:
+            answer, handed_on = getattr(self, f"_{kind}")(caller, message, descriptors)
+        except Refused as error:
+            answer, handed_on = {"is": "refused", "why": str(error), "again": error.again}, []
+        except Fault:
+            raise
+        except (SolarError, MemoryError, OSError) as error:
+            answer, handed_on = {"is": "refused", "why": str(error) or type(error).__name__, "again": True}, []
+        send(caller.peer, answer, handed_on)
+
+    def _hello(self, caller: Client, message: dict[str, Any], _: list[int]) -> Any:
+        speaks = message["speaks"]
+        if len(speaks) != 2 or not all(isinstance(one, int) for one in speaks):
+            raise Fault("speaks is a major and a minor number")
+        if speaks[0] != SPEAKS[0]:
+            raise Refused(
+                f"this service (solar {__version__}) speaks version {SPEAKS[0]}, and the job (solar "
+                f"{message['solar'][:40]}) version {speaks[0]}: end it by `solar serve --stop` and start one of the "
+                "same version"
+            )
+        if len(self._callers) > self.jobs:
+            raise Refused(f"{self.jobs} jobs are there, as many as this service takes (`--jobs`)", again=True)
+        caller.name = f"{message['name'][:80]} (process {message['pid']})"
+        return {"is": "welcome", "speaks": list(SPEAKS), "solar": __version__, "memory": self.memory}, []
+
+    def _data(self, caller: Client, _: dict[str, Any], descriptors: list[int]) -> Any:
+        values, arrays = handed.take(descriptors[0])
+        known = self._hall
+        if known is not None and known.opened.facts == facts_of(values, arrays):
+            found = known.opened
+        else:
+            found = opened(values, arrays, self.served)
+        caller.data.append(found)
+        if len(caller.data) > MEMBERSHIPS:
+            raise Fault("too many data sets")
+        return {"is": "opened", "data": len(caller.data) - 1, "fields": found.fields}, []
+
+    def _join(self, caller: Client, message: dict[str, Any], descriptors: list[int]) -> Any:
+        if not 0 <= message["data"] < len(caller.data) or len(caller.members) >= MEMBERSHIPS:
+            raise Fault("no such data, or too many memberships")
+        data = caller.data[message["data"]]
+        uses = _uses(handed.take(descriptors[0]), data)
+        hall = self._hall_of(data)
+        member = hall.join(caller.name, uses, message["batch"])
+        with self._lock:
+            number, caller.next = caller.next, caller.next + 1
+            caller.members[number] = hall, member
+        answer = {"is": "joined", "job": number, "entries": ENTRIES}
+        return answer, [member.ledger.descriptor, member.ledger.line, hall.pool.descriptor, hall.bell]
+
+    def _hall_of(self, data: SharedData) -> Hall:
+        with self._lock:
+            hall = self._hall
+            if hall is not None and not hall.over and hall.opened.facts == data.facts:
+                return hall
+            if hall is not None and hall.members and not hall.over:
+                raise Refused("the memory of this service is for other data, which jobs read now", again=True)
+            if hall is not None:
+                hall.close()
+            self._hall = Hall(data, self.memory)
+            return self._hall
+
+    def _member(self, caller: Client, message: dict[str, Any]) -> tuple[Hall, Member]:
+        found = caller.members.get(message["job"])
+        if found is None:
+            raise Fault("no such membership")
+        return found
+
+    def _more(self, caller: Client, message: dict[str, Any], descriptors: list[int]) -> Any:
+        hall, member = self._member(caller, message)
+        if member.left:
+            raise Refused(f"it was left behind: {member.why}", again=True)
+        hall.more(member, _uses(handed.take(descriptors[0]), hall.opened))
+        return {"is": "noted"}, []
+
+    def _leave(self, caller: Client, message: dict[str, Any], _: list[int]) -> Any:
+        hall, member = self._member(caller, message)
+        with self._lock:
+            del caller.members[message["job"]]
+        hall.leave(member)
+        return {"is": "left"}, []
+
+    def _status(self, *_: Any) -> Any:
+        return {"is": "status", "told": self.status()}, []
+
+    def _stop(self, *_: Any) -> Any:
+        self._stopping.set()
+        return {"is": "stopping"}, []
+
+    def status(self) -> dict[str, Any]:
+        """Who is there, and what was read and handed on."""
+        with self._lock:
+            hall, callers = self._hall, len(self._callers)
+        jobs = []
+        for one in list(hall.members) if hall is not None else []:
+            waits = one.ledger.waits > one.ledger.made
+            done = {"batches": one.ledger.made, "told": one.known}
+            jobs.append({"name": one.name, **done, "waits": waits, "why": one.why})
+        counts = {} if hall is None else hall.counts()
+        return {
+            "files": len(self.files), "memory": self.memory, "seconds": time.monotonic() - self.began,
+            "connections": callers, "jobs": jobs[:1000], "read_bytes": counts.get("bytes", 0),
+            "requests": counts.get("requests", 0), "held_bytes": counts.get("held_bytes", 0),
+            "handed_bytes": 0 if hall is None else hall.handed,
+        }  # fmt: skip
+
+
+def _uses(came: tuple[Any, list[NDArray[Any]]], data: SharedData) -> SampleUses:
+    """The order that was told, checked."""
+    _, arrays = came
+    datasets = 1 + max(piece.dataset for piece in data.pieces)
+    if [one.dtype for one in arrays] != [np.int32, np.int64, np.uint8][: 2 + (datasets > 1)]:
+        raise Fault("an order is rows, where batches begin, and of several data sets the number of each")
+    rows, starts = arrays[0], arrays[1]
+    which = arrays[2].astype(np.int64) if datasets > 1 else None
+    if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(rows) or np.any(np.diff(starts) < 1):
+        raise Fault("batches begin one after another, and have samples")
+    if (which is not None and len(which) != len(rows)) or int(rows.min()) < 0:
+        raise Fault("an order with samples that there are not")
+    for number in range(datasets):
+        own = rows if which is None else rows[which == number]
+        piece, one = next((p, r) for p, r in zip(data.pieces, data.rows, strict=True) if p.dataset == number)
+        there = one.layout.samples if piece.extents is None else len(piece.extents)
+        if len(own) and int(own.max()) >= there:
+            raise Fault("an order with samples that there are not")
+    if which is not None and int(which.max()) >= datasets:
+        raise Fault("an order with data sets that there are not")
+    return SampleUses(which, rows, np.array(starts))
