@@ -184,6 +184,13 @@ def test_it_resumes_amid_an_epoch(scan: Path, tmp_path: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*rest, strict=True))
 
 
+def test_a_report_says_who_read(scan: Path, tmp_path: Path) -> None:
+    data = H5Dataset(scan, FIELDS)
+    with serving(scan, tmp_path) as service, DataLoader(data, 16, service=str(service.path), epochs=1) as loader:
+        batches = [batch["y"].clone() for batch in loader]
+        assert f"A service read {len(batches)} batches for this training." in loader.report()
+
+
 def test_plain_shuffle_draws_as_torch_does(scan: Path, tmp_path: Path) -> None:
     data, seen = H5Dataset(scan, FIELDS), []
     with serving(scan, tmp_path) as service:
@@ -211,6 +218,25 @@ def test_a_damaged_chunk_is_each_jobs_own_error(scan: Path, tmp_path: Path) -> N
                     next(batches)
                 with pytest.raises(Exception, match=r"damaged\.h5.*sample 480"):
                     next(batches)
+
+
+def test_what_cannot_be_read_is_skipped_as_it_is_alone(scan: Path, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.h5"
+    path.write_bytes(scan.read_bytes())
+    with h5py.File(path) as file:
+        chunk = file["z"].id.get_chunk_info(30)
+    with path.open("r+b") as raw:
+        raw.seek(chunk.byte_offset + 4)
+        raw.write(b"\xff" * 16)
+    data, seen = H5Dataset(path, "z"), []
+    with serving(path, tmp_path) as service:
+        for of in (str(service.path), None):
+            order = PlanSampler(data, seed=2)
+            with DataLoader(data, 8, sampler=order, service=of, buffer=0, on_error="skip", epochs=1) as loader:
+                seen.append([batch.clone() for batch in loader])
+                assert loader.stats()["skipped"] == 16
+    assert len(seen[0]) == len(seen[1])
+    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
 
 # --- what goes wrong ----

@@ -42,6 +42,7 @@ STEPS_TOLD = 16  # steps, at least: joins and leaves change the plan behind thos
 WINDOW_SEGMENTS = 32  # of a window, 16 to the longest epoch
 WINDOW_USES = 1 << 25
 TICK = 0.05
+SETTLES = 0.25  # seconds without news after which the plan is changed for them
 PATIENCE, LONGEST = 2.0, 10.0  # seconds that one may hold back others: the first, or what four of its batches take
 
 
@@ -81,7 +82,7 @@ class Hall:
         self._held: deque[tuple[list[Any], list[Share]]] = deque()  # announced
         self._taken = 0  # of this Run
         self._full = time.monotonic()  # when there was room for one more announcement last
-        self._news = False
+        self._told_at = 0.0  # when somebody came, left or told more last
         self._closing = False
         self._threads = [
             threading.Thread(target=self._guarded, args=(do,), name=name, daemon=True)
@@ -132,7 +133,7 @@ class Hall:
             os.eventfd_write(self.bell, 1)
 
     def _tell(self) -> None:
-        self._news = True
+        self._told_at = time.monotonic()
         self.changed.notify_all()
 
     def counts(self) -> dict[str, int]:
@@ -184,7 +185,6 @@ class Hall:
                 self.changed.wait_for(lambda: self._closing or self._wanted())
                 if self._closing:
                     return
-                self._news = False
                 there = [one for one in self.members if not one.left and one.planned < one.known]
                 here = [Turn(one, one.planned, one.known) for one in there]
             window = self._window(here)
@@ -229,15 +229,25 @@ class Hall:
                     if self._closing or not any(not one.member.left for one in window.members):
                         return
                     self._append(window, uses, begin, end, some, places)
-            if number < last and (self._changed_since(window) or (self._news and 4 * number >= 3 * last)):
+            if self._to_be_planned_anew(window, number / max(1, last)):
                 return
 
-    def _changed_since(self, window: Window) -> bool:
-        """Whether others are there than it was planned for, or one has told more that would come amid it."""
+    def _to_be_planned_anew(self, window: Window, done: float) -> bool:
+        """Whether the rest of a window, of which so much is done, is to be planned with what was told since.
+
+        That costs up to what memory holds, read again: so it waits until those who come together have come, and for
+        what is told of later epochs until the window is nearly over, if it has not just begun.
+        """
         with self.changed:
-            there = [one for one in self.members if not one.left and one.planned < one.known]
-            planned = [one.member for one in window.members if not one.member.left]
-            return any(one.member.left for one in window.members) or any(one not in planned for one in there)
+            there = [one for one in window.members if not one.member.left]
+            grown = [one for one in there if one.member.known > one.end]
+            if any(one.member.planned + window.length >= one.end for one in grown):
+                return True  # it would wait for its next batch until the window is over
+            if time.monotonic() - self._told_at < SETTLES:
+                return False
+            planned = [one.member for one in there]
+            waits = any(one not in planned and not one.left and one.planned < one.known for one in self.members)
+            return waits or len(there) < len(window.members) or (bool(grown) and not 0.25 < done < 0.75)
 
     def _append(
         self, window: Window, uses: SampleUses, begin: int, end: int, told: list[Told],

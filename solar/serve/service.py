@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 from solar import __version__
 from solar.errors import SolarError
+from solar.io.machine.figures import size
 from solar.io.serve import handed
 from solar.io.serve.doors import is_own, listen
 from solar.io.serve.frames import OF_JOBS, SPEAKS, Fault, Refused, close_all, receive, send
+from solar.planner.budget import TooSmall
 from solar.planner.pass_uses import SampleUses
 from solar.serve.hall import ENTRIES, Hall
 from solar.serve.member import Member
@@ -208,8 +210,12 @@ class Service:
             if hall is not None and hall.members and not hall.over:
                 raise Refused("the memory of this service is for other data, which jobs read now", again=True)
             if hall is not None:
+                self._hall = None
                 hall.close()
-            self._hall = Hall(data, self.memory)
+            try:
+                self._hall = Hall(data, self.memory)
+            except TooSmall as error:
+                raise Refused(f"--memory is too small for these data: give {size(error.least)} or more") from None
             return self._hall
 
     def _member(self, caller: Client, message: dict[str, Any]) -> tuple[Hall, Member]:

@@ -57,6 +57,8 @@ class Served(Buffered):
         """A connection to the service that is named, or to one of this user's; None, and why, where there is none."""
         if beneath.ragged or beneath.boxes or beneath.draws:
             return _none("samples of unequal length, and boxes, are read by each job for itself")
+        if any(layout.far for layout in beneath.layouts()):
+            return _none("files by URL are read by each job for itself")
         if why := not_held(beneath, ""):
             return _none(why)
         if those_of(self._exchange, order) is not None:
@@ -111,6 +113,15 @@ class Served(Buffered):
             if not stopped.is_set():
                 self._queue.append(Queued(segment, run.appended))
                 run.append(segment.batches.sizes, segment.batches)
+
+    def held(self) -> str:
+        """Who read the batches, where a service did."""
+        run: Any = self.running
+        if not isinstance(run, ServedRun):
+            return super().held()
+        counts = run.counts()
+        alone = f", and {counts['alone']:,} were read alone" if counts["alone"] else ""
+        return f"A service read {counts['served']:,} batches for this training{alone}."
 
     def close(self) -> None:
         """Ends the run, and the connection."""
