@@ -211,7 +211,7 @@ class Run:
     def append(self, sizes: Any, parts: list[Any]) -> None:
         base = len(self._sizes)
         for part, told in zip(self._parts, parts, strict=True):
-            rows, positions, starts, last, loads, ends, start, start_ends, _, boxes = told
+            rows, positions, starts, last, loads, ends, start, start_ends, _, boxes, _ = told
             if part.boxes is not None:
                 part.append_boxes(positions, *boxes)
                 positions = None

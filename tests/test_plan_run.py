@@ -59,7 +59,7 @@ def carried_out(courses: list[Plan], layout: Layout, values: Any) -> dict[str, i
     scripts = [course.script(epoch) for course in courses for epoch in course.epochs]
     for epoch in scripts:
         plan = (epoch.rows, None, epoch.starts, epoch.last, epoch.loads, epoch.ends)
-        run.append(np.diff(epoch.starts), [(*plan, epoch.start, epoch.start_ends, epoch.start_due, None)])
+        run.append(np.diff(epoch.starts), [(*plan, epoch.start, epoch.start_ends, epoch.start_due, None, None)])
     for epoch in scripts:
         for rows in np.split(epoch.rows, epoch.starts[1:-1]):
             batch = run.take(60.0)
