@@ -82,7 +82,7 @@ def _batches(
     def append(epoch: int) -> None:
         one = script(epoch)
         arrays = one.rows, None, one.starts, one.last, one.loads, one.ends, one.start, one.start_ends, one.start_due
-        run.append(np.diff(one.starts), [(*arrays, None)])
+        run.append(np.diff(one.starts), [(*arrays, None, None)])
 
     append(0)
     for epoch, order in enumerate(orders):
