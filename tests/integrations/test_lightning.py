@@ -149,6 +149,7 @@ def test_every_option_survives_being_made_anew(numbered: str, made_in_hook: bool
         "decode": "device",
         "resident": "1MB",
         "reader": "auto",
+        "service": "auto",
         "on_error": "skip",
         "timeout": 5,
         "collate_fn": list,
