@@ -37,19 +37,20 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "rates": tables.rates, "buffer": buffered, "utilisation": tables.utilisation, "dlio": tables.dlio,
     "ranks": tables.ranks, "loader": tables.loader, "timeline": tables.timeline, "lossy": tables.lossy,
     "codec": codec_tables.codec, "gpu": tables.gpu, "shapes": shapes_tables.shapes,
+    "serve": tables.serve, "far": tables.far,
 }  # fmt: skip
 
 
-def kind(record: Record) -> str:
-    """Of which bench it is; the oldest do not say so."""
-    return str(record.get("bench") or ("codec" if "codec" in record else "rates"))
+def kind(record: Record, file: str = "rates") -> str:
+    """Of which bench it is; where it does not say so, its file does."""
+    return str(record.get("bench") or ("codec" if "codec" in record else file))
 
 
-def of_all(found: list[Record]) -> str:
+def of_all(found: list[Record], file: str = "rates") -> str:
     """The tables of records, by kind."""
     by: dict[str, list[Record]] = {}
     for one in found:
-        by.setdefault(kind(one), []).append(one)
+        by.setdefault(kind(one, file), []).append(one)
     parts = []
     for name, some in by.items():
         try:
@@ -69,7 +70,7 @@ def page(files: Iterable[Path], curves: Iterable[Path] = ()) -> str:
     parts = ["# solar: what was measured"]
     for path in files:
         if found := records.read(path):
-            text, on = of_all(found), [tables.where(one) for one in found if "machine" in one][-1:]
+            text, on = of_all(found, path.stem), [tables.where(one) for one in found if "machine" in one][-1:]
             parts += [f"## {path.stem}", *(said for said in on if said not in text), text]
     lost = losses(curves)
     return parted(*parts, *(["## Losses of the examples", lost] if lost else [])) + "\n"
@@ -138,6 +139,7 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("benchmarks.md", "ranks"): tables.ranks(records.read(RESULTS / "ranks.jsonl")),
         ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl")),
         ("remote.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
+        ("serving.md", "serve"): tables.serve(quoted("serve")),
         ("gpu.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
     }
 
@@ -162,7 +164,7 @@ def main() -> None:
         for (name, mark), text in of_docs().items():
             put_into(DOCS / name, mark, text)
     elif asked.records:
-        print(parted(*(of_all(records.read(path)) for path in asked.records)))
+        print(parted(*(of_all(records.read(path), path.stem) for path in asked.records)))
     else:
         files = [path for folder in (RESULTS, BUILD / "bench") for path in sorted(folder.glob("*.jsonl"))]
         out = BUILD / "report" / "report.md"

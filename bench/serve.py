@@ -1,6 +1,6 @@
 """Several trainings of one file on a slowed mount: each alone with its part of the memory, and through `solar serve`.
 
-    python -m bench.serve [--jobs 1 2 4 8] [--record]
+    python -m bench.serve [--jobs 1 2 4 8] [--quick] [--record]
 
 Each job is a process of its own; all begin together, and what is told is samples a second of all of them over whole
 runs of two epochs, from before the loader is made. What the mount was asked for is counted by the mount.
@@ -8,9 +8,6 @@ runs of two epochs, from before the loader is made. What the mount was asked for
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,12 +19,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from bench import machine, slowfs
+from bench import machine, records, slowfs, tables
 
 SAMPLES, SIDE, BATCH, EPOCHS, SHARE = 4096, 128, 8, 2, 0.25
 SAMPLE_NBYTES = SIDE * SIDE * 2
-WAYS = ("alone", "own", "study", "common")
-RESULTS = Path(__file__).parent / "results" / "serve.jsonl"
+WAYS = tables.SERVED
 JOB = """
 import sys, time
 path, socket, way, number, buffer = sys.argv[1:]
@@ -52,37 +48,35 @@ print(time.perf_counter() - begin, first, gap, flush=True)
 
 def main() -> int:
     """Measures, and prints a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jobs", type=int, nargs="*", default=[1, 2, 4, 8])
-    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
+    parser = records.arguments("bench.serve", __doc__, "serve", ways=WAYS)
+    parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--local", action="store_true", help="on the disk here, from the page cache")
     parser.add_argument("--gzip", action="store_true", help="16 samples to a chunk with deflate")
-    parser.add_argument("--record", action="store_true", help="append to the results")
     asked = parser.parse_args()
     if not asked.local and (reason := slowfs.lacking()):
         print(f"no slowed mount: {reason}")
         return 1
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    about = {"bench": "serve", "gzip": asked.gzip, "local": asked.local, "quick": asked.quick}
+    about["load_before"] = records.load(asked.load_before)
+    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
+        folder, samples = Path(name), SAMPLES // 8 if asked.quick else SAMPLES
         draw = np.random.default_rng(0)
         with h5py.File(folder / "scan.h5", "w") as file:
             more = {"chunks": (16, SIDE, SIDE), "compression": "gzip", "compression_opts": 1} if asked.gzip else {}
-            file.create_dataset("x", data=draw.poisson(3, (SAMPLES, SIDE, SIDE)).astype("u2"), **more)
+            file.create_dataset("x", data=draw.poisson(3, (samples, SIDE, SIDE)).astype("u2"), **more)
+        found = []
         for jobs in asked.jobs:
-            for way in asked.ways:
-                found = measured(folder, jobs, way, local=asked.local)
-                found |= {"gzip": asked.gzip, "local": asked.local}
-                print(json.dumps(found), flush=True)
-                if asked.record:
-                    with RESULTS.open("a") as file:
-                        file.write(json.dumps(found | {"machine": machine.facts(folder)}) + "\n")
+            for way in asked.ways or WAYS:
+                found.append(about | measured(folder, samples, jobs, way, local=asked.local))
+                records.append(asked.out, found[-1] | machine.described(folder))
+                print(f"{jobs} jobs, {WAYS[way]}: {found[-1]['rate']:,.0f} samples/s", flush=True)
+    print(tables.serve(found))
     return 0
 
 
-def measured(folder: Path, jobs: int, way: str, *, local: bool) -> dict[str, Any]:
+def measured(folder: Path, samples: int, jobs: int, way: str, *, local: bool) -> dict[str, Any]:
     """So many of them in this way, begun together."""
-    memory = int(SHARE * SAMPLES * SAMPLE_NBYTES)
-    load = os.getloadavg()[0]
+    memory = int(SHARE * samples * SAMPLE_NBYTES)
     with ExitStack() as stack:
         mount = (
             None
@@ -120,9 +114,9 @@ def measured(folder: Path, jobs: int, way: str, *, local: bool) -> dict[str, Any
         after = {} if mount is None else mount.counts()
         if any(one.returncode for one in running):
             raise RuntimeError(f"a job failed: {said}")
-        rate = jobs * EPOCHS * SAMPLES / seconds
+        rate = jobs * EPOCHS * samples / seconds
         first, gap = sorted(float(one[1]) for one in said), max(float(one[2]) for one in said)
-        found = {"jobs": jobs, "way": way, "seconds": seconds, "rate": rate, "first": first, "gap": gap, "load": load}
+        found = {"jobs": jobs, "way": way, "seconds": seconds, "rate": rate, "first": first, "gap": gap}
         found["memory"] = memory
         for name in ("requests", "bytes") if after else ():
             found[name] = after[name] - before[name]

@@ -340,6 +340,30 @@ def _decoded(found: list[Record], coder: str) -> str:
 # --- anything else ----
 
 
+# --- several trainings of one file: python -m bench.serve ----
+
+SERVED = {
+    "alone": "each alone, memory divided",
+    "own": "through a service, orders of their own",
+    "study": "through a service, a study's order",
+    "common": "through a service, one order",
+}
+
+
+def serve(found: Iterable[Record]) -> str:
+    """For each number of trainings their rate together, alone and through a service, and the requests of the mount."""
+    rows, alone = [], dict[object, float]()
+    for one in newest(found, "gzip", "local", "jobs", "way"):
+        where = "from the page cache" if one["local"] else "slowed mount"
+        kind = f"{where}, gzip" if one["gzip"] else where
+        if one["way"] == "alone":
+            alone[kind, one["jobs"]] = one["rate"]
+        gain = one["rate"] / alone.get((kind, one["jobs"]), one["rate"])
+        rates = SERVED[one["way"]], rate(one["rate"]), f"{gain:.2g}"
+        rows.append((kind, one["jobs"], *rates, shown(one.get("requests", "–"))))
+    return table("storage|trainings:|way|samples/s of all:|times alone:|requests:", rows)
+
+
 def plain(found: Iterable[Record]) -> str:
     """What records say in numbers and words."""
     found = [*found]

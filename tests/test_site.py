@@ -34,6 +34,14 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted({name for name, _ in marked} | {*errors, "SolarError"}) == NAMES
 
 
+def test_the_report_has_all_that_is_recorded() -> None:
+    """Of whatever form the records of a bench are: `make report` is a step of CI."""
+    report = pytest.importorskip("bench.report")
+    files = sorted(report.RESULTS.glob("*.jsonl"))
+    page = report.page(files)
+    assert all(f"## {path.stem}" in page for path in files) and "no table of these" not in page
+
+
 def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(r"^ +- ([\w./]+)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = [path.name for path in DOCS.glob("*.md")]
