@@ -42,8 +42,8 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
 
 
 def kind(record: Record, file: str = "rates") -> str:
-    """Of which bench it is; where it does not say so, its file does."""
-    return str(record.get("bench") or ("codec" if "codec" in record else file))
+    """Of which bench it is. Where it does not say so, its keys or its file do."""
+    return str(record.get("bench") or ("codec" if "codec" in record else "rates" if "scene" in record else file))
 
 
 def of_all(found: list[Record], file: str = "rates") -> str:

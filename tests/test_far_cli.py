@@ -62,9 +62,12 @@ def test_probe_measures_it(web: Web, capsys: pytest.CaptureFixture[str], monkeyp
 
 @pytest.mark.parametrize(
     "given",
-    [["verify", "{}"], ["bench", "{}", "x", "--batch-size", "4"], ["compress", "{}", "/tmp/none.h5", "--lossless"]],
+    [["verify", "{}"], ["bench", "{}", "x", "--batch-size", "4"], ["compress", "{}", "none.h5", "--lossless"]],
     ids=lambda given: given[0],
 )
-def test_what_reads_no_urls_says_so(given: list[str], web: Web, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_reads_no_urls_says_so(
+    given: list[str], web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main([one.format(web.url("one.h5")) for one in given]) == 1
     assert "no URLs" in capsys.readouterr().err

@@ -186,7 +186,7 @@ def test_a_body_without_an_end_is_not_taken(web: Web) -> None:
 
 def test_a_server_that_is_silent_ends_within_the_time_limit(web: Web) -> None:
     def silent(asked: Asked, before: int) -> bool:
-        time.sleep(4)
+        time.sleep(4)  # longer than the time limit
         return True
 
     data, _ = data_of(web, silent)

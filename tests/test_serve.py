@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,14 @@ def serving(path: Path, where: Path, memory: int = 2 << 20, **more: Any) -> Iter
         assert not thread.is_alive()
 
 
+def soon(there: Callable[[], bool]) -> bool:
+    """Whether it comes true. A service tells nobody when it has noticed that somebody went: it is asked."""
+    end = time.monotonic() + 60
+    while not there() and time.monotonic() < end:
+        time.sleep(0.01)  # between two questions
+    return there()
+
+
 def epochs_of(loader: DataLoader[Any], epochs: int = 2, pause: float = 0) -> str:
     """A number for all batches."""
     sha = hashlib.sha256()
@@ -67,7 +75,7 @@ def epochs_of(loader: DataLoader[Any], epochs: int = 2, pause: float = 0) -> str
         for batch in loader:
             for values in batch.values() if isinstance(batch, dict) else [batch]:
                 sha.update(values.numpy().tobytes())
-            time.sleep(pause)
+            time.sleep(pause)  # what a training does with a batch: the service is to be met amid an epoch
     return sha.hexdigest()
 
 
@@ -201,14 +209,20 @@ def test_plain_shuffle_draws_as_torch_does(scan: Path, tmp_path: Path) -> None:
     assert seen[0] == seen[1]
 
 
-def test_a_damaged_chunk_is_each_jobs_own_error(scan: Path, tmp_path: Path) -> None:
-    path = tmp_path / "damaged.h5"
+def damaged(scan: Path, folder: Path) -> Path:
+    """A copy in which samples 480 to 495 of z cannot be decoded."""
+    path = folder / "damaged.h5"
     path.write_bytes(scan.read_bytes())
     with h5py.File(path) as file:
         chunk = file["z"].id.get_chunk_info(30)
     with path.open("r+b") as raw:
         raw.seek(chunk.byte_offset + 4)
         raw.write(b"\xff" * 16)
+    return path
+
+
+def test_a_damaged_chunk_is_each_jobs_own_error(scan: Path, tmp_path: Path) -> None:
+    path = damaged(scan, tmp_path)
     data = H5Dataset(path, "z")
     with serving(path, tmp_path) as service:
         for of in (str(service.path), None):
@@ -221,13 +235,7 @@ def test_a_damaged_chunk_is_each_jobs_own_error(scan: Path, tmp_path: Path) -> N
 
 
 def test_what_cannot_be_read_is_skipped_as_it_is_alone(scan: Path, tmp_path: Path) -> None:
-    path = tmp_path / "damaged.h5"
-    path.write_bytes(scan.read_bytes())
-    with h5py.File(path) as file:
-        chunk = file["z"].id.get_chunk_info(30)
-    with path.open("r+b") as raw:
-        raw.seek(chunk.byte_offset + 4)
-        raw.write(b"\xff" * 16)
+    path = damaged(scan, tmp_path)
     data, seen = H5Dataset(path, "z"), []
     with serving(path, tmp_path) as service:
         for of in (str(service.path), None):
@@ -300,9 +308,7 @@ print(found[1][0])
     with serving(scan, tmp_path) as service:
         child = subprocess.Popen([sys.executable, "-c", program, str(service.path)], stdout=subprocess.PIPE, text=True)
         try:
-            end = time.monotonic() + 60
-            while not any(one["batches"] > 3 for one in service.status()["jobs"]) and time.monotonic() < end:
-                time.sleep(0.01)
+            assert soon(lambda: any(one["batches"] > 3 for one in service.status()["jobs"]))
             child.send_signal(signal.SIGSTOP)
             found: dict[int, Any] = {}
             job(data, 0, 8, str(service.path), found)
@@ -327,10 +333,7 @@ os.kill(os.getpid(), 9)
     with serving(scan, tmp_path) as service:
         done = subprocess.run([sys.executable, "-c", program, str(service.path)], check=False)
         assert done.returncode == -9
-        end = time.monotonic() + 10
-        while (service.status()["jobs"] or service.status()["connections"]) and time.monotonic() < end:
-            time.sleep(0.01)
-        assert service.status()["jobs"] == [] and service.status()["connections"] == 0
+        assert soon(lambda: service.status()["jobs"] == [] and service.status()["connections"] == 0)
 
 
 def test_cycles_leave_nothing_behind(scan: Path, tmp_path: Path) -> None:
@@ -342,9 +345,7 @@ def test_cycles_leave_nothing_behind(scan: Path, tmp_path: Path) -> None:
                 next(iter(loader))
 
         def left() -> tuple[int, int]:
-            end = time.monotonic() + 10
-            while service.status()["connections"] and time.monotonic() < end:
-                time.sleep(0.005)
+            assert soon(lambda: service.status()["connections"] == 0)
             return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
         for _ in range(3):
@@ -352,11 +353,13 @@ def test_cycles_leave_nothing_behind(scan: Path, tmp_path: Path) -> None:
         before = left()
         for _ in range(40):
             cycle()
-        end = time.monotonic() + 10
-        while (now := left()) > before and time.monotonic() < end:
-            time.sleep(0.05)
-        # What was announced to the last ones stays until the next step: three descriptors for each.
-        assert now[0] <= before[0] + 12 and now[1] <= before[1]
+
+        def gone() -> bool:
+            now = left()
+            # What was announced to the last ones stays until the next step: three descriptors for each.
+            return now[0] <= before[0] + 12 and now[1] <= before[1]
+
+        assert soon(gone)
 
 
 # --- what is refused ----

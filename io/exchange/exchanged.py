@@ -44,7 +44,7 @@ class Exchange:
 
     def __init__(self, running: Running, mail: Mail, window: int) -> None:
         assert window >= 1
-        self.parts, self.nbytes = running.parts, running.nbytes
+        self.parts, self.nbytes, self.staged = running.parts, running.nbytes, running.staged
         self._running = running
         self._underway = Underway(window)
         self._waited = 0.0  # seconds, for rows of other ranks alone

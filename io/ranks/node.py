@@ -94,7 +94,7 @@ def _digest(names: Sequence[str]) -> bytes:
     return hashlib.sha256("\0".join(names).encode()).digest()
 
 
-def _is_own(peer: socket.socket) -> bool:
+def is_own(peer: socket.socket) -> bool:
     """Whether a process of the same user is at the other end."""
     _, uid, _ = PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
     return bool(uid == os.geteuid())
@@ -126,7 +126,7 @@ def _hand_on(hall: _Hall, descriptor: int) -> None:
 
 def _serve(hall: _Hall, peer: socket.socket, descriptor: int) -> int:
     """The place of the process that connected and got the descriptor; 0 for a stranger, or one that went away."""
-    if not _is_own(peer):
+    if not is_own(peer):
         return 0
     peer.settimeout(HELLO_PATIENCE)
     names = hall.names
@@ -165,7 +165,7 @@ def _come(hall: _Hall, place: int) -> int:
         with gone, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as leader:
             leader.settimeout(GLANCE)
             leader.connect(_address(hall.door))
-            if not _is_own(leader):
+            if not is_own(leader):
                 raise ReadError(f"another user's process stands in for {hall.names[0]} at the door of the node")
             leader.send(hello)
             return [_received(hall, leader)]

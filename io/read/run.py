@@ -36,6 +36,7 @@ class Run(Protocol):
 
     parts: tuple[RunPart, ...]
     nbytes: int  # memory that it holds
+    staged: int  # batches that are there before they are asked for
 
     @property
     def appended(self) -> int: ...  # batches appended so far
@@ -66,6 +67,7 @@ class Running:
     ) -> None:
         self.parts = tuple(parts)
         self.nbytes = sum(part.pages * part.page for part in parts) + threads() * scratch
+        self.staged = staged
         self.appended = 0  # batches
         self._rows = [next(r for r, p in zip(rows, parts, strict=True) if p.field == f) for f in _fields_of(parts)]
         self._several = any(one.extents is not None for one in self._rows)  # of which fields are read together

@@ -7,14 +7,16 @@ import hashlib
 import os
 import socket
 import stat
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from solar import __version__
 from solar.errors import PlanError, ReadError
+from solar.io.ranks.node import is_own
+from solar.io.serve.frames import OF_SERVICE, SPEAKS, Refused, close_all, receive, send
 
-PEER = struct.Struct("iII")  # pid, uid, gid
 BACKLOG = 256
 
 
@@ -84,10 +86,35 @@ def connect(path: Path, seconds: float) -> socket.socket:
     return peer
 
 
-def is_own(peer: socket.socket) -> bool:
-    """Whether a process of the same user is at the other end."""
-    _, uid, _ = PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
-    return bool(uid == os.geteuid())
+def greeted(path: Path, seconds: float, name: str) -> tuple[socket.socket, dict[str, Any]]:
+    """A connection to the service there that has said hello, and its welcome."""
+    peer = connect(path, seconds)
+    try:
+        hello = {"is": "hello", "speaks": list(SPEAKS), "solar": __version__, "pid": os.getpid(), "name": name}
+        return peer, ask(peer, path, hello, "welcome")[0]
+    except BaseException:
+        peer.close()
+        raise
+
+
+def ask(
+    peer: socket.socket, path: Path, message: dict[str, Any], wanted: str, descriptors: Sequence[int] = ()
+) -> tuple[dict[str, Any], list[int]]:
+    """The answer, and the descriptors that came with it. Refused, or ReadError where there is none."""
+    try:
+        send(peer, message, descriptors)
+        came = receive(peer, OF_SERVICE)
+    except OSError as error:
+        raise ReadError(f"{path}: the service has gone: {error}") from None
+    if came is None:
+        raise ReadError(f"{path}: the service has gone")
+    answer, found = came
+    if answer["is"] != wanted:
+        close_all(found)
+        if answer["is"] == "refused":
+            raise Refused(f"{path}: {answer['why']}", answer["again"])
+        raise ReadError(f"{path}: the service answers {answer.get('why', answer['is'])}")
+    return answer, found
 
 
 def _private(where: Path) -> None:

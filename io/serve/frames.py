@@ -17,7 +17,7 @@ SPEAKS = (1, 0)  # version of io/SERVICE.md
 FRAME_LENGTH = struct.Struct("<I")
 MOST_FRAME = 1 << 16  # bytes of a frame
 DESCRIPTORS = 16  # that come with it
-PATIENCE = 2.0  # seconds from its first byte to its last
+FRAME_PATIENCE = 2.0  # seconds from its first byte to its last
 DEEP, LONG_TEXT, LONG_LIST, WHOLE = 5, 4096, 4096, 1 << 63
 
 # What each message has beside "is", and of which type.
@@ -98,7 +98,7 @@ def _exactly(peer: socket.socket, size: int, descriptors: list[int], begun: floa
     try:
         while len(found) < size:
             if begun is not None:
-                left = begun + PATIENCE - time.monotonic()
+                left = begun + FRAME_PATIENCE - time.monotonic()
                 if left <= 0:
                     raise Fault("a frame that takes too long")
                 peer.settimeout(left)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import resource
 import signal
 import sys
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from solar import __version__
 from solar.cli import words
 from solar.errors import PlanError, ReadError
 from solar.io.layout.paths import files_of
@@ -21,9 +19,10 @@ from solar.io.machine import available as machine
 from solar.io.machine import figures
 from solar.io.machine.quantities import size_of
 from solar.io.serve import doors
-from solar.io.serve.frames import OF_SERVICE, SPEAKS, receive, send
 from solar.serve.service import Service
 
+ANSWERS = {"status": "status", "stop": "stopping"}
+ANSWER_WITHIN = 10.0  # seconds that a service has for an answer
 DETAILS = """\
 A training takes part by DataLoader(..., service="auto"), or SOLAR_SERVICE=auto in its environment. Its batches are the
 same with it, without it, and if it ends: docs/serving.md.
@@ -75,7 +74,7 @@ def _asked(arguments: argparse.Namespace) -> int:
     answers = []
     for path in paths:
         try:
-            answers.append((path, _ask(path, "stop" if arguments.stop else "status")))
+            answers.append((path, _said(path, "stop" if arguments.stop else "status")))
         except ReadError:
             if arguments.socket or arguments.file:
                 raise
@@ -92,22 +91,10 @@ def _asked(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ask(path: Path, what: str) -> dict[str, Any]:
-    peer = doors.connect(path, 10)
+def _said(path: Path, what: str) -> dict[str, Any]:
+    peer, _ = doors.greeted(path, ANSWER_WITHIN, "solar serve")
     with peer:
-        hello = {"speaks": list(SPEAKS), "solar": __version__, "pid": os.getpid(), "name": "solar serve"}
-        for message in ({"is": "hello", **hello}, {"is": what}):
-            try:
-                send(peer, message)
-                came = receive(peer, OF_SERVICE)
-            except OSError as error:
-                raise ReadError(f"{path}: the service does not answer: {error}") from None
-            if came is None:
-                raise ReadError(f"{path}: the service has gone")
-            answer = came[0]
-            if answer["is"] in ("refused", "fault"):
-                raise ReadError(f"{path}: {answer['why']}")
-    return answer
+        return doors.ask(peer, path, {"is": what}, ANSWERS[what])[0]
 
 
 def _lines(path: Path, told: dict[str, Any]) -> Iterator[str]:

@@ -73,7 +73,6 @@ class Hall:
         self.pool = _native.SharedPool(self.ring)
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.changed = threading.Condition()
-        self.planned: dict[str, int] = {"reads": 0, "requests": 0, "bytes": 0}
         self.handed = 0  # bytes that jobs had of it
         self._parts: list[RunPart] = []
         self._run: _native.Run | None = None
@@ -144,11 +143,7 @@ class Hall:
 
     def close(self) -> None:
         """Ends it; the jobs go on by themselves."""
-        with self.changed:
-            self._closing = True
-            for one in self.members:
-                one.detach("the service ends")
-            self.changed.notify_all()
+        self._give_up("the service ends")
         self.pool.close()
         with suppress(OSError):
             os.eventfd_write(self.bell, 1)
@@ -166,11 +161,14 @@ class Hall:
             if self._closing:
                 return
             log.error("the service goes on without these data: %r", error)
-            with self.changed:
-                self._closing = True
-                for one in self.members:
-                    one.detach(str(error))
-                self.changed.notify_all()
+            self._give_up(str(error))
+
+    def _give_up(self, why: str) -> None:
+        with self.changed:
+            self._closing = True
+            for one in self.members:
+                one.detach(why)
+            self.changed.notify_all()
 
     @property
     def over(self) -> bool:
@@ -216,13 +214,12 @@ class Hall:
         last = window.passes.segments.stop - 1
         for number in window.passes.segments:
             told = window.passes.told(number)
-            uses, places = _shares(window.members, number * window.length, window.passes.segment(number).planned)
+            uses = window.passes.segment(number).planned
+            places = _places(window.members, number * window.length, len(uses.starts) - 1)
             if afresh:
-                told = [_afresh(one, part) for one, part in zip(told, parts, strict=True)]
+                terms = [(part.direct, part.ahead, part.gap) for part in parts]  # the Run may hold anything
+                told = [one._replace(afresh=of) for one, of in zip(told, terms, strict=True)]
                 afresh = False
-            for count in window.passes.counts(number):
-                for name in self.planned:
-                    self.planned[name] += getattr(count, name)
             for begin, end, some in cut(told, uses, STEPS_TOLD):
                 with self.changed:
                     self.changed.wait_for(lambda: self._closing or len(self._steps) < TOLD * STEPS_TOLD)
@@ -372,23 +369,17 @@ def _own(members: Sequence[Turn], begin: int, end: int) -> list[SampleUses]:
     return [one.member.stretch(one.begin + begin, min(one.begin + end, one.end)) for one in members]
 
 
-def _shares(
-    members: list[Turn], begin: int, uses: SampleUses
-) -> tuple[SampleUses, list[tuple[Member, int, list[Any]]]]:
-    """Where the samples of each member lie in each of these steps."""
-    own = _own(members, begin, begin + len(uses.starts) - 1)
-    _, places = shared_steps(own)
+def _places(members: list[Turn], begin: int, steps: int) -> list[tuple[Member, int, list[Any]]]:
+    """Of each member its batch in the first of these steps, and where its samples lie in each of them.
+
+    They are worked out again, when the Run is told of them: kept from planning, those of a window would take 128 MiB.
+    """
+    own = _own(members, begin, begin + steps)
     found = []
-    for turn, one, place in zip(members, own, places, strict=True):
-        found.append(
-            (turn.member, turn.begin + begin, np.split(place, one.starts[1:-1]) if len(one.starts) > 1 else [])
-        )
-    return uses, found
-
-
-def _afresh(told: Told, part: RunPart) -> Told:
-    """The same, for a Run that may hold anything."""
-    return told._replace(afresh=(part.direct, part.ahead, part.gap))
+    for turn, one, place in zip(members, own, shared_steps(own)[1], strict=True):
+        split = np.split(place, one.starts[1:-1]) if len(one.starts) > 1 else []
+        found.append((turn.member, turn.begin + begin, split))
+    return found
 
 
 def _fits(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from solar import __version__
 from solar.errors import SolarError
 from solar.io.machine.figures import size
+from solar.io.ranks.node import HELLO_PATIENCE, is_own
 from solar.io.serve import handed
-from solar.io.serve.doors import is_own, listen
+from solar.io.serve.doors import listen
 from solar.io.serve.frames import OF_JOBS, SPEAKS, Fault, Refused, close_all, receive, send
 from solar.planner.budget import TooSmall
 from solar.planner.pass_uses import SampleUses
@@ -30,7 +31,6 @@ from solar.serve.opened import SharedData, facts_of, opened
 
 log = logging.getLogger("solar")
 
-HELLO_PATIENCE = 2.0  # seconds that somebody who has connected has to say hello
 IDLE_CALLER = 60.0  # seconds that one who takes part in nothing may stay
 MEMBERSHIPS = 16  # of one job
 TICK = 0.05

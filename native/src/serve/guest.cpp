@@ -7,10 +7,6 @@
 
 #include "shared.hpp"
 
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
-
 namespace solar {
 
 namespace {
@@ -23,7 +19,7 @@ namespace {
 std::size_t checked_size(int descriptor, bool read_only) {
   struct stat facts{};
   const int seals = ::fcntl(descriptor, F_GET_SEALS);
-  const int wanted = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | (read_only ? F_SEAL_FUTURE_WRITE : 0);
+  const int wanted = serve::seals_of(read_only);
   if (seals < 0 || (seals & wanted) != wanted) refuse("its size could change");
   if (::fstat(descriptor, &facts) != 0 || facts.st_size <= 0) refuse("it has no size");
   return static_cast<std::size_t>(facts.st_size);

@@ -11,10 +11,6 @@
 
 #include "shared.hpp"
 
-#ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010
-#endif
-
 namespace solar {
 
 Descriptor::~Descriptor() {
@@ -42,8 +38,8 @@ Descriptor sealed(const char* name, std::size_t nbytes, std::unique_ptr<Mapped>&
   if (made.get() < 0) fail_with("there is none");
   if (::ftruncate(made.get(), static_cast<off_t>(nbytes)) != 0) fail_with("there is not so much");
   mapped = std::make_unique<Mapped>(made.get(), nbytes, true);
-  const int seals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | (read_only ? F_SEAL_FUTURE_WRITE : 0);
-  if (::fcntl(made.get(), F_ADD_SEALS, seals) != 0) fail_with("it cannot be sealed (Linux 5.1 or later does)");
+  if (::fcntl(made.get(), F_ADD_SEALS, seals_of(read_only)) != 0)
+    fail_with("it cannot be sealed (Linux 5.1 or later does)");
   return made;
 }
 

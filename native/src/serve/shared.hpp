@@ -5,10 +5,15 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <fcntl.h>
 #include <string>
 
 #include "solar/error.hpp"
 #include "solar/serve.hpp"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
 
 namespace solar::serve {
 
@@ -48,7 +53,12 @@ inline std::size_t entry_nbytes(std::size_t fields, std::size_t most) {
   throw Error(Kind::read, std::string("the memory that a service shares: ") + what + ": " + std::strerror(code), code);
 }
 
-// Memory that nobody makes shorter or longer. With `read_only` nobody but who has it mapped by then writes to it.
+// What keeps memory as long as it is, and with `read_only` unwritten by all but who has it mapped by then.
+inline int seals_of(bool read_only) {
+  return F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | (read_only ? F_SEAL_FUTURE_WRITE : 0);
+}
+
+// Memory of that kind.
 Descriptor sealed(const char* name, std::size_t nbytes, std::unique_ptr<Mapped>& mapped, bool read_only);
 // The same memory, opened anew for reading alone.
 Descriptor for_reading(const Descriptor& of);

@@ -198,10 +198,10 @@ class Buffered:
             amid, appended = hold is not None, None if self.running is None else self.running.appended
             try:
                 queued = self._queued(plan, amid)
-                if queued is None or self.running is None or self._budget is None:
+                if queued is None or self.running is None:
                     return None
-                self._holder = hold = hold or Hold(self.running, 0, 0)
-                hold.run, hold.base, hold.staged = self.running, queued.base, self._budget.staged
+                self._holder = hold = hold or Hold(self.running, 0)
+                hold.run, hold.base = self.running, queued.base
                 self._work = in_background(self._append_later)
                 return hold
             except BaseException:  # Ctrl-C, too: nobody takes what the run was told, or will be

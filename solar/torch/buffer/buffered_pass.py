@@ -95,7 +95,7 @@ class BufferedPass:
         hold = None if segment is None else self._buffer.enter(self._plan(segment), self._hold)
         self._started, self._segment = 0, None if hold is None else segment
         if hold is not None:
-            self._hold, self.ahead = hold, hold.staged + self._pace.threads
+            self._hold, self.ahead = hold, hold.run.staged + self._pace.threads
         self._drawn, self._cut = iter(self._next) if self._whole is None else cut_at(self._whole), self._whole
         self._whole, self._next = None, deque()
 

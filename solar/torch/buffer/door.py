@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from solar import __version__
-from solar.errors import ReadError
 from solar.io.read.reader import Rows
 from solar.io.serve import doors, handed
-from solar.io.serve.frames import OF_SERVICE, SPEAKS, Refused, close_all, receive, send
+from solar.io.serve.frames import Refused
 from solar.planner.pass_uses import SampleUses
 from solar.serve.opened import extents_told
 from solar.torch.buffer.located import held_of
@@ -31,10 +29,10 @@ class Door:
 
     def __init__(self, path: Path, beneath: SampleSource) -> None:
         self.path = path
-        self._peer, self._lock = doors.connect(path, ANSWER_WITHIN), threading.Lock()
+        self._lock = threading.Lock()
+        self._peer, welcome = doors.greeted(path, ANSWER_WITHIN, Path(sys.argv[0]).name)
         try:
-            hello = {"speaks": list(SPEAKS), "solar": __version__, "pid": os.getpid(), "name": Path(sys.argv[0]).name}
-            self.memory: int = self.ask({"is": "hello", **hello}, "welcome")[0]["memory"]
+            self.memory: int = welcome["memory"]
             descriptor = handed.hand(*_told(beneath))
             try:
                 answer, _ = self.ask({"is": "data"}, "opened", [descriptor])
@@ -54,20 +52,7 @@ class Door:
     ) -> tuple[dict[str, Any], list[int]]:
         """The answer, and the descriptors that came with it. Refused, or ReadError where there is none."""
         with self._lock:
-            try:
-                send(self._peer, message, descriptors)
-                came = receive(self._peer, OF_SERVICE)
-            except OSError as error:
-                raise ReadError(f"{self.path}: the service has gone: {error}") from None
-        if came is None:
-            raise ReadError(f"{self.path}: the service has gone")
-        answer, found = came
-        if answer["is"] != wanted:
-            close_all(found)
-            if answer["is"] == "refused":
-                raise Refused(answer["why"], answer["again"])
-            raise ReadError(f"{self.path}: the service answers {answer.get('why', answer['is'])}")
-        return answer, found
+            return doors.ask(self._peer, self.path, message, wanted, descriptors)
 
     def hand(self, message: dict[str, Any], wanted: str, uses: SampleUses) -> tuple[dict[str, Any], list[int]]:
         """The same, with an order."""

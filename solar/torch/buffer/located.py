@@ -129,7 +129,6 @@ class Hold:
 
     run: Run
     base: int  # number of the first batch in the run
-    staged: int  # batches that wait there
     orphaned: bool = False  # nobody was there to leave it properly
 
 

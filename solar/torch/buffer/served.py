@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from solar.errors import PlanError, SolarError
 from solar.io.serve import doors
+from solar.planner.pass_uses import PassUses
 from solar.torch.buffer.buffer import Buffered
 from solar.torch.buffer.door import Door
 from solar.torch.buffer.group import Room, those_of
-from solar.torch.buffer.located import Hold, PassPlan, Queued, not_held
-from solar.torch.buffer.served_run import COPIED, ServedRun
-from solar.torch.buffer.thread import in_background
+from solar.torch.buffer.located import PassPlan, Queued, not_held
+from solar.torch.buffer.served_run import ServedRun
+from solar.torch.buffer.thread import unless
 from solar.torch.source import SampleSource
 
 log = logging.getLogger("solar")
@@ -77,42 +76,26 @@ class Served(Buffered):
             raise PlanError(f"service={self._service!r}: {said}")
         return _none(said)
 
-    def enter(self, plan: PassPlan, hold: Hold | None) -> Hold | None:
-        """As a buffer's."""
-        door = self._door
-        if door is None:
-            return super().enter(plan, hold)
-        with self._lock:
-            if self._held_by_another(hold):
-                return None
-            work, self._work = self._work, None
-            if work is not None and (error := work.error()) is not None:
-                log.warning("the pass to come could not be told beforehand: %r", error)
-            queued = self._queue.popleft() if self._queue and hold is None else None
-            run: Any = self.running
-            if hold is None and run is not None:
-                fits = queued is not None and queued.segment.same(plan.segment) and run.given == queued.base
-                if not fits:
-                    self._end()
-                    queued, run = None, None
-            if run is None:
-                run = self.running = ServedRun(door, plan.beneath)
-            assert run is not None
-            if queued is None:
-                queued = Queued(plan.segment, run.appended)
-                run.append(plan.segment.batches.sizes, plan.segment.batches, None)
-            self._holder = hold = hold or Hold(run, 0, 0)
-            hold.run, hold.base, hold.staged = run, queued.base, COPIED
-            if not self._guessed:
-                self._work = in_background(partial(self._tell_later, run, plan))
-            return hold
+    def _new_window(self, plan: PassPlan, amid: bool) -> Queued | None:
+        """The service plans: it is told what is wanted."""
+        if self._door is None:
+            return super()._new_window(plan, amid)
+        if self.running is None:
+            self.running = ServedRun(self._door, plan.beneath)
+        assert isinstance(self.running, ServedRun)
+        self._later = iter(()) if self._guessed else plan.later()
+        return self._tell(self.running, plan.segment)
 
-    def _tell_later(self, run: Any, plan: PassPlan, stopped: threading.Event) -> None:
-        for make in islice(plan.later(), 1):
-            segment = make()
-            if not stopped.is_set():
-                self._queue.append(Queued(segment, run.appended))
-                run.append(segment.batches.sizes, segment.batches)
+    def _append_later(self, stopped: threading.Event) -> None:
+        if not isinstance(self.running, ServedRun):
+            super()._append_later(stopped)
+        elif (make := next(self._later, None)) is not None:
+            self._queue.append(self._tell(self.running, unless(stopped, make)()))
+
+    def _tell(self, running: ServedRun, segment: PassUses) -> Queued:
+        base = running.appended
+        running.append(segment.batches.sizes, segment.batches)
+        return Queued(segment, base)
 
     def held(self) -> str:
         """Who read the batches, where a service did."""

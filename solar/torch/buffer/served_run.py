@@ -33,6 +33,7 @@ class ServedRun:
 
     parts: tuple[Any, ...] = ()
     nbytes = 0
+    staged = COPIED
 
     def __init__(self, door: Door, beneath: SampleSource) -> None:
         self.appended = self.given = 0
