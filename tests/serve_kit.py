@@ -1,0 +1,120 @@
+"""What tests of a service share: a file, a service here or in a process of its own, and jobs that take part."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from solar import DataLoader, PlanSampler
+from solar.serve.service import Service
+
+SAMPLES = 1200
+FIELDS = {"x": "x", "y": "y"}
+
+
+@pytest.fixture(scope="module")
+def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served") / "scan.h5"
+    draw = np.random.default_rng(3)
+    with h5py.File(path, "w") as file:
+        file["x"] = draw.integers(0, 1000, (SAMPLES, 16, 16)).astype("f4")
+        file["y"] = np.arange(SAMPLES)
+        file.create_dataset("z", data=draw.integers(0, 9, (SAMPLES, 64)).astype(">i2"), chunks=(16, 64), compression=1)
+    return path
+
+
+@contextmanager
+def serving(path: Path, where: Path, memory: int = 2 << 20, **more: Any) -> Iterator[Service]:
+    where.chmod(0o700)
+    service = Service([str(path)], memory, where / "s.sock", **more)
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def soon(there: Callable[[], bool]) -> bool:
+    """Whether it comes true. A service tells nobody when it has noticed that somebody went: it is asked."""
+    end = time.monotonic() + 60
+    while not there() and time.monotonic() < end:
+        time.sleep(0.01)  # between two questions
+    return there()
+
+
+def epochs_of(loader: DataLoader[Any], epochs: int = 2, pause: float = 0) -> str:
+    """A number for all batches."""
+    sha = hashlib.sha256()
+    for epoch in range(epochs):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            for values in batch.values() if isinstance(batch, dict) else [batch]:
+                sha.update(values.numpy().tobytes())
+            time.sleep(pause)  # what a training does with a batch: the service is to be met amid an epoch
+    return sha.hexdigest()
+
+
+def job(data: Any, seed: int, batch: int, service: Any, found: dict[int, Any], pause: float = 0) -> None:
+    with DataLoader(data, batch, sampler=PlanSampler(data, seed=seed), service=service, buffer=0) as loader:
+        digest = epochs_of(loader, pause=pause)
+        run = loader._buffered.running
+        found[seed] = digest, None if run is None else run.counts()
+
+
+def alone(data: Any, seed: int, batch: int) -> str:
+    with DataLoader(data, batch, sampler=PlanSampler(data, seed=seed), buffer=0) as loader:
+        return epochs_of(loader)
+
+
+def together(data: list[Any], service: str, pause: float = 0) -> dict[int, Any]:
+    found: dict[int, Any] = {}
+    jobs = [
+        threading.Thread(target=job, args=(one, seed, 8 + 3 * seed, service, found, pause))
+        for seed, one in enumerate(data)
+    ]
+    for one in jobs:
+        one.start()
+    for one in jobs:
+        one.join(60)
+        assert not one.is_alive()
+    return found
+
+
+def check(data: list[Any], found: dict[int, Any]) -> None:
+    for seed, one in enumerate(data):
+        assert found[seed][0] == alone(one, seed, 8 + 3 * seed)
+
+
+class Process:
+    """A service in a process of its own."""
+
+    def __init__(self, path: Path, where: Path, *more: str) -> None:
+        where.chmod(0o700)
+        self.socket = where / "p.sock"
+        command = [sys.executable, "-m", "solar", "serve", str(path), "--memory", "2MiB", "--socket", str(self.socket)]
+        self.process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        assert "serving 1 file with" in self.process.stdout.readline()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
