@@ -8,6 +8,7 @@ runs of two epochs, from before the loader is made. What the mount was asked for
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -120,7 +121,19 @@ def measured(folder: Path, samples: int, jobs: int, way: str, *, local: bool) ->
         found["memory"] = memory
         for name in ("requests", "bytes") if after else ():
             found[name] = after[name] - before[name]
+        if after and way != "alone":
+            found["planned"] = planned(path, memory, jobs, way)
         return found
+
+
+def planned(path: Path, memory: int, jobs: int, way: str) -> dict[str, float]:
+    """What `solar plan` says of all epochs: the first, and those that find something in memory."""
+    order = {"own": [], "study": ["--study"], "common": ["--common-order"]}[way]
+    sizes = ["--memory", str(memory), "--batch-size", str(BATCH), "--epochs", str(EPOCHS), "--jobs", str(jobs)]
+    command = [sys.executable, "-m", "solar", "plan", str(path), "x", *sizes, *order, "--json"]
+    told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    first, later = told["first_epoch"], told["policies"]["solar"]
+    return {name: first[name] + (EPOCHS - 1) * later[name] for name in ("requests", "bytes")}
 
 
 if __name__ == "__main__":

@@ -360,8 +360,9 @@ def serve(found: Iterable[Record]) -> str:
             alone[kind, one["jobs"]] = one["rate"]
         gain = one["rate"] / alone.get((kind, one["jobs"]), one["rate"])
         rates = SERVED[one["way"]], rate(one["rate"]), f"{gain:.2g}"
-        rows.append((kind, one["jobs"], *rates, shown(one.get("requests", "–"))))
-    return table("storage|trainings:|way|samples/s of all:|times alone:|requests:", rows)
+        of_plan = f"{one['bytes'] / one['planned']['bytes']:.2f}" if "planned" in one else "–"
+        rows.append((kind, one["jobs"], *rates, shown(one.get("requests", "–")), of_plan))
+    return table("storage|trainings:|way|samples/s of all:|times alone:|requests:|bytes by the plan's:", rows)
 
 
 def plain(found: Iterable[Record]) -> str:

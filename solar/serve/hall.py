@@ -42,7 +42,7 @@ STEPS_TOLD = 16  # steps, at least: joins and leaves change the plan behind thos
 WINDOW_SEGMENTS = 32  # of a window, 16 to the longest epoch
 WINDOW_USES = 1 << 25
 TICK = 0.05
-SETTLES = 0.25  # seconds without news after which the plan is changed for them
+SETTLES, GATHERS = 0.25, 0.02  # seconds without news after which the plan is changed; and where nobody is served yet
 PATIENCE, LONGEST = 2.0, 10.0  # seconds that one may hold back others: the first, or what four of its batches take
 
 
@@ -181,6 +181,7 @@ class Hall:
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: self._closing or self._wanted())
+                self._gather()
                 if self._closing:
                     return
                 there = [one for one in self.members if not one.left and one.planned < one.known]
@@ -188,6 +189,15 @@ class Hall:
             window = self._window(here)
             self._carry_out(window)
             here.clear()  # or what the window is made by would keep them until the garbage is collected
+
+    def _gather(self) -> None:
+        """Where nobody is served yet, waits a moment for others that begin, and for what is told of later epochs.
+
+        Jobs of one order that begin in one step stay side by side; and what is planned for less is planned anew soon.
+        """
+        end = time.monotonic() + SETTLES
+        while not (self._closing or self._steps) and (left := min(end, self._told_at + GATHERS) - time.monotonic()) > 0:
+            self.changed.wait(left)
 
     def _wanted(self) -> bool:
         return any(not one.left and one.planned < one.known for one in self.members)
