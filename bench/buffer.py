@@ -8,9 +8,9 @@ slowed...        on a mount that answers as a disk-based parallel file system (b
 disks_..., flash_..., nvme_...    three storages and three sizes of samples, memory for a quarter
 auto_gzip, chunk16_gzip           compressed chunks of many samples on the local disk, in the page cache
 
-Who reads is said in bench/buffer_part.py; all have the same memory. Each runs in its own process. Figures of solar, of
-the windowed reader and of the copy are of whole runs, from the first import to the last batch. Of the others, whose
-epochs are long and alike, a part is timed, without their start. --record adds the lines to bench/results/buffer.jsonl;
+Who reads is said in bench/buffer_part.py; all have the same memory. Each runs in its own process. Figures are of whole
+runs, from the first import to the last batch. Of readers whose epochs are alike and take minutes, a part is timed,
+without their start. --record adds the lines to bench/results/buffer.jsonl;
 given again within an hour, it goes on where it was ended.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import buffer_tables, groups, machine, parts, records, slowfs, tables
-from bench.buffer_scenes import PARTLY, PEERS, RPC, STORAGES, Scene, scenes
+from bench.buffer_scenes import PEERS, RPC, STORAGES, Scene, scenes
 from bench.scene import make
 from bench.slowfs import calibrate
 
@@ -52,7 +52,7 @@ def run(scene: Scene, peer: str, fraction: float, folder: Path) -> Record:
     memory = int(fraction * scene.samples * scene.sample_nbytes)
     record = {"scene": scene.name, "title": scene.title, "peer": peer, "fraction": fraction, "memory": memory,
               "samples": scene.samples, "sample_nbytes": scene.sample_nbytes, "batch": scene.batch,
-              "epochs": scene.epochs, "filling": scene.filling}  # fmt: skip
+              "epochs": scene.epochs}  # fmt: skip
     cached = peer == "page_cache"
     with groups.made() if cached else contextlib.nullcontext() as group, stored(scene, folder, cached) as (path, mount):
         if cached and (not group or not mount):
@@ -80,11 +80,11 @@ def joined(found: list[Record]) -> Record:
 
 
 def finished(one: Record) -> Record:
-    """With its rates: of the whole run, and of the epochs after the first; PyTorch's is of all but its first batch."""
+    """With its rates: of the whole run, and of the epochs after the first. Of a part there is only the latter."""
     ends, came = one["ends"], sum(one["each"])
     steady = [each / (b - a) for (a, b), each in zip(itertools.pairwise(ends), one["each"][1:], strict=True)]
     one["steady"] = statistics.median(steady)
-    one["median"] = one["steady"] if one["peer"] in PARTLY and not one["filling"] else came / ends[-1]
+    one["median"] = one["steady"] if one.get("partly") else came / ends[-1]
     if counts := one["mount_counts"][-1]:
         scans = [
             count["bytes"] / each / one["sample_nbytes"]

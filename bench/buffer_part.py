@@ -1,7 +1,7 @@
 """One reader of `python -m bench.buffer`, in a process of its own: whole epochs from the first import on, or a part.
 
-torch       PyTorch + h5py at its best (solar/torch/plain.py) with the same memory for caches; part of an epoch, or
-            whole runs, less the trials, where chunk caches fill and that takes some minutes at most
+torch       PyTorch + h5py at its best (solar/torch/plain.py) with the same memory for caches; whole runs, less the
+            trials, or part of an epoch where that would take minutes
 windowed    memory filled with the next uses in one ascending pass, handed out; again (Plain.windows)
 page_cache  plain reads of contiguous bytes by threads, in a control group whose page cache is the memory
 ram_copy    all copied to memory first, where it fits
@@ -36,7 +36,7 @@ Measures = dict[str, Any]
 Batches = Iterable[tuple[Any, NDArray[np.int64] | None]]  # and the samples that they are to be, if that is known
 SEED = 11
 LOCAL = {"latency": 1e-4, "bandwidth": 1.5e9, "iops": 20e3}  # a local disk, as a plan needs it
-LONGEST = 200.0  # seconds that all epochs of PyTorch's loader may take; of longer ones a part is timed
+LONGEST = 100.0  # seconds that a whole run of PyTorch's loader may take; of a longer one a part is timed
 PIECE, THREADS = 8 << 20, 16
 COUNTED = ("requests", "bytes", "late_seconds")
 
@@ -144,7 +144,7 @@ def torch_part(job: Job) -> Measures:
         torch.distributed.barrier()
     told = {"label": "PyTorch + h5py", "setting": setting, "tried": tried}
     best = max(one.get("samples_per_second", 0.0) for one in tried)
-    if job["filling"] and job["samples"] * job["epochs"] < best * LONGEST:  # caches that fill: its epochs are not alike
+    if job["samples"] * job["epochs"] < best * LONGEST:
         orders = [order_of(job, epoch) for epoch in range(job["epochs"])]
         every = batches(setting, np.concatenate(orders))
         return timed(job | {"begin": time.perf_counter() - started}, given(job, every, orders)) | told
@@ -154,7 +154,7 @@ def torch_part(job: Job) -> Measures:
     order = order_of(job, 1)[: 2 * ready + part]
     made = batches(setting, order)
     found = timed(job | {"begin": time.perf_counter()}, given(job, made, [order[:ready], order[ready : ready + part]]))
-    return found | told | {"filling": False}
+    return found | told | {"partly": True}
 
 
 def windowed_part(job: Job) -> Measures:
@@ -209,7 +209,7 @@ def page_cache_part(job: Job) -> Measures:
             pass
         groups.enter(Path(job["group"]), job["memory"] + groups.OWN)
         return timed(job | {"begin": time.perf_counter()}, given(job, made, [orders[0][2:], orders[1]])) | {
-            "label": "a page cache of this memory, 16 threads", "setting": {},
+            "label": "a page cache of this memory, 16 threads", "setting": {}, "partly": True,
         }  # fmt: skip
 
 
@@ -291,7 +291,7 @@ def _carried(job: Job, orders: list[NDArray[np.int64]], policy: str, label: str)
         carried = buffer_policy.carried_out(path, orders, memory, storage, buffer_policy.pinned_way(memory))
     ways = asdict(carried.course.way) if carried.course else {}
     chosen = {name: value for name, value in ways.items() if value and name != "direct"}
-    return timed(job, given(job, carried.batches, orders)) | {"label": label, "setting": chosen}
+    return timed(job, given(job, carried.batches, orders)) | {"label": label, "setting": chosen, "partly": True}
 
 
 PARTS: dict[str, Callable[[Job], Measures]] = {

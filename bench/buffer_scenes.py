@@ -17,8 +17,6 @@ STORAGES: dict[str, tuple[float, float, float]] = {
     "NVMe": (1e-4, 3e9, 100e3),
 }
 PEERS = ("torch", "windowed", "ram_copy", "page_cache", "pinned", "paper", "solar", "solar_known", "solar_unpacked")
-# Who is timed over a part, for all of an epoch is alike: what their rate is once they are at it.
-PARTLY = ("torch", "page_cache", "pinned", "paper")
 OURS = ("solar", "solar_known")
 NOISE: dict[str, Any] = {"noise": True}  # samples that a buffer cannot pack: what of ours holds for any data
 UNPACKED = "solar_unpacked"  # solar_known that holds samples as they are
@@ -55,11 +53,6 @@ class Scene:
     @property
     def sample_nbytes(self) -> int:
         return self.data.sample_nbytes
-
-    @property
-    def filling(self) -> bool:
-        """Whether PyTorch's chunk caches make its later epochs faster, so that whole ones are timed."""
-        return "chunk" in self.options and not self.storage
 
     def peers_at(self, fraction: float) -> list[str]:
         """Who runs with this much memory. What torch does with contiguous data does not depend on it."""

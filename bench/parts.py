@@ -23,7 +23,9 @@ ROOT = Path(__file__).parent.parent
 def said(command: Sequence[str], seconds: float, each: Sequence[dict[str, Any]] = ({},), cwd: Path = ROOT) -> list[str]:
     """What processes print that run at once, one for each environment. RuntimeError: the last words of who failed."""
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": cwd}
-    envs = [os.environ | {name: str(value) for name, value in one.items()} for one in each]
+    # Modules are compiled once, as everywhere: where they may not be kept, each start would compile ours, not torch's.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    envs = [kept | {name: str(value) for name, value in one.items()} for one in each]
     running = [subprocess.Popen(command, env=env, **pipes) for env in envs]
     try:
         texts = [process.communicate(timeout=seconds) for process in running]

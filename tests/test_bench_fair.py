@@ -62,9 +62,9 @@ def test_a_peer_with_other_samples_is_not_counted(bench: Any, tmp_path: Path, mo
         run.check(copy, few, tmp_path, {})
 
 
-@pytest.mark.parametrize("options", [{}, {"chunk": 16, "filters": {"compression": "gzip"}}])
+@pytest.mark.parametrize(("options", "longest"), [({}, 0), ({"chunk": 16, "filters": {"compression": "gzip"}}, 100)])
 def test_every_reader_with_little_memory_gives_the_samples_of_h5py(
-    bench: Any, options: dict[str, Any], tmp_path: Path
+    bench: Any, options: dict[str, Any], longest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part, scenes, scene = bench("bench.buffer_part"), bench("bench.buffer_scenes"), bench("bench.scene")
     one = replace(scenes.scenes(True)["slowed"], samples=96, batch=4, epochs=2, options=options, shape=(8, 8))
@@ -72,11 +72,14 @@ def test_every_reader_with_little_memory_gives_the_samples_of_h5py(
     job = {
         "folder": str(tmp_path), "path": str(tmp_path / "data.h5"), "mount": None, "storage": None, "samples": 96,
         "batch": 4, "memory": 24 << 20, "epochs": 2, "shape": [8, 8], "ranks": 1, "bounded": False, "workers": [0],
-        "part": 4, "search": 2, "trying": 9.0, "filling": bool(options),
+        "part": 4, "search": 2, "trying": 9.0,
     }  # fmt: skip
+    monkeypatch.setattr(part, "LONGEST", longest)
     for peer in ("torch", "windowed", "ram_copy", "solar", "solar_known"):
         found = part.PARTS[peer](job | {"begin": time.perf_counter()})
-        assert found["each"] == ([4, 16] if peer == "torch" and not options else [96, 96])
+        partly = peer == "torch" and not longest
+        assert found["each"] == ([4, 16] if partly else [96, 96])
+        assert found.get("partly", False) == partly
         assert found["ends"] == sorted(found["ends"])
     check = scene.Check(tmp_path, (8, 8))
     batch = np.zeros((2, 8, 8), "f4")

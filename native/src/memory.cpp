@@ -51,11 +51,8 @@ std::byte* allocate(std::size_t nbytes) {
   if (head > 0) ::munmap(begin, head);
   if (head < huge_page) ::munmap(begin + head + nbytes, huge_page - head);
   std::byte* const bytes = begin + head;
-  // Both are advice: without them the memory is only slower, at first.
+  // Advice. Pages come where threads first write to them, beside each other: the loop would wait for all that it asked for.
   static_cast<void>(::madvise(bytes, nbytes, MADV_HUGEPAGE));
-#ifdef MADV_POPULATE_WRITE
-  static_cast<void>(::madvise(bytes, nbytes, MADV_POPULATE_WRITE));
-#endif
   return bytes;
 }
 
