@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ Profile: TypeAlias = Storage | str | os.PathLike[str] | None
 AUTO = "auto"
 FITS = "the files fit into the page cache"  # and nothing is decoded, as in most: there is nothing to say
 FREE = 4  # one part of so many of the free memory is taken where nobody says how much
+SMALL_PIECE = 1024  # bytes that lie together of a sample: to find fewer takes longer than to copy them
 WORTH_FORESIGHT = 0.95  # of the bytes, above which nobody is told that less could be read
 FORESEEN = 6  # epochs that are modelled for it, at most
 WORTH_A_BUFFER = 1.5  # times cheaper than without, or it is not taken
@@ -129,14 +131,17 @@ def auto(
     """
     layouts = [layout for layout, _ in reads]
     fits = fit_page_cache(layouts, ranks)
-    if fits and not any(form.filters for one in layouts for form in one.forms):
-        return 0, FITS
-    units = [of_layout(layout) for layout in layouts]
-    stored = sum(one.total_nbytes for one in units)
     everything = sum(layout.nbytes + 16 * batch * slots_of(own) * layout.sample_nbytes for layout, own in reads)
-    memory = min(machine.free_nbytes() // FREE // ranks, everything + everything // 8)
+    everything += everything // 8
+    memory = min(machine.free_nbytes() // FREE // ranks, everything)
+    if fits and not any(form.filters for one in layouts for form in one.forms):
+        if epochs == 1 or memory < everything or not any(map(in_small_pieces, layouts)):
+            return 0, FITS
+        return memory, "samples are put together from many small pieces once, not in each epoch"
     if memory < needs.least:
         return 0, f"{size(memory)} of the memory could be had, and the batches alone take {size(needs.least)}"
+    units = [of_layout(layout) for layout in layouts]
+    stored = sum(one.total_nbytes for one in units)
     kept = divided(memory, batch, [needs], wholes([whole(one) for one in units])).parts
     without = with_it = 0.0
     for (layout, extents), one in zip(reads, units, strict=True):
@@ -148,6 +153,13 @@ def auto(
         return 0, f"an epoch would take about {without:.2g} s without a buffer, {with_it:.2g} s with {size(memory)}"
     why = "chunks are decoded less often" if fits else "the files do not fit into the page cache"
     return memory, f"{why}: an epoch takes about {with_it:.2g} s instead of {without:.2g} s"
+
+
+def in_small_pieces(layout: Layout) -> bool:
+    """Whether a sample lies in so many chunks that to find its pieces takes longer than to copy their bytes."""
+    chunks = [form.chunk[1:] for form in layout.forms if any(form.chunk)]
+    pieces = [math.prod(-(-n // chunk) for n, chunk in zip(layout.sample_shape, one, strict=True)) for one in chunks]
+    return any(one > 1 and layout.sample_nbytes < one * SMALL_PIECE for one in pieces)
 
 
 def all_of_it(
