@@ -123,6 +123,17 @@ def test_batches_are_torchs_and_reads_the_plans(name: str, tmp_path: Path) -> No
     assert held.startswith(f"The buffer holds samples packed without loss, {values[0].nbytes / part.page:.1f} : 1")
 
 
+def test_neighbours_are_read_in_one_go(tmp_path: Path) -> None:
+    """Threads have memory to read in beside what encoding takes: a quarter of a MiB at a time, not a sample."""
+    path = stored(tmp_path / "x.h5", counts("u2", 6 * SAMPLES))
+    with loader_of(path, 72 << 20, epochs=1) as loader:
+        batches(loader, 1)
+        stats, pack = loader.stats(), how(loader)
+    assert pack is not None
+    assert stats["samples"] == 6 * SAMPLES
+    assert stats["requests"] <= stats["samples"] / 8
+
+
 def test_it_reads_less_than_a_buffer_of_the_same_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = stored(tmp_path / "x.h5", counts("u2"))
     memory = memory_of(path, 0.15)

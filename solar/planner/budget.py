@@ -14,6 +14,7 @@ HUGE = 2 << 20  # bytes of a huge page, of which large batches take whole ones
 FEWER, AT_WORK = 16, 4  # batches take one part of so many of it, or fewer wait; and those that are made or travel
 DECODE_SHARE, READ_SHARE = 16, 128  # threads take one part of so many: where they decode; where they only read
 ENCODE_SHARE = 8  # and where they encode what is kept: what that takes, or nothing is
+ENCODED_READS, ENCODED_SHARE = 1 << 20, 32  # bytes beside it that a thread reads at a time, or one part of so many
 FETCHED = 2  # steps by which a sample is read beforehand that is read straight into the batch, at another node's home
 
 
@@ -114,7 +115,7 @@ def divided(nbytes: int, batch: int, needs: Sequence[Needs], wholes: Sequence[in
     A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it. `wholes` are
     the bytes that hold all samples, in one way or another: near them threads take no more than what is missing, which
     doubles what is read again and again at most, or than what is left. Where something may be packed they take what
-    encoding takes, if that is little.
+    encoding takes, if that is little, and what long reads take beside it.
     """
     scratch = max(one.scratch for one in needs)
     least = sum(one._replace(scratch=scratch).least for one in needs)
@@ -130,8 +131,8 @@ def divided(nbytes: int, batch: int, needs: Sequence[Needs], wholes: Sequence[in
     most = min((abs(left - one) for one in wholes), default=left)
     each = max(scratch, min(READER_SCRATCH, left // (part * threads), most // threads))
     encodes = max(one.encodes for one in needs)
-    if encodes * threads * ENCODE_SHARE <= left:
-        each = max(each, encodes)
+    if 0 < encodes * threads * ENCODE_SHARE <= left:
+        each = max(each, encodes + min(ENCODED_READS, left // (ENCODED_SHARE * threads)))
     return Budget(nbytes, staged, each, left - threads * each, batch, lends)
 
 

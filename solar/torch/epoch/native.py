@@ -74,6 +74,9 @@ class NativeIter(Draws):
 
     def __next__(self) -> Any:
         """The next batch. torch's method, without its profiler range while the profiler is off."""
+        if (straight := self._straight) and (data := self._handed_straight(straight, time.perf_counter())) is not None:
+            self._num_yielded += 1
+            return data
         if profiling():
             return super().__next__()
         try:
