@@ -34,7 +34,7 @@ Profile: TypeAlias = Storage | str | os.PathLike[str] | None
 AUTO = "auto"
 FITS = "the files fit into the page cache"  # and nothing is decoded, as in most: there is nothing to say
 FREE = 4  # one part of so many of the free memory is taken where nobody says how much
-SMALL_PIECE = 1024  # bytes that lie together of a sample: to find fewer takes longer than to copy them
+SMALL_PIECE, PIECE_SECONDS = 1024, 3e-7  # bytes of a sample that lie together: to find fewer takes longer than to copy
 WORTH_FORESIGHT = 0.95  # of the bytes, above which nobody is told that less could be read
 FORESEEN = 6  # epochs that are modelled for it, at most
 WORTH_A_BUFFER = 1.5  # times cheaper than without, or it is not taken
@@ -135,7 +135,8 @@ def auto(
     everything += everything // 8
     memory = min(machine.free_nbytes() // FREE // ranks, everything)
     if fits and not any(form.filters for one in layouts for form in one.forms):
-        if epochs == 1 or memory < everything or not any(map(in_small_pieces, layouts)):
+        pieces = sum(layout.samples * small_pieces(layout) for layout in layouts)
+        if epochs == 1 or memory < max(everything, needs.least) or pieces * PIECE_SECONDS <= LEAST_EPOCH_SECONDS:
             return 0, FITS
         return memory, "samples are put together from many small pieces once, not in each epoch"
     if memory < needs.least:
@@ -155,11 +156,11 @@ def auto(
     return memory, f"{why}: an epoch takes about {with_it:.2g} s instead of {without:.2g} s"
 
 
-def in_small_pieces(layout: Layout) -> bool:
-    """Whether a sample lies in so many chunks that to find its pieces takes longer than to copy their bytes."""
+def small_pieces(layout: Layout) -> int:
+    """The chunks that a sample lies in, if to find its pieces takes longer than to copy their bytes; else 0."""
     chunks = [form.chunk[1:] for form in layout.forms if any(form.chunk)]
     pieces = [math.prod(-(-n // chunk) for n, chunk in zip(layout.sample_shape, one, strict=True)) for one in chunks]
-    return any(one > 1 and layout.sample_nbytes < one * SMALL_PIECE for one in pieces)
+    return max((one for one in pieces if one > 1 and layout.sample_nbytes < one * SMALL_PIECE), default=0)
 
 
 def all_of_it(

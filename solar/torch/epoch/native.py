@@ -249,10 +249,7 @@ class NativeIter(Draws):
     # --- reading ahead ----
 
     def _prepare(self) -> None:
-        """Starts threads and processes when the first batch is asked for, for they cost time and memory.
-
-        After Ctrl-C it may be called again. A file that was replaced since the previous epoch is an error.
-        """
+        """Starts threads and processes for the first batch; again after Ctrl-C. A file that was replaced is an error."""
         replaced = self._files.replaced(gone=self._skipping is None)
         try:
             if replaced is None or self._buffered.has_mates(self.passage.order):
