@@ -249,7 +249,7 @@ class NativeIter(Draws):
     # --- reading ahead ----
 
     def _prepare(self) -> None:
-        """Starts threads and processes for the first batch; again after Ctrl-C. A file that was replaced is an error."""
+        """Starts threads and processes for the first batch; again after Ctrl-C. A replaced file is an error."""
         replaced = self._files.replaced(gone=self._skipping is None)
         try:
             if replaced is None or self._buffered.has_mates(self.passage.order):
