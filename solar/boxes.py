@@ -6,9 +6,11 @@ each epoch, a sample's number tells that, too: sample i of epoch e is number e *
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -44,6 +46,14 @@ class Places:
 
     def __len__(self) -> int:
         return int(self.first[-1])
+
+    @cached_property
+    def digest(self) -> str:
+        """A name for exactly these places."""
+        sha = hashlib.sha256(repr((self.box, self.step, self.seed)).encode())
+        for column in (self.first, self.counts, self.lengths, self.told):
+            sha.update(b"-" if column is None else np.ascontiguousarray(column).data)
+        return sha.hexdigest()
 
     @property
     def drawn(self) -> bool:
@@ -128,6 +138,12 @@ class Boxes:
 
     def __len__(self) -> int:
         return len(self.places)
+
+    @cached_property
+    def digest(self) -> str:
+        """A name for exactly these samples."""
+        told = self.places.digest, self.box, self.at, self.left_out, self.part_first.tolist(), self.behind
+        return hashlib.sha256(repr(told).encode()).hexdigest()
 
     @property
     def shape(self) -> tuple[int, ...]:

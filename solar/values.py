@@ -346,11 +346,15 @@ class RunPart:
 
 
 class ToldBoxes(NamedTuple):
-    """The samples of such a stretch, where these are boxes: a Script is of the blocks that they touch."""
+    """The samples of such a stretch, where these are boxes: a Script is of the blocks that they touch.
+
+    Ranks that read together have their own samples, and one Script.
+    """
 
     samples: NDArray[np.int32]
     corners: NDArray[np.int64]  # of one after another: its part, and where it begins along each axis there
     starts: NDArray[np.int64]  # where each batch begins among the samples, and the last one ends
+    own: NDArray[np.int32] | None = None  # of each use of a block: below 0 where only other ranks touch it
 
 
 class Told(NamedTuple):

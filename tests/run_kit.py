@@ -117,7 +117,7 @@ class Part:
         for row, unit in enumerate(self.unit_of.tolist()):
             self.rows_of[unit].append(row)
 
-    def append_boxes(self, positions: Any, samples: Any, corners: Any, starts: Any) -> None:
+    def append_boxes(self, positions: Any, samples: Any, corners: Any, starts: Any, own: None) -> None:
         """The samples of more steps, each cut out of the rows of its step, which have no position."""
         corners = corners.reshape(len(samples), -1).tolist()
         for begin, end in itertools.pairwise(starts.tolist()):

@@ -129,7 +129,7 @@ WRONG = [
     (["--at", "random"], "--at is of boxes: give their --crop SHAPE, too"),
     (["--crop", "2,2", "--window", "u=0:2"], "--crop beside windows"),
     (["--crop", "2,2", "--per", "3"], "--crop: per=3"),
-    (["--crop", "2,2", "--ranks", "2"], "leave out --ranks"),
+    (["--crop", "2,2", "--weights", "u"], "boxes are planned shuffled: leave out --weights"),
     (["--crop", "2,2", "--weights", "u"], "leave out --weights"),
     (["--crop", "2,9"], "are larger than its volume"),
 ]

@@ -259,13 +259,13 @@ def test_none_is_taken_unasked_where_nothing_is_encoded_where_memory_is_short_or
     assert not decoded_in(data)[0]
 
 
-@pytest.mark.usefixtures("no_least")
-def test_ranks_together_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("balance", ["equal", "uneven"])
+def test_ranks_do_not_divide_them_by_where_they_lie(
+    balance: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = data_of("random", tmp_path, "gzip")
     monkeypatch.setattr("solar.torch.buffer.buffer.those_of", lambda *_: run_kit)
     monkeypatch.setattr(run_kit, "ranks", 2, raising=False)
-    with DataLoader(data, 8, sampler=PlanSampler(data, 2, 0)) as loader:
-        assert len([*loader]) == 3
-        assert loader._buffered.running is None
-    with pytest.raises(PlanError, match=r"has boxes, which ranks do not hold together yet: .*exchange='off'"):
-        next(iter(DataLoader(data, 8, buffer="1MiB", sampler=PlanSampler(data, 2, 0))))
+    sampler: Any = PlanSampler(data, 2, 0)
+    with pytest.raises(PlanError, match=f"has boxes, which are not divided among ranks .*balance='{balance}'; leave"):
+        next(iter(DataLoader(data, 8, buffer="1MiB", sampler=sampler, balance=balance)))

@@ -44,7 +44,7 @@ def case(paths: Sequence[str], **given: Any) -> dict[str, Any]:
     default = {
         "paths": list(paths), "fields": {"x": "x", "y": "y"}, "batch": 4, "seed": 3, "shuffle": True, "tail": "pad",
         "drop_last": False, "buffer": 1 << 20, "exchange": "auto", "balance": None, "known": None, "state": None,
-        "begin": 0, "end": 3, "break": None, "samples": 0, "steps": {}, "ragged": {},
+        "begin": 0, "end": 3, "break": None, "samples": 0, "steps": {}, "ragged": {}, "crops": {},
     }  # fmt: skip
     assert given.keys() <= default.keys()
     return default | given
@@ -164,27 +164,6 @@ def test_windows_are_shared_and_sent_as_rows_are(ranks: int, nodes: int, tmp_pat
     for one, found in zip(cases, run("mpi", ranks, tmp_path, cases, nodes), strict=True):
         check(one, found, torchs=nodes == 1 and one["balance"] is None)
         check_counts(found)
-
-
-@pytest.mark.slow(but=["2-1", "2-2"])
-@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (2, 2), (4, 2)])
-def test_ranks_of_a_node_hold_samples_of_unequal_length_together(ranks: int, nodes: int, tmp_path: Path) -> None:
-    samples, cases = 70, []
-    lengths = np.random.default_rng(0).integers(0, 2000, samples)
-    for number, options in enumerate(({}, {"chunks": 4096}, {"chunks": 8192, "compression": "gzip"})):
-        path = written(tmp_path / f"{number}.h5", samples, {})
-        with h5py.File(path, "r+") as file:
-            file.create_dataset("v", data=np.arange(lengths.sum(), dtype="f4"), **options)
-            file["ends"] = np.cumsum(lengths)
-        settle(Path(path))
-        given = {"samples": samples, "fields": {"y": "y"}, "ragged": {"v": "v"}, "known": 3}
-        for tail, buffer in (("pad", 2_000_000), ("exact", 2_000_000), ("drop", 500_000)):
-            cases.append(case([path], **given, tail=tail, buffer=buffer * ranks))
-    for one, found in zip(cases, run("mpi", ranks, tmp_path, cases, nodes), strict=True):
-        assert all(len(each["node"]) == ranks // nodes and not each["exchange"] for each in found.values())
-        check(one, found, torchs=True)
-        if one["buffer"] > 1_000_000 * ranks:
-            check_counts(found)
 
 
 WORLDS = [(2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4)]  # ranks, nodes

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, DistributedSampler
 
-from solar import DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
+from solar import Crops, DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
+from solar.io.layout import blocks
 from solar.io.ranks import detect
 from solar.values import Storage
 
@@ -21,6 +22,9 @@ def dataset_of(case: dict[str, Any]) -> Any:
     fields = {key: Field(name, steps=case["steps"].get(key)) for key, name in case["fields"].items()}
     fields |= {key: Ragged(name, ends="ends") for key, name in case["ragged"].items()}
     samples: Any = Windows(pad="edge") if case["steps"] else "rows"
+    if case["crops"]:
+        samples = Crops(**case["crops"])
+        blocks.BLOCK_NBYTES = 300  # so that small volumes have several
     parts = [H5Dataset(path, fields, samples=samples) for path in case["paths"]]
     return parts[0] if len(parts) == 1 else ConcatDataset(parts)
 
@@ -39,8 +43,11 @@ def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
         exchange=case["exchange"], balance=case["balance"], epochs=case["known"], drop_last=case["drop_last"],
         storage=Storage(latency=1e-3, bandwidth=1e8, iops=500),
     )  # fmt: skip
-    known = {field: np.concatenate([one.read_batch(np.arange(len(one)))[field] for one in parts(dataset)])
-             for field in case["fields"]}  # fmt: skip
+    oracle = dataset_of(case)  # with readers of its own
+    known = {} if case["crops"] else {
+        field: np.concatenate([one.read_batch(np.arange(len(one)))[field] for one in parts(dataset)])
+        for field in case["fields"]
+    }  # fmt: skip
     ragged = {field: [sample[field] for one in parts(dataset) for sample in one] for field in case["ragged"]}
     if case["state"]:
         loader.load_state_dict(case["state"])
@@ -49,8 +56,19 @@ def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
     for epoch in range(case["begin"], case["end"]):
         loader.set_epoch(epoch)
         steps = []
+        sampler = sampler_of(case, dataset, rank, ranks)
+        sampler.set_epoch(epoch)
+        drawn = list(sampler)
+        for one in parts(oracle):
+            one.set_epoch(epoch)
         for step, batch in enumerate(loader):
-            ids = batch["y"][:, 0].numpy()
+            if not case["crops"]:
+                ids = batch["y"][:, 0].numpy()
+            else:  # a box does not say its number: the sampler does
+                ids = np.array(drawn[step * case["batch"] : (step + 1) * case["batch"]])
+                for field in case["fields"]:
+                    boxes = np.stack([oracle[int(number)][field] for number in ids])
+                    assert np.array_equal(batch[field].numpy(), boxes), (field, epoch, step)
             for field in known:
                 assert np.array_equal(batch[field].numpy(), known[field][ids]), (field, epoch, step)
             for field, values in ragged.items():

@@ -26,7 +26,8 @@ using solar::bind::view;
 constexpr std::chrono::seconds last_wait(1);  // for a Run that nobody closed
 
 using Sizes = Array<std::int64_t>;
-using BoundSamples = std::tuple<Array<std::int32_t>, Array<std::int64_t>, Array<std::int64_t>>;  // of boxes
+using BoundSamples = std::tuple<Array<std::int32_t>, Array<std::int64_t>, Array<std::int64_t>,
+                                std::optional<Array<std::int32_t>>>;  // of boxes
 using BoundEpoch =
     std::tuple<Array<std::int32_t>, std::optional<Array<std::int32_t>>, Array<std::int64_t>, Array<std::uint8_t>,
                Array<std::int32_t>, Array<std::int64_t>, Array<std::int32_t>, Array<std::int64_t>, Array<std::int64_t>,
@@ -144,6 +145,7 @@ class BoundRun {
         epoch.samples = view(std::get<0>(*boxes));
         epoch.corners = view(std::get<1>(*boxes));
         epoch.sample_starts = view(std::get<2>(*boxes));
+        if (const auto& own = std::get<3>(*boxes)) epoch.own = view(*own);
       }
       if (afresh) epoch.afresh = {std::get<0>(*afresh), std::get<1>(*afresh), std::get<2>(*afresh)};
       epochs.push_back(epoch);

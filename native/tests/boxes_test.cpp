@@ -1,10 +1,15 @@
 // Boxes cut out of volumes in blocks: each is what copying element by element gives, and arrays that make no sense.
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <numeric>
+#include <thread>
+#include <unistd.h>
 
 #include "plans.hpp"
 #include "solar/boxes.hpp"
+#include "solar/node.hpp"
 
 using namespace reads;
 
@@ -186,6 +191,58 @@ TEST_CASE("a run cuts boxes out of the blocks that it holds, and of those that i
   }
 }
 
+// The same of two ranks: the second one has sample 9 alone, and nothing of the second step.
+TEST_CASE("ranks of a node read blocks together, and cut each its own boxes out of them") {
+  const Folder folder;
+  const Volumes volumes(folder);
+  const auto boxes = std::make_shared<const Boxes>(boxes_of(3, 4));
+  for (const bool held : {false, true}) {
+    CAPTURE(held);
+    const int descriptor = Node::make(2, 4096);
+    std::array<RunStats, 2> stats;
+    std::atomic<int> wrong{0};
+    std::vector<std::jthread> processes;
+    for (unsigned rank = 0; rank < 2; ++rank) {
+      processes.emplace_back(
+          [&, rank, node = std::make_shared<Node>(descriptor, rank, std::vector<std::string>{"a", "b"}, 4096)] {
+            Reader reader(1, 8, 64, Backend::automatic);
+            Run run(reader, MemoryPool::make(1 << 20), 1, 1 << 20, node);
+            run.part({volumes.source, 0, held ? std::size_t{11} : 0, 12, false, !held, 0, 0, nullptr, boxes});
+            Made made = boxes_made();
+            made.samples = rank == 0 ? std::vector<std::int32_t>{5, 1} : std::vector<std::int32_t>{9};
+            made.corners = rank == 0 ? std::vector<std::int64_t>{0, 1, 2, 0, 2, 3} : std::vector<std::int64_t>{1, 0, 0};
+            made.sample_starts = {0, 1, rank == 0 ? 2 : 1};
+            made.sizes = {1, rank == 0 ? 1 : 0};
+            made.own = {-1, -1, 0, 0, 0, 0, -1, -1, 0, 0, 0, 0};
+            if (rank == 1)
+              std::transform(made.own.begin(), made.own.end(), made.own.begin(), [](int one) { return -1 - one; });
+            if (held) {
+              made.start = {0, 1, 3, 4, 9, 10, 12, 13};
+              made.start_ends = {8};
+              made.start_due = {0};
+              made.loads = {5, 7, 8};
+              made.ends = {0, 3, 3};
+            }
+            append(run, made);
+            for (std::size_t step = 0; step < 2; ++step) {
+              Run::Batch batch;
+              if (!run.take(60s, batch)) return ++wrong, void();
+              if (made.sizes[step] == 0) continue;
+              const auto expected = box_at(volumes, std::span(made.corners).subspan(step * 3, 3));
+              if (std::memcmp(batch.fields[0]->bytes().data(), expected.data(), 24) != 0) ++wrong;
+            }
+            stats[rank] = run.stats();
+            run.close();
+          });
+    }
+    processes.clear();
+    ::close(descriptor);
+    CHECK(wrong == 0);
+    CHECK(stats[0].reads + stats[1].reads == (held ? 11 : 12));  // block 4 is wanted twice
+    if (held) CHECK(std::min(stats[0].reads, stats[1].reads) > 0);
+  }
+}
+
 TEST_CASE("an epoch of boxes whose arrays do not fit is refused") {
   const Folder folder;
   const Volumes volumes(folder);
@@ -207,6 +264,7 @@ TEST_CASE("an epoch of boxes whose arrays do not fit is refused") {
   refused([](Made& m) { m.corners[0] = 2; });
   refused([](Made& m) { m.corners[2] = -1; });
   refused([](Made& m) { m.rows[0] = 11; });  // what a box needs is not used
+  refused([](Made& m) { m.own.assign(12, 0); });  // there is one rank
   refused([](Made& m) { m.positions = {0, 1}; });
   refused([](Made& m) { m.positions = {0, 2, 0}; });
   refused([](Made& m) { m.positions = {0, -1, 0}; });

@@ -18,7 +18,7 @@ struct Made {
   std::vector<std::int64_t> sizes, starts{0}, ends{0}, start_ends, start_due;
   std::vector<std::int32_t> rows, positions, loads, start;
   std::vector<std::uint8_t> last;
-  std::vector<std::int32_t> samples = {};  // of boxes
+  std::vector<std::int32_t> samples = {}, own = {};  // of boxes
   std::vector<std::int64_t> corners = {}, sample_starts = {};
 
   Run::Epoch epoch() const {
@@ -33,6 +33,7 @@ struct Made {
     epoch.start_ends = start_ends;
     epoch.start_due = start_due;
     epoch.samples = samples;
+    epoch.own = own;
     epoch.corners = corners;
     epoch.sample_starts = sample_starts;
     return epoch;

@@ -212,9 +212,8 @@ def _cases(
     """One for each field of the samples; others divide the memory among them by their bytes."""
     world = _world(arguments)
     cut = next((one for one in extents.values() if not isinstance(one, Extents | None)), None)
-    if cut is not None and (world.ranks > 1 or arguments.weights):
-        word, of = "--weights" if world.ranks == 1 else "--ranks", "boxes" if arguments.crop else "such samples"
-        raise PlanError(f"{of} are planned for one process, shuffled: leave out {word}")
+    if cut is not None and arguments.weights:
+        raise PlanError(f"{'boxes' if arguments.crop else 'such samples'} are planned shuffled: leave out --weights")
     named = {name: of_layout(one) for name, one in layouts.items()} or {"": _made(arguments)}
     if arguments.file is not None and (arguments.samples or arguments.sample_bytes):
         raise PlanError(

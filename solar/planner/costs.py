@@ -63,16 +63,19 @@ def choose(
     *,
     kinds: tuple[bool, ...] | None = None,
     start: bool = False,
+    direct: bool = True,
 ) -> tuple[KeepPolicy, list[Epoch]]:
     """The cheapest way for one node, and its measured epochs; with `start` what they begin with is paid, too.
 
     `kinds` says whether units may be held whole, or must be: (False,), (True,) or both. Of a large region a part of
-    the items is counted, and stands for all.
+    the items is counted, and stands for all. Unless `direct`, it is one by which nothing goes past the memory.
     """
     thin = thinned(region, uses, FORMULA_ITEMS)
 
     def counted(way: KeepPolicy) -> Tried:
         try:
+            if way.direct and not direct:
+                raise PlanError("what samples have in common is read once for all of them, into the memory")
             check_room(region, way, terms)
             # Nothing that direct reading does depends on other epochs.
             run, less = measured if way.direct else epochs, thin.terms(terms)
@@ -86,6 +89,8 @@ def choose(
     best = counted(KeepPolicy(direct=True))
     for way in candidates(region, terms, storage, region.kinds if kinds is None else kinds):
         best = min(best, counted(way), key=Tried.cost)
+    if not best.epochs:
+        raise PlanError("no way of using this memory has room for the batches")
     best = _balanced(best, counted, terms.gap, storage)
     best = _fewer_ahead(best, counted, terms, storage)
     return best.way, best.epochs

@@ -122,6 +122,7 @@ def plan_rows(
     holding: bool = False,
     region: Region | None = None,
     packing: RowPacking | None = None,
+    direct: bool = True,
 ) -> Plan:
     """The plan of one process or node by itself, for any sequence of samples in each epoch, with repeats or without.
 
@@ -129,7 +130,8 @@ def plan_rows(
     are what the sequences follow from. Reads are issued up to `ahead` steps before their use, as far as these steps
     take no more than an eighth of the memory. Less than the largest step takes is a PlanError. With
     `holding` memory has the pinned part of the way that is given already, as a Plan of that way leaves it. All samples
-    lie in the `region`, if one is given. With a `packing` they are held so if that is cheaper.
+    lie in the `region`, if one is given. With a `packing` they are held so if that is cheaper. Unless `direct`, nothing
+    goes past the memory, where there is some.
     """
     _check_epochs(epochs)
     if memory < 0 or ahead < 0:
@@ -139,7 +141,11 @@ def plan_rows(
     kept = OrdersKept(uses)
     if way is None:
         of_kinds = [region] if packing is None else [region, region.packed(packing)]
-        way = KeepPolicy(direct=True) if memory == 0 else _cheapest(kept, of_kinds, epochs, memory, storage, ahead)
+        way = (
+            KeepPolicy(direct=True)
+            if memory == 0
+            else _cheapest(kept, of_kinds, epochs, memory, storage, ahead, direct=direct)
+        )
     if way.packed and packing is not None:
         region = region.packed(packing)
     terms = _terms(kept, region, epochs, memory, storage.gap, ahead, way)
@@ -238,7 +244,14 @@ def _largest_step(uses: UsesOf, region: Region, whole: bool) -> int:
 
 
 def _cheapest(
-    uses: OrdersKept, regions: list[Region], epochs: range, memory: int, storage: Storage, ahead: int
+    uses: OrdersKept,
+    regions: list[Region],
+    epochs: range,
+    memory: int,
+    storage: Storage,
+    ahead: int,
+    *,
+    direct: bool,
 ) -> KeepPolicy:
     """By what a later epoch costs; where there are few, by what all of them cost with their start.
 
@@ -257,8 +270,12 @@ def _cheapest(
             terms = _terms(uses, region, epochs, memory, storage.gap, ahead, KeepPolicy(whole=whole))
         except TooLittle as error:
             refused.append(error)
+            if not direct:
+                continue
             terms = Terms(memory, storage.gap, step=error.largest)  # no sweep has room; a pinned part may have
-        way, epochs_ = costs.choose(region, uses, counted, measured, terms, storage, kinds=(whole,), start=few)
+        way, epochs_ = costs.choose(
+            region, uses, counted, measured, terms, storage, kinds=(whole,), start=few, direct=direct
+        )
         packed = region.units.packing is not None
         seconds = costs.seconds(total(one.counts for one in epochs_), region.units, storage)
         found.append((seconds / WORTH_PACKING if packed else seconds, replace(way, packed=packed)))

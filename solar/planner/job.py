@@ -90,7 +90,8 @@ class Job:
         """The data set among the ranks, as this one sees it: as loaders divide it where nobody says `balance`."""
         node_of = (np.arange(self.world.ranks) // self.world.ranks_per_node).astype(np.int32)
         mates, node = np.flatnonzero(node_of == node_of[rank]).tolist(), int(node_of[rank])
-        balance, exchange = ("equal", self.exchange) if self.nodes > 1 else ("torch", "")
+        apart = self.nodes == 1 or any(piece.in_blocks for piece in self.pieces)  # each holds what its ranks take
+        balance, exchange = ("torch", "") if apart else ("equal", self.exchange)
         return Sharing(self.pieces, node_of, self.world.ranks, rank, mates, node, balance, exchange)
 
 
@@ -206,7 +207,7 @@ def _followed(
             break
     units = [plan.region.units for plan in windows[-1].plans]
     cut = any(isinstance(piece.extents, Blocks | BoxBlocks) for piece in pieces)  # batches share more in some epochs
-    used = [_used(job, pieces, of_epoch(epoch).planned, epoch) for epoch in range(len(found) if cut else 1)]
+    used = [_used(job, pieces, of_epoch(epoch).by_rank, epoch) for epoch in range(len(found) if cut else 1)]
     return NodePlan(found, used, units, job.storages, windows, budget, batches)
 
 

@@ -74,11 +74,26 @@ class PassUses(NamedTuple):
     sizes_: NDArray[np.int64] | None = None  # samples of the memory of each batch, with what is sent from it
     parcels: Parcels | None = None
     weights: NDArray[np.float64] | None = None  # of each batch in its step, where ranks have uneven ones
+    takers: NDArray[np.int32] | None = (
+        None  # ranks of a node share what samples lie in: of each planned use, whose it is
+    )
 
     @property
     def sizes(self) -> NDArray[np.int64]:
         """The samples that the memory of each batch has."""
         return self.batches.sizes if self.sizes_ is None else self.sizes_
+
+    @property
+    def by_rank(self) -> SampleUses:
+        """What is planned, in each step rank by rank, as if these were steps of their own."""
+        if self.takers is None:
+            return self.planned
+        ranks, steps = 1 + int(self.takers.max(initial=0)), len(self.planned.starts) - 1
+        turn = np.repeat(np.arange(steps) * ranks, self.planned.sizes) + self.takers
+        order = np.argsort(turn, kind="stable")
+        starts = np.searchsorted(turn[order], np.arange(steps * ranks + 1))
+        which = None if self.planned.which is None else self.planned.which[order]
+        return SampleUses(which, self.planned.rows[order], starts, epoch=self.planned.epoch)
 
     @property
     def inbox(self) -> int:

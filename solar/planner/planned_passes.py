@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,11 @@ class Piece:
         return self.region.units
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether samples are cut out of what is held, and may have that in common."""
+        return isinstance(self.extents, Blocks | BoxBlocks)
+
+    @property
     def slots(self) -> int:
         """How many rows make up a sample."""
         return 1 if self.extents is None else self.extents.slots
@@ -68,13 +74,16 @@ class Piece:
         return (samples, starts) if self.extents is None else (Listing(self.extents, samples), starts * self.slots)
 
 
-def _told_boxes(piece: Piece, uses: SampleUses) -> ToldBoxes | None:
-    """Where the samples lie, if they are boxes."""
+def _told(piece: Piece, segment: PassUses, script: Script) -> Told:
+    """What a segment is for one part: this rank's samples, if they are boxes, of the blocks of all of its node."""
     if not isinstance(piece.extents, BoxBlocks):
-        return None
+        return Told(script, segment.planned.positions(piece.dataset))
+    uses = segment.batches
     samples, starts = uses.of(piece.dataset)
     corners = piece.extents.boxes.of(piece.extents.numbers(samples, uses.epoch)).corners
-    return ToldBoxes(np.ascontiguousarray(samples, np.int32), corners.reshape(-1), starts)
+    own = None if segment.takers is None else _own_places(piece, segment, script, 0)[0]
+    boxes = ToldBoxes(np.ascontiguousarray(samples, np.int32), corners.reshape(-1), starts, own)
+    return Told(script, uses.positions(piece.dataset), boxes)
 
 
 def planned_together(uses: int, *, first: bool) -> int:
@@ -157,10 +166,8 @@ class PlannedPasses:
     def told(self, number: int) -> list[Told]:
         """What a segment is for each of the parts."""
         segment = self.segment(number)
-        uses, pairs = segment.planned, zip(self.pieces, self.plans, strict=True)
-        told = [
-            Told(plan.script(number), uses.positions(piece.dataset), _told_boxes(piece, uses)) for piece, plan in pairs
-        ]
+        pairs = zip(self.pieces, self.plans, strict=True)
+        told = [_told(piece, segment, plan.script(number)) for piece, plan in pairs]
         if self._in_blocks:
             told = self._in_places(segment, told)
         if segment.elsewhere is not None:
@@ -234,24 +241,31 @@ def _plan(
 ) -> Plan:
     """The plan of a piece; where memory is too little for its batches, nothing of it is kept.
 
-    With `holding` what stays by the way that is given is there already.
+    With `holding` what stays by the way that is given is there already. What ranks of a node have in common goes
+    through the memory that they share; where that has no room for a step, each reads its own.
     """
+    shared = piece.in_blocks and window.segment(window.segments.start).takers is not None
 
-    def of(number: int) -> tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]:
-        return piece.rows(window.segment(number).planned)
+    def of(number: int, apart: bool = False) -> tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]:
+        segment = window.segment(number)
+        return piece.rows(segment.by_rank if apart else segment.planned)
 
-    def planned(room: int, way: KeepPolicy | None, holding: bool = False) -> Plan:
+    def planned(room: int, way: KeepPolicy | None, holding: bool = False, apart: bool = False) -> Plan:
         return plan_rows(
-            of, piece.units, memory=room, storage=storage, epochs=window.segments, ahead=STEPS_AHEAD, facts=facts,
-            way=way, holding=holding, region=piece.region, packing=piece.packing,
+            partial(of, apart=apart), piece.units, memory=room, storage=storage, epochs=window.segments,
+            ahead=STEPS_AHEAD, facts=facts, way=way, holding=holding, region=piece.region, packing=piece.packing,
+            direct=not shared,
         )  # fmt: skip
 
     for wanted in (way, None):
+        if shared and wanted is not None and wanted.direct:
+            break
         with suppress(PlanError):
             made = planned(memory, wanted, holding and wanted is not None)
             # Once more where some samples stay: with the way given, as windows after this one will have it.
             return planned(memory, made.way) if made.way.pinned and wanted is None else made
-    return planned(0, None)
+    made = planned(0, None)
+    return replace(planned(0, None, apart=True), uses=made.uses) if shared else made
 
 
 def _part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
@@ -274,7 +288,7 @@ def _places(starts: NDArray[np.int64], first: NDArray[np.int64] | int = 0) -> ND
 
 
 def _own_places(
-    piece: Piece, segment: PassUses, script: Script, before: NDArray[np.int64]
+    piece: Piece, segment: PassUses, script: Script, before: NDArray[np.int64] | int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Where each block of a step goes in this rank's own batch, -1: nowhere; and where each batch begins among its own.
 

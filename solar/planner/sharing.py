@@ -61,8 +61,10 @@ class Sharing:
     def divided(self, uses: SampleUses, who: Who | None = None) -> tuple[PassUses, Group]:
         """This rank's part of a pass of all ranks; and which of all uses are its batches."""
         sends = self.exchange in SENDING
-        found = divided(uses.starts, *(who or self.who(uses)), self.rank, self.mates, sends=sends)
+        taken, provided = who or self.who(uses)
+        found = divided(uses.starts, taken, provided, self.rank, self.mates, sends=sends)
         own = _some(uses, found.batch)
+        shared = len(self.mates) > 1 and any(piece.in_blocks for piece in self.pieces)
         made = PassUses(
             _some(uses, found.here, places=True),
             own,
@@ -70,6 +72,7 @@ class Sharing:
             found.sizes,
             Parcels(own.sizes, found.sent, found.come) if sends else None,
             own.sizes * self.ranks / np.diff(uses.starts) if self.balance == "uneven" else None,
+            taken[found.here.uses] if shared else None,
         )
         return made, found.batch
 

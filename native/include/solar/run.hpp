@@ -78,9 +78,11 @@ class Run {
     std::span<const std::int32_t> start;
     std::span<const std::int64_t> start_ends, start_due;  // group g is needed at step start_due[g]
     // With boxes: the rows of a step are the blocks that its samples touch, each once. Samples go to `positions`; these are
-    // their numbers, for messages, where they lie, and where each step begins among them.
+    // their numbers, for messages, where they lie, and where each step begins among them. With a Node they are this rank's,
+    // and `own` is below 0 for each use of a block that only others touch (none: there is no such block).
     std::span<const std::int32_t> samples = {};
     std::span<const std::int64_t> corners = {}, sample_starts = {};
+    std::span<const std::int32_t> own = {};
     std::span<const std::int64_t> sizes = {};  // samples of each batch; set by append()
     std::optional<Afresh> afresh = std::nullopt;
   };

@@ -40,8 +40,8 @@ void PartRun::each_use(const Run::Epoch& epoch, std::size_t step, const Act& act
   const auto begin = static_cast<std::size_t>(epoch.starts[step]),
              end = static_cast<std::size_t>(epoch.starts[step + 1]);
   for (std::size_t i = begin; i < end; ++i) {
-    const bool in_order = epoch.positions.empty() || part_.boxes != nullptr;  // blocks have no position
-    const std::int64_t position = in_order ? static_cast<std::int64_t>(i - begin) : epoch.positions[i];
+    const auto places = part_.boxes == nullptr ? epoch.positions : epoch.own;  // blocks go nowhere, but to a rank
+    const std::int64_t position = places.empty() ? static_cast<std::int64_t>(i - begin) : places[i];
     if (part_.extents == nullptr) {
       act(i, epoch.rows[i], position);
       continue;

@@ -27,8 +27,11 @@ void check_rows(std::span<const std::int32_t> rows, std::int64_t all, const char
   }
 }
 
-// Whether the arrays of samples that are boxes fit each other, and their blocks are among those that their step uses.
-void check_boxes(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes) {
+// Whether the arrays of samples that are boxes fit each other, and their blocks are among those that their step uses for
+// this rank.
+void check_boxes(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std::int64_t>& sizes, bool shared) {
+  if (!epoch.own.empty() && epoch.own.size() != epoch.rows.size()) refuse("own must be as long as rows");
+  if (!epoch.own.empty() && !shared) refuse("there is no other rank to whom blocks may belong");
   const Boxes& boxes = *part.boxes;
   const std::size_t size = boxes.corner_size();
   if (epoch.sample_starts.size() != sizes.size() + 1 || epoch.sample_starts[0] != 0) {
@@ -40,7 +43,11 @@ void check_boxes(const Run::Epoch& epoch, const Run::Part& part, const std::vect
   }
   std::vector<std::int64_t> used;
   for (std::size_t step = 0; step + 1 < epoch.starts.size(); ++step) {
-    used.assign(epoch.rows.begin() + epoch.starts[step], epoch.rows.begin() + epoch.starts[step + 1]);
+    used.clear();
+    for (auto use = static_cast<std::size_t>(epoch.starts[step]);
+         use < static_cast<std::size_t>(epoch.starts[step + 1]); ++use) {
+      if (epoch.own.empty() || epoch.own[use] >= 0) used.push_back(epoch.rows[use]);
+    }
     std::sort(used.begin(), used.end());
     for (std::int64_t i = epoch.sample_starts[step]; i < epoch.sample_starts[step + 1]; ++i) {
       const auto corner = epoch.corners.subspan(static_cast<std::size_t>(i) * size, size);
@@ -75,7 +82,7 @@ void check(const Run::Epoch& epoch, const Run::Part& part, const std::vector<std
   const std::size_t placed = part.boxes == nullptr ? epoch.rows.size() : epoch.samples.size();
   if (!epoch.positions.empty() && epoch.positions.size() != placed)
     refuse("positions must be as long as what they place");
-  if (part.boxes != nullptr) check_boxes(epoch, part, sizes);
+  if (part.boxes != nullptr) check_boxes(epoch, part, sizes, shared);
   const std::uint64_t nbytes =
       part.boxes == nullptr ? part.source->row_nbytes() : part.boxes->nbytes(part.source->itemsize);
   const auto most = static_cast<std::int64_t>(INT64_MAX / std::max<std::uint64_t>(1, nbytes)) /

@@ -55,8 +55,8 @@ std::size_t Run::part(const Part& part) {
   }
   if (part.extents != nullptr) part.extents->check(part.source->part_first.back());
   if (part.boxes != nullptr) part.boxes->check(*part.source);
-  if (part.boxes != nullptr && (part.extents != nullptr || impl_->node != nullptr)) {
-    throw std::invalid_argument(part.source->name + ": boxes are of one process, and are cut out of blocks alone");
+  if (part.boxes != nullptr && part.extents != nullptr) {
+    throw std::invalid_argument(part.source->name + ": boxes are cut out of blocks alone");
   }
   if (part.pack &&
       (part.stored || part.page_nbytes < sizeof(std::uint64_t) || !may_pack(*part.source, part.pack->number))) {

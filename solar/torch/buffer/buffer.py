@@ -153,8 +153,6 @@ class Buffered:
             nbytes = max(1, self._nbytes // ranks)
         else:
             nbytes, why = self._weighed()
-            if beneath.boxes and found is not None:
-                nbytes, why = 0, "ranks do not hold boxes together"
             self._warm = found is None and sizing.fit_page_cache(layouts, ranks)
             level = logging.DEBUG if why == sizing.FITS else logging.INFO
             log.log(level, "%s buffer: %s", "a" if nbytes else "no", why)

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, count, islice, starmap
 from typing import Any, Self
 
 import numpy as np
@@ -125,7 +125,7 @@ class BufferedPass:
         """This rank's part of the pass of all ranks."""
         made = self._passage.order.of_all(self._passage.before[1])
         assert made is not None, "only samplers that divide one order among all ranks are taken together"
-        found = together.divided(self._beneath, made)
+        found = together.divided(self._beneath, made, self._passage.epoch)
         self._facts = found.facts
         self._whole, self._next = found.batches, deque()
         return found.segment
@@ -150,13 +150,15 @@ class BufferedPass:
         if not self._exhausted or self._error is not None:
             return iter(())
         order, stride = self._passage.order, self._course.stride
-        if self.together is not None:
-            return self.together.segments(self._beneath, islice(order.later_of_all(stride), self._epochs_left))
-        later = zip(islice(order.later(stride), self._epochs_left), count(self._passage.epoch + stride, stride))
-        return (self._maker(make, epoch) for make, epoch in later)
+        passes = order.later(stride) if self.together is None else order.later_of_all(stride)
+        later = zip(islice(passes, self._epochs_left), count(self._passage.epoch + stride, stride))
+        return starmap(self._maker, later)
 
     def _maker(self, make: Callable[[], Pass], epoch: int) -> Callable[[], PassUses]:
-        return lambda: alone(located(self._beneath, make(), epoch))
+        beneath, together = self._beneath, self.together
+        if together is not None:
+            return lambda: together.divided(beneath, make(), epoch).segment
+        return lambda: alone(located(beneath, make(), epoch))
 
     # --- what they take ----
 

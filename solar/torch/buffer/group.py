@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -82,7 +82,8 @@ class RankGroup:
     """Who is there, who takes what, and who reads it.
 
     With balance "torch" each rank takes what DistributedSampler gives it, and its node reads it. Else the data set is
-    divided into home regions of the ranks, and each node reads its own. Samples of unequal length have no homes.
+    divided into home regions of the ranks, and each node reads its own. Boxes, and samples of unequal length, have no
+    homes.
     """
 
     def __init__(
@@ -97,14 +98,10 @@ class RankGroup:
         wanted: bool,
     ) -> None:
         datasets = beneath.datasets
-        if beneath.boxes:
+        anywhere = "boxes" if beneath.boxes else "samples of unequal length" if beneath.ragged else ""
+        if anywhere and balance not in (None, "torch"):
             raise PlanError(
-                f"{datasets[0]} has boxes, which ranks do not hold together yet: give the "
-                "DataLoader exchange='off', and each rank has a buffer of its own"
-            )
-        if beneath.ragged and balance not in (None, "torch"):
-            raise PlanError(
-                f"{datasets[0]} has samples of unequal length, which are not divided among ranks by where they lie: "
+                f"{datasets[0]} has {anywhere}, which are not divided among ranks by where they lie: "
                 f"balance={balance!r}; leave it away, and each node holds what its ranks take"
             )
         self._name = " + ".join(map(str, datasets[:2])) + (" + ..." if len(datasets) > 2 else "")
@@ -128,7 +125,7 @@ class RankGroup:
         self.nbytes = self._met.least["nbytes"]  # of a node's buffer: nodes may differ a little in what 25% is
         self.nodes = max(self._met.node_of) + 1
         self.mates = sorted({mate["part"] for mate in self._met.mates.values()})
-        at_home_ = balance if balance is not None else "torch" if self.nodes == 1 or beneath.ragged else "equal"
+        at_home_ = balance if balance is not None else "torch" if self.nodes == 1 or anywhere else "equal"
         if at_home_ != "torch" and not self._met.least["alone"]:
             if balance is not None:
                 raise ValueError(
@@ -220,20 +217,11 @@ class RankGroup:
             "checksum of the order (epoch, seed, shuffle, Subset)": checksum,
         }  # fmt: skip
 
-    def divided(self, beneath: SampleSource, made: Pass) -> Divided:
+    def divided(self, beneath: SampleSource, made: Pass, epoch: int) -> Divided:
         """This rank's part of a pass of all ranks."""
-        samples, starts = made
-        uses = located(beneath, (samples, starts))
+        uses = located(beneath, made, epoch)
         segment, own = self._sharing.divided(uses)
-        return Divided(segment, (samples[own.uses], own.starts), self._facts(uses))
-
-    def segments(self, beneath: SampleSource, passes: Iterator[Callable[[], Pass]]) -> Iterator[Callable[[], PassUses]]:
-        """This rank's parts of passes to come."""
-
-        def maker(make: Callable[[], Pass]) -> Callable[[], PassUses]:
-            return lambda: self.divided(beneath, make()).segment
-
-        return map(maker, passes)
+        return Divided(segment, (made[0][own.uses], own.starts), self._facts(uses))
 
     def pieces(self) -> list[Piece]:
         """What this node plans: its region of each field of each H5Dataset."""

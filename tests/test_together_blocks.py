@@ -1,0 +1,101 @@
+"""Ranks that read together what their samples share: blocks that boxes are cut out of, or rows of unequal number."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from crops_kit import STORED
+from crops_kit import written as volume
+from kit import settle
+from test_together import by_node, case, check, check_counts, run, written
+
+from solar.cli import main
+
+BOXES: list[dict[str, Any]] = [
+    {"shape": (4, 5, 3), "at": "random", "per": 35},
+    {"shape": (4, 5, 3), "overlap": (2, 1, 0)},
+]
+
+
+def check_reads(one: dict[str, Any], found: dict[int, Any]) -> None:
+    """What all ranks of each node have read is what its plan says; of holes between requests at most so many bytes."""
+    check_counts(found)
+    for ranks in by_node(found):
+        counts = [each["counts"] for each in ranks]
+        planned = ranks[0]["planned"]
+        assert sum(each["bytes"] for each in counts) <= planned[3]
+        if len(ranks) == 1:
+            assert [counts[0][name] for name in ("reads", "requests", "bytes")] == [planned[0], *planned[2:4]]
+        assert sum(each["peak_bytes"] for each in counts) <= one["buffer"] * len(ranks)
+
+
+def check_plan(
+    one: dict[str, Any], found: dict[int, Any], nodes: int, asked: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`solar plan` says what the loaders of all ranks have planned, over all three epochs."""
+    if nodes not in (1, len(found)):
+        return  # it takes neighbours to be on one node, and these are dealt out in turn
+    capsys.readouterr()
+    given = [*asked, "--ranks", len(found), "--ranks-per-node", len(found) // nodes, "--memory", one["buffer"]]
+    terms = ["--latency", "1ms", "--bandwidth", "100MB/s", "--iops", "500", "--batch-size", "4", "--epochs", "3"]
+    assert main(["plan", one["paths"][0], *map(str, given), *terms, "--seed", str(one["seed"]), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    said = {name: first + 2 * answer["policies"]["solar"][name] for name, first in answer["first_epoch"].items()}
+    planned = [ranks[0]["planned"] for ranks in by_node(found)]
+    for name, place in (("reads", 0), ("requests", 2), ("bytes", 3)):
+        assert said[name] == pytest.approx(sum(each[place] for each in planned), abs=2), name
+
+
+@pytest.mark.slow(but=["2-1"])
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (2, 2), (3, 1), (4, 2)])
+def test_boxes_of_ranks_are_cut_out_of_the_blocks_of_their_node(
+    ranks: int, nodes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("solar.io.layout.blocks.BLOCK_NBYTES", 300)  # as the program of the ranks has it
+    cases = []
+    for number, stored in enumerate(STORED):
+        paths = []
+        for part in range(2):
+            paths.append(str(tmp_path / f"{number}-{part}.h5"))
+            volume(Path(paths[-1]), (2, 9, 10, 11), stored, (1, 4, 3, 6), label=np.ones((9, 10, 11), "u1"))
+        for crops in BOXES:
+            own = 35 if "per" in crops else 4 * 3 * 4
+            for files, tail, buffer in ((1, "pad", 400_000), (2, "exact", 23_000), (2, "drop", 19_000)):
+                given = {"fields": {"x": "u", "label": "label"}, "crops": crops, "tail": tail, "known": 3}
+                cases.append(case(paths[:files], samples=files * own, buffer=buffer * ranks, **given))
+    for one, found in zip(cases, run("mpi", ranks, tmp_path, cases, nodes), strict=True):
+        assert all(len(each["node"]) == ranks // nodes and not each["exchange"] for each in found.values())
+        check(one, found, torchs=True)
+        check_reads(one, found)
+        if len(one["paths"]) == 1:
+            places = ["--at", "random", "--per", 35] if "per" in one["crops"] else ["--overlap", "2,1,0"]
+            check_plan(one, found, nodes, ["u", "label", "--crop", "4,5,3", *map(str, places)], capsys)
+
+
+@pytest.mark.slow(but=["2-1", "2-2"])
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (2, 2), (4, 2)])
+def test_ranks_of_a_node_hold_samples_of_unequal_length_together(
+    ranks: int, nodes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples, cases = 70, []
+    lengths = np.random.default_rng(0).integers(0, 2000, samples)
+    for number, options in enumerate(({}, {"chunks": 4096}, {"chunks": 8192, "compression": "gzip"})):
+        path = written(tmp_path / f"{number}.h5", samples, {})
+        with h5py.File(path, "r+") as file:
+            file.create_dataset("v", data=np.arange(lengths.sum(), dtype="f4"), **options)
+            file["ends"] = np.cumsum(lengths)
+        settle(Path(path))
+        given = {"samples": samples, "fields": {"y": "y"}, "ragged": {"v": "v"}, "known": 3}
+        for tail, buffer in (("pad", 2_000_000), ("exact", 2_000_000), ("drop", 500_000)):
+            cases.append(case([path], **given, tail=tail, buffer=buffer * ranks))
+    for one, found in zip(cases, run("mpi", ranks, tmp_path, cases, nodes), strict=True):
+        assert all(len(each["node"]) == ranks // nodes and not each["exchange"] for each in found.values())
+        check(one, found, torchs=True)
+        check_reads(one, found)
+        if one["tail"] == "pad":
+            check_plan(one, found, nodes, ["y", "--ragged", "v", "--ends", "ends"], capsys)
