@@ -61,6 +61,16 @@ def files() -> Iterator[tuple[str, bytes]]:
                 for number in range(10):  # more than a header takes: a heap, and a tree of names
                     file[f"link{number}"] = h5py.SoftLink("x")
             yield f"links-{libver}.h5", path.read_bytes()
+            with h5py.File(path, "w", libver=libver) as file:
+                for number in range(4):  # samples, each with values of its own number
+                    group = file.create_group(f"molecules/m{number}")
+                    group["energy"], group["coords"] = 0.5 * number, small[: number % 3]
+            yield f"molecules-{libver}.h5", path.read_bytes()
+            with h5py.File(path, "w", libver=libver) as file:
+                hits = file.create_dataset("hits", (7,), h5py.vlen_dtype("i4"))
+                for number in (1, 5, 2, 3, 6):  # in heaps; two were never written
+                    hits[number] = np.arange(3 * number)
+            yield f"varying-{libver}.h5", path.read_bytes()
             for many in (0, 10):
                 yield f"external-{many}-{libver}.h5", external(path, libver, many)
 
