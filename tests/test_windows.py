@@ -21,12 +21,9 @@ from windows_kit import anchors, cases, dataset_of, window, written
 
 from solar import DataLoader, Field, H5Dataset, LayoutError, PlanError, PlanSampler, Windows, compress
 from solar.extents import Listing, windows
-from solar.planner import costs, sweep
-from solar.planner.course import OrdersKept, _terms
-from solar.planner.pass_uses import PassUses, SampleUses, alone
-from solar.planner.planned_passes import STEPS_AHEAD, Piece, PlannedPasses
+from solar.planner import sweep
 from solar.planner.regions import whole
-from solar.planner.sweep import KeepPolicy, Mapped, Terms, in_items, total
+from solar.planner.sweep import KeepPolicy, Mapped, Terms
 from solar.planner.units import uniform
 from solar.values import Storage
 
@@ -327,36 +324,6 @@ def test_a_sweep_over_pages_is_that_over_their_epoch(lasting: bool) -> None:
         assert one.counts == other.counts
         if one.record is not None and other.record is not None:
             assert all(map(np.array_equal, one.record, other.record))
-
-
-@pytest.mark.parametrize("gap", [10, 1000, 100_000])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_the_plan_is_the_cheapest_of_one_by_one_kept_and_swept(gap: int, share: float) -> None:
-    units, batch = uniform(3000, 100), 16
-    extents = windows(np.array([0]), np.array([3000]), every=1, reach=(0, 7)).of_fields((tuple(range(8)),))
-    storage = Storage(0.0, 1e6, 1e6 / gap)
-    shuffles = [np.random.default_rng(epoch).permutation(len(extents)).astype(np.int32) for epoch in range(6)]
-    starts = np.append(np.arange(0, len(extents), batch), len(extents))
-
-    def made(epoch: int) -> PassUses:
-        return alone(SampleUses(None, shuffles[epoch], starts))
-
-    memory, piece = int(share * units.total_nbytes), Piece(0, 0, whole(units), extents)
-    makers = [lambda epoch=epoch: made(epoch) for epoch in range(6)]
-    planned = PlannedPasses(makers, 0, [piece], memory, batch, [storage], [None], False)
-    [plan] = planned.plans
-    seconds = costs.seconds(total(plan.counts[1:3]), units, storage)
-    region = piece.region
-    ways = [
-        KeepPolicy(direct=True),
-        KeepPolicy(pinned=region.fitting(memory, whole=False), direct=True),
-        KeepPolicy(),
-    ]
-    uses = OrdersKept(lambda epoch: in_items(piece.rows(made(epoch).planned), None))
-    for way in ways:
-        terms = _terms(uses, region, range(6), memory, storage.gap, STEPS_AHEAD, way)
-        some = sweep.steady(region, way, uses, range(6), range(1, 3), terms)
-        assert seconds <= 1.05 * costs.seconds(total(one.counts for one in some), units, storage), way
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -84,6 +84,10 @@ class Plan:
         held = self.way.pinned if self.way.direct else self.region.items
         return min(self.terms.room, self.region.held_nbytes(held, whole=self.way.whole)) // self.page
 
+    def seconds(self, storage: Storage) -> float:
+        """How long all that it reads takes."""
+        return costs.seconds(total([self.start_counts, *self.counts]), self.region.units, storage)
+
     def script(self, epoch: int) -> Script:
         """What is used, read and dropped in this epoch, step by step."""
         if epoch not in self.epochs:

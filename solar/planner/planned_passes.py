@@ -239,10 +239,10 @@ def _plan(
     way: KeepPolicy | None,
     holding: bool,
 ) -> Plan:
-    """The plan of a piece; where memory is too little for its batches, nothing of it is kept.
+    """The plan of a piece. With `holding` what stays by the way that is given is there already.
 
-    With `holding` what stays by the way that is given is there already. What ranks of a node have in common goes
-    through the memory that they share; where that has no room for a step, each reads its own.
+    What ranks of a node have in common goes through the memory that they share. Where that has no room for a step, a
+    part stays if that pays, and all else is read straight into the batches, by each rank its own.
     """
     shared = piece.in_blocks and window.segment(window.segments.start).takers is not None
 
@@ -250,22 +250,24 @@ def _plan(
         segment = window.segment(number)
         return piece.rows(segment.by_rank if apart else segment.planned)
 
-    def planned(room: int, way: KeepPolicy | None, holding: bool = False, apart: bool = False) -> Plan:
-        return plan_rows(
-            partial(of, apart=apart), piece.units, memory=room, storage=storage, epochs=window.segments,
-            ahead=STEPS_AHEAD, facts=facts, way=way, holding=holding, region=piece.region, packing=piece.packing,
-            direct=not shared,
+    def planned(way: KeepPolicy | None, holding: bool = False) -> Plan:
+        rows = partial(
+            plan_rows, units=piece.units, memory=memory, storage=storage, epochs=window.segments, ahead=STEPS_AHEAD,
+            facts=facts, holding=holding, region=piece.region, packing=piece.packing, direct=not shared,
         )  # fmt: skip
+        made = rows(of, way=way)
+        if shared and made.way.direct:
+            return replace(made, counts=rows(partial(of, apart=True), way=made.way).counts)
+        return made
 
     for wanted in (way, None):
-        if shared and wanted is not None and wanted.direct:
-            break
         with suppress(PlanError):
-            made = planned(memory, wanted, holding and wanted is not None)
+            made = planned(wanted, holding and wanted is not None)
             # Once more where some samples stay: with the way given, as windows after this one will have it.
-            return planned(memory, made.way) if made.way.pinned and wanted is None else made
-    made = planned(0, None)
-    return replace(planned(0, None, apart=True), uses=made.uses) if shared else made
+            return planned(made.way) if made.way.pinned and wanted is None else made
+    parts = [(piece.region.fitting(memory, whole=whole), whole) for whole in piece.region.kinds]
+    ways = [KeepPolicy(direct=True), *(KeepPolicy(n, whole=whole, direct=True) for n, whole in parts if n)]
+    return min(map(planned, ways), key=lambda plan: plan.seconds(storage))
 
 
 def _part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
