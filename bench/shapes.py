@@ -1,4 +1,4 @@
-"""Clips, crops and sparse rows: solar beside h5py's expert and the formats that people leave HDF5 for, warm.
+"""Clips, crops and sparse rows: solar beside h5py's expert and the formats that people leave HDF5 for.
 
     python -m bench.shapes [--scenes NAME ...] [--peers NAME ...] [--quick] [--rows N] [--folder DIR] [--record]
 
@@ -6,8 +6,10 @@ Each scene is a step of one to four minutes of its own: its data are made, other
 bytes are told), every reader runs in a process of its own for some seconds, in exact shuffles, the data are deleted.
 Others try several settings, each a run; the best is kept. `memory` is a share of the data: solar's buffer, with three
 batches beside it, which count in it; of others chunk caches, or samples that are read ahead. The first batches are
-compared with h5py's. Formats other than HDF5 need `python -m bench.judges`. Given again within an hour, --record goes
-on where it was ended.
+compared with h5py's. Data are warm, but for scenes that say otherwise: `slowed` ones are on a mount that answers as
+disks of a parallel file system (bench/slowfs), of `cold` ones nothing is in the page cache, and their first epoch
+counts. Formats other than HDF5 need `python -m bench.judges`. Given again within an hour, --record goes on where it was
+ended.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench import judges, machine, parts, pread, records, shapes_data, shapes_tables, tables
+from bench import judges, machine, parts, pread, records, shapes_data, shapes_tables, slowfs, tables
+from bench.buffer_scenes import RPC
 from bench.shapes_data import Scene
 
 SHARES = (0.1, 0.25, 1.0)  # of the data in memory
@@ -44,7 +48,9 @@ def shares(scene: Scene, variant: int, peer: str) -> tuple[float | None, ...]:
     """Of the data in memory, for which this reader is measured. None: solar's own choice; 0: as the reader has it."""
     if peer == "ram":
         return (1.0,)
-    kept = bool(scene.stored) and peer in ("solar", "h5py", "anndata", "scdataset")
+    if scene.storage == "cold":
+        return (None if peer == "solar" else 0.0,)  # nothing is there that could have been kept
+    kept = bool(scene.stored or scene.storage) and peer in ("solar", "h5py", "anndata", "scdataset")
     some = SHARES[1:] if variant != scene.variants[0] or not scene.stored.get("compression") else SHARES
     return (None if peer == "solar" else 0.0, *(some if kept else ()))
 
@@ -81,6 +87,9 @@ def settings(scene: Scene, peer: str, memory: int, variant: int) -> Iterator[Rec
 
 def run_scene(scene: Scene, asked: Any) -> Iterator[Record]:
     """Makes the data, lets every reader run, deletes the data."""
+    if scene.storage == "slowed" and (reason := slowfs.lacking()):
+        parts.note(f"{scene.title}: skipped: {reason}")
+        return
     home = Path(tempfile.mkdtemp(prefix=f"{scene.name}-", dir=asked.folder))
     job = {
         "scene": scene.name, "quick": asked.quick, "rows": asked.rows, "folder": str(home),
@@ -94,13 +103,16 @@ def run_scene(scene: Scene, asked: Any) -> Iterator[Record]:
         machine.fill_cache(home)
         own = {"file": {"nbytes": (home / "data.h5").stat().st_size}}
         formed = own | {one["form"]: one for some in made.values() for one in some}
-        for variant in scene.variants:
-            for peer in wanted:
-                if reason := lacking(peer):
-                    yield described(scene, variant, peer, 0.0) | {"skipped": reason}
-                    continue
-                for share in shares(scene, variant, peer):
-                    yield best(scene, job, variant, peer, share, formed)
+        with slowfs.mounted(home, rpc=RPC) if scene.storage == "slowed" else nullcontext() as mount:
+            job |= {"storage": scene.storage, "folder": str(mount.path if mount else home)}
+            job |= {"costs": mount.costs} if mount else {}
+            for variant in scene.variants:
+                for peer in wanted:
+                    if reason := lacking(peer):
+                        yield described(scene, variant, peer, 0.0) | {"skipped": reason}
+                        continue
+                    for share in shares(scene, variant, peer):
+                        yield best(scene, job, variant, peer, share, formed)
     finally:
         shutil.rmtree(home)
 

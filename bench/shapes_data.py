@@ -36,6 +36,7 @@ class Scene:
     stored: dict[str, Any] = field(default_factory=dict)  # how, for create_dataset
     filters: str = ""  # blosc: hdf5plugin's, with lz4; codec: ours
     crops: int = 0  # in an epoch
+    storage: str = ""  # "slowed": as disks of a parallel file system; "cold": the page cache is empty; "": it has all
 
     @property
     def itemsize(self) -> int:
@@ -102,7 +103,27 @@ def scenes() -> dict[str, Scene]:
         Scene("rows", "CSR, as anndata chunks it", "rows", cells, "f4", (0,), 64, (*rows, "limit"), anndata),
         Scene("rows_gzip", "CSR, gzip", "rows", cells, "f4", (0,), 64, rows, {**anndata, **gzip}),
     ]  # fmt: skip
+    of = {one.name: one for one in found}
+    found += [
+        replace(of["crops"], name="crops_192", variants=(192,), batch=4, crops=64),
+        replace(of["crops_gzip"], name="crops_192_gzip", variants=(192,), batch=4, crops=64),
+        on(of["clips"], "slowed", (8192, *frames[1:]), ("solar", "h5py", "lance")),
+        on(of["clips_gzip_16"], "slowed", (8192, *frames[1:]), ("solar", "h5py", "lance")),
+        on(of["crops_gzip"], "slowed", (256,) * 3, ("solar", "h5py", "b2nd", "zarr")),
+        on(of["rows_gzip"], "slowed", (10_000, GENES), ("solar", "h5py", "anndata", "scdataset")),
+        on(of["clips"], "cold", of["clips"].shape, clips[:-1]),
+        on(of["crops_gzip"], "cold", volume, crops),
+        on(of["rows"], "cold", cells, rows[:5]),
+    ]
     return {one.name: one for one in found}
+
+
+def on(scene: Scene, storage: str, shape: tuple[int, ...], peers: tuple[str, ...]) -> Scene:
+    """The first variant of a scene, of crops the smallest, of data of this shape on a storage."""
+    variants = scene.variants[-1:] if scene.kind == "crops" else scene.variants[:1]
+    title = f"{scene.title}, {'disks' if storage == 'slowed' else storage}"
+    made = {"name": f"{scene.name}_{storage}", "title": title, "storage": storage, "shape": shape}
+    return replace(scene, **made, variants=variants, peers=peers)
 
 
 def scene_of(job: dict[str, Any]) -> Scene:

@@ -26,6 +26,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from bench import machine
 from bench.shapes_data import BOUND, LENGTH, filters_of, scene_of
 
 Job = dict[str, Any]
@@ -48,6 +49,8 @@ def part(job: Job) -> Job:
     reader = getattr(module, f"by_{job['peer']}")
     check(reader, job)
     gc.collect()  # a file that is open twice has one chunk cache, that of the first
+    if job.get("storage") == "cold":
+        machine.drop_cache(Path(job["folder"]))
     return timed(reader, job) | {"version": version(job)}
 
 
@@ -79,9 +82,13 @@ def timed(reader: Any, job: Job) -> Job:
         lasted = stamps[-1] - stamps[0]
         if (came % each == 0 and len(ends) > 1 and lasted > seconds) or lasted > 3 * seconds:
             break
+        if ends and job.get("storage") == "cold":
+            break  # from now on it is warm
     batch = orders.shape[2]
     first = batch * each / ends[0] if ends else batch * len(stamps) / stamps[-1]
-    if job.get("setting", {}).get("ahead"):  # what was filled before the first of them is handed out in no time
+    if job.get("storage") == "cold":
+        later = first
+    elif job.get("setting", {}).get("ahead"):  # what was filled before the first of them is handed out in no time
         later = batch * len(stamps) / stamps[-1]
     elif len(ends) > 1:
         later = batch * each * (len(ends) - 1) / (ends[-1] - ends[0])
@@ -162,6 +169,7 @@ def cut_of(job: Job) -> tuple[tuple[int, ...], int]:
 
 def by_solar(job: Job, orders: Orders) -> Iterator[Any]:
     import solar
+    from solar.values import Storage
 
     scene, path = scene_of(job), str(path_of(job))
     if scene.kind == "clips":
@@ -175,7 +183,8 @@ def by_solar(job: Job, orders: Orders) -> Iterator[Any]:
         yield from solar.DataLoader(data, batch_sampler=orders[0].tolist())
         return
     buffer = {} if job["memory"] is None else {"buffer": job["memory"]}
-    with solar.DataLoader(data, scene.batch, shuffle=True, drop_last=True, **buffer) as loader:
+    more = {"storage": Storage(**job["costs"])} if "costs" in job else {}
+    with solar.DataLoader(data, scene.batch, shuffle=True, drop_last=True, **buffer, **more) as loader:
         for _ in orders:
             yield from loader
 

@@ -20,6 +20,7 @@ from solar.values import Storage
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("solar.blocks.HELD_NBYTES", 32)
+    monkeypatch.setattr("solar.torch.ragged.LONG_NBYTES", 12)  # so that there are long runs, and short ones
 
 
 BUFFERED = ("sequential", "shuffled", "by a generator", "with replacement", "odd batches", "planned", "a list")

@@ -22,6 +22,7 @@ from solar.torch.batch.ragged import RaggedBatch, SparseBatch, dense
 from solar.values import Layout
 
 Places = NDArray[np.int64]
+LONG_NBYTES = 512  # of a run of rows, on average, above which a copy of each is quicker than one of each row
 
 
 class RaggedRows:
@@ -255,9 +256,13 @@ class InBlocks:
 
 
 def _cut(blocks: NDArray[Any], cut: Cut) -> NDArray[Any]:
-    """Rows run after run."""
-    begin, length = cut.begin.reshape(-1), cut.length.reshape(-1)
+    """Rows run after run: long runs are copied as they are, of short ones each row by its number."""
+    there = cut.length.reshape(-1) > 0
+    begin, length = cut.begin.reshape(-1)[there], cut.length.reshape(-1)[there]
+    flat = blocks.reshape(-1, *blocks.shape[2:])
     ends = np.cumsum(length)
+    if len(ends) and ends[-1] * flat[:1].nbytes > LONG_NBYTES * len(length):
+        return np.concatenate([flat[b : b + n] for b, n in zip(begin.tolist(), length.tolist(), strict=True)])
     rows = np.repeat(begin - (ends - length), length) + np.arange(ends[-1] if len(ends) else 0)
-    cut_out: NDArray[Any] = blocks.reshape(-1, *blocks.shape[2:]).take(rows, axis=0)
+    cut_out: NDArray[Any] = flat.take(rows, axis=0)
     return cut_out
