@@ -43,6 +43,8 @@ def steps(full: bool, record: bool) -> list[Step]:
             Step(["bench.buffer", *end], 1500),
             Step(["bench.utilisation", *end], 240),
             Step(["bench.dlio", *end], 120),
+            Step(["bench.accelerators", *end], 400),
+            Step(["bench.recipes", *end], 700),
             Step(["bench.shapes", *end], 2400),
         ]
     seconds = (260, 150, 130, 120, 120)

@@ -15,7 +15,18 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from bench import buffer_scenes, buffer_tables, codec_tables, records, shapes_data, shapes_tables, tables, utilisation
+from bench import (
+    accelerators,
+    buffer_scenes,
+    buffer_tables,
+    codec_tables,
+    recipes,
+    records,
+    shapes_data,
+    shapes_tables,
+    tables,
+    utilisation,
+)
 from bench.scenes import all_scenes
 from bench.tables import Record, parted, table
 
@@ -37,7 +48,7 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "rates": tables.rates, "buffer": buffered, "utilisation": tables.utilisation, "dlio": tables.dlio,
     "ranks": tables.ranks, "loader": tables.loader, "timeline": tables.timeline, "lossy": tables.lossy,
     "codec": codec_tables.codec, "gpu": tables.gpu, "shapes": shapes_tables.shapes,
-    "serve": tables.serve, "far": tables.far,
+    "serve": tables.serve, "far": tables.far, "accelerators": accelerators.accelerators, "recipes": recipes.recipes,
 }  # fmt: skip
 
 
@@ -128,6 +139,7 @@ def first() -> str:
 
 def of_docs() -> dict[tuple[str, str], str]:
     """By page and mark, the tables that stand there."""
+    every = [(scene, peer) for scene in accelerators.LOADS for peer in accelerators.PEERS]
     return {
         ("../README.md", "figures"): first(),
         ("benchmarks.md", "first"): first(),
@@ -136,6 +148,8 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("benchmarks.md", "shapes"): shapes(),
         ("benchmarks.md", "utilisation"): utilised(),
         ("benchmarks.md", "dlio"): tables.dlio(records.read(RESULTS / "dlio.jsonl")),
+        ("benchmarks.md", "accelerators"): accelerators.accelerators(quoted("accelerators"), every),
+        ("recipes.md", "recipes"): recipes.recipes(quoted("recipes"), recipes.RECIPES),
         ("benchmarks.md", "ranks"): tables.ranks(records.read(RESULTS / "ranks.jsonl")),
         ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl")),
         ("remote.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -55,6 +57,28 @@ def test_the_ranks_of_mpi_share_the_samples(program: Callable[..., dict[str, Any
         pytest.skip(f"{MPIEXEC} is not of the MPI that mpi4py was built for")
     for rank in range(2):
         check(told[f"rank{rank}"], rank, 2)
+
+
+def test_the_experts_loader_of_the_bench_gives_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bench/dlio_plain.py: the peer that solar's plug-in is measured beside, by bench.accelerators."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(PROGRAM.parents[2])])
+    plain = importlib.import_module("bench.dlio_plain")
+    monkeypatch.setattr(plain.resource, "setrlimit", lambda *_: None)
+    rng, samples = np.random.default_rng(3), []
+    for number in range(10):
+        with h5py.File(tmp_path / f"{number}.hdf5", "w") as file:
+            file["records"] = rng.integers(0, 255, (1, 3, 3), "u1")
+            samples.append(file["records"][()])
+    files = [tmp_path / f"{number}.hdf5" for number in range(10)]
+    asked = SimpleNamespace(file_list_train=files, read_threads=0, comm_size=2, my_rank=1, seed=17, prefetch_size=2)
+    loader = object.__new__(plain.PlainLoader)
+    loader._args, loader.batch_size, loader.epoch_number = asked, 2, 0
+    loader.read()
+    for epoch in range(2):
+        order = torch.randperm(10, generator=torch.Generator().manual_seed(17 + epoch)).tolist()[1::2]
+        found = [batch["records"].numpy() for batch in loader.next()]
+        assert len(found) == 2
+        np.testing.assert_array_equal(np.concatenate(found), np.stack([samples[one] for one in order[:4]]))
 
 
 def test_files_that_are_not_hdf5_are_refused(program: Callable[..., dict[str, Any]]) -> None:
