@@ -1,7 +1,6 @@
 """Accelerate: one line in the place of `accelerator.prepare(loader)` keeps solar's engine.
 
 python -m examples.recipes.accelerate_loop [--compare]
-accelerate launch --num_processes 2 -m examples.recipes.accelerate_loop
 """
 
 from __future__ import annotations
