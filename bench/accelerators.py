@@ -198,7 +198,10 @@ def accelerators(found: Iterable[Record], wanted: Iterable[tuple[str, str]] = ()
     """A row for each reader of each workload; `wanted`: those that must have one."""
     rows, about, there = [], [], tables.newest(found, "scene", "peer")
     for one in there:
-        reached = "; ".join(f"{of['accelerators']}: {of['utilisation']:.0%}" for of in one["tried"])
+        shares = [
+            (of["accelerators"], f"{of['utilisation']:.0%}" if of["utilisation"] else "failed") for of in one["tried"]
+        ]
+        reached = "; ".join(f"{count}: {share}" for count, share in shares)
         best = [of["setting"]["read_threads"] for of in one["tried"]]
         rows.append((one["scene"], PEERS[one["peer"]], one["fed"], reached, ", ".join(map(str, best))))
         said = (
