@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "io.far": "errors values _native",
     "io.machine": f"{VALUES} io.far",
     "io.workers": "errors io.machine",
-    "io.serve": "errors io.ranks",
+    "io.serve": "errors io.machine io.ranks",
     "io.libhdf5": f"{VALUES} io.machine",
     "io.ranks": f"{VALUES} io.machine",
     "io.layout": f"{VALUES} io.far io.machine io.ranks io.libhdf5",

@@ -94,10 +94,15 @@ def _digest(names: Sequence[str]) -> bytes:
     return hashlib.sha256("\0".join(names).encode()).digest()
 
 
+def peer_of(peer: socket.socket) -> tuple[int, int, int]:
+    """The process at the other end, its user and its group, as the kernel says."""
+    pid, uid, gid = PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return pid, uid, gid
+
+
 def is_own(peer: socket.socket) -> bool:
     """Whether a process of the same user is at the other end."""
-    _, uid, _ = PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
-    return bool(uid == os.geteuid())
+    return peer_of(peer)[1] == os.geteuid()
 
 
 # --- the leader ----

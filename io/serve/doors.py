@@ -14,10 +14,12 @@ from typing import Any
 
 from solar import __version__
 from solar.errors import PlanError, ReadError
+from solar.io.machine.late import asked, until
 from solar.io.ranks.node import is_own
 from solar.io.serve.frames import OF_SERVICE, SPEAKS, Refused, close_all, receive, send
 
 BACKLOG = 256
+ENDS_WITHIN = 10.0  # seconds that one that ends, or begins, may hold its lock without a socket
 
 
 def folder() -> Path:
@@ -43,10 +45,10 @@ def found() -> list[Path]:
 
 def listen(path: Path) -> tuple[socket.socket, int]:
     """A socket there, and the lock that says who listens. PlanError where somebody does."""
-    _private(path.parent)
+    private(path.parent)
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take(lock, path)
         with suppress(FileNotFoundError):
             path.unlink()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -56,15 +58,33 @@ def listen(path: Path) -> tuple[socket.socket, int]:
         finally:
             os.umask(before)
         listener.listen(BACKLOG)
-    except BlockingIOError:
+    except PlanError:
         os.close(lock)
-        raise PlanError(
-            f"{path}: a service is there: end it by `solar serve --stop`, or give another --socket"
-        ) from None
+        raise
     except OSError as error:
         os.close(lock)
         raise PlanError(f"{path}: nobody can listen there: {error.strerror or error}") from error
     return listener, lock
+
+
+def _take(lock: int, path: Path) -> None:
+    """Takes the lock. One that ends has taken its socket away before: it is waited for. PlanError where one listens."""
+
+    def there() -> None:
+        if path.exists():
+            raise PlanError(f"{path}: a service is there: end it by `solar serve --stop`, or give another --socket")
+
+    if not until(asked(lambda: locked(lock)), ENDS_WITHIN, there):
+        raise PlanError(f"{path}: a service that neither listens nor ends holds {path.with_suffix('.lock')}")
+
+
+def locked(file: int) -> bool:
+    """Whether the lock on it is this process's now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def connect(path: Path, seconds: float) -> socket.socket:
@@ -117,7 +137,7 @@ def ask(
     return answer, found
 
 
-def _private(where: Path) -> None:
+def private(where: Path) -> None:
     """Makes the folder. PlanError where it is another's, or open to others."""
     try:
         where.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import resource
 import signal
 import sys
@@ -40,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--socket", metavar="PATH", help="where it listens; else in the user's runtime folder")
     add("--jobs", type=int, default=200, metavar="N", help="how many may be there at a time")
     add("--idle", type=float, metavar="SECONDS", help="ends when nobody has been there for so long")
+    add("--background", action="store_true", help="goes on by itself, and says so when it listens")
     add("--status", action="store_true", help="says who is there, and what was read")
     add("--stop", action="store_true", help="ends the service")
     add("--json", action="store_true", help="the status, for programs")
@@ -62,9 +64,28 @@ def run(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     served = figures.count(len(files), "file")
-    print(f"serving {served} with {figures.size(memory)} at {words.printable(str(path))}", flush=True)
+    log = path.with_suffix(".log")
+    says = f"; it says what happens in {words.printable(str(log))}" if arguments.background else ""
+    print(f"serving {served} with {figures.size(memory)} at {words.printable(str(path))}{says}", flush=True)
+    if arguments.background and not _alone(log):
+        return 0
     service.run()
     return 0
+
+
+def _alone(log: Path) -> bool:
+    """Whether this is the process that goes on: no terminal's, with its words in that file. The other one ends.
+
+    It is forked before the engine's threads begin.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    words_of = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    if os.fork():
+        return False
+    os.setsid()
+    for here, at in ((nothing, 0), (nothing, 1), (words_of, 2)):
+        os.dup2(here, at)
+    return True
 
 
 def _asked(arguments: argparse.Namespace) -> int:

@@ -256,8 +256,8 @@ class Service:
             jobs.append({"name": one.name, **done, "waits": waits, "why": one.why})
         counts = {} if hall is None else hall.counts()
         return {
-            "files": len(self.files), "memory": self.memory, "seconds": time.monotonic() - self.began,
-            "connections": callers, "jobs": jobs[:1000], "read_bytes": counts.get("bytes", 0),
+            "pid": os.getpid(), "files": len(self.files), "memory": self.memory,
+            "seconds": time.monotonic() - self.began, "connections": callers, "jobs": jobs[:1000], "read_bytes": counts.get("bytes", 0),
             "requests": counts.get("requests", 0), "held_bytes": counts.get("held_bytes", 0),
             "handed_bytes": 0 if hall is None else hall.handed,
         }  # fmt: skip

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from solar.errors import PlanError, SolarError
+from solar.io.machine.quantities import size_of
 from solar.io.serve import doors
+from solar.io.serve.begin import begin
 from solar.planner.pass_uses import PassUses
 from solar.torch.buffer.buffer import Buffered
 from solar.torch.buffer.door import Door
@@ -21,12 +23,19 @@ from solar.torch.source import SampleSource
 
 log = logging.getLogger("solar")
 
+ITS_OWN = 1 << 62  # bytes: whether a service's memory is enough it says itself
+
 
 class Served(Buffered):
     """A loader's buffer where a service may have one for all: then that is its own."""
 
     def __init__(self, service: str, *of_buffer: Any) -> None:
         self._service = service
+        if memory := _begun_with(service):
+            try:
+                size_of(memory, 0)
+            except PlanError as error:
+                raise PlanError(f"service={service!r}: {error}") from None
         super().__init__(*of_buffer)
 
     def _reset(self) -> None:
@@ -48,7 +57,7 @@ class Served(Buffered):
                     return None
                 self._chosen, self._guessed = self._door.memory, order.guessed
                 left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
-                return Room(None, self._door.memory, left)
+                return Room(None, ITS_OWN, left)
             self._chosen = None
         return super().room(beneath, course, order, own, replaced)
 
@@ -62,7 +71,8 @@ class Served(Buffered):
             return _none(why)
         if those_of(self._exchange, order) is not None:
             return _none("the ranks of one training share a buffer of their own")
-        named = [] if self._service == "auto" else [Path(self._service)]
+        memory = _begun_with(self._service)
+        named = [] if memory or self._service == "auto" else [Path(self._service)]
         files = sorted({one for layout in beneath.layouts() for one in (layout.asked or layout.paths)})
         first = doors.socket_of(files)
         paths = named or sorted(doors.found(), key=lambda one: one != first)
@@ -74,6 +84,16 @@ class Served(Buffered):
                 said = str(error)
         if named and not named[0].exists():
             raise PlanError(f"service={self._service!r}: {said}")
+        if memory:
+            try:
+                begin(first, files, memory)
+                return Door(first, beneath)
+            except PlanError as error:
+                log.warning("%s: this training reads by itself", error)
+                self._service = "auto"  # it does not try again; others may
+                return None
+            except (SolarError, OSError) as error:
+                said = str(error)
         return _none(said)
 
     def _new_window(self, plan: PassPlan, amid: bool) -> Queued | None:
@@ -115,6 +135,11 @@ class Served(Buffered):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_service": self._service}
+
+
+def _begun_with(service: str) -> str:
+    """The memory of a service that is begun where there is none: "auto:64GiB"."""
+    return service.removeprefix("auto:") if service.startswith("auto:") else ""
 
 
 def _none(why: str) -> Door | None:
