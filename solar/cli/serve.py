@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from solar.io.machine import available as machine
 from solar.io.machine import figures
 from solar.io.machine.quantities import size_of
 from solar.io.serve import doors
+from solar.serve.page import Page
 from solar.serve.service import Service
 
 ANSWERS = {"status": "status", "stop": "stopping"}
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--jobs", type=int, default=200, metavar="N", help="how many may be there at a time")
     add("--idle", type=float, metavar="SECONDS", help="ends when nobody has been there for so long")
     add("--background", action="store_true", help="goes on by itself, and says so when it listens")
+    add("--page", type=int, nargs="?", const=0, metavar="PORT", help="a page of its status, for this machine only")
     add("--status", action="store_true", help="says who is there, and what was read")
     add("--stop", action="store_true", help="ends the service")
     add("--json", action="store_true", help="the status, for programs")
@@ -64,12 +67,16 @@ def run(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     served = figures.count(len(files), "file")
+    page = None if arguments.page is None else Page(service.status, arguments.page)
     log = path.with_suffix(".log")
     says = f"; it says what happens in {words.printable(str(log))}" if arguments.background else ""
     print(f"serving {served} with {figures.size(memory)} at {words.printable(str(path))}{says}", flush=True)
+    if page is not None:
+        print(f"its page is {page.url}, and what Prometheus reads {page.url}metrics", flush=True)
     if arguments.background and not _alone(log):
         return 0
-    service.run()
+    with page or nullcontext():
+        service.run()
     return 0
 
 

@@ -41,3 +41,10 @@ def _part(told: Told, begin: int, end: int) -> Told:
     )
     positions = None if told.positions is None else told.positions[own]
     return told._replace(script=made, positions=positions, afresh=told.afresh if first else None)
+
+
+def reach(told: list[Told], samples: int, before: float) -> float:
+    """How far into the data a stretch's last read of the first field lies, 0 to 1; `before` where nothing is read."""
+    script = told[0].script
+    loads = script.loads if len(script.loads) else script.start
+    return float(loads[-1]) / max(1, samples) if len(loads) else before

@@ -28,7 +28,7 @@ from solar.io.serve.frames import Fault, Refused
 from solar.planner.budget import Needs, divided
 from solar.planner.pass_uses import PassUses, SampleUses, alone, shared_steps
 from solar.planner.planned_passes import PlannedPasses
-from solar.serve.cut import cut
+from solar.serve.cut import cut, reach
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
 from solar.values import RunPart, Told
@@ -73,7 +73,7 @@ class Hall:
         self.pool = _native.SharedPool(self.ring)
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.changed = threading.Condition()
-        self.handed = 0  # bytes that jobs had of it
+        self.handed, self.head = 0, -1.0  # bytes that jobs had of it; the place of the last read that a Run was told of
         self._parts: list[RunPart] = []
         self._run: _native.Run | None = None
         self._before: dict[str, int] = {}  # counts of runs that are over
@@ -137,8 +137,7 @@ class Hall:
 
     def counts(self) -> dict[str, int]:
         """What was read, by all runs."""
-        run = self._run
-        now = {} if run is None else run.counts()
+        now = {} if (run := self._run) is None else run.counts()
         return {name: now.get(name, 0) + self._before.get(name, 0) for name in now.keys() | self._before.keys()}
 
     def close(self) -> None:
@@ -269,6 +268,7 @@ class Hall:
                     shares.append(Share(member, first + step, own[step]))
                     member.planned = first + step + 1
             self._steps.append(shares)
+        self.head = reach(told, self.opened.pieces[0].region.units.samples, self.head)
         run.append(np.ascontiguousarray(uses.sizes[begin:end]), [columns(one) for one in told])
         self.changed.notify_all()
 

@@ -257,9 +257,10 @@ class Service:
         counts = {} if hall is None else hall.counts()
         return {
             "pid": os.getpid(), "files": len(self.files), "memory": self.memory,
-            "seconds": time.monotonic() - self.began, "connections": callers, "jobs": jobs[:1000], "read_bytes": counts.get("bytes", 0),
-            "requests": counts.get("requests", 0), "held_bytes": counts.get("held_bytes", 0),
-            "handed_bytes": 0 if hall is None else hall.handed,
+            "seconds": time.monotonic() - self.began, "connections": callers, "jobs": jobs[:1000],
+            "read_bytes": counts.get("bytes", 0), "requests": counts.get("requests", 0),
+            "held_bytes": counts.get("held_bytes", 0), "handed_bytes": 0 if hall is None else hall.handed,
+            "head": -1.0 if hall is None else hall.head, "waited": 0.0 if hall is None else hall.pool.waited,
         }  # fmt: skip
 
 
