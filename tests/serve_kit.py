@@ -102,8 +102,8 @@ def check(data: list[Any], found: dict[int, Any]) -> None:
 class Process:
     """A service in a process of its own."""
 
-    def __init__(self, path: Path, where: Path, *more: str) -> None:
-        where.chmod(0o700)
+    def __init__(self, path: Path, where: Path, *more: str, mode: int = 0o700) -> None:
+        where.chmod(mode)
         self.socket = where / "p.sock"
         command = [sys.executable, "-m", "solar", "serve", str(path), "--memory", "2MiB", "--socket", str(self.socket)]
         self.process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True)

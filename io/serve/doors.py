@@ -15,10 +15,11 @@ from typing import Any
 from solar import __version__
 from solar.errors import PlanError, ReadError
 from solar.io.machine.late import asked, until
-from solar.io.ranks.node import is_own
+from solar.io.ranks.node import is_own, peer_of
 from solar.io.serve.frames import OF_SERVICE, SPEAKS, Refused, close_all, receive, send
 
 BACKLOG = 256
+SO_PEERGROUPS = 59  # Linux: the groups of the other end; the socket module has no name for it
 ENDS_WITHIN = 10.0  # seconds that one that ends, or begins, may hold its lock without a socket
 
 
@@ -43,9 +44,9 @@ def found() -> list[Path]:
     return []
 
 
-def listen(path: Path) -> tuple[socket.socket, int]:
-    """A socket there, and the lock that says who listens. PlanError where somebody does."""
-    private(path.parent)
+def listen(path: Path, group: int | None = None) -> tuple[socket.socket, int]:
+    """A socket there, for the user and a group, and the lock that says who listens. PlanError where somebody does."""
+    private(path.parent, group)
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         _take(lock, path)
@@ -57,6 +58,9 @@ def listen(path: Path) -> tuple[socket.socket, int]:
             listener.bind(str(path))
         finally:
             os.umask(before)
+        if group is not None:
+            os.chown(path, -1, group, follow_symlinks=False)
+            path.chmod(0o660)
         listener.listen(BACKLOG)
     except PlanError:
         os.close(lock)
@@ -93,8 +97,8 @@ def connect(path: Path, seconds: float) -> socket.socket:
     try:
         peer.settimeout(seconds)
         peer.connect(str(path))
-        if not is_own(peer):
-            raise ReadError(f"{path}: a process of another user listens there")
+        if not is_own(peer) and not _is_for_us(path, peer_of(peer)[1]):
+            raise ReadError(f"{path}: a process of another user listens there, for none of your groups")
     except OSError as error:
         peer.close()
         if isinstance(error, ReadError):
@@ -104,6 +108,27 @@ def connect(path: Path, seconds: float) -> socket.socket:
         peer.close()
         raise
     return peer
+
+
+def may_come(peer: socket.socket, group: int | None) -> bool:
+    """Whether a process of the same user is at the other end, or one of this group."""
+    if is_own(peer) or group is None:
+        return is_own(peer)
+    if peer_of(peer)[2] == group:
+        return True
+    with suppress(OSError):  # who is in more groups than these bytes tell comes by none of them
+        told = peer.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 1024)
+        return group in memoryview(told).cast("I").tolist()
+    return False
+
+
+def _is_for_us(path: Path, user: int) -> bool:
+    """Whether that user listens there for a group of this process, where nobody else could have put a socket."""
+    with suppress(OSError):
+        own, where = path.lstat(), path.parent.stat()
+        ours = own.st_gid in {os.getegid(), *os.getgroups()} and own.st_mode & 0o067 == 0o060
+        return ours and own.st_uid == where.st_uid == user and not where.st_mode & 0o022
+    return False
 
 
 def greeted(path: Path, seconds: float, name: str) -> tuple[socket.socket, dict[str, Any]]:
@@ -137,14 +162,20 @@ def ask(
     return answer, found
 
 
-def private(where: Path) -> None:
-    """Makes the folder. PlanError where it is another's, or open to others."""
+def private(where: Path, group: int | None = None) -> None:
+    """Makes the folder, which a group may enter. PlanError where it is another's, or open to others."""
     try:
-        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not where.exists():
+            where.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if group is not None:
+                os.chown(where, -1, group)
+                where.chmod(0o750)
         facts = where.lstat()
     except OSError as error:
         raise PlanError(f"{where}: there is no folder for a service's socket: {error.strerror}") from error
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
         raise PlanError(f"{where}: this folder is not yours: give --socket in one that is")
-    if facts.st_mode & 0o077:
+    if group is None and facts.st_mode & 0o077:
         raise PlanError(f"{where}: others may enter this folder: `chmod 700` it, or give --socket in one of your own")
+    if group is not None and (facts.st_gid != group or facts.st_mode & 0o077 not in (0o010, 0o050)):
+        raise PlanError(f"{where}: the group, and nobody else, must be able to enter: `chgrp` it, and `chmod 750`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import grp
 import json
 import logging
 import os
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", nargs="*", help="HDF5 files, directories of them, or quoted glob patterns")
     add("--memory", metavar="SIZE", help="all that is kept, for all jobs together: 64GiB, or 50%% of the memory")
     add("--socket", metavar="PATH", help="where it listens; else in the user's runtime folder")
+    add("--group", metavar="NAME", help="a group whose members may come, too; with --socket")
     add("--jobs", type=int, default=200, metavar="N", help="how many may be there at a time")
     add("--idle", type=float, metavar="SECONDS", help="ends when nobody has been there for so long")
     add("--background", action="store_true", help="goes on by itself, and says so when it listens")
@@ -59,11 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise PlanError("--memory SIZE: how much the service may take, for all jobs together")
     files = [path for one in arguments.file for path in files_of(one)]
     memory = size_of(arguments.memory, machine.memory_nbytes())
+    group = None if arguments.group is None else _group(arguments.group, arguments.socket)
     path = Path(arguments.socket) if arguments.socket else doors.socket_of(files)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each job takes some
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    service = Service(files, memory, path, arguments.jobs, arguments.idle)
+    service = Service(files, memory, path, arguments.jobs, arguments.idle, group)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     served = figures.count(len(files), "file")
@@ -78,6 +81,16 @@ def run(arguments: argparse.Namespace) -> int:
     with page or nullcontext():
         service.run()
     return 0
+
+
+def _group(name: str, path: str | None) -> int:
+    """Its number. PlanError where there is none, or where nobody but the user could get at the socket."""
+    if path is None:
+        raise PlanError("--group: only you may enter your runtime folder: give --socket PATH in one that the group may")
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise PlanError(f"--group {words.printable(name)}: there is no such group") from None
 
 
 def _alone(log: Path) -> bool:

@@ -21,7 +21,7 @@ from solar.errors import SolarError
 from solar.io.machine.figures import size
 from solar.io.ranks.node import HELLO_PATIENCE, is_own
 from solar.io.serve import handed
-from solar.io.serve.doors import listen
+from solar.io.serve.doors import listen, may_come
 from solar.io.serve.frames import OF_JOBS, SPEAKS, Fault, Refused, close_all, receive, send
 from solar.planner.budget import TooSmall
 from solar.planner.pass_uses import SampleUses
@@ -51,8 +51,9 @@ class Service:
     """Reads the files for all jobs that come. `run` ends when it is told to stop."""
 
     def __init__(
-        self, files: Sequence[str], memory: int, path: Path, jobs: int = 200, idle: float | None = None
-    ) -> None:
+        self, files: Sequence[str], memory: int, path: Path, jobs: int = 200, idle: float | None = None,
+        group: int | None = None,
+    ) -> None:  # fmt: skip
         self.files, self.memory, self.path, self.jobs, self.idle = list(files), memory, path, jobs, idle
         self.served = {os.path.realpath(one) for one in files}
         self.began = time.monotonic()
@@ -60,7 +61,8 @@ class Service:
         self._callers: set[Client] = set()
         self._lock = threading.RLock()
         self._stopping = threading.Event()
-        self._listener, self._held = listen(path)
+        self.group = group  # whose members may come, beside the user
+        self._listener, self._held = listen(path, group)
 
     def run(self) -> None:
         """Serves until `stop`, or until nobody has been there for `idle` seconds."""
@@ -85,7 +87,7 @@ class Service:
             self.close()
 
     def _let_in(self, peer: socket.socket) -> None:
-        if not is_own(peer):
+        if not may_come(peer, self.group):
             peer.close()
             return
         caller = Client(peer)
@@ -241,7 +243,9 @@ class Service:
     def _status(self, *_: Any) -> Any:
         return {"is": "status", "told": self.status()}, []
 
-    def _stop(self, *_: Any) -> Any:
+    def _stop(self, caller: Client, *_: Any) -> Any:
+        if not is_own(caller.peer):
+            raise Refused("a service is ended by the user who began it")
         self._stopping.set()
         return {"is": "stopping"}, []
 
