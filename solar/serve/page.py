@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, Self
 
@@ -16,11 +17,8 @@ from solar.serve.shown import Moment, metrics, page
 log = logging.getLogger("solar")
 
 HERE = "127.0.0.1"
-OWN_NAMES = {
-    HERE,
-    "localhost",
-}  # by which a browser may ask: a page of somebody's that makes its name mean this machine
-# (DNS rebinding) asks by that name
+# By which a browser may ask. A page of elsewhere that makes its own name mean this machine (DNS rebinding) asks by that.
+OWN_NAMES = {HERE, "localhost"}
 CALLERS, CALLER_SECONDS = 8, 5.0  # that are answered at a time, and how long one may take
 EVERY, KEPT = 0.5, 240  # seconds between two moments, and how many are remembered
 HEADERS = {
@@ -90,7 +88,8 @@ class _Server(ThreadingHTTPServer):
         """Once in EVERY seconds, or more often: the moments that the page draws."""
         moments = self.of.moments
         if not moments or time.monotonic() - moments[-1].at >= EVERY / 2:
-            moments.append(Moment.of(self.of.status()))
+            with suppress(Exception):  # of data that just end: the next moment is told again
+                moments.append(Moment.of(self.of.status()))
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self.room.acquire(blocking=False):
