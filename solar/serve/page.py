@@ -17,7 +17,7 @@ from solar.serve.shown import Moment, metrics, page
 log = logging.getLogger("solar")
 
 HERE = "127.0.0.1"
-# By which a browser may ask. A page of elsewhere that makes its own name mean this machine (DNS rebinding) asks by that.
+# By which a browser may ask. A name of elsewhere that is made to mean this machine (DNS rebinding) is another.
 OWN_NAMES = {HERE, "localhost"}
 CALLERS, CALLER_SECONDS = 8, 5.0  # that are answered at a time, and how long one may take
 EVERY, KEPT = 0.5, 240  # seconds between two moments, and how many are remembered
