@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
 from mpi_kit import mpiexec, under_gloo, under_mpi
 
@@ -266,3 +269,47 @@ def test_a_job_warned_by_slurm_goes_on_with_fewer_nodes(script: str, how: str, p
     assert [step["step"] for step in steps] == [*range(1, 8 * STEPS + 1)]
     for epoch in range(8):
         assert seen_in(epoch, steps) == [*range(SAMPLES)]
+
+
+TRIAL = """
+import hashlib, sys
+from solar import DataLoader, H5Dataset, PlanSampler
+seed, sha = int(sys.argv[sys.argv.index("--seed") + 1]), hashlib.blake2b()
+data = H5Dataset(sys.argv[1], "x")
+with DataLoader(data, 8, sampler=PlanSampler(data, seed=seed), buffer=0) as loader:
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            sha.update(batch.numpy().tobytes())
+    run = loader._buffered.running
+    print("trial", seed, sha.hexdigest(), getattr(run, "counts", dict)().get("served", 0), flush=True)
+"""
+SERVED_BY = {
+    "slurm-array.sbatch": (["--array=0-3", "--mem=100", "--cpus-per-task=1"], [], 4),
+    "slurm-search.sbatch": ([], ["3"], 3),
+}
+
+
+@pytest.mark.parametrize("script", SERVED_BY)
+@pytest.mark.usefixtures("hosts")
+def test_trials_under_slurm_share_a_service(script: str, place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    options, first, trials = SERVED_BY[script]
+    (place / "trial.py").write_text(TRIAL)
+    with h5py.File(place / "scan.h5", "w") as file:
+        file["x"] = np.arange(800 * 64).reshape(800, 64)
+    runtime = tmp_path_factory.mktemp("runtime")
+    runtime.chmod(0o700)
+    sbatch = ["--nodelist=h1", "--export=ALL", *options, f"examples/jobs/{script}", *first, "scan.h5", "trial.py"]
+    command = [sys.executable, str(HOSTS.with_name("batch_job.py")), *sbatch]
+    more = {"SOLAR_RUNTIME": str(runtime), "SERVICE_MEMORY": "1MiB", "USER": "root"}
+    states = on_hosts(place, *command, slurm=True, **more).split()
+    output = "".join(path.read_text() for path in sorted(place.glob("slurm-*.out")))
+    assert set(states) == {"COMPLETED"}, output
+    found = {
+        int(seed): (digest, int(served)) for _, seed, digest, served in re.findall(r"(trial) (\d+) (\w+) (\d+)", output)
+    }
+    assert sorted(found) == [*range(trials)], output
+    for seed, (digest, served) in found.items():
+        alone = [sys.executable, str(place / "trial.py"), str(place / "scan.h5"), "--seed", str(seed)]
+        said = subprocess.run(alone, check=True, capture_output=True, text=True).stdout.split()
+        assert said[2] == digest and said[3] == "0" and served > 0, output
