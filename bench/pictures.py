@@ -11,25 +11,22 @@ import html
 import math
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench import records, tables
+from bench.passing import DISK, SAMPLE, Ints, in_sweeps, one_by_one, stays
 from solar.cli.compare import POLICY_NAMES
 from solar.planner import policies
-from solar.planner.course import plan_rows
 from solar.planner.job import predicted
-from solar.planner.order import ShuffledUses, distributed, steps
+from solar.planner.order import ShuffledUses, distributed
 from solar.planner.units import Units, uniform
-from solar.values import Storage, World
+from solar.values import World
 
 ROOT = Path(__file__).parent.parent
-DISK = Storage(latency=1e-3, bandwidth=1e9, iops=500)  # a parallel file system on disks
 ALONE = World(0, 1)
-SAMPLE = 64 * 1024
 COLOURS = {"torch": "#6b7480", "pinned": "#b4591f", "solar_paper": "#7a5fb0", "solar": "#1668a8"}
 SHARES = (0.02, 0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.35, 0.5, 0.65, 0.8, 0.9, 1.02)
 EPOCHS = 6  # of which all but the first are averaged
@@ -45,42 +42,16 @@ STYLE = (
     "<style>text{font:12px system-ui,sans-serif;fill:#333}.t{font-size:14px;font-weight:600}"
     ".a{stroke:#888;fill:none}.g{stroke:#e2e2e2}</style>"
 )
-
-Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Stay:
-    """Samples of which each is in memory from one step to another; used in the last. All arrays are of one length."""
-
-    sample: Ints
-    read: Ints
-    used: Ints
-
-
-def stays(samples: int, batch: int, share: float, epochs: int, seed: int = 0) -> Stay:
-    """When a planned run reads each sample, and when it uses it."""
-    of = distributed(samples, seed=seed)
-    memory, starts = int(share * samples * SAMPLE), steps(of, batch)
-    made = plan_rows(
-        lambda epoch: (of.of(epoch), starts), uniform(samples, SAMPLE), memory=memory, storage=DISK,
-        epochs=range(epochs), ahead=0, facts=(),
-    )  # fmt: skip
-    uses = np.argsort(np.stack([of.of(epoch) for epoch in range(epochs)]), axis=1) // batch
-    found: list[tuple[int, int]] = []
-    for epoch in range(epochs):
-        script = made.script(epoch)
-        found += [(sample, 0) for sample in script.start.tolist()]
-        issued = np.repeat(np.arange(1, len(script.ends)), np.diff(script.ends)) + epoch * (len(starts) - 1)
-        found += zip(script.loads.tolist(), issued.tolist(), strict=True)
-    at = uses + (len(starts) - 1) * np.arange(epochs)[:, None]
-    rows = [(sample, read, least) for sample, read in found if (least := _next(at[:, sample], read)) is not None]
-    return Stay(*np.array(rows, np.int64).T)
-
-
-def _next(uses: Ints, since: int) -> int | None:
-    later = uses[uses >= since]
-    return int(later[0]) if len(later) else None
+PLAYS = 9  # seconds that a moving picture takes
+# Without a ground: it is light or dark with what is around it. A still one shows how it ends.
+MOVING = (
+    "<style>text{font:13px system-ui,sans-serif;fill:#333}.t{font-size:15px;font-weight:600}.a{stroke:#888;fill:none}"
+    ".torch{stroke:#6b7480}.solar{stroke:#1668a8}.given{stroke:#b4591f}circle{fill:#b4591f}"
+    "@media(prefers-color-scheme:dark){text{fill:#ddd}.torch{stroke:#a9b3bf}.solar{stroke:#62b0f0}"
+    ".given{stroke:#f0955c}circle{fill:#f0955c}}@media(prefers-reduced-motion:no-preference){"
+    f".shown{{animation:shown {PLAYS}s linear both}}.head{{animation:head {PLAYS}s linear both}}}}"
+    "@keyframes shown{from{width:40px}}</style>"
+)
 
 
 def scans(samples: int = 16384, batch: int = 64) -> dict[str, list[float]]:
@@ -130,6 +101,43 @@ def reads(samples: int = 512, batch: int = 8) -> str:
     left = panel(0, "PyTorch: each sample when its turn comes", each, order, COLOURS["torch"])
     right = panel(460, "solar: in sweeps, a quarter in memory", swept.read, swept.sample, COLOURS["solar"], lines)
     return _svg(920, 300, "Where in the file two epochs read", [*left, *right])
+
+
+def moving(ours: bool, samples: int = 1024, batch: int = 16, epochs: int = 2) -> str:
+    """What a disk does for us until two epochs are there, or for PyTorch in the same time.
+
+    It moves, unless the browser is asked for still pictures; then it is what is seen at the end.
+    """
+    swept = in_sweeps(samples, batch, 0.25, epochs)
+    found, name = (swept, "solar") if ours else (one_by_one(samples, batch, epochs), "torch")
+    left, top, wide, high, span = 40, 40, 384, 180, float(swept.batches[-1])
+
+    def x(seconds: float) -> float:
+        return round(left + wide * seconds / span, 1)
+
+    def at(place: int, form: str = "{},{}") -> str:
+        return form.format(x(found.seconds[place]), round(top + high * (1 - found.sample[place] / samples), 1))
+
+    begins, ends = (np.flatnonzero(np.diff(found.request, **of)) for of in ({"prepend": -1}, {"append": -1}))
+    turns = [one for one in np.unique([*begins, *ends]) if found.seconds[one] <= span]
+    moves = (f"{100 * found.seconds[one] / span:.2f}%{{{at(one, 'translate:{}px {}px')}}}" for one in turns)
+    waiting = (f"M{at(one)}H{x(found.used[one])}" for one in range(0, len(found.sample), 4) if ours)
+    given = found.batches[found.batches <= span]
+    requests = int(found.request[turns[-1]]) + 1
+    said = f"{requests} requests, {len(given)} of {epochs * samples // batch} batches"
+    parts = [
+        f"<style>@keyframes head{{{''.join(moves)}}}</style>",
+        f'<text class="t" x="{left}" y="22">{"solar: in sweeps" if ours else "PyTorch: each in its turn"}</text>',
+        *_axes(left, top, wide, high, "place in the file", f"{span:.2f} s of the same disk"),
+        f'<clipPath id="{name}"><rect class="shown" width="{left + wide + 2}" height="{top + high + 20}"/></clipPath>',
+        f'<g clip-path="url(#{name})" fill="none"><g class="{name}">',
+        f'<path d="{"".join(waiting)}" stroke-opacity=".25"/>',
+        f'<polyline points="{" ".join(map(at, turns))}" stroke-width="1.6"/></g>',
+        f'<path class="given" stroke-width="2" d="{"".join(f"M{x(one)} {top + high + 6}v10" for one in given)}"/></g>',
+        f'<circle class="head" r="5" style="{at(turns[-1], "translate:{}px {}px")}"/>',
+        f'<text class="t" x="{left}" y="{top + high + 60}">{said}</text>',
+    ]
+    return _svg(440, top + high + 72, f"{said} in {span:.2f} s", parts, MOVING)
 
 
 def lives(samples: int = 32, batch: int = 2) -> str:
@@ -221,13 +229,14 @@ def _axes(left: int, top: int, wide: int, high: int, upward: str, along: str) ->
     yield f'<text transform="translate({left - 14},{top + high}) rotate(-90)">{upward}{" →" if upward else ""}</text>'
 
 
-def _svg(wide: int, high: int, title: str, parts: Iterable[str]) -> str:
+def _svg(wide: int, high: int, title: str, parts: Iterable[str], style: str = STYLE) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" width="{wide}" role="img">'
-    ground = f'<rect width="{wide}" height="{high}" rx="6" fill="#fff"/>'
-    return "\n".join((head, f"<title>{html.escape(title)}</title>", STYLE + ground, *parts, "</svg>\n"))
+    ground = f'<rect width="{wide}" height="{high}" rx="6" fill="#fff"/>' if style == STYLE else ""
+    return "\n".join((head, f"<title>{html.escape(title)}</title>", style + ground, *parts, "</svg>\n"))
 
 
 PICTURES = {"pictures/reads": reads, "pictures/lives": lives, "pictures/memory": memory, "rates": rates}
+PICTURES |= {"pictures/one-by-one": partial(moving, ours=False), "pictures/sweeps": partial(moving, ours=True)}
 
 
 def main() -> None:

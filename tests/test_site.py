@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib.util
 import inspect
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,85 @@ def test_a_drawn_sample_is_read_before_it_is_used_and_memory_keeps_its_limit() -
     assert max(held) <= 50
 
 
+@pytest.mark.usefixtures("bench")
+def test_what_moves_makes_the_requests_that_the_plan_counts() -> None:
+    from bench import passing
+    from solar.planner.order import distributed
+
+    swept = passing.in_sweeps(1024, 16, 0.25, 2)
+    found, made = passing.loads(distributed(1024), 16, 0.25, 2)
+    counted = [made.start_counts, *made.counts]
+    assert int(swept.request[-1]) + 1 == sum(one.requests for one in counted) < 30
+    assert len(swept.sample) == len(found) == sum(one.reads for one in counted)
+    assert len(swept.batches) == 2 * 1024 // 16
+    assert (np.diff(swept.batches) >= 0).all() and (swept.seconds <= swept.used).all()
+    singly = passing.one_by_one(1024, 16, 2)
+    assert len(set(singly.request.tolist())) == len(singly.sample) == 2 * 1024
+    assert singly.batches[-1] == pytest.approx(passing.DISK.seconds(2048, 2048 * passing.SAMPLE))
+
+
+@pytest.mark.usefixtures("bench")
+@pytest.mark.parametrize("place", [0, 77, 318, 526, 688, 899])
+def test_a_cell_of_the_form_is_what_solar_plan_says_today(place: int) -> None:
+    """Six of 900: the first and the last, and some of each storage."""
+    from bench import costs
+
+    assert costs.table()["cells"][place] == costs.cell(list(costs.cases())[place]), "run `python -m bench.costs`"
+
+
+@pytest.mark.usefixtures("bench")
+def test_the_table_of_the_form_is_small_whole_and_of_these_choices() -> None:
+    from bench import costs
+
+    found = costs.table()
+    assert costs.FILE.stat().st_size < 200_000
+    assert len(found["cells"]) == len(list(costs.cases()))
+    assert costs.filled(found["cells"]) == costs.FILE.read_text()
+    sound = [one for one in found["cells"] if one is not None]
+    assert len(sound) > 800
+    assert all(one[3] <= 1.02 * min(one[:3]) for one in sound), "where others are faster, the page must say so"
+
+
+def linked(page: Path) -> set[Path]:
+    """The pages that a page's own text leads to; a folder stands for its README, that of decisions for all of them."""
+    found = set()
+    for target in re.findall(r"\]\(([^)\s#]+)[^)\s]*\)", page.read_text()):
+        if "://" not in target:
+            there = (page.parent / target).resolve()
+            if there.name == "decisions":
+                found |= set(there.glob("[0-9]*.md"))
+            found.add(there / "README.md" if there.is_dir() else there)
+    return found
+
+
+def test_every_page_is_within_two_clicks_of_the_landing_page() -> None:
+    """By what pages say, not by the list of all pages beside them. The page of all decisions counts as a click, too."""
+    first = linked(DOCS / "index.md")
+    second = {page for one in first if one.suffix == ".md" and "decisions" not in one.parts for page in linked(one)}
+    places = ast.literal_eval(next(
+        ast.unparse(node.value) for node in ast.parse((ROOT / "tools" / "site.py").read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "OUTSIDE"
+    ))  # fmt: skip
+    pages = {*DOCS.rglob("*.md"), *(ROOT / one for one in places)} - {DOCS / "index.md"}
+    assert len(pages) > 60
+    assert sorted(str(page.relative_to(ROOT)) for page in pages - first - second) == []
+
+
+class Fetched(HTMLParser):
+    """What a page has the browser fetch without being asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        asked = found.get("rel") or ""
+        if tag == "link" and any(one in asked.split() for one in ("stylesheet", "preconnect", "preload", "icon")):
+            self.targets.append(found.get("href") or "")
+        self.targets += [found[key] or "" for key in ("src", "srcset") if key in found]
+
+
 RECORDS = [
     {"scene": "a", "title": "a scene", "peer": "solar_loader", "label": "solar", "median": 900.0, "batch": 64,
      "rates": [800.0, 1000.0], "steady": 1100.0, "start": 1.5, "peak_rss": 2e8, "setting": {}, "epochs": 5},
@@ -194,3 +275,8 @@ def test_the_site_is_built_and_every_link_in_it_leads_somewhere(tmp_path: Path) 
         items = re.findall("^- ", (DOCS / f"{page}.md").read_text(), re.MULTILINE)
         article = (tmp_path / "site" / f"{page}.html").read_text().partition("<article")[2].partition("</article")[0]
         assert article.count("<li>") == len(items)
+    for path in (tmp_path / "site").rglob("*.html"):
+        page = Fetched()
+        page.feed(path.read_text())
+        assert [target for target in page.targets if "//" in target] == [], f"{path}: fetched from elsewhere"
+    assert (tmp_path / "site" / "search" / "search_index.json").stat().st_size > 100_000
