@@ -4,7 +4,7 @@
 const NAMES = {
   torch: "PyTorch, each sample in its turn",
   lru: "a cache of what was used last, as the page cache is",
-  pinned: "a part pinned in memory: no cache can do better",
+  pinned: "a part pinned in memory, of all nodes: the ideal cache",
   solar: "solar",
 };
 const size = nbytes => {
@@ -16,7 +16,7 @@ const duration = seconds => {
   for (const [unit, least, of] of [["s", 120, 1], ["min", 7200, 60], ["h", 172800, 3600]]) {
     if (seconds < least) return `${Number((seconds / of).toPrecision(3))} ${unit}`;
   }
-  return `${Math.round(seconds / 86400).toLocaleString("en")} days`;
+  return `${Number((seconds / 86400).toPrecision(3)).toLocaleString("en")} days`;
 };
 const made = (tag, text = "", attributes = {}) => {
   const one = Object.assign(document.createElement(tag), attributes);
@@ -67,7 +67,9 @@ function answer(at, place) {
   const [, latency, bandwidth, iops] = COSTS.storages[at.storage];
   place.replaceChildren(made("p", `${size(nbytes)} in all, ${size(memory)} of memory on each node.`));
   if (found === null) {
-    place.append(made("p", "So little memory has no room for the batches that are on their way: take a larger part."));
+    const why = "Such a part of 50,000 samples has no room for the batches that are on their way, so the table has no " +
+      "figure here. Of more samples it may: the command says.";
+    place.append(made("p", why));
   } else {
     const table = made("table"), body = made("tbody"), head = made("tr");
     for (const text of ["reading", "an epoch", `${at.epochs.toLocaleString("en")} epochs`, "requests an epoch"]) {
