@@ -24,12 +24,14 @@ from solar.io.layout.nearest import hint, listed, nearest
 from solar.io.layout.paths import Paths, files_of
 from solar.io.layout.stretches import Made, parts_of, put_together
 from solar.io.layout.virtual import left_to_libhdf5, resolved
+from solar.io.ranks.awaited import awaited
 from solar.io.ranks.peers import peers
 from solar.values import Layout, is_url
 
 log = logging.getLogger("solar")
 
 THREADS = 8  # threads that open files at the same time, if there are many
+FILES_AT_ONCE = 512  # files, after which it is told how many are open
 
 Samples = Literal["rows", "files"]
 
@@ -157,7 +159,10 @@ def _inspect_one(files: list[str], name: str, per_file: bool, cache: Folder) -> 
         if len(files) == 1:
             found = [_native.read_metadata(files[0], name)]
         else:
-            found = _native.read_metadata_of_many(files, name, THREADS)
+            found = []
+            with awaited(f"opening for {name}", lambda: len(found), len(files), "files"):
+                for begin in range(0, len(files), FILES_AT_ONCE):
+                    found += _native.read_metadata_of_many(files[begin : begin + FILES_AT_ONCE], name, THREADS)
     except LayoutError as error:
         raise LayoutError(_with_hint(str(error), files[0], name)) from None
     return _layout(files, [one["datasets"][0] for one in found], per_file, cache)

@@ -6,11 +6,13 @@ import argparse
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from solar.cli import kinds, quantities, words
 from solar.errors import PlanError
+from solar.io.ranks.awaited import awaited
 
 DETAILS = """\
 Two epochs have the same digest where each step of one has the bytes of its turn in the other: whatever the threads, the
@@ -85,8 +87,9 @@ def _epochs(arguments: argparse.Namespace, names: list[str]) -> Iterator[dict[st
             for loader in loaders:
                 loader.set_epoch(epoch)
             digest = Digest()
-            for batches in zip(*loaders, strict=True):
-                digest.add(batches)
+            with awaited(f"reading epoch {epoch}", partial(getattr, digest, "steps"), len(loaders[0]), "steps"):
+                for batches in zip(*loaders, strict=True):
+                    digest.add(batches)
             yield {"epoch": epoch, **digest.found()}
     finally:
         for loader in loaders:
@@ -98,11 +101,11 @@ class Digest:
 
     def __init__(self) -> None:
         self._sha = hashlib.sha256()
-        self._steps = self._samples = self._nbytes = 0
+        self.steps = self._samples = self._nbytes = 0
 
     def add(self, batches: Sequence[Mapping[str, Any]]) -> None:
         """The next step: the batch of each rank, which has tensors, or lists of text, under the names of the fields."""
-        self._steps += 1
+        self.steps += 1
         for name in batches[0]:
             values = _dealt_back([_apart(batch[name]) for batch in batches])
             facts, contents = _in_bytes(values)
@@ -114,7 +117,7 @@ class Digest:
 
     def found(self) -> dict[str, Any]:
         """Counts, and the digest as hexadecimal digits."""
-        counts = {"steps": self._steps, "samples": self._samples, "bytes": self._nbytes}
+        counts = {"steps": self.steps, "samples": self._samples, "bytes": self._nbytes}
         return counts | {"digest": self._sha.hexdigest()}
 
 

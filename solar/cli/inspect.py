@@ -27,6 +27,7 @@ from solar.io.layout.kinds import Kind, kinds_of
 from solar.io.layout.packing import packed
 from solar.io.layout.paths import files_of
 from solar.io.machine import figures
+from solar.io.ranks.awaited import awaited
 from solar.values import Layout, is_url
 
 DETAILS = """\
@@ -78,8 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
         layout = inspect(files, arguments.dataset)
         seen = Survey({layout.name: layout}, [], {})
     else:
-        seen, kinds = _surveyed(files)
-    shapes = shapes_of(arguments.file, files, seen.layouts) if seen.layouts and not kinds else []
+        with awaited("reading metadata"):
+            seen, kinds = _surveyed(files)
+    with awaited("looking for samples that are no rows"):
+        shapes = shapes_of(arguments.file, files, seen.layouts) if seen.layouts and not kinds else []
     found = FoundDataset(arguments.file, files, seen, kinds, shapes)
     if arguments.json:
         print(json.dumps(as_json(found), indent=1))

@@ -18,6 +18,7 @@ from solar.io.layout.hdf5 import inspect, survey
 from solar.io.layout.paths import files_of
 from solar.io.machine import available as machine
 from solar.io.machine import figures, profile
+from solar.io.ranks.awaited import awaited
 from solar.io.read.engine import ROOM
 from solar.io.read.reader import read
 from solar.io.read.run import scratch_nbytes, threads
@@ -113,12 +114,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     storage, source = _storage(arguments, arguments.mixture[0][0] if arguments.mixture else arguments.file)
-    if arguments.mixture:
-        layouts, cases = _mixed(arguments)
-    else:
-        plain = arguments.file is not None and not kinds.unequal(arguments)
-        found, extents = kinds.held(arguments, _layouts_of(arguments) if plain else {})
-        layouts, cases = [*found.values()], [*_cases(arguments, storage, found, extents)]
+    with awaited("opening"):
+        layouts, cases = _mixed(arguments) if arguments.mixture else _of_file(arguments, storage)
     refused = next((said for one in layouts if (said := not_carried(one))), "")
     cases = jobs.side_by_side(arguments, _tried(layouts, cases, arguments.memory))
     ahead = arguments.ahead or batches_ahead(layouts)
@@ -127,7 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
         from solar.cli import plot  # only here: matplotlib takes its time
 
         plot.check(arguments.plot)  # before the work
-    answered = _answered(cases, job, arguments.jobs)
+    with awaited("planning, and following the others use by use"):
+        answered = _answered(cases, job, arguments.jobs)
     cached = _cached(arguments.file if layouts else None, cases)
     if arguments.plot:
         shown, of = plot.panels(cases, answered)
@@ -149,6 +147,13 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.plot:
             print(f"\n{arguments.plot} has the picture")
     return 0
+
+
+def _of_file(arguments: argparse.Namespace, storage: Storage) -> tuple[list[Layout], list[Case]]:
+    """The datasets of the FILE, if there is one, and one case for each."""
+    plain = arguments.file is not None and not kinds.unequal(arguments)
+    found, extents = kinds.held(arguments, _layouts_of(arguments) if plain else {})
+    return [*found.values()], [*_cases(arguments, storage, found, extents)]
 
 
 def _answered(cases: list[Case], job: Job, together: int | None) -> Answer:

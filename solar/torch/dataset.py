@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from solar.io.libhdf5.mpio import By
 from solar.io.lying import Lying, rows_of, shape_of
 from solar.io.machine.identity import check_unchanged
 from solar.io.ragged import Columns
+from solar.io.ranks.awaited import awaited
 from solar.io.read.as_float import straight
 from solar.io.read.boxed import BoxRows
 from solar.io.read.reader import Pending, Rows, checked_rows
@@ -105,7 +107,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
             raise TypeError("fields: name the datasets a sample is made of")
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable with a sample, not {type(transform).__name__}")
-        self.layouts, own = lying(path, fields, samples, reader, cache, together)
+        with awaited(f"opening {Path(path).name}" if isinstance(path, str | os.PathLike) else "opening files"):
+            self.layouts, own = lying(path, fields, samples, reader, cache, together)
         of_field = iter(own)
         self.extents = mapped(self.layouts, lambda _: next(of_field))  # None: samples are rows
         self.fields = _fields(fields, self.layouts, self.extents)

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from solar.io.ranks.awaited import awaited
 from solar.io.read.run import Run, Running, scratch_nbytes, threads
 from solar.planner import budget
 from solar.planner.budget import AheadSpec as AheadSpec
@@ -91,8 +92,9 @@ class BufferedPass:
                 self._draw_more()
             except Exception as error:  # comes after the batches before it, as in torch
                 self._error, self._exhausted = error, True
-        segment = self._located()
-        hold = None if segment is None else self._buffer.enter(self._plan(segment), self._hold)
+        with awaited("planning what is read when"):
+            segment = self._located()
+            hold = None if segment is None else self._buffer.enter(self._plan(segment), self._hold)
         self._started, self._segment = 0, None if hold is None else segment
         if hold is not None:
             self._hold, self.ahead = hold, hold.run.staged + self._pace.threads

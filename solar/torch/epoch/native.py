@@ -14,6 +14,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from solar.errors import PlanError, ReadError, SolarError
 from solar.gpu.copier import DeviceCopier, OnDeviceBatch, copying
 from solar.io.machine.late import Late
+from solar.io.ranks.awaited import waiting
 from solar.io.workers.processes import Processes
 from solar.torch.batch.coming import Coming, profiling, span
 from solar.torch.batch.make import Threads, here
@@ -80,7 +81,7 @@ class NativeIter(Draws):
         if profiling():
             return super().__next__()
         try:
-            data = self._next_data()
+            data = self._next_data() if self._handed_out else waiting("reading the first batch", self._next_data)
         except SolarError as error:  # its message matters, not its traceback
             raise error.with_traceback(None) from error.__cause__
         self._num_yielded += 1

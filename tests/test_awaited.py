@@ -1,0 +1,272 @@
+"""What takes long is shown where a person looks on, and nowhere else. By counts, with a clock and terminal of ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from solar import DataLoader, H5Dataset, PlanSampler, SolarError
+from solar.cli import main
+from solar.io.layout import hdf5
+from solar.io.ranks import awaited as module
+from solar.io.ranks.awaited import Line, Phase, awaited, in_notebook, looked_at, show
+
+
+class Bar:
+    """Counts what it is told."""
+
+    def __init__(self, phase: Phase) -> None:
+        self.what, self.n, self.closed = phase.what, 0, 0
+        self.seen: list[int] = []
+
+    def refresh(self) -> None:
+        self.seen.append(self.n)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def waits(ends_after: int, asked: list[float]) -> Callable[[float], bool]:
+    """An event that is set after so many waits; it notes for how long each would have been."""
+
+    def wait(seconds: float) -> bool:
+        asked.append(seconds)
+        return len(asked) > ends_after
+
+    return wait
+
+
+def test_what_ends_within_two_seconds_is_never_shown() -> None:
+    made: list[Bar] = []
+    asked: list[float] = []
+    show(waits(0, asked), lambda: Phase("opening"), lambda phase: made.append(Bar(phase)))
+    assert asked == [2.0] and made == []
+
+
+def test_what_takes_longer_is_shown_twice_a_second_until_it_ends_and_then_goes_away() -> None:
+    made: list[Bar] = []
+    asked: list[float] = []
+    done = iter([10, 250, 2000])
+    phase = Phase("opening", lambda: next(done), 1000, "files")
+    show(waits(3, asked), lambda: phase, lambda one: made.append(Bar(one)) or made[-1])
+    assert asked == [2.0, 0.5, 0.5, 0.5]
+    [bar] = made
+    assert bar.seen == [10, 250, 1000], "never more than there are"
+    assert bar.closed == 1
+
+
+def test_one_within_another_is_shown_while_it_lasts() -> None:
+    outer, inner = Phase("opening"), Phase("files", lambda: 7, 9)
+    made: list[Bar] = []
+    now = iter([outer, inner, inner, outer, None])
+    show(waits(5, []), lambda: next(now), lambda one: made.append(Bar(one)) or made[-1])
+    assert [(bar.what, bar.seen, bar.closed) for bar in made] == [
+        ("opening", [0], 1), ("files", [7, 7], 1), ("opening", [0], 1)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("done", "all_", "seconds", "said"),
+    [
+        (None, 0, 3.2, "opening: 3 s"),
+        (lambda: 0, 1000, 3, "opening: 0 of 1,000 files"),
+        (lambda: 120, 1000, 3, "opening: 120 of 1,000 files, 22 s left"),
+        (lambda: 1, 10_000, 3, "opening: 1 of 10,000 files, 8 h 20 min left"),
+        (lambda: 1000, 1000, 3, "opening: 1,000 of 1,000 files"),
+    ],
+)
+def test_a_line_says_how_far_it_is_and_how_long_it_will_take(
+    done: Callable[[], int] | None, all_: int, seconds: float, said: str
+) -> None:
+    line = Line(Phase("opening", done, all_, "files", began=100.0), clock=lambda: 100.0 + seconds)
+    line.n = done() if done else 0
+    assert line.text() == said
+
+
+def test_a_line_goes_away_and_a_lost_terminal_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    line = Line(Phase("planning", began=0.0), clock=lambda: 4.0)
+    line.refresh()
+    line.close()
+    assert sys.stderr.getvalue() == "\rplanning: 4 s\033[K\r\033[K"  # type: ignore[attr-defined]
+    sys.stderr.close()
+    line.refresh()
+
+
+# --- who looks on ----
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """Makes stderr a terminal, and gives the end at which what is shown there can be read."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))  # tqdm shows nothing on one without columns
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with os.fdopen(theirs, "w") as stderr:
+
+        def begin() -> int:
+            monkeypatch.setattr(sys, "stderr", stderr)  # in the test itself: pytest has its own before
+            return ours
+
+        yield begin
+    os.close(ours)
+
+
+def test_a_terminal_at_rank_0_is_looked_at(terminal: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal()
+    assert looked_at()
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
+    assert looked_at()
+    monkeypatch.setenv("RANK", "3")
+    assert not looked_at()
+    monkeypatch.setenv("RANK", "9")  # of 4: no sense, which is for others to say
+    assert not looked_at()
+
+
+def test_a_process_of_another_is_not(terminal: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal()
+    monkeypatch.setattr(module.multiprocessing, "parent_process", lambda: "somebody")
+    assert not looked_at()
+
+
+def test_a_file_a_closed_one_and_none_at_all_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stderr in (io.StringIO(), closed, None):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert not looked_at()
+
+
+def test_a_notebook_is_and_a_console_of_ipython_is_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    for config, is_one in (({"IPKernelApp": {}}, True), ({}, False)):
+        shell = SimpleNamespace(config=config)
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
+        assert in_notebook() is is_one and looked_at() is is_one
+
+
+def test_where_nobody_looks_on_no_thread_begins_and_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    before = threading.active_count()
+    with awaited("opening"):
+        assert threading.active_count() == before
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("has_tqdm", [False, True])
+def test_it_is_shown_on_a_terminal_with_tqdm_and_without(
+    has_tqdm: bool, terminal: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_tqdm and importlib.util.find_spec("tqdm") is None:
+        pytest.skip("tqdm is not installed")
+    if not has_tqdm:
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    ours, seen = terminal(), ""
+    assert looked_at()
+    with awaited("opening\x1b[2J it", lambda: 3, 12, "files"):
+        while ("3/12" if has_tqdm else "3 of 12 files") not in seen:  # the pty waits for more
+            seen += os.read(ours, 1000).decode()
+    assert "opening?[2J it: " in seen and "\x1b[2J" not in seen
+    assert "solar-awaited" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_an_error_goes_through_and_ends_it(terminal: Callable[[], int]) -> None:
+    terminal()
+    before = threading.active_count()
+    with pytest.raises(SolarError, match="as it was"), awaited("opening"):
+        raise SolarError("as it was")
+    assert threading.active_count() == before and module._phases == []
+
+
+# --- what is shown ----
+
+
+class Noted(list[Any]):
+    """The phases; `all` are all that there ever were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[Phase] = []
+
+    def append(self, phase: Phase) -> None:
+        super().append(phase)
+        self.all.append(phase)
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
+    """Somebody looks on, and what would be shown after two seconds is noted at once."""
+    found = Noted()
+    monkeypatch.setattr(module, "_phases", found)
+    monkeypatch.setattr(module, "looked_at", lambda: True)
+    return found
+
+
+def write(path: Path, samples: int = 64) -> Path:
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros((samples, 256), "f4")
+    return path
+
+
+def test_a_loader_says_that_it_opens_plans_and_waits_for_the_first_batch_of_an_epoch(
+    noted: Noted, tmp_path: Path
+) -> None:
+    data = H5Dataset(write(tmp_path / "scan.h5"), "x")
+    sampler = PlanSampler(data, 1, 0)
+    with DataLoader(data, 4, sampler=sampler, buffer="80KiB", epochs=2) as loader:
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            assert len(list(loader)) == 16
+    epoch = ["reading the first batch", "planning what is read when"]
+    assert [phase.what for phase in noted.all] == ["opening scan.h5", *epoch, *epoch]
+    assert len(noted) == 0
+
+
+def test_of_many_files_it_says_how_many_are_open(noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(10):
+        write(tmp_path / f"{number}.h5", 4)
+    monkeypatch.setattr(hdf5, "FILES_AT_ONCE", 4)
+    native, open_before = hdf5._native.read_metadata_of_many, []
+
+    def read(files: list[str], name: str, threads: int) -> Any:
+        done = noted[-1].done
+        assert done is not None and noted[-1].all == 10
+        open_before.append((done(), len(files)))
+        return native(files, name, threads)
+
+    monkeypatch.setattr(hdf5, "_native", SimpleNamespace(**vars(hdf5._native) | {"read_metadata_of_many": read}))
+    assert len(H5Dataset(str(tmp_path / "*.h5"), "x")) == 40
+    assert open_before == [(0, 4), (4, 4), (8, 2)]
+    assert [phase.what for phase in noted.all] == ["opening *.h5", "opening for x"]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["inspect"], {"reading metadata", "looking for samples that are no rows"}),
+        (["plan", "--memory", "160k"], {"opening", "planning, and following the others use by use"}),
+        (["digest", "--batch-size", "8"], {"reading epoch 0"}),
+    ],
+)
+def test_a_command_says_what_it_does(command: list[str], said: set[str], noted: Noted, tmp_path: Path) -> None:
+    assert main([command[0], str(write(tmp_path / "scan.h5")), *command[1:]]) == 0
+    assert said <= {phase.what for phase in noted.all}
+    for phase in noted.all:
+        assert phase.done is None or phase.all > 0
