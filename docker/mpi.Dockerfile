@@ -21,13 +21,17 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /src \
     && pip install --no-cache-dir --no-deps /wheels/*.whl \
     && pip uninstall --yes cython pkgconfig setuptools wheel
 
+# What no image runs is taken out; the tests before had it.
+FROM build AS slim
+RUN /src/docker/slim /opt/solar
+
 FROM debian:12.11-slim
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libhdf5-openmpi-103-1 libhdf5-openmpi-hl-100 openmpi-bin python3 \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 solar
-COPY --from=build /opt/solar /opt/solar
+COPY --from=slim /opt/solar /opt/solar
 ENV PATH=/opt/solar/bin:$PATH \
     OMPI_MCA_rmaps_base_oversubscribe=1 \
     OMPI_MCA_btl_vader_single_copy_mechanism=none

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import subprocess
+import sys
 import tomllib
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import solar
 from solar.cli import COMMANDS
@@ -15,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKE = re.compile(r"^ *make ([a-z -]+?)(?: +(?:#|2>|\|\|).*)?$", re.MULTILINE)
+BUILD = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"])
 LOWEST = {name: low for name, low in (one.split(">=") for one in PROJECT["dependencies"])}
 
 
@@ -46,3 +54,72 @@ def test_what_users_are_asked_to_read_or_run_is_there() -> None:
     assert [link for link in links if not (ROOT / link).is_file()] == []
     for command in re.findall(r"`solar (\w+)", text):
         assert command in COMMANDS
+
+
+@pytest.fixture
+def recipes() -> Any:
+    """tools/recipes as a module."""
+    pytest.importorskip("yaml", reason="the extra `docs` is not installed")
+    loader = SourceFileLoader("recipes", str(ROOT / "tools" / "recipes"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("recipes", loader))  # type: ignore[arg-type]
+    loader.exec_module(module)
+    return module
+
+
+def of_pip(name: str) -> str:
+    """The name of a conda or Spack package at pip."""
+    short = name.removeprefix("py-")
+    return {"pytorch": "torch"}.get(short, short)
+
+
+def test_the_conda_recipe_asks_for_what_pip_does(recipes: Any) -> None:
+    needs, _, tests = recipes.conda()
+    asked = dict(one.split(" >=") for one in needs["run"])
+    assert asked.pop("python") == PROJECT["requires-python"].removeprefix(">=")
+    assert {of_pip(name): low for name, low in asked.items()} == LOWEST
+    host = {one.replace(" ", "") for one in needs["host"]} - {"pip"}
+    assert host == {*BUILD, "python" + PROJECT["requires-python"]}
+    assert f'version: "{solar.__version__}"' in (ROOT / "conda" / "recipe.yaml").read_text()
+    assert "python -m solar.selftest" in tests
+
+
+def test_the_spack_package_asks_for_what_pip_does_and_tests_itself(recipes: Any) -> None:
+    needs, tests = recipes.spack()
+    run = dict(spec.rstrip(":").split("@") for spec, when in needs if "run" in when and "mpi4py" not in spec)
+    assert run.pop("python") == PROJECT["requires-python"].removeprefix(">=")
+    assert {of_pip(name): low for name, low in run.items()} == LOWEST
+    build = {spec.removeprefix("py-") for spec, when in needs if when == "build" and spec.startswith("py-")}
+    assert {f"{name}>={low},<{int(last) + 1}" for name, low, last in map(parted, build)} == BUILD
+    assert "python -m solar.selftest" in tests
+
+
+def parted(spec: str) -> list[str]:
+    """Of a@1.1:1 the name and both ends."""
+    name, _, ends = spec.partition("@")
+    return [name, *ends.split(":")]
+
+
+@pytest.mark.parametrize("way", ["conda", "spack"])
+def test_what_a_package_does_to_test_itself_can_be_run_here(way: str, recipes: Any, tmp_path: Path) -> None:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    commands = [line for line in getattr(recipes, way)()[-1] if "selftest" not in line]  # that is test_cli_selftest's
+    assert len(commands) >= 2
+    for line in commands:
+        subprocess.run(line, shell=True, cwd=tmp_path, env=os.environ | {"PATH": path}, check=True, capture_output=True)
+
+
+def test_an_image_keeps_what_torch_runs_and_nothing_that_only_tests_or_compiles(tmp_path: Path) -> None:
+    site = tmp_path / "lib" / "python3.11" / "site-packages"
+    kept = ["torch/__init__.py", "torch/bin/torch_shm_manager", "torch/lib/libtorch.so", "torch/testing/__init__.py"]
+    kept += ["numpy/testing/__init__.py", "sympy/core/core.py", "h5py/_hl/files.py", "networkx/__init__.py"]
+    gone = ["torch/bin/test_api", "torch/bin/protoc", "torch/include/ATen/ATen.h", "torch/test/test_x"]
+    gone += ["h5py/tests/test_file.py", "numpy/_core/tests/data/x.csv", "sympy/core/tests/test_x.py"]
+    gone += ["networkx/algorithms/tests/test_x.py"]
+    for name in [*kept, *gone]:
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text("x")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to("/bin/false")  # it has no pip
+    said = subprocess.run([ROOT / "docker" / "slim", tmp_path], check=True, capture_output=True, text=True).stdout
+    assert said.startswith(f"{tmp_path}: ")
+    assert sorted(str(one.relative_to(site)) for one in site.rglob("*") if one.is_file()) == sorted(kept)
