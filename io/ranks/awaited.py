@@ -52,7 +52,7 @@ def awaited(what: str, done: Callable[[], int] | None = None, of: int = 0, unit:
     >>> with awaited("sorting"):
     ...     [3, 1, 2].sort()
     """
-    if threading.current_thread() is not threading.main_thread() or not (_phases or looked_at()):
+    if not _is_shown():
         yield
         return
     _phases.append(Phase("".join(one if one.isprintable() else "?" for one in what), done, of, unit))
@@ -71,9 +71,15 @@ def awaited(what: str, done: Callable[[], int] | None = None, of: int = 0, unit:
 
 
 def waiting(what: str, make: Callable[[], Made]) -> Made:
-    """What is made, awaited."""
+    """What is made, awaited. Where nobody looks on it is this call and no more."""
+    if not _is_shown():
+        return make()
     with awaited(what):
         return make()
+
+
+def _is_shown() -> bool:
+    return threading.current_thread() is threading.main_thread() and (bool(_phases) or looked_at())
 
 
 def looked_at() -> bool:
