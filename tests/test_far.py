@@ -44,7 +44,7 @@ def both(kind: str, folder: Path, web: Web, monkeypatch: pytest.MonkeyPatch, **s
 
 
 @pytest.mark.parametrize("buffer", [0, "800KiB", None])
-@pytest.mark.parametrize("kind", [one for one in KINDS if one != "virtual"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_the_file_here(
     kind: str, buffer: Any, tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,12 +227,6 @@ def test_a_link_here_leads_to_no_url(tmp_path: Path, web: Web) -> None:
     with pytest.raises(LayoutError, match="there is no file"):
         H5Dataset(str(tmp_path / "links.h5"), {"x": "away"})
     assert len(web.sent) == asked
-
-
-def test_what_libhdf5_alone_reads_is_refused(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    KINDS["virtual"](tmp_path)
-    with pytest.raises(LayoutError, match="copy the file to a local disk"):
-        H5Dataset(web.url("virtual.h5"), {"x": "x"})
 
 
 def test_fields_of_one_file_share_its_metadata(tmp_path: Path, web: Web) -> None:

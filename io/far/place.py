@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fnmatch
 import os
+import posixpath
 import re
 from collections.abc import Iterable
 from datetime import timedelta
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from solar.errors import LayoutError, ReadError
+from solar.values import is_url
 
 SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss", "file")
 TIMEOUT, CONNECT_TIMEOUT = "30s", "10s"  # of one request
@@ -61,6 +63,17 @@ def place_of(url: str) -> FarPlace:
             "object by s3://, gs:// or az://", told(url)
         )  # fmt: skip
     return FarPlace(f"{parts.scheme}://{parts.netloc}", unquote(parts.path).lstrip("/"))
+
+
+def beside(url: str, name: str) -> str | None:
+    """What a far file means by the name of another; None for one that leads anywhere but beside it or below.
+
+    >>> beside("s3://bucket/run/all.h5", "parts/1.h5"), beside("s3://bucket/run/all.h5", "../1.h5")
+    ('s3://bucket/run/parts/1.h5', None)
+    """
+    if not name or is_url(name) or name.startswith("/") or ".." in name or any(one in name for one in "?#%"):
+        return None
+    return f"{url.rpartition('/')[0]}/{posixpath.normpath(name)}"
 
 
 @lru_cache(maxsize=STORES)

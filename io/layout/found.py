@@ -4,13 +4,18 @@
 # ruff: noqa: PTH100, PTH114, PTH119, PTH120
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from solar import _native
-from solar.errors import LayoutError, SolarError
+from solar.errors import LayoutError, ReadError, SolarError
+from solar.io.far.place import beside
+from solar.values import is_url
 
 THREADS = 8  # threads that open files at the same time
+FAR_THREADS = 64  # and files elsewhere, each of which is waited for
 SURVEYED = 16  # datasets of one file, from which on it is read whole
 
 Key = tuple[str, str]  # a file and the name of a dataset in it
@@ -24,6 +29,8 @@ def found_in(
     None for those for which there is no file or no dataset: libhdf5 gives the fill value for their rows. `failure` for
     those of which it is not certain what libhdf5 would do.
     """
+    if is_url(virtual):
+        return _from_afar(virtual, sources, failure)
     files = {name: _file(virtual, name) for name in dict.fromkeys(file for file, _ in sources)}
     places = [(files[file], "/" + name.strip("/")) for file, name in sources]
     by_file: dict[str, list[str]] = {}
@@ -66,6 +73,33 @@ def _candidates(virtual: str, name: str) -> Iterator[str]:
     yield os.path.abspath(local)
     if os.path.islink(virtual):
         yield f"{os.path.dirname(os.path.realpath(virtual))}/{local}"
+
+
+def _from_afar(
+    virtual: str, sources: Sequence[Key], failure: type[Exception]
+) -> list[tuple[str, _native.Dataset | None]]:
+    """The same of a far file, whose sources lie beside it. One that nobody may read is not missing."""
+
+    def found(source: Key) -> tuple[str, _native.Dataset | None]:
+        file, name = source
+        # libhdf5 also looks beside it for an absolute name
+        url = virtual if file == "." else beside(virtual, file.rpartition("/")[2] if file.startswith("/") else file)
+        if url is None:
+            raise failure(f"its source {file} does not lie beside it, and from afar nothing leads elsewhere")
+        try:
+            if url != virtual:
+                _native.far_look(url)
+        except ReadError as error:
+            if error.errno != errno.ENOENT:
+                raise failure(f"of its source: {error}") from None
+            if file.startswith("/"):
+                raise failure(f"its source {file} does not lie beside it, and from afar nothing leads there") from None
+            return url, None
+        dataset = _one(url, "/" + name.strip("/"), failure)
+        return (dataset["path"] if dataset else "") or url, dataset
+
+    with ThreadPoolExecutor(FAR_THREADS) as threads:
+        return [*threads.map(found, sources)]
 
 
 def _survey(file: str, names: set[str], failure: type[Exception]) -> Iterator[tuple[Key, _native.Dataset | None]]:

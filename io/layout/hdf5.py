@@ -26,7 +26,7 @@ from solar.io.layout.stretches import Made, parts_of, put_together
 from solar.io.layout.virtual import left_to_libhdf5, resolved
 from solar.io.ranks.awaited import awaited
 from solar.io.ranks.peers import peers
-from solar.values import Layout, is_url
+from solar.values import Layout
 
 log = logging.getLogger("solar")
 
@@ -212,9 +212,6 @@ def check_counts(layouts: list[Layout]) -> None:
 def _layout(asked: list[str], datasets: list[_native.Dataset], per_file: bool, cache: Folder) -> Layout:
     """The Layout of the datasets with its name in the given files, or in the files to which links there lead."""
     files = [dataset["path"] or file for file, dataset in zip(asked, datasets, strict=True)]
-    for file, one in zip(files, datasets, strict=True):
-        if is_url(file) and one["storage"] in ("virtual", "external"):
-            raise _not_from_afar(file, one, f"it is of {one['storage']} storage")
     datasets, made = resolved(files, datasets, per_file)
     first = datasets[0]
     dtype = _check_agreement(asked, datasets, per_file)

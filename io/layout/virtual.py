@@ -4,11 +4,9 @@ libhdf5 says what a dataset is made of (io/libhdf5/slow_child.py); here it is fo
 stays with libhdf5, and its Layout says why.
 """
 
-# ruff: noqa: PTH100, PTH113, PTH116
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,17 +17,15 @@ from solar.errors import LayoutError, SolarError
 from solar.io.layout.extents import UNDEFINED
 from solar.io.layout.forms import dtype_of
 from solar.io.layout.found import found_in
+from solar.io.layout.raw import Unresolved, of_raw_files
 from solar.io.layout.stretches import Made, Place, Rows, inside_a_chunk, put_together, through, whole
 from solar.io.libhdf5 import slow
 
 OUTSIDE = ("virtual", "external")  # storages whose values are elsewhere
 VIRTUAL_DEPTH = 8  # virtual datasets within each other
 MOST_STRETCHES = 100_000  # of rows; with more, planning would take longer than libhdf5
+IRREGULAR = "it maps what is no regular pattern of rows"
 UNLIMITED = 2**64 - 1  # HDF5's word for "as many as there are"
-
-
-class Unresolved(Exception):
-    """Why native code cannot read it."""
 
 
 def resolved(
@@ -63,8 +59,10 @@ def _resolved(file: str, dataset: _native.Dataset, per_file: bool) -> tuple[list
         if dataset["storage"] == "virtual":  # its shape is not known
             raise
         return dataset["shape"], _why(dataset, str(error))
-    shape = list(facts["shape"])
+    shape = dataset["shape"] if facts["shape"] is None else list(facts["shape"])
     try:
+        if facts["shape"] is None:
+            shape = _grown(file, dataset, facts)
         if per_file:
             raise Unresolved('with samples="files" only whole datasets of a file are read natively')
         made = _made(file, {**dataset, "shape": shape}, facts, 0)
@@ -96,7 +94,7 @@ def _made(file: str, dataset: _native.Dataset, facts: dict[str, Any], depth: int
     if math.prod(dataset["shape"]) * dataset["itemsize"] >= 2**63:
         raise Unresolved("it has more bytes than can be counted")
     if dataset["storage"] == "external":
-        return _of_raw_files(dataset, facts["external"])
+        return of_raw_files(file, dataset, facts["external"])
     if depth == VIRTUAL_DEPTH:
         raise Unresolved(f"its sources are virtual, too, more than {VIRTUAL_DEPTH} times over")
     if not dataset["shape"]:
@@ -108,7 +106,8 @@ def missing_sources(file: str, name: str) -> list[tuple[str, str]]:
     """The sources of a virtual dataset that are not there, as it names them: file and dataset."""
     facts = slow.made_of(file, name)
     try:
-        mapped = [one for given in facts["sources"] for one in _blocks(given, facts["shape"][0])]
+        stored = facts["shape"] or _grown(file, _native.read_metadata(file, name)["datasets"][0], facts)
+        mapped = [one for given in facts["sources"] for one in _blocks(given, stored[0])]
         wanted = list(dict.fromkeys((one.file, one.name) for one in mapped))
         found = found_in(file, wanted, Unresolved)
     except Unresolved:  # its Layout says why
@@ -116,53 +115,45 @@ def missing_sources(file: str, name: str) -> list[tuple[str, str]]:
     return [key for key, (_, there) in zip(wanted, found, strict=True) if there is None]
 
 
-# --- raw files ----
-
-
-def _of_raw_files(dataset: _native.Dataset, external: list[tuple[str, int, int]]) -> Made:
-    """The extents of a contiguous dataset in raw files, one after another."""
-    row_nbytes = math.prod(dataset["shape"][1:]) * dataset["itemsize"]
-    left = math.prod(dataset["shape"]) * dataset["itemsize"]
-    places, rows = [], []
-    for name, offset, size in external:
-        nbytes = min(size, left)
-        if not nbytes:
-            continue
-        if nbytes % row_nbytes:
-            raise Unresolved(f"{name} ends within a row")
-        path = os.path.abspath(name)  # a relative name is relative to the working directory, as libhdf5 has it
-        facts = _status(path)
-        if offset + nbytes > facts["file_nbytes"]:
-            raise Unresolved(f"{path} is shorter than its share of the values: libhdf5 gives zeros for the rest")
-        there = {"storage": "contiguous", "elsewhere": "", "address": offset, "nbytes": nbytes, **facts}
-        shape = [nbytes // row_nbytes, *dataset["shape"][1:]] if dataset["shape"] else []
-        place: _native.Dataset = {**dataset, **there, "shape": shape}  # type: ignore[typeddict-item]
-        places.append(Place(path, place, place))
-        rows.append(nbytes // row_nbytes)
-        left -= nbytes
-    if left:
-        raise Unresolved("its raw files have too few bytes")
-    return Made(places, np.arange(len(places)), np.zeros(len(places), np.int64), np.array(rows, np.int64))
-
-
-def _status(path: str) -> dict[str, int]:
-    if os.environ.get("HDF5_EXTFILE_PREFIX"):
-        raise Unresolved("HDF5_EXTFILE_PREFIX is set")
-    try:
-        facts = os.stat(path)
-    except (OSError, ValueError):
-        raise Unresolved(f"there is no file {path}") from None
-    if not os.path.isfile(path):
-        raise Unresolved(f"{path} is no plain file")
-    return {
-        "file_nbytes": facts.st_size,
-        "file_mtime_ns": facts.st_mtime_ns,
-        "file_inode": facts.st_ino,
-        "file_ctime_ns": facts.st_ctime_ns,
-    }
-
-
 # --- sources ----
+
+
+def _grown(file: str, dataset: _native.Dataset, facts: dict[str, Any]) -> list[int]:
+    """The shape now of one in a far file that grows with its sources, by libhdf5's rules."""
+    rows = 0
+    for given in facts["sources"]:
+        where, taken = given["to"], given["from"]
+        if where is None or taken is None:
+            raise Unresolved(IRREGULAR)
+        start, stride, count, block = where[0]
+        if any(UNLIMITED in side for side in where[1:]):
+            raise Unresolved("it grows along another axis than the first")
+        if UNLIMITED not in where[0]:
+            filled = count * block
+        elif "%" in given["file"] + given["name"]:
+            filled = _counted(file, given) * block
+        elif not taken or UNLIMITED not in taken[0]:
+            raise Unresolved("it grows with another axis of its source than the first")
+        else:
+            ((_, source),) = found_in(file, [(given["file"], given["name"])], Unresolved)
+            there = source["shape"] if source else []  # of one that grows itself, what was stored
+            filled = _side(taken[0], there[0]).total if there else 0
+        if filled:
+            turns = (filled - 1) // block
+            rows = max(rows, start + turns * stride + filled - turns * block)
+    return [rows, *dataset["shape"][1:]]
+
+
+def _counted(file: str, given: dict[str, Any]) -> int:
+    """How many sources there are, one after another, whose names are counted."""
+    start, stride, _, _ = given["to"][0]
+    number, step = 0, 1
+    while True:
+        some = _blocks(given, start + (number + step) * stride)[number:]
+        found = [one for _, one in found_in(file, [(one.file, one.name) for one in some], Unresolved)]
+        if None in found:
+            return number + found.index(None)
+        number, step = number + step, min(2 * step, 64)
 
 
 class Filling(NamedTuple):
@@ -197,7 +188,7 @@ def _blocks(given: dict[str, Any], rows: int) -> list[Filling]:
     """The mappings of one entry: one, or, where names have %b in them, one for each block of rows."""
     where, taken = given["to"], given["from"]
     if where is None or taken is None:
-        raise Unresolved("it maps what is no regular pattern of rows")
+        raise Unresolved(IRREGULAR)
     names = given["file"], given["name"]
     if not any("%" in name for name in names):
         return [Filling(*names, where, taken)]
@@ -241,7 +232,7 @@ def _source(file: str, source: _native.Dataset | None, dataset: _native.Dataset,
         facts = slow.made_of(file, source["target"] or source["name"])
     except SolarError as error:
         raise Unresolved(f"of its source: {error}") from None
-    source["shape"] = list(facts["shape"])
+    source["shape"] = _grown(file, source, facts) if facts["shape"] is None else list(facts["shape"])
     return _made(file, source, facts, depth + 1)
 
 

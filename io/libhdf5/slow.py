@@ -20,9 +20,11 @@ from solar.errors import LayoutError, ReadError
 from solar.io.libhdf5 import slow_child
 from solar.io.machine.child import Child, Lost
 from solar.io.machine.child_end import End
+from solar.values import is_url
 
 ANSWER_PATIENCE = 60.0  # seconds without a byte of answer before the process is given up
 ASKED_AT_ONCE = 64 << 20  # bytes asked for at a time
+MOST_WANTED = 10_000  # pieces of metadata of a far file that one answer may take
 PLUGINS = str(Path(_native.__file__).parent / "plugins")  # our filter: a virtual dataset may have bounded chunks
 
 
@@ -72,10 +74,11 @@ def _ask(
 ) -> dict[str, Any]:
     """The header of the answer, with its values in `out`. Raises the process's error, or how the process ended."""
     where = f"{path}: {dataset}"
+    was = _native.far_look(path) if is_url(path) else None
     try:
         with _child.talk(ANSWER_PATIENCE) as end:
-            end.send({"path": path, "dataset": dataset, "rows": count, "memory": memory}, rows)
-            header: dict[str, Any] = end.receive()
+            end.send({"path": path, "dataset": dataset, "rows": count, "memory": memory, "far": was and was[0]}, rows)
+            header: dict[str, Any] = end.receive() if was is None else _handing(end, path, was)
             if out is not None and "array" in header:
                 _receive_array(end, header, out, where)
     except Lost as lost:
@@ -83,6 +86,19 @@ def _ask(
     if "error" in header:
         raise (LayoutError if header["kind"] == "layout" else ReadError)(f"{where}: {header['error']}")
     return header
+
+
+def _handing(end: End, url: str, was: _native.FarIdentity) -> dict[str, Any]:
+    """The header of the answer, once the process has been given the bytes of a far file that it asks for."""
+    for _ in range(MOST_WANTED):
+        header: dict[str, Any] = end.receive()
+        if "wanted" not in header:
+            return header
+        offset, nbytes = header["wanted"]
+        if nbytes > ASKED_AT_ONCE:
+            break
+        end.send({}, _native.far_read(url, was, offset, nbytes))
+    raise ReadError(f"{url}: libhdf5 wants more of its metadata than there should be; the file may be damaged")
 
 
 def _receive_array(end: End, header: dict[str, Any], out: NDArray[Any], where: str) -> None:

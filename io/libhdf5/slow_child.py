@@ -6,11 +6,15 @@ The messages, sent in the form of io/machine/child_end.py:
 
     request  {"path", "dataset", "rows": count, "memory"}   and rows as int64, ascending and different
                                                             count -1: all of them; -2: a box, begin and end of each axis
-                                                            -3: what a dataset is made of whose values are elsewhere
+                                                            -3: what a dataset is made of whose values are elsewhere;
+                                                            with "far": bytes of a file that the caller reads for us
+    before   {"wanted": [offset, bytes]}                    of a far file; they are what the caller says next
+    an answer
     answer   {"array": DESCRIPTION}                         and the values
              {"shape", "fill", "external": [[FILE, offset, size]], "sources": [{"file", "name", "to", "from"}]}
                                                             fill: as hexadecimal digits, or null if there is none;
                                                             to, from: start, stride, count, block of each axis, or null
+                                                            shape: null if its sources say it, which are not read here
              {"error": TEXT, "kind": "layout" | "read"}
 
 The values of an array travel by its DESCRIPTION, {"shape", "dtype"}: plain ones as their bytes; a structured one that
@@ -23,6 +27,7 @@ holds objects field by field; objects one after another, each a tag and what the
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
@@ -145,6 +150,33 @@ class Values:
 # --- reading ----
 
 
+class FarFile(io.RawIOBase):
+    """A file elsewhere, whose bytes the caller is asked for."""
+
+    def __init__(self, caller: Caller, nbytes: int) -> None:
+        self._caller, self._nbytes, self._at = caller, nbytes, 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._nbytes)[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, out: Any) -> int:
+        view = memoryview(out).cast("B")
+        nbytes = max(0, min(len(view), self._nbytes - self._at))
+        if nbytes:
+            self._caller.send({"wanted": [self._at, nbytes]})
+            self._caller.receive()
+            self._caller.fill(view[:nbytes])
+            self._at += nbytes
+        return nbytes
+
+
 class OpenDataset:
     """The most recent dataset, kept open, for successive batches read the same one."""
 
@@ -213,22 +245,34 @@ def read(dataset: Any, rows: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any
     return value
 
 
-def made_of(dataset: Any) -> dict[str, Any]:
+def made_of(dataset: Any, far: bool = False) -> dict[str, Any]:
     """The raw files or the sources of a dataset whose values are elsewhere."""
     import h5py
 
     creation = dataset.id.get_create_plist()
-    filled = dataset.shape and not dataset.dtype.hasobject
+    sources = [
+        {"file": one.file_name, "name": one.dset_name, "to": sides(one.vspace), "from": sides(one.src_space)}
+        for one in (dataset.virtual_sources() if dataset.is_virtual else [])
+    ]
+    grows = any(h5py.h5s.UNLIMITED in axis for one in sources for axis in one["to"] or ())
+    # Asked for a shape that grows, libhdf5 opens the sources, and of a far file it would take itself for them.
+    shape = None if far and grows else dataset.shape
+    filled = (grows or dataset.shape) and not dataset.dtype.hasobject
     filled = filled and creation.fill_value_defined() != h5py.h5d.FILL_VALUE_UNDEFINED
     return {
-        "shape": dataset.shape,
+        "shape": shape,
         "fill": np.asarray(dataset.fillvalue, dataset.dtype).tobytes().hex() if filled else None,
         "external": dataset.external or [],
-        "sources": [
-            {"file": one.file_name, "name": one.dset_name, "to": sides(one.vspace), "from": sides(one.src_space)}
-            for one in (dataset.virtual_sources() if dataset.is_virtual else [])
-        ],
+        "sources": sources,
     }
+
+
+def made_of_far(caller: Caller, nbytes: int, name: str) -> dict[str, Any]:
+    """The same of a dataset in a far file."""
+    import h5py
+
+    with h5py.File(FarFile(caller, nbytes), "r", locking=False) as file:
+        return made_of(file[name.encode("utf-8", "surrogateescape")], far=True)
 
 
 def sides(space: Any) -> list[list[int]] | None:
@@ -299,6 +343,8 @@ def answer(caller: Caller, request: dict[str, Any], kept: OpenDataset) -> tuple[
     payload, dataset = caller.take(caller.nbytes), None
     try:
         caller.allow(request["memory"])
+        if request.get("far"):
+            return made_of_far(caller, request["far"], request["dataset"]), b""
         dataset = kept.of(request["path"], request["dataset"])
         if request["rows"] == SOURCES:
             return made_of(dataset), b""
