@@ -16,6 +16,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from solar.io.far.fetch import Ranges
+from solar.values import is_url
+
 Sample = dict[str, Any]
 Cache = Literal["default", "none", "batch", "all"]
 # Of libhdf5's chunk cache: its own, none (it then reads only the asked part of a chunk without filters), the chunks
@@ -170,7 +173,8 @@ class Plain:
             for other in [*_alive]:  # what is open twice in a process has one chunk cache, that of the first
                 if other is not self and set(other.paths) & set(self.paths):
                     other.close()
-            one = h5py.File(self.paths[file], "r", locking=False)
+            path = self.paths[file]
+            one = h5py.File(Ranges(path) if is_url(path) else path, "r", locking=False)
             self._open[file] = [
                 opened(_cached(one, name, nbytes)) for name, nbytes in zip(self.names, self.cached, strict=True)
             ]

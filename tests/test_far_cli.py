@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
-from far_kit import Web, served
+import torch
+from far_kit import Asked, Web, served
 from kit import settle
-from stage_kit import written
+from stage_kit import KINDS, written
 
-from solar.cli import main
+import solar
+from solar import PlanError
+from solar.cli import bench, main
+from solar.io.machine.copied import copied
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
 
@@ -60,14 +69,122 @@ def test_probe_measures_it(web: Web, capsys: pytest.CaptureFixture[str], monkeyp
     assert "guessed" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "given",
-    [["verify", "{}"], ["bench", "{}", "x", "--batch-size", "4"], ["compress", "{}", "none.h5", "--lossless"]],
-    ids=lambda given: given[0],
-)
-def test_what_reads_no_urls_says_so(
-    given: list[str], web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_serve_reads_no_urls_and_says_so(web: Web, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", web.url("one.h5"), "--memory", "1MiB"]) == 1
+    assert "reads files and no URLs" in capsys.readouterr().err
+
+
+def test_bench_compares_with_h5py_over_requests_of_its_own(
+    web: Web, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([one.format(web.url("one.h5")) for one in given]) == 1
-    assert "no URLs" in capsys.readouterr().err
+    monkeypatch.setattr(bench, "TRYING", 0.1)
+    monkeypatch.setattr(bench, "LONGEST_ROUNDS", 0.1)
+    given = ["bench", web.url("one.h5"), "x", "--batch-size", "16", "--seconds", ".1", "--workers", "0", "--json"]
+    assert main(given) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["compared"] > 0  # batches of both, value by value
+    assert said["cached"] is False
+    assert said["readers"][1]["median"] > 0
+
+
+# --- what works on a copy ----
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if ".copy" in path.name)
+
+
+def test_compress_writes_what_it_writes_of_the_file(
+    web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = [tmp_path / "here.h5", tmp_path / "there.h5"]
+    for source, target in zip([str(web.folder / "one.h5"), web.url("one.h5")], out, strict=True):
+        assert main(["compress", source, str(target), "--abs", "0.5"]) == 0
+        assert main(["verify", source, str(target), "--no-store"]) == 0
+    assert web.url("one.h5") in capsys.readouterr().out
+    with h5py.File(out[0]) as here, h5py.File(out[1]) as there:
+        for name in ("x", "y"):
+            assert here[name].id.get_storage_size() == there[name].id.get_storage_size()
+            np.testing.assert_array_equal(solar.read(out[0], name), solar.read(out[1], name))
+    assert left(tmp_path) == []
+
+
+def test_a_command_that_was_ended_finds_its_copy(web: Web, tmp_path: Path) -> None:
+    url, out = web.url("one.h5"), tmp_path / "out.h5"
+    with pytest.raises(KeyboardInterrupt), copied(url, out, lambda *_: None) as path:
+        assert path.read_bytes() == (web.folder / "one.h5").read_bytes()
+        raise KeyboardInterrupt
+    assert left(tmp_path) == [path.name]
+    begun = len(web.data())
+    assert main(["compress", url, str(out), "--lossless", "--quiet"]) == 0
+    assert len(web.data()) == begun
+    assert left(tmp_path) == []
+
+
+def test_a_copy_of_another_object_is_not_taken(web: Web, tmp_path: Path) -> None:
+    url, out = web.url("one.h5"), tmp_path / "out.h5"
+    with pytest.raises(KeyboardInterrupt), copied(url, out, lambda *_: None):
+        raise KeyboardInterrupt
+    written(web.folder / "other.h5", "gzip", seed=1).tobytes()
+    (web.folder / "other.h5").replace(web.folder / "one.h5")
+    time.sleep(2.1)  # what was looked at a moment ago is not asked for again
+    with copied(url, out, lambda *_: None) as path:
+        assert path.read_bytes() == (web.folder / "one.h5").read_bytes()
+        assert left(tmp_path) == [path.name]
+    assert left(tmp_path) == []
+
+
+def test_what_is_in_the_way_is_told_before_anything_is_fetched(
+    web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out.h5").write_text("mine")
+    assert main(["compress", web.url("one.h5"), str(tmp_path / "out.h5"), "--lossless"]) == 1
+    assert "is there already" in capsys.readouterr().err
+    assert web.sent == []
+    assert main(["verify", str(web.folder / "one.h5"), web.url("one.h5")]) == 1
+    assert "OUT is a file here" in capsys.readouterr().err
+
+
+def test_a_virtual_dataset_is_not_copied_without_its_sources(
+    web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would be compressed as fill values."""
+    KINDS["virtual"](web.folder)
+    assert main(["compress", web.url("virtual.h5"), str(tmp_path / "out.h5"), "--lossless"]) == 1
+    assert "the values of /x lie in other files, which would not come along" in capsys.readouterr().err
+
+
+def test_errors_name_the_url_and_leave_nothing(web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compress", web.url("one.h5"), str(tmp_path / "out.h5"), "--field", "nothing:lossless"]) == 1
+    assert "/one.h5: there is no dataset /nothing" in (said := capsys.readouterr().err)
+    assert ".copy" not in said
+
+    def refuses(asked: Asked, before: int) -> bool:
+        if asked.command == "GET" and asked.range(1 << 40)[0] > 0:
+            asked.status(404)
+            return True
+        return False
+
+    with h5py.File(web.folder / "large.h5", "w") as file:
+        file["x"] = np.random.default_rng(0).random((40, 1 << 16))
+    settle(web.folder / "large.h5")
+    web.fault = refuses
+    assert main(["compress", web.url("large.h5"), str(tmp_path / "out.h5"), "--lossless"]) == 1
+    assert "/large.h5: reading" in capsys.readouterr().err
+    assert left(tmp_path) == []
+
+
+def test_there_must_be_room_for_a_copy(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(PlanError, match=r"a copy of .* is needed in .*, and 1,000 B are free"):
+        copied(web.url("one.h5"), tmp_path / "out.h5", lambda *_: None).__enter__()
+
+
+def test_tune_reads_a_copy(web: Web, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sys.modules["far_model"] = model = ModuleType("far_model")
+    model.build = lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(37 * 41, 1))  # type: ignore[attr-defined]
+    model.loss = lambda net, batch: net(batch["x"]).square().mean()  # type: ignore[attr-defined]
+    given = ["tune", web.url("one.h5"), "--model", "far_model:build", "--loss", "far_model:loss", "--input", "x"]
+    assert main([*given, "--steps", "0", "--batches", "4", "--batch-size", "8", "--rel", "1e-3", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert f"solar compress {web.url('one.h5')} one-small.h5 --field" in said

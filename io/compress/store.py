@@ -146,12 +146,17 @@ def _codecs(codec: Codec | str | Mapping[str | None, Codec | str | None]) -> Cod
 def _check_paths(path: Path, out: Path, force: bool) -> None:
     if not path.exists():
         raise ReadError(errno.ENOENT, "no such file", str(path))
+    if out.exists() and out.samefile(path):
+        raise PlanError(f"{out} is the file to be compressed itself: give the compressed one another name")
+    check_target(out, force)
+
+
+def check_target(out: Path, force: bool) -> None:
+    """PlanError or ReadError if this file cannot be written, or not without `force`."""
     if not out.parent.is_dir():
         raise ReadError(errno.ENOENT, "no such folder to write to", str(out.parent))
     if not out.exists():
         return
-    if out.samefile(path):
-        raise PlanError(f"{out} is the file to be compressed itself: give the compressed one another name")
     if not out.is_file():
         raise PlanError(f"{out} is no plain file: give the name of the file to be written")
     if not force:

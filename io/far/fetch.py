@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import errno
 import hashlib
+import io
 import os
 import threading
 import time
@@ -128,6 +129,30 @@ def fetched(url: str, offset: int, nbytes: int, was: Identity) -> np.ndarray[Any
                 raise
             time.sleep(PAUSE * 2**tried)
     raise AssertionError("unreachable")
+
+
+class Ranges(io.RawIOBase):
+    """A far file for who reads files, such as h5py: each read is one request, as fsspec makes them without a cache."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self._was, self._at = url, identity(url), 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = offset + (0, self._at, self._was[0])[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, out: Any) -> int:
+        view = memoryview(out).cast("B")
+        if nbytes := max(0, min(len(view), self._was[0] - self._at)):
+            view[:nbytes] = memoryview(fetched(self._url, self._at, nbytes, self._was))
+            self._at += nbytes
+        return nbytes
 
 
 def _check(answer: Any, offset: int, nbytes: int, was: Identity) -> None:

@@ -28,7 +28,7 @@ COMMANDS = {
     "tune": "how far inputs may be off before a model's gradients notice: which bound to choose",
     "verify": "whether a compressed file holds what its original does, or whether a file is damaged",
 }
-OF_FILES = ("compress", "serve", "tune", "verify")  # which know no URLs
+OF_FILES = ("serve",)  # which know no URLs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from solar.cli import quantities, words
 from solar.cli.compare import scratch_of
+from solar.cli.nearby import nearby
 from solar.cli.plan import fits_page_cache, storage_of
 from solar.cli.planned import modelled
 from solar.errors import LayoutError, PlanError
@@ -63,8 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]) -> int:
-    path = arguments.source
-    storage, source = storage_of(path)
+    with nearby(arguments.source, arguments.quiet or arguments.json) as path:
+        return _advised(path, arguments, codecs)
+
+
+def _advised(path: str, arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]) -> int:
+    storage, source = storage_of(arguments.source)
     look(Path(path))
     with opened(Path(path)) as file:
         named = [name for name, codec in codecs.items() if name is not REST and codec is not None]
@@ -82,7 +87,7 @@ def run(arguments: argparse.Namespace, codecs: Mapping[str | None, Codec | None]
     fields = Fields(sum(part.nbytes for part, _ in found), samples)
     advised = [_advice(path, part, trials, arguments, storage, fields) for part, trials in found]
     if arguments.json:
-        print(json.dumps(as_json(path, advised, arguments, storage), indent=1))
+        print(json.dumps(as_json(arguments.source, advised, arguments, storage), indent=1))
     else:
         for line in as_text(advised, arguments, storage, source):
             print(line)

@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from solar.cli import quantities, words
@@ -33,6 +32,7 @@ A file that fits into half of the free memory is read once before: then both fin
 your storage gives, take a file larger than memory, or `solar probe` and `solar plan`. Nothing is computed in between;
 `solar rehearse --compute` does. Where a batch takes seconds, fewer settings are tried and fewer rounds made, and it
 says so: no setting is begun after 30 s (or ten times S), no round after 30 s (or fifteen times S).
+Of a URL h5py reads by requests of its own, one for each read of libhdf5, as it does over fsspec without a cache.
 
 keys of --json: version (1), file, datasets, samples, nbytes (of a sample), batch, seconds (of a round), buffer,
   cached (read once before), compared (batches), readers ([{reader (solar or torch), setting (kind, workers, cache),
@@ -76,9 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     first = next(iter(layouts.values()))
     paths = [*first.files]
     holding = [*dict.fromkeys(path for one in layouts.values() for path in one.paths)]
-    if any(one.far for one in layouts.values()):
-        raise PlanError(f"{arguments.file}: h5py reads no URLs to compare with; `solar rehearse` measures solar alone")
-    cached = sum(Path(path).stat().st_size for path in holding) <= min(LARGEST_READ, machine.free_nbytes() // 2)
+    far = any(one.far for one in layouts.values())
+    cached = not far and sum(map(os.path.getsize, holding)) <= min(LARGEST_READ, machine.free_nbytes() // 2)
     if cached:
         read_once(holding)
     with ended_in_order():

@@ -14,16 +14,18 @@ from typing import Any
 from solar.cli import advise, quantities, words
 from solar.cli.cost import is_ours
 from solar.cli.gather import together
+from solar.cli.nearby import nearby
 from solar.cli.progress import Shown, ended_in_order
 from solar.errors import PlanError, SolarError
 from solar.io.compress.codec import CODERS, FILTER_CHOICES, OUR_FILTER, PREDICTORS, Codec, parse
 from solar.io.compress.selection import COMPRESSED, REST, SMALL_SKIPPED
 from solar.io.compress.shares import compress_together
-from solar.io.compress.store import Stored, compress
+from solar.io.compress.store import Stored, check_target, compress
 from solar.io.compress.unfinished import leftovers
 from solar.io.layout.hdf5 import inspect
 from solar.io.machine import figures
 from solar.io.ranks.gather import Ranks
+from solar.values import is_url
 
 DETAILS = """\
 The bounds: --abs E, no value is off by more than E; --rel E, by more than E x (largest - smallest) of the data set;
@@ -41,6 +43,7 @@ the others pip install 'solar[filters]', and libhdf5 makes them in one thread. z
 makes of each chunk is compared with the bound, and refused where it changes fill values.
 The exit code is 1, too, if values could not be read: what is stored of their data set is copied as it is.
 A run that was ended goes on when the same command is given again. `solar verify IN OUT` checks the result.
+IN may be a URL: a copy then lies beside OUT until it is done.
 Under mpiexec, srun or torchrun all ranks encode, and rank 0 writes: mpiexec -n 8 solar compress in.h5 out.h5 --rel 1e-4
 
 keys of --json: version (1), file, nbytes, seconds, again (bytes of values that an earlier run had encoded), datasets
@@ -55,7 +58,7 @@ keys of --json: version (1), file, nbytes, seconds, again (bytes of values that 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("source", metavar="IN", help="an HDF5 file")
+    add("source", metavar="IN", help="an HDF5 file, or its URL")
     add("target", metavar="OUT", nargs="?", help="the file to be written")
     bounds = parser.add_argument_group("how exact").add_mutually_exclusive_group()
     bounds.add_argument("--abs", metavar="E", type=_bound, help="no value is off by more than E")
@@ -129,12 +132,18 @@ def run(arguments: argparse.Namespace) -> int:
 def _compressed(arguments: argparse.Namespace, codecs: dict[str | None, Codec | None], ranks: Ranks) -> Stored | None:
     shown = Shown(arguments.quiet or arguments.json or ranks.rank > 0)
     how: dict[str, Any] = {"chunk_samples": arguments.chunk_samples, "threads": arguments.threads, "told": shown}
-    paths = arguments.source, arguments.target
+    if is_url(arguments.source):
+        if ranks.ranks > 1:
+            raise PlanError(f"{arguments.source}: several ranks compress files, no URLs: copy it first")
+        check_target(Path(arguments.target), arguments.force)
     try:
-        with ended_in_order():
+        with (
+            ended_in_order(),
+            nearby(arguments.source, arguments.quiet or arguments.json, arguments.target) as source,
+        ):
             if ranks.ranks > 1:
-                return compress_together(ranks, *paths, codecs, force=arguments.force, **how)
-            return compress(*paths, codecs, force=arguments.force, **how)
+                return compress_together(ranks, source, arguments.target, codecs, force=arguments.force, **how)
+            return compress(source, arguments.target, codecs, force=arguments.force, **how)
     except (KeyboardInterrupt, SystemExit):
         shown.close()
         if ranks.rank == 0:

@@ -18,7 +18,7 @@ from solar.io.machine import figures
 
 LINE_EVERY = 10.0  # seconds between lines
 WORDS = {"range": "looking for the range", "sample": "trying", "copy": "copying", "encode": "compressing"}
-WORDS |= {"verify": "comparing", "check": "decoding", "stage": "staging"}
+WORDS |= {"verify": "comparing", "check": "decoding", "stage": "staging", "fetch": "fetching"}
 
 
 class Doing:

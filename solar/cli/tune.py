@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from solar.cli import quantities, words
 from solar.cli.cost import is_ours
+from solar.cli.nearby import nearby
 from solar.cli.progress import Doing, Shown
 from solar.errors import PlanError
 from solar.io.compress.codec import Codec
 from solar.io.layout.hdf5 import inspect
 from solar.io.libhdf5.opening import look, opened
+from solar.values import is_url
 
 if TYPE_CHECKING:  # torch takes its time: run() imports it
     from solar.torch.tuning.tune import Rung, Training, Tuned
@@ -53,7 +55,7 @@ HARDLY_SMALLER = 1.25  # times smaller than lossless: not worth being off
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("file", metavar="FILE", help="an HDF5 file, not compressed yet")
+    add("file", metavar="FILE", help="an HDF5 file, not compressed yet, or its URL")
     model = parser.add_argument_group("the training")
     model.add_argument("--model", metavar="MODULE:BUILD", required=True, help="what makes the model")
     model.add_argument("--loss", metavar="LOSS", required=True, help="mse, mae, ..., or MODULE:LOSS")
@@ -98,7 +100,7 @@ def _ladder(text: str) -> list[float]:
 def run(arguments: argparse.Namespace) -> int:
     from solar.torch.tuning import tune  # here: torch takes a second to import, which --help should not
 
-    with _this_folder_importable():
+    with nearby(arguments.file, arguments.quiet or arguments.json) as path, _this_folder_importable():
         fields = _fields([*arguments.input, *arguments.target])
         keys = [*fields]
         inputs, targets = keys[: len(arguments.input)], keys[len(arguments.input) :]
@@ -110,9 +112,9 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             raise PlanError(f"there is no --loss {arguments.loss!r}, only {', '.join(tune.LOSSES)}, or MODULE:LOSS")
         task = tune.Training(
-            arguments.file, fields, model, loss, arguments.batch_size, seed=arguments.seed, device=arguments.device
+            path, fields, model, loss, arguments.batch_size, seed=arguments.seed, device=arguments.device
         )
-        again = [fields[name] for name in inputs if is_ours(inspect(arguments.file, fields[name]))]
+        again = [fields[name] for name in inputs if is_ours(inspect(path, fields[name]))]
         if again:
             text = f"{arguments.file}: solar compressed {', '.join(again)} already: {ALREADY}"
             print(f"solar: {words.printable(text)}", file=sys.stderr)
@@ -212,10 +214,10 @@ def _setting(codec: Codec) -> str:
 
 
 def _command(arguments: argparse.Namespace, found: list[Tuned]) -> str:
-    path = Path(arguments.file)
+    path = Path(arguments.file.rpartition("/")[2] if is_url(arguments.file) else arguments.file)
     said = ",".join(f"{one.part.name[1:]}:{_setting(_recommended(one, arguments.fraction).asked)}" for one in found)
     target = path.with_name(f"{path.stem}-small{path.suffix}")
-    return shlex.join(["solar", "compress", str(path), str(target), "--field", said])
+    return shlex.join(["solar", "compress", arguments.file, str(target), "--field", said])
 
 
 def as_json(arguments: argparse.Namespace, found: list[Tuned], command: str) -> dict[str, Any]:

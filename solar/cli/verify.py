@@ -12,9 +12,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from solar.cli import quantities, words
+from solar.cli.nearby import nearby
 from solar.cli.progress import Shown, ended_in_order
+from solar.errors import PlanError
 from solar.io.compress.verify import Checked, Kept, Verified, store_result, verify
 from solar.io.machine.figures import count, size
+from solar.values import is_url
 
 DETAILS = """\
 The original is read by h5py, the compressed file by solar's decoder, chunk by chunk, and by libhdf5, too, where
@@ -35,7 +38,7 @@ BAD_CHUNKS_SHOWN = 20  # bad chunks that have a line
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("source", metavar="IN", help="the original; or, alone, the file to be checked")
+    add("source", metavar="IN", help="the original, or, alone, the file to be checked; or its URL")
     add("target", metavar="OUT", nargs="?", help="the compressed file")
     add("--no-store", action="store_true", help="leaves OUT as it is")
     add("--threads", metavar="N", type=quantities.count, help="that decode (as many as there are processors)")
@@ -44,10 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if is_url(arguments.target or ""):
+        raise PlanError(f"{arguments.target}: OUT is a file here; copy it to a local disk first")
     shown = Shown(arguments.quiet or arguments.json)
     try:
-        with ended_in_order():
-            found = verify(arguments.source, arguments.target, threads=arguments.threads, told=shown)
+        with ended_in_order(), nearby(arguments.source, arguments.quiet or arguments.json) as source:
+            found = verify(source, arguments.target, threads=arguments.threads, told=shown)
     finally:
         shown.close()
     if isinstance(found, Verified) and not arguments.no_store:

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
 from solar.io.plain import CACHES, Cache, Plain, Sample
+from solar.values import is_url
 
 Kind = Literal["items", "sorted", "straight"]
 Setting = dict[str, Any]  # kind, workers, cache
@@ -91,8 +92,10 @@ def dataset_of(plain: Plain, setting: Setting, batch: int, memory: int) -> tuple
     data = MADE[kind](Plain(plain.paths, plain.names, cached, plain.whole))
     if setting.get("warm") and not workers:
         data.plain.warm(WARMING)
-    collate = None if kind == "items" else _as_it_is
-    return data, {"num_workers": workers, "collate_fn": collate, "persistent_workers": workers > 0}
+    given = {"num_workers": workers, "persistent_workers": workers > 0}
+    if workers and any(map(is_url, plain.paths)):
+        given["multiprocessing_context"] = "spawn"  # the library that fetches does not come with a fork
+    return data, {**given, "collate_fn": None if kind == "items" else _as_it_is}
 
 
 def plain_loader(plain: Plain, batch_size: int, seed: int, setting: Setting, memory: int) -> DataLoader[Any]:
