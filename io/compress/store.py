@@ -155,11 +155,9 @@ def check_target(out: Path, force: bool) -> None:
     """PlanError or ReadError if this file cannot be written, or not without `force`."""
     if not out.parent.is_dir():
         raise ReadError(errno.ENOENT, "no such folder to write to", str(out.parent))
-    if not out.exists():
-        return
-    if not out.is_file():
+    if out.exists() and not out.is_file():
         raise PlanError(f"{out} is no plain file: give the name of the file to be written")
-    if not force:
+    if out.exists() and not force:
         raise PlanError(f"{out} is there already: give another name, or --force to overwrite it")
 
 

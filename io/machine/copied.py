@@ -15,9 +15,9 @@ from solar.errors import PlanError, SolarError
 from solar.io.far.fetch import Identity, ready
 from solar.io.machine.figures import size
 
-PIECE = 8 << 20  # bytes of a request
-AT_ONCE = 16  # of them
-ELSEWHERE = ("virtual", "external")  # storages whose values would not come along
+COPIED_PIECE = 8 << 20  # bytes of a request
+COPIED_TOGETHER = 16  # of them
+NOT_ALONG = ("virtual", "external")  # storages whose values would not come along
 
 Told = Callable[[int, int], None]  # bytes that are here, of all
 
@@ -30,7 +30,7 @@ def copied(url: str, beside: Path, told: Told) -> Iterator[Path]:
     """
     ready([url])
     for one in _native.read_metadata(url)["datasets"]:
-        if one["storage"] in ELSEWHERE:
+        if one["storage"] in NOT_ALONG:
             why = f"{url}: the values of {one['name']} lie in other files, which would not come along"
             raise PlanError(f"{why}: copy all of them to a local disk")
     was = _native.far_look(url)
@@ -58,16 +58,16 @@ def _bring(url: str, was: Identity, path: Path, told: Told) -> None:
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def piece(begin: int) -> int:
-        bytes_of_it = memoryview(_native.far_read(url, was, begin, min(PIECE, nbytes - begin)))
+        bytes_of_it = memoryview(_native.far_read(url, was, begin, min(COPIED_PIECE, nbytes - begin)))
         written = 0
         while written < len(bytes_of_it):
             written += os.pwrite(descriptor, bytes_of_it[written:], begin + written)
         return written
 
-    threads = ThreadPoolExecutor(AT_ONCE, "solar-copy")
+    threads = ThreadPoolExecutor(COPIED_TOGETHER, "solar-copy")
     try:
         here = 0
-        for written in threads.map(piece, range(0, nbytes, PIECE)):
+        for written in threads.map(piece, range(0, nbytes, COPIED_PIECE)):
             here += written
             told(here, nbytes)
         part.rename(path)
