@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from solar.errors import LayoutError, PlanError
 from solar.extents import Extents, Listing
 
-BATCHES_AHEAD, BATCHES_AHEAD_FROM_AFAR = 4, 16  # that are read before they are asked for, where nobody says how many
+BATCHES_AHEAD, BATCHES_AHEAD_FROM_AFAR = 4, 64  # that are read before they are asked for, where nobody says how many
 READERS = ("direct", "h5py", "mpio", "mpio-collective", "none")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -116,9 +117,11 @@ class _Quiet(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[Web]:
+def served(folder: Path, secure: ssl.SSLContext | None = None) -> Iterator[Web]:
     web = Web(folder)
     server = _Quiet(("127.0.0.1", 0), type("Handler", (Asked,), {"web": web}))
+    if secure is not None:
+        server.socket = secure.wrap_socket(server.socket, server_side=True)
     web.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()

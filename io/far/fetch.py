@@ -23,7 +23,9 @@ from solar.errors import ReadError
 from solar.io.far.place import place_of, store_of, told
 from solar.values import is_url
 
-IN_FLIGHT = 64  # threads, and so requests in flight
+IN_FLIGHT, MOST_IN_FLIGHT = 64, 256  # threads, and so requests in flight; and where each takes long
+EACH_SECOND = 3200.0  # requests that a process makes: so many are in flight, times what the quickest takes
+UNDER_WAY, UNDER_WAY_PART = 256 << 20, 64  # bytes asked for that have not come, at most; or that part of the memory
 TRIES, PAUSE = 5, 0.1  # of an answer that is cut; seconds before the second, and twice as long each time after
 LAST_REQUEST = 2.0  # seconds that requests in flight have to finish when the program ends
 
@@ -48,7 +50,9 @@ class _Fetchers:
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
         self._growing = threading.Lock()
-        _native.far_begin()
+        self._quickest = 0.0  # seconds, of a request
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        _native.far_begin(min(UNDER_WAY, memory // UNDER_WAY_PART))
         self._grow()
 
     @classmethod
@@ -84,9 +88,10 @@ class _Fetchers:
         _native.far_forget()
 
     def _grow(self) -> None:
-        """One thread more, if there may be."""
+        """One thread more, if there may be: more than 64 help where a request takes longer than 20 ms."""
         with self._growing:
-            if len(self._threads) < IN_FLIGHT:
+            most = min(max(IN_FLIGHT, int(EACH_SECOND * self._quickest)), MOST_IN_FLIGHT)
+            if len(self._threads) < most:
                 thread = threading.Thread(target=self._work, name="solar-far", daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -96,13 +101,19 @@ class _Fetchers:
             if _native.far_waiting():
                 self._grow()
             number, url, offset, nbytes, was = order
+            begin = time.monotonic()
             try:
                 if nbytes:
                     _native.far_give(number, fetched(url, offset, nbytes, was))
+                    self._took(time.monotonic() - begin)
                 else:
                     _native.far_is(number, *identity(url))
             except BaseException as error:  # whoever ordered waits for an answer
                 _native.far_refuse(number, *_refusal(error))
+
+    def _took(self, seconds: float) -> None:
+        """Remembers the quickest request, which waited for no other, and forgets it by and by."""
+        self._quickest = min(seconds, 1.01 * self._quickest) if self._quickest else seconds
 
 
 def identity(url: str) -> Identity:

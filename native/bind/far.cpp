@@ -80,7 +80,7 @@ void bind_far(nb::module_& module) {
   module.def("far_give", &give, "number"_a, "bytes"_a);
   module.def("far_is", &is, "number"_a, "nbytes"_a, "mtime_ns"_a, "inode"_a, "ctime_ns"_a);
   module.def("far_refuse", &refuse, "number"_a, "code"_a, "why"_a);
-  module.def("far_begin", [] { solar::Far::get().begin(); });
+  module.def("far_begin", [](std::uint64_t most) { solar::Far::get().begin(most); }, "most_under_way"_a);
   module.def("far_end", [] { solar::Far::get().end(); });
   module.def("far_waiting", [] { return solar::Far::get().waiting(); });
   module.def("far_forget", [] { solar::Far::forget(); });

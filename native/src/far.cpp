@@ -4,6 +4,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <tuple>
+#include <utility>
 
 namespace solar {
 
@@ -12,7 +14,12 @@ namespace {
 constexpr std::uint64_t block_nbytes = 256 << 10;  // of metadata, fetched at a time
 constexpr std::uint64_t first_nbytes = 1 << 20;    // at a file's beginning, where most of it is
 constexpr std::uint64_t most_kept = 16 << 20;
-constexpr std::uint64_t most_under_way = 64 << 20;
+constexpr std::uint64_t page_nbytes = 4 << 10;       // of metadata that is expected
+constexpr std::uint64_t expected_gap = 128 << 10;    // and that is fetched along
+constexpr std::uint64_t longest_expected = 1 << 20;  // fetched at a time
+constexpr std::uint64_t most_coming = most_kept / 2;
+constexpr std::size_t most_expected = 4096;
+constexpr std::chrono::milliseconds until_looked{5};  // whether another thread has taken in what is waited for
 constexpr std::chrono::seconds seen_for{2};  // every answer says of which file it is, so that no wrong byte is used
 
 std::atomic<Far*> the_far{nullptr};
@@ -121,9 +128,96 @@ bool Far::copy_kept(const std::string& url, const Identity& was, std::uint64_t& 
   return true;
 }
 
+void Far::expect(const std::string& url, const Identity& was, std::uint64_t offset, std::uint64_t nbytes) {
+  const std::lock_guard lock(mutex_);
+  if (offset >= was.nbytes || expected_.size() >= most_expected) return;
+  const std::uint64_t end = offset + std::min(std::max(nbytes, page_nbytes), was.nbytes - offset);
+  expected_.push_back({url, was, offset / page_nbytes * page_nbytes,
+                       std::min((end + page_nbytes - 1) / page_nbytes * page_nbytes, was.nbytes)});
+}
+
+// Orders what is expected, neighbours together, without waiting for it.
+void Far::order_expected() {
+  struct Ordered {
+    std::uint64_t tag;
+    Expected what;
+    iovec to;  // which stays where it is until it has come
+  };
+  std::vector<Ordered> ordered;
+  {
+    const std::lock_guard lock(mutex_);
+    if (expected_.empty()) return;
+    std::vector<Expected> all = std::exchange(expected_, {});
+    std::sort(all.begin(), all.end(), [](const Expected& one, const Expected& other) {
+      return std::tie(one.url, one.begin) < std::tie(other.url, other.begin);
+    });
+    const auto there = [](const Expected& one) {
+      return [&one](const Block& block) {
+        return block.offset <= one.begin && block.offset + block.bytes.size() >= one.end && block.url == one.url &&
+               same(block.was, one.was);
+      };
+    };
+    for (std::size_t i = 0; i < all.size();) {
+      Expected one = all[i++];
+      for (; i < all.size() && all[i].url == one.url && same(all[i].was, one.was) &&
+             all[i].begin <= one.end + expected_gap && all[i].end <= one.begin + longest_expected;
+           ++i) {
+        one.end = std::max(one.end, all[i].end);
+      }
+      const std::uint64_t nbytes = one.end - one.begin;
+      if (std::any_of(kept_.begin(), kept_.end(), there(one)) ||
+          std::any_of(coming_.begin(), coming_.end(), [&](const auto& known) { return there(one)(known.second); })) {
+        continue;
+      }
+      if (nbytes > longest_expected || coming_nbytes_ + nbytes > most_coming) break;  // fetched when it is read
+      coming_nbytes_ += nbytes;
+      Block block{one.url, one.was, one.begin, std::vector<std::byte>(nbytes)};
+      const iovec to{block.bytes.data(), block.bytes.size()};
+      coming_.emplace(++last_coming_, std::move(block));
+      ordered.push_back({last_coming_, std::move(one), to});
+    }
+  }
+  for (const Ordered& one : ordered) order(one.what.url, one.what.was, {one.to}, one.what.begin, one.tag, coming_box_);
+}
+
+// Waits for what is coming from there; false where nothing is. What could not be had is asked for again by who reads it.
+bool Far::has_come(const std::string& url, const Identity& was, std::uint64_t offset) {
+  for (bool waited = false;; waited = true) {
+    Result result;
+    if (coming_box_->take(result, waited ? std::chrono::nanoseconds(until_looked) : std::chrono::nanoseconds(0))) {
+      const std::lock_guard lock(mutex_);
+      const auto found = coming_.find(result.tag);
+      Block block = std::move(found->second);
+      coming_.erase(found);
+      coming_nbytes_ -= block.bytes.size();
+      if (result.nbytes >= 0) keep(std::move(block));
+      waited = true;
+    }
+    const std::lock_guard lock(mutex_);
+    const bool coming = std::any_of(coming_.begin(), coming_.end(), [&](const auto& one) {
+      const Block& block = one.second;
+      return offset >= block.offset && offset - block.offset < block.bytes.size() && block.url == url &&
+             same(block.was, was);
+    });
+    if (!coming) return waited;
+  }
+}
+
+// REQUIRES: the mutex.
+void Far::keep(Block block) {
+  kept_nbytes_ += block.bytes.size();
+  kept_.push_front(std::move(block));
+  while (kept_nbytes_ > most_kept) {
+    kept_nbytes_ -= kept_.back().bytes.size();
+    kept_.pop_back();
+  }
+}
+
 void Far::read_kept(const std::string& url, const Identity& was, std::uint64_t offset, MutableBytes out) {
+  order_expected();
   while (!out.empty()) {
     if (copy_kept(url, was, offset, out)) continue;
+    if (has_come(url, was, offset)) continue;
     const std::uint64_t begin = offset / block_nbytes * block_nbytes;
     if (out.size() > most_kept / 4 || begin >= was.nbytes) return read(url, was, offset, out);
     // What is asked for, in whole blocks; of a file that is not seen yet, the first ones in one go.
@@ -133,17 +227,12 @@ void Far::read_kept(const std::string& url, const Identity& was, std::uint64_t o
     Block block{url, was, begin, std::vector<std::byte>(end - begin)};
     read(url, was, begin, block.bytes);
     const std::lock_guard lock(mutex_);
-    kept_nbytes_ += block.bytes.size();
-    kept_.push_front(std::move(block));
-    while (kept_nbytes_ > most_kept) {
-      kept_nbytes_ -= kept_.back().bytes.size();
-      kept_.pop_back();
-    }
+    keep(std::move(block));
   }
 }
 
 bool Far::may_take() const noexcept {
-  return !orders_.empty() && (under_way_ == 0 || under_way_ + orders_.front().nbytes <= most_under_way);
+  return !orders_.empty() && (under_way_ == 0 || under_way_ + orders_.front().nbytes <= most_under_way_);
 }
 
 std::optional<Far::Order> Far::take() {
@@ -200,8 +289,9 @@ void Far::refuse(std::uint64_t number, int code, std::string why) {
   pending.to->put({pending.tag, -std::int64_t{std::max(code, 1)}, std::move(why)});
 }
 
-void Far::begin() noexcept {
+void Far::begin(std::uint64_t most_under_way) noexcept {
   const std::lock_guard lock(mutex_);
+  most_under_way_ = most_under_way;
   fetches_ = true;
 }
 

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
+#include <new>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -121,7 +122,13 @@ File::~File() {
 }
 
 void File::expect(std::uint64_t offset, std::uint64_t nbytes) const noexcept {
-  if (far_) return;
+  if (far_) {
+    try {
+      Far::get().expect(path_, identity_, offset, nbytes);
+    } catch (const std::bad_alloc&) {  // then it is fetched when it is read
+    }
+    return;
+  }
   static_cast<void>(
       ::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(nbytes), POSIX_FADV_WILLNEED));
 }

@@ -19,7 +19,7 @@ const std::string url = "test://here/one";  // what is known of one is kept: a t
 class Fetchers {
  public:
   explicit Fetchers(Values bytes, unsigned threads = 4) : bytes_(std::move(bytes)) {
-    Far::get().begin();
+    Far::get().begin(64 << 20);
     for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
   }
   ~Fetchers() {
@@ -116,7 +116,7 @@ TEST_CASE("what is refused is an Error that says where and why, and the rest sti
 }
 
 TEST_CASE("bytes that are too few or too many are not used") {
-  Far::get().begin();
+  Far::get().begin(64 << 20);
   for (const std::size_t given : {std::size_t{0}, std::size_t{99}, std::size_t{101}}) {
     std::jthread server([given] {
       const auto order = Far::get().take();
@@ -155,7 +155,7 @@ TEST_CASE("metadata is fetched in large pieces, which are kept") {
 }
 
 TEST_CASE("no more than 64 MiB are under way, and one order however large") {
-  Far::get().begin();
+  Far::get().begin(64 << 20);
   constexpr std::uint64_t each = 40 << 20;
   std::vector<Values> out(3, Values(each));
   const auto box = std::make_shared<Far::Mailbox>();

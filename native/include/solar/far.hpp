@@ -70,18 +70,21 @@ class Far {
   void read(const std::string& url, const Identity& was, std::uint64_t offset, MutableBytes out);
   // Like read, of metadata: more is fetched than is asked, and what was is kept for a while, a few MiB of it.
   void read_kept(const std::string& url, const Identity& was, std::uint64_t offset, MutableBytes out);
+  // That this metadata will be read soon: with the next read_kept all that is expected is ordered together.
+  void expect(const std::string& url, const Identity& was, std::uint64_t offset, std::uint64_t nbytes);
   // What the file is now; one that was asked for a moment ago is not asked again. Error(read) where it cannot be had.
   Identity look(const std::string& url);
 
   // For who fetches. The next order, waited for; nothing once it has ended. What is fetched lies in memory of who fetches
-  // until it is given: so no order is handed out while those under way have 64 MiB.
+  // until it is given: so no order is handed out while those under way have as much as begin() said.
   std::optional<Order> take();
   // Its bytes: Error(read) unless they are as many as were asked for. An order that is not there is ignored.
   void give(std::uint64_t number, Bytes bytes);
   void give(std::uint64_t number, const Identity& now);
   void refuse(std::uint64_t number, int code, std::string why);
-  // Somebody fetches from here on; until end(), which refuses what is ordered. Without, an order is refused in words.
-  void begin() noexcept;
+  // Somebody fetches from here on, so many bytes at a time; until end(), which refuses what is ordered. Without, an order
+  // is refused in words.
+  void begin(std::uint64_t most_under_way) noexcept;
   void end();
   // Orders that nobody has taken yet.
   std::size_t waiting() const;
@@ -101,6 +104,11 @@ class Far {
     std::uint64_t offset;
     std::vector<std::byte> bytes;
   };
+  struct Expected {
+    std::string url;
+    Identity was;
+    std::uint64_t begin, end;
+  };
   struct Seen {
     Identity identity;
     std::chrono::steady_clock::time_point at;
@@ -110,6 +118,9 @@ class Far {
   Pending take_pending(std::uint64_t number);
   bool may_take() const noexcept;
   bool copy_kept(const std::string& url, const Identity& was, std::uint64_t& offset, MutableBytes& out);
+  void keep(Block block);
+  void order_expected();
+  bool has_come(const std::string& url, const Identity& was, std::uint64_t offset);
 
   mutable std::mutex mutex_;
   std::condition_variable has_order_;
@@ -118,8 +129,13 @@ class Far {
   std::uint64_t last_ = 0;
   bool fetches_ = false;
   std::uint64_t under_way_ = 0;  // bytes that were taken, and not given yet
+  std::uint64_t most_under_way_ = 0;
   std::list<Block> kept_;  // the one used last comes first
   std::uint64_t kept_nbytes_ = 0;
+  std::vector<Expected> expected_;
+  std::unordered_map<std::uint64_t, Block> coming_;  // by the tags of their orders
+  std::uint64_t coming_nbytes_ = 0, last_coming_ = 0;
+  std::shared_ptr<Mailbox> coming_box_ = std::make_shared<Mailbox>();
   std::map<std::string, Seen> seen_;
 };
 

@@ -65,8 +65,8 @@ void ChunkWalk::fail(std::uint64_t address, const std::string& why) const {
 }
 
 void ChunkWalk::expect(std::uint64_t address, std::uint64_t nbytes) const noexcept {
-  // Close to what was read last, reading ahead is enough.
-  if (address >= end_ || (address >= window_at_ && address - window_at_ <= longest_window)) return;
+  // Close to what was read last, reading ahead is enough; from afar a request more costs less than to wait for one.
+  if (address >= end_ || (!file_.far() && address >= window_at_ && address - window_at_ <= longest_window)) return;
   file_.expect(address, nbytes);
 }
 

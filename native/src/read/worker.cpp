@@ -18,6 +18,7 @@ constexpr std::uint64_t gap_in_memory = 4 << 10;   // what copying from the page
 constexpr std::uint64_t scratch_limit = 64 << 20;  // of all requests in flight, should chunks be large
 constexpr std::uint64_t scratch_kept = 4 << 20;    // of each request, for the next
 constexpr std::uint64_t gap_from_afar = 128 << 10;
+constexpr std::size_t from_afar = 4;  // times as many requests as of files here
 constexpr std::chrono::nanoseconds alone = std::chrono::milliseconds(100);        // of a wait for what comes from afar,
 constexpr std::chrono::nanoseconds beside_ring = std::chrono::microseconds(200);  // and while a ring reads, too
 
@@ -35,7 +36,8 @@ Worker::Worker(std::size_t files, std::uint64_t gap, Recent& recent, std::unique
       gap_(std::min(gap, gap_limit)),
       ring_(std::move(ring)),
       finished_(std::move(finished)) {
-  requests_.resize(ring_ ? ring_->entries() : std::max<std::size_t>(depth, 1));
+  // From afar more may be in flight than a ring takes: what fetches says how many are (solar/io/far/fetch.py).
+  requests_.resize(std::max<std::size_t>(ring_ ? ring_->entries() : 1, from_afar * depth));
   for (std::size_t i = requests_.size(); i-- > 0;) free_.push_back(static_cast<std::uint32_t>(i));
   flights_ = std::vector<Flight>(1 + requests_.size());
   scrap_.fit(hole_limit);
@@ -241,6 +243,11 @@ void Worker::queue(Request& request, const iovec* parts, std::size_t count, std:
     Far::get().order(file.path(), file.identity(), std::move(wanted), offset, index(request), mailbox_);
     ++far_in_flight_;
   } else {
+    while (in_flight_ - far_in_flight_ >= ring_->entries()) {
+      submit();
+      await(true);
+    }
+    charge(*request.job);
     ring_->queue(request.file->descriptor(), parts, static_cast<unsigned>(count), offset, index(request));
   }
   flight(request).set(Flight::word(request.job->ticket, request.begin), since_ns_);
