@@ -1,6 +1,6 @@
 """Samples from a server far away: solar beside h5py over fsspec at its best, and beside ranges fetched by hand.
 
-python -m bench.far [--record] [--samples N] [--in-order]
+python -m bench.far [--record] [--samples N] [--in-order] [--who NAME ...]
 
 The server (bench.far_server) answers 5, 20 or 80 ms later, and has a link of 1 GB/s. It runs on the same two cores as
 who asks. Samples of 64 KiB, contiguous; two epochs, shuffled, batches of 32; the first one counts with its opening. The
@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--in-order", action="store_true", help="measure these rows alone")
+    parser.add_argument("--who", nargs="+", help="measure those whose names begin so")
     parser.add_argument("--delays", type=float, nargs="+", default=DELAYS)
     asked = parser.parse_args()
     load = records.load()
@@ -180,6 +181,8 @@ def main() -> None:
                 url = f"{root}/far.h5"
                 shuffled = {} if asked.in_order else contestants(url, offset, asked.samples, name)
                 for who, make in shuffled.items():
+                    if asked.who and not who.startswith(tuple(asked.who)):
+                        continue
                     found = measured(make, asked.samples, root)
                     tell(asked, {"delay_ms": delay, "who": who, "of": asked.samples, "load": load, **found})
                 rates = [ordered(url, asked.samples, root)["bytes_per_second"] for _ in range(3)]

@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--ranks-per-node", metavar="R", type=quantities.count, help="of these on one node (all)")
     run.add_argument("--batch-size", metavar="B", type=quantities.count, default=64, help="samples per rank (64)")
     run.add_argument("--memory", metavar="SIZE", type=quantities.size, help="buffer of each node (must be given)")
-    run.add_argument("--ahead", metavar="N", type=quantities.count, help="batches ready (4, of files by URL 16)")
+    run.add_argument("--ahead", metavar="N", type=quantities.count, help="batches ready (4, of files by URL 64)")
     run.add_argument("--epochs", metavar="E", type=quantities.count, default=3, help="how many there will be (3)")
     run.add_argument(
         "--compute", metavar="TIME", type=quantities.seconds, default=0.0, help="of a step, beside reading (0)"

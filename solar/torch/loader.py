@@ -52,7 +52,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     In both cases `state_dict` gives its position, and `load_state_dict` resumes from there.
 
     `ahead` is the number of batches read before they are asked for; None: 4, of
-    files by URL 16, or fewer if these take more than 1 GiB.
+    files by URL 64, or fewer if these take more than 1 GiB.
     `num_workers` processes run the dataset's `transform` and your `collate_fn`; without either, no process is started.
     `device_transform` is called with each batch at the very end. `progress` shows a tqdm bar; a string is its title.
     `snapshot_every_n_steps` is accepted for users of torchdata's StatefulDataLoader, and has no effect: the state is
