@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +20,8 @@ from solar import DataLoader, H5Dataset, _native
 
 SAMPLES, WIDTH, BATCH = 40, 750, 4
 EVER = 2**64 - 1
+PAGE = Path(__file__).parent.parent / "docs" / "failures.md"
+TABLE = os.environ.get("SOLAR_FAULT_TABLE")  # a file to which the table goes, for the page
 
 if not hasattr(_native, "_inject_faults"):
     pytest.skip("the extension is older than these tests: build it again", allow_module_level=True)
@@ -135,3 +138,19 @@ def truth_of(path: str) -> np.ndarray[Any, Any]:
     if path not in _TRUTH:
         _TRUTH[path] = truth(path)
     return _TRUTH[path]
+
+
+def table_of_the_page(head: list[str], length: int) -> dict[str, str]:
+    lines = PAGE.read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
+    begin = rows.index(head)
+    return {row[0]: row[1] for row in rows[begin + 2 :][:length]}
+
+
+def check_page(name: str, said: str, head: list[str], length: int) -> None:
+    """That the page says this of the fault; or the page is to be written anew: then it is told."""
+    if TABLE:
+        with Path(TABLE).open("a") as file:
+            file.write(f"| {name} | {said} |\n")
+    else:
+        assert table_of_the_page(head, length)[name] == said

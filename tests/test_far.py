@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ import h5py
 import numpy as np
 import pytest
 import stage_kit
-from far_kit import Web, served
+from far_kit import Asked, Web, served
 from kit import settle
 from stage_kit import KINDS, epoch, loader_of, same_batches, side_by_side, written
 
+import solar
 from solar import DataLoader, Field, H5Dataset, LayoutError, PlanSampler, ReadError
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
@@ -98,6 +101,32 @@ def test_the_first_batch_of_a_large_file_takes_few_round_trips(tmp_path: Path, w
     assert len(web.sent) <= 10
 
 
+def test_an_old_index_is_fetched_in_few_round_trips_and_little_more_than_its_bytes(tmp_path: Path, web: Web) -> None:
+    """Its nodes lie all over the file, between the chunks: those of a level are asked for together."""
+    path = tmp_path / "old.h5"
+    with h5py.File(path, "w", libver="earliest") as file:
+        x = file.create_dataset("x", (6000, 32, 32), "f4", chunks=(1, 32, 32))
+        for at in range(6000):
+            x.id.write_direct_chunk((at, 0, 0), np.full((32, 32), at, "f4").tobytes())
+    settle(path)
+    most, under_way, lock = [0], [0], threading.Lock()
+
+    def counts(asked: Asked, before: int) -> bool:
+        with lock:
+            under_way[0] += 1
+            most[0] = max(most[0], under_way[0])
+        time.sleep(0.01)  # a way to go: those that are asked for together are here together
+        with lock:
+            under_way[0] -= 1
+        return False
+
+    web.fault = counts
+    data = H5Dataset(web.url(path), {"x": "x"})
+    assert [int(data[at]["x"][0, 0]) for at in (0, 77, 5999)] == [0, 77, 5999]
+    assert sum(one.nbytes for one in web.data()) < path.stat().st_size // 4  # it was all of it
+    assert most[0] > 8
+
+
 def test_workers_and_processes_fetch_for_themselves(tmp_path: Path, web: Web) -> None:
     values = written(tmp_path / "one.h5")
     data = pickle.loads(pickle.dumps(H5Dataset(web.url("one.h5"), {"x": "x"}, transform=_twice)))
@@ -122,6 +151,42 @@ def test_a_forked_process_says_that_it_cannot_fetch(tmp_path: Path, web: Web) ->
     with os.fdopen(said) as answer:
         assert "start processes by spawn or forkserver" in answer.read()
     os.waitpid(child, 0)
+
+
+def _all_that_reads(data: Any, url: str, say: Any) -> None:
+    """In a forked process: each is refused at once, and the process ends."""
+    ways: dict[str, Callable[[], Any]] = {
+        "a sample": lambda: data[7],
+        "an epoch": lambda: [*DataLoader(data, batch_size=20, buffer=0)],
+        "an epoch with a buffer": lambda: [*DataLoader(data, batch_size=20, shuffle=True)],
+        "a new data set": lambda: H5Dataset(url, {"x": "x"}),
+        "what is read once": lambda: solar.read(url, "x"),
+        "a pattern": lambda: H5Dataset("s3://bucket/*.h5", {"x": "x"}),
+    }
+    for name, way in ways.items():
+        try:
+            way()
+            say.send((name, "read"))
+        except ReadError as error:
+            say.send((name, str(error)))
+    say.send(None)
+
+
+def test_nothing_hangs_in_a_forked_process(tmp_path: Path, web: Web) -> None:
+    written(tmp_path / "one.h5")
+    data = H5Dataset(web.url("one.h5"), {"x": "x"})
+    assert len([*DataLoader(data, batch_size=100)]) == 3  # threads, connections, an engine
+    fork = multiprocessing.get_context("fork")
+    hear, say = fork.Pipe(duplex=False)
+    child = fork.Process(target=_all_that_reads, args=(data, web.url("one.h5"), say))
+    child.start()
+    said = {}
+    while hear.poll(60) and (one := hear.recv()) is not None:
+        said[one[0]] = one[1]
+    child.join(60)
+    assert child.exitcode == 0
+    assert len(said) == 6
+    assert all("start processes by spawn or forkserver" in one for one in said.values()), said
 
 
 def _twice(sample: Any) -> Any:

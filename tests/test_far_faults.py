@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from far_kit import Asked, Web, served
+from faults_kit import TABLE, check_page, table_of_the_page
 from stage_kit import SAMPLES, written
 
 from solar import DataLoader, H5Dataset, ReadError
@@ -47,17 +49,6 @@ def epoch(data: Any, buffer: Any = 0) -> np.ndarray[Any, Any]:
         return np.concatenate([batch["x"].numpy() for batch in loader])
 
 
-def refused(data: Any) -> str:
-    began = time.monotonic()
-    with pytest.raises(ReadError) as raised:
-        epoch(data)
-    assert time.monotonic() - began < ENOUGH
-    said = str(raised.value)
-    assert "/one.h5: /x, sample " in said  # which file, dataset and sample; and where
-    assert ", offset " in said
-    return said
-
-
 # --- what passes ----
 
 
@@ -86,43 +77,7 @@ def _status(code: int, **headers: str) -> Any:
     return answers
 
 
-@pytest.mark.parametrize("code", [429, 500, 503])
-def test_a_server_that_is_busy_is_asked_again(code: int, web: Web) -> None:
-    data, values = data_of(web, _status(code, Retry_After="0"))
-    assert np.array_equal(epoch(data), values)
-    assert web.asked > len(web.data())
-
-
-def test_a_connection_that_is_cut_is_made_again(web: Web) -> None:
-    once = _Once()
-
-    def cuts(asked: Asked, before: int) -> bool:
-        if asked.command != "GET" or not once(asked):
-            return False
-        path = web.folder / "one.h5"
-        first, last = asked.range(path.stat().st_size)
-        asked.head(206, last + 1 - first, path, f"bytes {first}-{last}/{path.stat().st_size}")
-        asked.wfile.write(asked.bytes_of(path, first, (last + 1 - first) // 2))
-        asked.close_connection = True
-        return True
-
-    data, values = data_of(web, cuts)
-    assert np.array_equal(epoch(data), values)
-
-
 # --- what does not ----
-
-
-@pytest.mark.parametrize(
-    ("code", "said"), [(404, "there is no such object"), (403, "look at the credentials"), (503, "503")]
-)
-def test_a_server_that_goes_on_refusing(code: int, said: str, web: Web) -> None:
-    def refuses(asked: Asked, before: int) -> bool:
-        asked.status(code)
-        return True
-
-    data, _ = data_of(web, refuses)
-    assert said in refused(data)
 
 
 def _sends(nbytes: int, more: int = 0, *, all_of_it: bool = False, shift: int = 0, mark: str = "") -> Any:
@@ -142,22 +97,6 @@ def _sends(nbytes: int, more: int = 0, *, all_of_it: bool = False, shift: int = 
         return True
 
     return lies
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        (_sends(-10), "Requested|Range"),  # fewer, and it says so
-        (_sends(0, all_of_it=True), "Range|range"),  # ranges are not honoured
-        (_sends(0, shift=512), "Requested|range"),  # other bytes than were asked for
-        (_sends(0, mark="another"), "changed since it was inspected"),
-    ],
-    ids=["fewer bytes", "all bytes", "other bytes", "another object"],
-)
-def test_answers_that_are_not_what_was_asked_for(fault: Any, said: str, web: Web) -> None:
-    data, _ = data_of(web, fault)
-    text = refused(data)
-    assert any(one in text for one in said.split("|")), text
 
 
 def test_a_body_without_an_end_is_not_taken(web: Web) -> None:
@@ -184,27 +123,9 @@ def test_a_body_without_an_end_is_not_taken(web: Web) -> None:
     assert sum(sent) < 1 << 31
 
 
-def test_a_server_that_is_silent_ends_within_the_time_limit(web: Web) -> None:
-    def silent(asked: Asked, before: int) -> bool:
-        time.sleep(4)  # longer than the time limit
-        return True
-
-    data, _ = data_of(web, silent)
-    assert refused(data)
-
-
-def test_redirects_without_an_end(web: Web) -> None:
-    def on(asked: Asked, before: int) -> bool:
-        asked.status(302, Location=f"/one.h5?{before}")
-        return True
-
-    data, _ = data_of(web, on)
-    assert "secret" not in refused(data)
-
-
 def test_an_object_that_is_replaced_amid_an_epoch(web: Web) -> None:
     data, _ = data_of(web)
-    with DataLoader(data, batch_size=10, buffer=0) as loader:
+    with DataLoader(data, batch_size=10, buffer=0, ahead=2) as loader:
         batches = iter(loader)
         next(batches)
         other = web.folder / "other.h5"
@@ -215,10 +136,92 @@ def test_an_object_that_is_replaced_amid_an_epoch(web: Web) -> None:
                 next(batches)
 
 
-def test_a_server_that_is_gone(web: Web) -> None:
-    data, _ = data_of(web)
-    web.fault = lambda asked, before: asked.connection.close() is None
-    assert refused(data)
+# --- the table of the page ----
+
+
+def gone(asked: Asked, before: int) -> bool:
+    asked.connection.close()
+    return True
+
+
+def goes_on(code: int) -> Any:
+    def refuses(asked: Asked, before: int) -> bool:
+        asked.status(code)
+        return True
+
+    return refuses
+
+
+def silent(asked: Asked, before: int) -> bool:
+    time.sleep(4)  # longer than the time limit
+    return True
+
+
+def endless_redirects(asked: Asked, before: int) -> bool:
+    asked.status(302, Location=f"/one.h5?{before}")
+    return True
+
+
+def cut_once() -> Any:
+    once = _Once()
+
+    def cuts(asked: Asked, before: int) -> bool:
+        if asked.command != "GET" or not once(asked):
+            return False
+        path = asked.web.folder / "one.h5"
+        size = path.stat().st_size
+        first, last = asked.range(size)
+        asked.head(206, last + 1 - first, path, f"bytes {first}-{last}/{size}")
+        asked.wfile.write(asked.bytes_of(path, first, (last + 1 - first) // 2))
+        asked.close_connection = True
+        return True
+
+    return cuts
+
+
+HEAD = ["what the server does", "what becomes of the epoch"]
+CASES: dict[str, Callable[[], Any]] = {
+    "it is busy (429), and then not": lambda: _status(429, Retry_After="0"),
+    "it has an error of its own (500), and then not": lambda: _status(500),
+    "it is overloaded (503), and then not": lambda: _status(503, Retry_After="0"),
+    "it cuts the connection amid an answer, once": cut_once,
+    "it goes on refusing (403)": lambda: goes_on(403),
+    "it has no such object any more (404)": lambda: goes_on(404),
+    "it stays overloaded (503)": lambda: goes_on(503),
+    "it is silent": lambda: silent,
+    "it closes each connection": lambda: gone,
+    "it sends fewer bytes, and says so": lambda: _sends(-10),
+    "it sends all of the object": lambda: _sends(0, all_of_it=True),
+    "it sends other bytes than were asked for": lambda: _sends(0, shift=512),
+    "it sends bytes of another object (its ETag)": lambda: _sends(0, mark="another"),
+    "it redirects without an end": lambda: endless_redirects,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_the_page_says_becomes_of_it_does(name: str, web: Web) -> None:
+    data, values = data_of(web, CASES[name]())
+    began = time.monotonic()
+    try:
+        assert np.array_equal(epoch(data), values)
+        said = "every batch comes: it is asked again"
+    except ReadError as error:
+        assert "/one.h5: /x, sample " in str(error)
+        _, _, why = str(error).replace("\n", " ").rpartition("cannot be read: ")
+        said = f"`ReadError`: {shortly(why)}"
+    assert time.monotonic() - began < ENOUGH
+    check_page(name, said, HEAD, len(CASES))
+
+
+def shortly(why: str) -> str:
+    """What of an error's words is the same each time."""
+    why = re.sub(r"( for path \S+)? ?Error performing GET .*? - ", " ", why)
+    return re.sub(r"\d+\.\.\d+", "…", why).replace(":  ", ": ").strip(" :")
+
+
+def test_the_page_lists_every_fault_of_a_server() -> None:
+    if not TABLE:
+        assert list(table_of_the_page(HEAD, len(CASES))) == list(CASES)
 
 
 def test_a_fault_of_one_sample_may_be_left_out(web: Web) -> None:

@@ -69,7 +69,7 @@ def test_an_object_written_anew_is_another_one(bucket: Any, tmp_path: Path) -> N
         written(tmp_path / f"{seed}.h5", samples=30, seed=seed)
     bucket.upload_file(str(tmp_path / "0.h5"), "runs", "scan.h5")
     data = H5Dataset("s3://runs/scan.h5", {"x": "x"})
-    with DataLoader(data, batch_size=1, buffer=0) as loader:
+    with DataLoader(data, batch_size=1, buffer=0, ahead=2) as loader:
         batches = iter(loader)
         next(batches)
         bucket.upload_file(str(tmp_path / "1.h5"), "runs", "scan.h5")

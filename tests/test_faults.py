@@ -23,14 +23,28 @@ import pytest
 
 pytest.importorskip("torch")
 
-from faults_kit import BATCH, SAMPLES, WAYS, WIDTH, Way, engine, fault, outcome, reads, truth, truth_of, written
+from faults_kit import (
+    BATCH,
+    SAMPLES,
+    TABLE,
+    WAYS,
+    WIDTH,
+    Way,
+    check_page,
+    engine,
+    fault,
+    outcome,
+    reads,
+    table_of_the_page,
+    truth,
+    truth_of,
+    written,
+)
 
 from solar import DataLoader, H5Dataset, compress, inspect
 from solar.io.layout import index
 from solar.io.machine import profile, whole
 
-PAGE = Path(__file__).parent.parent / "docs" / "failures.md"
-TABLE = os.environ.get("SOLAR_FAULT_TABLE")  # a file to which the table goes, for the page
 HEAD = ["what happens", "what becomes of the epoch"]
 OTHERS_HEAD = ["what else happens", "what becomes of it"]
 LOOK = 0.12  # seconds after which a change of an open file is seen
@@ -132,22 +146,6 @@ def said_of(name: str, way: Way, folder: Path) -> str:
         assert found.rows == list(range(SAMPLES))
     assert len(found.rows) == SAMPLES - found.stats["skipped"] or found.error is not None
     return found.said(folder)
-
-
-def table_of_the_page(head: list[str], length: int) -> dict[str, str]:
-    lines = PAGE.read_text().splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
-    begin = rows.index(head)
-    return {row[0]: row[1] for row in rows[begin + 2 :][:length]}
-
-
-def check_page(name: str, said: str, head: list[str], length: int) -> None:
-    """That the page says this of the fault; or the page is to be written anew: then it is told."""
-    if TABLE:
-        with Path(TABLE).open("a") as file:
-            file.write(f"| {name} | {said} |\n")
-    else:
-        assert table_of_the_page(head, length)[name] == said
 
 
 @pytest.mark.slow(

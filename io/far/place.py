@@ -29,6 +29,7 @@ RETRIES = {
 }
 STORES = 16  # each keeps its connections open
 LONGEST_TOLD = 300  # characters of what the library says
+SECRET_LENGTH = 8  # characters from which on a value is no word of a message
 
 
 class FarPlace(NamedTuple):
@@ -118,6 +119,12 @@ def told(text: str) -> str:
     >>> told("https://me:secret@example.org/a.h5?token=1")
     'https://example.org/a.h5?...'
     """
+    # What a server says beside its status may repeat what it was sent, key and token; its code does not.
+    code = re.search(r"<Code>(\w{1,60})</Code>", text)
+    text = re.sub(r"(?s)(status code: \d+[^:\n]*):.*", r"\1" + (f" ({code[1]})" if code else ""), text)
+    for name, value in os.environ.items():
+        if len(value) >= SECRET_LENGTH and re.match("(AWS|GOOGLE|AZURE)_.*(KEY|TOKEN|SECRET|PASSWORD)", name):
+            text = text.replace(value, "...")
     text = re.sub(r"(?<=://)[^/@\s]*@", "", text)
     text = re.sub(r"\?[^\s\"')]+", "?...", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
