@@ -14,8 +14,8 @@ from stage_kit import epoch, written
 from solar import DataLoader, H5Dataset, LayoutError, ReadError
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
-server = pytest.importorskip("moto.server", reason="moto is not installed: pip install 'moto[s3,server]'")
-boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'moto[s3,server]'")
+server = pytest.importorskip("moto.server", reason="moto is not installed: pip install 'solar[integrations]'")
+boto3 = pytest.importorskip("boto3", reason="boto3 is not installed: pip install 'solar[integrations]'")
 from solar.io.far import place  # noqa: E402
 
 SECRET = "averysecretkey"

@@ -72,7 +72,7 @@ def test_what_is_kept_and_shown(
     shown = json.dumps(loader.state_dict()) + loader.report() + repr(data) + repr(vars(data)) + repr(loader.stats())
     assert told(shown + pickle.dumps(data).decode("latin-1")) == []
     for command in (
-        ["digest", url(web), "x", "--json"],
+        ["digest", url(web), "x", "--batch-size", "7", "--json"],
         ["inspect", url(web), "--json"],
         ["plan", url(web), "x", "--memory", "1MiB", "--json"],
         ["compress", url(web), str(tmp_path / "out.h5"), "--lossless"],

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +111,7 @@ def as_json(found: FoundDataset) -> dict[str, Any]:
     return {
         "version": 1,
         "files": found.files,
-        "nbytes": sum(map(os.path.getsize, found.files)),
+        "nbytes": _nbytes(found.files),
         "problems": found.survey.problems,
         "datasets": [_dataset(one, found.survey.headers.get(name)) for name, one in found.survey.layouts.items()],
         "links": [{"name": name, "file": file or None, "target": path} for name, (file, path) in links],
@@ -149,10 +148,15 @@ def _dataset(layout: Layout, header: int | None) -> dict[str, Any]:
     }
 
 
+def _nbytes(files: Iterable[str]) -> int:
+    """What these files, some of which may lie elsewhere, have together."""
+    return sum(identity(one)[0] if is_url(one) else Path(one).stat().st_size for one in files)
+
+
 def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint) -> Iterator[str]:
     """The lines for people."""
     files, layouts = found.files, found.survey.layouts
-    nbytes = sum(identity(one)[0] if is_url(one) else Path(one).stat().st_size for one in files)
+    nbytes = _nbytes(files)
     title = Path(files[0]).name if len(files) == 1 else words.files(files)
     kinds = f" · {figures.count(number, 'layout')}" if (number := ways(files, layouts)) else ""
     summary = f"{figures.size(nbytes)}{kinds} · {figures.count(len(layouts), 'dataset')}"
