@@ -159,9 +159,9 @@ class Ranges(io.RawIOBase):
         return True
 
     def readinto(self, out: Any) -> int:
-        view = memoryview(out).cast("B")
-        if nbytes := max(0, min(len(view), self._was[0] - self._at)):
-            view[:nbytes] = memoryview(fetched(self._url, self._at, nbytes, self._was))
+        to = np.frombuffer(out, np.uint8)
+        if nbytes := max(0, min(len(to), self._was[0] - self._at)):
+            to[:nbytes] = fetched(self._url, self._at, nbytes, self._was)
             self._at += nbytes
         return nbytes
 
