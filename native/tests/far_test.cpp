@@ -183,3 +183,44 @@ TEST_CASE("no more than 64 MiB are under way, and one order however large") {
   Far::get().end();
   second.join();
 }
+
+TEST_CASE("metadata that is expected is ordered together, neighbours as one, and read by several threads") {
+  constexpr std::uint64_t page = 4 << 10, far_apart = 512 << 10;
+  Values bytes(64 * far_apart);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / 999);
+  Fetchers fetchers(bytes);
+  const std::string large = "test://here/expected";
+  for (std::uint64_t i = 0; i < 60; ++i) {
+    Far::get().expect(large, fetchers.identity(), i * far_apart, 100);
+    Far::get().expect(large, fetchers.identity(), i * far_apart + page, 100);
+  }
+  Far::get().expect(large, fetchers.identity(), bytes.size() + 1, 100);  // behind its end
+  std::atomic<int> wrong{0};
+  {
+    std::vector<std::jthread> readers;
+    for (int reader = 0; reader < 4; ++reader) {
+      readers.emplace_back([&] {
+        Values out(100);
+        for (std::uint64_t i = 0; i < 120; ++i) {
+          const std::uint64_t at = i / 2 * far_apart + i % 2 * page;
+          Far::get().read_kept(large, fetchers.identity(), at, out);
+          wrong += std::memcmp(out.data(), bytes.data() + at, out.size()) != 0;
+        }
+      });
+    }
+  }
+  CHECK(wrong == 0);
+  CHECK(fetchers.fetched == 60);
+}
+
+TEST_CASE("what was expected and could not be had is an error of who reads it alone") {
+  const std::string broken = "test://here/broken";
+  Fetchers fetchers(Values(8 << 20));
+  fetchers.refuse_from = 4 << 20;
+  Values out(100);
+  const Identity was = fetchers.identity();
+  Far::get().expect(broken, was, 2 << 20, 100);
+  Far::get().expect(broken, was, 6 << 20, 100);
+  Far::get().read_kept(broken, was, 2 << 20, out);
+  CHECK_THROWS_WITH_AS(Far::get().read_kept(broken, was, 6 << 20, out), doctest::Contains("the test refuses"), Error);
+}
