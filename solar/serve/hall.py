@@ -25,7 +25,7 @@ from solar.io.machine.figures import size
 from solar.io.read.engine import LAST_WAIT, Engine
 from solar.io.read.run import columns, threads
 from solar.io.serve.frames import Fault, Refused
-from solar.planner.budget import Needs, divided
+from solar.planner.budget import Budget, Needs, divided
 from solar.planner.pass_uses import PassUses, SampleUses, alone, shared_steps
 from solar.planner.planned_passes import PlannedPasses
 from solar.serve.cut import cut
@@ -35,7 +35,8 @@ from solar.values import RunPart, Told
 
 log = logging.getLogger("solar")
 
-FOR_BATCHES = 8  # batches on their way take one part of so many of the memory
+FOR_BATCHES = 8  # batches on their way take one part of so many of the memory, at most
+RINGS = ((64, 8), (32, 8), (16, 2), (FOR_BATCHES, 1))  # parts for them, and the steps that there must be room for
 ENTRIES = 64  # batches of a job that are announced together
 TOLD = 2  # stretches that the Run is told of before it needs them
 STEPS_TOLD = 16  # steps, at least: joins and leaves change the plan behind those that were told
@@ -67,10 +68,10 @@ class Hall:
 
     def __init__(self, opened: SharedData, memory: int) -> None:
         self.opened, self.members = opened, list[Member]()
-        self.ring = memory // FOR_BATCHES
-        own = Needs(self.ring, 0, opened.scratch, threads(), 1)
-        self.budget = divided(memory, 1, [own])
+        self.memory, self.ring = memory, memory // FOR_BATCHES
+        self.budget = self._divided(self.ring)
         self.pool = _native.SharedPool(self.ring)
+        self._used = 0  # bytes of the ring
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.changed = threading.Condition()
         self.handed = 0  # bytes that jobs had of it
@@ -89,6 +90,11 @@ class Hall:
         ]
         for one in self._threads:
             one.start()
+
+    def _divided(self, ring: int) -> Budget:
+        """The memory, where so much of it is for steps."""
+        data = self.opened
+        return divided(self.memory, 1, [Needs(ring, 0, data.scratch, threads(), 1, data.scratch > data.sample_nbytes)])
 
     # --- who is there ----
 
@@ -211,14 +217,28 @@ class Hall:
         batch = sum(one.member.most for one in here)
         pieces, storages = self.opened.pieces, self.opened.storages()
         none = [None] * len(pieces)
+        self._make_room(batch * self.opened.sample_nbytes, int(makers[0]().planned.sizes.max()))
         return Window(here, length, PlannedPasses(makers, 0, pieces, self.budget.parts, batch, storages, none, False))
+
+    def _make_room(self, most: int, step: int) -> None:
+        """Gives the ring as much as steps of so many samples need, `most` bytes where nothing is shared.
+
+        It never gets less: sealed memory cannot be given back. What it gets is taken from what is kept, so that a Run
+        that keeps more has to end.
+        """
+        step *= self.opened.sample_nbytes
+        fits = (self.memory // part for part, steps in RINGS if self.memory // part >= max(most, steps * step))
+        if (wanted := next(fits, self.ring)) > self._used:
+            self._used, self.budget = wanted, self._divided(wanted)
+            self.pool.use(wanted)
+            self._parts = []
 
     def _carry_out(self, window: Window) -> None:
         """Tells the Run of a window, stretch by stretch, until who is there or what is known changes."""
         parts = window.passes.parts()
-        spare = self.ring // max(1, sum(one.member.most for one in window.members) * self.opened.sample_nbytes)
+        spare = self._used // max(1, sum(one.member.most for one in window.members) * self.opened.sample_nbytes)
         parts = [replace(one, ahead=max(0, min(one.ahead, spare - 2)) if one.direct else one.ahead) for one in parts]
-        if self._run is None or not _fits(parts, self._parts):
+        if self._run is None or not self._parts or not _fits(parts, self._parts):
             self._begin_run(parts)
         afresh = True
         last = window.passes.segments.stop - 1
