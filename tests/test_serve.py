@@ -39,7 +39,8 @@ def test_jobs_have_the_batches_that_they_would_have_alone(kind: str, scan: Path,
         found = together(data, str(service.path))
         assert service.status()["jobs"] == []
     check(data, found)
-    assert all(counts["alone"] == 0 and counts["served"] > 0 for _, counts in found.values())
+    # Who comes first reads its first batch by itself.
+    assert sum(counts["alone"] for _, counts in found.values()) <= 1
 
 
 def test_several_jobs_of_one_order_read_no_more_than_one(scan: Path, tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_a_job_leaves_amid_an_epoch_and_another_comes(scan: Path, tmp_path: Path
                         break
         stays.join(60)
     assert found[0][0] == alone(data, 0, 8)
-    assert found[0][1]["alone"] == 0
+    assert found[0][1]["alone"] <= 1  # its first, if it came first
 
 
 def test_it_resumes_amid_an_epoch(scan: Path, tmp_path: Path) -> None:
@@ -108,7 +109,8 @@ def test_a_report_says_who_read(scan: Path, tmp_path: Path) -> None:
     data = H5Dataset(scan, FIELDS)
     with serving(scan, tmp_path) as service, DataLoader(data, 16, service=str(service.path), epochs=1) as loader:
         batches = [batch["y"].clone() for batch in loader]
-        assert f"A service read {len(batches)} batches for this training." in loader.report()
+        said = f"A service read {len(batches) - 1} batches for this training; 1 it read by itself."
+        assert said in loader.report()
 
 
 def test_plain_shuffle_draws_as_torch_does(scan: Path, tmp_path: Path) -> None:

@@ -26,8 +26,10 @@ from solar.io.read.engine import LAST_WAIT, Engine
 from solar.io.read.run import columns, threads
 from solar.io.serve.frames import Fault, Refused
 from solar.planner.budget import Budget, Needs, divided
+from solar.planner.packed import encoding_nbytes, packable
 from solar.planner.pass_uses import PassUses, SampleUses, alone, shared_steps
 from solar.planner.planned_passes import PlannedPasses
+from solar.planner.share import wholes
 from solar.serve.cut import cut
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
@@ -69,6 +71,7 @@ class Hall:
     def __init__(self, opened: SharedData, memory: int) -> None:
         self.opened, self.members = opened, list[Member]()
         self.memory, self.ring = memory, memory // FOR_BATCHES
+        self._pieces = opened.pieces
         self.budget = self._divided(self.ring)
         self.pool = _native.SharedPool(self.ring)
         self._used = 0  # bytes of the ring
@@ -93,8 +96,9 @@ class Hall:
 
     def _divided(self, ring: int) -> Budget:
         """The memory, where so much of it is for steps."""
-        data = self.opened
-        return divided(self.memory, 1, [Needs(ring, 0, data.scratch, threads(), 1, data.scratch > data.sample_nbytes)])
+        scratch, encodes = self.opened.scratch, encoding_nbytes(self._pieces)
+        own = Needs(ring, 0, scratch, threads(), 1, scratch > self.opened.sample_nbytes, encodes=encodes)
+        return divided(self.memory, 1, [own], wholes([piece.region for piece in self._pieces]))
 
     # --- who is there ----
 
@@ -115,7 +119,9 @@ class Hall:
                     again=True,
                 )
             ledger = _native.Ledger(ENTRIES, len(self.opened.fields), most)
-            member = Member(name, most, ledger, [first])
+            # Who comes first reads its first batch by itself, while the hall waits for others.
+            begins = 0 if self._steps or self._held or any(not one.left for one in self.members) else 1
+            member = Member(name, most, ledger, [first], begins, begins)
             self.members.append(member)
             self._tell()
         return member
@@ -215,9 +221,11 @@ class Hall:
         steps = max(1, min(steps, WINDOW_SEGMENTS * length, WINDOW_USES // max(1, each)))
         makers = [partial(_segment, here, at, min(at + length, steps)) for at in range(0, steps, length)]
         batch = sum(one.member.most for one in here)
-        pieces, storages = self.opened.pieces, self.opened.storages()
-        none = [None] * len(pieces)
+        if not self._used:
+            self._pieces = self.opened.held(self.memory)
         self._make_room(batch * self.opened.sample_nbytes, int(makers[0]().planned.sizes.max()))
+        pieces, storages = packable(self._pieces, self.budget.scratch), self.opened.storages()
+        none = [None] * len(pieces)
         return Window(here, length, PlannedPasses(makers, 0, pieces, self.budget.parts, batch, storages, none, False))
 
     def _make_room(self, most: int, step: int) -> None:
@@ -304,7 +312,7 @@ class Hall:
                 own = None if part.extents is None else part.extents.native
                 terms = part.pages, part.page, part.stored, part.direct, part.ahead, part.gap
                 assert one.source is not None, "what libhdf5 reads is refused"
-                made.part(one.source, part.field, *terms, own, None, None)
+                made.part(one.source, part.field, *terms, own, None, part.pack)
             self._parts, self._run, self._taken = parts, made, 0
             self.changed.notify_all()
 
@@ -416,5 +424,5 @@ def _fits(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
     """Whether a Run made for the others can hold what these do."""
     pairs = zip(parts, others, strict=True)
     return len(parts) == len(others) and all(
-        one.pages <= other.pages and (one.page, one.stored) == (other.page, other.stored) for one, other in pairs
+        one.pages <= other.pages and (one.page, one.stored, one.pack) == (other.page, other.stored, other.pack) for one, other in pairs
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,8 @@ class Member:
     name: str
     most: int  # samples of a batch
     ledger: _native.Ledger
-    epochs: list[SampleUses] = field(default_factory=list)
+    epochs: list[SampleUses]
+    begins: int = 0  # batch from which on it is served
     planned: int = 0  # batches of the union so far
     left: bool = False
     why: str = ""  # it was left behind

@@ -199,7 +199,7 @@ class Service:
         with self._lock:
             number, caller.next = caller.next, caller.next + 1
             caller.members[number] = hall, member
-        answer = {"is": "joined", "job": number, "entries": ENTRIES}
+        answer = {"is": "joined", "job": number, "entries": ENTRIES, "begins": member.begins}
         return answer, [member.ledger.descriptor, member.ledger.line, hall.pool.descriptor, hall.bell]
 
     def _hall_of(self, data: SharedData) -> Hall:

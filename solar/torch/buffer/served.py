@@ -103,7 +103,7 @@ class Served(Buffered):
         if not isinstance(run, ServedRun):
             return super().held()
         counts = run.counts()
-        alone = f", and {counts['alone']:,} were read alone" if counts["alone"] else ""
+        alone = f"; {counts['alone']:,} it read by itself" if counts["alone"] else ""
         return f"A service read {counts['served']:,} batches for this training{alone}."
 
     def close(self) -> None:
