@@ -19,6 +19,7 @@ from torch.utils.data import ConcatDataset, Subset
 from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows
 from solar.planner.pass_uses import SampleUses, in_lockstep, once_a_step, shared_steps
 from solar.serve.service import Service
+from solar.values import Storage
 
 _ = scan  # a fixture
 
@@ -66,6 +67,29 @@ def test_several_jobs_of_one_order_read_no_more_than_one(scan: Path, tmp_path: P
             assert len(found) == jobs and len(set(found)) == 1
             read.append(service.status()["read_bytes"])
     assert read[1] < 3 * read[0]  # they do not begin in the same instant, and each that comes changes the plan
+
+
+def test_memory_for_a_quarter_holds_all_of_it_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, samples = tmp_path / "counts.h5", 4096
+    with h5py.File(path, "w") as file:
+        file["x"] = np.random.default_rng(0).poisson(0.1, (samples, 64, 64)).astype("u2")
+    slow = Storage(latency=1e-3, bandwidth=1e7, iops=250)
+    monkeypatch.setattr("solar.serve.opened.profile.stored_or_guessed", lambda _: (slow, False))
+    data = [H5Dataset(path, "x") for _ in range(2)]
+    with serving(path, tmp_path, memory=samples * 8192 // 4) as service:
+        found = together(data, str(service.path))
+        status = service.status()
+    check(data, found)
+    assert status["read_bytes"] < 1.5 * samples * 8192  # once, and what the first trial and joining read
+
+
+def test_who_comes_first_reads_its_first_batch_by_itself_and_no_other(scan: Path, tmp_path: Path) -> None:
+    data = H5Dataset(scan, FIELDS)
+    with serving(scan, tmp_path) as service:
+        found: dict[int, Any] = {}
+        job(data, 0, 8, str(service.path), found)
+    digest, counts = found[0]
+    assert digest == alone(data, 0, 8) and counts["alone"] == 1
 
 
 def test_a_job_leaves_amid_an_epoch_and_another_comes(scan: Path, tmp_path: Path) -> None:
