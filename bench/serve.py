@@ -3,7 +3,8 @@
     python -m bench.serve [--jobs 1 2 4 8] [--quick] [--record]
 
 Each job is a process of its own; all begin together, and what is told is samples a second of all of them over whole
-runs of two epochs, from before the loader is made until it is closed. What the mount was asked for is counted by the mount.
+runs of two epochs, from before the loader is made until it is closed. What the mount was asked for is counted by the
+mount.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from serve_kit import FIELDS, SAMPLES, Process, alone, check, epochs_of, job, scan, serving, together
+from serve_kit import FIELDS, SAMPLES, Process, alone, check, epochs_of, job, scan, serving, soon, together
 from torch.utils.data import ConcatDataset, Subset
 
 from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows
@@ -81,6 +81,48 @@ def test_memory_for_a_quarter_holds_all_of_it_packed(tmp_path: Path, monkeypatch
         status = service.status()
     check(data, found)
     assert status["read_bytes"] < 1.5 * samples * 8192  # once, and what the first trial and joining read
+
+
+def test_several_data_sets_are_served_at_a_time(scan: Path, tmp_path: Path) -> None:
+    """Those who read one when another comes join again, with less memory; and who comes after all has it all."""
+    data, found = H5Dataset(scan, "x"), dict[int, Any]()
+    with serving(scan, tmp_path, memory=4 << 20) as service:
+        stays = threading.Thread(target=job, args=(data, 0, 8, str(service.path), found, 0.004))
+        stays.start()
+        assert soon(lambda: any(one["batches"] > 3 for one in service.status()["jobs"]))
+        for seed, other in ((1, "y"), (2, "z")):
+            job(H5Dataset(scan, other), seed, 11, str(service.path), found)
+            parts = [one.memory for one in service._halls.each()]
+            assert len(parts) == 2 and sum(parts) <= 4 << 20
+        stays.join(60)
+        assert found[0] == (alone(data, 0, 8), found[0][1]) and found[0][1]["served"] > 250
+        job(data, 3, 16, str(service.path), found)
+        assert [one.memory for one in service._halls.each()] == [4 << 20]
+        before = service.status()["read_bytes"]
+        assert before > 0
+    for seed, name in ((1, "y"), (2, "z")):
+        assert found[seed][0] == alone(H5Dataset(scan, name), seed, 11) and found[seed][1]["served"] > 200
+    assert found[3][0] == alone(data, 3, 16)
+
+
+def test_a_training_and_its_evaluation_take_turns_in_one_thread(scan: Path, tmp_path: Path) -> None:
+    found: list[list[Any]] = []
+    for of in (True, False):
+        with serving(scan, tmp_path, memory=4 << 20) as service:
+            more = {"service": str(service.path) if of else None, "buffer": 0}
+            own = DataLoader(H5Dataset(scan, "x"), 16, sampler=PlanSampler(range(SAMPLES), seed=1), epochs=1, **more)
+            with own, DataLoader(H5Dataset(scan, "z"), 64, epochs=3, **more) as other:
+                found.append([])
+                for number, batch in enumerate(own):
+                    found[-1].append(batch.clone())
+                    if number % 25 == 24:
+                        found[-1] += [one.clone() for one in other]
+                if of:
+                    for loader in (own, other):
+                        counts = loader._buffered.running.counts()
+                        assert counts["served"] > 2 * counts["alone"]
+    assert len(found[0]) == len(found[1]) == SAMPLES // 16 + 3 * -(-SAMPLES // 64)
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
 def test_who_comes_first_reads_its_first_batch_by_itself_and_no_other(scan: Path, tmp_path: Path) -> None:

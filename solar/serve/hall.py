@@ -11,11 +11,11 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,12 +27,13 @@ from solar.io.read.run import columns, threads
 from solar.io.serve.frames import Fault, Refused
 from solar.planner.budget import Budget, Needs, divided
 from solar.planner.packed import encoding_nbytes, packable
-from solar.planner.pass_uses import PassUses, SampleUses, alone, shared_steps
+from solar.planner.pass_uses import SampleUses
 from solar.planner.planned_passes import PlannedPasses
 from solar.planner.share import wholes
 from solar.serve.cut import cut
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
+from solar.serve.window import Turn, Window, fits, places_of, segment
 from solar.values import RunPart, Told
 
 log = logging.getLogger("solar")
@@ -49,27 +50,11 @@ SETTLES, GATHERS = 0.25, 0.02  # seconds without news after which the plan is ch
 PATIENCE, LONGEST = 2.0, 10.0  # seconds that one may hold back others: the first, or what four of its batches take
 
 
-class Turn(NamedTuple):
-    """What a window has of a member: from this batch to that. What it tells later is of the next window."""
-
-    member: Member
-    begin: int
-    end: int
-
-
-class Window(NamedTuple):
-    """What is planned at a time: whose batches, and how many steps a segment has."""
-
-    members: list[Turn]
-    length: int
-    passes: PlannedPasses
-
-
 class Hall:
-    """The jobs of one data set."""
+    """The jobs of one data set, with their part of all the memory."""
 
-    def __init__(self, opened: SharedData, memory: int) -> None:
-        self.opened, self.members = opened, list[Member]()
+    def __init__(self, opened: SharedData, memory: int, of_all: int) -> None:
+        self.opened, self.members, self.of_all = opened, list[Member](), of_all
         self.memory, self.ring = memory, memory // FOR_BATCHES
         self._pieces = opened.pieces
         self.budget = self._divided(self.ring)
@@ -108,14 +93,15 @@ class Hall:
             raise Fault("a batch is larger than told")
         with self.changed:
             if self._closing:
-                raise Refused("the service ends")
+                raise Refused("the service ends, or divides its memory anew", again=True)
             together = most + sum(one.most for one in self.members if not one.left)
             wanted = 2 * together * self.opened.sample_nbytes
             if wanted > self.ring:
                 there = 1 + sum(not one.left for one in self.members)
+                least = FOR_BATCHES * wanted * self.of_all // self.memory
                 raise Refused(
                     f"the batches of {there} job{'s' if there > 1 else ''} on their way take {size(wanted)}, and "
-                    f"{size(self.ring)} of the memory is for them: give --memory {size(FOR_BATCHES * wanted)} or more",
+                    f"{size(self.ring)} of the memory is for them: give --memory {size(least)} or more",
                     again=True,
                 )
             ledger = _native.Ledger(ENTRIES, len(self.opened.fields), most)
@@ -148,14 +134,14 @@ class Hall:
         self.changed.notify_all()
 
     def counts(self) -> dict[str, int]:
-        """What was read, by all runs."""
+        """What was read, by all runs, and handed on."""
         run = self._run
-        now = {} if run is None else run.counts()
+        now = {"handed": self.handed} | ({} if run is None else run.counts())
         return {name: now.get(name, 0) + self._before.get(name, 0) for name in now.keys() | self._before.keys()}
 
-    def close(self) -> None:
-        """Ends it; the jobs go on by themselves."""
-        self._give_up("the service ends")
+    def close(self, why: str = "the service ends") -> None:
+        """Ends it; the jobs go on by themselves, or join again."""
+        self._give_up(why)
         self.pool.close()
         with suppress(OSError):
             os.eventfd_write(self.bell, 1)
@@ -219,7 +205,7 @@ class Hall:
         steps = max(one.end - one.begin for one in here)
         each = sum(one.member.most for one in here) * max(piece.slots for piece in self.opened.pieces)
         steps = max(1, min(steps, WINDOW_SEGMENTS * length, WINDOW_USES // max(1, each)))
-        makers = [partial(_segment, here, at, min(at + length, steps)) for at in range(0, steps, length)]
+        makers = [partial(segment, here, at, min(at + length, steps)) for at in range(0, steps, length)]
         batch = sum(one.member.most for one in here)
         if not self._used:
             self._pieces = self.opened.held(self.memory)
@@ -246,14 +232,14 @@ class Hall:
         parts = window.passes.parts()
         spare = self._used // max(1, sum(one.member.most for one in window.members) * self.opened.sample_nbytes)
         parts = [replace(one, ahead=max(0, min(one.ahead, spare - 2)) if one.direct else one.ahead) for one in parts]
-        if self._run is None or not self._parts or not _fits(parts, self._parts):
+        if self._run is None or not self._parts or not fits(parts, self._parts):
             self._begin_run(parts)
         afresh = True
         last = window.passes.segments.stop - 1
         for number in window.passes.segments:
             told = window.passes.told(number)
             uses = window.passes.segment(number).planned
-            places = _places(window.members, number * window.length, len(uses.starts) - 1)
+            places = places_of(window.members, number * window.length, len(uses.starts) - 1)
             if afresh:
                 terms = [(part.direct, part.ahead, part.gap) for part in parts]  # the Run may hold anything
                 told = [one._replace(afresh=of) for one, of in zip(told, terms, strict=True)]
@@ -320,7 +306,7 @@ class Hall:
         run, self._run = self._run, None
         if run is not None:
             now = run.counts()
-            self._before = {name: self._before.get(name, 0) + count for name, count in now.items()}
+            self._before = {name: self._before.get(name, 0) + now[name] for name in now if not name.endswith("_bytes")}
             run.close(LAST_WAIT)
 
     # --- batches ----
@@ -396,33 +382,3 @@ class Hall:
                 log.info("%s is left behind: %s", member.name, member.why)
                 self._tell()
         self._give_back()
-
-
-def _segment(members: list[Turn], begin: int, end: int) -> PassUses:
-    """What all want in these steps."""
-    return alone(shared_steps(_own(members, begin, end))[0])
-
-
-def _own(members: Sequence[Turn], begin: int, end: int) -> list[SampleUses]:
-    return [one.member.stretch(one.begin + begin, min(one.begin + end, one.end)) for one in members]
-
-
-def _places(members: list[Turn], begin: int, steps: int) -> list[tuple[Member, int, list[Any]]]:
-    """Of each member its batch in the first of these steps, and where its samples lie in each of them.
-
-    They are worked out again, when the Run is told of them: kept from planning, those of a window would take 128 MiB.
-    """
-    own = _own(members, begin, begin + steps)
-    found = []
-    for turn, one, place in zip(members, own, shared_steps(own)[1], strict=True):
-        split = np.split(place, one.starts[1:-1]) if len(one.starts) > 1 else []
-        found.append((turn.member, turn.begin + begin, split))
-    return found
-
-
-def _fits(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
-    """Whether a Run made for the others can hold what these do."""
-    pairs = zip(parts, others, strict=True)
-    return len(parts) == len(others) and all(
-        one.pages <= other.pages and (one.page, one.stored, one.pack) == (other.page, other.stored, other.pack) for one, other in pairs
-    )

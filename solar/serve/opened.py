@@ -47,6 +47,11 @@ class SharedData:
         return sum(map(sum, self.fields))
 
     @property
+    def nbytes(self) -> int:
+        """Of all that is read, decoded."""
+        return sum(piece.region.items * piece.units.sample_nbytes for piece in self.pieces)
+
+    @property
     def scratch(self) -> int:
         """The least memory that reading takes beside what is kept."""
         return max(scratch_nbytes(one.layout) for one in self.rows)
@@ -57,10 +62,9 @@ class SharedData:
         pairs = zip(known, self.rows, strict=True)
         return [profile.with_decoding(storage, one.layout, threads()) for storage, one in pairs]
 
-
     def held(self, memory: int) -> list[Piece]:
         """The pieces, with how so much memory may hold them packed: some rows are read, and tried."""
-        share = memory / sum(piece.region.items * piece.units.sample_nbytes for piece in self.pieces)
+        share = memory / self.nbytes
         if share >= 1:
             return self.pieces
         of = zip(self.pieces, self.rows, self.storages(), strict=True)
