@@ -125,6 +125,27 @@ def test_a_training_and_its_evaluation_take_turns_in_one_thread(scan: Path, tmp_
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
+def test_ranks_that_exchange_nothing_take_part_each_by_itself(scan: Path, tmp_path: Path) -> None:
+    data, found = H5Dataset(scan, FIELDS), dict[tuple[int, bool], str]()
+
+    def rank(number: int, service: str | None) -> None:
+        order = PlanSampler(data, 2, number, seed=5)
+        with DataLoader(data, 8, sampler=order, service=service, exchange="off", buffer=0, epochs=2) as loader:
+            found[number, service is not None] = epochs_of(loader)
+            assert service is None or loader._buffered.running.counts()["served"] >= SAMPLES // 8 - 2
+
+    with serving(scan, tmp_path) as service:
+        both = [threading.Thread(target=rank, args=(number, str(service.path))) for number in range(2)]
+        for one in both:
+            one.start()
+        for one in both:
+            one.join(60)
+    for number in range(2):
+        rank(number, None)
+        assert found[number, True] == found[number, False]
+    assert found[0, True] != found[1, True]
+
+
 def test_who_comes_first_reads_its_first_batch_by_itself_and_no_other(scan: Path, tmp_path: Path) -> None:
     data = H5Dataset(scan, FIELDS)
     with serving(scan, tmp_path) as service:

@@ -61,7 +61,7 @@ class Served(Buffered):
         if why := not_held(beneath, ""):
             return _none(why)
         if those_of(self._exchange, order) is not None:
-            return _none("the ranks of one training share a buffer of their own")
+            return _none('the ranks of one training share a buffer of their own; with exchange="off" each takes part')
         named = [] if self._service == "auto" else [Path(self._service)]
         files = sorted({one for layout in beneath.layouts() for one in (layout.asked or layout.paths)})
         first = doors.socket_of(files)
