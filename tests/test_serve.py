@@ -16,8 +16,9 @@ import torch
 from serve_kit import FIELDS, SAMPLES, Process, alone, check, epochs_of, job, scan, serving, soon, together
 from torch.utils.data import ConcatDataset, Subset
 
-from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows
+from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows, _native
 from solar.planner.pass_uses import SampleUses, in_lockstep, once_a_step, shared_steps
+from solar.serve.member import Member
 from solar.serve.service import Service
 from solar.values import Storage
 
@@ -200,6 +201,17 @@ def test_a_report_says_who_read(scan: Path, tmp_path: Path) -> None:
         assert said in loader.report()
 
 
+def test_orders_of_epochs_that_are_over_take_no_memory(scan: Path, tmp_path: Path) -> None:
+    data = H5Dataset(scan, "y")
+    with serving(scan, tmp_path) as service:
+        order = PlanSampler(data, seed=3)
+        with DataLoader(data, 100, sampler=order, service=str(service.path), epochs=12) as loader:
+            epochs_of(loader, 12)
+            run = loader._buffered.running
+            assert run.appended == 12 * SAMPLES // 100 and len(run._epochs) < 6
+            assert all(len(one.epochs) < 6 for hall in service._halls.each() for one in hall.members)
+
+
 def test_plain_shuffle_draws_as_torch_does(scan: Path, tmp_path: Path) -> None:
     data, seen = H5Dataset(scan, FIELDS), []
     with serving(scan, tmp_path) as service:
@@ -270,6 +282,19 @@ def test_the_command_serves_says_and_ends(scan: Path, tmp_path: Path) -> None:
 def test_it_ends_when_nobody_has_been_there(scan: Path, tmp_path: Path) -> None:
     with Process(scan, tmp_path, "--idle", "0.2") as service:
         assert service.process.wait(20) == 0
+
+
+def test_a_member_forgets_epochs_that_are_over() -> None:
+    draw = np.random.default_rng(0)
+    epochs = [SampleUses(None, draw.permutation(20).astype(np.int32), np.arange(0, 21, 4)) for _ in range(4)]
+    kept = Member("", 4, _native.Ledger(64, 1, 4), list(epochs))
+    whole = Member("", 4, _native.Ledger(64, 1, 4), list(epochs))
+    for planned in (4, 5, 12, 20):
+        kept.planned = planned
+        kept.forget()
+        assert kept.known == 20 and kept.longest == 5
+        assert kept.stretch(planned, 20).same(whole.stretch(planned, 20))
+    assert len(kept.epochs) == 1
 
 
 # --- what several use in a step ----

@@ -183,6 +183,8 @@ class Hall:
                 if self._closing:
                     return
                 there = [one for one in self.members if not one.left and one.planned < one.known]
+                for one in there:
+                    one.forget()
                 here = [Turn(one, one.planned, one.known) for one in there]
             window = self._window(here)
             self._carry_out(window)

@@ -25,12 +25,18 @@ class Member:
     left: bool = False
     why: str = ""  # it was left behind
     seconds: float = 0.0  # of its own for a batch, lately
+    forgotten: int = 0  # batches of epochs that are over
     _seen: tuple[int, float] = (0, 0.0)
 
     @property
     def known(self) -> int:
         """How many batches it has told."""
-        return sum(len(one.starts) - 1 for one in self.epochs)
+        return self.forgotten + sum(len(one.starts) - 1 for one in self.epochs)
+
+    def forget(self) -> None:
+        """Lets go of epochs of which all is planned, and announced or on its way: an order takes 4 bytes a sample."""
+        while len(self.epochs) > 1 and self.forgotten + len(self.epochs[0].starts) - 1 <= self.planned:
+            self.forgotten += len(self.epochs.pop(0).starts) - 1
 
     @property
     def longest(self) -> int:
@@ -39,7 +45,7 @@ class Member:
 
     def stretch(self, begin: int, end: int) -> SampleUses:
         """These of its batches, as far as it has told them."""
-        rows, which, sizes, at = [], [], [], 0
+        rows, which, sizes, at = [], [], [], self.forgotten
         for one in self.epochs:
             own = slice(max(0, begin - at), max(0, min(len(one.starts) - 1, end - at)))
             at += len(one.starts) - 1

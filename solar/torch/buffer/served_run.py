@@ -59,7 +59,8 @@ class ServedRun:
         """These batches come after all others."""
         with self._changed:
             base, self.appended = self.appended, self.appended + len(sizes)
-            self._epochs.append((base, told))
+            left = [one for one in self._epochs if one[0] + len(one[1].starts) - 1 > self._next]
+            self._epochs = [*left, (base, told)]
             if self._guest is None:
                 self._join(base)
             else:
