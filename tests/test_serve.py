@@ -126,6 +126,30 @@ def test_a_training_and_its_evaluation_take_turns_in_one_thread(scan: Path, tmp_
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
+def test_an_evaluation_of_the_same_data_does_not_wait_for_its_training(
+    scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread takes from both in turn: the one that it does not take from is left behind without patience."""
+    monkeypatch.setattr("solar.serve.hall.PATIENCE", 100.0)
+    monkeypatch.setattr("solar.serve.hall.LONGEST", 100.0)
+    monkeypatch.setattr("solar.torch.buffer.served_run.COME_WITHIN", 60.0)
+    data, found = H5Dataset(scan, "x"), []
+    for of in (True, False):
+        with serving(scan, tmp_path, memory=1 << 20) as service:
+            more = {"service": str(service.path) if of else None, "buffer": 0, "epochs": 1}
+            own = DataLoader(data, 16, sampler=PlanSampler(data, seed=1), **more)
+            with own, DataLoader(Subset(data, range(300)), 8, **more) as other:
+                batches = iter(own)
+                seen = [next(batches).clone() for _ in range(10)]
+                seen += [batch.clone() for batch in other]
+                found.append(seen + [batch.clone() for batch in batches])
+                if of:
+                    counts = other._buffered.running.counts()
+                    assert counts["alone"] <= 1 and own._buffered.running.counts()["served"] > 20
+    assert len(found[0]) == len(found[1])
+    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
 def test_ranks_that_exchange_nothing_take_part_each_by_itself(scan: Path, tmp_path: Path) -> None:
     data, found = H5Dataset(scan, FIELDS), dict[tuple[int, bool], str]()
 
@@ -287,8 +311,8 @@ def test_it_ends_when_nobody_has_been_there(scan: Path, tmp_path: Path) -> None:
 def test_a_member_forgets_epochs_that_are_over() -> None:
     draw = np.random.default_rng(0)
     epochs = [SampleUses(None, draw.permutation(20).astype(np.int32), np.arange(0, 21, 4)) for _ in range(4)]
-    kept = Member("", 4, _native.Ledger(64, 1, 4), list(epochs))
-    whole = Member("", 4, _native.Ledger(64, 1, 4), list(epochs))
+    kept = Member("", 0, 4, _native.Ledger(64, 1, 4), list(epochs))
+    whole = Member("", 0, 4, _native.Ledger(64, 1, 4), list(epochs))
     for planned in (4, 5, 12, 20):
         kept.planned = planned
         kept.forget()

@@ -27,7 +27,7 @@ from solar.io.read.run import columns, threads
 from solar.io.serve.frames import Fault, Refused
 from solar.planner.budget import Budget, Needs, divided
 from solar.planner.packed import encoding_nbytes, packable
-from solar.planner.pass_uses import SampleUses
+from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.planned_passes import PlannedPasses
 from solar.planner.share import wholes
 from solar.serve.cut import cut
@@ -87,7 +87,7 @@ class Hall:
 
     # --- who is there ----
 
-    def join(self, name: str, first: SampleUses, most: int) -> Member:
+    def join(self, name: str, process: int, first: SampleUses, most: int) -> Member:
         """A job that wants these batches, of up to so many samples. Refused where they do not fit."""
         if not int(first.sizes.max(initial=1)) <= most < 1 << 31:
             raise Fault("a batch is larger than told")
@@ -107,7 +107,7 @@ class Hall:
             ledger = _native.Ledger(ENTRIES, len(self.opened.fields), most)
             # Who comes first reads its first batch by itself, while the hall waits for others.
             begins = 0 if self._steps or self._held or any(not one.left for one in self.members) else 1
-            member = Member(name, most, ledger, [first], begins, begins)
+            member = Member(name, process, most, ledger, [first], begins, begins)
             self.members.append(member)
             self._tell()
         return member
@@ -207,32 +207,39 @@ class Hall:
         steps = max(one.end - one.begin for one in here)
         each = sum(one.member.most for one in here) * max(piece.slots for piece in self.opened.pieces)
         steps = max(1, min(steps, WINDOW_SEGMENTS * length, WINDOW_USES // max(1, each)))
-        makers = [partial(segment, here, at, min(at + length, steps)) for at in range(0, steps, length)]
+        sizes: list[int] = []  # of the largest step of each segment, as planning comes by
+
+        def made(at: int) -> PassUses:
+            found = segment(here, at, min(at + length, steps))
+            sizes.append(int(found.planned.sizes.max(initial=0)))
+            return found
+
+        makers = [partial(made, at) for at in range(0, steps, length)]
         batch = sum(one.member.most for one in here)
         if not self._used:
             self._pieces = self.opened.held(self.memory)
         self._make_room(batch * self.opened.sample_nbytes, int(makers[0]().planned.sizes.max()))
-        pieces, storages = packable(self._pieces, self.budget.scratch), self.opened.storages()
-        none = [None] * len(pieces)
-        return Window(here, length, PlannedPasses(makers, 0, pieces, self.budget.parts, batch, storages, none, False))
+        pieces, kept = packable(self._pieces, self.budget.scratch), self.budget.parts
+        none, storages = [None] * len(pieces), self.opened.storages()
+        passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, none, False)
+        assert len(sizes) >= len(makers), "planning goes through all of them"
+        return Window(here, length, passes, max(sizes))
 
     def _make_room(self, most: int, step: int) -> None:
         """Gives the ring as much as steps of so many samples need, `most` bytes where nothing is shared.
 
-        It never gets less: sealed memory cannot be given back. What it gets is taken from what is kept, so that a Run
-        that keeps more has to end.
+        It never gets less: sealed memory cannot be given back. A Run that keeps what it gets has to end.
         """
         step *= self.opened.sample_nbytes
         fits = (self.memory // part for part, steps in RINGS if self.memory // part >= max(most, steps * step))
         if (wanted := next(fits, self.ring)) > self._used:
             self._used, self.budget = wanted, self._divided(wanted)
-            self.pool.use(wanted)
             self._parts = []
 
     def _carry_out(self, window: Window) -> None:
         """Tells the Run of a window, stretch by stretch, until who is there or what is known changes."""
         parts = window.passes.parts()
-        spare = self._used // max(1, sum(one.member.most for one in window.members) * self.opened.sample_nbytes)
+        spare = self._used // max(1, window.step * self.opened.sample_nbytes)
         parts = [replace(one, ahead=max(0, min(one.ahead, spare - 2)) if one.direct else one.ahead) for one in parts]
         if self._run is None or not self._parts or not fits(parts, self._parts):
             self._begin_run(parts)
@@ -295,6 +302,7 @@ class Hall:
             self._end_run()
             if self._closing:
                 return
+            self.pool.use(self._used)
             made = _native.Run(Engine.get(), ENTRIES, self.budget.scratch, None, 0, self.pool)
             for one, part in zip(self.opened.rows, parts, strict=True):
                 own = None if part.extents is None else part.extents.native
@@ -366,7 +374,7 @@ class Hall:
                 if len(self._held) < ENTRIES - 1:
                     self._full = now
                 waited = max(self.pool.waited, now - self._full)
-                if waited > PATIENCE:
+                if waited > SETTLES:
                     self._leave_behind(waited)
 
     def _give_back(self) -> None:
@@ -376,10 +384,16 @@ class Hall:
         if len(self._held) != before:
             self.changed.notify_all()
 
+    def _patience(self, member: Member) -> float:
+        """How many seconds it may hold back others: few where its process waits for another loader's batch, in turn."""
+        beside = (one for one in self.members if one is not member and one.process == member.process)
+        turns = any(one.ledger.waits > one.ledger.made for one in beside)
+        return min(max(SETTLES if turns else PATIENCE, 4 * member.seconds), LONGEST)
+
     def _leave_behind(self, waited: float) -> None:
         for one in self._held[0][1] if self._held else []:
             member = one.member
-            if not member.done(one.number) and waited > min(max(PATIENCE, 4 * member.seconds), LONGEST):
+            if not member.done(one.number) and waited > self._patience(member):
                 member.detach(f"it held back others for {waited:.1f} s")
                 log.info("%s is left behind: %s", member.name, member.why)
                 self._tell()

@@ -17,6 +17,7 @@ class Member:
     """A job that takes batches, those of all its epochs one after another."""
 
     name: str
+    process: int
     most: int  # samples of a batch
     ledger: _native.Ledger
     epochs: list[SampleUses]

@@ -41,6 +41,7 @@ class Client:
 
     peer: socket.socket
     name: str = ""
+    process: int = 0
     data: list[SharedData] = field(default_factory=list)
     members: dict[int, tuple[Hall, Member]] = field(default_factory=dict)
     next: int = 0
@@ -172,7 +173,7 @@ class Service:
             )
         if len(self._callers) > self.jobs:
             raise Refused(f"{self.jobs} jobs are there, as many as this service takes (`--jobs`)", again=True)
-        caller.name = f"{message['name'][:80]} (process {message['pid']})"
+        caller.name, caller.process = f"{message['name'][:80]} (process {message['pid']})", message["pid"]
         return {"is": "welcome", "speaks": list(SPEAKS), "solar": __version__, "memory": self.memory}, []
 
     def _data(self, caller: Client, _: dict[str, Any], descriptors: list[int]) -> Any:
@@ -192,12 +193,12 @@ class Service:
             wanted = {one.facts for other in self._callers for one in other.data}
         hall = self._halls.of(data, wanted)
         try:
-            member = hall.join(caller.name, uses, message["batch"])
+            member = hall.join(caller.name, caller.process, uses, message["batch"])
         except Refused:
             if not hall.over:
                 raise
             hall = self._halls.of(data, wanted)  # the memory was divided anew in between
-            member = hall.join(caller.name, uses, message["batch"])
+            member = hall.join(caller.name, caller.process, uses, message["batch"])
         with self._lock:
             number, caller.next = caller.next, caller.next + 1
             caller.members[number] = hall, member

@@ -27,6 +27,7 @@ class Window(NamedTuple):
     members: list[Turn]
     length: int
     passes: PlannedPasses
+    step: int  # samples of the largest, of all members together
 
 
 def segment(members: list[Turn], begin: int, end: int) -> PassUses:
