@@ -22,7 +22,7 @@ import numpy as np
 from solar import _native
 from solar.errors import SolarError
 from solar.io.machine.figures import size
-from solar.io.read.engine import LAST_WAIT, Engine
+from solar.io.read.engine import LAST_WAIT
 from solar.io.read.run import columns, threads
 from solar.io.serve.frames import Fault, Refused
 from solar.planner.budget import Budget, Needs, divided
@@ -33,13 +33,11 @@ from solar.planner.share import wholes
 from solar.serve.cut import cut
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
-from solar.serve.window import Turn, Window, fits, places_of, segment
+from solar.serve.window import FOR_BATCHES, Turn, Window, begun, fits, places_of, ring_of, segment
 from solar.values import RunPart, Told
 
 log = logging.getLogger("solar")
 
-FOR_BATCHES = 8  # batches on their way take one part of so many of the memory, at most
-RINGS = ((64, 8), (32, 8), (16, 2), (FOR_BATCHES, 1))  # parts for them, and the steps that there must be room for
 ENTRIES = 64  # batches of a job that are announced together
 TOLD = 2  # stretches that the Run is told of before it needs them
 STEPS_TOLD = 16  # steps, at least: joins and leaves change the plan behind those that were told
@@ -178,29 +176,39 @@ class Hall:
     def _conduct(self) -> None:
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self._closing or self._wanted())
-                self._gather()
-                if self._closing:
-                    return
-                there = [one for one in self.members if not one.left and one.planned < one.known]
-                for one in there:
-                    one.forget()
-                here = [Turn(one, one.planned, one.known) for one in there]
-            window = self._window(here)
-            self._carry_out(window)
+                self.changed.wait_for(lambda: self._closing or self._here())
+            since = time.monotonic()
+            while True:
+                with self.changed:
+                    if self._closing:
+                        return
+                    told_at, here = self._told_at, self._here()
+                window = self._window(here) if here else None
+                if not self._news(told_at, since):
+                    break
+            if window is not None:
+                self._carry_out(window)
             here.clear()  # or what the window is made by would keep them until the garbage is collected
 
-    def _gather(self) -> None:
-        """Where nobody is served yet, waits a moment for others that begin, and for what is told of later epochs.
+    def _here(self) -> list[Turn]:
+        """Who wants batches that are not planned, and which."""
+        there = [one for one in self.members if not one.left and one.planned < one.known]
+        for one in there:
+            one.forget()
+        return [Turn(one, one.planned, one.known) for one in there]
 
-        Jobs of one order that begin in one step stay side by side; and what is planned for less is planned anew soon.
+    def _news(self, told_at: float, since: float) -> bool:
+        """Whether somebody came, or told of more, since then, so that what was planned meanwhile is planned anew.
+
+        Where nobody is served yet a moment is waited for that: jobs of one order that begin in one step stay side by
+        side; and what is planned for less is planned anew soon.
         """
-        end = time.monotonic() + SETTLES
-        while not (self._closing or self._steps) and (left := min(end, self._told_at + GATHERS) - time.monotonic()) > 0:
-            self.changed.wait(left)
-
-    def _wanted(self) -> bool:
-        return any(not one.left and one.planned < one.known for one in self.members)
+        with self.changed:
+            while not (self._closing or self._steps) and self._told_at == told_at:
+                if (left := min(since + SETTLES, told_at + GATHERS) - time.monotonic()) <= 0:
+                    return False
+                self.changed.wait(left)
+            return not self._steps and self._told_at != told_at and time.monotonic() < since + SETTLES
 
     def _window(self, here: list[Turn]) -> Window:
         length = max(STEPS_TOLD, -(-max(one.member.longest for one in here) // (WINDOW_SEGMENTS // 2)))
@@ -218,7 +226,8 @@ class Hall:
         batch = sum(one.member.most for one in here)
         if not self._used:
             self._pieces = self.opened.held(self.memory)
-        self._make_room(batch * self.opened.sample_nbytes, int(makers[0]().planned.sizes.max()))
+        nbytes = self.opened.sample_nbytes
+        self._make_room(batch * nbytes, int(makers[0]().planned.sizes.max()) * nbytes)
         pieces, kept = packable(self._pieces, self.budget.scratch), self.budget.parts
         none, storages = [None] * len(pieces), self.opened.storages()
         passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, none, False)
@@ -226,13 +235,8 @@ class Hall:
         return Window(here, length, passes, max(sizes))
 
     def _make_room(self, most: int, step: int) -> None:
-        """Gives the ring as much as steps of so many samples need, `most` bytes where nothing is shared.
-
-        It never gets less: sealed memory cannot be given back. A Run that keeps what it gets has to end.
-        """
-        step *= self.opened.sample_nbytes
-        fits = (self.memory // part for part, steps in RINGS if self.memory // part >= max(most, steps * step))
-        if (wanted := next(fits, self.ring)) > self._used:
+        """Gives the ring what steps need. It never gets less. A Run that keeps what it gets has to end."""
+        if (wanted := ring_of(self.memory, most, step)) > self._used:
             self._used, self.budget = wanted, self._divided(wanted)
             self._parts = []
 
@@ -303,12 +307,7 @@ class Hall:
             if self._closing:
                 return
             self.pool.use(self._used)
-            made = _native.Run(Engine.get(), ENTRIES, self.budget.scratch, None, 0, self.pool)
-            for one, part in zip(self.opened.rows, parts, strict=True):
-                own = None if part.extents is None else part.extents.native
-                terms = part.pages, part.page, part.stored, part.direct, part.ahead, part.gap
-                assert one.source is not None, "what libhdf5 reads is refused"
-                made.part(one.source, part.field, *terms, own, None, part.pack)
+            made = begun(self.opened.rows, parts, ENTRIES, self.budget.scratch, self.pool)
             self._parts, self._run, self._taken = parts, made, 0
             self.changed.notify_all()
 
