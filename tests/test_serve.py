@@ -34,6 +34,15 @@ KINDS = {
 }
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs here are threads of one process, and on a busy machine one may rest for long."""
+    monkeypatch.setattr("solar.serve.hall.PATIENCE", 100.0)
+    monkeypatch.setattr("solar.serve.hall.IN_TURN", 100.0)
+    monkeypatch.setattr("solar.serve.hall.LONGEST", 100.0)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", KINDS)
 def test_jobs_have_the_batches_that_they_would_have_alone(kind: str, scan: Path, tmp_path: Path) -> None:
     data = [KINDS[kind](scan) for _ in range(3)]
@@ -45,6 +54,7 @@ def test_jobs_have_the_batches_that_they_would_have_alone(kind: str, scan: Path,
     assert sum(counts["alone"] for _, counts in found.values()) <= 1
 
 
+@pytest.mark.usefixtures("patient")
 def test_several_jobs_of_one_order_read_no_more_than_one(scan: Path, tmp_path: Path) -> None:
     data, read = H5Dataset(scan, "x"), []
     for jobs in (1, 4):
@@ -104,6 +114,24 @@ def test_several_data_sets_are_served_at_a_time(scan: Path, tmp_path: Path) -> N
     for seed, name in ((1, "y"), (2, "z")):
         assert found[seed][0] == alone(H5Dataset(scan, name), seed, 11) and found[seed][1]["served"] > 200
     assert found[3][0] == alone(data, 3, 16)
+
+
+def test_a_service_that_ends_begins_nothing_anew_for_jobs_that_join_again(scan: Path, tmp_path: Path) -> None:
+    data = [H5Dataset(scan, FIELDS) for _ in range(3)]
+    with serving(scan, tmp_path) as service:
+        found: dict[int, Any] = {}
+        jobs = [
+            threading.Thread(target=job, args=(one, seed, 8, str(service.path), found, 0.002))
+            for seed, one in enumerate(data)
+        ]
+        for one in jobs:
+            one.start()
+        assert soon(lambda: sum(one["batches"] > 3 for one in service.status()["jobs"]) == 3)
+    for one in jobs:
+        one.join(60)
+    assert not [one.name for one in threading.enumerate() if one.name in ("solar-plan", "solar-cry", "solar-keep")]
+    for seed, own in enumerate(data):
+        assert found[seed][0] == alone(own, seed, 8)
 
 
 def test_a_training_and_its_evaluation_take_turns_in_one_thread(scan: Path, tmp_path: Path) -> None:
@@ -180,6 +208,7 @@ def test_who_comes_first_reads_its_first_batch_by_itself_and_no_other(scan: Path
     assert digest == alone(data, 0, 8) and counts["alone"] == 1
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_job_leaves_amid_an_epoch_and_another_comes(scan: Path, tmp_path: Path) -> None:
     data = H5Dataset(scan, FIELDS)
     with serving(scan, tmp_path) as service:

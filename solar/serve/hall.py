@@ -46,6 +46,7 @@ WINDOW_USES = 1 << 25
 TICK = 0.05
 SETTLES, GATHERS = 0.25, 0.02  # seconds without news after which the plan is changed; and where nobody is served yet
 PATIENCE, LONGEST = 2.0, 10.0  # seconds that one may hold back others: the first, or what four of its batches take
+IN_TURN = 0.25  # and instead of the first, where its own process waits for another loader's batch
 
 
 class Hall:
@@ -373,7 +374,7 @@ class Hall:
                 if len(self._held) < ENTRIES - 1:
                     self._full = now
                 waited = max(self.pool.waited, now - self._full)
-                if waited > SETTLES:
+                if waited > min(IN_TURN, PATIENCE):
                     self._leave_behind(waited)
 
     def _give_back(self) -> None:
@@ -384,10 +385,10 @@ class Hall:
             self.changed.notify_all()
 
     def _patience(self, member: Member) -> float:
-        """How many seconds it may hold back others: few where its process waits for another loader's batch, in turn."""
+        """How many seconds it may hold back others."""
         beside = (one for one in self.members if one is not member and one.process == member.process)
         turns = any(one.ledger.waits > one.ledger.made for one in beside)
-        return min(max(SETTLES if turns else PATIENCE, 4 * member.seconds), LONGEST)
+        return min(max(IN_TURN if turns else PATIENCE, 4 * member.seconds), LONGEST)
 
     def _leave_behind(self, waited: float) -> None:
         for one in self._held[0][1] if self._held else []:

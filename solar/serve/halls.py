@@ -22,6 +22,7 @@ class Halls:
         self.memory = memory
         self._halls: dict[str, Hall] = {}  # by the facts of the data
         self._before = Counter[str]()  # counts of those that are over
+        self._over = False
         self._lock = threading.Lock()
 
     def each(self) -> list[Hall]:
@@ -47,6 +48,8 @@ class Halls:
         nobody takes part in is made anew where its part would be another.
         """
         with self._lock:
+            if self._over:
+                raise Refused("the service ends")
             there = {facts: one.opened for facts, one in self._halls.items() if facts in wanted and not one.over}
             there[data.facts] = data
             parts = dict(zip(there, parts_of(self.memory, [one.nbytes for one in there.values()]), strict=True))
@@ -66,6 +69,7 @@ class Halls:
     def close(self) -> None:
         """Ends them; the jobs go on by themselves."""
         with self._lock:
+            self._over = True  # who joins again now is refused
             for facts in list(self._halls):
                 self._end(facts, "the service ends")
 
