@@ -12,7 +12,7 @@ from solar.planner.budget import TooSmall
 from solar.serve.hall import Hall
 from solar.serve.opened import SharedData
 
-LEAST = 16  # no data set has less than one part of so many, as long as there are fewer
+SMALLEST_PART = 16  # no data set has less than one part of so many, as long as there are fewer
 
 
 class Halls:
@@ -85,5 +85,5 @@ def parts_of(memory: int, nbytes: list[int]) -> list[int]:
     >>> parts_of(800, [300, 100]), parts_of(800, [10_000, 1]), parts_of(800, [5])
     ([600, 200], [752, 47], [800])
     """
-    shares = [max(one / sum(nbytes), 1 / LEAST) for one in nbytes]
+    shares = [max(one / sum(nbytes), 1 / SMALLEST_PART) for one in nbytes]
     return [int(memory * one / sum(shares)) for one in shares]

@@ -31,6 +31,7 @@ class Served(Buffered):
 
     def _reset(self) -> None:
         self._door: Door | None = None
+        self._met = False  # there was one: from then on it may end, and come again
         super()._reset()
 
     def room(self, beneath: Any, course: Any, order: Any, own: Any, replaced: Any) -> Room | None:
@@ -69,10 +70,12 @@ class Served(Buffered):
         said = "no service is there: start one by `solar serve FILE --memory SIZE`"
         for path in paths:
             try:
-                return Door(path, beneath)
+                found = Door(path, beneath)
+                self._met = True
+                return found
             except (SolarError, OSError) as error:
                 said = str(error)
-        if named and not named[0].exists():
+        if named and not self._met and not named[0].exists():
             raise PlanError(f"service={self._service!r}: {said}")
         return _none(said)
 
