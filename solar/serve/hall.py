@@ -185,11 +185,11 @@ class Hall:
                         return
                     told_at, here = self._told_at, self._here()
                 window = self._window(here) if here else None
-                if not self._news(told_at, since):
+                if not (news := self._news(told_at, since)) and window is not None:
+                    self._carry_out(window)
+                here.clear()  # or what the window is made by would keep them until the garbage is collected
+                if not news:
                     break
-            if window is not None:
-                self._carry_out(window)
-            here.clear()  # or what the window is made by would keep them until the garbage is collected
 
     def _here(self) -> list[Turn]:
         """Who wants batches that are not planned, and which."""
