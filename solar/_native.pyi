@@ -315,6 +315,9 @@ class SharedPool:
     def waited(self) -> float:
         """For how many seconds a batch has waited for room by now; 0: none does."""
 
+    def use(self, nbytes: int) -> None:
+        """No more of it than these first bytes is used for what is taken from now on."""
+
     def offset(self, array: U8) -> int: ...
     def close(self) -> None:
         """Nobody waits for room any more, or gets any."""

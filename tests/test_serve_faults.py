@@ -104,13 +104,13 @@ def asked(service: Service, *messages: dict[str, Any], descriptors: tuple[int, .
     return came[0]
 
 
-HELLO = {"is": "hello", "speaks": [1, 0], "solar": "0", "pid": 1, "name": "test"}
+HELLO = {"is": "hello", "speaks": [2, 0], "solar": "0", "pid": 1, "name": "test"}
 
 
 def test_another_version_is_refused_in_words(scan: Path, tmp_path: Path) -> None:
     with serving(scan, tmp_path) as service:
-        answer = asked(service, {**HELLO, "speaks": [2, 0]})
-    assert answer["is"] == "refused" and "speaks version 1, and the job (solar 0) version 2" in answer["why"]
+        answer = asked(service, {**HELLO, "speaks": [1, 0]})
+    assert answer["is"] == "refused" and "speaks version 2, and the job (solar 0) version 1" in answer["why"]
 
 
 def test_a_file_that_is_not_served_is_refused(scan: Path, tmp_path: Path) -> None:

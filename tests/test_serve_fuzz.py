@@ -21,7 +21,7 @@ from solar.io.serve import doors, frames, handed
 
 _ = scan  # a fixture
 
-HELLO = {"is": "hello", "speaks": [1, 0], "solar": "0", "pid": 1, "name": "fuzz"}
+HELLO = {"is": "hello", "speaks": [2, 0], "solar": "0", "pid": 1, "name": "fuzz"}
 ODD: list[Any] = [
     -1,
     0,

@@ -13,7 +13,7 @@ from typing import Any
 
 from solar.errors import ReadError
 
-SPEAKS = (1, 0)  # version of io/SERVICE.md
+SPEAKS = (2, 0)  # version of io/SERVICE.md
 FRAME_LENGTH = struct.Struct("<I")
 MOST_FRAME = 1 << 16  # bytes of a frame
 DESCRIPTORS = 16  # that come with it
@@ -33,7 +33,7 @@ OF_JOBS: dict[str, dict[str, type]] = {
 OF_SERVICE: dict[str, dict[str, type]] = {
     "welcome": {"speaks": list, "solar": str, "memory": int},
     "opened": {"data": int, "fields": list},
-    "joined": {"job": int, "entries": int},
+    "joined": {"job": int, "entries": int, "begins": int},
     "noted": {},
     "left": {},
     "status": {"told": dict},

@@ -43,6 +43,8 @@ void bind_serve(nb::module_& module) {
       .def(
           "offset", [](const BoundPool& pool, const Array<std::uint8_t>& of) { return pool.native->offset(of.data()); },
           "array"_a)
+      .def(
+          "use", [](const BoundPool& pool, std::size_t nbytes) { pool.native->use(nbytes); }, "nbytes"_a)
       .def("close", [](const BoundPool& pool) { pool.native->close(); });
   nb::class_<Ledger>(module, "Ledger")
       .def(nb::init<std::size_t, std::size_t, std::size_t>(), "entries"_a, "fields"_a, "most"_a)

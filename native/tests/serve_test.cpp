@@ -156,6 +156,23 @@ TEST_CASE("batches go round the ring, and wait for room") {
   CHECK_THROWS_AS(pool->take(4000), solar::Error);
 }
 
+TEST_CASE("of a ring no more is used than is said") {
+  const auto pool = SharedPool::make(1 << 12);
+  pool->use(2048);
+  CHECK_THROWS_AS(pool->take(3000), solar::Error);
+  auto first = pool->take(1000), second = pool->take(1000);
+  std::unique_ptr<MemoryPool::Block> third;
+  std::jthread taker([&] { third = pool->take(1000); });
+  while (pool->waited() == 0s) std::this_thread::yield();
+  pool->use(4096);  // the one that waits finds room behind the others
+  taker.join();
+  CHECK(pool->offset(third->bytes().data()) == 2048);
+  pool->use(2048);
+  first.reset();
+  second.reset();
+  CHECK(pool->offset(pool->take(1000)->bytes().data()) == 0);
+}
+
 TEST_CASE("a service and a job go on with each other for long") {
   Pair both;
   std::atomic<bool> over = false;

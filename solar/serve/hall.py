@@ -11,31 +11,33 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from solar import _native
 from solar.errors import SolarError
 from solar.io.machine.figures import size
-from solar.io.read.engine import LAST_WAIT, Engine
+from solar.io.read.engine import LAST_WAIT
 from solar.io.read.run import columns, threads
 from solar.io.serve.frames import Fault, Refused
-from solar.planner.budget import Needs, divided
-from solar.planner.pass_uses import PassUses, SampleUses, alone, shared_steps
+from solar.planner.budget import Budget, Needs, divided
+from solar.planner.packed import encoding_nbytes, packable
+from solar.planner.pass_uses import PassUses, SampleUses
 from solar.planner.planned_passes import PlannedPasses
+from solar.planner.share import wholes
 from solar.serve.cut import cut, reach
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
+from solar.serve.window import FOR_BATCHES, Turn, Window, begun, fits, places_of, ring_of, segment
 from solar.values import RunPart, Told
 
 log = logging.getLogger("solar")
 
-FOR_BATCHES = 8  # batches on their way take one part of so many of the memory
 ENTRIES = 64  # batches of a job that are announced together
 TOLD = 2  # stretches that the Run is told of before it needs them
 STEPS_TOLD = 16  # steps, at least: joins and leaves change the plan behind those that were told
@@ -44,33 +46,19 @@ WINDOW_USES = 1 << 25
 TICK = 0.05
 SETTLES, GATHERS = 0.25, 0.02  # seconds without news after which the plan is changed; and where nobody is served yet
 PATIENCE, LONGEST = 2.0, 10.0  # seconds that one may hold back others: the first, or what four of its batches take
-
-
-class Turn(NamedTuple):
-    """What a window has of a member: from this batch to that. What it tells later is of the next window."""
-
-    member: Member
-    begin: int
-    end: int
-
-
-class Window(NamedTuple):
-    """What is planned at a time: whose batches, and how many steps a segment has."""
-
-    members: list[Turn]
-    length: int
-    passes: PlannedPasses
+IN_TURN = 0.25  # and instead of the first, where its own process waits for another loader's batch
 
 
 class Hall:
-    """The jobs of one data set."""
+    """The jobs of one data set, with their part of all the memory."""
 
-    def __init__(self, opened: SharedData, memory: int) -> None:
-        self.opened, self.members = opened, list[Member]()
-        self.ring = memory // FOR_BATCHES
-        own = Needs(self.ring, 0, opened.scratch, threads(), 1)
-        self.budget = divided(memory, 1, [own])
+    def __init__(self, opened: SharedData, memory: int, of_all: int) -> None:
+        self.opened, self.members, self.of_all = opened, list[Member](), of_all
+        self.memory, self.ring = memory, memory // FOR_BATCHES
+        self._pieces = opened.pieces
+        self.budget = self._divided(self.ring)
         self.pool = _native.SharedPool(self.ring)
+        self._used = 0  # bytes of the ring
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.changed = threading.Condition()
         self.handed, self.head = 0, -1.0  # bytes that jobs had of it; the place of the last read that a Run was told of
@@ -90,26 +78,35 @@ class Hall:
         for one in self._threads:
             one.start()
 
+    def _divided(self, ring: int) -> Budget:
+        """The memory, where so much of it is for steps."""
+        scratch, encodes = self.opened.scratch, encoding_nbytes(self._pieces)
+        own = Needs(ring, 0, scratch, threads(), 1, scratch > self.opened.sample_nbytes, encodes=encodes)
+        return divided(self.memory, 1, [own], wholes([piece.region for piece in self._pieces]))
+
     # --- who is there ----
 
-    def join(self, name: str, first: SampleUses, most: int) -> Member:
+    def join(self, name: str, process: int, first: SampleUses, most: int) -> Member:
         """A job that wants these batches, of up to so many samples. Refused where they do not fit."""
         if not int(first.sizes.max(initial=1)) <= most < 1 << 31:
             raise Fault("a batch is larger than told")
         with self.changed:
             if self._closing:
-                raise Refused("the service ends")
+                raise Refused("the service ends, or divides its memory anew", again=True)
             together = most + sum(one.most for one in self.members if not one.left)
             wanted = 2 * together * self.opened.sample_nbytes
             if wanted > self.ring:
                 there = 1 + sum(not one.left for one in self.members)
+                least = FOR_BATCHES * wanted * self.of_all // self.memory
                 raise Refused(
                     f"the batches of {there} job{'s' if there > 1 else ''} on their way take {size(wanted)}, and "
-                    f"{size(self.ring)} of the memory is for them: give --memory {size(FOR_BATCHES * wanted)} or more",
+                    f"{size(self.ring)} of the memory is for them: give --memory {size(least)} or more",
                     again=True,
                 )
             ledger = _native.Ledger(ENTRIES, len(self.opened.fields), most)
-            member = Member(name, most, ledger, [first])
+            # Who comes first reads its first batch by itself, while the hall waits for others.
+            begins = 0 if self._steps or self._held or any(not one.left for one in self.members) else 1
+            member = Member(name, process, most, ledger, [first], begins, begins)
             self.members.append(member)
             self._tell()
         return member
@@ -136,13 +133,13 @@ class Hall:
         self.changed.notify_all()
 
     def counts(self) -> dict[str, int]:
-        """What was read, by all runs."""
-        now = {} if (run := self._run) is None else run.counts()
+        """What was read, by all runs, and handed on."""
+        now = {"handed": self.handed} | ({} if (run := self._run) is None else run.counts())
         return {name: now.get(name, 0) + self._before.get(name, 0) for name in now.keys() | self._before.keys()}
 
-    def close(self) -> None:
-        """Ends it; the jobs go on by themselves."""
-        self._give_up("the service ends")
+    def close(self, why: str = "the service ends") -> None:
+        """Ends it; the jobs go on by themselves, or join again."""
+        self._give_up(why)
         self.pool.close()
         with suppress(OSError):
             os.eventfd_write(self.bell, 1)
@@ -179,52 +176,83 @@ class Hall:
     def _conduct(self) -> None:
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self._closing or self._wanted())
-                self._gather()
-                if self._closing:
-                    return
-                there = [one for one in self.members if not one.left and one.planned < one.known]
-                here = [Turn(one, one.planned, one.known) for one in there]
-            window = self._window(here)
-            self._carry_out(window)
-            here.clear()  # or what the window is made by would keep them until the garbage is collected
+                self.changed.wait_for(lambda: self._closing or self._here())
+            since = time.monotonic()
+            while True:
+                with self.changed:
+                    if self._closing:
+                        return
+                    told_at, here = self._told_at, self._here()
+                window = self._window(here) if here else None
+                if not (news := self._news(told_at, since)) and window is not None:
+                    self._carry_out(window)
+                here.clear()  # or what the window is made by would keep them until the garbage is collected
+                if not news:
+                    break
 
-    def _gather(self) -> None:
-        """Where nobody is served yet, waits a moment for others that begin, and for what is told of later epochs.
+    def _here(self) -> list[Turn]:
+        """Who wants batches that are not planned, and which."""
+        there = [one for one in self.members if not one.left and one.planned < one.known]
+        for one in there:
+            one.forget()
+        return [Turn(one, one.planned, one.known) for one in there]
 
-        Jobs of one order that begin in one step stay side by side; and what is planned for less is planned anew soon.
+    def _news(self, told_at: float, since: float) -> bool:
+        """Whether somebody came, or told of more, since then, so that what was planned meanwhile is planned anew.
+
+        Where nobody is served yet a moment is waited for that: jobs of one order that begin in one step stay side by
+        side; and what is planned for less is planned anew soon.
         """
-        end = time.monotonic() + SETTLES
-        while not (self._closing or self._steps) and (left := min(end, self._told_at + GATHERS) - time.monotonic()) > 0:
-            self.changed.wait(left)
-
-    def _wanted(self) -> bool:
-        return any(not one.left and one.planned < one.known for one in self.members)
+        with self.changed:
+            while not (self._closing or self._steps) and self._told_at == told_at:
+                if (left := min(since + SETTLES, told_at + GATHERS) - time.monotonic()) <= 0:
+                    return False
+                self.changed.wait(left)
+            return not self._steps and self._told_at != told_at and time.monotonic() < since + SETTLES
 
     def _window(self, here: list[Turn]) -> Window:
         length = max(STEPS_TOLD, -(-max(one.member.longest for one in here) // (WINDOW_SEGMENTS // 2)))
         steps = max(one.end - one.begin for one in here)
         each = sum(one.member.most for one in here) * max(piece.slots for piece in self.opened.pieces)
         steps = max(1, min(steps, WINDOW_SEGMENTS * length, WINDOW_USES // max(1, each)))
-        makers = [partial(_segment, here, at, min(at + length, steps)) for at in range(0, steps, length)]
+        sizes: list[int] = []  # of the largest step of each segment, as planning comes by
+
+        def made(at: int) -> PassUses:
+            found = segment(here, at, min(at + length, steps))
+            sizes.append(int(found.planned.sizes.max(initial=0)))
+            return found
+
+        makers = [partial(made, at) for at in range(0, steps, length)]
         batch = sum(one.member.most for one in here)
-        pieces, storages = self.opened.pieces, self.opened.storages()
-        none = [None] * len(pieces)
-        return Window(here, length, PlannedPasses(makers, 0, pieces, self.budget.parts, batch, storages, none, False))
+        if not self._used:
+            self._pieces = self.opened.held(self.memory)
+        nbytes = self.opened.sample_nbytes
+        self._make_room(batch * nbytes, int(makers[0]().planned.sizes.max()) * nbytes)
+        pieces, kept = packable(self._pieces, self.budget.scratch), self.budget.parts
+        none, storages = [None] * len(pieces), self.opened.storages()
+        passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, none, False)
+        assert len(sizes) >= len(makers), "planning goes through all of them"
+        return Window(here, length, passes, max(sizes))
+
+    def _make_room(self, most: int, step: int) -> None:
+        """Gives the ring what steps need. It never gets less. A Run that keeps what it gets has to end."""
+        if (wanted := ring_of(self.memory, most, step)) > self._used:
+            self._used, self.budget = wanted, self._divided(wanted)
+            self._parts = []
 
     def _carry_out(self, window: Window) -> None:
         """Tells the Run of a window, stretch by stretch, until who is there or what is known changes."""
         parts = window.passes.parts()
-        spare = self.ring // max(1, sum(one.member.most for one in window.members) * self.opened.sample_nbytes)
+        spare = self._used // max(1, window.step * self.opened.sample_nbytes)
         parts = [replace(one, ahead=max(0, min(one.ahead, spare - 2)) if one.direct else one.ahead) for one in parts]
-        if self._run is None or not _fits(parts, self._parts):
+        if self._run is None or not self._parts or not fits(parts, self._parts):
             self._begin_run(parts)
         afresh = True
         last = window.passes.segments.stop - 1
         for number in window.passes.segments:
             told = window.passes.told(number)
             uses = window.passes.segment(number).planned
-            places = _places(window.members, number * window.length, len(uses.starts) - 1)
+            places = places_of(window.members, number * window.length, len(uses.starts) - 1)
             if afresh:
                 terms = [(part.direct, part.ahead, part.gap) for part in parts]  # the Run may hold anything
                 told = [one._replace(afresh=of) for one, of in zip(told, terms, strict=True)]
@@ -279,12 +307,8 @@ class Hall:
             self._end_run()
             if self._closing:
                 return
-            made = _native.Run(Engine.get(), ENTRIES, self.budget.scratch, None, 0, self.pool)
-            for one, part in zip(self.opened.rows, parts, strict=True):
-                own = None if part.extents is None else part.extents.native
-                terms = part.pages, part.page, part.stored, part.direct, part.ahead, part.gap
-                assert one.source is not None, "what libhdf5 reads is refused"
-                made.part(one.source, part.field, *terms, own, None, None)
+            self.pool.use(self._used)
+            made = begun(self.opened.rows, parts, ENTRIES, self.budget.scratch, self.pool)
             self._parts, self._run, self._taken = parts, made, 0
             self.changed.notify_all()
 
@@ -292,7 +316,7 @@ class Hall:
         run, self._run = self._run, None
         if run is not None:
             now = run.counts()
-            self._before = {name: self._before.get(name, 0) + count for name, count in now.items()}
+            self._before = {name: self._before.get(name, 0) + now[name] for name in now if not name.endswith("_bytes")}
             run.close(LAST_WAIT)
 
     # --- batches ----
@@ -350,7 +374,7 @@ class Hall:
                 if len(self._held) < ENTRIES - 1:
                     self._full = now
                 waited = max(self.pool.waited, now - self._full)
-                if waited > PATIENCE:
+                if waited > min(IN_TURN, PATIENCE):
                     self._leave_behind(waited)
 
     def _give_back(self) -> None:
@@ -360,41 +384,17 @@ class Hall:
         if len(self._held) != before:
             self.changed.notify_all()
 
+    def _patience(self, member: Member) -> float:
+        """How many seconds it may hold back others."""
+        beside = (one for one in self.members if one is not member and one.process == member.process)
+        turns = any(one.ledger.waits > one.ledger.made for one in beside)
+        return min(max(IN_TURN if turns else PATIENCE, 4 * member.seconds), LONGEST)
+
     def _leave_behind(self, waited: float) -> None:
         for one in self._held[0][1] if self._held else []:
             member = one.member
-            if not member.done(one.number) and waited > min(max(PATIENCE, 4 * member.seconds), LONGEST):
+            if not member.done(one.number) and waited > self._patience(member):
                 member.detach(f"it held back others for {waited:.1f} s")
                 log.info("%s is left behind: %s", member.name, member.why)
                 self._tell()
         self._give_back()
-
-
-def _segment(members: list[Turn], begin: int, end: int) -> PassUses:
-    """What all want in these steps."""
-    return alone(shared_steps(_own(members, begin, end))[0])
-
-
-def _own(members: Sequence[Turn], begin: int, end: int) -> list[SampleUses]:
-    return [one.member.stretch(one.begin + begin, min(one.begin + end, one.end)) for one in members]
-
-
-def _places(members: list[Turn], begin: int, steps: int) -> list[tuple[Member, int, list[Any]]]:
-    """Of each member its batch in the first of these steps, and where its samples lie in each of them.
-
-    They are worked out again, when the Run is told of them: kept from planning, those of a window would take 128 MiB.
-    """
-    own = _own(members, begin, begin + steps)
-    found = []
-    for turn, one, place in zip(members, own, shared_steps(own)[1], strict=True):
-        split = np.split(place, one.starts[1:-1]) if len(one.starts) > 1 else []
-        found.append((turn.member, turn.begin + begin, split))
-    return found
-
-
-def _fits(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
-    """Whether a Run made for the others can hold what these do."""
-    pairs = zip(parts, others, strict=True)
-    return len(parts) == len(others) and all(
-        one.pages <= other.pages and (one.page, one.stored) == (other.page, other.stored) for one, other in pairs
-    )

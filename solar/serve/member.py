@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +17,27 @@ class Member:
     """A job that takes batches, those of all its epochs one after another."""
 
     name: str
+    process: int
     most: int  # samples of a batch
     ledger: _native.Ledger
-    epochs: list[SampleUses] = field(default_factory=list)
+    epochs: list[SampleUses]
+    begins: int = 0  # batch from which on it is served
     planned: int = 0  # batches of the union so far
     left: bool = False
     why: str = ""  # it was left behind
     seconds: float = 0.0  # of its own for a batch, lately
+    forgotten: int = 0  # batches of epochs that are over
     _seen: tuple[int, float] = (0, 0.0)
 
     @property
     def known(self) -> int:
         """How many batches it has told."""
-        return sum(len(one.starts) - 1 for one in self.epochs)
+        return self.forgotten + sum(len(one.starts) - 1 for one in self.epochs)
+
+    def forget(self) -> None:
+        """Lets go of epochs of which all is planned, and announced or on its way: an order takes 4 bytes a sample."""
+        while len(self.epochs) > 1 and self.forgotten + len(self.epochs[0].starts) - 1 <= self.planned:
+            self.forgotten += len(self.epochs.pop(0).starts) - 1
 
     @property
     def longest(self) -> int:
@@ -38,7 +46,7 @@ class Member:
 
     def stretch(self, begin: int, end: int) -> SampleUses:
         """These of its batches, as far as it has told them."""
-        rows, which, sizes, at = [], [], [], 0
+        rows, which, sizes, at = [], [], [], self.forgotten
         for one in self.epochs:
             own = slice(max(0, begin - at), max(0, min(len(one.starts) - 1, end - at)))
             at += len(one.starts) - 1

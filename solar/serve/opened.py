@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from solar.io.layout.hdf5 import inspect
 from solar.io.machine import profile
 from solar.io.read.reader import Rows
 from solar.io.read.run import scratch_nbytes, threads
+from solar.io.read.trial import on_cores, tried
 from solar.io.serve.frames import Fault, Refused
 from solar.planner.planned_passes import Piece
 from solar.planner.regions import whole
@@ -46,6 +47,11 @@ class SharedData:
         return sum(map(sum, self.fields))
 
     @property
+    def nbytes(self) -> int:
+        """Of all that is read, decoded."""
+        return sum(piece.region.items * piece.units.sample_nbytes for piece in self.pieces)
+
+    @property
     def scratch(self) -> int:
         """The least memory that reading takes beside what is kept."""
         return max(scratch_nbytes(one.layout) for one in self.rows)
@@ -55,6 +61,14 @@ class SharedData:
         known = (profile.stored_or_guessed(one.layout.paths[0])[0] for one in self.rows)
         pairs = zip(known, self.rows, strict=True)
         return [profile.with_decoding(storage, one.layout, threads()) for storage, one in pairs]
+
+    def held(self, memory: int) -> list[Piece]:
+        """The pieces, with how so much memory may hold them packed: some rows are read, and tried."""
+        share = memory / self.nbytes
+        if share >= 1:
+            return self.pieces
+        of = zip(self.pieces, self.rows, self.storages(), strict=True)
+        return [replace(piece, packing=on_cores(tried(one.layout, at, share), threads())) for piece, one, at in of]
 
 
 def facts_of(values: Any, arrays: list[NDArray[Any]]) -> str:

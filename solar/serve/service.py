@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 
 from solar import __version__
 from solar.errors import SolarError
-from solar.io.machine.figures import size
 from solar.io.ranks.node import HELLO_PATIENCE, is_own
 from solar.io.serve import handed
 from solar.io.serve.doors import listen, may_come
 from solar.io.serve.frames import OF_JOBS, SPEAKS, Fault, Refused, close_all, receive, send
-from solar.planner.budget import TooSmall
 from solar.planner.pass_uses import SampleUses
 from solar.serve.hall import ENTRIES, Hall
+from solar.serve.halls import Halls
 from solar.serve.member import Member
 from solar.serve.opened import SharedData, facts_of, opened
 
@@ -42,6 +41,7 @@ class Client:
 
     peer: socket.socket
     name: str = ""
+    process: int = 0
     data: list[SharedData] = field(default_factory=list)
     members: dict[int, tuple[Hall, Member]] = field(default_factory=dict)
     next: int = 0
@@ -57,7 +57,7 @@ class Service:
         self.files, self.memory, self.path, self.jobs, self.idle = list(files), memory, path, jobs, idle
         self.served = {os.path.realpath(one) for one in files}
         self.began = time.monotonic()
-        self._hall: Hall | None = None
+        self._halls = Halls(memory)
         self._callers: set[Client] = set()
         self._lock = threading.RLock()
         self._stopping = threading.Event()
@@ -109,9 +109,8 @@ class Service:
             self.path.unlink()
         self._listener.close()
         with self._lock:
-            callers, hall, self._hall = list(self._callers), self._hall, None
-        if hall is not None:
-            hall.close()
+            callers = list(self._callers)
+        self._halls.close()
         for caller in callers:
             with suppress(OSError):
                 caller.peer.shutdown(socket.SHUT_RDWR)
@@ -174,18 +173,15 @@ class Service:
                 f"{message['solar'][:40]}) version {speaks[0]}: end it by `solar serve --stop` and start one of the "
                 "same version"
             )
-        if len(self._callers) > self.jobs:
-            raise Refused(f"{self.jobs} jobs are there, as many as this service takes (`--jobs`)", again=True)
-        caller.name = f"{message['name'][:80]} (process {message['pid']})"
+        with self._lock:
+            if sum(bool(one.name) for one in self._callers) >= self.jobs:  # who has not said hello is not counted
+                raise Refused(f"{self.jobs} jobs are there, as many as this service takes (`--jobs`)", again=True)
+            caller.name, caller.process = f"{message['name'][:80]} (process {message['pid']})", message["pid"]
         return {"is": "welcome", "speaks": list(SPEAKS), "solar": __version__, "memory": self.memory}, []
 
     def _data(self, caller: Client, _: dict[str, Any], descriptors: list[int]) -> Any:
         values, arrays = handed.take(descriptors[0])
-        known = self._hall
-        if known is not None and known.opened.facts == facts_of(values, arrays):
-            found = known.opened
-        else:
-            found = opened(values, arrays, self.served)
+        found = self._halls.known(facts_of(values, arrays)) or opened(values, arrays, self.served)
         caller.data.append(found)
         if len(caller.data) > MEMBERSHIPS:
             raise Fault("too many data sets")
@@ -196,29 +192,21 @@ class Service:
             raise Fault("no such data, or too many memberships")
         data = caller.data[message["data"]]
         uses = _uses(handed.take(descriptors[0]), data)
-        hall = self._hall_of(data)
-        member = hall.join(caller.name, uses, message["batch"])
+        with self._lock:
+            wanted = {one.facts for other in self._callers for one in other.data}
+        hall = self._halls.of(data, wanted)
+        try:
+            member = hall.join(caller.name, caller.process, uses, message["batch"])
+        except Refused:
+            if not hall.over:
+                raise
+            hall = self._halls.of(data, wanted)  # the memory was divided anew in between
+            member = hall.join(caller.name, caller.process, uses, message["batch"])
         with self._lock:
             number, caller.next = caller.next, caller.next + 1
             caller.members[number] = hall, member
-        answer = {"is": "joined", "job": number, "entries": ENTRIES}
+        answer = {"is": "joined", "job": number, "entries": ENTRIES, "begins": member.begins}
         return answer, [member.ledger.descriptor, member.ledger.line, hall.pool.descriptor, hall.bell]
-
-    def _hall_of(self, data: SharedData) -> Hall:
-        with self._lock:
-            hall = self._hall
-            if hall is not None and not hall.over and hall.opened.facts == data.facts:
-                return hall
-            if hall is not None and hall.members and not hall.over:
-                raise Refused("the memory of this service is for other data, which jobs read now", again=True)
-            if hall is not None:
-                self._hall = None
-                hall.close()
-            try:
-                self._hall = Hall(data, self.memory)
-            except TooSmall as error:
-                raise Refused(f"--memory is too small for these data: give {size(error.least)} or more") from None
-            return self._hall
 
     def _member(self, caller: Client, message: dict[str, Any]) -> tuple[Hall, Member]:
         found = caller.members.get(message["job"])
@@ -252,19 +240,20 @@ class Service:
     def status(self) -> dict[str, Any]:
         """Who is there, and what was read and handed on."""
         with self._lock:
-            hall, callers = self._hall, len(self._callers)
+            halls, callers = self._halls.each(), len(self._callers)
         jobs = []
-        for one in list(hall.members) if hall is not None else []:
+        for one in [one for hall in halls for one in list(hall.members)]:
             waits = one.ledger.waits > one.ledger.made
             done = {"batches": one.ledger.made, "told": one.known}
             jobs.append({"name": one.name, **done, "waits": waits, "why": one.why})
-        counts = {} if hall is None else hall.counts()
+        counts = self._halls.counts()
         return {
             "pid": os.getpid(), "files": len(self.files), "memory": self.memory,
             "seconds": time.monotonic() - self.began, "connections": callers, "jobs": jobs[:1000],
             "read_bytes": counts.get("bytes", 0), "requests": counts.get("requests", 0),
-            "held_bytes": counts.get("held_bytes", 0), "handed_bytes": 0 if hall is None else hall.handed,
-            "head": -1.0 if hall is None else hall.head, "waited": 0.0 if hall is None else hall.pool.waited,
+            "held_bytes": counts.get("held_bytes", 0), "handed_bytes": counts.get("handed", 0),
+            "head": max(halls, key=lambda one: one.memory).head if halls else -1.0,
+            "waited": max((one.pool.waited for one in halls), default=0.0),
         }  # fmt: skip
 
 

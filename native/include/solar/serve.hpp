@@ -49,6 +49,7 @@ class SharedPool : public MemoryPool {
   static std::shared_ptr<SharedPool> make(std::size_t nbytes);
   virtual int descriptor() const = 0;  // which maps it read-only; the pool's own
   virtual std::size_t size() const = 0;
+  virtual void use(std::size_t nbytes) = 0;  // from now on no more of it than its first bytes; at most size()
   virtual std::size_t offset(const void* bytes) const = 0;  // Throws std::invalid_argument for what is not its own
   virtual std::chrono::nanoseconds waited() const = 0;  // how long somebody has waited for room by now; 0: nobody does
   virtual void close() = 0;                             // take() throws from now on

@@ -68,7 +68,7 @@ struct Piece {
 class Ring final : public SharedPool {
  public:
   explicit Ring(std::size_t nbytes)
-      : whole_(serve::sealed("solar-batches", nbytes, mapped_, true)), reading_(serve::for_reading(whole_)) {}
+      : whole_(serve::sealed("solar-batches", nbytes, mapped_, true)), reading_(serve::for_reading(whole_)), used_(nbytes) {}
 
   std::unique_ptr<Block> take(std::size_t nbytes) override;
   void give_back(std::list<Piece>::iterator piece) noexcept;
@@ -81,6 +81,11 @@ class Ring final : public SharedPool {
   std::size_t idle() const override { return size() - in_use(); }
   int descriptor() const override { return reading_.get(); }
   std::size_t size() const override { return mapped_->size(); }
+  void use(std::size_t nbytes) override {
+    const std::lock_guard lock(mutex_);
+    used_ = std::min(nbytes, size());
+    freed_.notify_all();
+  }
   std::size_t offset(const void* bytes) const override {
     const auto at = reinterpret_cast<std::uintptr_t>(bytes), begin = reinterpret_cast<std::uintptr_t>(mapped_->bytes());
     if (at < begin || at - begin >= size()) throw std::invalid_argument("these bytes are not of the pool");
@@ -101,6 +106,7 @@ class Ring final : public SharedPool {
 
   std::unique_ptr<Mapped> mapped_;
   Descriptor whole_, reading_;
+  std::size_t used_;
   mutable std::mutex mutex_;
   std::condition_variable freed_;
   std::list<Piece> pieces_;  // in the order in which they were taken
@@ -122,18 +128,18 @@ class RingBlock final : public MemoryPool::Block {
 };
 
 std::size_t Ring::room_for(std::size_t nbytes) const {
-  if (pieces_.empty()) return 0;
+  if (pieces_.empty()) return used_ >= nbytes ? 0 : SIZE_MAX;
   const std::size_t tail = pieces_.front().begin, head = pieces_.back().end;
   if (pieces_.back().begin < tail) return tail - head >= nbytes ? head : SIZE_MAX;
-  if (size() - head >= nbytes) return head;
+  if (used_ >= head && used_ - head >= nbytes) return head;
   return tail >= nbytes ? 0 : SIZE_MAX;
 }
 
 std::unique_ptr<MemoryPool::Block> Ring::take(std::size_t nbytes) {
   const std::size_t wanted = (std::max<std::size_t>(nbytes, 1) + alignment - 1) / alignment * alignment;
-  if (wanted > size()) throw Error(Kind::plan, "a batch is larger than all memory for batches");
   std::list<Piece> one(1);
   std::unique_lock lock(mutex_);
+  if (wanted > used_) throw Error(Kind::plan, "a batch is larger than all memory for batches");
   std::size_t begin = 0;
   if ((begin = room_for(wanted)) == SIZE_MAX && !closed_) {
     since_ = std::chrono::steady_clock::now();

@@ -18,8 +18,8 @@
 namespace solar::serve {
 
 inline constexpr std::size_t page = 4096;
-inline constexpr std::uint64_t ledger_magic = 0x31474c52414c4f53;  // SOLARLG1
-inline constexpr std::uint64_t line_magic = 0x314e4c52414c4f53;    // SOLARLN1
+inline constexpr std::uint64_t ledger_magic = 0x32474c52414c4f53;  // SOLARLG2
+inline constexpr std::uint64_t line_magic = 0x324e4c52414c4f53;    // SOLARLN2
 inline constexpr std::uint64_t never = ~std::uint64_t{0};
 inline constexpr std::uint64_t most_entries = 64;
 

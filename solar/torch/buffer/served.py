@@ -40,6 +40,7 @@ class Served(Buffered):
 
     def _reset(self) -> None:
         self._door: Door | None = None
+        self._met = False  # there was one: from then on it may end, and come again
         super()._reset()
 
     def room(self, beneath: Any, course: Any, order: Any, own: Any, replaced: Any) -> Room | None:
@@ -70,7 +71,7 @@ class Served(Buffered):
         if why := not_held(beneath, ""):
             return _none(why)
         if those_of(self._exchange, order) is not None:
-            return _none("the ranks of one training share a buffer of their own")
+            return _none('the ranks of one training share a buffer of their own; with exchange="off" each takes part')
         memory = _begun_with(self._service)
         named = [] if memory or self._service == "auto" else [Path(self._service)]
         files = sorted({one for layout in beneath.layouts() for one in (layout.asked or layout.paths)})
@@ -79,10 +80,12 @@ class Served(Buffered):
         said = "no service is there: start one by `solar serve FILE --memory SIZE`"
         for path in paths:
             try:
-                return Door(path, beneath)
+                found = Door(path, beneath)
+                self._met = True
+                return found
             except (SolarError, OSError) as error:
                 said = str(error)
-        if named and not named[0].exists():
+        if named and not self._met and not named[0].exists():
             raise PlanError(f"service={self._service!r}: {said}")
         if memory:
             try:
@@ -123,7 +126,7 @@ class Served(Buffered):
         if not isinstance(run, ServedRun):
             return super().held()
         counts = run.counts()
-        alone = f", and {counts['alone']:,} were read alone" if counts["alone"] else ""
+        alone = f"; {counts['alone']:,} it read by itself" if counts["alone"] else ""
         return f"A service read {counts['served']:,} batches for this training{alone}."
 
     def close(self) -> None:

@@ -46,6 +46,7 @@ class ServedRun:
         self._next = 0  # batch to be got
         self._guest: _native.Guest | None = None
         self._first, self._job = 0, -1  # of the membership: the number here of its first batch, and its own
+        self._begins = 0  # and its first batch that the service reads
         self._late = False  # the last batch did not come
         self._changed = threading.Condition()
         self._closing = False
@@ -58,7 +59,8 @@ class ServedRun:
         """These batches come after all others."""
         with self._changed:
             base, self.appended = self.appended, self.appended + len(sizes)
-            self._epochs.append((base, told))
+            left = [one for one in self._epochs if one[0] + len(one[1].starts) - 1 > self._next]
+            self._epochs = [*left, (base, told)]
             if self._guest is None:
                 self._join(base)
             else:
@@ -73,7 +75,7 @@ class ServedRun:
             return []
         try:
             answer, found = self._door.hand(message, wanted, told)
-            self._job = answer.get("job", self._job)
+            self._job, self._begins = answer.get("job", self._job), answer.get("begins", self._begins)
             return found
         except Refused as error:
             log.info("this pass is read alone: %s", error)
@@ -139,6 +141,9 @@ class ServedRun:
         if guest is None:
             return None
         try:
+            if own < self._begins:
+                guest.has_made(own)
+                return None
             guest.wants(own)
             naps = 1 if self._late else int(COME_WITHIN / NAP)
             came = any(guest.wait(own, NAP) or self._stops(stopped) for _ in range(naps))

@@ -1,0 +1,89 @@
+"""Halls: the data sets that jobs read at a time, each with its part of the memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Collection
+
+from solar.io.machine.figures import size
+from solar.io.serve.frames import Refused
+from solar.planner.budget import TooSmall
+from solar.serve.hall import Hall
+from solar.serve.opened import SharedData
+
+SMALLEST_PART = 16  # no data set has less than one part of so many, as long as there are fewer
+
+
+class Halls:
+    """A Hall for each data set that somebody reads. The memory is divided anew when another data set comes."""
+
+    def __init__(self, memory: int) -> None:
+        self.memory = memory
+        self._halls: dict[str, Hall] = {}  # by the facts of the data
+        self._before = Counter[str]()  # counts of those that are over
+        self._over = False
+        self._lock = threading.Lock()
+
+    def each(self) -> list[Hall]:
+        """Those that are there."""
+        return list(self._halls.values())
+
+    def counts(self) -> dict[str, int]:
+        """What was read and handed on, by all that were there."""
+        found = self._before.copy()
+        for one in self.each():
+            found.update(one.counts())
+        return found
+
+    def known(self, facts: str) -> SharedData | None:
+        """These data, if they are read."""
+        found = self._halls.get(facts)
+        return None if found is None else found.opened
+
+    def of(self, data: SharedData, wanted: Collection[str]) -> Hall:
+        """The hall of these data; `wanted` are the facts of all that those who are there have opened.
+
+        Where it has to be made, others end whose part of the memory is now another. Their jobs join again. One that
+        nobody takes part in is made anew where its part would be another.
+        """
+        with self._lock:
+            if self._over:
+                raise Refused("the service ends")
+            there = {facts: one.opened for facts, one in self._halls.items() if facts in wanted and not one.over}
+            there[data.facts] = data
+            parts = dict(zip(there, parts_of(self.memory, [one.nbytes for one in there.values()]), strict=True))
+            found = self._halls.get(data.facts)
+            if found is not None and not found.over and (found.members or found.memory == parts[data.facts]):
+                return found
+            for facts in [facts for facts, one in self._halls.items() if one.memory != parts.get(facts) or one.over]:
+                self._end(facts, "the memory of the service is divided anew")
+            try:
+                made = Hall(data, parts[data.facts], self.memory)
+            except TooSmall as error:
+                least = error.least * self.memory // parts[data.facts]
+                raise Refused(f"--memory is too small for these data: give {size(least)} or more") from None
+            self._halls[data.facts] = made
+            return made
+
+    def close(self) -> None:
+        """Ends them; the jobs go on by themselves."""
+        with self._lock:
+            self._over = True  # who joins again now is refused
+            for facts in list(self._halls):
+                self._end(facts, "the service ends")
+
+    def _end(self, facts: str, why: str) -> None:
+        hall = self._halls.pop(facts)
+        hall.close(why)
+        self._before.update(hall.counts())
+
+
+def parts_of(memory: int, nbytes: list[int]) -> list[int]:
+    """What each of several data sets of so many bytes has of the memory: in proportion, but not too little.
+
+    >>> parts_of(800, [300, 100]), parts_of(800, [10_000, 1]), parts_of(800, [5])
+    ([600, 200], [752, 47], [800])
+    """
+    shares = [max(one / sum(nbytes), 1 / SMALLEST_PART) for one in nbytes]
+    return [int(memory * one / sum(shares)) for one in shares]
