@@ -51,9 +51,9 @@ def serving(path: Path, where: Path, memory: int = 2 << 20, **more: Any) -> Iter
 def soon(there: Callable[[], bool]) -> bool:
     """Whether it comes true. A service tells nobody when it has noticed that somebody went: it is asked."""
     end = time.monotonic() + 60
-    while not there() and time.monotonic() < end:
+    while not (came := there()) and time.monotonic() < end:
         time.sleep(0.01)  # between two questions
-    return there()
+    return came
 
 
 def epochs_of(loader: DataLoader[Any], epochs: int = 2, pause: float = 0) -> str:

@@ -111,7 +111,7 @@ def test_members_of_a_group_that_is_named_have_their_batches(place: tuple[Path, 
             return found[1]
 
         had, counts = as_user(trained, [OTHER, number])
-        assert had == digest and counts["alone"] == 0 and counts["served"] >= 300
+        assert had == digest and counts["alone"] == 1 and counts["served"] >= 299  # its first, while others may come
         assert as_user(lambda: asked(service.socket, "status"), [number]) == "status"
         assert "ended by the user who began it" in as_user(lambda: asked(service.socket, "stop"), [number])
         # Who is in another group is kept out by the file system, and where that is open by the service and the job.
