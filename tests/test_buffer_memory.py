@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 SIZES = {32: 24 << 20, 160: 27 << 20}  # of a batch in samples, and of the buffer: a third of them; and four batches
-BESIDE = 12 << 20  # Python's own: plans, index arrays, what the allocator keeps; code and tables that pack samples
+# Python's own: plans, index arrays, what the allocator keeps; code and tables that pack samples. It is some 13 MB where
+# these are packed and all fit: less hid behind a part of the buffer that nothing used before threads had long reads.
+BESIDE = 14 << 20
 
 PROGRAM = """
 import sys

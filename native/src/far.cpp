@@ -217,7 +217,7 @@ void Far::read_kept(const std::string& url, const Identity& was, std::uint64_t o
   order_expected();
   while (!out.empty()) {
     if (copy_kept(url, was, offset, out)) continue;
-    if (has_come(url, was, offset)) continue;
+    if (has_come(url, was, offset) || copy_kept(url, was, offset, out)) continue;  // or another thread took it in
     const std::uint64_t begin = offset / block_nbytes * block_nbytes;
     if (out.size() > most_kept / 4 || begin >= was.nbytes) return read(url, was, offset, out);
     // What is asked for, in whole blocks; of a file that is not seen yet, the first ones in one go.
