@@ -136,7 +136,9 @@ def fed(load: Load, data: Path, peer: str, memory: int, ranks: Iterable[int]) ->
                 try:
                     reached = utilisation(load, data, peer, setting, count, group, memory)
                 except RuntimeError as error:
-                    best.setdefault("failed", []).append(f"{setting}: {error}")
+                    best.setdefault("failed", []).append(
+                        f"{setting}: {str(error).partition(' [/')[0]}"
+                    )  # but where it lies
                     continue
             if reached > best["utilisation"]:
                 best |= {"utilisation": reached, "setting": setting}
