@@ -144,7 +144,9 @@ Reader::Ticket Reader::Impl::submit(const Work& work) {
   // What is in memory need not wait for what is not.
   job->batch.from_buffer() ? queue.push_front(job) : queue.push_back(job);
   urgent += job->batch.from_buffer();
-  job->state == Job::State::open ? has_work.notify_all() : has_work.notify_one();
+  const bool planned = job->state == Job::State::open;
+  lock.unlock();  // first: who wakes would wait for it, and hold it when the caller asks for another ticket
+  planned ? has_work.notify_all() : has_work.notify_one();
   return ticket;
 }
 

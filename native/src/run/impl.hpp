@@ -1,6 +1,7 @@
 // What a Run is made of: its thread's own, and what that shares with whoever takes batches.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -18,11 +19,18 @@ using run::Planned;
 
 // What the Run shares with whoever takes batches; it outlives the Run, for batches come back at any time.
 struct Doors {
+  explicit Doors(std::size_t with_taker) : lends(with_taker) {}
+
   const pid_t process = ::getpid();
   std::mutex mutex;
   std::condition_variable changed;
-  std::size_t lent = 0;  // batches that were taken, and of which some memory has not come back
-  bool awaited = false;  // the Run's thread waits for room for a batch
+  const std::size_t lends;  // batches that whoever takes them has while another is begun; 0: any number
+  std::size_t lent = 0;     // batches that were taken, and of which some memory has not come back
+  std::size_t kept = 0;     // of these, that whoever asked for the next one had
+  bool awaited = false;     // the Run's thread waits for room for a batch
+
+  // Whoever takes batches has as many as it may have while another is begun.
+  bool all_lent() const { return lends > 0 && lent > std::max(lends, kept); }
 };
 
 // A batch, from when it was taken until all of its memory has come back.
@@ -32,8 +40,8 @@ class Loan {
   ~Loan() {
     if (!begun_ || ::getpid() != doors_->process) return;  // in a forked process the mutex may be locked for ever
     std::unique_lock lock(doors_->mutex);
+    const bool wake = doors_->awaited && doors_->all_lent();
     --doors_->lent;
-    const bool wake = doors_->awaited;
     lock.unlock();  // first, so that who wakes need not wait for it
     if (wake) doors_->changed.notify_all();
   }
@@ -68,7 +76,8 @@ inline constexpr std::chrono::nanoseconds longest_wait = std::chrono::hours(24 *
 struct Run::Impl {
   Impl(Reader& on, std::shared_ptr<MemoryPool> from, std::size_t most, std::uint64_t beside, std::shared_ptr<Node> among,
        std::size_t with_taker)
-      : reader(on), pool(std::move(from)), staged(most), scratch(beside), node(std::move(among)), lends(with_taker) {
+      : reader(on), pool(std::move(from)), staged(most), scratch(beside), node(std::move(among)),
+        doors(std::make_shared<Doors>(with_taker)) {
     waited_for.reserve(1);  // a wait that has no memory for its ticket would be taken for the ticket's own error
   }
 
@@ -92,9 +101,7 @@ struct Run::Impl {
   bool wait_for_ranks(Node::Count count, std::uint64_t value, const std::function<bool()>& there);
   void count_held();
   bool wait_for_room();
-  // Whoever takes batches has as many as it may have while another is begun.
-  bool all_lent() const { return lends > 0 && doors->lent > std::max(lends, kept); }
-  bool has_room() const { return ready.size() < staged && !all_lent(); }
+  bool has_room() const { return ready.size() < staged && !doors->all_lent(); }
   void prepare(const Planned& planned, std::size_t step, Making& making);
   bool finish(Making& making);
   bool make(const Planned& planned, std::size_t step, Making& making);
@@ -110,7 +117,6 @@ struct Run::Impl {
   std::size_t staged;
   std::uint64_t scratch;
   std::shared_ptr<Node> node;  // null: this process alone
-  std::size_t lends;           // 0: any number
   std::size_t taken = 0;       // of its memory, by parts
   std::deque<PartRun> parts;
   std::size_t fields = 0;
@@ -121,10 +127,9 @@ struct Run::Impl {
   ReaderStats counts;          // since the batch before
   RunStats done;               // the thread's own
 
-  const std::shared_ptr<Doors> doors = std::make_shared<Doors>();
+  const std::shared_ptr<Doors> doors;
   std::mutex& mutex = doors->mutex;  // of what follows
   std::condition_variable& changed = doors->changed;
-  std::size_t kept = 0;  // that whoever asked for the next one had
   std::deque<std::shared_ptr<const Planned>> planned;
   std::deque<Making> ready;
   std::vector<std::shared_ptr<const void>> over;
