@@ -1,11 +1,11 @@
-"""Samples from a server far away: solar beside h5py over fsspec at its best, and beside ranges fetched by hand.
+"""Samples from a server far away: solar beside h5py over fsspec and over its own driver, Lance, Zarr, ranges by hand.
 
-python -m bench.far [--record] [--samples N] [--in-order] [--who NAME ...]
+python -m bench.far [--record] [--samples N] [--delays MS ...] [--in-order] [--who NAME ...] [--folder FOLDER]
 
 The server (bench.far_server) answers 5, 20 or 80 ms later, and has a link of 1 GB/s. It runs on the same two cores as
 who asks. Samples of 64 KiB, contiguous; two epochs, shuffled, batches of 32; the first one counts with its opening. The
-peers read what is asked, nothing twice in an epoch: h5py through fsspec (its cache tried none, blocks and the first
-bytes; with 0 and 16 workers), and a Dataset of an expert that fetches each batch's ranges at once by obstore.
+peers (bench.far_peers) read what is asked, nothing twice in an epoch. In order a file twice as large is read, beside
+pieces of it fetched by hand.
 """
 
 from __future__ import annotations
@@ -21,30 +21,23 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 import torch
 
 from bench import records
+from bench.far_peers import BATCH, BUCKET, EACH, SEED, loaders, made, pieces_by_hand, ros3
 from solar import DataLoader, H5Dataset
 
-EACH, BATCH, SEED, EPOCHS = 64 << 10, 32, 5, 2
+EPOCHS = 2
 DELAYS = (5, 20, 80)  # milliseconds
-LONGEST = 20.0  # seconds that a row of the table may take; what takes longer is measured on its first batches
+LONGEST, MORE = 15.0, 8.0  # seconds of an epoch that are measured at most, and then, of one that goes on, its pace
+THREADS = (64, 256)  # that fetch pieces by hand, in order: the better one counts
 RESULTS = records.RESULTS / "far.jsonl"
-
-
-def made(path: Path, samples: int) -> None:
-    rng = np.random.default_rng(0)
-    with h5py.File(path, "w") as file:
-        x = file.create_dataset("x", (samples, EACH // 4), "f4")
-        for at in range(0, samples, 256):
-            x[at : at + 256] = rng.standard_normal((min(256, samples - at), EACH // 4), np.float32)
+ROS3 = "h5py, its own driver (ros3)"
 
 
 @contextmanager
@@ -66,128 +59,104 @@ def counts(root: str) -> dict[str, int]:
     return found
 
 
-# --- who is compared ----
-
-
-class OverFsspec(torch.utils.data.Dataset[Any]):
-    """h5py on a file of fsspec, kept open in each worker."""
-
-    def __init__(self, url: str, cache: str, block: int) -> None:
-        self.url, self.cache, self.block, self.x = url, cache, block, None
-
-    def __getitem__(self, at: int) -> torch.Tensor:
-        if self.x is None:
-            import fsspec
-
-            opened = fsspec.filesystem("http").open(self.url, cache_type=self.cache, block_size=self.block)
-            self.x = h5py.File(opened, "r", rdcc_nbytes=0)["x"]
-        return torch.from_numpy(self.x[at])
-
-
-class ByHand(torch.utils.data.Dataset[Any]):
-    """What an expert writes who knows that the data are contiguous: all ranges of a batch at once."""
-
-    def __init__(self, url: str, offset: int) -> None:
-        self.url, self.offset, self.store, self.threads = url, offset, None, None
-
-    def __getitems__(self, rows: list[int]) -> torch.Tensor:
-        import obstore
-
-        if self.store is None:
-            root, _, self.name = self.url.rpartition("/")
-            self.store = obstore.store.HTTPStore(root, client_options={"allow_http": True})
-            self.threads = ThreadPoolExecutor(64)
-        first = [self.offset + row * EACH for row in rows]
-        found = self.threads.map(lambda at: obstore.get_range(self.store, self.name, start=at, length=EACH), first)
-        return torch.stack([torch.frombuffer(bytearray(one), dtype=torch.float32) for one in found])
-
-
-def torch_loader(data: Any, samples: int, workers: int, collate: Any = None) -> Any:
-    order = torch.utils.data.RandomSampler(range(samples), generator=torch.Generator().manual_seed(SEED))
-    more: dict[str, Any] = {"collate_fn": collate} if collate else {}
-    if workers:
-        more |= {"multiprocessing_context": "spawn", "persistent_workers": True, "prefetch_factor": 4}
-    return torch.utils.data.DataLoader(data, BATCH, sampler=order, num_workers=workers, **more)
-
-
 def solar_loader(url: str, buffer: Any, stage: str | None = None) -> Any:
     data = H5Dataset(url, "x", **({} if stage is None else {"stage": stage}))
     order = torch.utils.data.RandomSampler(data, generator=torch.Generator().manual_seed(SEED))
     return DataLoader(data, BATCH, sampler=order, buffer=buffer, epochs=EPOCHS)
 
 
-def contestants(url: str, offset: int, samples: int, folder: str) -> dict[str, Callable[[], Any]]:
-    quarter = samples * EACH // 4
-    same = lambda batch: batch  # noqa: E731
+def contestants(root: str, folder: Path, samples: int) -> dict[str, Callable[[], Any]]:
+    path, url, quarter = folder / BUCKET / "far.h5", f"{root}/{BUCKET}/far.h5", samples * EACH // 4
+    with h5py.File(path) as file:
+        offset = file["x"].id.get_offset()
     return {
-        "h5py over fsspec": lambda: torch_loader(OverFsspec(url, "none", EACH), samples, 0),
-        "h5py over fsspec, blocks kept": lambda: torch_loader(OverFsspec(url, "blockcache", 1 << 20), samples, 0),
-        "h5py over fsspec, 16 workers": lambda: torch_loader(OverFsspec(url, "none", EACH), samples, 16),
-        "ranges by hand": lambda: torch_loader(ByHand(url, offset), samples, 0, same),
+        **loaders(root, offset, samples),
         "solar, buffer=0": lambda: solar_loader(url, 0),
         "solar, a quarter": lambda: solar_loader(url, quarter),
         "solar, by default": lambda: solar_loader(url, None),
-        "solar, staged": lambda: solar_loader(url, 0, folder),
+        "solar, staged": lambda: solar_loader(url, 0, str(folder / f"stage-{root.rpartition(':')[2]}")),
+        "solar, a file here": lambda: solar_loader(str(path), 0),
     }
 
 
 def measured(make: Callable[[], Any], samples: int, root: str) -> dict[str, Any]:
-    """Samples a second of each epoch, of as many batches as there is time for; and what the server counted."""
+    """Samples a second of two epochs, the first with its start; and what the server counted.
+
+    Of one that takes long its first seconds are the first figure; those after them, with all workers there, the other.
+    """
     before, began = counts(root), time.perf_counter()
     loader, rates, seen = make(), [], 0
-    for _ in range(EPOCHS):
-        seen, start = 0, time.perf_counter() if rates else began
+    while len(rates) < EPOCHS:
         for batch in loader:
             seen += len(batch)
-            if time.perf_counter() - start > LONGEST:
-                break
-        rates.append(seen / (time.perf_counter() - start))
-        if seen < samples:
-            break
+            now = time.perf_counter()
+            if now - began > (MORE if rates else LONGEST):
+                rates.append(seen / (now - began))
+                seen, began = 0, now
+                if len(rates) == EPOCHS:
+                    break
+        else:
+            if seen == samples:
+                now = time.perf_counter()
+                rates.append(seen / (now - began))
+            seen, began = 0, time.perf_counter()
     del loader
     gc.collect()
     after = counts(root)
     whole = {name: after[name] - before[name] for name in after}
-    return {"first": rates[0], "later": rates[1] if len(rates) > 1 else None, "samples": seen, **whole}
+    return {"first": rates[0], "later": rates[1], **whole}
 
 
-def ordered(url: str, samples: int, root: str) -> dict[str, Any]:
-    """Bytes a second of an epoch in order, beside the link's."""
-    data = H5Dataset(url, "x")
+def ordered(root: str, nbytes: int) -> dict[str, float]:
+    """Bytes a second of an epoch in order, beside the link's; and of pieces fetched by hand."""
+
+    def ours() -> None:
+        for _ in loader:
+            pass
+
+    data = H5Dataset(f"{root}/{BUCKET}/ordered.h5", "x")
     loader = DataLoader(data, BATCH, buffer=0)
-    began = time.perf_counter()
-    for _ in loader:
-        pass
-    return {"bytes_per_second": samples * EACH / (time.perf_counter() - began)}
+    found = {"solar, in order": rate_of(ours, nbytes)}
+    by_hand = [rate_of(lambda threads=threads: pieces_by_hand(root, nbytes, threads), nbytes) for threads in THREADS]
+    return {**found, "pieces by hand, in order": max(by_hand)}
+
+
+def rate_of(act: Callable[[], None], nbytes: int) -> float:
+    rates = []
+    for _ in range(3):
+        began = time.perf_counter()
+        act()
+        rates.append(nbytes / (time.perf_counter() - began))
+    return statistics.median(rates)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--samples", type=int, default=8192)
+    parser.add_argument("--samples", type=int, default=16384)
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--in-order", action="store_true", help="measure these rows alone")
-    parser.add_argument("--who", nargs="+", help="measure these rows alone, and those in order")
+    parser.add_argument("--who", nargs="+", help="measure these rows alone")
     parser.add_argument("--delays", type=float, nargs="+", default=DELAYS)
+    parser.add_argument("--folder", type=Path, help="where the data are kept for the next run (else they are removed)")
     asked = parser.parse_args()
     load = records.load()
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "far.h5"
-        made(path, asked.samples)
-        with h5py.File(path) as file:
-            offset = file["x"].id.get_offset()
-        time.sleep(2.1)
+    with nullcontext(asked.folder) if asked.folder else tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if not (folder / BUCKET).exists():
+            (folder / BUCKET).mkdir(parents=True)
+            made(folder / BUCKET, asked.samples)
+            time.sleep(2.1)  # a file of this moment may change without its time
         for delay in asked.delays:
-            with server(Path(name), delay) as root:
-                url = f"{root}/far.h5"
-                shuffled = {} if asked.in_order else contestants(url, offset, asked.samples, name)
-                for who, make in shuffled.items():
-                    if asked.who and who not in asked.who:
-                        continue
-                    found = measured(make, asked.samples, root)
-                    tell(asked, {"delay_ms": delay, "who": who, "of": asked.samples, "load": load, **found})
-                rates = [ordered(url, asked.samples, root)["bytes_per_second"] for _ in range(3)]
-                one = {"delay_ms": delay, "who": "solar, in order", "of": asked.samples, "load": load}
-                tell(asked, {**one, "bytes_per_second": statistics.median(rates)})
+            with server(folder, delay) as root:
+                about = {"delay_ms": delay, "of": asked.samples, "load": load}
+                for who, make in {} if asked.in_order else contestants(root, folder, asked.samples).items():
+                    if not asked.who or who in asked.who:
+                        tell(asked, {**about, "who": who, **measured(make, asked.samples, root)})
+                if not asked.in_order and (not asked.who or ROS3 in asked.who) and (rate := ros3(root, LONGEST)):
+                    tell(asked, {**about, "who": ROS3, "first": rate, "later": rate})
+                if asked.in_order or not asked.who:
+                    for who, rate in ordered(root, 2 * asked.samples * EACH).items():
+                        tell(asked, {**about, "who": who, "bytes_per_second": rate})
 
 
 def tell(asked: argparse.Namespace, record: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ RANGES = {"latency": (0.0, 100.0), "bandwidth": (1e3, 1e14), "iops": (1e-2, 1e10
 
 
 # What is assumed if nobody has measured, by the kind of file system.
-ELSEWHERE = Storage(latency=3e-2, bandwidth=5e8, iops=2_000)  # an object store, or the web
+ELSEWHERE = Storage(latency=3e-2, bandwidth=5e8, iops=2_000, depth=64)  # an object store, or the web
 NETWORK = Storage(latency=2e-3, bandwidth=1e9, iops=500)  # a parallel file system on disks
 DISK = Storage(latency=8e-3, bandwidth=150e6, iops=120)
 FLASH = Storage(latency=1e-4, bandwidth=1.5e9, iops=50_000)

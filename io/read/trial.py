@@ -31,6 +31,7 @@ BESIDE = 8  # bytes of a page before what is encoded
 ALIGNED, MARGIN = 64, 1 / 16  # of pages; and what they are larger than the largest row that was tried
 WORTH = 1.25  # times smaller than they are, or rows are held as they are
 AT_ONCE = 1 << 18  # bytes of rows that are read together
+FAR_AT_ONCE, FAR_SHARE = 16 << 20, 8  # from afar: a round trip for all of them; or one part of so many of the memory
 WAIT = 60.0  # seconds for a trial's rows; a storage that takes longer has other troubles
 
 
@@ -54,7 +55,8 @@ def tried(layout: Layout, storage: Storage, share: float) -> RowPacking | None:
     if not len(found):
         return None
     try:
-        predictor, sizes = _sized(Rows(layout, native_order=True, mapped=False), found)
+        at_once = min(FAR_AT_ONCE, int(share * layout.nbytes) // FAR_SHARE) if layout.far else 0
+        predictor, sizes = _sized(Rows(layout, native_order=True, mapped=False), found, max(at_once, AT_ONCE))
     except (SolarError, OSError) as error:  # who uses the row hears of it
         log.info("%s is not tried for packing: %s", layout.title, error)
         return None
@@ -89,20 +91,20 @@ def _chosen(layout: Layout, storage: Storage) -> NDArray[np.int64]:
     return np.unique(starts[:, None] + np.arange(near)).astype(np.int64)
 
 
-def _sized(rows: Rows, wanted: NDArray[np.int64]) -> tuple[str, NDArray[np.int64]]:
+def _sized(rows: Rows, wanted: NDArray[np.int64], at_once: int) -> tuple[str, NDArray[np.int64]]:
     """What makes some of these rows smallest, if foretelling is worth it; and what each row takes by that."""
     few = wanted[:: max(1, len(wanted) // REQUESTS[0])]
-    found = [{name: _sizes(values, name) for name in PACK_PREDICTORS} for values in _read(rows, few)]
+    found = [{name: _sizes(values, name) for name in PACK_PREDICTORS} for values in _read(rows, few, at_once)]
     nbytes = {name: sum(int(sizes[name].sum()) for sizes in found) for name in PACK_PREDICTORS}
     plain, best = PACK_PREDICTORS[0], min(PACK_PREDICTORS, key=lambda name: nbytes[name])
     predictor = best if nbytes[best] < WORTH_FORETELLING * nbytes[plain] else plain
-    others = [_sizes(values, predictor) for values in _read(rows, np.setdiff1d(wanted, few))]
+    others = [_sizes(values, predictor) for values in _read(rows, np.setdiff1d(wanted, few), at_once)]
     return predictor, np.concatenate([*(sizes[predictor] for sizes in found), *others])
 
 
-def _read(rows: Rows, wanted: NDArray[np.int64]) -> Iterator[NDArray[np.generic]]:
-    """These rows, of which few are in memory at a time."""
-    most = max(1, AT_ONCE // rows.layout.sample_nbytes)
+def _read(rows: Rows, wanted: NDArray[np.int64], at_once: int) -> Iterator[NDArray[np.generic]]:
+    """These rows, of which so many bytes are in memory at a time."""
+    most = max(1, at_once // rows.layout.sample_nbytes)
     most -= most % NEIGHBOURS if most > NEIGHBOURS else 0
     for begin in range(0, len(wanted), most):
         yield rows.start(wanted[begin : begin + most]).wait(WAIT)

@@ -29,6 +29,7 @@ from solar.values import RowPacking, RunPart, Script, Storage, Told, ToldBoxes
 
 # Steps from the issue of a read to its use, beside the batches that are ready; each takes a batch of memory.
 STEPS_AHEAD = 6
+LATE = 4e-3  # seconds from which on a storage that takes many requests at a time needs as many steps as it takes
 USES = 5_000_000, 40_000_000  # that are planned together: at first, and later, while others run
 SEGMENTS = 32, 256  # passes, at most
 
@@ -84,6 +85,16 @@ def _told(piece: Piece, segment: PassUses, script: Script) -> Told:
     own = None if segment.takers is None else _own_places(piece, segment, script, 0)[0]
     boxes = ToldBoxes(np.ascontiguousarray(samples, np.int32), corners.reshape(-1), starts, own)
     return Told(script, uses.positions(piece.dataset), boxes)
+
+
+def steps_ahead(storage: Storage) -> int:
+    """How many steps before its use a read is issued, where memory allows: each step has a request at least.
+
+    >>> steps_ahead(Storage(1e-4, 1e9, 50_000)), steps_ahead(Storage(3e-2, 1e9, 2_000, depth=64))
+    (6, 60)
+    """
+    in_flight = min(storage.depth, storage.latency * storage.iops) if storage.latency >= LATE else 0
+    return max(STEPS_AHEAD, int(in_flight))
 
 
 def planned_together(uses: int, *, first: bool) -> int:
@@ -252,8 +263,9 @@ def _plan(
 
     def planned(way: KeepPolicy | None, holding: bool = False) -> Plan:
         rows = partial(
-            plan_rows, units=piece.units, memory=memory, storage=storage, epochs=window.segments, ahead=STEPS_AHEAD,
-            facts=facts, holding=holding, region=piece.region, packing=piece.packing, direct=not shared,
+            plan_rows, units=piece.units, memory=memory, storage=storage, epochs=window.segments,
+            ahead=steps_ahead(storage), facts=facts, holding=holding, region=piece.region, packing=piece.packing,
+            direct=not shared,
         )  # fmt: skip
         made = rows(of, way=way)
         if shared and made.way.direct:
