@@ -65,7 +65,7 @@ def solar_loader(url: str, buffer: Any, stage: str | None = None) -> Any:
     return DataLoader(data, BATCH, sampler=order, buffer=buffer, epochs=EPOCHS)
 
 
-def contestants(root: str, folder: Path, samples: int) -> dict[str, Callable[[], Any]]:
+def contestants(root: str, folder: Path, samples: int, stage: str) -> dict[str, Callable[[], Any]]:
     path, url, quarter = folder / BUCKET / "far.h5", f"{root}/{BUCKET}/far.h5", samples * EACH // 4
     with h5py.File(path) as file:
         offset = file["x"].id.get_offset()
@@ -74,7 +74,7 @@ def contestants(root: str, folder: Path, samples: int) -> dict[str, Callable[[],
         "solar, buffer=0": lambda: solar_loader(url, 0),
         "solar, a quarter": lambda: solar_loader(url, quarter),
         "solar, by default": lambda: solar_loader(url, None),
-        "solar, staged": lambda: solar_loader(url, 0, str(folder / f"stage-{root.rpartition(':')[2]}")),
+        "solar, staged": lambda: solar_loader(url, 0, stage),
         "solar, a file here": lambda: solar_loader(str(path), 0),
     }
 
@@ -147,9 +147,10 @@ def main() -> None:
             made(folder / BUCKET, asked.samples)
             time.sleep(2.1)  # a file of this moment may change without its time
         for delay in asked.delays:
-            with server(folder, delay) as root:
+            with server(folder, delay) as root, tempfile.TemporaryDirectory(dir=folder) as stage:
                 about = {"delay_ms": delay, "of": asked.samples, "load": load}
-                for who, make in {} if asked.in_order else contestants(root, folder, asked.samples).items():
+                shuffled = {} if asked.in_order else contestants(root, folder, asked.samples, stage)
+                for who, make in shuffled.items():
                     if not asked.who or who in asked.who:
                         tell(asked, {**about, "who": who, **measured(make, asked.samples, root)})
                 if not asked.in_order and (not asked.who or ROS3 in asked.who) and (rate := ros3(root, LONGEST)):
