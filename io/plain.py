@@ -16,7 +16,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.io.far.fetch import Ranges
+from solar.io.far.fetch import fetched, identity
+from solar.io.libhdf5.slow_child import FarFile
 from solar.values import is_url
 
 Sample = dict[str, Any]
@@ -174,7 +175,7 @@ class Plain:
                 if other is not self and set(other.paths) & set(self.paths):
                     other.close()
             path = self.paths[file]
-            one = h5py.File(Ranges(path) if is_url(path) else path, "r", locking=False)
+            one = h5py.File(_from_afar(path) if is_url(path) else path, "r", locking=False)
             self._open[file] = [
                 opened(_cached(one, name, nbytes)) for name, nbytes in zip(self.names, self.cached, strict=True)
             ]
@@ -215,6 +216,16 @@ def read_rows(of: Opened, first: int | None, out: NDArray[Any]) -> None:
         return
     of.file.select_hyperslab((first, *of.zeros), out.shape)
     of.id.read(of.row if len(out) == 1 else h5py.h5s.create_simple(out.shape), of.file, out, of.dtype)
+
+
+def _from_afar(url: str) -> FarFile:
+    """The file, of which each read is one request, as fsspec makes them without a cache."""
+    was = identity(url)
+
+    def fill(at: int, out: memoryview) -> None:
+        out[:] = memoryview(fetched(url, at, len(out), was))
+
+    return FarFile(was[0], fill)
 
 
 def _cached(file: Any, name: str, nbytes: int | None) -> Any:

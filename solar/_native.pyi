@@ -377,6 +377,28 @@ class Extents:
 
     def __init__(self, first: I64, anchor: I64, low: I64, high: I64, every: int, steps: I64, sizes: I64) -> None: ...
 
+def requests_of(source: Source, rows: NDArray[np.int64], out: NDArray[np.uint8], threads: int) -> tuple[int, int]: ...
+
+class Asked:
+    """The requests that a Run would make for a part, with nothing read."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        scratch: int,
+        source: Source,
+        pages: int,
+        page: int,
+        stored: bool,
+        direct: bool,
+        ahead: int,
+        gap: int,
+        extents: Extents | None = None,
+        boxes: Boxes | None = None,
+        pack: tuple[str, str] | None = None,
+    ) -> None: ...
+    def epoch(self, sizes: NDArray[np.int64], epoch: tuple[Any, ...]) -> tuple[int, int]: ...
+
 class Run:
     """Carries out plans with buffers of hard size, and puts batches together ahead of whoever takes them."""
 

@@ -1,4 +1,4 @@
-"""What `solar plan URL` says is what the server then writes down."""
+"""What `solar plan URL` says is what the server then writes down: its requests, and their bytes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
-from far_kit import Web, served
+from far_kit import Sent, Web, served
+from kit import settle
 from stage_kit import written
 
 from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows
 from solar.cli import main
 from solar.io.machine import profile
+from solar.io.read.reader import Rows
+from solar.io.read.run import requests_of
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
 
 EPOCHS, BATCH = 3, 8
 WORDS = ["--batch-size", str(BATCH), "--epochs", str(EPOCHS), "--json"]
+LARGE = 96 << 10  # bytes of a row, so that a stretch takes several requests
 
 
 @pytest.fixture
@@ -36,21 +42,18 @@ def windows(url: str) -> tuple[Any, list[str]]:
     return data, ["--window", "x=-1:3", "--every", "2"]
 
 
-@pytest.mark.parametrize("memory", [600_000, 1_000_000])
-@pytest.mark.parametrize("layout", ["contiguous", "chunks", "gzip"])
-@pytest.mark.parametrize("kind", [rows, windows])
-def test_the_servers_log_has_the_bytes_of_the_plan(
-    kind: Any, layout: str, memory: int, tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """To the last one, of a whole run. What the plan calls a request is a stretch: the engine may ask in pieces."""
-    written(tmp_path / "one.h5", layout)
-    url = web.url("one.h5")
-    data, words = kind(url)
+def planned(url: str, words: list[str], memory: int, capsys: pytest.CaptureFixture[str]) -> tuple[int, int]:
+    """The requests and bytes of a run, as the command says."""
     assert main(["plan", url, *words, "--memory", str(memory), *WORDS]) == 0
     said = json.loads(capsys.readouterr().out)
     later = said["policies"]["solar"]
     first = said["first_epoch"] or later
-    planned = {name: first[name] + (EPOCHS - 1) * later[name] for name in ("bytes", "requests")}
+    requests, nbytes = (first[name] + (EPOCHS - 1) * later[name] for name in ("requests", "bytes"))
+    return round(requests), round(nbytes)
+
+
+def carried_out(data: Any, url: str, memory: int, web: Web) -> tuple[int, int]:
+    """Those that the server wrote down while it was carried out, which are those that the loader counted."""
     begun, storage = len(web.data()), profile.stored_or_guessed(url)[0]
     order = PlanSampler(data, 1, 0, seed=0)
     with DataLoader(data, BATCH, sampler=order, buffer=memory, epochs=EPOCHS, storage=storage) as loader:
@@ -58,6 +61,77 @@ def test_the_servers_log_has_the_bytes_of_the_plan(
             loader.set_epoch(epoch)
             assert sum(len(batch["x"]) for batch in loader) == len(data)
         counts = loader.stats()
-    sent = web.data()[begun:]
-    assert sum(one.nbytes for one in sent) == planned["bytes"] == counts["bytes"]
-    assert len(sent) == counts["requests"] >= planned["requests"]
+    found = logged(web.data()[begun:])
+    assert found == (counts["requests"], counts["bytes"])
+    return found
+
+
+def logged(sent: list[Sent]) -> tuple[int, int]:
+    return len(sent), sum(one.nbytes for one in sent)
+
+
+@pytest.mark.parametrize("memory", [600_000, 1_000_000])
+@pytest.mark.parametrize("layout", ["contiguous", "chunks", "gzip"])
+@pytest.mark.parametrize("kind", [rows, windows])
+def test_the_servers_log_is_the_plan(
+    kind: Any, layout: str, memory: int, tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the last byte and request, of a whole run."""
+    written(tmp_path / "one.h5", layout)
+    url = web.url("one.h5")
+    data, words = kind(url)
+    said = planned(url, words, memory, capsys)
+    assert carried_out(data, url, memory, web) == said
+
+
+def large(path: Path, samples: int, **options: Any) -> None:
+    values = np.random.default_rng(0).random((samples, LARGE // 8))
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=values, **options)
+    settle(path)
+
+
+@pytest.mark.parametrize("memory", [0, 8 << 20, 64 << 20])
+@pytest.mark.parametrize("layout", ["contiguous", "chunks"])
+def test_so_is_that_of_stretches_longer_than_a_request(
+    layout: str, memory: int, tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a buffer, in a part of the memory, and with all of it held."""
+    large(tmp_path / "one.h5", 300, **({"chunks": (3, LARGE // 8)} if layout == "chunks" else {}))
+    url = web.url("one.h5")
+    said = planned(url, ["x"], memory, capsys)
+    assert carried_out(H5Dataset(url, {"x": "x"}), url, memory, web) == said
+
+
+@pytest.mark.parametrize("memory", [0, 8 << 20])
+def test_so_is_that_of_a_virtual_dataset(
+    memory: int, tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = 90, 130, 80
+    layout = h5py.VirtualLayout((sum(counts), LARGE // 8), "f8")
+    first = 0
+    for number, count in enumerate(counts):
+        large(tmp_path / f"s{number}.h5", count)
+        layout[first : first + count] = h5py.VirtualSource(f"s{number}.h5", "x", (count, LARGE // 8))
+        first += count
+    with h5py.File(tmp_path / "all.h5", "w", libver="latest") as file:
+        file.create_virtual_dataset("x", layout)
+    settle(tmp_path / "all.h5")
+    url = web.url("all.h5")
+    said = planned(url, ["x"], memory, capsys)
+    assert carried_out(H5Dataset(url, {"x": "x"}), url, memory, web) == said
+
+
+def test_in_order_each_byte_is_asked_for_once_in_long_requests(tmp_path: Path, web: Web) -> None:
+    large(tmp_path / "one.h5", 300)
+    url = web.url("one.h5")
+    data = H5Dataset(url, {"x": "x"})
+    begun = len(web.data())
+    for _ in DataLoader(data, BATCH, buffer=0):
+        pass
+    batches = [np.arange(begin, min(begin + BATCH, 300)) for begin in range(0, 300, BATCH)]
+    layout = data.layouts["x"]
+    asked = requests_of(Rows(layout, native_order=True, mapped=False), batches)
+    assert logged(web.data()[begun:]) == asked
+    assert asked[1] == 300 * LARGE
+    assert asked[0] <= 2 * len(batches)

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "io.lying": f"{VALUES} io.crops io.joined io.field io.layout io.read io.windows",
     "io.exchange": f"{VALUES} io.machine io.ranks io.read",
     "io.compress": f"{VALUES} io.layout io.read io.libhdf5 io.machine io.ranks",
-    "io.plain": "values io.far",
+    "io.plain": "values io.far io.libhdf5",
     "io.sample_file": "",
     "io.one_of_each": "",
     "filters": "io.compress",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import errno
 import hashlib
-import io
 import os
 import threading
 import time
@@ -140,30 +139,6 @@ def fetched(url: str, offset: int, nbytes: int, was: Identity) -> np.ndarray[Any
                 raise
             time.sleep(PAUSE * 2**tried)
     raise AssertionError("unreachable")
-
-
-class Ranges(io.RawIOBase):
-    """A far file for who reads files, such as h5py: each read is one request, as fsspec makes them without a cache."""
-
-    def __init__(self, url: str) -> None:
-        self._url, self._was, self._at = url, identity(url), 0
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._was[0])[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, out: Any) -> int:
-        to = np.frombuffer(out, np.uint8)
-        if nbytes := max(0, min(len(to), self._was[0] - self._at)):
-            to[:nbytes] = fetched(self._url, self._at, nbytes, self._was)
-            self._at += nbytes
-        return nbytes
 
 
 def _check(answer: Any, offset: int, nbytes: int, was: Identity) -> None:

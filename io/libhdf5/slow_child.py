@@ -32,6 +32,7 @@ import json
 import os
 import struct
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,10 +152,10 @@ class Values:
 
 
 class FarFile(io.RawIOBase):
-    """A file elsewhere, whose bytes the caller is asked for."""
+    """A file of so many bytes elsewhere, which `fill` fetches: of an offset, into what it is given."""
 
-    def __init__(self, caller: Caller, nbytes: int) -> None:
-        self._caller, self._nbytes, self._at = caller, nbytes, 0
+    def __init__(self, nbytes: int, fill: Callable[[int, memoryview], None]) -> None:
+        self._nbytes, self._fill, self._at = nbytes, fill, 0
 
     def seek(self, offset: int, whence: int = 0) -> int:
         self._at = offset + (0, self._at, self._nbytes)[whence]
@@ -170,9 +171,7 @@ class FarFile(io.RawIOBase):
         view = memoryview(out).cast("B")
         nbytes = max(0, min(len(view), self._nbytes - self._at))
         if nbytes:
-            self._caller.send({"wanted": [self._at, nbytes]})
-            self._caller.receive()
-            self._caller.fill(view[:nbytes])
+            self._fill(self._at, view[:nbytes])
             self._at += nbytes
         return nbytes
 
@@ -271,7 +270,13 @@ def made_of_far(caller: Caller, nbytes: int, name: str) -> dict[str, Any]:
     """The same of a dataset in a far file."""
     import h5py
 
-    with h5py.File(FarFile(caller, nbytes), "r", locking=False) as file:
+
+    def fill(at: int, out: memoryview) -> None:
+        caller.send({"wanted": [at, len(out)]})
+        caller.receive()
+        caller.fill(out)
+
+    with h5py.File(FarFile(nbytes, fill), "r", locking=False) as file:
         return made_of(file[name.encode("utf-8", "surrogateescape")], far=True)
 
 

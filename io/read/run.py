@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, Protocol
@@ -82,10 +82,7 @@ class Running:
         self._run: _native.Run | None = _native.Run(Engine.get(), staged, scratch, node, lends)
         for one, part in zip(rows, parts, strict=True):
             assert one.source is not None, "the loader asks only for what is read directly"
-            own = None if part.extents is None else part.extents.native
-            terms = part.pages, part.page, part.stored, part.direct, part.ahead, part.gap
-            boxes = one.native if isinstance(one, BoxRows) else None
-            self._run.part(one.source, part.field, *terms, own, boxes, part.pack)
+            self._run.part(one.source, part.field, *_held(one, part))
         _live.add(self)
 
     def append(self, sizes: NDArray[np.int64], told: Sequence[Told], parcels: None = None) -> None:
@@ -184,6 +181,39 @@ class Running:
 
 def _fields_of(parts: Sequence[RunPart]) -> list[int]:
     return sorted({part.field for part in parts})
+
+
+def _held(rows: Rows, part: RunPart) -> tuple[Any, ...]:
+    """How native code holds a part."""
+    own = None if part.extents is None else part.extents.native
+    boxes = rows.native if isinstance(rows, BoxRows) else None
+    return part.pages, part.page, part.stored, part.direct, part.ahead, part.gap, own, boxes, part.pack
+
+
+class Asked:
+    """The requests that a Running of these parts makes, and their bytes: counted by what reads, with nothing read."""
+
+    def __init__(self, rows: Sequence[Rows], parts: Sequence[RunPart], scratch: int) -> None:
+        pairs = zip(rows, parts, strict=True)
+        self._parts = [_native.Asked(Engine.get(), scratch, one.source, *_held(one, part)) for one, part in pairs]
+
+    def epoch(self, sizes: NDArray[np.int64], told: Sequence[Told]) -> tuple[int, int]:
+        """Those of the next stretch of batches."""
+        made = [one.epoch(sizes, columns(of)) for one, of in zip(self._parts, told, strict=True)]
+        return sum(number for number, _ in made), sum(nbytes for _, nbytes in made)
+
+
+def requests_of(rows: Rows, batches: Iterable[NDArray[np.int64]]) -> tuple[int, int]:
+    """The requests for batches of rows from afar that are read one by one, and their bytes."""
+    assert rows.source is not None, "it is read directly"
+    requests = nbytes = 0
+    out = np.empty(0, np.uint8)
+    for batch in batches:
+        if len(out) != (wanted := len(batch) * rows.layout.sample_nbytes):
+            out = np.empty(wanted, np.uint8)  # nothing is written to it
+        made, more = _native.requests_of(rows.source, batch, out, threads())
+        requests, nbytes = requests + made, nbytes + more
+    return requests, nbytes
 
 
 def columns(told: Told) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 // Run, and the Node that several of them share.
 
+#include "solar/asked.hpp"
 #include "solar/run.hpp"
 
 #include <nanobind/stl/optional.h>
@@ -95,6 +96,67 @@ struct BoundExtents {
   }
 };
 
+// Its arrays stay the bound ones.
+solar::Run::Epoch native_epoch(const BoundEpoch& bound) {
+  const auto& [rows, positions, starts, last, loads, ends, start, start_ends, start_due, boxes, afresh] = bound;
+  solar::Run::Epoch epoch;
+  epoch.rows = view(rows);
+  if (positions) epoch.positions = view(*positions);
+  epoch.starts = view(starts);
+  epoch.last = view(last);
+  epoch.loads = view(loads);
+  epoch.ends = view(ends);
+  epoch.start = view(start);
+  epoch.start_ends = view(start_ends);
+  epoch.start_due = view(start_due);
+  if (boxes) {
+    epoch.samples = view(std::get<0>(*boxes));
+    epoch.corners = view(std::get<1>(*boxes));
+    epoch.sample_starts = view(std::get<2>(*boxes));
+    if (const auto& own = std::get<3>(*boxes)) epoch.own = view(*own);
+  }
+  if (afresh) epoch.afresh = {std::get<0>(*afresh), std::get<1>(*afresh), std::get<2>(*afresh)};
+  return epoch;
+}
+
+solar::Run::Part part_of(const BoundSource& source, std::size_t field, std::size_t pages, std::size_t page, bool stored,
+                         bool direct, std::uint64_t ahead, std::uint64_t gap, const BoundExtents* extents,
+                         const BoundBoxes* boxes, const std::optional<BoundPack>& pack) {
+  return {source.native, field, pages, page, stored, direct, ahead, gap,
+          extents == nullptr ? nullptr : extents->native, boxes == nullptr ? nullptr : boxes->native,
+          pack ? std::optional(pack_of(*pack)) : std::nullopt};
+}
+
+// Of rows that are read to such memory.
+std::tuple<std::uint64_t, std::uint64_t> requests_of(const BoundSource& source, const Sizes& rows,
+                                                     nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig> out,
+                                                     unsigned threads) {
+  solar::Work work;
+  work.source = source.native;
+  work.rows = view(rows);
+  work.out = {reinterpret_cast<std::byte*>(out.data()), out.size()};
+  nb::gil_scoped_release released;
+  const solar::Requests made = solar::requests_of(work, threads);
+  return {made.number, made.bytes};
+}
+
+// What a Run asks for. The reader is the one whose Run it would be.
+class BoundAsked {
+ public:
+  BoundAsked(nb::object reader, std::uint64_t scratch, const solar::Run::Part& part)
+      : reader_(std::move(reader)), native_(solar::bind::native_reader(reader_), part, scratch) {}
+
+  std::tuple<std::uint64_t, std::uint64_t> epoch(const Sizes& sizes, const BoundEpoch& epoch) {
+    nb::gil_scoped_release released;
+    const solar::Requests made = native_.epoch({view(sizes).begin(), view(sizes).end()}, native_epoch(epoch));
+    return {made.number, made.bytes};
+  }
+
+ private:
+  nb::object reader_;
+  solar::Asked native_;
+};
+
 // Its arrays are let go under the GIL: by what is called from Python, never by the Run's thread.
 class BoundRun {
  public:
@@ -121,35 +183,13 @@ class BoundRun {
                    bool direct, std::uint64_t ahead, std::uint64_t gap, const BoundExtents* extents,
                    const BoundBoxes* boxes, const std::optional<BoundPack>& pack) {
     nb::gil_scoped_release released;
-    return run_->part({source.native, field, pages, page, stored, direct, ahead, gap,
-                       extents == nullptr ? nullptr : extents->native, boxes == nullptr ? nullptr : boxes->native,
-                       pack ? std::optional(pack_of(*pack)) : std::nullopt});
+    return run_->part(part_of(source, field, pages, page, stored, direct, ahead, gap, extents, boxes, pack));
   }
 
   void append(const Sizes& sizes, const std::vector<BoundEpoch>& parts) {
     auto keep = std::make_shared<const std::vector<BoundEpoch>>(parts);
     std::vector<solar::Run::Epoch> epochs;
-    for (const auto& [rows, positions, starts, last, loads, ends, start, start_ends, start_due, boxes, afresh] :
-         *keep) {
-      solar::Run::Epoch epoch;
-      epoch.rows = view(rows);
-      if (positions) epoch.positions = view(*positions);
-      epoch.starts = view(starts);
-      epoch.last = view(last);
-      epoch.loads = view(loads);
-      epoch.ends = view(ends);
-      epoch.start = view(start);
-      epoch.start_ends = view(start_ends);
-      epoch.start_due = view(start_due);
-      if (boxes) {
-        epoch.samples = view(std::get<0>(*boxes));
-        epoch.corners = view(std::get<1>(*boxes));
-        epoch.sample_starts = view(std::get<2>(*boxes));
-        if (const auto& own = std::get<3>(*boxes)) epoch.own = view(*own);
-      }
-      if (afresh) epoch.afresh = {std::get<0>(*afresh), std::get<1>(*afresh), std::get<2>(*afresh)};
-      epochs.push_back(epoch);
-    }
+    for (const BoundEpoch& one : *keep) epochs.push_back(native_epoch(one));
     {
       nb::gil_scoped_release released;
       run_->append({view(sizes).begin(), view(sizes).end()}, std::move(epochs), keep);
@@ -223,6 +263,19 @@ void bind_run(nb::module_& module) {
       .def(nb::init<const Sizes&, const Sizes&, const Sizes&, const Sizes&, std::int64_t, const Sizes&, const Sizes&>(),
            "first"_a, "anchor"_a, "low"_a, "high"_a, "every"_a, "steps"_a, "sizes"_a);
   module.def("pack_scratch", &solar::Pack::scratch, "row_nbytes"_a, "itemsize"_a);
+  module.def("requests_of", &requests_of, "source"_a, "rows"_a, "out"_a, "threads"_a);
+  nb::class_<BoundAsked>(module, "Asked")
+      .def(
+          "__init__",
+          [](BoundAsked* self, nb::object reader, std::uint64_t scratch, const BoundSource& source, std::size_t pages,
+             std::size_t page, bool stored, bool direct, std::uint64_t ahead, std::uint64_t gap,
+             const BoundExtents* extents, const BoundBoxes* boxes, const std::optional<BoundPack>& pack) {
+            new (self) BoundAsked(std::move(reader), scratch,
+                                  part_of(source, 0, pages, page, stored, direct, ahead, gap, extents, boxes, pack));
+          },
+          "reader"_a, "scratch"_a, "source"_a, "pages"_a, "page"_a, "stored"_a, "direct"_a, "ahead"_a, "gap"_a,
+          "extents"_a = nb::none(), "boxes"_a = nb::none(), "pack"_a = nb::none())
+      .def("epoch", &BoundAsked::epoch, "sizes"_a, "epoch"_a);
   nb::class_<BoundRun>(module, "Run")
       .def(
           "__init__",

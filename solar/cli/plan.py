@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from solar.cli import jobs, kinds, mixtures, planned, quantities
 from solar.cli.compare import Answer, Case, answer, job_of, scratch_of
+from solar.cli.requested import as_made
 from solar.errors import PlanError
 from solar.extents import Extents
 from solar.io.layout.hdf5 import inspect, survey
@@ -40,7 +41,8 @@ memory, as loaders do today; each alone, sample by sample, over one page cache o
 SIZE, from which the batches of all jobs come off first.
 
 The row of solar is the plan that DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(), buffer=SIZE, epochs=E)
-makes for this storage, and its run reads just that. With --weights it is PlanSampler(weights=NAME), with --mixture
+makes for this storage, and its run reads just that. A request is a stretch of storage, however long; of files by URL,
+read by one process, it is one that the server is asked. With --weights it is PlanSampler(weights=NAME), with --mixture
 PlanSampler(Mixture({...: (H5Dataset(FILE, ...), SHARE), ...})). With windows, boxes, samples of unequal length and
 mixtures the others' rows are left out; beside ours is what reading each batch by itself costs, without a buffer.
 With --crop it is the plan of H5Dataset(FILE, ..., samples=Crops(SHAPE, ...)), with --groups of samples="groups", with
@@ -125,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         plot.check(arguments.plot)  # before the work
     with awaited("planning, and following the others use by use"):
-        answered = _answered(cases, job, arguments.jobs)
+        answered = as_made(_answered(cases, job, arguments.jobs), job, cases, layouts)
     cached = _cached(arguments.file if layouts else None, cases)
     if arguments.plot:
         shown, of = plot.panels(cases, answered)

@@ -21,6 +21,9 @@ namespace solar::read {
 // No piece that needs no decoding is longer, so that a few large rows are shared by all threads.
 inline constexpr std::uint64_t piece_limit = 512 << 10;
 // Of a stretch so much is read by one request, in so many parts of memory; the system takes 1,024.
+inline constexpr std::uint64_t request_limit = 1 << 20;  // joining more than this saves nothing
+inline constexpr std::uint32_t joined_limit = 128;       // pieces; with a gap each, still far from IOV_MAX
+inline constexpr std::uint64_t gap_from_afar = 128 << 10;  // over which they are
 inline constexpr std::uint64_t call_limit = 4 << 20;
 inline constexpr std::uint64_t parts_limit = 900;
 inline constexpr std::uint64_t hole_limit = 1 << 20;  // bytes of a hole that are one part
@@ -65,6 +68,7 @@ struct Piece {
   How how = How::direct;
 };
 
+
 class Batch {
  public:
   // Copies and checks the rows: std::out_of_range, or std::invalid_argument when `out` or the positions in it do not fit.
@@ -79,6 +83,8 @@ class Batch {
     std::vector<bool> taken;
   };
   Remains release_large() noexcept;
+  // The end of the pieces that are read together with `begin`, as far as `end`, over holes up to `gap`. In stretches: all.
+  std::uint32_t joined(std::uint32_t begin, std::uint32_t end, std::uint64_t gap) const noexcept;
 
   std::size_t units() const noexcept { return unit_begin.empty() ? 0 : unit_begin.size() - 1; }
   std::byte* slot(const Row& row) const noexcept {

@@ -101,6 +101,21 @@ std::uint64_t Batch::parts_of(std::size_t i) const noexcept {
   return own + (goes_on(i) ? (pieces[i].offset - pieces[i - 1].offset - pieces[i - 1].nbytes) / hole_limit + 1 : 0);
 }
 
+std::uint32_t Batch::joined(std::uint32_t begin, std::uint32_t end, std::uint64_t gap) const noexcept {
+  if (in_stretches()) return end;  // a unit is a request
+  const Piece& first = pieces[begin];
+  std::uint64_t at = first.offset + first.nbytes;
+  std::uint32_t i = begin + 1;
+  for (; i < end && i - begin < joined_limit; ++i) {
+    const Piece& piece = pieces[i];
+    if (piece.how == How::fill || piece.offset < at || piece.offset - at > gap) break;
+    if (piece.offset + piece.nbytes - first.offset > request_limit) break;
+    if (piece.group != first.group && file_index(piece) != file_index(first)) break;
+    at = piece.offset + piece.nbytes;
+  }
+  return i;
+}
+
 // What is decoded or encoded passes through scratch, of which several requests have a share.
 std::uint64_t Batch::call_limit_of(const Piece& piece) const noexcept {
   return piece.how == How::chunk || piece.how == How::tile || piece.how == How::pack ? std::min(call_limit, scratch / 4)

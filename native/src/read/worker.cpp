@@ -11,13 +11,10 @@ namespace solar::read {
 
 namespace {
 
-constexpr std::uint64_t request_limit = 1 << 20;  // joining more than this saves nothing
-constexpr std::uint32_t joined_limit = 128;       // pieces; with a gap each, still far from IOV_MAX
 constexpr std::uint64_t gap_limit = request_limit;
 constexpr std::uint64_t gap_in_memory = 4 << 10;   // what copying from the page cache costs as much as a request
 constexpr std::uint64_t scratch_limit = 64 << 20;  // of all requests in flight, should chunks be large
 constexpr std::uint64_t scratch_kept = 4 << 20;    // of each request, for the next
-constexpr std::uint64_t gap_from_afar = 128 << 10;
 constexpr std::size_t from_afar = 4;  // times as many requests as of files here
 constexpr std::chrono::nanoseconds alone = std::chrono::milliseconds(100);        // of a wait for what comes from afar,
 constexpr std::chrono::nanoseconds beside_ring = std::chrono::microseconds(200);  // and while a ring reads, too
@@ -190,22 +187,11 @@ std::uint32_t Worker::copy_mapped(Job& job, std::uint32_t begin, std::uint32_t e
 
 // The end of the pieces that are read together with `begin`.
 std::uint32_t Worker::join(const Batch& batch, std::uint32_t begin, std::uint32_t end) const noexcept {
-  if (batch.in_stretches()) return end;  // a unit is a request
-  const Piece& first = batch.pieces[begin];
-  const bool far = Far::is_url(batch.file(first).path);
+  const bool far = Far::is_url(batch.file(batch.pieces[begin]).path);
   const std::uint64_t gap = far                ? (gap_ == 0 ? 0 : gap_from_afar)
                             : held_ >= trusted ? std::min(gap_, gap_in_memory)
                                                : gap_;
-  std::uint64_t at = first.offset + first.nbytes;
-  std::uint32_t i = begin + 1;
-  for (; i < end && i - begin < joined_limit; ++i) {
-    const Piece& piece = batch.pieces[i];
-    if (piece.how == How::fill || piece.offset < at || piece.offset - at > gap) break;
-    if (piece.offset + piece.nbytes - first.offset > request_limit) break;
-    if (piece.group != first.group && batch.file_index(piece) != batch.file_index(first)) break;
-    at = piece.offset + piece.nbytes;
-  }
-  return i;
+  return batch.joined(begin, end, gap);
 }
 
 std::shared_ptr<const File> Worker::open(const Request& request, Descriptors& descriptors) {

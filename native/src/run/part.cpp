@@ -20,13 +20,15 @@ std::size_t keys_of(const Run::Part& part, const read::Lines& lines) {
 
 }  // namespace
 
-PartRun::PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch, const Node* node, std::byte* memory)
+PartRun::PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch, const Node* node, std::byte* memory,
+                 Requests* asked)
     : reader_(reader),
       part_(part),
       lines_(*part.source),
       buffer_(keys_of(part, lines_), part.pages, part.page_nbytes, memory),
       scratch_(scratch),
       node_(node),
+      asked_(asked),
       fresh_(keys_of(part, lines_)),
       coming_(keys_of(part, lines_)) {
   for (const Form& form : part_.source->forms) {
@@ -98,9 +100,15 @@ Work PartRun::work(Task task, MutableBytes out, Place* after) {
   return work;
 }
 
+Reader::Ticket PartRun::submit(const Work& work) {
+  if (asked_ == nullptr) return reader_.submit(work);
+  *asked_ += requests_of(work, 1);  // in stretches: threads are no matter
+  return 0;
+}
+
 // Starts bringing `rows_` to their positions in `out`; where samples are boxes, what these have of them.
 Reader::Ticket PartRun::deliver(Task task, const Run::Epoch& epoch, std::size_t step, MutableBytes out) {
-  if (part_.boxes == nullptr) return reader_.submit(work(task, out));
+  if (part_.boxes == nullptr) return submit(work(task, out));
   const auto begin = static_cast<std::size_t>(epoch.sample_starts[step]);
   const auto count = static_cast<std::size_t>(epoch.sample_starts[step + 1]) - begin;
   const auto samples = epoch.samples.subspan(begin, count);
@@ -119,7 +127,7 @@ Reader::Ticket PartRun::deliver(Task task, const Run::Epoch& epoch, std::size_t 
   cut.corners = epoch.corners.subspan(begin * corner, count * corner);
   cut.positions.reset();
   if (!positions_.empty()) cut.positions = positions_;
-  return reader_.submit(cut);
+  return submit(cut);
 }
 
 void PartRun::load(Rows rows, std::uint64_t due, bool start, RunStats& stats, const std::function<bool()>& ready) {
@@ -205,7 +213,7 @@ void PartRun::load_piece(std::uint64_t due, Place* after, RunStats& stats, const
   if (rows_.empty() || !ready()) return;
   stats.reads += rows_.size();
   try {
-    loading_.back().ticket = reader_.submit(work(loading_task(), {}, after));
+    loading_.back().ticket = submit(work(loading_task(), {}, after));
   } catch (...) {
     loading_.pop_back();
     throw;

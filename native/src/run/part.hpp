@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "read/lines.hpp"
+#include "solar/asked.hpp"
 #include "solar/run.hpp"
 
 namespace solar::run {
@@ -30,8 +31,9 @@ class PartRun {
   // Whether a ticket has ended: false when the Run closes first. Throws the ticket's error.
   using Settle = std::function<bool(Reader::Ticket, ReaderStats&)>;
 
-  // Of a Node, `memory` is what this part's buffer takes of it.
-  PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch, const Node* node, std::byte* memory);
+  // Of a Node, `memory` is what this part's buffer takes of it. With `asked` nothing is read: requests are counted there.
+  PartRun(Reader& reader, const Run::Part& part, std::uint64_t scratch, const Node* node, std::byte* memory,
+          Requests* asked = nullptr);
 
   const Run::Part& part() const noexcept { return part_; }
   std::uint64_t row_nbytes() const noexcept { return part_.source->row_nbytes(); }
@@ -107,7 +109,7 @@ class PartRun {
   // Whether the buffer has a row for use: of a packed one, whether it fits its page, which is known once it is due.
   bool has(std::int32_t row) const noexcept {
     const std::size_t k = key(row);
-    return buffer_.holds(k) && (!part_.pack || coming_[k] || Pack::fits(buffer_.page(k, 0)));
+    return buffer_.holds(k) && (!part_.pack || coming_[k] || asked_ != nullptr || Pack::fits(buffer_.page(k, 0)));
   }
   Task loading_task() const noexcept { return part_.stored ? Task::keep : part_.pack ? Task::pack : Task::load; }
   Task using_task() const noexcept { return part_.stored ? Task::decode : part_.pack ? Task::unpack : Task::gather; }
@@ -121,6 +123,7 @@ class PartRun {
   bool awaits(const Run::Epoch& epoch, std::size_t step);
   bool has_awaited(const Loading& loading) const;
   Work work(Task task, MutableBytes out, Place* after = nullptr);
+  Reader::Ticket submit(const Work& work);
   Reader::Ticket deliver(Task task, const Run::Epoch& epoch, std::size_t step, MutableBytes out);
   std::uint64_t reading_scratch() const noexcept;
   bool chosen(const Run::Epoch& epoch, std::size_t step, bool held);
@@ -134,6 +137,7 @@ class PartRun {
   Buffer buffer_;
   std::uint64_t scratch_;
   const Node* node_;
+  Requests* asked_;
   std::uint64_t loads_ = 0;  // that were shared among the ranks of the Node
   std::deque<Loading> loading_;
   Place after_;  // where the stretch that was loaded last ends
