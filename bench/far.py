@@ -5,7 +5,8 @@ python -m bench.far [--record] [--samples N] [--delays MS ...] [--in-order] [--w
 The server (bench.far_server) answers 5, 20 or 80 ms later, and has a link of 1 GB/s. It runs on the same two cores as
 who asks. Samples of 64 KiB, contiguous; two epochs, shuffled, batches of 32; the first one counts with its opening. The
 peers (bench.far_peers) read what is asked, nothing twice in an epoch. In order a file twice as large is read, beside
-pieces of it fetched by hand.
+pieces of it fetched by hand. Lance and Zarr are left out where pylance and zarr are not installed, and h5py's own
+driver where no Python here has it. A later run with the same --folder finds its data there.
 """
 
 from __future__ import annotations

@@ -240,7 +240,9 @@ def far(found: Iterable[Record]) -> str:
                 later = "–" if one["later"] is None else rate(one["later"])
                 yield f"{rate(one['first'])}, {later}"
 
-    rows = ((who, *cells(who)) for who in dict.fromkeys(one["who"] for one in runs))
+    # What is read in order comes first, for there others are ahead.
+    names = sorted(dict.fromkeys(one["who"] for one in runs), key=lambda who: "in order" not in who)
+    rows = ((who, *cells(who)) for who in names)
     return table("|".join(["who", *(f"{delay:g} ms:" for delay in delays)]), rows)
 
 

@@ -270,7 +270,6 @@ def made_of_far(caller: Caller, nbytes: int, name: str) -> dict[str, Any]:
     """The same of a dataset in a far file."""
     import h5py
 
-
     def fill(at: int, out: memoryview) -> None:
         caller.send({"wanted": [at, len(out)]})
         caller.receive()

@@ -122,8 +122,16 @@ solar::Run::Epoch native_epoch(const BoundEpoch& bound) {
 solar::Run::Part part_of(const BoundSource& source, std::size_t field, std::size_t pages, std::size_t page, bool stored,
                          bool direct, std::uint64_t ahead, std::uint64_t gap, const BoundExtents* extents,
                          const BoundBoxes* boxes, const std::optional<BoundPack>& pack) {
-  return {source.native, field, pages, page, stored, direct, ahead, gap,
-          extents == nullptr ? nullptr : extents->native, boxes == nullptr ? nullptr : boxes->native,
+  return {source.native,
+          field,
+          pages,
+          page,
+          stored,
+          direct,
+          ahead,
+          gap,
+          extents == nullptr ? nullptr : extents->native,
+          boxes == nullptr ? nullptr : boxes->native,
           pack ? std::optional(pack_of(*pack)) : std::nullopt};
 }
 

@@ -16,6 +16,7 @@ from solar.io.read.run import Asked, requests_of
 from solar.planner.job import Job, NodePlan
 from solar.values import Layout
 
+EPOCHS = 8  # that are counted without a buffer, at most: one is nearly like another
 Made = list[tuple[int, int]]  # requests and bytes of each epoch
 
 
@@ -34,10 +35,10 @@ def as_made(answered: Answer, job: Job, cases: Sequence[Case], layouts: Sequence
     if plan.budget is not None:
         made = _of_buffer(plan, plan.budget.scratch, rows)
     elif len(job.firsts) == 1 and all(case.extents is None and not case.units.encoded for case in cases):
-        made = _of_batches(job, rows, len(plan.epochs))
+        made = _of_batches(job, rows)
     else:
         return answered
-    later = [made[epoch] for epoch in plan.later]
+    later = made[1:] or made
     requests, nbytes = (sum(one) / len(later) for one in zip(*later, strict=True))
     ours = replace(answered.outcomes["solar"], requests=requests, bytes=nbytes)
     of_first = replace(first, requests=made[0][0], bytes=made[0][1])
@@ -55,9 +56,9 @@ def _of_buffer(plan: NodePlan, scratch: int, rows: Sequence[Rows]) -> Made:
     return made
 
 
-def _of_batches(job: Job, rows: Sequence[Rows], epochs: int) -> Made:
+def _of_batches(job: Job, rows: Sequence[Rows]) -> Made:
     made = []
-    for epoch in range(epochs):
+    for epoch in range(min(job.epochs or 2, EPOCHS)):
         uses = job.uses(epoch)
         batches = [uses.rows[begin:end].astype(np.int64) for begin, end in pairwise(uses.starts.tolist())]
         found = [requests_of(one, batches) for one in rows]
