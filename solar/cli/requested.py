@@ -16,7 +16,7 @@ from solar.io.read.run import Asked, requests_of
 from solar.planner.job import Job, NodePlan
 from solar.values import Layout
 
-EPOCHS = 8  # that are counted without a buffer, at most: one is nearly like another
+COUNTED_EPOCHS = 8  # that are counted without a buffer, at most: one is nearly like another
 Made = list[tuple[int, int]]  # requests and bytes of each epoch
 
 
@@ -58,7 +58,7 @@ def _of_buffer(plan: NodePlan, scratch: int, rows: Sequence[Rows]) -> Made:
 
 def _of_batches(job: Job, rows: Sequence[Rows]) -> Made:
     made = []
-    for epoch in range(min(job.epochs or 2, EPOCHS)):
+    for epoch in range(min(job.epochs or 2, COUNTED_EPOCHS)):
         uses = job.uses(epoch)
         batches = [uses.rows[begin:end].astype(np.int64) for begin, end in pairwise(uses.starts.tolist())]
         found = [requests_of(one, batches) for one in rows]
