@@ -233,8 +233,10 @@ def far(found: Iterable[Record]) -> str:
 
     def cells(who: str) -> Iterator[str]:
         for delay in delays:
-            one = of[who, delay]
-            if "bytes_per_second" in one:
+            one = of.get((who, delay))
+            if one is None:
+                yield "–"
+            elif "bytes_per_second" in one:
                 yield f"{one['bytes_per_second'] / 1e6:,.0f} MB/s"
             else:
                 later = "–" if one["later"] is None else rate(one["later"])

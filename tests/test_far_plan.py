@@ -19,6 +19,9 @@ from solar.cli import main
 from solar.io.machine import profile
 from solar.io.read.reader import Rows
 from solar.io.read.run import requests_of
+from solar.io.read.trial import tried
+from solar.planner.planned_passes import STEPS_AHEAD, steps_ahead
+from solar.values import Storage
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
 
@@ -135,3 +138,28 @@ def test_in_order_each_byte_is_asked_for_once_in_long_requests(tmp_path: Path, w
     assert logged(web.data()[begun:]) == asked
     assert asked[1] == 300 * LARGE
     assert asked[0] <= 2 * len(batches)
+
+
+def test_whether_rows_are_worth_packing_is_asked_in_two_round_trips(
+    tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large(tmp_path / "one.h5", 300)
+    url = web.url("one.h5")
+    layout, asked = H5Dataset(url, {"x": "x"}).layouts["x"], []
+    start = Rows.start
+
+    def noted(self: Rows, wanted: Any, *others: Any, **more: Any) -> Any:
+        asked.append(len(wanted))
+        return start(self, wanted, *others, **more)
+
+    monkeypatch.setattr(Rows, "start", noted)
+    begun = len(web.data())
+    storage = Storage(latency=1e-3, bandwidth=1e7, iops=1e4)  # so slow that a trial is little beside a scan
+    tried(layout, storage, 0.9)
+    assert len(asked) == 2
+    assert len(web.data()) - begun > 8  # of rows from all over the file
+
+
+def test_a_storage_that_answers_late_is_read_further_ahead_if_it_takes_many_requests() -> None:
+    assert steps_ahead(profile.ELSEWHERE) == 60
+    assert {steps_ahead(one) for one in (profile.NETWORK, profile.DISK, profile.FLASH, profile.MEMORY)} == {STEPS_AHEAD}
