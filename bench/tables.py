@@ -242,8 +242,8 @@ def far(found: Iterable[Record]) -> str:
                 later = "–" if one["later"] is None else rate(one["later"])
                 yield f"{rate(one['first'])}, {later}"
 
-    # What is read in order comes first, for there others are ahead.
-    names = sorted(dict.fromkeys(one["who"] for one in runs), key=lambda who: "in order" not in who)
+    # What is read in order comes first, for there others are ahead; and solar after those that it is compared with.
+    names = sorted(dict.fromkeys(one["who"] for one in runs), key=lambda who: ("in order" not in who, "solar" in who))
     rows = ((who, *cells(who)) for who in names)
     return table("|".join(["who", *(f"{delay:g} ms:" for delay in delays)]), rows)
 

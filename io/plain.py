@@ -223,7 +223,7 @@ def _from_afar(url: str) -> FarFile:
     was = identity(url)
 
     def fill(at: int, out: memoryview) -> None:
-        out[:] = memoryview(fetched(url, at, len(out), was))
+        out[:] = fetched(url, at, len(out), was).data
 
     return FarFile(was[0], fill)
 

@@ -194,8 +194,10 @@ class Asked:
     """The requests that a Running of these parts makes, and their bytes: counted by what reads, with nothing read."""
 
     def __init__(self, rows: Sequence[Rows], parts: Sequence[RunPart], scratch: int) -> None:
-        pairs = zip(rows, parts, strict=True)
-        self._parts = [_native.Asked(Engine.get(), scratch, one.source, *_held(one, part)) for one, part in pairs]
+        self._parts = []
+        for one, part in zip(rows, parts, strict=True):
+            assert one.source is not None, "only what is read directly is planned"
+            self._parts.append(_native.Asked(Engine.get(), scratch, one.source, *_held(one, part)))
 
     def epoch(self, sizes: NDArray[np.int64], told: Sequence[Told]) -> tuple[int, int]:
         """Those of the next stretch of batches."""
