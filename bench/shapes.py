@@ -48,8 +48,8 @@ def shares(scene: Scene, variant: int, peer: str) -> tuple[float | None, ...]:
     """Of the data in memory, for which this reader is measured. None: solar's own choice; 0: as the reader has it."""
     if peer == "ram":
         return (1.0,)
-    if scene.storage == "cold":
-        return (None if peer == "solar" else 0.0,)  # nothing is there that could have been kept
+    if scene.storage == "cold":  # what is kept is what this one epoch has read
+        return (None, 1.0) if peer == "solar" else (0.0,)
     kept = bool(scene.stored or scene.storage) and peer in ("solar", "h5py", "anndata", "scdataset")
     some = SHARES[1:] if variant != scene.variants[0] or not scene.stored.get("compression") else SHARES
     return (None if peer == "solar" else 0.0, *(some if kept else ()))

@@ -89,7 +89,8 @@ def by_b2nd(job: Job, orders: Orders) -> Iterator[Any]:
     import blosc2
 
     path, threads = str(Path(job["folder"]) / job["form"]), job["setting"]["threads"]
-    data = blosc2.open(path, mode="r", mmap_mode="r", dparams={"nthreads": threads})
+    mapped = {} if job.get("storage") == "slowed" else {"mmap_mode": "r"}  # that mount's files cannot be mapped
+    data = blosc2.open(path, mode="r", **mapped, dparams={"nthreads": threads})
     return map(boxes_of(job, data), orders.reshape(-1, orders.shape[2]))
 
 

@@ -12,6 +12,7 @@ import pytest
 from crops_kit import STORED
 from crops_kit import written as volume
 from kit import settle
+from ragged_kit import matrix, sparse
 from test_together import by_node, case, check, check_counts, run, written
 
 from solar.cli import main
@@ -99,3 +100,70 @@ def test_ranks_of_a_node_hold_samples_of_unequal_length_together(
         check_reads(one, found)
         if one["tail"] == "pad":
             check_plan(one, found, nodes, ["y", "--ragged", "v", "--ends", "ends"], capsys)
+
+
+ROWS = 70  # samples of each kind
+
+
+def ys(file: h5py.File) -> None:
+    """Labels whose first value is their number, as the program of the ranks takes it."""
+    file.pop("y", None)
+    file["y"] = np.repeat(np.arange(ROWS), 3).reshape(ROWS, 3)
+
+
+def sparse_rows(path: Path, options: dict[str, Any]) -> None:
+    matrix(path, sparse(ROWS, 300), "gzip" if "compression" in options else "chunks" if options else "contiguous")
+    with h5py.File(path, "r+") as file:
+        ys(file)
+
+
+def varying_rows(path: Path, options: dict[str, Any]) -> None:
+    with h5py.File(path, "w") as file:
+        ys(file)
+        chunks = {"chunks": (8,), "compression": "gzip"} if "compression" in options else {"chunks": (8,)}
+        v = file.create_dataset("v", (ROWS,), h5py.vlen_dtype("f4"), **(chunks if options else {}))
+        for number, n in enumerate(np.random.default_rng(1).integers(0, 400, ROWS).tolist()):
+            v[number] = np.arange(n, dtype="f4") + number
+
+
+def groups(path: Path, options: dict[str, Any], alike: bool = False) -> None:
+    lengths = [120] * ROWS if alike else np.random.default_rng(2).integers(1, 200, ROWS).tolist()
+    with h5py.File(path, "w") as file:
+        for number, n in enumerate(lengths):
+            group = file.create_group(f"g/{number:03}")
+            group["y"] = np.full(3, number)
+            values = np.arange(3 * n, dtype="f4").reshape(n, 3) + number
+            group.create_dataset("v", data=values, **options | ({"chunks": (n, 3)} if options else {}))
+
+
+OTHERS: dict[str, Any] = {  # how files of them are made, and what solar plan is asked
+    "csr": (sparse_rows, "csr", "v", ["y", "--csr", "X"]),
+    "varying": (varying_rows, "varying", "v", ["y", "--ragged", "v"]),
+    "groups": (groups, "groups", "v", ["y", "v", "--groups"]),
+    "groups alike": (lambda *given: groups(*given, alike=True), "groups", "v", ["y", "v", "--groups"]),
+}
+
+
+@pytest.mark.slow(but=["csr-2-1", "groups-2-1"])
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_sparse_rows_groups_and_arrays_of_ranks_are_read_as_planned(
+    kind: str, ranks: int, nodes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, unequal, field, asked = OTHERS[kind]
+    name, cases = "X" if kind == "csr" else field, []
+    for number, options in enumerate(({}, {"chunks": True}, {"chunks": True, "compression": "gzip"})):
+        path = tmp_path / f"{number}.h5"
+        make(path, options)
+        settle(path)
+        given = {"samples": ROWS, "fields": {"y": "y"}, "ragged": {field: name}, "unequal": unequal, "known": 3}
+        for tail, buffer in (("pad", 2_000_000), ("exact", 2_000_000), ("pad", 200_000), ("drop", 200_000)):
+            cases.append(case([str(path)], **given, tail=tail, buffer=buffer * ranks))
+    for one, found in zip(cases, run("mpi", ranks, tmp_path, cases, nodes), strict=True):
+        rows = kind == "groups alike"  # which are held as rows are, each by one of the nodes
+        assert all(len(each["node"]) == ranks // nodes for each in found.values())
+        assert rows or not any(each["exchange"] for each in found.values())
+        check(one, found, torchs=not rows or nodes == 1)
+        check_reads(one, found)
+        if one["tail"] == "pad":
+            check_plan(one, found, nodes, asked, capsys)

@@ -11,17 +11,22 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, DistributedSampler
 
-from solar import Crops, DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
+from solar import CSR, Crops, DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
 from solar.io.layout import blocks
 from solar.io.ranks import detect
 from solar.values import Storage
 
 
+UNEQUAL: dict[str, Any] = {
+    "ends": lambda name: Ragged(name, ends="ends"), "varying": Ragged, "csr": CSR, "groups": Field,
+}  # fmt: skip
+
+
 def dataset_of(case: dict[str, Any]) -> Any:
     fields: dict[str, Any]
     fields = {key: Field(name, steps=case["steps"].get(key)) for key, name in case["fields"].items()}
-    fields |= {key: Ragged(name, ends="ends") for key, name in case["ragged"].items()}
-    samples: Any = Windows(pad="edge") if case["steps"] else "rows"
+    fields |= {key: UNEQUAL[case["unequal"]](name) for key, name in case["ragged"].items()}
+    samples: Any = Windows(pad="edge") if case["steps"] else "groups" if case["unequal"] == "groups" else "rows"
     if case["crops"]:
         samples = Crops(**case["crops"])
         blocks.BLOCK_NBYTES = 300  # so that small volumes have several
@@ -72,8 +77,8 @@ def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
             for field in known:
                 assert np.array_equal(batch[field].numpy(), known[field][ids]), (field, epoch, step)
             for field, values in ragged.items():
-                for own, number in zip(batch[field].unbind(), ids.tolist(), strict=True):
-                    assert np.array_equal(own.numpy(), values[number]), (field, epoch, step)
+                for own, number in zip(apart(batch[field]), ids.tolist(), strict=True):
+                    assert np.array_equal(own, plain(values[number])), (field, epoch, step)
             steps.append(ids.tolist())
             weights += [batch.weight] if case["balance"] == "uneven" else []
             if case["break"] == [epoch, step]:
@@ -96,6 +101,15 @@ def carried_out(case: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:
     }
     loader.close()
     return found
+
+
+def apart(batch: torch.Tensor) -> list[np.ndarray[Any, Any]]:
+    """The samples of a batch of them; rows of a sparse matrix with their zeros."""
+    return [own.numpy() for own in (batch.to_dense() if batch.layout == torch.sparse_csr else batch).unbind()]
+
+
+def plain(sample: Any) -> np.ndarray[Any, Any]:
+    return sample.dense() if hasattr(sample, "dense") else sample
 
 
 def parts(dataset: Any) -> list[H5Dataset]:
