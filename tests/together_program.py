@@ -16,9 +16,8 @@ from solar.io.layout import blocks
 from solar.io.ranks import detect
 from solar.values import Storage
 
-
 UNEQUAL: dict[str, Any] = {
-    "ends": lambda name: Ragged(name, ends="ends"), "varying": Ragged, "csr": CSR, "groups": Field,
+    "ends": lambda name: Ragged(name, ends="ends"), "varying": Ragged, "csr": CSR, "groups": str,
 }  # fmt: skip
 
 
