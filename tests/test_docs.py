@@ -161,7 +161,7 @@ def test_python_in_a_page_compiles(page: Path) -> None:
 def files(tmp_path: Path) -> Path:
     """A folder with the files that the pages speak of."""
     rng = np.random.default_rng(3)
-    for folder in ("runs", "cosmo", "era5", "cases"):
+    for folder in ("runs", "cosmo", "era5", "cases", "strain"):
         (tmp_path / folder).mkdir()
     counts, phase = rng.integers(0, 50, (100, 12, 12)).astype("u2"), rng.random((100, 4, 4)).astype("f4")
     scan = {"counts": counts, "truth/phase": phase, "label": np.arange(100)}
@@ -187,6 +187,8 @@ def files(tmp_path: Path) -> Path:
         "demos": {f"data/demo_{number}/{part}": values for number in range(2) for part, values in demo.items()},
         "cases/001": {"image": case, "label": case > 0.5},
         "cases/002": {"image": case[:17], "label": case[:17] > 0.5},
+        "strain/H1-0": {"strain/Strain": phase[:80].ravel()},
+        "strain/H1-1": {"strain/Strain": phase[80:].ravel().repeat(2)},
         "tomo": {"exchange/data": volume["image"]},
         "events": events,
         "molecules": molecules,
@@ -208,6 +210,7 @@ def files(tmp_path: Path) -> Path:
     with h5py.File(tmp_path / "cells.h5", "r+") as file:
         file["X"].attrs.update({"encoding-type": "csr_matrix", "shape": [3, 3]})
     suffixes = {"cells": "h5ad", "era5/2019": "nc", "era5/2020": "nc", "flow": "hdf5", "demos": "hdf5"}
+    suffixes |= {"strain/H1-0": "hdf5", "strain/H1-1": "hdf5"}
     for name, suffix in suffixes.items():
         settle((tmp_path / f"{name}.h5").rename(tmp_path / f"{name}.{suffix}"))
     return tmp_path
