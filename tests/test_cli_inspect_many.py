@@ -12,9 +12,10 @@ import h5py
 import numpy as np
 import pytest
 
-from solar import H5Dataset
+from solar import H5Dataset, LayoutError
 from solar.cli import main
 from solar.cli.tree import LINES
+from solar.io.layout import hdf5
 
 Shown = Callable[..., list[str]]
 
@@ -183,3 +184,24 @@ def test_the_exit_code_is_1_where_nothing_can_be_read(tmp_path: Path, shown: Sho
     for name in ("one", "two"):
         (tmp_path / f"{name}.nc").write_text(name)
     shown(str(tmp_path / "*.nc"), code=1)
+
+
+def test_of_a_file_of_millions_only_the_first_are_looked_at_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for number in range(40):
+            file[f"g/m{number:02}/x"], file[f"g/m{number:02}/y"] = np.zeros(3), number
+        file["z"], file["link"] = np.zeros(4), h5py.SoftLink("/z")
+    monkeypatch.setattr(hdf5, "MOST_SURVEYED", 20)
+    assert main(["inspect", "--json", str(tmp_path / "a.h5")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in found["datasets"]] == [f"/g/m{n:02}/{x}" for n in range(10) for x in "xy"]  # whole groups
+    assert found["problems"] == ["/g/m10/x and what comes behind it are not looked at: 20 datasets come before"]
+    assert [len(H5Dataset(tmp_path / "a.h5", {"y": "y"}, samples=samples)) for samples in ("groups", "/g/*")] == [40, 40]
+    with pytest.raises(LayoutError, match="there is no w"):
+        H5Dataset(tmp_path / "a.h5", "g/m39/w")
+    monkeypatch.setattr(hdf5, "MOST_SURVEYED", 82)
+    assert main(["inspect", "--json", str(tmp_path / "a.h5")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["datasets"]) == 82 and found["problems"] == []

@@ -31,6 +31,7 @@ from solar.values import Layout
 log = logging.getLogger("solar")
 
 THREADS = 8  # threads that open files at the same time, if there are many
+MOST_SURVEYED = 100_000  # datasets of a file that are looked at: each takes some kilobytes of memory
 FILES_AT_ONCE = 512  # files, after which it is told how many are open
 
 Samples = Literal["rows", "files"]
@@ -124,7 +125,7 @@ def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto
 
     A dataset that cannot be read is there too, with reader "none" and the reason.
     """
-    first = _native.read_metadata(files[0])
+    first = _native.read_metadata(files[0], most=MOST_SURVEYED)
     datasets = first["datasets"] + first["linked"]
     if first["linked"]:
         datasets.sort(key=lambda dataset: [os.fsencode(part) for part in dataset["name"].split("/")])
@@ -175,7 +176,7 @@ def _with_hint(said: str, file: str, name: str) -> str:
     if (not missing and not group) or "; on the way: " in said:  # a link's target is missing: it says which
         return said
     try:
-        found = _native.read_metadata(file)
+        found = _native.read_metadata(file, most=MOST_SURVEYED)
     except SolarError:  # an error of looking for similar names does not matter here
         return said
     shapes = {one["name"]: one.get("shape", ()) for one in found["datasets"] + found["linked"]}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from solar import _native
 from solar.errors import SolarError
-from solar.io.layout.hdf5 import THREADS
+from solar.io.layout.hdf5 import MOST_SURVEYED, THREADS
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def kinds_of(files: Sequence[str]) -> list[Kind]:
 def _facts(file: str) -> Hashable:
     """The facts that files of a kind share; a text if the file cannot be read."""
     try:
-        found = _native.read_metadata(file)
+        found = _native.read_metadata(file, most=MOST_SURVEYED)
     except SolarError as error:
         return str(error).removeprefix(f"{file}: ")
     datasets = found["datasets"] + found["linked"]

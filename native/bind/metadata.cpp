@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -40,9 +41,10 @@ std::string link_prefixes() {
   return prefixes == nullptr ? "" : prefixes;
 }
 
-Found find(const std::string& path, const std::string& name, const std::string& prefixes) {
+Found find(const std::string& path, const std::string& name, const std::string& prefixes,
+           std::size_t most = std::numeric_limits<std::size_t>::max()) {
   const solar::File file = solar::File::plain(path);
-  return {file.identity(), solar::read_metadata(file, name, solar::undefined_address, prefixes)};
+  return {file.identity(), solar::read_metadata(file, name, solar::undefined_address, prefixes, most)};
 }
 
 const char* word(solar::Storage storage) {
@@ -144,12 +146,12 @@ nb::dict to_dict(const Found& found) {
   return out;
 }
 
-nb::dict read_metadata(nb::str python_path, nb::str python_name) {
+nb::dict read_metadata(nb::str python_path, nb::str python_name, std::size_t most) {
   const std::string path = bytes_of(python_path), name = name_of(python_name), prefixes = link_prefixes();
   std::optional<Found> found;
   {
     nb::gil_scoped_release released;
-    found = find(path, name, prefixes);
+    found = find(path, name, prefixes, most);
   }
   return to_dict(*found);
 }
@@ -310,7 +312,8 @@ nb::str why_not_hdf5(nb::str python_path) {
 }  // namespace
 
 void bind_metadata(nb::module_& module) {
-  module.def("read_metadata", &read_metadata, nb::arg("path"), nb::arg("name") = "");
+  module.def("read_metadata", &read_metadata, nb::arg("path"), nb::arg("name") = "",
+             nb::arg("most") = std::numeric_limits<std::size_t>::max());
   module.def("read_metadata_of_many", &read_metadata_of_many, nb::arg("paths"), nb::arg("name"), nb::arg("threads"));
   module.def("read_attributes", &read_attributes, nb::arg("path"), nb::arg("name"), nb::arg("wanted"),
              nb::arg("header_address") = solar::undefined_address);

@@ -171,7 +171,7 @@ def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint
         yield from tree_lines(
             layouts, found.survey.aliases, _show(files[0], found.survey, in_detail, everything, paint)
         )
-        taken = {name for one in found.shapes if one.kind != "groups" for name in one.parts}
+        taken = {name for one in found.shapes for name in one.parts}
         yield from _next(found.asked, {name: one for name, one in layouts.items() if name not in taken}, paint)
         yield from _shapes(found.shapes, everything, paint)
     if found.survey.problems:

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -78,9 +79,11 @@ struct Metadata {
 // With `name`, Error(layout) says what is missing and the near miss if there is one, and which links led there.
 // With Dataset::header_address of an earlier call as well, the dataset is taken from there and no group is read: how to
 // come back to many. The address is checked like any of the file.
+// `most`: about how many datasets are looked for; from where on no others were is one of the problems.
 // `prefixes`: where external links are looked for first, with colons between: what HDF5_EXT_PREFIX says.
 Metadata read_metadata(const File& file, const std::string& name = {},
-                       std::uint64_t header_address = undefined_address, const std::string& prefixes = {});
+                       std::uint64_t header_address = undefined_address, const std::string& prefixes = {},
+                       std::size_t most = std::numeric_limits<std::size_t>::max());
 
 // What a file without HDF5's signature seems to be, and what to do; empty: it has one.
 std::string why_not_hdf5(const File& file);

@@ -30,7 +30,7 @@ std::string normal(const std::string& name) {
 // Below one root: all datasets, or one.
 class Walk {
  public:
-  Walk(Files& files, Metadata& found) : files_(files), found_(found) {}
+  Walk(Files& files, Metadata& found, std::size_t most) : files_(files), found_(found), most_(most) {}
 
   // Depth first, in order of name; an object with several names is found once. What is damaged costs no other object.
   void all() {
@@ -94,6 +94,7 @@ class Walk {
       const Place& here = level.group.place;
       const std::string path = level.group.path + "/" + link.name;
       here.file->image.spend(path.size());
+      if (full(path, level.next > 1)) return;
       if (link.kind == Link::Kind::user) {
         problem(path, "is a user-defined link: " + link.target);
       } else if (link.kind != Link::Kind::hard) {
@@ -111,7 +112,21 @@ class Walk {
         }
       }
     }
-    for (const Waiting& one : waiting) arrive(one, links);
+    for (const Waiting& one : waiting) {
+      if (full(one.path, false)) return;
+      arrive(one, links);
+    }
+  }
+
+  // Whether as many datasets were found as are looked for, so that from this path on nothing is; says so once. A group
+  // that was begun is gone through to its end where twice as many are enough for that.
+  bool full(const std::string& path, bool begun) {
+    const std::size_t found = found_.datasets.size() + found_.linked.size();
+    if (found < most_ || (begun && found / 2 < most_)) return false;
+    if (!said_full_) {
+      problem(path, "and what comes behind it are not looked at: " + std::to_string(found) + " datasets come before");
+    }
+    return said_full_ = true;
   }
 
   bool visited(const Place& place) const {
@@ -212,6 +227,8 @@ class Walk {
 
   Files& files_;
   Metadata& found_;
+  std::size_t most_;
+  bool said_full_ = false;
   std::vector<std::unordered_set<std::uint64_t>> visited_;  // by the number of the file: addresses of headers
 };
 
@@ -220,12 +237,12 @@ class Walk {
 }  // namespace hdf5
 
 Metadata read_metadata(const File& file, const std::string& name, std::uint64_t header_address,
-                       const std::string& prefixes) {
+                       const std::string& prefixes, std::size_t most) {
   Metadata found;
   try {
     hdf5::Files files(file, prefixes);
     found.facts = files.asked()->image.facts;
-    hdf5::Walk walk(files, found);
+    hdf5::Walk walk(files, found, most);
     name.empty() ? walk.all() : walk.one(name, header_address);
   } catch (const Error& error) {
     if (error.kind() != Kind::layout) throw;
