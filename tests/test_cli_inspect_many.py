@@ -196,9 +196,10 @@ def test_of_a_file_of_millions_only_the_first_are_looked_at_and_that_is_said(
     monkeypatch.setattr(hdf5, "MOST_SURVEYED", 20)
     assert main(["inspect", "--json", str(tmp_path / "a.h5")]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [one["name"] for one in found["datasets"]] == [f"/g/m{n:02}/{x}" for n in range(10) for x in "xy"]  # whole groups
+    assert [one["name"] for one in found["datasets"]] == [f"/g/m{n:02}/{x}" for n in range(10) for x in "xy"]
     assert found["problems"] == ["/g/m10/x and what comes behind it are not looked at: 20 datasets come before"]
-    assert [len(H5Dataset(tmp_path / "a.h5", {"y": "y"}, samples=samples)) for samples in ("groups", "/g/*")] == [40, 40]
+    for samples in ("groups", "/g/*"):
+        assert len(H5Dataset(tmp_path / "a.h5", {"y": "y"}, samples=samples)) == 40
     with pytest.raises(LayoutError, match="there is no w"):
         H5Dataset(tmp_path / "a.h5", "g/m39/w")
     monkeypatch.setattr(hdf5, "MOST_SURVEYED", 82)
