@@ -67,10 +67,11 @@ def read_attributes(
     Where a slash ends the name it is that of a group. Of text of variable length the bytes are those of the text.
     """
 
-def chunk_table(path: str, name: str, header_address: int = ...) -> tuple[U64, U64, U64, U32]:
+def chunk_table(path: str, name: str, header_address: int = ..., found: U64 | None = ...) -> tuple[U64, U64, U64, U32]:
     """index, offset, nbytes, mask of every chunk that was written, by ascending index.
 
     With the header_address that read_metadata gave no group is read, however many datasets are in it.
+    `found[0]` has the number of chunks found so far, for another thread to look at.
     """
 
 GroupColumn = tuple[list[Dataset], I32, int, U64, I64, U64, U64, U64, U32]

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from kit import SHARED, settle
 
+from solar.io.ranks import awaited
+
 with contextlib.suppress(ModuleNotFoundError):  # some tests need no hypothesis, and run where there is none
     from hypothesis import HealthCheck, settings
 
@@ -185,3 +187,27 @@ def zoo(tmp_path: Path) -> str:
         file["reference"] = file["scalar"].ref
     settle(path)
     return str(path)
+
+
+class Noted(list[awaited.Phase]):
+    """Phases now; in `all` each that there ever was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[awaited.Phase] = []
+
+    def append(self, phase: awaited.Phase) -> None:
+        super().append(phase)
+        self.all.append(phase)
+
+    def __setitem__(self, place: Any, phase: Any) -> None:
+        super().__setitem__(place, phase)
+        self.all.append(phase)
+
+
+@pytest.fixture
+def phases(monkeypatch: pytest.MonkeyPatch) -> list[awaited.Phase]:
+    """What a person would be told of, if each took long enough, one after another."""
+    noted = Noted()
+    monkeypatch.setattr(awaited, "_phases", noted)
+    return noted.all

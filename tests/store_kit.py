@@ -74,17 +74,21 @@ def many_samples(path: Path, samples: int = 600) -> None:
 
 ENDING = """
 import os, sys
+from contextlib import contextmanager
 import solar.cli.compress as command
 from solar.cli import main
-number, done = int(sys.argv[1]), int(sys.argv[2])
+number, done, shown = int(sys.argv[1]), int(sys.argv[2]), command.shown
 
-class Shown(command.Shown):
-    def __call__(self, progress):
-        super().__call__(progress)
-        if progress.doing == "encode" and progress.done >= done:
-            os.kill(os.getpid(), number)
+@contextmanager
+def ending(quiet):
+    with shown(quiet) as told:
+        def end(progress):
+            told(progress)
+            if progress.doing == "encode" and progress.done >= done:
+                os.kill(os.getpid(), number)
+        yield end
 
-command.Shown = Shown
+command.shown = ending
 sys.exit(main(sys.argv[3:]))
 """
 

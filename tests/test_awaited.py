@@ -19,9 +19,9 @@ import pytest
 
 from solar import DataLoader, H5Dataset, PlanSampler, SolarError
 from solar.cli import main
-from solar.io.layout import hdf5
+from solar.io.layout import hdf5, index
 from solar.io.ranks import awaited as module
-from solar.io.ranks.awaited import Line, Phase, awaited, in_notebook, looked_at, show
+from solar.io.ranks.awaited import Line, Phase, awaited, in_notebook, looked_at, show, showing
 
 
 class Bar:
@@ -90,9 +90,35 @@ def test_one_within_another_is_shown_while_it_lasts() -> None:
 def test_a_line_says_how_far_it_is_and_how_long_it_will_take(
     done: Callable[[], int] | None, all_: int, seconds: float, said: str
 ) -> None:
-    line = Line(Phase("opening", done, all_, "files", began=100.0), clock=lambda: 100.0 + seconds)
-    line.n = done() if done else 0
-    assert line.text() == said
+    assert Phase("opening", done, all_, "files").text(seconds) == said
+
+
+def test_of_bytes_it_says_how_fast_what_is_new_goes_and_what_else_there_is_to_say() -> None:
+    phase = Phase("compressing", lambda: 500, 1000, "B", before=lambda: 300, more=lambda: "2.4:1")
+    assert phase.text(2.0) == "compressing: 50%, 100 B/s, 2.4:1, 5 s left"
+    assert Phase("copying", lambda: 0, 1000, "B").text(2.0) == "copying: 0%, 0 B/s"
+
+
+def test_a_guess_of_how_long_it_takes_is_said_as_one() -> None:
+    assert Phase("planning", about=14.6).text(3.0) == "planning: 3 s, about 15 s in all"
+    assert Phase("opening", lambda: 0, 1, "files").text(3.0) == "opening: 3 s"  # of one file that says nothing
+
+
+def test_where_nobody_looks_on_a_command_writes_a_line_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[float] = []
+    phase = Phase("staging", began=0.0)
+    show(waits(3, asked), lambda: phase, lambda one: module.Lines(one, clock=lambda: 7.0), 10.0, 10.0)
+    assert asked == [10.0, 10.0, 10.0, 10.0]
+    assert capsys.readouterr().err == "staging: 7 s\n" * 3
+    monkeypatch.setattr(module, "LINE_EVERY", 0.0)
+    said = ""
+    with showing(Phase("opening")) as become:
+        become(Phase("coming\x1b[2J", lambda: 3, 12, "files"))
+        while "coming?[2J: 3 of 12 files" not in said:
+            said += capsys.readouterr().err
+    assert "\x1b" not in said and module._phases == []
 
 
 def test_a_line_goes_away_and_a_lost_terminal_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,25 +224,11 @@ def test_an_error_goes_through_and_ends_it(terminal: Callable[[], int]) -> None:
 # --- what is shown ----
 
 
-class Noted(list[Any]):
-    """The phases; `all` are all that there ever were."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.all: list[Phase] = []
-
-    def append(self, phase: Phase) -> None:
-        super().append(phase)
-        self.all.append(phase)
-
-
 @pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
+def noted(phases: list[Phase], monkeypatch: pytest.MonkeyPatch) -> list[Phase]:
     """Somebody looks on, and what would be shown after two seconds is noted at once."""
-    found = Noted()
-    monkeypatch.setattr(module, "_phases", found)
     monkeypatch.setattr(module, "looked_at", lambda: True)
-    return found
+    return phases
 
 
 def write(path: Path, samples: int = 64) -> Path:
@@ -226,7 +238,7 @@ def write(path: Path, samples: int = 64) -> Path:
 
 
 def test_a_loader_says_that_it_opens_plans_and_waits_for_the_first_batch_of_an_epoch(
-    noted: Noted, tmp_path: Path
+    noted: list[Phase], tmp_path: Path
 ) -> None:
     data = H5Dataset(write(tmp_path / "scan.h5"), "x")
     sampler = PlanSampler(data, 1, 0)
@@ -235,11 +247,15 @@ def test_a_loader_says_that_it_opens_plans_and_waits_for_the_first_batch_of_an_e
             sampler.set_epoch(epoch)
             assert len(list(loader)) == 16
     epoch = ["reading the first batch", "planning what is read when"]
-    assert [phase.what for phase in noted.all] == ["opening scan.h5", *epoch, *epoch]
-    assert len(noted) == 0
+    assert [phase.what for phase in noted] == ["opening scan.h5", *epoch, *epoch]
+    planning = noted[2]
+    assert planning.about == pytest.approx(64 * 1.6e-7) and planning.text(2.0) == "planning what is read when: 2 s"
+    assert module._phases == []
 
 
-def test_of_many_files_it_says_how_many_are_open(noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_files_it_says_how_many_are_open(
+    noted: list[Phase], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(10):
         write(tmp_path / f"{number}.h5", 4)
     monkeypatch.setattr(hdf5, "FILES_AT_ONCE", 4)
@@ -254,7 +270,19 @@ def test_of_many_files_it_says_how_many_are_open(noted: Noted, tmp_path: Path, m
     monkeypatch.setattr(hdf5, "_native", SimpleNamespace(**vars(hdf5._native) | {"read_metadata_of_many": read}))
     assert len(H5Dataset(str(tmp_path / "*.h5"), "x")) == 40
     assert open_before == [(0, 4), (4, 4), (8, 2)]
-    assert [phase.what for phase in noted.all] == ["opening *.h5", "opening for x"]
+    assert [phase.what for phase in noted] == ["opening *.h5", "opening for x"]
+
+
+def test_of_a_large_index_it_says_how_many_chunks_were_found(
+    noted: list[Phase], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        written = file.create_dataset("x", (40, 4), "f4", chunks=(2, 4))
+        written[:30] = 1  # the last five chunks were never written
+    monkeypatch.setattr(index, "WORTH_KEEPING", 20)
+    H5Dataset(tmp_path / "a.h5", "x")
+    [found] = [one for one in noted if one.what == "reading the index of /x"]
+    assert found.text(2.0) == "reading the index of /x: 15 of 20 chunks, 1 s left"
 
 
 @pytest.mark.parametrize(
@@ -265,8 +293,8 @@ def test_of_many_files_it_says_how_many_are_open(noted: Noted, tmp_path: Path, m
         (["digest", "--batch-size", "8"], {"reading epoch 0"}),
     ],
 )
-def test_a_command_says_what_it_does(command: list[str], said: set[str], noted: Noted, tmp_path: Path) -> None:
+def test_a_command_says_what_it_does(command: list[str], said: set[str], noted: list[Phase], tmp_path: Path) -> None:
     assert main([command[0], str(write(tmp_path / "scan.h5")), *command[1:]]) == 0
-    assert said <= {phase.what for phase in noted.all}
-    for phase in noted.all:
+    assert said <= {phase.what for phase in noted}
+    for phase in noted:
         assert phase.done is None or phase.all > 0

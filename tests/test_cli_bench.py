@@ -18,6 +18,7 @@ import solar.cli.bench
 from solar.cli import contestant, main
 from solar.cli.contest import Failed
 from solar.io.plain import Plain
+from solar.io.ranks.awaited import Phase
 
 SAMPLES = 96
 
@@ -182,16 +183,16 @@ def test_one_setting_of_each_reader_is_measured_however_long_it_takes(files: Pat
 
 
 def test_what_is_going_on_is_told_now_and_then_where_nobody_looks_on(
-    files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    files: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    phases: list[Phase],
 ) -> None:
-    monkeypatch.setattr("solar.cli.progress.LINE_EVERY", 1e9)
     assert told(files, monkeypatch, ["p", "q"], (3200.0, 800.0)) == 0
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr("solar.cli.progress.LINE_EVERY", 0.0)
-    assert told(files, monkeypatch, ["p", "q"], (3200.0, 800.0)) == 0
-    said = capsys.readouterr().err.splitlines()
-    assert said[:2] == ["solar gets ready", "PyTorch + h5py gets ready, and tries its settings"]
-    assert said[2:] == [f"rounds: {turn} of 5" for turn in range(5)]
+    assert capsys.readouterr().err == ""  # done before the first line is due
+    said = [one.text(4.0) for one in phases]
+    assert said[1:3] == ["solar gets ready: 4 s", "PyTorch + h5py gets ready, and tries its settings: 4 s"]
+    assert said[3:] == ["measuring: 4 of 5 rounds, 1 s left"]
 
 
 def test_batches_that_differ_are_an_error_and_no_figures(

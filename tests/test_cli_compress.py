@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from store_kit import smooth
 from solar import read
 from solar.cli import main
 from solar.io.machine import profile
+from solar.io.ranks.awaited import Phase
 from solar.io.read.run import threads
 from solar.planner.budget import SampleBytes, divided, needs
 from solar.planner.job import LOADERS_PACE
@@ -159,31 +159,19 @@ def test_names_that_would_command_a_terminal_are_printed_harmlessly(
     assert "\x1b" not in capsys.readouterr().out
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_a_line_now_and_then_or_a_bar_on_a_terminal(
-    scan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_what_it_does_and_how_far_it_is_is_told_and_nothing_where_it_is_to_be_quiet(
+    scan: str, tmp_path: Path, phases: list[Phase]
 ) -> None:
-    monkeypatch.setattr("solar.cli.progress.LINE_EVERY", 0.0)
     line = ["compress", scan, str(tmp_path / "b.h5"), "--rel", "1e-3", "--force"]
     assert main(line) == 0
-    said = capsys.readouterr().err
-    assert re.search(r"^looking for the range 100% · [\d.,]+ [kMG]B/s", said, re.MULTILINE)
-    assert re.search(r"^compressing 100% · [\d.,]+ [kMG]B/s · \d[\d.]*:1 · .* left$", said, re.MULTILINE)
-    assert main([*line, "--quiet"]) == 0
-    assert capsys.readouterr().err == ""
-    for there in (True, False):
-        screen = Terminal()
-        monkeypatch.setattr("sys.stderr", screen)
-        monkeypatch.setattr("solar.cli.progress.find_spec", lambda _, there=there: object() if there else None)
-        assert main(line) == 0
-        assert main(["verify", scan, str(tmp_path / "b.h5")]) == 0
-        shown = screen.getvalue()
-        assert "compressing" in shown
-        assert "comparing" in shown
+    told = {one.what: one.text(2.0) for one in phases}
+    assert re.fullmatch(r"looking for the range: 100%, [\d.,]+ [kMG]B/s", told["looking for the range"])
+    assert re.fullmatch(r"compressing: 100%, [\d.,]+ [kMG]B/s, \d[\d.]*:1", told["compressing"])
+    assert main(["verify", scan, str(tmp_path / "b.h5")]) == 0
+    assert "comparing" in {one.what for one in phases}
+    before = len(phases)
+    assert main([*line, "--quiet"]) == main([*line, "--json"]) == 0
+    assert len(phases) == before
 
 
 # --- what was lost before ----

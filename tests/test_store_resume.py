@@ -206,18 +206,22 @@ def peak_kib(*arguments: str | Path) -> int:
     """The most memory of its own that the command took; mapped files are the page cache's."""
     code = """
 import re, sys
+from contextlib import contextmanager
 import solar.cli.compress, solar.cli.verify
 from solar.cli import main
 
-peak = 0
+peak, shown = 0, solar.cli.compress.shown
 
-class Shown(solar.cli.compress.Shown):
-    def __call__(self, progress):
-        global peak
-        super().__call__(progress)
-        peak = max(peak, int(re.search(r"RssAnon:\\s+(\\d+) kB", open("/proc/self/status").read())[1]))
+@contextmanager
+def watched(quiet):
+    with shown(quiet) as told:
+        def look(progress):
+            global peak
+            told(progress)
+            peak = max(peak, int(re.search(r"RssAnon:\\s+(\\d+) kB", open("/proc/self/status").read())[1]))
+        yield look
 
-solar.cli.compress.Shown = solar.cli.verify.Shown = Shown
+solar.cli.compress.shown = solar.cli.verify.shown = watched
 code = main(sys.argv[1:])
 print("peak", peak)
 sys.exit(code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from solar import compress, read
 from solar.cli import main
 from solar.io.compress import grid
 from solar.io.compress.codec import Codec
+from solar.io.ranks.awaited import Phase
 from solar.torch.tuning.as_stored import AsStored, Effort
 from solar.torch.tuning.gradients import NUMBERS_KEPT, Taker, change_of, noise_of
 from solar.torch.tuning.tune import drawn
@@ -212,20 +212,19 @@ def test_counts_are_drawn_anew_with_the_spread_that_poisson_has(make: Make, tune
 
 
 def test_what_solar_compressed_before_is_told(
-    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], phases: list[Phase]
 ) -> None:
     path, small = make("a.h5", **fields()), str(tmp_path / "small.h5")
     compress(path, small, {"x": "rel=1e-3"})
     line = "--model users_model:Linear --loss mse --input x --target y --batch-size 8 --steps 2 --rel 1e-2"
-    monkeypatch.setattr("solar.cli.progress.LINE_EVERY", 1e9)
     assert main(["tune", path, *line.split()]) == 0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("solar.cli.progress.LINE_EVERY", 0.0)
     assert main(["tune", small, *line.split()]) == 0
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"solar: {small}: solar compressed x already: the answer leaves out by how much")
-    assert "training, step: 1 of 2" in said  # a line now and then for who reads them later
-    assert any(re.fullmatch(r"taking gradients for 2 bounds on x, batch: \d of 8", one) for one in said)
+    told = {one.text(1.0) for one in phases}
+    assert "training: 1 of 2 steps, 1 s left" in told
+    assert "taking gradients for 2 bounds on x: 7 of 8 batches, 1 s left" in told
 
 
 def test_random_numbers_are_put_back_on_every_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:

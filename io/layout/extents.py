@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import LayoutError
 from solar.io.layout.index import Folder, Table, chunk_table
+from solar.io.ranks.awaited import awaited
 
 UNDEFINED = 2**64 - 1  # the address of what was never written
 
@@ -20,14 +21,15 @@ def chunk_arrays(
     """The chunk arrays of a Layout. Damage to them is an error only if they are needed for reading."""
     if all(dataset["storage"] != "chunked" for dataset in datasets):
         return _one_extent_each(datasets)
-    tables = []
-    for file, dataset in zip(files, datasets, strict=True):
-        try:
-            tables.append(_table(file, dataset, cache))
-        except LayoutError:
-            if wanted:
-                raise
-            tables.append(_no_chunks())
+    tables: list[Table] = []
+    with awaited("reading where the chunks are", lambda: len(tables), len(files), "files"):
+        for file, dataset in zip(files, datasets, strict=True):
+            try:
+                tables.append(_table(file, dataset, cache))
+            except LayoutError:
+                if wanted:
+                    raise
+                tables.append(_no_chunks())
     return joined_tables(tables)
 
 

@@ -25,6 +25,7 @@ from solar.io.layout.extents import running
 from solar.io.layout.forms import dtype_of, reason_of
 from solar.io.layout.index import SETTLED_NS, Folder, default_folder, keep, kept_file, quietly
 from solar.io.layout.paths import Paths, files_of
+from solar.io.ranks.awaited import awaited
 from solar.values import Filter, Form, Layout
 
 GROUPS_WORTH_KEEPING = 10_000  # groups; fewer are gone through in less than a tenth of a second
@@ -88,7 +89,9 @@ def grouped(
     datasets rows are wanted even if all are equally many.
     """
     files = files_of(path)
-    tables = [_table(file, pattern, list(wanted), cache) for file in files]
+    tables: list[GroupTable] = []
+    with awaited("looking for groups", lambda: len(tables), len(files), "files"):
+        tables += (_table(file, pattern, list(wanted), cache) for file in files)
     for file, table in zip(files, tables, strict=True):
         if not len(table.names):
             where = f"whose names fit {pattern!r}" if pattern else "that have " + ", ".join(wanted)

@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.io.machine import whole
+from solar.io.ranks.awaited import awaited
 from solar.values import is_url
 
 WORTH_KEEPING = 100_000  # chunks; a smaller table is walked in less than a tenth of a second
@@ -55,22 +56,23 @@ def chunk_table(path: str, dataset: _native.Dataset, cache: Folder = "auto") -> 
     """The table of a chunked dataset that is in this file. `cache`: a folder, "auto" for the user's, None for none."""
     grid = math.prod(-(-size // chunk) for size, chunk in zip(dataset["shape"], dataset["chunk"], strict=True) if chunk)
     if cache is None or grid < WORTH_KEEPING:
-        return _walked(path, dataset)
+        return _walked(path, dataset, grid)
     key = _key(path, dataset)
     kept = (default_folder() if cache == "auto" else Path(cache)) / f"{key.hex()}.index"
     if (table := quietly(lambda: _load(kept, key))) is not None:
         return table
-    table = _walked(path, dataset)
+    table = _walked(path, dataset, grid)
     settled = time.time_ns() - dataset["file_mtime_ns"] > SETTLED_NS
     if len(table.offset) >= WORTH_KEEPING and settled:
         quietly(lambda: _store(kept, key, table))
     return table
 
 
-def _walked(path: str, dataset: _native.Dataset) -> Table:
-    index, offset, nbytes, mask = _native.chunk_table(
-        path, dataset["target"] or dataset["name"], dataset["header_address"]
-    )
+def _walked(path: str, dataset: _native.Dataset, grid: int) -> Table:
+    name, found = dataset["target"] or dataset["name"], np.zeros(1, np.uint64)
+    quick = grid < WORTH_KEEPING
+    with nullcontext() if quick else awaited(f"reading the index of {name}", lambda: int(found[0]), grid, "chunks"):
+        index, offset, nbytes, mask = _native.chunk_table(path, name, dataset["header_address"], found)
     if np.array_equal(index, np.arange(len(index), dtype=np.uint64)):
         index = np.empty(0, np.uint64)
     return Table(index, offset, nbytes, mask)

@@ -1,8 +1,9 @@
 """What takes longer than two seconds says so, where a person looks on: what it is, how far it is, how long it takes.
 
-A person looks on where stderr is a terminal, or in a notebook, and only at the first process of rank 0. Anywhere else
-nothing is shown and no thread begins. It is a bar of tqdm's, if that is installed: in a notebook its widget. Else it is
-one line on the terminal that changes, and goes away in the end.
+A person looks on where stderr is a terminal, or in a notebook, and only at the first process of rank 0. There it is a
+bar of tqdm's, if that is installed: in a notebook its widget. Else it is one line on the terminal that changes, and
+goes away in the end. Anywhere else nothing is shown and no thread begins, but by a command that asks for it: it
+writes a line every ten seconds, for whoever reads them later.
 
 `awaited` may be called in any thread; only the main thread's is shown. One may lie within another: then the inner one
 is shown while it lasts.
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ Made = TypeVar("Made")
 
 PATIENCE = 2.0  # seconds before anything is shown
 EVERY = 0.5  # seconds between two looks
+LINE_EVERY = 10.0  # seconds between lines, where nobody looks on
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,16 +40,47 @@ class Phase:
     what: str
     done: Callable[[], int] | None = None  # how many of `all` there are, at any time; None: nobody knows
     all: int = 0
-    unit: str = ""
+    unit: str = ""  # "B": they are bytes
+    about: float = 0.0  # the seconds that it may take, a guess; 0: nobody knows
+    before: Callable[[], int] = int  # how many were there already: the others' rate is that of the rest
+    more: Callable[[], str] = str  # what else is to be said
     began: float = field(default_factory=time.monotonic)
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is known how far it is: of one thing alone that says nothing."""
+        return self.done is not None and self.all > 1
+
+    @property
+    def guessed(self) -> str:
+        """How long it may take."""
+        return f", about {figures.duration(round(self.about))} in all" if self.about > PATIENCE else ""
+
+    def text(self, seconds: float) -> str:
+        """What it says in a line after so many seconds."""
+        if not self.counted:
+            return f"{self.what}: {figures.duration(round(seconds))}{self.guessed}"
+        assert self.done is not None, "it is counted"
+        done = min(self.done(), self.all)
+        rate = (done - self.before()) / max(seconds, 1e-9)
+        told = [f"{done / self.all:.0%}", figures.rate(rate)] if self.unit == "B" else []
+        told = told or [f"{done:,} of {self.all:,} {self.unit}".rstrip()]
+        told += [self.more()]
+        if rate > 0 and done < self.all:
+            told.append(f"{figures.duration(round((self.all - done) / rate) or 1)} left")
+        return f"{self.what}: {', '.join(one for one in told if one)}"
 
 
 _phases: list[Phase] = []  # of the main thread; the last one is shown
 
 
 @contextmanager
-def awaited(what: str, done: Callable[[], int] | None = None, of: int = 0, unit: str = "") -> Iterator[None]:
+def awaited(
+    what: str, done: Callable[[], int] | None = None, of: int = 0, unit: str = "", *, about: float = 0.0
+) -> Iterator[None]:
     """Shows `what` is done here once it has taken two seconds, and by `done` how far it is. `done` must be quick.
+
+    Where nobody can know how far it is, `about` is how many seconds it may take.
 
     >>> with awaited("sorting"):
     ...     [3, 1, 2].sort()
@@ -55,19 +88,37 @@ def awaited(what: str, done: Callable[[], int] | None = None, of: int = 0, unit:
     if not _is_shown():
         yield
         return
-    _phases.append(Phase("".join(one if one.isprintable() else "?" for one in what), done, of, unit))
+    with showing(Phase(what, done, of, unit, about)):
+        yield
+
+
+@contextmanager
+def showing(phase: Phase) -> Iterator[Callable[[Phase], None]]:
+    """Shows the phase, and then what it is given in its place, until all ends: on a terminal, or line by line."""
+    place = len(_phases)
+    _phases.append(_printable(phase))
+
+    def become(other: Phase) -> None:
+        _phases[place] = _printable(other)
+
     ended, shower = threading.Event(), None
-    if len(_phases) == 1:
-        shower = threading.Thread(target=show, args=(ended.wait, _now, bar), name="solar-awaited", daemon=True)
+    if place == 0:
+        how = (bar, PATIENCE, EVERY) if looked_at() else (Lines, LINE_EVERY, LINE_EVERY)
+        shower = threading.Thread(target=show, args=(ended.wait, _now, *how), name="solar-awaited", daemon=True)
     try:
         if shower is not None:
             shower.start()
-        yield
+        yield become
     finally:
         _phases.pop()
         ended.set()
         if shower is not None and shower.ident is not None:
             shower.join()
+
+
+def _printable(phase: Phase) -> Phase:
+    what = "".join(one if one.isprintable() else "?" for one in phase.what)
+    return phase if what == phase.what else replace(phase, what=what)
 
 
 def waiting(what: str, make: Callable[[], Made]) -> Made:
@@ -105,9 +156,15 @@ def in_notebook() -> bool:
     return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
 
 
-def show(wait: Callable[[float], bool], now: Callable[[], Phase | None], make: Callable[[Phase], Any]) -> None:
+def show(
+    wait: Callable[[float], bool],
+    now: Callable[[], Phase | None],
+    make: Callable[[Phase], Any],
+    patience: float = PATIENCE,
+    every: float = EVERY,
+) -> None:
     """Shows the phases that there are `now`, until `wait` says that all have ended."""
-    ended, shown, of = wait(PATIENCE), None, None
+    ended, shown, of = wait(patience), None, None
     while not ended:
         phase = now()
         if phase is not of:
@@ -117,8 +174,9 @@ def show(wait: Callable[[float], bool], now: Callable[[], Phase | None], make: C
         if shown is not None and phase is not None:
             if phase.done is not None:
                 shown.n = min(phase.done(), phase.all)
+            shown.initial, shown.postfix = phase.before(), phase.more()
             shown.refresh()
-        ended = wait(EVERY)
+        ended = wait(every)
     if shown is not None:
         shown.close()
 
@@ -128,44 +186,48 @@ def _now() -> Phase | None:
 
 
 def bar(phase: Phase) -> Any:
-    """A bar of tqdm's, or else a Line. Both have `n`, `refresh` and `close`."""
+    """A bar of tqdm's, or else a Line. Both have `n`, `initial`, `postfix`, `refresh` and `close`."""
     if find_spec("tqdm") is None:
         return Line(phase)
     made = import_module("tqdm.auto").tqdm  # only here: it takes its time, and need not be installed
-    known = {"total": phase.all} if phase.done is not None else {"bar_format": "{desc}: {elapsed}"}
-    shown = made(desc=phase.what, unit=f" {phase.unit}", leave=False, **known)
+    known: dict[str, Any] = {"bar_format": "{desc}: {elapsed}" + phase.guessed}
+    if phase.counted:
+        known = {"total": phase.all}
+        known |= {"unit": "B", "unit_scale": True} if phase.unit == "B" else {"unit": f" {phase.unit}"}
+    shown = made(desc=phase.what, leave=False, **known)
     shown.start_t -= time.monotonic() - phase.began
     return shown
 
 
-class Line:
-    """One line on a terminal, which changes."""
+class Lines:
+    """A line each time, for whoever reads them later. What is not told here is in the Phase."""
 
     def __init__(self, phase: Phase, clock: Callable[[], float] = time.monotonic) -> None:
-        self.n, self._phase, self._clock = 0, phase, clock
-
-    def text(self) -> str:
-        """What it says now."""
-        phase = self._phase
-        seconds = self._clock() - phase.began
-        if phase.done is None:
-            return f"{phase.what}: {figures.duration(round(seconds))}"
-        parts = [f"{phase.what}: {self.n:,} of {phase.all:,} {phase.unit}"]
-        if 0 < self.n < phase.all and seconds > 0:
-            parts.append(f"{figures.duration(round(seconds * (phase.all - self.n) / self.n) or 1)} left")
-        return ", ".join(parts)
+        self.n = self.initial = 0
+        self.postfix, self._phase, self._clock = "", phase, clock
 
     def refresh(self) -> None:
-        """Writes it anew."""
-        self._put("\r" + self.text() + "\033[K")
+        """Writes it."""
+        self._put(self._phase.text(self._clock() - self._phase.began) + "\n")
 
     def close(self) -> None:
-        """Takes it away."""
-        self._put("\r\033[K")
+        """Leaves it."""
 
     def _put(self, text: str) -> None:
         try:
             sys.stderr.write(text)
             sys.stderr.flush()
-        except (OSError, ValueError):  # the terminal is gone: nobody looks on any more
+        except (OSError, ValueError):  # it is gone: nobody looks on any more
             pass
+
+
+class Line(Lines):
+    """One line on a terminal, which changes."""
+
+    def refresh(self) -> None:
+        """Writes it anew."""
+        self._put("\r" + self._phase.text(self._clock() - self._phase.began) + "\033[K")
+
+    def close(self) -> None:
+        """Takes it away."""
+        self._put("\r\033[K")

@@ -5,6 +5,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -236,7 +237,10 @@ nb::object array(std::vector<T>&& values) {
   return nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner).cast();
 }
 
-nb::tuple chunk_table(nb::str python_path, nb::str python_name, std::uint64_t header_address) {
+using Seen = nb::ndarray<std::uint64_t, nb::shape<1>, nb::c_contig, nb::device::cpu>;
+
+nb::tuple chunk_table(nb::str python_path, nb::str python_name, std::uint64_t header_address,
+                      const std::optional<Seen>& found) {
   const std::string path = bytes_of(python_path), name = name_of(python_name);
   solar::ChunkTable table;
   {
@@ -247,7 +251,7 @@ nb::tuple chunk_table(nb::str python_path, nb::str python_name, std::uint64_t he
     if (dataset.storage != solar::Storage::chunked || !dataset.elsewhere.empty() || !dataset.path.empty()) {
       throw solar::Error(solar::Kind::layout, path + ": " + dataset.name + " has no chunks that can be read here");
     }
-    table = solar::chunk_table(file, metadata.facts, dataset);
+    table = solar::chunk_table(file, metadata.facts, dataset, found ? found->data() : nullptr);
   }
   return nb::make_tuple(array(std::move(table.index)), array(std::move(table.offset)), array(std::move(table.nbytes)),
                         array(std::move(table.mask)));
@@ -318,7 +322,7 @@ void bind_metadata(nb::module_& module) {
   module.def("read_attributes", &read_attributes, nb::arg("path"), nb::arg("name"), nb::arg("wanted"),
              nb::arg("header_address") = solar::undefined_address);
   module.def("chunk_table", &chunk_table, nb::arg("path"), nb::arg("name"),
-             nb::arg("header_address") = solar::undefined_address);
+             nb::arg("header_address") = solar::undefined_address, nb::arg("found") = nb::none());
   module.def("read_groups", &read_groups, nb::arg("path"), nb::arg("pattern"), nb::arg("wanted"));
   module.def("varying_places", &varying_places, nb::arg("path"), nb::arg("references"), nb::arg("itemsize"));
   module.def("why_not_hdf5", &why_not_hdf5, nb::arg("path"));

@@ -15,11 +15,12 @@ from solar.cli import quantities, words
 from solar.cli.contest import Failed, Reader
 from solar.cli.contestant import WORKERS
 from solar.cli.plan import layouts_of
-from solar.cli.progress import Doing, ended_in_order
+from solar.cli.progress import Become, doing, ended_in_order
 from solar.errors import PlanError, ReadError
 from solar.io.machine import available as machine
 from solar.io.machine.figures import count, duration, rate, rounded, size
 from solar.io.machine.resident import read_once
+from solar.io.ranks.awaited import Phase
 from solar.values import Layout
 
 DETAILS = """\
@@ -80,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     cached = not far and sum(map(os.path.getsize, holding)) <= min(LARGEST_READ, machine.free_nbytes() // 2)
     if cached:
         read_once(holding)
-    with ended_in_order():
-        compared, readers = _contest(arguments, paths, [*layouts])
+    with ended_in_order(), doing(arguments.json) as become:
+        compared, readers = _contest(arguments, paths, [*layouts], become)
     answer = as_json(arguments, layouts, cached, compared, readers)
     for line in [json.dumps(answer, indent=1)] if arguments.json else as_text(answer):
         print(line)
@@ -116,17 +117,18 @@ def _numbers(arguments: argparse.Namespace) -> dict[str, Layout]:
 # --- the contest ----
 
 
-def _contest(arguments: argparse.Namespace, paths: list[str], names: list[str]) -> tuple[int, list[dict[str, Any]]]:
+def _contest(
+    arguments: argparse.Namespace, paths: list[str], names: list[str], become: Become
+) -> tuple[int, list[dict[str, Any]]]:
     """How many batches were compared, and what was found of each reader."""
     job = {"paths": paths, "names": names, "batch": arguments.batch_size, "buffer": arguments.buffer, "seed": 0}
     job |= {"seconds": arguments.seconds, "workers": [*arguments.workers]}
     job |= {"trying": max(TRYING, 10 * arguments.seconds)}
     found: dict[str, dict[str, Any]] = {}
     readers: list[Reader] = []
-    doing = Doing(arguments.json)
     try:
         for name in LABELS:
-            doing(f"{LABELS[name]} gets ready" + (", and tries its settings" if name == "torch" else ""))
+            become(Phase(f"{LABELS[name]} gets ready" + (", and tries its settings" if name == "torch" else "")))
             found[name] = {"reader": name}
             reader = Reader({"reader": name, **job})
             readers.append(reader)
@@ -140,11 +142,10 @@ def _contest(arguments: argparse.Namespace, paths: list[str], names: list[str]) 
                     raise ReadError(f"{arguments.file}: solar cannot read it: {error}") from None
                 found[name]["failed"] = words.said(error)
         compared = _compared(arguments, readers, found)
-        _rounds(arguments.seconds, readers, found, doing)
+        _rounds(arguments.seconds, readers, found, become)
     except Failed as error:
         raise ReadError(f"{arguments.file}: a reader ended before it was done: {error}") from None
     finally:
-        doing("")
         for reader in readers:
             reader.close()
     return compared, [*found.values()]
@@ -169,12 +170,12 @@ def _compared(arguments: argparse.Namespace, readers: list[Reader], found: dict[
     return len(digests[0]) if len(digests) > 1 else 0
 
 
-def _rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, Any]], doing: Doing) -> None:
-    begin = time.monotonic()
+def _rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, Any]], become: Become) -> None:
+    begin, turn = time.monotonic(), 0
+    become(Phase("measuring", lambda: turn, BENCH_ROUNDS, "rounds"))
     for turn in range(BENCH_ROUNDS):
         if turn and time.monotonic() - begin > max(LONGEST_ROUNDS, 15 * seconds):
             break
-        doing("rounds", turn, BENCH_ROUNDS)
         for reader in readers[:: 1 if turn % 2 else -1]:
             came = reader.ask(seconds=seconds)
             reader.rest()

@@ -15,7 +15,7 @@ from solar.cli import advise, quantities, words
 from solar.cli.cost import is_ours
 from solar.cli.gather import together
 from solar.cli.nearby import nearby
-from solar.cli.progress import Shown, ended_in_order
+from solar.cli.progress import ended_in_order, shown
 from solar.errors import PlanError, SolarError
 from solar.io.compress.codec import CODERS, FILTER_CHOICES, OUR_FILTER, PREDICTORS, Codec, parse
 from solar.io.compress.selection import COMPRESSED, REST, SMALL_SKIPPED
@@ -130,8 +130,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compressed(arguments: argparse.Namespace, codecs: dict[str | None, Codec | None], ranks: Ranks) -> Stored | None:
-    shown = Shown(arguments.quiet or arguments.json or ranks.rank > 0)
-    how: dict[str, Any] = {"chunk_samples": arguments.chunk_samples, "threads": arguments.threads, "told": shown}
+    quiet = arguments.quiet or arguments.json
+    how: dict[str, Any] = {"chunk_samples": arguments.chunk_samples, "threads": arguments.threads}
     if is_url(arguments.source):
         if ranks.ranks > 1:
             raise PlanError(f"{arguments.source}: several ranks compress files, no URLs: copy it first")
@@ -139,18 +139,17 @@ def _compressed(arguments: argparse.Namespace, codecs: dict[str | None, Codec | 
     try:
         with (
             ended_in_order(),
-            nearby(arguments.source, arguments.quiet or arguments.json, arguments.target) as source,
+            nearby(arguments.source, quiet, arguments.target) as source,
+            shown(quiet or ranks.rank > 0) as told,
         ):
+            how |= {"force": arguments.force, "told": told}
             if ranks.ranks > 1:
-                return compress_together(ranks, source, arguments.target, codecs, force=arguments.force, **how)
-            return compress(source, arguments.target, codecs, force=arguments.force, **how)
+                return compress_together(ranks, source, arguments.target, codecs, **how)
+            return compress(source, arguments.target, codecs, **how)
     except (KeyboardInterrupt, SystemExit):
-        shown.close()
         if ranks.rank == 0:
             print(_stopped(Path(arguments.target)), file=sys.stderr)
         raise
-    finally:
-        shown.close()
 
 
 def _stopped(target: Path) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from solar.cli.progress import Shown
+from solar.cli.progress import shown
 from solar.io.compress.preparation import Progress
 from solar.io.machine.copied import copied
 from solar.values import is_url
@@ -20,11 +20,9 @@ def nearby(given: str, quiet: bool, beside: str | None = None) -> Iterator[str]:
         yield given
         return
     with tempfile.TemporaryDirectory(prefix="solar-") as folder:  # empty where it lies beside
-        shown = Shown(quiet)
-        try:
-            to = Path(folder, "copy.h5") if beside is None else Path(beside).absolute()
-            with copied(given, to, lambda done, of: shown(Progress("fetch", given, done, of))) as path:
-                shown.close()
-                yield str(path)
-        finally:
-            shown.close()
+        to = Path(folder, "copy.h5") if beside is None else Path(beside).absolute()
+        with ExitStack() as left:
+            with shown(quiet) as told:
+                fetched = copied(given, to, lambda done, of: told(Progress("fetch", given, done, of)))
+                path = left.enter_context(fetched)
+            yield str(path)

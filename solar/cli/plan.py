@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.cli import jobs, kinds, mixtures, planned, quantities
-from solar.cli.compare import Answer, Case, answer, job_of, scratch_of
+from solar.cli.compare import Answer, Case, answer, guessed_seconds, job_of, scratch_of
 from solar.cli.requested import as_made
 from solar.errors import PlanError
 from solar.extents import Extents
@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
         from solar.cli import plot  # only here: matplotlib takes its time
 
         plot.check(arguments.plot)  # before the work
-    with awaited("planning, and following the others use by use"):
+    with awaited("planning, and following the others use by use", about=guessed_seconds(cases)):
         answered = as_made(_answered(cases, job, arguments.jobs), job, cases, layouts)
     cached = _cached(arguments.file if layouts else None, cases)
     if arguments.plot:

@@ -5,97 +5,71 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import time
-from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
-from solar.cli import words
 from solar.io.compress.preparation import Progress
-from solar.io.machine import figures
+from solar.io.ranks.awaited import Phase, showing
 
-LINE_EVERY = 10.0  # seconds between lines
 WORDS = {"range": "looking for the range", "sample": "trying", "copy": "copying", "encode": "compressing"}
 WORDS |= {"verify": "comparing", "check": "decoding", "stage": "staging", "fetch": "fetching"}
+Become = Callable[[Phase], None]
 
 
-class Doing:
-    """Says on stderr what is done: over one line where somebody looks on, else in a line now and then."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._last = time.monotonic()
-
-    def __call__(self, what: str, done: int | None = None, of: int = 0) -> None:
-        """`done` of so many are done; without, it has just begun. Nothing is done any more where `what` is empty."""
-        if self._quiet:
-            return
-        now = time.monotonic()
-        text = words.printable(what) + ("" if done is None else f": {done} of {of}")
-        if sys.stderr.isatty():
-            print("\r" + text, end="\033[K", file=sys.stderr, flush=True)
-        elif what and now - self._last >= LINE_EVERY:
-            self._last = now
-            print(text, file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def doing(quiet: bool = False) -> Iterator[Become]:
+    """Shows on stderr the Phase that it was given last; `quiet` shows nothing."""
+    if quiet:
+        yield lambda phase: None
+        return
+    with showing(Phase("getting ready")) as become:
+        yield become
 
 
-class Shown:
-    """Takes Progress, and shows it on stderr; `quiet` shows nothing."""
+def counted(become: Become, what: str, unit: str) -> Callable[[int, int], None]:
+    """Takes how many are done, and of how many, and shows that as one Phase."""
+    last: list[int] = []
 
-    def __init__(self, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._bar: Any = None
-        self._doing = ""
-        self._begin = self._last = time.monotonic()
-        self._again = 0
+    def told(done: int, of: int) -> None:
+        begins, last[:] = not last, [done]
+        if begins:
+            become(Phase(what, lambda: last[0], of, unit))
 
-    def __call__(self, progress: Progress) -> None:
-        if self._quiet:
-            return
-        if progress.doing != self._doing:
-            self.close()
-            self._doing = progress.doing
-            self._begin = self._last = time.monotonic()  # a line in its first moment would know no rate
-            self._again = progress.again
-        if progress.all == 0 or progress.doing == "sample":
-            return
-        if sys.stderr.isatty():
-            self._draw(progress)
-        elif time.monotonic() - self._last >= LINE_EVERY:
-            self._last = time.monotonic()
-            print(self._line(progress), file=sys.stderr, flush=True)
+    return told
 
-    def close(self) -> None:
-        """Ends the bar."""
-        if self._bar is not None:
-            self._bar.close()
-        self._bar = None
 
-    def _draw(self, progress: Progress) -> None:
-        if self._bar is None:
-            if find_spec("tqdm") is None:
-                print("\r" + self._line(progress), end="\033[K", file=sys.stderr, flush=True)
-                if progress.done >= progress.all:
-                    print(file=sys.stderr)
-                return
-            bar = import_module("tqdm").tqdm  # only here: it takes its time, and need not be installed
-            self._bar = bar(total=progress.all, unit="B", unit_scale=True, desc=WORDS[progress.doing], leave=False)
-            self._bar.initial = progress.again  # its rate is ours, not an earlier run's
-        if progress.stored:
-            self._bar.set_postfix_str(f"{progress.done / progress.stored:.3g}:1", refresh=False)
-        self._bar.update(max(0, progress.done - self._bar.n))
+@contextlib.contextmanager
+def shown(quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
+    """Takes Progress, and shows it as `doing` does."""
+    with doing(quiet) as become:
+        yield progress_by(become)
 
-    def _line(self, progress: Progress) -> str:
-        seconds = max(1e-9, time.monotonic() - self._begin)
-        rate = (progress.done - max(self._again, progress.again)) / seconds
-        parts = [f"{WORDS[progress.doing]} {progress.done / progress.all:.0%}", figures.rate(rate)]
-        if progress.stored:
-            parts.append(f"{progress.done / progress.stored:.3g}:1")
-        if rate > 0:
-            parts.append(f"{figures.duration((progress.all - progress.done) / rate)} left")
-        return " · ".join(parts)
+
+def progress_by(become: Become) -> Callable[[Progress], None]:
+    """Takes Progress, and makes a Phase of each new kind of it."""
+    newest: list[Progress] = []  # of the kind that is shown
+
+    def told(progress: Progress) -> None:
+        nonlocal newest
+        if newest and newest[0].doing == progress.doing:
+            newest[0] = progress
+        else:
+            newest = [progress]
+            become(_phase(newest))
+
+    return told
+
+
+def _phase(newest: list[Progress]) -> Phase:
+    what = WORDS[newest[0].doing]
+    if newest[0].doing == "sample":  # it takes a moment, and nobody knows how far it is
+        return Phase(what)
+
+    def ratio() -> str:
+        now = newest[0]
+        return f"{now.done / now.stored:.3g}:1" if now.stored else ""
+
+    return Phase(what, lambda: newest[0].done, newest[0].all, "B", before=lambda: newest[0].again, more=ratio)
 
 
 @contextlib.contextmanager

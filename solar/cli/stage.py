@@ -11,7 +11,7 @@ import numpy as np
 
 from solar.cli import words
 from solar.cli.plan import layouts_of
-from solar.cli.progress import Shown, ended_in_order
+from solar.cli.progress import ended_in_order, shown
 from solar.errors import PlanError
 from solar.io.compress.preparation import Progress
 from solar.io.machine import figures
@@ -68,16 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _fill(layouts: list[Layout], tier: Tier, quiet: bool) -> int:
     """Reads all samples by way of the Tier; the bytes that came from afar."""
     whole, done, far = sum(one.nbytes for one in layouts), 0, 0
-    shown = Shown(quiet)
-    try:
-        with ended_in_order():
-            for layout in layouts:
-                for pending in _read(layout, tier):
-                    done += pending.nbytes
-                    far += pending.counts["bytes_read"] - pending.counts["stage_bytes"]
-                    shown(Progress("stage", layout.name, done, whole))
-    finally:
-        shown.close()
+    with ended_in_order(), shown(quiet) as told:
+        for layout in layouts:
+            for pending in _read(layout, tier):
+                done += pending.nbytes
+                far += pending.counts["bytes_read"] - pending.counts["stage_bytes"]
+                told(Progress("stage", layout.name, done, whole))
     return far
 
 

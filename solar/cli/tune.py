@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from solar.cli import quantities, words
 from solar.cli.cost import is_ours
 from solar.cli.nearby import nearby
-from solar.cli.progress import Doing, Shown
+from solar.cli.progress import Become, counted, doing, progress_by
 from solar.errors import PlanError
 from solar.io.compress.codec import Codec
 from solar.io.layout.hdf5 import inspect
@@ -118,7 +117,8 @@ def run(arguments: argparse.Namespace) -> int:
         if again:
             text = f"{arguments.file}: solar compressed {', '.join(again)} already: {ALREADY}"
             print(f"solar: {words.printable(text)}", file=sys.stderr)
-        found = list(_tuned(task, inputs, arguments))
+        with doing(arguments.quiet or arguments.json) as become:
+            found = list(_tuned(task, inputs, arguments, become))
     command = _command(arguments, found)
     if arguments.json:
         print(json.dumps(as_json(arguments, found, command), indent=1))
@@ -128,28 +128,23 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tuned(task: Training, inputs: list[str], arguments: argparse.Namespace) -> Iterator[Tuned]:
+def _tuned(task: Training, inputs: list[str], arguments: argparse.Namespace, become: Become) -> Iterator[Tuned]:
     from solar.torch.tuning import tune  # as above
     from solar.torch.tuning.as_stored import AsStored
 
     kind = "abs" if arguments.abs else "rel"
     asked = [Codec("lossless"), *(Codec(kind, bound) for bound in arguments.abs or arguments.rel or LADDER)]
-    threads, doing = len(os.sched_getaffinity(0)), Doing(arguments.quiet or arguments.json)
+    threads = len(os.sched_getaffinity(0))
     tune.check(task, arguments.batches)
     look(Path(task.path))
     with opened(Path(task.path)) as file, ThreadPoolExecutor(threads, "solar-tune") as pool:
         named = "as given" if arguments.weights else "at first"
-        states = tune.states_of(task, arguments.steps, arguments.rate, named, partial(doing, "training, step"))
+        states = tune.states_of(task, arguments.steps, arguments.rate, named, counted(become, "training", "steps"))
         for name in inputs:
-            shown = Shown(arguments.quiet or arguments.json)
-            try:
-                source = AsStored(task.path, file, task.fields[name], asked, pool=pool, threads=threads, told=shown)
-            finally:
-                shown.close()
-            told = partial(doing, f"taking gradients for {len(asked)} bounds on {name}, batch")
-            found = tune.measure(task, states, name, source, asked, arguments.batches, told)
-            doing("")
-            yield found
+            how: dict[str, Any] = {"pool": pool, "threads": threads, "told": progress_by(become)}
+            source = AsStored(task.path, file, task.fields[name], asked, **how)
+            told = counted(become, f"taking gradients for {len(asked)} bounds on {name}", "batches")
+            yield tune.measure(task, states, name, source, asked, arguments.batches, told)
 
 
 # --- what is asked ----

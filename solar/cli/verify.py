@@ -13,7 +13,7 @@ from typing import Any
 
 from solar.cli import quantities, words
 from solar.cli.nearby import nearby
-from solar.cli.progress import Shown, ended_in_order
+from solar.cli.progress import ended_in_order, shown
 from solar.errors import PlanError
 from solar.io.compress.verify import Checked, Kept, Verified, store_result, verify
 from solar.io.machine.figures import count, size
@@ -49,12 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if is_url(arguments.target or ""):
         raise PlanError(f"{arguments.target}: OUT is a file here; copy it to a local disk first")
-    shown = Shown(arguments.quiet or arguments.json)
-    try:
-        with ended_in_order(), nearby(arguments.source, arguments.quiet or arguments.json) as source:
-            found = verify(source, arguments.target, threads=arguments.threads, told=shown)
-    finally:
-        shown.close()
+    quiet = arguments.quiet or arguments.json
+    with ended_in_order(), nearby(arguments.source, quiet) as source, shown(quiet) as told:
+        found = verify(source, arguments.target, threads=arguments.threads, told=told)
     if isinstance(found, Verified) and not arguments.no_store:
         _store(arguments.target, found)
     if arguments.json:

@@ -96,7 +96,9 @@ struct ChunkTable {
   std::vector<std::uint32_t> mask;
 };
 
-// Walks the chunk index of any of the six types. REQUIRES: dataset.storage == chunked and no problem.
-ChunkTable chunk_table(const File& file, const FileFacts& facts, const Dataset& dataset);
+// Walks the chunk index of any of the six types. REQUIRES: dataset.storage == chunked and no problem. `found` has the
+// chunks found so far, for another thread to look at: it is stored by an atomic_ref.
+ChunkTable chunk_table(const File& file, const FileFacts& facts, const Dataset& dataset,
+                       std::uint64_t* found = nullptr);
 
 }  // namespace solar

@@ -1,6 +1,7 @@
 #include "chunk_walk.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <numeric>
 
@@ -161,6 +162,7 @@ void ChunkWalk::add(std::span<const std::uint64_t> at, const Chunk& chunk) {
   table_.offset.push_back(chunk.offset);
   table_.nbytes.push_back(chunk.nbytes);
   table_.mask.push_back(raw_edge ? ~std::uint32_t{0} : chunk.mask);
+  if (told_ != nullptr) std::atomic_ref(*told_).store(table_.mask.size(), std::memory_order_relaxed);
 }
 
 void ChunkWalk::sort() {

@@ -54,6 +54,9 @@ class ChunkWalk {
   // there.
   void add(std::span<const std::uint64_t> at, const Chunk& chunk);
 
+  // From now on the number of chunks found goes there, too.
+  void tell(std::uint64_t* found) noexcept { told_ = found; }
+
   // The table in order; two chunks of one place are an Error.
   ChunkTable finish();
 
@@ -79,6 +82,7 @@ class ChunkWalk {
   std::uint64_t ahead_ = 0;
 
   ChunkTable table_;
+  std::uint64_t* told_ = nullptr;
 };
 
 // chunk_table for one of many datasets, which together have this budget: what it takes is taken off.
