@@ -66,6 +66,7 @@ def workload(data: Path, output: Path, generate: bool, reader: dict[str, Any]) -
             "num_files_eval": 0,
             "num_samples_per_file": SAMPLES,
             "record_length": NBYTES,
+            "generation_buffer_size": 16 * NBYTES,  # else 2 GiB of numbers are drawn for each file
             "num_subfolders_train": 0,
         },
         "reader": {"data_loader": "pytorch", "batch_size": 1, "sample_shuffle": "seed", **reader},

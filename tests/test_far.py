@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 import pytest
 import stage_kit
-from far_kit import Asked, Web, served
+from far_kit import Asked, Web, served, twice
 from kit import settle
 from stage_kit import KINDS, epoch, loader_of, same_batches, side_by_side, written
 
@@ -129,7 +129,7 @@ def test_an_old_index_is_fetched_in_few_round_trips_and_little_more_than_its_byt
 
 def test_workers_and_processes_fetch_for_themselves(tmp_path: Path, web: Web) -> None:
     values = written(tmp_path / "one.h5")
-    data = pickle.loads(pickle.dumps(H5Dataset(web.url("one.h5"), {"x": "x"}, transform=_twice)))
+    data = pickle.loads(pickle.dumps(H5Dataset(web.url("one.h5"), {"x": "x"}, transform=twice)))
     for context in ("fork", "spawn"):
         loader = DataLoader(data, batch_size=50, num_workers=2, multiprocessing_context=context)
         got = np.concatenate([batch["x"].numpy() for batch in loader])
@@ -187,10 +187,6 @@ def test_nothing_hangs_in_a_forked_process(tmp_path: Path, web: Web) -> None:
     assert child.exitcode == 0
     assert len(said) == 6
     assert all("start processes by spawn or forkserver" in one for one in said.values()), said
-
-
-def _twice(sample: Any) -> Any:
-    return {"x": 2 * sample["x"]}
 
 
 def test_a_state_goes_on_from_there(tmp_path: Path, web: Web) -> None:
