@@ -75,6 +75,25 @@ __all__ = [
 ]
 
 
+def _stand_aside(path: list[str]) -> list[str]:
+    """Where the package's modules are. Python that is started in a clone finds its source folder first, which has no
+    native part: then they are those of the solar that is installed, if one is."""
+    from importlib.machinery import PathFinder
+
+    if PathFinder.find_spec("solar._native", path) is not None:
+        return path
+    import sys  # these are needed only here
+    from pathlib import Path
+
+    here = Path(__file__).resolve().parent.parent
+    installed = PathFinder.find_spec("solar", [one for one in sys.path if Path(one).resolve() != here])
+    found = None if installed is None or installed.origin is None else installed.submodule_search_locations
+    return path if found is None or PathFinder.find_spec("solar._native", found) is None else [*found]
+
+
+__path__ = _stand_aside(__path__)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'solar' has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -123,3 +124,22 @@ def test_an_image_keeps_what_torch_runs_and_nothing_that_only_tests_or_compiles(
     said = subprocess.run([ROOT / "docker" / "slim", tmp_path], check=True, capture_output=True, text=True).stdout
     assert said.startswith(f"{tmp_path}: ")
     assert sorted(str(one.relative_to(site)) for one in site.rglob("*") if one.is_file()) == sorted(kept)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_clones_source_folder_stands_aside_for_the_solar_that_is_installed(installed: bool, tmp_path: Path) -> None:
+    """`python -m ...` in a clone finds the folder there first."""
+    for folder in ("clone", "site"):
+        (tmp_path / folder / "solar").mkdir(parents=True)
+        for name in ("__init__.py", "errors.py"):
+            shutil.copy(ROOT / "solar" / name, tmp_path / folder / "solar" / name)
+    (tmp_path / "site" / "solar" / "_native.py").touch()
+    (tmp_path / "site" / "solar" / "torch.py").write_text("DataLoader = 'the one that is installed'\n")
+    (tmp_path / "clone" / "solar" / "torch.py").write_text("from solar import _native\n")
+    path = [str(tmp_path / "clone"), *([str(tmp_path / "site")] if installed else [])]
+    code = f"import sys; sys.path[:0] = {path}; import solar; print(solar.DataLoader)"
+    run = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    if installed:
+        assert (run.returncode, run.stdout) == (0, "the one that is installed\n"), run.stderr
+    else:
+        assert run.returncode == 1 and "This is solar's source folder, without its native part" in run.stderr
