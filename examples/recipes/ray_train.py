@@ -23,6 +23,7 @@ from examples.recipes.side_by_side import ROOT, SEED, Steps
 from solar import DataLoader, H5Dataset, PlanSampler
 
 RANKS = 2
+OBJECTS = 128 << 20  # bytes for what Ray hands around: nothing of the data
 
 
 def work(config: dict[str, Any]) -> None:
@@ -52,7 +53,9 @@ def work(config: dict[str, Any]) -> None:
 def train(path: Path, asked: Any) -> dict[str, Any]:
     told, steps = path.with_suffix(f".{os.getpid()}.json").resolve(), Steps()
     plain = {name: getattr(asked, name) for name in ("reader", "setting", "samples", "epochs", "batch_size")}
-    ray.init(num_cpus=RANKS, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}})
+    environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
+    # One more than the workers: some releases count one for what starts them, and would wait for it without an end.
+    ray.init(num_cpus=RANKS + 1, object_store_memory=OBJECTS, include_dashboard=False, runtime_env=environment)
     try:
         ray.train.torch.TorchTrainer(
             work,
