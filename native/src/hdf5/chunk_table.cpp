@@ -56,8 +56,7 @@ void walk_index(ChunkWalk& walk, const Dataset& dataset) {
 
 }  // namespace
 
-ChunkTable chunk_table(const File& file, const FileFacts& facts, const Dataset& dataset,
-                       std::uint64_t* found) {
+ChunkTable chunk_table(const File& file, const FileFacts& facts, const Dataset& dataset, std::uint64_t* found) {
   ChunkWalk walk(file, facts, dataset);
   walk.tell(found);
   walk_index(walk, dataset);
