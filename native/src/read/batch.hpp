@@ -20,10 +20,10 @@ namespace solar::read {
 
 // No piece that needs no decoding is longer, so that a few large rows are shared by all threads.
 inline constexpr std::uint64_t piece_limit = 512 << 10;
-// Of a stretch so much is read by one request, in so many parts of memory; the system takes 1,024.
 inline constexpr std::uint64_t request_limit = 1 << 20;    // joining more than this saves nothing
 inline constexpr std::uint32_t joined_limit = 128;         // pieces; with a gap each, still far from IOV_MAX
 inline constexpr std::uint64_t gap_from_afar = 128 << 10;  // over which they are
+// Of a stretch so much is read by one request, in so many parts of memory; the system takes 1,024.
 inline constexpr std::uint64_t call_limit = 4 << 20;
 inline constexpr std::uint64_t parts_limit = 900;
 inline constexpr std::uint64_t hole_limit = 1 << 20;  // bytes of a hole that are one part
