@@ -158,6 +158,8 @@ class Boxes:
     def __init__(
         self, source: Source, block: Sequence[int], box: Sequence[int], shape: Sequence[int], lengths: Sequence[int]
     ) -> None: ...
+    def put_together(self, corners: I64, places: I64, rows: I32, blocks: U8, out: U8) -> None:
+        """Puts boxes into their places in `out`, of the blocks of these rows, which ascend."""
 
 class Reader:
     def __init__(self, threads: int, depth: int, gap: int, backend: str) -> None: ...  # "auto" "pread" "uring"
@@ -345,8 +347,8 @@ class Guest:
 
     def __init__(self, ledger: int, line: int, pool: int, bell: int, fields: list[list[int]], most: int) -> None: ...
     def wait(self, number: int, seconds: float) -> bool: ...
-    def copy(self, number: int, samples: int, out: list[U8]) -> str:
-        """ "here", "not held" or "gone"."""
+    def copy(self, number: int, samples: int, out: list[U8], each: Sequence[int] = ()) -> str:
+        """ "here", "not held" or "gone". With `each`, a field has so many samples of its own."""
 
     def wants(self, number: int) -> None: ...
     def has_made(self, number: int) -> None: ...

@@ -15,6 +15,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
+from ragged_kit import plainly
 
 from solar import DataLoader, PlanSampler
 from solar.serve.service import Service
@@ -35,9 +37,9 @@ def scan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(path: Path, where: Path, memory: int = 2 << 20, **more: Any) -> Iterator[Service]:
+def serving(*paths: Path | str, where: Path, memory: int = 2 << 20, **more: Any) -> Iterator[Service]:
     where.chmod(0o700)
-    service = Service([str(path)], memory, where / "s.sock", **more)
+    service = Service([*map(str, paths)], memory, where / "s.sock", **more)
     thread = threading.Thread(target=service.run)
     thread.start()
     try:
@@ -46,6 +48,14 @@ def serving(path: Path, where: Path, memory: int = 2 << 20, **more: Any) -> Iter
         service.stop()
         thread.join(20)
         assert not thread.is_alive()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs here are threads of one process, and on a busy machine one may rest for long."""
+    monkeypatch.setattr("solar.serve.hall.PATIENCE", 100.0)
+    monkeypatch.setattr("solar.serve.hall.IN_TURN", 100.0)
+    monkeypatch.setattr("solar.serve.hall.LONGEST", 100.0)
 
 
 def soon(there: Callable[[], bool]) -> bool:
@@ -62,10 +72,18 @@ def epochs_of(loader: DataLoader[Any], epochs: int = 2, pause: float = 0) -> str
     for epoch in range(epochs):
         loader.set_epoch(epoch)
         for batch in loader:
-            for values in batch.values() if isinstance(batch, dict) else [batch]:
-                sha.update(values.numpy().tobytes())
+            for values in _values(plainly(batch)):
+                sha.update(values.numpy().tobytes() if isinstance(values, torch.Tensor) else repr(values).encode())
             time.sleep(pause)  # what a training does with a batch: the service is to be met amid an epoch
     return sha.hexdigest()
+
+
+def _values(batch: Any) -> Iterator[Any]:
+    if isinstance(batch, dict | list | tuple):
+        for part in batch.values() if isinstance(batch, dict) else batch:
+            yield from _values(part)
+    else:
+        yield batch
 
 
 def job(data: Any, seed: int, batch: int, service: Any, found: dict[int, Any], pause: float = 0) -> None:

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "io.far": "errors values _native",
     "io.machine": f"{VALUES} io.far",
     "io.workers": "errors io.machine",
-    "io.serve": "errors io.machine io.ranks",
+    "io.serve": f"{VALUES} io.machine io.ranks",
     "io.libhdf5": f"{VALUES} io.machine",
     "io.ranks": f"{VALUES} io.machine",
     "io.layout": f"{VALUES} io.far io.machine io.ranks io.libhdf5",
@@ -69,7 +69,7 @@ MAY_IMPORT = {
     "torch.kinds": f"{VALUES} {IO} torch.batch",
     "torch.dataset": f"{VALUES} {IO} torch.batch torch.kinds torch.one_by_one torch.ragged",
     "torch.source": f"{VALUES} {IO} torch.dataset torch.batch torch.ragged",
-    "serve": f"{VALUES} io.layout io.machine io.ranks io.read io.serve planner",
+    "serve": f"{VALUES} io.layout io.machine io.ranks io.ragged io.read io.serve planner",
     "torch.buffer": f"{VALUES} {IO} planner serve torch.batch torch.dataset torch.monitor torch.order torch.ragged "
     "torch.source",
     "gpu.kernels": VALUES,

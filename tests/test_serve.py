@@ -13,16 +13,17 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from serve_kit import FIELDS, SAMPLES, Process, alone, check, epochs_of, job, scan, serving, soon, together
+from serve_kit import FIELDS, SAMPLES, Process, alone, check, epochs_of, job, patient, scan, serving, soon, together
 from torch.utils.data import ConcatDataset, Subset
 
 from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows, _native
 from solar.planner.pass_uses import SampleUses, in_lockstep, once_a_step, shared_steps
 from solar.serve.member import Member
 from solar.serve.service import Service
+from solar.serve.window import Turn, segment
 from solar.values import Storage
 
-_ = scan  # a fixture
+_ = scan, patient  # fixtures
 
 KINDS = {
     "plain": lambda path: H5Dataset(path, FIELDS),
@@ -34,19 +35,11 @@ KINDS = {
 }
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs here are threads of one process, and on a busy machine one may rest for long."""
-    monkeypatch.setattr("solar.serve.hall.PATIENCE", 100.0)
-    monkeypatch.setattr("solar.serve.hall.IN_TURN", 100.0)
-    monkeypatch.setattr("solar.serve.hall.LONGEST", 100.0)
-
-
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", KINDS)
 def test_jobs_have_the_batches_that_they_would_have_alone(kind: str, scan: Path, tmp_path: Path) -> None:
     data = [KINDS[kind](scan) for _ in range(3)]
-    with serving(scan, tmp_path, memory=4 << 20) as service:
+    with serving(scan, where=tmp_path, memory=4 << 20) as service:
         found = together(data, str(service.path))
         assert service.status()["jobs"] == []
     check(data, found)
@@ -61,7 +54,7 @@ def test_several_jobs_of_one_order_read_no_more_than_one(scan: Path, tmp_path: P
         where = tmp_path / str(jobs)
         where.mkdir()
         # Memory for half of the samples, and orders that are the same.
-        with serving(scan, where, memory=SAMPLES * 512) as service:
+        with serving(scan, where=where, memory=SAMPLES * 512) as service:
             begun, found = threading.Barrier(jobs), []
 
             def one(service: Service = service, begun: Any = begun, found: list[Any] = found) -> None:
@@ -87,7 +80,7 @@ def test_memory_for_a_quarter_holds_all_of_it_packed(tmp_path: Path, monkeypatch
     slow = Storage(latency=1e-3, bandwidth=1e7, iops=250)
     monkeypatch.setattr("solar.serve.opened.profile.stored_or_guessed", lambda _: (slow, False))
     data = [H5Dataset(path, "x") for _ in range(2)]
-    with serving(path, tmp_path, memory=samples * 8192 // 4) as service:
+    with serving(path, where=tmp_path, memory=samples * 8192 // 4) as service:
         found = together(data, str(service.path))
         status = service.status()
     check(data, found)
@@ -97,7 +90,7 @@ def test_memory_for_a_quarter_holds_all_of_it_packed(tmp_path: Path, monkeypatch
 def test_several_data_sets_are_served_at_a_time(scan: Path, tmp_path: Path) -> None:
     """Those who read one when another comes join again, with less memory; and who comes after all has it all."""
     data, found = H5Dataset(scan, "x"), dict[int, Any]()
-    with serving(scan, tmp_path, memory=4 << 20) as service:
+    with serving(scan, where=tmp_path, memory=4 << 20) as service:
         stays = threading.Thread(target=job, args=(data, 0, 8, str(service.path), found, 0.004))
         stays.start()
         assert soon(lambda: any(one["batches"] > 3 for one in service.status()["jobs"]))
@@ -118,7 +111,7 @@ def test_several_data_sets_are_served_at_a_time(scan: Path, tmp_path: Path) -> N
 
 def test_a_service_that_ends_begins_nothing_anew_for_jobs_that_join_again(scan: Path, tmp_path: Path) -> None:
     data = [H5Dataset(scan, FIELDS) for _ in range(3)]
-    with serving(scan, tmp_path) as service:
+    with serving(scan, where=tmp_path) as service:
         found: dict[int, Any] = {}
         jobs = [
             threading.Thread(target=job, args=(one, seed, 8, str(service.path), found, 0.002))
@@ -137,7 +130,7 @@ def test_a_service_that_ends_begins_nothing_anew_for_jobs_that_join_again(scan: 
 def test_a_training_and_its_evaluation_take_turns_in_one_thread(scan: Path, tmp_path: Path) -> None:
     found: list[list[Any]] = []
     for of in (True, False):
-        with serving(scan, tmp_path, memory=4 << 20) as service:
+        with serving(scan, where=tmp_path, memory=4 << 20) as service:
             more = {"service": str(service.path) if of else None, "buffer": 0}
             own = DataLoader(H5Dataset(scan, "x"), 16, sampler=PlanSampler(range(SAMPLES), seed=1), epochs=1, **more)
             with own, DataLoader(H5Dataset(scan, "z"), 64, epochs=3, **more) as other:
@@ -163,7 +156,7 @@ def test_an_evaluation_of_the_same_data_does_not_wait_for_its_training(
     monkeypatch.setattr("solar.torch.buffer.served_run.COME_WITHIN", 60.0)
     data, found = H5Dataset(scan, "x"), []
     for of in (True, False):
-        with serving(scan, tmp_path, memory=1 << 20) as service:
+        with serving(scan, where=tmp_path, memory=1 << 20) as service:
             more = {"service": str(service.path) if of else None, "buffer": 0, "epochs": 1}
             own = DataLoader(data, 16, sampler=PlanSampler(data, seed=1), **more)
             with own, DataLoader(Subset(data, range(300)), 8, **more) as other:
@@ -187,7 +180,7 @@ def test_ranks_that_exchange_nothing_take_part_each_by_itself(scan: Path, tmp_pa
             found[number, service is not None] = epochs_of(loader)
             assert service is None or loader._buffered.running.counts()["served"] >= SAMPLES // 8 - 2
 
-    with serving(scan, tmp_path) as service:
+    with serving(scan, where=tmp_path) as service:
         both = [threading.Thread(target=rank, args=(number, str(service.path))) for number in range(2)]
         for one in both:
             one.start()
@@ -201,7 +194,7 @@ def test_ranks_that_exchange_nothing_take_part_each_by_itself(scan: Path, tmp_pa
 
 def test_who_comes_first_reads_its_first_batch_by_itself_and_no_other(scan: Path, tmp_path: Path) -> None:
     data = H5Dataset(scan, FIELDS)
-    with serving(scan, tmp_path) as service:
+    with serving(scan, where=tmp_path) as service:
         found: dict[int, Any] = {}
         job(data, 0, 8, str(service.path), found)
     digest, counts = found[0]
@@ -211,7 +204,7 @@ def test_who_comes_first_reads_its_first_batch_by_itself_and_no_other(scan: Path
 @pytest.mark.usefixtures("patient")
 def test_a_job_leaves_amid_an_epoch_and_another_comes(scan: Path, tmp_path: Path) -> None:
     data = H5Dataset(scan, FIELDS)
-    with serving(scan, tmp_path) as service:
+    with serving(scan, where=tmp_path) as service:
         found: dict[int, Any] = {}
         stays = threading.Thread(target=job, args=(data, 0, 8, str(service.path), found, 0.002))
         stays.start()
@@ -231,7 +224,7 @@ def test_it_resumes_amid_an_epoch(scan: Path, tmp_path: Path) -> None:
     def loader(service: Any) -> DataLoader[Any]:
         return DataLoader(data, 16, sampler=PlanSampler(data, seed=4), service=service, buffer=0)
 
-    with serving(scan, tmp_path) as service, loader(str(service.path)) as first:
+    with serving(scan, where=tmp_path) as service, loader(str(service.path)) as first:
         for number, _ in enumerate(first):
             if number == 20:
                 break
@@ -248,7 +241,7 @@ def test_it_resumes_amid_an_epoch(scan: Path, tmp_path: Path) -> None:
 
 def test_a_report_says_who_read(scan: Path, tmp_path: Path) -> None:
     data = H5Dataset(scan, FIELDS)
-    with serving(scan, tmp_path) as service, DataLoader(data, 16, service=str(service.path), epochs=1) as loader:
+    with serving(scan, where=tmp_path) as service, DataLoader(data, 16, service=str(service.path), epochs=1) as loader:
         batches = [batch["y"].clone() for batch in loader]
         said = f"A service read {len(batches) - 1} batches for this training; 1 it read by itself."
         assert said in loader.report()
@@ -256,7 +249,7 @@ def test_a_report_says_who_read(scan: Path, tmp_path: Path) -> None:
 
 def test_orders_of_epochs_that_are_over_take_no_memory(scan: Path, tmp_path: Path) -> None:
     data = H5Dataset(scan, "y")
-    with serving(scan, tmp_path) as service:
+    with serving(scan, where=tmp_path) as service:
         order = PlanSampler(data, seed=3)
         with DataLoader(data, 100, sampler=order, service=str(service.path), epochs=12) as loader:
             epochs_of(loader, 12)
@@ -267,7 +260,7 @@ def test_orders_of_epochs_that_are_over_take_no_memory(scan: Path, tmp_path: Pat
 
 def test_plain_shuffle_draws_as_torch_does(scan: Path, tmp_path: Path) -> None:
     data, seen = H5Dataset(scan, FIELDS), []
-    with serving(scan, tmp_path) as service:
+    with serving(scan, where=tmp_path) as service:
         for of in (str(service.path), None):
             torch.manual_seed(7)
             with DataLoader(data, 32, shuffle=True, service=of, buffer=0) as loader:
@@ -290,7 +283,7 @@ def damaged(scan: Path, folder: Path) -> Path:
 def test_a_damaged_chunk_is_each_jobs_own_error(scan: Path, tmp_path: Path) -> None:
     path = damaged(scan, tmp_path)
     data = H5Dataset(path, "z")
-    with serving(path, tmp_path) as service:
+    with serving(path, where=tmp_path) as service:
         for of in (str(service.path), None):
             with DataLoader(data, 8, service=of, buffer=0) as loader:
                 batches = iter(loader)
@@ -303,7 +296,7 @@ def test_a_damaged_chunk_is_each_jobs_own_error(scan: Path, tmp_path: Path) -> N
 def test_what_cannot_be_read_is_skipped_as_it_is_alone(scan: Path, tmp_path: Path) -> None:
     path = damaged(scan, tmp_path)
     data, seen = H5Dataset(path, "z"), []
-    with serving(path, tmp_path) as service:
+    with serving(path, where=tmp_path) as service:
         for of in (str(service.path), None):
             order = PlanSampler(data, seed=2)
             with DataLoader(data, 8, sampler=order, service=of, buffer=0, on_error="skip", epochs=1) as loader:
@@ -340,14 +333,24 @@ def test_it_ends_when_nobody_has_been_there(scan: Path, tmp_path: Path) -> None:
 def test_a_member_forgets_epochs_that_are_over() -> None:
     draw = np.random.default_rng(0)
     epochs = [SampleUses(None, draw.permutation(20).astype(np.int32), np.arange(0, 21, 4)) for _ in range(4)]
-    kept = Member("", 0, 4, _native.Ledger(64, 1, 4), list(epochs))
-    whole = Member("", 0, 4, _native.Ledger(64, 1, 4), list(epochs))
+    kept = Member("", 0, 4, 4, _native.Ledger(64, 1, 4), list(epochs))
+    whole = Member("", 0, 4, 4, _native.Ledger(64, 1, 4), list(epochs))
     for planned in (4, 5, 12, 20):
         kept.planned = planned
         kept.forget()
         assert kept.known == 20 and kept.longest == 5
         assert kept.stretch(planned, 20).same(whole.stretch(planned, 20))
     assert len(kept.epochs) == 1
+
+
+def test_a_member_that_has_nothing_left_leaves_the_others_their_data_sets() -> None:
+    """A step that the first of several has no batch in is planned of the data sets that the others' samples are of."""
+    rows, starts = np.arange(8, dtype=np.int32), np.array([0, 4, 8])
+    first = SampleUses(np.zeros(8, np.int64), rows, starts)
+    other = SampleUses(np.arange(16) % 2, np.arange(16, dtype=np.int32), np.arange(0, 17, 4))
+    both = [Member("", 0, 4, 4, _native.Ledger(64, 1, 4), [one]) for one in (first, other)]
+    turns = [Turn(one, 0, one.known) for one in both]
+    assert segment(turns, 2, 4).planned.same(other._replace(which=other.which[8:], rows=other.rows[8:], starts=starts))
 
 
 # --- what several use in a step ----

@@ -48,7 +48,10 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def held(folder: Path) -> list[Path]:
     """The locks that services hold; to try them would take them."""
-    locks = {line.split()[5].split(":")[2] for line in Path("/proc/locks").read_text().splitlines() if "FLOCK" in line}
+    held = [
+        line.split() for line in Path("/proc/locks").read_text().splitlines() if "-> " not in line
+    ]  # none that wait
+    locks = {line[5].split(":")[2] for line in held if line[1] == "FLOCK"}
     return [one for one in folder.glob("*.lock") if str(one.stat().st_ino) in locks]
 
 

@@ -61,7 +61,7 @@ job(H5Dataset({str(scan)!r}, {FIELDS!r}), 1, 11, sys.argv[1], found, .002)
 print(found[1][0])
 """
     data = H5Dataset(scan, FIELDS)
-    with serving(scan, tmp_path) as service:
+    with serving(scan, where=tmp_path) as service:
         child = subprocess.Popen([sys.executable, "-c", program, str(service.path)], stdout=subprocess.PIPE, text=True)
         try:
             assert soon(lambda: any(one["batches"] > 3 for one in service.status()["jobs"]))
@@ -86,7 +86,7 @@ loader = DataLoader(H5Dataset({str(scan)!r}, "x"), 8, service=sys.argv[1], buffe
 next(iter(loader))
 os.kill(os.getpid(), 9)
 """
-    with serving(scan, tmp_path) as service:
+    with serving(scan, where=tmp_path) as service:
         done = subprocess.run([sys.executable, "-c", program, str(service.path)], check=False)
         assert done.returncode == -9
         assert soon(lambda: service.status()["jobs"] == [] and service.status()["connections"] == 0)
@@ -104,21 +104,29 @@ def asked(service: Service, *messages: dict[str, Any], descriptors: tuple[int, .
     return came[0]
 
 
-HELLO = {"is": "hello", "speaks": [2, 0], "solar": "0", "pid": 1, "name": "test"}
+HELLO = {"is": "hello", "speaks": [3, 0], "solar": "0", "pid": 1, "name": "test"}
 
 
 def test_another_version_is_refused_in_words(scan: Path, tmp_path: Path) -> None:
-    with serving(scan, tmp_path) as service:
+    with serving(scan, where=tmp_path) as service:
         answer = asked(service, {**HELLO, "speaks": [1, 0]})
-    assert answer["is"] == "refused" and "speaks version 2, and the job (solar 0) version 1" in answer["why"]
+    assert answer["is"] == "refused" and "speaks version 3, and the job (solar 0) version 1" in answer["why"]
 
 
 def test_a_file_that_is_not_served_is_refused(scan: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.h5"
     other.write_bytes(scan.read_bytes())
     data = H5Dataset(other, "x")
-    with serving(scan, tmp_path) as service:
-        piece = {"files": [str(other)], "name": "/x", "per_file": False, "digest": "", "dataset": 0, "field": 0}
+    with serving(scan, where=tmp_path) as service:
+        piece = {
+            "files": [str(other)],
+            "name": "/x",
+            "per_file": False,
+            "held": ["rows"],
+            "digest": "",
+            "dataset": 0,
+            "field": 0,
+        }
         made = handed.hand([{**piece, "arrays": -1}], [])
         try:
             answer = asked(service, HELLO, {"is": "data"}, descriptors=(made,))
@@ -132,7 +140,7 @@ def test_a_file_that_is_not_served_is_refused(scan: Path, tmp_path: Path) -> Non
 
 def test_batches_that_have_no_room_are_refused_and_read_alone(scan: Path, tmp_path: Path) -> None:
     data = H5Dataset(scan, FIELDS)
-    with serving(scan, tmp_path, memory=1 << 20) as service:
+    with serving(scan, where=tmp_path, memory=1 << 20) as service:
         found: dict[int, Any] = {}
         job(data, 0, 256, str(service.path), found)
     assert found[0][0] == alone(data, 0, 256) and found[0][1]["served"] == 0 < found[0][1]["alone"]
@@ -160,7 +168,7 @@ def test_auto_finds_the_service_of_its_files(scan: Path, tmp_path: Path, monkeyp
 
 
 def test_only_one_service_listens_at_a_socket(scan: Path, tmp_path: Path) -> None:
-    with serving(scan, tmp_path) as service, pytest.raises(PlanError, match="a service is there"):
+    with serving(scan, where=tmp_path) as service, pytest.raises(PlanError, match="a service is there"):
         Service([str(scan)], 2 << 20, service.path)
 
 
@@ -198,7 +206,7 @@ def test_garbage_ends_that_connection_and_no_other(scan: Path, tmp_path: Path) -
     draw = np.random.default_rng(1)
     random = [draw.integers(0, 256, draw.integers(1, 300), np.uint8).tobytes() for _ in range(100)]
     random += [framed(bytes(one)) for one in random[:50]]
-    with serving(scan, tmp_path) as service, doors.connect(service.path, 5) as stays:
+    with serving(scan, where=tmp_path) as service, doors.connect(service.path, 5) as stays:
         frames.send(stays, HELLO)
         assert frames.receive(stays, frames.OF_SERVICE) is not None
         for body in [*GARBAGE.values(), *random]:
@@ -234,9 +242,15 @@ def test_an_order_that_is_none_ends_the_connection(wrong: str, scan: Path, tmp_p
         if wrong == "short":
             fcntl.fcntl(made, fcntl.F_ADD_SEALS, handed.SEALS)
     layout = H5Dataset(scan, "y").layouts
-    piece = {"files": [os.path.realpath(scan)], "name": layout.name, "per_file": False, "digest": layout.digest}
+    piece = {
+        "files": [os.path.realpath(scan)],
+        "name": layout.name,
+        "per_file": False,
+        "held": ["rows"],
+        "digest": layout.digest,
+    }
     told = handed.hand([{**piece, "dataset": 0, "field": 0, "arrays": -1}], [])
-    with serving(scan, tmp_path) as service, doors.connect(service.path, 5) as peer:
+    with serving(scan, where=tmp_path) as service, doors.connect(service.path, 5) as peer:
         for message, own in ((HELLO, ()), ({"is": "data"}, (told,)), ({"is": "join", "data": 0, "batch": 4}, (made,))):
             frames.send(peer, message, own)
             came = frames.receive(peer, frames.OF_SERVICE)

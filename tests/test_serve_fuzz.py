@@ -21,7 +21,7 @@ from solar.io.serve import doors, frames, handed
 
 _ = scan  # a fixture
 
-HELLO = {"is": "hello", "speaks": [2, 0], "solar": "0", "pid": 1, "name": "fuzz"}
+HELLO = {"is": "hello", "speaks": [3, 0], "solar": "0", "pid": 1, "name": "fuzz"}
 ODD: list[Any] = [
     -1,
     0,
@@ -45,7 +45,13 @@ ODD: list[Any] = [
 def told(path: Path) -> tuple[Any, list[Any]]:
     """Data and an order as a job tells them."""
     layout = H5Dataset(path, "y").layouts
-    piece = {"files": [os.path.realpath(path)], "name": layout.name, "per_file": False, "digest": layout.digest}
+    piece = {
+        "files": [os.path.realpath(path)],
+        "name": layout.name,
+        "per_file": False,
+        "held": ["rows"],
+        "digest": layout.digest,
+    }
     return [{**piece, "dataset": 0, "field": 0, "arrays": -1}], [np.arange(8, dtype=np.int32), np.array([0, 4, 8])]
 
 
@@ -119,7 +125,7 @@ def test_what_is_nearly_right_costs_nobody_else(seed: int, scan: Path, tmp_path:
     draw = random.Random(seed)
     values, arrays = told(scan)
     data, order = handed.hand(values, []), handed.hand(None, arrays)
-    with serving(scan, tmp_path) as service:
+    with serving(scan, where=tmp_path) as service:
 
         def left() -> int:
             assert soon(lambda: service.status()["connections"] == 0)

@@ -46,7 +46,7 @@ def test_the_service_is_killed_at_some_moment(number: int, scan: Path, tmp_path:
 @pytest.mark.parametrize("cycles", [40, 1000])
 def test_cycles_leave_nothing_behind(cycles: int, scan: Path, tmp_path: Path) -> None:
     data = H5Dataset(scan, "y")
-    with serving(scan, tmp_path) as service:
+    with serving(scan, where=tmp_path) as service:
 
         def cycle() -> None:
             with DataLoader(data, 8, service=str(service.path)) as loader:
@@ -74,7 +74,7 @@ def test_cycles_leave_nothing_behind(cycles: int, scan: Path, tmp_path: Path) ->
 def test_two_hundred_jobs_at_once(scan: Path, tmp_path: Path) -> None:
     """Each has its own batches; a job more than may come is refused, and reads alone."""
     data, there = H5Dataset(scan, "y"), list[int]()
-    with serving(scan, tmp_path, memory=64 << 20, jobs=JOBS) as service:
+    with serving(scan, where=tmp_path, memory=64 << 20, jobs=JOBS) as service:
         found: dict[int, list[int]] = {}
         done = threading.Barrier(JOBS + 1, lambda: there.append(service.status()["connections"]))
 

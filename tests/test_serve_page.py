@@ -73,7 +73,7 @@ class Checked(HTMLParser):
 
 @pytest.fixture
 def shown(scan: Path, tmp_path: Path) -> Iterator[tuple[Service, Page]]:
-    with serving(scan, tmp_path) as service, Page(service.status, 0) as of:
+    with serving(scan, where=tmp_path) as service, Page(service.status, 0) as of:
         yield service, of
 
 

@@ -29,7 +29,7 @@ class BoxRows(Rows):
         super().__init__(layout, native_order, page_cache, sample_shape=boxes.shape, tier=tier)
 
     def _source_of(self, swap: int, page_cache: bool | None, mapped: bool) -> _native.Source:
-        layout = self.layout
+        layout, self._page_cache = self.layout, page_cache
         self._blocks, self.touched = in_blocks(layout, self._boxes)
         source = source_of(self._blocks, swap, page_cache, mapped=mapped, tier=self.tier)
         lengths = np.diff(layout.part_first).tolist()
@@ -40,6 +40,11 @@ class BoxRows(Rows):
     def read_as(self) -> Layout:
         """The blocks."""
         return self._blocks
+
+    @property
+    def blocks(self) -> Rows:
+        """What reads the blocks themselves."""
+        return Rows(self._blocks, self.dtype.isnative, self._page_cache, tier=self.tier)
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """The row of the Layout at which each of these samples begins."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from solar.errors import PlanError, ReadError
 from solar.io.machine.late import asked, until
-from solar.io.serve.doors import connect, locked, private
+from solar.io.serve.doors import connect, locked, private, real
 
 BEGINS_WITHIN = 30.0  # seconds
 LINGERS = 60.0  # seconds that it stays when nobody is there
@@ -41,7 +41,7 @@ def _listens(path: Path) -> bool:
 
 
 def _run(path: Path, files: Sequence[str], memory: str) -> None:
-    served = [os.path.realpath(one) for one in files]
+    served = [real(one) for one in files]
     terms = ["--memory", memory, "--idle", f"{LINGERS:g}", "--socket", str(path), "--background"]
     command = [sys.executable, "-P", "-m", "solar", "serve", *served, *terms]
     try:

@@ -17,6 +17,7 @@ from solar.errors import PlanError, ReadError
 from solar.io.machine.late import asked, until
 from solar.io.ranks.node import is_own, peer_of
 from solar.io.serve.frames import OF_SERVICE, SPEAKS, Refused, close_all, receive, send
+from solar.values import is_url
 
 BACKLOG = 256
 SO_PEERGROUPS = 59  # Linux: the groups of the other end; the socket module has no name for it
@@ -31,9 +32,14 @@ def folder() -> Path:
     return Path(os.environ.get("TMPDIR") or "/tmp") / f"solar-{os.geteuid()}"  # it must be the user's
 
 
+def real(path: str) -> str:
+    """The name by which jobs and service speak of a file: a URL is what it is."""
+    return path if is_url(path) else os.path.realpath(path)
+
+
 def socket_of(files: Sequence[str]) -> Path:
     """Where the service of these files listens."""
-    key = b"".join(os.path.realpath(one).encode(errors="surrogateescape") + b"\0" for one in sorted(files))
+    key = b"".join(real(one).encode(errors="surrogateescape") + b"\0" for one in sorted(files))
     return folder() / f"serve-{hashlib.sha256(key).hexdigest()[:16]}.sock"
 
 

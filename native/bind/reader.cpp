@@ -368,10 +368,6 @@ void bind_reader(nb::module_& module) {
            "mapped"_a = false, "file_inode"_a.noconvert() = nb::none(), "file_ctime_ns"_a.noconvert() = nb::none(),
            "form_nbytes"_a = std::vector<std::uint64_t>())
       .def_prop_ro("row_nbytes", [](const BoundSource& source) { return source.native->row_nbytes(); });
-  nb::class_<BoundBoxes>(module, "Boxes")
-      .def(nb::init<const BoundSource&, std::vector<std::uint64_t>, std::vector<std::uint64_t>, std::vector<std::uint64_t>,
-                    std::vector<std::int64_t>>(),
-           "source"_a, "block"_a, "box"_a, "shape"_a, "lengths"_a);
   nb::class_<BoundReader>(module, "Reader")
       .def(
           "__init__",

@@ -72,17 +72,18 @@ void bind_serve(nb::module_& module) {
           "number"_a, "seconds"_a)
       .def(
           "copy",
-          [](const Guest& guest, std::uint64_t number, std::size_t samples, const std::vector<Writable>& out) {
+          [](const Guest& guest, std::uint64_t number, std::size_t samples, const std::vector<Writable>& out,
+             const std::vector<std::size_t>& each) {
             std::vector<solar::MutableBytes> fields;
             for (const Writable& one : out) fields.emplace_back(reinterpret_cast<std::byte*>(one.data()), one.size());
             solar::Guest::Came came{};
             {
               nb::gil_scoped_release released;
-              came = guest.copy(number, samples, fields);
+              came = guest.copy(number, samples, fields, each);
             }
             return word(came);
           },
-          "number"_a, "samples"_a, "out"_a)
+          "number"_a, "samples"_a, "out"_a, "each"_a = std::vector<std::size_t>())
       .def("wants", &Guest::wants, "number"_a)
       .def("has_made", &Guest::has_made, "number"_a)
       .def("is_gone", &Guest::is_gone, "number"_a)

@@ -73,6 +73,24 @@ TEST_CASE("a job copies its samples of a batch, field by field") {
   CHECK_FALSE(both.guest.wait(1, 1ms));
 }
 
+TEST_CASE("fields may have samples of their own") {
+  Pair both;
+  auto batch = made(*both.pool, 5);
+  both.ledger.announce(0, offsets(*both.pool, batch), std::vector<std::uint32_t>{3, 1, 4, 0}, 5);
+  std::vector<std::byte> first(12), second(3 * 2);
+  const std::vector<MutableBytes> out{first, second};
+  const std::vector<std::size_t> each{1, 3};
+  REQUIRE(both.guest.copy(0, 4, out, each) == Guest::Came::here);
+  CHECK(first[3] == std::byte(3));
+  CHECK(first[4 + 7] == std::byte(103));
+  CHECK(second[0] == std::byte(201));
+  CHECK(second[2] == std::byte(204));
+  CHECK(second[4] == std::byte(200));
+  CHECK_THROWS_AS(both.guest.copy(0, 4, out, std::vector<std::size_t>{4, 1}), std::invalid_argument);
+  CHECK_THROWS_AS(both.guest.copy(0, 4, out, std::vector<std::size_t>{4}), std::invalid_argument);
+  CHECK_THROWS_AS(both.guest.copy(0, 4, out, std::vector<std::size_t>{2, 2}), solar::Error);  // no room for two
+}
+
 TEST_CASE("what is not held, or gone, is said") {
   Pair both;
   auto batch = made(*both.pool, 2);

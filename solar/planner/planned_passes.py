@@ -233,7 +233,7 @@ class PlannedPasses:
         """How each piece is held."""
         triples = zip(self.pieces, self.plans, self.shares, strict=True)
         # Fields of one H5Dataset are those of all.
-        read = [self.batch * piece.sample_nbytes for piece in self.pieces if piece.dataset == 0]
+        read = [self.batch * one.sample_nbytes for one in {piece.field: piece for piece in self.pieces[::-1]}.values()]
         batch = sum(map(pooled_nbytes, read))
         parts = [_part(piece, plan, share, batch) for piece, plan, share in triples]
         if self.segment(self.segments.start).elsewhere is not None:

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import SolarError
@@ -33,7 +34,7 @@ from solar.planner.share import wholes
 from solar.serve.cut import cut, reach
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
-from solar.serve.window import FOR_BATCHES, Turn, Window, begun, fits, places_of, ring_of, segment
+from solar.serve.window import FOR_BATCHES, Turn, Window, begun, fits, in_places, ring_of, segment, shares_of
 from solar.values import RunPart, Told
 
 log = logging.getLogger("solar")
@@ -93,7 +94,8 @@ class Hall:
         with self.changed:
             if self._closing:
                 raise Refused("the service ends, or divides its memory anew", again=True)
-            together = most + sum(one.most for one in self.members if not one.left)
+            slots = min(most, int(self.opened.slots(first).max()) * 5 // 4 + 1) if self.opened.apart else most
+            together = slots + sum(one.slots for one in self.members if not one.left)
             wanted = 2 * together * self.opened.sample_nbytes
             if wanted > self.ring:
                 there = 1 + sum(not one.left for one in self.members)
@@ -106,15 +108,15 @@ class Hall:
             ledger = _native.Ledger(ENTRIES, len(self.opened.fields), most)
             # Who comes first reads its first batch by itself, while the hall waits for others.
             begins = 0 if self._steps or self._held or any(not one.left for one in self.members) else 1
-            member = Member(name, process, most, ledger, [first], begins, begins)
+            member = Member(name, process, most, slots, ledger, [first], begins, begins)
             self.members.append(member)
             self._tell()
         return member
 
     def more(self, member: Member, uses: SampleUses) -> None:
         """It wants these batches after all that it has told."""
-        if int(uses.sizes.max(initial=0)) > member.most:
-            raise Refused("these batches are larger than those before")
+        if int(uses.sizes.max()) > member.most or int(self.opened.slots(uses).max()) > member.slots:
+            raise Refused("these batches are larger than those before", again=True)
         with self.changed:
             member.epochs.append(uses)
             self._tell()
@@ -219,15 +221,16 @@ class Hall:
 
         def made(at: int) -> PassUses:
             found = segment(here, at, min(at + length, steps))
-            sizes.append(int(found.planned.sizes.max(initial=0)))
+            sizes.append(int(self.opened.slots(found.planned).max(initial=0)))
             return found
 
         makers = [partial(made, at) for at in range(0, steps, length)]
-        batch = sum(one.member.most for one in here)
+        batch = sum(one.member.slots for one in here)
         if not self._used:
             self._pieces = self.opened.held(self.memory)
         nbytes = self.opened.sample_nbytes
-        self._make_room(batch * nbytes, int(makers[0]().planned.sizes.max()) * nbytes)
+        makers[0]()
+        self._make_room(batch * nbytes, sizes[0] * nbytes)
         pieces, kept = packable(self._pieces, self.budget.scratch), self.budget.parts
         none, storages = [None] * len(pieces), self.opened.storages()
         passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, none, False)
@@ -252,7 +255,9 @@ class Hall:
         for number in window.passes.segments:
             told = window.passes.told(number)
             uses = window.passes.segment(number).planned
-            places = places_of(window.members, number * window.length, len(uses.starts) - 1)
+            within, slots = self.opened.within(uses), self.opened.slots(uses)
+            told = in_places(told, window.passes.pieces, uses.which, within)
+            shares = shares_of(self.opened, window.members, number * window.length, uses, within)
             if afresh:
                 terms = [(part.direct, part.ahead, part.gap) for part in parts]  # the Run may hold anything
                 told = [one._replace(afresh=of) for one, of in zip(told, terms, strict=True)]
@@ -262,7 +267,7 @@ class Hall:
                     self.changed.wait_for(lambda: self._closing or len(self._steps) < TOLD * STEPS_TOLD)
                     if self._closing or not any(not one.member.left for one in window.members):
                         return
-                    self._append(window, uses, begin, end, some, places)
+                    self._append(slots[begin:end], shares[begin:end], some)
             if self._to_be_planned_anew(window, number / max(1, last)):
                 return
 
@@ -283,21 +288,14 @@ class Hall:
             waits = any(one not in planned and not one.left and one.planned < one.known for one in self.members)
             return waits or len(there) < len(window.members) or (bool(grown) and not 0.25 < done < 0.75)
 
-    def _append(
-        self, window: Window, uses: SampleUses, begin: int, end: int, told: list[Told],
-        places: list[tuple[Member, int, list[Any]]],
-    ) -> None:  # fmt: skip
-        run = self._run
-        assert run is not None
-        for step in range(begin, end):
-            shares = []
-            for member, first, own in places:
-                if step < len(own):
-                    shares.append(Share(member, first + step, own[step]))
-                    member.planned = first + step + 1
-            self._steps.append(shares)
+    def _append(self, slots: NDArray[np.int64], shares: list[list[Share]], told: list[Told]) -> None:
+        assert self._run is not None
+        for one in shares:
+            for share in one:
+                share.member.planned = share.number + 1
+            self._steps.append(one)
         self.head = reach(told, self.opened.pieces[0].region.units.samples, self.head)
-        run.append(np.ascontiguousarray(uses.sizes[begin:end]), [columns(one) for one in told])
+        self._run.append(np.ascontiguousarray(slots), [columns(one) for one in told])
         self.changed.notify_all()
 
     def _begin_run(self, parts: list[RunPart]) -> None:
@@ -358,7 +356,7 @@ class Hall:
         for one in shares:
             if not one.member.left:
                 one.member.ledger.announce(one.number, offsets, one.places, samples)
-                self.handed += len(one.places) * self.opened.sample_nbytes if fields else 0
+                self.handed += one.nbytes if fields else 0
 
     def _keep(self) -> None:
         """Gives back what all have copied, and leaves those behind who hold back others."""

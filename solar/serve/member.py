@@ -19,6 +19,7 @@ class Member:
     name: str
     process: int
     most: int  # samples of a batch
+    slots: int  # that one takes in the memory of a step, at most
     ledger: _native.Ledger
     epochs: list[SampleUses]
     begins: int = 0  # batch from which on it is served
@@ -58,8 +59,9 @@ class Member:
             sizes.append(one.sizes[own])
         starts = np.cumsum(np.concatenate([np.zeros(1, np.int64), *sizes]))
         several = [one for one in which if one is not None]
+        # Of several data sets it is so even where it has nothing left: others' batches are planned by the first one's.
         return SampleUses(
-            np.concatenate([*several, np.empty(0, np.int64)]) if several else None,
+            None if self.epochs[-1].which is None else np.concatenate([*several, np.empty(0, np.int64)]),
             np.concatenate([*rows, np.empty(0, np.int32)]),
             starts,
         )
@@ -86,7 +88,7 @@ class Member:
 class Share:
     """What a member has of a step."""
 
-    __slots__ = ("member", "number", "places")
+    __slots__ = ("member", "nbytes", "number", "places")
 
-    def __init__(self, member: Member, number: int, places: NDArray[np.uint32]) -> None:
-        self.member, self.number, self.places = member, number, places
+    def __init__(self, member: Member, number: int, places: NDArray[np.uint32], nbytes: int) -> None:
+        self.member, self.number, self.places, self.nbytes = member, number, places, nbytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,20 +9,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solar.blocks import refused
 from solar.errors import SolarError
 from solar.extents import Extents
+from solar.io.layout.blocks import blocks_of
 from solar.io.layout.hdf5 import inspect
 from solar.io.machine import profile
+from solar.io.ragged import CSR, RAGGED_BY, Ragged, columns_of
 from solar.io.read.reader import Rows
 from solar.io.read.run import scratch_nbytes, threads
 from solar.io.read.trial import on_cores, tried
+from solar.io.serve.doors import real
 from solar.io.serve.frames import Fault, Refused
+from solar.planner.pass_uses import SampleUses
 from solar.planner.planned_passes import Piece
 from solar.planner.regions import whole
 from solar.planner.units import not_carried, of_layout
-from solar.values import Storage
+from solar.values import Layout, Storage
 
-PIECE = {"files": list, "name": str, "per_file": bool, "digest": str, "dataset": int, "field": int, "arrays": int}
+PIECE = {
+    "files": list, "name": str, "per_file": bool, "held": list, "digest": str, "dataset": int, "field": int,
+    "arrays": int,
+}  # fmt: skip
+MOST_PIECES = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +41,42 @@ class SharedData:
     facts: str  # by which another job's data are known to be the same
     pieces: list[Piece]
     rows: list[Rows]
+
+    @property
+    def apart(self) -> int:
+        """Of so many fields each has uses of its own, counted as if they were of data sets; 0: all have the same."""
+        fields = 1 + max(piece.field for piece in self.pieces)
+        return fields if fields > 1 and len({piece.dataset for piece in self.pieces}) == len(self.pieces) else 0
+
+    def within(self, uses: SampleUses) -> NDArray[np.int64] | None:
+        """The place of each use in its step, among those of its field; None: all are in order."""
+        if not self.apart or uses.which is None:
+            return None
+        key = self._fields_of(uses)
+        order = np.argsort(key, kind="stable")
+        first = np.concatenate(([0], np.flatnonzero(np.diff(key[order])) + 1))[: len(key)]
+        places = np.empty(len(key), np.int64)
+        places[order] = np.arange(len(key)) - np.repeat(first, np.diff([*first, len(key)]))
+        return places
+
+    def counts(self, uses: SampleUses) -> NDArray[np.int64]:
+        """How many samples each step has, in each field."""
+        steps, fields = len(uses.starts) - 1, len(self.fields)
+        if not self.apart:
+            return np.repeat(uses.sizes[:, None], fields, axis=1)
+        found: NDArray[np.int64] = np.bincount(self._fields_of(uses), minlength=steps * fields)
+        return found.reshape(steps, fields)
+
+    def slots(self, uses: SampleUses) -> NDArray[np.int64]:
+        """The places that the memory of each step has: for the field that needs most."""
+        most: NDArray[np.int64] = self.counts(uses).max(1, initial=0)
+        return most
+
+    def _fields_of(self, uses: SampleUses) -> NDArray[np.int64]:
+        """A number for each use, the same for those of one field in one step."""
+        assert uses.which is not None, "fields are told as data sets"
+        fields: NDArray[np.int64] = uses.which // (len(self.pieces) // self.apart)
+        return np.repeat(np.arange(len(uses.starts) - 1) * self.apart, uses.sizes) + fields
 
     @property
     def fields(self) -> list[list[int]]:
@@ -78,7 +122,7 @@ def facts_of(values: Any, arrays: list[NDArray[Any]]) -> str:
 
 def opened(values: Any, arrays: list[NDArray[Any]], served: Collection[str]) -> SharedData:
     """The data that a job tells. Refused where they are not served here, or are others by now."""
-    if not isinstance(values, list) or not 1 <= len(values) <= 64:
+    if not isinstance(values, list) or not 1 <= len(values) <= MOST_PIECES:
         raise Fault("data are a list of pieces")
     pieces, rows = [], []
     for told in values:
@@ -89,18 +133,24 @@ def opened(values: Any, arrays: list[NDArray[Any]], served: Collection[str]) -> 
         piece, one = _piece(told, arrays, served)
         pieces.append(piece)
         rows.append(one)
-    return SharedData(facts_of(values, arrays), pieces, rows)
+    made = SharedData(facts_of(values, arrays), pieces, rows)
+    fields, datasets = (1 + max(getattr(piece, name) for piece in pieces) for name in ("field", "dataset"))
+    every = {(of, at) for at in range(datasets) for of in range(fields)}
+    if made.apart:
+        every = {(at * fields // datasets, at) for at in range(datasets)}
+    if every != {(piece.field, piece.dataset) for piece in pieces} or len(every) != len(pieces):
+        raise Fault("each data set has a piece for each field, or each field data sets of its own")
+    return made
 
 
 def _piece(told: dict[str, Any], arrays: list[NDArray[Any]], served: Collection[str]) -> tuple[Piece, Rows]:
     if not all(isinstance(one, str) for one in told["files"]) or not (0 <= told["field"] < 64 > told["dataset"] >= 0):
         raise Fault("a piece with a value of another type")
     for path in told["files"]:
-        if os.path.realpath(path) not in served:
+        if real(path) not in served:
             raise Refused(f"{path}: this service does not serve that file: start one that does, by `solar serve`")
-    files = told["files"] if len(told["files"]) > 1 else told["files"][0]
     try:
-        layout = inspect(files, told["name"], samples="files" if told["per_file"] else "rows")
+        layout = _layout(told["files"] if len(told["files"]) > 1 else told["files"][0], told)
     except SolarError as error:
         raise Refused(str(error)) from None
     if layout.digest != told["digest"]:
@@ -118,6 +168,26 @@ def _piece(told: dict[str, Any], arrays: list[NDArray[Any]], served: Collection[
     except (SolarError, ValueError) as error:
         raise Refused(str(error)) from None
     return Piece(told["dataset"], told["field"], whole(units), extents), one
+
+
+def _layout(files: Any, told: dict[str, Any]) -> Layout:
+    """What is held of these files: rows, or what boxes or samples of unequal length are cut of."""
+    how, name = told["held"], told["name"]
+    if how == ["rows"]:
+        rows: Layout = inspect(files, name, samples="files" if told["per_file"] else "rows")
+        return rows
+    if how == ["boxes"]:
+        return blocks_of(inspect(files, name))
+    if [type(one) for one in how] != [str, str, int] or how[0] not in ("matrix", "", *RAGGED_BY):
+        raise Fault("a piece that is held as nothing is")
+    word, other, part = how
+    columns = columns_of(files, CSR(name) if word == "matrix" else Ragged(name, **({word: other} if word else {})))
+    if not 0 <= part < len(columns.layouts):
+        raise Fault("a piece of a field that has no such part")
+    if why := next(filter(None, map(refused, columns.layouts)), ""):
+        raise Refused(f"{why}: each job reads it by itself")
+    blocks: Layout = columns.blocks[part].layout
+    return blocks
 
 
 def _extents(arrays: list[NDArray[Any]]) -> Extents:

@@ -20,7 +20,7 @@ from solar import __version__
 from solar.errors import SolarError
 from solar.io.ranks.node import HELLO_PATIENCE, is_own
 from solar.io.serve import handed
-from solar.io.serve.doors import listen, may_come
+from solar.io.serve.doors import listen, may_come, real
 from solar.io.serve.frames import OF_JOBS, SPEAKS, Fault, Refused, close_all, receive, send
 from solar.planner.pass_uses import SampleUses
 from solar.serve.hall import ENTRIES, Hall
@@ -55,7 +55,7 @@ class Service:
         group: int | None = None,
     ) -> None:  # fmt: skip
         self.files, self.memory, self.path, self.jobs, self.idle = list(files), memory, path, jobs, idle
-        self.served = {os.path.realpath(one) for one in files}
+        self.served = {real(one) for one in files}
         self.began = time.monotonic()
         self._halls = Halls(memory)
         self._callers: set[Client] = set()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solar import _native
 from solar.io.read.engine import Engine
 from solar.io.read.reader import Rows
 from solar.planner.pass_uses import PassUses, SampleUses, alone, shared_steps
-from solar.planner.planned_passes import PlannedPasses
-from solar.serve.member import Member
-from solar.values import RunPart
+from solar.planner.planned_passes import Piece, PlannedPasses
+from solar.serve.member import Member, Share
+from solar.serve.opened import SharedData
+from solar.values import RunPart, Told
 
 FOR_BATCHES = 8  # batches on their way take one part of so many of the memory, at most
 RINGS = ((64, 4), (32, 4), (16, 2), (FOR_BATCHES, 1))  # parts for them, and the steps that there must be room for
@@ -45,17 +48,32 @@ def own_of(members: Sequence[Turn], begin: int, end: int) -> list[SampleUses]:
     return [one.member.stretch(one.begin + begin, min(one.begin + end, one.end)) for one in members]
 
 
-def places_of(members: list[Turn], begin: int, steps: int) -> list[tuple[Member, int, list[Any]]]:
-    """Of each member its batch in the first of these steps, and where its samples lie in each of them.
+def shares_of(
+    data: SharedData, members: list[Turn], begin: int, uses: SampleUses, within: NDArray[np.int64] | None
+) -> list[list[Share]]:
+    """Of each of these steps what the members have of it.
 
-    They are worked out again, when the Run is told of them: kept from planning, those of a window would take 128 MiB.
+    It is worked out again, when the Run is told of them: kept from planning, those of a window would take 128 MiB.
+    `within` is the place of each of these uses, where that is another than its place in its step.
     """
-    own = own_of(members, begin, begin + steps)
-    found = []
+    own = own_of(members, begin, begin + len(uses.starts) - 1)
+    nbytes = np.array([sum(field) for field in data.fields], np.int64)
+    found: list[list[Share]] = [[] for _ in uses.sizes]
     for turn, one, place in zip(members, own, shared_steps(own)[1], strict=True):
-        split = np.split(place, one.starts[1:-1]) if len(one.starts) > 1 else []
-        found.append((turn.member, turn.begin + begin, split))
+        if within is not None:
+            place = within[np.repeat(uses.starts[: len(one.starts) - 1], one.sizes) + place].astype(np.uint32)
+        takes = (data.counts(one) @ nbytes).tolist()
+        for step, (begins, ends) in enumerate(pairwise(one.starts.tolist())):
+            found[step].append(Share(turn.member, turn.begin + begin + step, place[begins:ends], takes[step]))
     return found
+
+
+def in_places(told: list[Told], pieces: Sequence[Piece], which: Any, within: NDArray[np.int64] | None) -> list[Told]:
+    """What a segment is for each piece, where each use has such a place in the memory of its step."""
+    if within is None:
+        return told
+    own = [within[which == piece.dataset].astype(np.int32) for piece in pieces]
+    return [one._replace(positions=places) for one, places in zip(told, own, strict=True)]
 
 
 def fits(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "solar/bytes.hpp"
 #include "solar/source.hpp"
 
 namespace solar {
@@ -36,6 +37,12 @@ struct Boxes {
   void check(const Source& source) const;
   // Throws std::out_of_range unless the box at this corner lies within its volume.
   void check(Corner corner) const;
+
+  // Puts boxes together that are at these corners, each in its place in `out`, of blocks that lie one after another in
+  // memory: those of these rows of the Source, which ascend. Throws std::out_of_range where something of a box, or its
+  // place, is not there, and then `out` has some of them.
+  void put_together(const Source& source, std::span<const std::int64_t> corners, std::span<const std::int64_t> places,
+                    std::span<const std::int32_t> rows, Bytes blocks, MutableBytes out) const;
 
   // Calls act(row of the Source) for each block that the box at this corner touches.
   template <class Act>

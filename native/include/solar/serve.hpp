@@ -88,8 +88,10 @@ class Guest {
 
   // Whether this batch, or a later one, was announced, or is gone, before `limit` passed.
   bool wait(std::uint64_t number, std::chrono::nanoseconds limit) const;
-  // Copies it to `out`, which has for each field the bytes of so many samples. Throws Error(read) for an entry that is none.
-  Came copy(std::uint64_t number, std::size_t samples, std::span<const MutableBytes> out) const;
+  // Copies it to `out`, which has for each field the bytes of so many samples. With `each`, a field has so many of them,
+  // those of one field after those of another. Throws Error(read) for an entry that is none.
+  Came copy(std::uint64_t number, std::size_t samples, std::span<const MutableBytes> out,
+            std::span<const std::size_t> each = {}) const;
   void wants(std::uint64_t number) const;     // tells what is waited for
   void has_made(std::uint64_t number) const;  // that this batch and those before are looked at no more
   bool is_gone(std::uint64_t number) const;

@@ -207,4 +207,26 @@ void fill_cuts(const Batch& batch, const Piece& piece) {
 
 }  // namespace read
 
+void Boxes::put_together(const Source& source, std::span<const std::int64_t> corners,
+                         std::span<const std::int64_t> places, std::span<const std::int32_t> rows, Bytes blocks,
+                         MutableBytes out) const {
+  const std::size_t size = corner_size(), block_nbytes = source.row_nbytes(), box_nbytes = nbytes(source.itemsize);
+  if (corners.size() != places.size() * size || blocks.size() / block_nbytes != rows.size()) {
+    throw std::invalid_argument(source.name + ": each box has a corner and a place, and each block its row");
+  }
+  const std::uint64_t room = out.size() / box_nbytes;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const Corner corner = corners.subspan(i * size, size);
+    check(corner);
+    if (places[i] < 0 || static_cast<std::uint64_t>(places[i]) >= room) throw std::out_of_range("a box without a place");
+    std::byte* const to = out.data() + static_cast<std::uint64_t>(places[i]) * box_nbytes;
+    each_block(source, corner, [&](std::int64_t row) {
+      const auto found = std::lower_bound(rows.begin(), rows.end(), row);
+      if (found == rows.end() || *found != row) throw std::out_of_range("a box of a block that is not there");
+      const std::byte* const from = blocks.data() + static_cast<std::size_t>(found - rows.begin()) * block_nbytes;
+      read::copy(read::Cut(*this, source, row, corner), from, 0, block_nbytes, to);
+    });
+  }
+}
+
 }  // namespace solar

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <numeric>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -91,8 +92,12 @@ bool Guest::wait(std::uint64_t number, std::chrono::nanoseconds limit) const {
 }
 
 // All that is copied may be overwritten meanwhile: nothing of it is believed before it was looked at, and that once.
-Guest::Came Guest::copy(std::uint64_t number, std::size_t samples, std::span<const MutableBytes> out) const {
+Guest::Came Guest::copy(std::uint64_t number, std::size_t samples, std::span<const MutableBytes> out,
+                        std::span<const std::size_t> each) const {
   const Impl& own = *impl_;
+  if (!each.empty() && (each.size() != out.size() || std::reduce(each.begin(), each.end()) != samples)) {
+    throw std::invalid_argument("each field has its own samples of a batch, and together they are all");
+  }
   if (is_gone(number)) return Came::gone;
   if (there() <= number || there() - number > own.entries) return Came::not_held;
   const std::byte* const at = own.ledger.bytes() + serve::page + number % own.entries * own.entry_nbytes;
@@ -110,8 +115,10 @@ Guest::Came Guest::copy(std::uint64_t number, std::size_t samples, std::span<con
   if (std::any_of(places.begin(), places.end(), [&](std::uint32_t one) { return one >= entry.samples; })) {
     refuse("a place outside of its batch");
   }
-  for (std::size_t field = 0; field < out.size(); ++field) {
-    own.copy_field(field, offsets[field], entry.samples, places, out[field]);
+  for (std::size_t field = 0, before = 0; field < out.size(); ++field) {
+    const auto here = each.empty() ? places : places.subspan(before, each[field]);
+    own.copy_field(field, offsets[field], entry.samples, here, out[field]);
+    before += here.size();
   }
   std::atomic_thread_fence(std::memory_order_acquire);
   return is_gone(number) ? Came::gone : Came::here;

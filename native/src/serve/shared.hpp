@@ -18,8 +18,8 @@
 namespace solar::serve {
 
 inline constexpr std::size_t page = 4096;
-inline constexpr std::uint64_t ledger_magic = 0x32474c52414c4f53;  // SOLARLG2
-inline constexpr std::uint64_t line_magic = 0x324e4c52414c4f53;    // SOLARLN2
+inline constexpr std::uint64_t ledger_magic = 0x33474c52414c4f53;  // SOLARLG3
+inline constexpr std::uint64_t line_magic = 0x334e4c52414c4f53;    // SOLARLN3
 inline constexpr std::uint64_t never = ~std::uint64_t{0};
 inline constexpr std::uint64_t most_entries = 64;
 

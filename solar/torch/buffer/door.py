@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.io.read.reader import Rows
 from solar.io.serve import doors, handed
 from solar.io.serve.frames import Refused
 from solar.planner.pass_uses import SampleUses
-from solar.serve.opened import extents_told
-from solar.torch.buffer.located import held_of
+from solar.torch.buffer.served_data import served_data, told_of
 from solar.torch.source import SampleSource
 
 ANSWER_WITHIN = 10.0  # seconds that a service has for an answer
@@ -28,18 +26,18 @@ class Door:
     """A connection to a service that has opened this loader's data."""
 
     def __init__(self, path: Path, beneath: SampleSource) -> None:
-        self.path = path
+        self.path, self.held = path, served_data(beneath)
         self._lock = threading.Lock()
         self._peer, welcome = doors.greeted(path, ANSWER_WITHIN, Path(sys.argv[0]).name)
         try:
             self.memory: int = welcome["memory"]
-            descriptor = handed.hand(*_told(beneath))
+            descriptor = handed.hand(*told_of(beneath))
             try:
                 answer, _ = self.ask({"is": "data"}, "opened", [descriptor])
             finally:
                 os.close(descriptor)
             self.data: int = answer["data"]
-            own = [one.parts_nbytes for one in first_rows(beneath)]
+            own = [one.parts_nbytes for one in self.held.firsts]
             if answer["fields"] != own:
                 raise Refused(f"{path}: the service finds samples of other sizes")
             self.fields = own
@@ -81,21 +79,3 @@ class Door:
     def close(self) -> None:
         """Takes leave; a service sees that."""
         self._peer.close()
-
-
-def first_rows(beneath: SampleSource) -> list[Rows]:
-    """What reads each field, of the first H5Dataset."""
-    return [one.rows for one in beneath.first.opened()]
-
-
-def _told(beneath: SampleSource) -> tuple[list[dict[str, Any]], list[NDArray[Any]]]:
-    """What is read, as a service is told it."""
-    values, arrays = [], list[NDArray[Any]]()
-    for at, dataset in enumerate(beneath.datasets):
-        for number, (layout, extents) in enumerate(held_of(dataset)):
-            first = -1 if extents is None else len(arrays)
-            arrays += [] if extents is None else extents_told(extents)
-            files = [os.path.realpath(one) for one in (layout.asked or layout.paths)]
-            values.append({"files": files, "name": layout.name, "per_file": layout.per_file, "digest": layout.digest,
-                           "dataset": at, "field": number, "arrays": first})  # fmt: skip
-    return values, arrays

@@ -64,10 +64,6 @@ class Served(Buffered):
 
     def _found(self, beneath: SampleSource, order: Any) -> Door | None:
         """A connection to the service that is named, or to one of this user's; None, and why, where there is none."""
-        if beneath.ragged or beneath.boxes or beneath.draws:
-            return _none("samples of unequal length, and boxes, are read by each job for itself")
-        if any(layout.far for layout in beneath.layouts()):
-            return _none("files by URL are read by each job for itself")
         if why := not_held(beneath, ""):
             return _none(why)
         if those_of(self._exchange, order) is not None:
@@ -104,7 +100,7 @@ class Served(Buffered):
         if self._door is None:
             return super()._new_window(plan, amid)
         if self.running is None:
-            self.running = ServedRun(self._door, plan.beneath)
+            self.running = ServedRun(self._door)
         assert isinstance(self.running, ServedRun)
         self._later = iter(()) if self._guessed else plan.later()
         return self._tell(self.running, plan.segment)

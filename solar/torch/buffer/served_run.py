@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +17,25 @@ from solar.io.machine.late import Late
 from solar.io.read.reader import Pending, Rows
 from solar.io.serve.frames import Refused, close_all
 from solar.planner.pass_uses import SampleUses
-from solar.torch.buffer.door import Door, first_rows
-from solar.torch.buffer.located import rows_of
+from solar.torch.buffer.door import Door
+from solar.torch.buffer.served_data import Uses
 from solar.torch.buffer.thread import Background, in_background
-from solar.torch.source import SampleSource
 
 log = logging.getLogger("solar")
 
 COPIED, ALONE = 2, 4  # batches that are there before they are asked for: copied, or being read
 COME_WITHIN = 10.0  # seconds after which a batch that does not come is read alone
 NAP = 0.1
+SPARE = 4  # of blocks that a batch has, one part of so many more are asked for
+FAR_OFF = 1 << 62  # a batch that there is not
+
+
+class Told(NamedTuple):
+    """Batches one after another, as uses of what is held, and of samples."""
+
+    base: int  # number of the first
+    uses: SampleUses
+    batches: SampleUses
 
 
 class ServedRun:
@@ -35,12 +45,12 @@ class ServedRun:
     nbytes = 0
     staged = COPIED
 
-    def __init__(self, door: Door, beneath: SampleSource) -> None:
+    def __init__(self, door: Door) -> None:
         self.appended = self.given = 0
         self._door: Door | None = door
         self._fields = door.fields
-        self._firsts, self._every, self._datasets = first_rows(beneath), rows_of(beneath), len(beneath.datasets)
-        self._epochs: list[tuple[int, SampleUses]] = []  # with the number of each one's first batch
+        self._held = door.held
+        self._epochs: list[Told] = []
         self._here: dict[int, Any] = {}
         self._unwanted: set[int] = set()
         self._next = 0  # batch to be got
@@ -48,6 +58,7 @@ class ServedRun:
         self._first, self._job = 0, -1  # of the membership: the number here of its first batch, and its own
         self._begins = 0  # and its first batch that the service reads
         self._late = False  # the last batch did not come
+        self._refused = FAR_OFF  # the first batch that it does not belong to
         self._changed = threading.Condition()
         self._closing = False
         self._counts = {"served": 0, "alone": 0}
@@ -59,39 +70,52 @@ class ServedRun:
         """These batches come after all others."""
         with self._changed:
             base, self.appended = self.appended, self.appended + len(sizes)
-            left = [one for one in self._epochs if one[0] + len(one[1].starts) - 1 > self._next]
-            self._epochs = [*left, (base, told)]
+            left = [one for one in self._epochs if one.base + len(one.uses.starts) - 1 > self._needed()]
+            self._epochs = [*left, Told(base, self._held.uses(told), told)]
             if self._guest is None:
                 self._join(base)
             else:
-                self._ask({"is": "more", "job": self._job}, "noted", told)
+                self._more(base, self._epochs[-1].uses)
             if self._thread is None:
                 self._thread = in_background(self._get)
             self._changed.notify_all()
 
-    def _ask(self, message: dict[str, Any], wanted: str, told: SampleUses) -> list[int]:
-        """The descriptors that an answer brings; none where the service refuses, or has gone."""
+    def _needed(self) -> int:
+        """The first batch that is still to be got, or to be put together."""
+        return min([self._next, *self._here])
+
+    def _more(self, base: int, uses: SampleUses) -> None:
+        """Tells what comes after all else. Where the service refuses, as batches are larger, it joins anew for them."""
+        if self._ask({"is": "more", "job": self._job}, "noted", uses) is None:
+            self._refused = min(self._refused, base)
+
+    def _ask(self, message: dict[str, Any], wanted: str, told: SampleUses) -> list[int] | None:
+        """The descriptors that an answer brings; None where the service refuses, or has gone."""
         if self._door is None:
-            return []
+            return None
         try:
             answer, found = self._door.hand(message, wanted, told)
             self._job, self._begins = answer.get("job", self._job), answer.get("begins", self._begins)
             return found
         except Refused as error:
-            log.info("this pass is read alone: %s", error)
+            log.info("%s", error)
         except ReadError as error:
             self._lost(error)
-        return []
+        return None
 
     def _join(self, first: int) -> None:
         """Becomes a member for all batches from here on."""
         door = self._door
         if door is None:
             return
-        parts = [_from(base, one, first) for base, one in self._epochs]
+        self._refused = FAR_OFF
+        parts = [_from(one.base, one.uses, first) for one in self._epochs]
         wanted = [one for one in parts if len(one.starts) > 1]
+        starts = [max(first, one.base) for one, part in zip(self._epochs, parts, strict=True) if len(part.starts) > 1]
         most = max(int(one.sizes.max()) for one in wanted)
-        found = self._ask({"is": "join", "data": door.data, "batch": most}, "joined", wanted[0])
+        if self._held.cut:  # later batches may have more blocks
+            most += most // SPARE
+        found = self._ask({"is": "join", "data": door.data, "batch": most}, "joined", wanted[0]) or []
         try:
             if len(found) == 4:
                 ledger, line, pool, bell = found
@@ -101,9 +125,9 @@ class ServedRun:
             self._lost(error)
         finally:
             close_all(found)
-        for one in wanted[1:]:
+        for number, one in zip(starts[1:], wanted[1:], strict=True):
             if self._guest is not None:
-                self._ask({"is": "more", "job": self._job}, "noted", one)
+                self._more(number, one)
 
     def _lost(self, why: Exception) -> None:
         """There is no service any more."""
@@ -137,6 +161,8 @@ class ServedRun:
 
     def _got(self, number: int, stopped: threading.Event) -> list[NDArray[Any]] | None:
         """The batch from the service; None where it is to be read alone."""
+        if number >= self._refused:
+            self._rejoin(number)
         guest, own = self._guest, number - self._first
         if guest is None:
             return None
@@ -151,9 +177,10 @@ class ServedRun:
             if not came or self._closing or stopped.is_set():
                 guest.has_made(own)
                 return None
-            samples = len(self._uses(number)[1])
-            memory = [_native.take(max(1, samples * sum(one))) for one in self._fields]
-            word = guest.copy(own, samples, memory)
+            which, rows = self._uses(number)
+            each = [len(of) for _, of in self._held.by_field(which, rows)]
+            memory = [_native.take(max(1, n * sum(one))) for n, one in zip(each, self._fields, strict=True)]
+            word = guest.copy(own, len(rows), memory, each if self._held.apart else ())
             if word == "gone":
                 self._rejoin(number + 1)
                 return None
@@ -164,8 +191,8 @@ class ServedRun:
             self._lost(error)
             return None
         self._counts["served"] += 1
-        whole = [one.from_bytes(of, samples) for one, of in zip(self._firsts, memory, strict=True)]
-        return [part for one, values in zip(self._firsts, whole, strict=True) for part in one.parts(values)]
+        triples = zip(self._held.firsts, memory, each, strict=True)
+        return [one.from_bytes(of, samples) for one, of, samples in triples]
 
     def _stops(self, stopped: threading.Event) -> bool:
         return self._closing or stopped.is_set() or not self._alive()
@@ -185,33 +212,29 @@ class ServedRun:
         with self._changed:
             job, self._guest = self._job, None
             if self._alive() and self._door is not None:
-                log.info("this job was left behind, and joins again")
+                log.info("this job joins again")
                 with suppress(SolarError):
                     self._door.ask({"is": "leave", "job": job}, "left")
                 if number < self.appended:
                     self._join(number)
 
-    def _uses(self, number: int) -> tuple[NDArray[np.int64] | None, NDArray[np.int32]]:
-        base, uses = next(one for one in reversed(self._epochs) if one[0] <= number)
-        here = slice(int(uses.starts[number - base]), int(uses.starts[number - base + 1]))
-        return None if uses.which is None else uses.which[here], uses.rows[here]
+    def _uses(self, number: int) -> Uses:
+        one = next(one for one in reversed(self._epochs) if one.base <= number)
+        return _batch(one.uses, number - one.base)
 
     def _begun(self, number: int) -> list[tuple[Rows, list[Pending]]]:
         """The batch, as it begins to be read by this process."""
-        which, rows = self._uses(number)
+        held, found = self._held, []
         self._counts["alone"] += 1
-        found = []
-        fields = len(self._firsts)
-        for field, first in enumerate(self._firsts):
-            out = first.room(len(rows))
-            pending = []
-            for at in range(self._datasets):
+        for field, (which, rows) in enumerate(held.by_field(*self._uses(number))):
+            out, pending = held.firsts[field].room(len(rows)), []
+            for at in range(held.datasets):
                 here = None if which is None else np.flatnonzero(which == at)
                 if here is not None and not len(here):
                     continue
                 own = rows if here is None else rows[here]
-                pending.append(self._every[at * fields + field].start(own.astype(np.int64), out, here))
-            found.append((first, pending))
+                pending.append(held.rows[at * held.fields + field].start(own.astype(np.int64), out, here))
+            found.append((held.firsts[field], pending))
         return found
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
@@ -222,16 +245,27 @@ class ServedRun:
             if number not in self._here:
                 raise RuntimeError("this run was closed")
             found = self._here[number]
+        counts = Counter[str]()
         if found and isinstance(found[0], tuple):
-            values, counts = [], dict[str, int]()
-            for rows, pending in found:
-                whole = [one.wait(seconds) for one in pending][-1]
-                values += rows.parts(whole)
+            values = []
+            for _, pending in found:
+                values.append([one.wait(seconds) for one in pending][-1])
                 for one in pending:
-                    for name, count in one.counts.items():
-                        counts[name] = counts.get(name, 0) + count
-            return values, counts
-        return found, {}
+                    counts.update(one.counts)
+        else:
+            values = found
+        return self._put_together(number, values), counts
+
+    def _put_together(self, number: int, values: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        """The fields of this batch, of what is held of it."""
+        held, one = self._held, next(one for one in reversed(self._epochs) if one.base <= number)
+        if not held.cut:
+            return [part for rows, whole in zip(held.firsts, values, strict=True) for part in rows.parts(whole)]
+        which, rows = _batch(one.batches, number - one.base)
+        batch = SampleUses(which, rows, np.array([0, len(rows)]), epoch=one.batches.epoch)
+        used = held.by_field(*_batch(one.uses, number - one.base))
+        fields = enumerate(zip(used, values, strict=True))
+        return [held.together(field, batch, own, whole) for field, (own, whole) in fields]
 
     def let_go(self, number: int) -> None:
         """Hands this batch over to whoever waited for it."""
@@ -270,6 +304,12 @@ class ServedRun:
                 door.ask({"is": "leave", "job": self._job}, "left")
             except SolarError:
                 door.close()
+
+
+def _batch(uses: SampleUses, number: int) -> Uses:
+    """One of these batches."""
+    here = slice(int(uses.starts[number]), int(uses.starts[number + 1]))
+    return None if uses.which is None else uses.which[here], uses.rows[here]
 
 
 def _from(base: int, uses: SampleUses, first: int) -> SampleUses:
