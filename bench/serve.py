@@ -1,15 +1,18 @@
 """Several trainings of one file on a slowed mount: each alone with its part of the memory, and through `solar serve`.
 
-    python -m bench.serve [--jobs 1 2 4 8] [--quick] [--record]
+    python -m bench.serve [--jobs 1 2 4 8] [--ways own common] [--quick] [--record]
 
 Each job is a process of its own; all begin together, and what is told is samples a second of all of them over whole
 runs of two epochs, from before the loader is made until it is closed. What the mount was asked for is counted by the
-mount.
+mount. Beside them: jobs without a buffer that share a page cache of the same memory, held by a control group; and
+TensorSocket, which gives all jobs one order (`pip install tensorsocket`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,18 +24,26 @@ from typing import Any
 import h5py
 import numpy as np
 
-from bench import machine, records, slowfs, tables
+from bench import groups, machine, records, slowfs, tables
 
 SAMPLES, SIDE, BATCH, EPOCHS, SHARE = 4096, 128, 8, 2, 0.25
 SAMPLE_NBYTES = SIDE * SIDE * 2
+COSTS: dict[str, Any] = {"latency": 1e-3, "bandwidth": 1e9, "iops": 500.0, "rpc": 1 << 20}
 WAYS = tables.SERVED
+SERVED = ("own", "study", "common")  # those of a service
+LONGEST = 60.0  # seconds for which TensorSocket is watched
 JOB = """
 import sys, time
-path, socket, way, number, buffer = sys.argv[1:]
+path, socket, way, number, buffer, group, memory = sys.argv[1:]
 from solar import DataLoader, H5Dataset, PlanSampler
-data = H5Dataset(path, "x")
+data = H5Dataset(path, "x", page_cache=True if group else None)
 seed = 0 if way == "common" else int(number)
 order = PlanSampler(data, seed=seed, **({"study": 7} if way == "study" else {}))
+if group:
+    from pathlib import Path
+    from bench import groups
+    list(DataLoader(data, BATCH, sampler=range(2 * BATCH), buffer=0))  # threads have their memory before it counts
+    groups.enter(Path(group), int(memory))
 print("ready", flush=True)
 sys.stdin.readline()
 begin = time.perf_counter()
@@ -69,6 +80,9 @@ def main() -> int:
         found = []
         for jobs in asked.jobs:
             for way in asked.ways or WAYS:
+                if reason := lacking(way, local=asked.local):
+                    print(f"{jobs} jobs, {WAYS[way]}: left out: {reason}")
+                    continue
                 found.append(about | measured(folder, samples, jobs, way, local=asked.local))
                 records.append(asked.out, found[-1] | machine.described(folder))
                 print(f"{jobs} jobs, {WAYS[way]}: {found[-1]['rate']:,.0f} samples/s", flush=True)
@@ -80,14 +94,12 @@ def measured(folder: Path, samples: int, jobs: int, way: str, *, local: bool) ->
     """So many of them in this way, begun together."""
     memory = int(SHARE * samples * SAMPLE_NBYTES)
     with ExitStack() as stack:
-        mount = (
-            None
-            if local
-            else stack.enter_context(slowfs.mounted(folder, latency=1e-3, bandwidth=1e9, iops=500.0, rpc=1 << 20))
-        )
+        mount = None if local else stack.enter_context(slowfs.mounted(folder, **COSTS, cached=way == "page_cache"))
         path = (folder if mount is None else mount.path) / "scan.h5"
-        socket = ""
-        if way != "alone":
+        if way == "tensorsocket":
+            return by_tensorsocket(path, mount, memory, jobs)
+        socket, group = "", stack.enter_context(groups.made()) if way == "page_cache" else None
+        if way in SERVED:
             where = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             socket = str(where / "s.sock")
             command = [sys.executable, "-m", "solar", "serve", str(path), "--memory", str(memory), "--socket", socket]
@@ -97,10 +109,10 @@ def measured(folder: Path, samples: int, jobs: int, way: str, *, local: bool) ->
             assert service.stdout is not None
             service.stdout.readline()
         buffer = memory // jobs if way == "alone" else 0
-        each = [str(path), socket, way]
+        each, room = [str(path), socket, way], [str(group or ""), str(memory + jobs * groups.OWN)]
         running = [
-            subprocess.Popen([sys.executable, "-c", JOB, *each, str(number), str(buffer)], stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            subprocess.Popen([sys.executable, "-c", JOB, *each, str(number), str(buffer), *room], text=True,
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             for number in range(jobs)
         ]  # fmt: skip
         for one in running:
@@ -124,9 +136,33 @@ def measured(folder: Path, samples: int, jobs: int, way: str, *, local: bool) ->
         found["memory"] = memory
         for name in ("requests", "bytes") if after else ():
             found[name] = after[name] - before[name]
-        if after and way != "alone":
+        if after and way in SERVED:
             found["planned"] = planned(path, memory, jobs, way)
         return found
+
+
+def by_tensorsocket(path: Path, mount: slowfs.Slowed | None, memory: int, jobs: int) -> dict[str, Any]:
+    """What its consumers had, in a network namespace of their own."""
+    before = {} if mount is None else mount.counts()
+    terms = [str(path), str(jobs), str(BATCH), str(EPOCHS), str(memory), str(LONGEST)]
+    command = ["unshare", "--net", sys.executable, "-m", "bench.serve_tensorsocket", *terms]
+    told = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True).stdout
+    found = {"jobs": jobs, "way": "tensorsocket", "gap": 0.0, "memory": memory} | json.loads(told)
+    after = {} if mount is None else mount.counts()
+    return found | {name: after[name] - before[name] for name in ("requests", "bytes") if after}
+
+
+def lacking(way: str, *, local: bool) -> str:
+    """Why it cannot be measured here; empty if it can."""
+    if way == "tensorsocket":
+        missing = [name for name in ("tensorsocket", "zmq", "tornado") if importlib.util.find_spec(name) is None]
+        if missing:
+            return f"{', '.join(missing)}: not installed"
+        return "" if os.geteuid() == 0 else "namespaces need root"
+    if way == "page_cache":
+        with groups.made() as group:
+            return "no control group can be made" if group is None else "the file is in the page cache" if local else ""
+    return ""
 
 
 def planned(path: Path, memory: int, jobs: int, way: str) -> dict[str, float]:

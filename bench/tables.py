@@ -351,6 +351,8 @@ SERVED = {
     "own": "through a service, orders of their own",
     "study": "through a service, a study's order",
     "common": "through a service, one order",
+    "page_cache": "each alone, one page cache of this memory",
+    "tensorsocket": "TensorSocket, one order, fed by solar",
 }
 
 

@@ -120,10 +120,12 @@ def check(data: list[Any], found: dict[int, Any]) -> None:
 class Process:
     """A service in a process of its own."""
 
-    def __init__(self, path: Path, where: Path, *more: str, mode: int = 0o700) -> None:
+    def __init__(self, path: Path, where: Path, *more: str, mode: int = 0o700, before: str = "pass") -> None:
         where.chmod(mode)
         self.socket = where / "p.sock"
-        command = [sys.executable, "-m", "solar", "serve", str(path), "--memory", "2MiB", "--socket", str(self.socket)]
+        program = f"{before}\nimport sys\nfrom solar.cli import main\nsys.exit(main())"
+        terms = ["serve", str(path), "--memory", "2MiB", "--socket", str(self.socket)]
+        command = [sys.executable, "-c", program, *terms]
         self.process = subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         assert "serving 1 file with" in self.process.stdout.readline()

@@ -1,0 +1,116 @@
+"""A service that lacks something, or whose file or socket goes: jobs have their batches all the same."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from faults_kit import fault
+from kit import settle
+from serve_kit import FIELDS, SAMPLES, Process, alone, check, epochs_of, job, patient, scan, serving, soon, together
+
+from solar import DataLoader, H5Dataset, PlanSampler
+from solar.errors import PlanError, ReadError
+from solar.io.serve import doors
+
+_ = scan, patient  # fixtures
+
+
+def lacking(calls: list[str], code: int, after: int) -> str:
+    """Has a service meet a fault in every such call, after so many that go well."""
+    return f"from solar import _native; _native._inject_faults({[fault(one, code, after=after) for one in calls]})"
+
+
+@pytest.mark.parametrize("after", [0, 20])
+def test_a_service_whose_disk_is_gone_leaves_each_batch_to_its_job(after: int, scan: Path, tmp_path: Path) -> None:
+    data = [H5Dataset(scan, FIELDS) for _ in range(2)]
+    with Process(scan, tmp_path, before=lacking(["read", "ring"], errno.EIO, after)) as service:
+        found = together(data, str(service.socket))
+        assert service.process.poll() is None
+    check(data, found)
+    assert all(counts["alone"] > 50 for _, counts in found.values())
+
+
+@pytest.mark.parametrize("after", [0, 10])
+def test_a_service_without_memory_leaves_its_jobs_to_themselves(after: int, scan: Path, tmp_path: Path) -> None:
+    data = [H5Dataset(scan, FIELDS) for _ in range(2)]
+    with Process(scan, tmp_path, before=lacking(["memory"], errno.ENOMEM, after)) as service:
+        found = together(data, str(service.socket))
+        assert service.process.poll() is None
+    check(data, found)
+    assert any(counts["alone"] > 50 for _, counts in found.values())
+
+
+def test_a_service_without_descriptors_takes_whom_it_can(scan: Path, tmp_path: Path) -> None:
+    """Each job takes some; who finds none left reads by itself, and the others notice nothing."""
+    before = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (44, 44))"
+    data = [H5Dataset(scan, FIELDS) for _ in range(8)]
+    with Process(scan, tmp_path, before=before) as service:
+        found = together(data, str(service.socket), pause=0.002)
+        assert service.process.poll() is None
+        again: dict[int, Any] = {}
+        job(data[0], 0, 8, str(service.socket), again)  # and afterwards there is room
+    check(data, found)
+    assert again[0][0] == found[0][0] and again[0][1]["served"] > 250
+
+
+@pytest.mark.usefixtures("patient")
+def test_jobs_go_on_where_the_socket_is_removed_and_nobody_else_comes(scan: Path, tmp_path: Path) -> None:
+    data, order = H5Dataset(scan, FIELDS), PlanSampler(H5Dataset(scan, FIELDS), seed=0)
+    with serving(scan, where=tmp_path) as service:
+        with DataLoader(data, 8, sampler=order, service=str(service.path), buffer=0) as loader:
+            next(iter(loader))
+            service.path.unlink()
+            assert epochs_of(loader) == alone(data, 0, 8)
+            assert loader._buffered.running.counts()["alone"] <= 1
+        with pytest.raises(PlanError, match="no service answers there"):
+            next(iter(DataLoader(data, 8, service=str(service.path), buffer=0)))
+
+
+def test_a_job_that_is_slow_holds_nobody_back_for_long(
+    scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("solar.serve.hall.PATIENCE", 0.05)
+    monkeypatch.setattr("solar.serve.hall.LONGEST", 0.05)
+    data, found = H5Dataset(scan, "x"), dict[int, Any]()
+    with serving(scan, where=tmp_path, memory=SAMPLES * 256) as service:
+        order = PlanSampler(data, seed=1)
+        with DataLoader(data, 11, sampler=order, service=str(service.path), buffer=0) as slow:
+            slow.set_epoch(0)
+            batches = iter(slow)
+            seen = [next(batches) for _ in range(3)]  # and then it takes none
+            job(data, 0, 8, str(service.path), found)
+            assert soon(lambda: any("held back others" in one["why"] for one in service.status()["jobs"]))
+            seen += batches
+    assert found[0][0] == alone(data, 0, 8)
+    with DataLoader(data, 11, sampler=order, buffer=0) as whole:
+        whole.set_epoch(0)
+        assert all(one.equal(other) for one, other in zip(seen, whole, strict=True))
+
+
+def test_a_file_that_is_replaced_is_an_error_and_made_again_it_is_served(tmp_path: Path) -> None:
+    path, other = tmp_path / "scan.h5", tmp_path / "other.h5"
+    for number, one in enumerate((path, other)):
+        with h5py.File(one, "w") as file:
+            file["x"] = np.arange(number, number + SAMPLES * 16).reshape(SAMPLES, 16)
+        settle(one)
+    data = H5Dataset(path, "x")
+    with serving(path, where=tmp_path) as service:
+        order = PlanSampler(data, seed=0)
+        with DataLoader(data, 8, sampler=order, service=str(service.path), buffer=0) as loader:
+            first = epochs_of(loader, 1)
+            os.utime(other, ns=(time.time_ns(), time.time_ns()))
+            other.replace(path)
+            with pytest.raises(ReadError, match=r"scan\.h5.*changed|scan\.h5.*replaced"):
+                epochs_of(loader, 1)
+        new, found = H5Dataset(path, "x"), dict[int, Any]()
+        job(new, 0, 8, str(service.path), found)
+    assert found[0][0] == alone(new, 0, 8) != first
+    assert found[0][1]["served"] > 200
+    assert doors.real(str(path)) in service.served
