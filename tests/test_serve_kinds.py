@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from crops_kit import written as volumes
 from far_kit import served
+from kit import settle
 from ragged_kit import matrix, sparse
 from ragged_kit import written as ragged
 from serve_kit import check, epochs_of, patient, serving, together
@@ -76,6 +77,20 @@ def varying(folder: Path) -> Any:
     return H5Dataset(path, Ragged("v"))
 
 
+def of_groups(**more: Any) -> Callable[[Path], Any]:
+    def make(folder: Path) -> Any:
+        path, draw = folder / "groups.h5", np.random.default_rng(0)
+        if not path.exists():
+            with h5py.File(path, "w") as file:
+                for number, length in enumerate(lengths_of()):
+                    group = file.create_group(f"m{number:03}")
+                    group["hits"], group["energy"] = draw.random((length + 1, 3)), draw.random((8,))
+            settle(path)
+        return H5Dataset(path, {"hits": "hits", "energy": "energy"}, **more)
+
+    return make
+
+
 KINDS: dict[str, Callable[[Path], Any]] = {
     "by ends": of_lengths("ends", "contiguous"),
     "by ids, gzip": of_lengths("ids", "gzip"),
@@ -86,6 +101,8 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "variable length": varying,
     "a matrix": of_matrix("contiguous", dense=False),
     "a matrix with its zeros, gzip": of_matrix("gzip", dense=True),
+    "groups": of_groups(samples="groups"),
+    "groups by their names": of_groups(samples="/m1*"),
     "boxes": of_volumes("contiguous", overlap=1),
     "boxes, gzip": of_volumes("gzip", overlap=(0, 0, 7)),
     "boxes that are drawn": of_volumes("lzf and a checksum", at="random", per=300, seed=3),

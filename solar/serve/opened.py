@@ -21,6 +21,7 @@ from solar.io.read.run import scratch_nbytes, threads
 from solar.io.read.trial import on_cores, tried
 from solar.io.serve.doors import real
 from solar.io.serve.frames import Fault, Refused
+from solar.io.unequal import of_groups
 from solar.planner.pass_uses import SampleUses
 from solar.planner.planned_passes import Piece
 from solar.planner.regions import whole
@@ -56,7 +57,7 @@ class SharedData:
         order = np.argsort(key, kind="stable")
         first = np.concatenate(([0], np.flatnonzero(np.diff(key[order])) + 1))[: len(key)]
         places = np.empty(len(key), np.int64)
-        places[order] = np.arange(len(key)) - np.repeat(first, np.diff([*first, len(key)]))
+        places[order] = np.arange(len(key)) - np.repeat(first, np.diff(np.append(first, len(key))))
         return places
 
     def counts(self, uses: SampleUses) -> NDArray[np.int64]:
@@ -136,7 +137,7 @@ def opened(values: Any, arrays: list[NDArray[Any]], served: Collection[str]) -> 
     made = SharedData(facts_of(values, arrays), pieces, rows)
     fields, datasets = (1 + max(getattr(piece, name) for piece in pieces) for name in ("field", "dataset"))
     every = {(of, at) for at in range(datasets) for of in range(fields)}
-    if made.apart:
+    if made.apart and datasets % fields == 0:
         every = {(at * fields // datasets, at) for at in range(datasets)}
     if every != {(piece.field, piece.dataset) for piece in pieces} or len(every) != len(pieces):
         raise Fault("each data set has a piece for each field, or each field data sets of its own")
@@ -178,6 +179,8 @@ def _layout(files: Any, told: dict[str, Any]) -> Layout:
         return rows
     if how == ["boxes"]:
         return blocks_of(inspect(files, name))
+    if how[:1] == ["groups"]:
+        return _of_groups(files, how)
     if [type(one) for one in how] != [str, str, int] or how[0] not in ("matrix", "", *RAGGED_BY):
         raise Fault("a piece that is held as nothing is")
     word, other, part = how
@@ -188,6 +191,19 @@ def _layout(files: Any, told: dict[str, Any]) -> Layout:
         raise Refused(f"{why}: each job reads it by itself")
     blocks: Layout = columns.blocks[part].layout
     return blocks
+
+
+def _of_groups(files: Any, how: list[Any]) -> Layout:
+    """What is held of one dataset of each of many groups: a row of each, or blocks of their rows."""
+    if [type(one) for one in how] != [str, str, list, list, int] or not 0 <= how[4] < len(how[2]) == len(how[3]):
+        raise Fault("groups that are told as none are")
+    if not all(isinstance(name, str) for name in how[2]):
+        raise Fault("the name of a dataset is a text")
+    fields = [Ragged(name) if as_rows else name for name, as_rows in zip(how[2], how[3], strict=True)]
+    layouts, columns = of_groups(files, fields, how[1])
+    own, layout = columns[how[4]], layouts[how[4]]
+    found: Layout = layout if own is None or refused(layout) else own.blocks[0].layout
+    return found
 
 
 def _extents(arrays: list[NDArray[Any]]) -> Extents:

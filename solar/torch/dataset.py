@@ -34,7 +34,7 @@ from solar.io.unequal import by_sample
 from solar.io.windows import Windows
 from solar.torch.batch.pending import PendingBatch, PendingField, leaves, mapped
 from solar.torch.batch.transform import Transform, transformed
-from solar.torch.kinds import Where, left_by, lying
+from solar.torch.kinds import Where, groups_of, left_by, lying
 from solar.torch.one_by_one import one_by_one
 from solar.torch.ragged import RaggedReading
 from solar.values import Layout
@@ -111,6 +111,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
             self.layouts, own = lying(path, fields, samples, reader, cache, together)
         of_field = iter(own)
         self.extents = mapped(self.layouts, lambda _: next(of_field))  # None: samples are rows
+        self.groups = groups_of(fields, samples)
         self.fields = _fields(fields, self.layouts, self.extents)
         self._by = any(isinstance(field, Field) and field.by is not None for field in leaves(fields))
         self.transform = transform
@@ -235,6 +236,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         now = {
             "chosen": None,
+            "groups": None,
             "epoch": 0,
             "_by": False,
             "tier": None,

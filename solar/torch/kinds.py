@@ -28,6 +28,18 @@ from solar.values import Layout
 Where = str | tuple[Any, ...] | ArrayLike  # a mask, or its dataset; or datasets, and what makes a mask of their values
 
 
+Groups = tuple[str, list[str], list[bool]]  # the pattern of their names, what is read of each, and whether as rows
+
+
+def groups_of(fields: Any, samples: Any) -> Groups | None:
+    """By what samples are found that are groups; None where they are not."""
+    if not isinstance(samples, str) or samples in ("rows", "files"):
+        return None
+    every = leaves(fields)
+    pattern = "" if samples == "groups" else samples
+    return pattern, [name_of(field) for field in every], [isinstance(field, Ragged) for field in every]
+
+
 def lying(
     path: Paths, fields: Any, samples: Any, reader: By, cache: Folder, together: bool
 ) -> tuple[Any, Sequence[Lying | Columns]]:

@@ -137,7 +137,9 @@ def _held(dataset: H5Dataset) -> list[tuple[Layout, Any, list[Any], str]]:
         for part, (layout, own) in enumerate(held_as(read, opened.rows)):
             held: list[Any] = ["boxes" if isinstance(own, BoxBlocks) else "rows"]
             name = layout.name
-            if isinstance(own, Blocks):
+            if dataset.groups is not None:
+                held = ["groups", *dataset.groups, read.fields[0]]
+            elif isinstance(own, Blocks):
                 given: Any = read.extents.given  # type: ignore[union-attr]
                 word = next((word for word in RAGGED_BY if getattr(given, word, None) is not None), "")
                 kind = "matrix" if isinstance(given, CSR) else word
