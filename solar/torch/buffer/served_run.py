@@ -30,7 +30,7 @@ SPARE = 4  # of blocks that a batch has, one part of so many more are asked for
 FAR_OFF = 1 << 62  # a batch that there is not
 
 
-class Told(NamedTuple):
+class ToldUses(NamedTuple):
     """Batches one after another, as uses of what is held, and of samples."""
 
     base: int  # number of the first
@@ -50,7 +50,7 @@ class ServedRun:
         self._door: Door | None = door
         self._fields = door.fields
         self._held = door.held
-        self._epochs: list[Told] = []
+        self._epochs: list[ToldUses] = []
         self._here: dict[int, Any] = {}
         self._unwanted: set[int] = set()
         self._next = 0  # batch to be got
@@ -71,7 +71,7 @@ class ServedRun:
         with self._changed:
             base, self.appended = self.appended, self.appended + len(sizes)
             left = [one for one in self._epochs if one.base + len(one.uses.starts) - 1 > self._needed()]
-            self._epochs = [*left, Told(base, self._held.uses(told), told)]
+            self._epochs = [*left, ToldUses(base, self._held.uses(told), told)]
             if self._guest is None:
                 self._join(base)
             else:
