@@ -17,6 +17,8 @@ import threading
 import time
 from typing import Any
 
+import torch
+
 TOGETHER = 2  # batches in one message: with 1 it hangs, with its default of 8 it is slower
 
 
@@ -29,21 +31,27 @@ def main() -> int:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     command = [sys.executable, "-m", "bench.serve_tensorsocket"]
     producer = subprocess.Popen([*command, "produce", *sys.argv[1:6]], stdout=subprocess.PIPE, text=True)
-    assert producer.stdout is not None
-    producer.stdout.readline()
+    _until(producer, "ready")
     consumers = [
         subprocess.Popen([*command, "consume", *sys.argv[3:5], sys.argv[6]], stdout=subprocess.PIPE, text=True)
         for _ in range(jobs)
     ]
-    begin = float(producer.stdout.readline())
+    begin = float(_until(producer, "begins"))
     said = [json.loads(one.communicate()[0].splitlines()[-1]) for one in consumers]
     producer.kill()
     producer.communicate()
     samples = sum(one["samples"] for one in said)
     seconds = max(one["end"] for one in said) - begin
+    if not samples:
+        raise RuntimeError("nothing came")
     first = [one["first"] - begin for one in said]
     print(json.dumps({"samples": samples, "seconds": seconds, "rate": samples / seconds, "first": sorted(first)}))
     return 0
+
+
+def _until(producer: Any, word: str) -> str:
+    """What comes behind this word; the package writes lines of its own."""
+    return next(line.removeprefix(word) for line in producer.stdout if line.startswith(word))
 
 
 def produce(path: str, jobs: str, batch: str, epochs: str, memory: str) -> None:
@@ -59,7 +67,7 @@ def produce(path: str, jobs: str, batch: str, epochs: str, memory: str) -> None:
         print("ready", flush=True)
         while len(made.hb.consumers) < int(jobs):
             time.sleep(0.05)
-        print(time.time(), flush=True)
+        print("begins", time.time(), flush=True)
         for epoch in range(int(epochs)):
             loader.set_epoch(epoch)
             for _ in made:
@@ -77,7 +85,8 @@ class _Begun:
         return len(self.loader)
 
     def __iter__(self) -> Any:
-        yield from self.loader
+        for (values,) in self.loader:
+            yield (values.view(torch.int16),)  # it cannot send uint16
 
 
 def consume(batch: str, epochs: str, seconds: str) -> None:
