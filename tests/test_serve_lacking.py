@@ -21,26 +21,29 @@ from solar.io.serve import doors
 
 _ = scan, patient  # fixtures
 
+DATA = 100_000  # bytes of the file, behind which there are samples alone
 
-def lacking(calls: list[str], code: int, after: int) -> str:
+
+def lacking(calls: list[str], code: int, after: int, begin: int = 0) -> str:
     """Has a service meet a fault in every such call, after so many that go well."""
-    return f"from solar import _native; _native._inject_faults({[fault(one, code, after=after) for one in calls]})"
+    faults = [fault(one, code, after=after, begin=begin) for one in calls]
+    return f"from solar import _native; _native._inject_faults({faults})"
 
 
-@pytest.mark.parametrize("after", [0, 20])
+@pytest.mark.parametrize("after", [0, 3])
 def test_a_service_whose_disk_is_gone_leaves_each_batch_to_its_job(after: int, scan: Path, tmp_path: Path) -> None:
+    """What it has read before, as the file's metadata, it goes on with."""
     data = [H5Dataset(scan, FIELDS) for _ in range(2)]
-    with Process(scan, tmp_path, before=lacking(["read", "ring"], errno.EIO, after)) as service:
+    with Process(scan, tmp_path, before=lacking(["map", "read", "ring"], errno.EIO, after, begin=DATA)) as service:
         found = together(data, str(service.socket))
         assert service.process.poll() is None
     check(data, found)
-    assert all(counts["alone"] > 50 for _, counts in found.values())
+    assert all(counts["alone"] > 10 for _, counts in found.values())
 
 
-@pytest.mark.parametrize("after", [0, 10])
-def test_a_service_without_memory_leaves_its_jobs_to_themselves(after: int, scan: Path, tmp_path: Path) -> None:
+def test_a_service_without_memory_leaves_its_jobs_to_themselves(scan: Path, tmp_path: Path) -> None:
     data = [H5Dataset(scan, FIELDS) for _ in range(2)]
-    with Process(scan, tmp_path, before=lacking(["memory"], errno.ENOMEM, after)) as service:
+    with Process(scan, tmp_path, before=lacking(["memory"], errno.ENOMEM, 0)) as service:
         found = together(data, str(service.socket))
         assert service.process.poll() is None
     check(data, found)
@@ -79,7 +82,7 @@ def test_a_job_that_is_slow_holds_nobody_back_for_long(
     monkeypatch.setattr("solar.serve.hall.PATIENCE", 0.05)
     monkeypatch.setattr("solar.serve.hall.LONGEST", 0.05)
     data, found = H5Dataset(scan, "x"), dict[int, Any]()
-    with serving(scan, where=tmp_path, memory=SAMPLES * 256) as service:
+    with serving(scan, where=tmp_path, memory=SAMPLES * 512) as service:
         order = PlanSampler(data, seed=1)
         with DataLoader(data, 11, sampler=order, service=str(service.path), buffer=0) as slow:
             slow.set_epoch(0)
