@@ -109,7 +109,7 @@ def measured(folder: Path, samples: int, jobs: int, way: str, *, local: bool) ->
             assert service.stdout is not None
             service.stdout.readline()
         buffer = memory // jobs if way == "alone" else 0
-        each, room = [str(path), socket, way], [str(group or ""), str(memory + jobs * groups.OWN)]
+        each, room = [str(path), socket, way], [str(group or ""), str(memory + groups.OWN)]
         running = [
             subprocess.Popen([sys.executable, "-c", JOB, *each, str(number), str(buffer), *room], text=True,
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
