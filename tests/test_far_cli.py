@@ -69,11 +69,6 @@ def test_probe_measures_it(web: Web, capsys: pytest.CaptureFixture[str], monkeyp
     assert "guessed" not in capsys.readouterr().out
 
 
-def test_serve_reads_no_urls_and_says_so(web: Web, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", web.url("one.h5"), "--memory", "1MiB"]) == 1
-    assert "reads files and no URLs" in capsys.readouterr().err
-
-
 def test_bench_compares_with_h5py_over_requests_of_its_own(
     web: Web, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

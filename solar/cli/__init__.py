@@ -10,7 +10,7 @@ from importlib import import_module
 
 from solar import __version__
 from solar.cli.words import said
-from solar.errors import PlanError, SolarError
+from solar.errors import SolarError
 
 # Each is a module of this package with HELP, DETAILS, add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS = {
@@ -28,7 +28,6 @@ COMMANDS = {
     "tune": "how far inputs may be off before a model's gradients notice: which bound to choose",
     "verify": "whether a compressed file holds what its original does, or whether a file is damaged",
 }
-OF_FILES = ("serve",)  # which know no URLs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,8 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.set_defaults(run=module.run)
     chosen = parser.parse_args(given)
     try:
-        if chosen.command in OF_FILES and (url := next((one for one in given if "://" in one), None)):
-            raise PlanError(f"{url}: solar {chosen.command} reads files and no URLs: copy it to a local disk first")
         code: int = chosen.run(chosen)
         return code
     except SolarError as error:
