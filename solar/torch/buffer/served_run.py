@@ -230,8 +230,8 @@ class ServedRun:
             out, pending = held.firsts[field].room(len(rows)), []
             for at in range(held.datasets):
                 here = None if which is None else np.flatnonzero(which == at)
-                if here is not None and not len(here):
-                    continue
+                if here is not None and not len(here) and (pending or at + 1 < held.datasets):
+                    continue  # a field that the batch uses nothing of is read, too: nothing of it
                 own = rows if here is None else rows[here]
                 pending.append(held.rows[at * held.fields + field].start(own.astype(np.int64), out, here))
             found.append((held.firsts[field], pending))
