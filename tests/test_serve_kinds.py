@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,10 +15,11 @@ from far_kit import served
 from kit import settle
 from ragged_kit import matrix, sparse
 from ragged_kit import written as ragged
-from serve_kit import check, epochs_of, job, patient, serving, together
+from serve_kit import check, epochs_of, patient, serving, together
 from torch.utils.data import ConcatDataset, Subset
 
 from solar import CSR, Crops, DataLoader, Field, H5Dataset, PlanSampler, Ragged
+from solar.cli import main
 
 _ = patient  # a fixture
 
@@ -184,19 +183,10 @@ def test_files_by_url_are_served(tmp_path: Path) -> None:
     assert sum(counts["alone"] for _, counts in found.values()) <= 1
 
 
-def test_a_service_in_the_background_fetches(tmp_path: Path) -> None:
-    """It is forked when it listens, and nothing may have been fetched before."""
+def test_a_service_of_urls_does_not_go_on_in_the_background_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
-    ragged(tmp_path / "v.h5", lengths_of(), "gzip", row=(16,))
-    where, found = tmp_path / "socket", dict[int, Any]()
-    where.mkdir(mode=0o700)
     with served(tmp_path) as web:
-        socket, solar = str(where / "s.sock"), [sys.executable, "-m", "solar", "serve"]
-        subprocess.run([*solar, web.url("v.h5"), "--memory", "64MiB", "--socket", socket, "--background"], check=True)
-        try:
-            data = H5Dataset(web.url("v.h5"), Ragged("v", ends="ends"))
-            job(data, 0, 8, socket, found)
-        finally:
-            subprocess.run([*solar, "--socket", socket, "--stop"], check=True)
-        check([data], found)
-    assert found[0][1]["alone"] <= 1
+        assert main(["serve", web.url("v.h5"), "--memory", "64MiB", "--background"]) == 1
+    assert "leaves behind what fetches URLs" in capsys.readouterr().err

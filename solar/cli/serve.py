@@ -24,6 +24,7 @@ from solar.io.machine.quantities import size_of
 from solar.io.serve import doors
 from solar.serve.page import Page
 from solar.serve.service import Service
+from solar.values import is_url
 
 ANSWERS = {"status": "status", "stop": "stopping"}
 ANSWER_WITHIN = 10.0  # seconds that a service has for an answer
@@ -60,6 +61,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.memory is None:
         raise PlanError("--memory SIZE: how much the service may take, for all jobs together")
     files = [path for one in arguments.file for path in files_of(one)]
+    if arguments.background and (url := next(filter(is_url, files), None)):
+        raise PlanError(
+            f"{words.printable(url)}: --background leaves behind what fetches URLs: leave it out, and begin the "
+            "command by systemd, by the shell's &, or as a job's first step"
+        )
     memory = size_of(arguments.memory, machine.memory_nbytes())
     group = None if arguments.group is None else _group(arguments.group, arguments.socket)
     path = Path(arguments.socket) if arguments.socket else doors.socket_of(files)

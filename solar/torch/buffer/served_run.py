@@ -26,7 +26,7 @@ log = logging.getLogger("solar")
 COPIED, ALONE = 2, 4  # batches that are there before they are asked for: copied, or being read
 COME_WITHIN = 10.0  # seconds after which a batch that does not come is read alone
 NAP = 0.1
-SPARE = 4  # of blocks that a batch has, one part of so many more are asked for
+MORE_BLOCKS = 4  # of blocks that a batch has, one part of so many more are asked for
 FAR_OFF = 1 << 62  # a batch that there is not
 
 
@@ -114,7 +114,7 @@ class ServedRun:
         starts = [max(first, one.base) for one, part in zip(self._epochs, parts, strict=True) if len(part.starts) > 1]
         most = max(int(one.sizes.max()) for one in wanted)
         if self._held.cut:  # later batches may have more blocks
-            most += most // SPARE
+            most += most // MORE_BLOCKS
         found = self._ask({"is": "join", "data": door.data, "batch": most}, "joined", wanted[0]) or []
         try:
             if len(found) == 4:
@@ -227,7 +227,7 @@ class ServedRun:
         held, found = self._held, []
         self._counts["alone"] += 1
         for field, (which, rows) in enumerate(held.by_field(*self._uses(number))):
-            out, pending = held.firsts[field].room(len(rows)), []
+            out, pending = held.firsts[field].room(len(rows)), list[Pending]()
             for at in range(held.datasets):
                 here = None if which is None else np.flatnonzero(which == at)
                 if here is not None and not len(here) and (pending or at + 1 < held.datasets):
