@@ -36,9 +36,9 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     walked: list[str] = []
     walk = _native.chunk_table
 
-    def counted(path: str, name: str, header_address: int) -> Any:
+    def counted(path: str, name: str, *how: Any) -> Any:
         walked.append(name)
-        return walk(path, name, header_address)
+        return walk(path, name, *how)
 
     monkeypatch.setattr(_native, "chunk_table", counted)
     return walked

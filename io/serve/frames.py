@@ -110,7 +110,7 @@ def _exactly(peer: socket.socket, size: int, descriptors: list[int], begun: floa
                 raise Fault("a frame that takes too long") from None
             descriptors += came
             if flags & socket.MSG_CTRUNC or len(descriptors) > DESCRIPTORS:
-                raise Fault("more descriptors than a frame may have")
+                raise Fault("more descriptors than a frame may have, or than this process may open")
             if not some:
                 if found:
                     raise Fault("a frame that ends early")

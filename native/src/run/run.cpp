@@ -127,9 +127,7 @@ bool Run::take(std::chrono::nanoseconds limit, Batch& batch) {
   impl_->check_process();
   const auto deadline = std::chrono::steady_clock::now() + std::min(limit, longest_wait);
   Impl::Making made;
-  // The Run's thread is told once half of what may wait is taken, so that few takers pay for that; and when the mutex is
-  // free, for which it would wait.
-  bool wake = false;
+  bool wake = false;  // the Run's thread, which is told once, and when the mutex is free: it would wait for that
   {
     std::unique_lock lock(impl_->mutex);
     impl_->doors->kept = impl_->doors->lent;
@@ -145,7 +143,7 @@ bool Run::take(std::chrono::nanoseconds limit, Batch& batch) {
     made = std::move(impl_->ready.front());
     impl_->ready.pop_front();
     made.loan->begin();
-    wake = impl_->doors->awaited && impl_->has_room() && impl_->ready.size() <= impl_->staged / 2;
+    wake = impl_->doors->awaited && impl_->has_room();
   }
   if (wake) impl_->changed.notify_all();
   if (made.error != nullptr) std::rethrow_exception(made.error);

@@ -61,6 +61,7 @@ class ServedRun:
         self._refused = FAR_OFF  # the first batch that it does not belong to
         self._changed = threading.Condition()
         self._closing = False
+        self._failed: Exception | None = None  # what ended the thread
         self._counts = {"served": 0, "alone": 0}
         self._thread: Background | None = None
 
@@ -139,7 +140,16 @@ class ServedRun:
     # --- batches ----
 
     def _get(self, stopped: threading.Event) -> None:
-        """Gets the batches, each before it is asked for."""
+        """Gets the batches, each before it is asked for. Whoever waits hears what went wrong."""
+        try:
+            self._get_all(stopped)
+        except Exception as error:
+            with self._changed:
+                self._failed = error
+                self._changed.notify_all()
+            raise
+
+    def _get_all(self, stopped: threading.Event) -> None:
         while not stopped.is_set() and not self._closing:
             with self._changed:
                 room = ALONE if self._guest is None else COPIED
@@ -164,7 +174,7 @@ class ServedRun:
         if number >= self._refused:
             self._rejoin(number)
         guest, own = self._guest, number - self._first
-        if guest is None:
+        if guest is None or own < 0:  # it joined for what comes later
             return None
         try:
             if own < self._begins:
@@ -240,8 +250,11 @@ class ServedRun:
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
         """The fields of this batch. TimeoutError after `seconds`."""
         with self._changed:
-            if not self._changed.wait_for(lambda: number in self._here or self._closing, seconds):
+            there = self._changed.wait_for(lambda: number in self._here or self._closing or self._failed, seconds)
+            if not there:
                 raise Late.values(seconds, "the service")
+            if self._failed is not None and number not in self._here:
+                raise self._failed
             if number not in self._here:
                 raise RuntimeError("this run was closed")
             found = self._here[number]
