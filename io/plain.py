@@ -29,24 +29,89 @@ SLOTS_A_CHUNK = 100  # of the cache's table; with few slots, chunks that hash al
 MOST_SLOTS = 4_000_000
 
 
-_alive: weakref.WeakSet[Plain] = weakref.WeakSet()
+_alive: weakref.WeakSet[KeptOpen] = weakref.WeakSet()
 
 
-class Plain:
-    """The rows of datasets of the same length, in one file or one after another in many.
+class KeptOpen:
+    """Datasets of one file or of many alike.
 
     A process opens a file at its first read from it, and keeps it open. Handles are not passed to other processes.
     """
 
+    def __init__(self, paths: Sequence[str], names: Sequence[str], cached: Sequence[int | None] = ()) -> None:
+        """`cached`: bytes of chunk cache of each dataset of a file; None: libhdf5's own."""
+        self.paths, self.names = tuple(paths), tuple(names)
+        self.cached = tuple(cached) or (None,) * len(names)
+        self._open: dict[int, tuple[Any, list[Opened]]] = {}
+        self._process = os.getpid()
+        _alive.add(self)
+
+    def warm(self, seconds: float) -> None:
+        """Fills the chunk caches as an epoch does, by a row of each chunk, until they are full or time is up."""
+        end = time.monotonic() + seconds
+        for file in range(len(self.paths)):
+            for one, left in zip(self._data(file), self.cached, strict=True):
+                row = np.empty((1, *one.data.shape[1:]), one.data.dtype.newbyteorder("="))
+                full = (left or 0) // (_chunks_nbytes(one.data, 1) or 1)  # rows of chunks
+                for first in range(0, one.data.shape[0], one.data.chunks[0])[:full] if full else ():
+                    if time.monotonic() > end:
+                        return
+                    read_rows(one, first, row)
+
+    def cache_nbytes(self, cache: Cache, batch: int, memory: int) -> list[int | None]:
+        """Of each dataset's chunk cache, if those of all files may have so much together; None: libhdf5's own."""
+        every = [one.data for one in self._data(0)]
+        whole = sum(_chunks_nbytes(data, data.shape[0]) for data in every) or 1
+        found: list[int | None] = []
+        for data in every:
+            own = _chunks_nbytes(data, data.shape[0])
+            share = min(own, memory * own // whole // len(self.paths))
+            some = min(share, _chunks_nbytes(data, batch))
+            sizes: dict[Cache, int | None] = {"default": None, "none": 0, "batch": some, "all": share}
+            found.append(sizes[cache] if data.chunks else None)
+        return found
+
+    def _data(self, file: int) -> list[Opened]:
+        return self._file(file)[1]
+
+    def _file(self, file: int) -> tuple[Any, list[Opened]]:
+        if self._process != os.getpid():
+            self._open, self._process = {}, os.getpid()
+        if file not in self._open:
+            if len(self._open) >= _most_open():
+                self._open.pop(next(iter(self._open)))
+            for other in [*_alive]:  # what is open twice in a process has one chunk cache, that of the first
+                if other is not self and set(other.paths) & set(self.paths):
+                    other.close()
+            path = self.paths[file]
+            one = h5py.File(_from_afar(path) if is_url(path) else path, "r", locking=False)
+            wanted = zip(self.names, self.cached, strict=True)
+            self._open[file] = one, [opened(_cached(one, name, nbytes)) for name, nbytes in wanted]
+        return self._open[file]
+
+    def close(self) -> None:
+        """Lets go of its files, until it reads again."""
+        for one, _ in self._open.values():
+            one.close()
+        self._open = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__, _open={}, _process=-1)
+
+
+class Plain(KeptOpen):
+    """The rows of datasets of the same length, in one file or one after another in many."""
+
+    ways: tuple[str, ...] = ()  # to read a batch, of those that torch's side has; none: all that rows have
+    unequal: tuple[Any, ...] = ()  # fields whose samples differ in length
+    drawn = False
+
     def __init__(
         self, paths: Sequence[str], names: Sequence[str], cached: Sequence[int | None] = (), whole: bool = False
     ) -> None:
-        """`cached`: bytes of chunk cache of each dataset of a file; None: libhdf5's own. `whole`: a file is a sample"""
-        self.paths, self.names, self.whole = tuple(paths), tuple(names), whole
-        self.cached = tuple(cached) or (None,) * len(names)
-        self._open: dict[int, list[Opened]] = {}
-        self._process = os.getpid()
-        _alive.add(self)
+        """`whole`: a file is a sample."""
+        super().__init__(paths, names, cached)
+        self.whole = whole
         lengths = [1] * len(paths) if whole else [self._data(file)[0].data.shape[0] for file in range(len(paths))]
         self._ends = [*accumulate(lengths)]
 
@@ -56,6 +121,17 @@ class Plain:
     def nbytes(self) -> int:
         """Of a sample."""
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.shapes())
+
+    def again(self, cached: Sequence[int | None], _: bool = False) -> Plain:
+        """The same with such chunk caches."""
+        return Plain(self.paths, self.names, cached, self.whole)
+
+    def room(self, indices: Sequence[int]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Of each array of such a batch its shape and type."""
+        return {
+            name: ((len(indices), *shape), dtype)
+            for name, (shape, dtype) in zip(self.names, self.shapes(), strict=True)
+        }
 
     def shapes(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
         """Of a sample of each dataset, in the byte order of the machine, the only one that torch has."""
@@ -72,10 +148,7 @@ class Plain:
         """Several different samples, in the order asked. Each file is read by one ascending selection, for h5py."""
         order = np.argsort(indices, kind="stable")
         ascending = np.asarray(indices)[order]
-        made = {
-            name: np.empty((len(order), *shape), dtype)
-            for name, (shape, dtype) in zip(self.names, self.shapes(), strict=True)
-        }
+        made = {name: np.empty(shape, dtype) for name, (shape, dtype) in self.room(indices).items()}
         at = np.searchsorted(ascending, [0, *self._ends])
         for file in np.flatnonzero(np.diff(at)).tolist():
             rows = ascending[at[file] : at[file + 1]] - (self._ends[file - 1] if file else 0)
@@ -135,60 +208,10 @@ class Plain:
                 held[places[at:end]] = block[rows[at:end] - first]
             at = end
 
-    def warm(self, seconds: float) -> None:
-        """Fills the chunk caches as an epoch does, by a row of each chunk, until they are full or time is up."""
-        end = time.monotonic() + seconds
-        for file in range(len(self.paths)):
-            for one, left in zip(self._data(file), self.cached, strict=True):
-                row = np.empty((1, *one.data.shape[1:]), one.data.dtype.newbyteorder("="))
-                full = (left or 0) // (_chunks_nbytes(one.data, 1) or 1)  # rows of chunks
-                for first in range(0, one.data.shape[0], one.data.chunks[0])[:full] if full else ():
-                    if time.monotonic() > end:
-                        return
-                    read_rows(one, first, row)
-
-    def cache_nbytes(self, cache: Cache, batch: int, memory: int) -> list[int | None]:
-        """Of each dataset's chunk cache, if those of all files may have so much together; None: libhdf5's own."""
-        every = [one.data for one in self._data(0)]
-        whole = sum(_chunks_nbytes(data, data.shape[0]) for data in every) or 1
-        found: list[int | None] = []
-        for data in every:
-            own = _chunks_nbytes(data, data.shape[0])
-            share = min(own, memory * own // whole // len(self.paths))
-            some = min(share, _chunks_nbytes(data, batch))
-            sizes: dict[Cache, int | None] = {"default": None, "none": 0, "batch": some, "all": share}
-            found.append(sizes[cache] if data.chunks else None)
-        return found
-
     def _place(self, index: int) -> tuple[int, int]:
         """Its file, and its row there."""
         file = bisect.bisect_right(self._ends, index)
         return file, index - (self._ends[file - 1] if file else 0)
-
-    def _data(self, file: int) -> list[Opened]:
-        if self._process != os.getpid():
-            self._open, self._process = {}, os.getpid()
-        if file not in self._open:
-            if len(self._open) >= _most_open():
-                self._open.pop(next(iter(self._open)))
-            for other in [*_alive]:  # what is open twice in a process has one chunk cache, that of the first
-                if other is not self and set(other.paths) & set(self.paths):
-                    other.close()
-            path = self.paths[file]
-            one = h5py.File(_from_afar(path) if is_url(path) else path, "r", locking=False)
-            self._open[file] = [
-                opened(_cached(one, name, nbytes)) for name, nbytes in zip(self.names, self.cached, strict=True)
-            ]
-        return self._open[file]
-
-    def close(self) -> None:
-        """Lets go of its files, until it reads again."""
-        for every in self._open.values():
-            every[0].data.file.close()
-        self._open = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__, _open={}, _process=-1)
 
 
 class Opened(NamedTuple):

@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "io.exchange": f"{VALUES} io.machine io.ranks io.read",
     "io.compress": f"{VALUES} io.layout io.read io.libhdf5 io.machine io.ranks",
     "io.plain": "values io.far io.libhdf5",
+    "io.pieces": f"{VALUES} io.layout io.plain io.ragged",
     "io.sample_file": "",
     "io.one_of_each": "",
     "filters": "io.compress",
@@ -55,7 +56,7 @@ MAY_IMPORT = {
     "torch.states": "errors",
     "torch.sharding": "",
     "torch.one_by_one": "",
-    "torch.plain": "values io.plain",
+    "torch.plain": "values io.pieces io.plain",
     "torch.on_device": "",
     "torch.mixture": f"{VALUES} {IO} orders torch.batch torch.dataset torch.source",
     "torch.chosen": "errors extents io.ragged io.read orders torch.batch torch.mixture torch.source",
@@ -80,7 +81,7 @@ MAY_IMPORT = {
     "torch": "",
     "torch.tuning": f"{VALUES} {IO} io.compress torch.batch",
     "integrations": f"{VALUES} {IO} torch torch.loader torch.samplers",
-    "cli": f"{VALUES} {IO} io.compress io.one_of_each io.plain io.sample_file filters orders planner serve "
+    "cli": f"{VALUES} {IO} io.compress io.one_of_each io.pieces io.plain io.sample_file filters orders planner serve "
     "torch torch.gather torch.plain torch.tuning",
 }
 LAW = {shelf: set(may.split()) for shelf, may in MAY_IMPORT.items()}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
-from solar.cli import quantities, words
+from solar.boxes import Boxes
+from solar.cli import kinds, quantities, words
 from solar.cli.contest import Failed, Reader
 from solar.cli.contestant import WORKERS
 from solar.cli.plan import layouts_of
@@ -20,6 +22,7 @@ from solar.errors import PlanError, ReadError
 from solar.io.machine import available as machine
 from solar.io.machine.figures import count, duration, rate, rounded, size
 from solar.io.machine.resident import read_once
+from solar.io.ragged import Columns
 from solar.io.ranks.awaited import Phase
 from solar.values import Layout
 
@@ -29,15 +32,19 @@ stopped. PyTorch keeps the file open with h5py in each worker and is taken at it
 straight into the batch, sample by sample or a sorted batch at a time (`__getitems__`); without a chunk cache, with
 libhdf5's own, with one for the chunks of a batch, and with all the memory that solar's buffer may have; with 0, 1, 2 or
 4 workers. The first batches of both are compared, value by value.
+Samples may be of any kind. Each is read by h5py as an expert reads that kind: windows and boxes by slices, straight
+into the batch, of steps with gaps also with the rows between; ragged samples by a slice between their ends, rows of a
+matrix by one of its values and one of its columns, with the ends in memory, groups by reads of their datasets, each
+batch in the order of the file. Where samples lie both sides know from one source; what is there each reads by itself.
 A file that fits into half of the free memory is read once before: then both find it in the page cache. To know what
 your storage gives, take a file larger than memory, or `solar probe` and `solar plan`. Nothing is computed in between;
 `solar rehearse --compute` does. Where a batch takes seconds, fewer settings are tried and fewer rounds made, and it
 says so: no setting is begun after 30 s (or ten times S), no round after 30 s (or fifteen times S).
 Of a URL h5py reads by requests of its own, one for each read of libhdf5, as it does over fsspec without a cache.
 
-keys of --json: version (1), file, datasets, samples, nbytes (of a sample), batch, seconds (of a round), buffer,
-  cached (read once before), compared (batches), readers ([{reader (solar or torch), setting (kind, workers, cache),
-  tried, untried (settings that there was no time for), memory (bytes that PyTorch's caches may have),
+keys of --json: version (1), file, datasets, samples, nbytes (of a sample, on average), batch, seconds (of a round),
+  buffer, cached (read once before), compared (batches), readers ([{reader (solar or torch), setting (kind, workers,
+  cache), tried, untried (settings that there was no time for), memory (bytes that PyTorch's caches may have),
   samples_per_second (of each round; fewer than five where time ran out), hits (samples found in solar's buffer),
   median, least, most, peak_bytes (of all its processes, file pages left aside)} or {reader, failed}]), ratio (of the
   medians, or null), step_seconds (a training with longer steps does not wait), verdict, cores, versions
@@ -49,6 +56,7 @@ LONGEST_ROUNDS = 30.0  # seconds after which no other round begins; or those of 
 LARGEST_READ = 16 << 30  # bytes that are read once before, at most
 COMPARED_SECONDS = 2.0  # of reading, about
 WAY_NAMES = {"items": "sample by sample", "sorted": "sorted batches", "straight": "straight into the batch"}
+WAY_NAMES["span"] = "with the rows between steps"
 CACHE_NAMES = {"default": "", "none": ", no chunk cache", "batch": ", chunks of a batch cached", "all": ", large cache"}
 LABELS = {"solar": "solar", "torch": "PyTorch + h5py"}
 
@@ -61,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seconds", metavar="S", type=_span, default=2.0, help=f"of each of {BENCH_ROUNDS} rounds, about (2)")
     add("--buffer", metavar="SIZE", help="memory for samples that wait for their turn, as DataLoader's buffer: 8GiB, 0")
     add("--workers", metavar="N", type=int, nargs="+", default=WORKERS, help="what PyTorch tries (0 1 2 4)")
-    add("--json", action="store_true", help="for programs: one JSON object")
+    kinds.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
 
 
 def _span(text: str) -> float:
@@ -73,17 +82,15 @@ def _span(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    layouts = _numbers(arguments)
-    first = next(iter(layouts.values()))
-    paths = [*first.files]
-    holding = [*dict.fromkeys(path for one in layouts.values() for path in one.paths)]
-    far = any(one.far for one in layouts.values())
+    asked = _asked(arguments)
+    holding = [*dict.fromkeys(path for one in asked.layouts.values() for path in one.paths)]
+    far = any(one.far for one in asked.layouts.values())
     cached = not far and sum(map(os.path.getsize, holding)) <= min(LARGEST_READ, machine.free_nbytes() // 2)
     if cached:
         read_once(holding)
     with ended_in_order(), doing(arguments.json) as become:
-        compared, readers = _contest(arguments, paths, [*layouts], become)
-    answer = as_json(arguments, layouts, cached, compared, readers)
+        compared, readers = _contest(arguments, asked, become)
+    answer = as_json(arguments, asked, cached, compared, readers)
     for line in [json.dumps(answer, indent=1)] if arguments.json else as_text(answer):
         print(line)
     return 0
@@ -92,18 +99,24 @@ def run(arguments: argparse.Namespace) -> int:
 # --- what is asked ----
 
 
-def _numbers(arguments: argparse.Namespace) -> dict[str, Layout]:
-    """The fields that torch has a tensor for; those that were named must be."""
-    layouts = layouts_of(arguments.file, arguments.dataset)
-    others = [name for name, one in layouts.items() if not words.is_number(one.dtype) or not one.shape]
-    if others and arguments.dataset:
+class Asked(NamedTuple):
+    """What samples are made of, how many there are, and how large one is, on average."""
+
+    layouts: dict[str, Layout]
+    samples: int
+    nbytes: int
+
+
+def _asked(arguments: argparse.Namespace) -> Asked:
+    layouts, own = kinds.lying(arguments, {} if kinds.unequal(arguments) else _rows(arguments))
+    every = [own.get(name) for name in layouts]
+    _check_numbers(arguments, layouts, every)
+    if any(isinstance(one, Columns) and one.varying for one in every):
         raise PlanError(
-            f"{arguments.file}: {others[0]} holds {words.kind(layouts[others[0]].dtype)}, and torch has no such numbers"
+            f"{arguments.file}: libhdf5 alone reads these arrays of variable length, and how long they are is not "
+            "known before: `solar rehearse` reads them"
         )
-    layouts = {name: one for name, one in layouts.items() if name not in others}
-    if not layouts:
-        raise PlanError(f"{arguments.file}: none of the fields of its samples holds numbers; name a DATASET")
-    samples = next(iter(layouts.values())).samples
+    samples = next(iter(layouts.values())).samples if every[0] is None else len(every[0])
     if samples < 2 * arguments.batch_size:
         raise PlanError(
             f"{arguments.file} has {count(samples, 'sample')}: two batches of {arguments.batch_size} are needed "
@@ -111,17 +124,44 @@ def _numbers(arguments: argparse.Namespace) -> dict[str, Layout]:
         )
     if min(arguments.workers) < 0:
         raise PlanError(f"--workers {min(arguments.workers)}: a number of processes cannot be below 0")
+    return Asked(layouts, samples, sum(map(_nbytes, layouts.values(), every)))
+
+
+def _rows(arguments: argparse.Namespace) -> dict[str, Layout]:
+    """The datasets that were named; else those that torch has a tensor for."""
+    layouts = layouts_of(arguments.file, kinds.names_of(arguments), alike=not arguments.crop)
+    if kinds.names_of(arguments):
+        return layouts
+    layouts = {name: one for name, one in layouts.items() if words.is_number(one.dtype) and one.shape}
+    if not layouts:
+        raise PlanError(f"{arguments.file}: none of the fields of its samples holds numbers; name a DATASET")
     return layouts
+
+
+def _check_numbers(arguments: argparse.Namespace, layouts: Mapping[str, Layout], own: Sequence[kinds.Lies]) -> None:
+    for (name, layout), lies in zip(layouts.items(), own, strict=True):
+        dtype = lies.dtype if isinstance(lies, Columns) else layout.dtype
+        if not words.is_number(dtype) or not layout.shape:
+            raise PlanError(f"{arguments.file}: {name} holds {words.kind(dtype)}, and torch has no such numbers")
+
+
+def _nbytes(layout: Layout, own: kinds.Lies) -> int:
+    """Of a sample of a field, on average."""
+    if isinstance(own, Columns):
+        return int(sum(one.sample_nbytes for one in own.layouts) * own.length.mean())
+    if isinstance(own, Boxes):
+        return math.prod(own.box) * layout.dtype.itemsize
+    return layout.sample_nbytes * (1 if own is None else own.slots)
 
 
 # --- the contest ----
 
 
-def _contest(
-    arguments: argparse.Namespace, paths: list[str], names: list[str], become: Become
-) -> tuple[int, list[dict[str, Any]]]:
+def _contest(arguments: argparse.Namespace, asked: Asked, become: Become) -> tuple[int, list[dict[str, Any]]]:
     """How many batches were compared, and what was found of each reader."""
-    job = {"paths": paths, "names": names, "batch": arguments.batch_size, "buffer": arguments.buffer, "seed": 0}
+    layouts, paths = asked.layouts, [*next(iter(asked.layouts.values())).files]
+    job = {"paths": paths, "names": [*layouts], "batch": arguments.batch_size, "buffer": arguments.buffer, "seed": 0}
+    job["asked"] = {word: getattr(arguments, word) for word in kinds.ROWS}
     job |= {"seconds": arguments.seconds, "workers": [*arguments.workers]}
     job |= {"trying": max(TRYING, 10 * arguments.seconds)}
     found: dict[str, dict[str, Any]] = {}
@@ -191,7 +231,7 @@ def _rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, An
 
 def as_json(
     arguments: argparse.Namespace,
-    layouts: Mapping[str, Layout],
+    asked: Asked,
     cached: bool,
     compared: int,
     readers: list[dict[str, Any]],
@@ -201,9 +241,9 @@ def as_json(
     answer: dict[str, Any] = {
         "version": 1,
         "file": arguments.file,
-        "datasets": [*layouts],
-        "samples": next(iter(layouts.values())).samples,
-        "nbytes": sum(one.sample_nbytes for one in layouts.values()),
+        "datasets": [*asked.layouts],
+        "samples": asked.samples,
+        "nbytes": asked.nbytes,
         "batch": arguments.batch_size,
         "seconds": arguments.seconds,
         "buffer": arguments.buffer,

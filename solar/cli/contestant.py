@@ -6,6 +6,7 @@ Its first answer tells what it is and what it tried. {"check": N} is answered wi
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import itertools
 import json
@@ -14,7 +15,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from numpy.typing import NDArray
+
+from solar.cli import kinds
 from solar.errors import PlanError, SolarError
+from solar.io.layout.hdf5 import inspect
 from solar.io.machine import available as machine
 from solar.io.machine.child_end import Caller
 from solar.io.machine.quantities import size_of
@@ -65,16 +70,29 @@ def digest(batch: Batch) -> str:
     """A name for the values of a batch, their types and shapes, the same for the same."""
     found = hashlib.blake2b(digest_size=16)
     for name, values in batch.items():
-        array = values.numpy()
-        found.update(f"{name} {array.dtype} {array.shape};".encode())
-        found.update(array.tobytes())
+        found.update(f"{name} {values.layout} {values.shape[1] if values.is_sparse_csr else ''};".encode())
+        for array in arrays_of(values):
+            found.update(f"{array.dtype} {array.shape};".encode())
+            found.update(array.tobytes())
     return found.hexdigest()
+
+
+def arrays_of(values: Any) -> list[NDArray[Any]]:
+    """What a tensor is made of: itself, or values and where they belong of a nested one, or a sparse matrix."""
+    if values.is_nested:
+        parts = [values.values(), values.offsets()]
+    elif values.is_sparse_csr:
+        parts = [values.values(), values.col_indices(), values.crow_indices()]
+    else:
+        parts = [values]
+    return [part.numpy() for part in parts]
 
 
 def solar_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
     from solar.torch import DataLoader, H5Dataset, PlanSampler  # in this process alone: torch takes seconds to import
 
-    data = H5Dataset(job["paths"], {name: name for name in job["names"]})
+    fields, samples = kinds.fields(asked_of(job), job["names"])
+    data = H5Dataset(job["paths"], fields, samples=samples)
     sampler = PlanSampler(data, 1, 0, seed=job["seed"], drop_last=True)
     loader = DataLoader(data, job["batch"], sampler=sampler, drop_last=True, buffer=job["buffer"], ahead=BATCHES_AHEAD)
 
@@ -87,13 +105,30 @@ def solar_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
     return Contestant(begin, BATCHES_AHEAD, 1, lambda: int(loader.stats()["buffer_hits"])), facts
 
 
+def asked_of(job: dict[str, Any]) -> argparse.Namespace:
+    """The kind of samples that was asked for on the command line; rows where nothing was."""
+    return argparse.Namespace(**kinds.ROWS | job.get("asked", {}), file=job["paths"])
+
+
+def plain_of(job: dict[str, Any]) -> Any:
+    """The samples as h5py reads them: rows by Plain, other kinds by Pieces."""
+    from solar.io.pieces import pieces_of  # in this process alone, as above
+    from solar.io.plain import Plain
+
+    asked = asked_of(job)
+    rows = {} if kinds.unequal(asked) else {name: inspect(job["paths"], name) for name in job["names"]}
+    layouts, own = kinds.lying(asked, rows)
+    if not own:
+        return Plain(job["paths"], job["names"])
+    return pieces_of(layouts, own, kinds.groups_of(asked))
+
+
 def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
     """torch's loader over h5py with the settings that are the best for this file, and with solar's memory."""
     import solar.filters  # noqa: F401 - h5py reads what `solar compress` wrote by our plug-in
-    from solar.io.plain import Plain  # in this process alone, as above
-    from solar.torch.plain import batches_from, best_of, plain_loader
+    from solar.torch.plain import batches_from, best_of, plain_loader  # in this process alone, as above
 
-    plain = Plain(job["paths"], job["names"])
+    plain = plain_of(job)
     memory = allowed(job["buffer"], BATCHES_AHEAD * job["batch"] * plain.nbytes())
 
     def contestant(setting: dict[str, Any], epoch: int = 2) -> Contestant:

@@ -12,15 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from solar.blocks import Blocks, refused
-from solar.boxes import BoxBlocks
+from solar.boxes import BoxBlocks, Boxes
 from solar.cli import quantities
 from solar.errors import PlanError
 from solar.extents import Extents, Steps
 from solar.io.crops import Crops, crops_of
 from solar.io.field import Field
 from solar.io.layout.blocks import in_blocks
-from solar.io.ragged import CSR, RAGGED_BY, Ragged
-from solar.io.unequal import of_groups, of_rows
+from solar.io.layout.groups import GroupNames, grouped
+from solar.io.ragged import CSR, RAGGED_BY, Columns, Ragged
+from solar.io.unequal import name_of, of_groups, of_rows
 from solar.io.windows import TOLD_BY, Windows, extents_of
 from solar.values import Layout
 
@@ -28,7 +29,13 @@ MOST_AT_ONCE = 1 << 20  # of a window that is written as a range
 OF_CROPS = ("at", "per", "overlap", "inside", "share", "volumes")
 OF_WINDOWS = ("every", *TOLD_BY, "pad")
 ALL_GROUPS = "/"
+MANY = ("dataset", "window", "ragged", "csr")
+ROWS: dict[str, Any] = {  # the arguments, where none is given
+    **{word: [] for word in MANY},
+    **dict.fromkeys(("crop", "indptr", "groups", *OF_CROPS, *OF_WINDOWS)),
+}
 
+Lies = Extents | Boxes | Columns | None  # where the samples of a field lie; None: each is a row
 Held = Extents | BoxBlocks | Blocks | None  # what samples are made of in a buffer; None: each is a row of it
 
 
@@ -168,8 +175,8 @@ def fields(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[dict[st
     return found, _places(arguments) or "rows"
 
 
-def held(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[dict[str, Layout], Mapping[str, Held]]:
-    """Of each field what a buffer holds, and what its samples are made of there; nothing where these are rows.
+def lying(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[dict[str, Layout], dict[str, Lies]]:
+    """Of each field its Layout, and where its samples lie in that; nothing where these are rows.
 
     `layouts`: those of the named datasets, unless samples may differ in length.
     """
@@ -180,31 +187,48 @@ def held(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[dic
     if arguments.file is None:
         raise PlanError("samples other than rows are of the datasets of a FILE: give one")
     if places is None:
-        return _held_in_blocks(arguments)
+        given, groups = _of_unequal_length(arguments), arguments.groups
+        of, pattern = [*given.values()], "" if groups == ALL_GROUPS else groups
+        found, columns = of_groups(arguments.file, of, pattern) if groups else of_rows(arguments.file, of)
+        return dict(zip(given, found, strict=True)), dict(zip(given, columns, strict=True))
     if isinstance(places, Crops):
         boxes = crops_of(arguments.file, [*layouts.values()], places)
-        blocks = {name: in_blocks(one, own) for (name, one), own in zip(layouts.items(), boxes, strict=True)}
-        return {name: one for name, (one, _) in blocks.items()}, {name: own for name, (_, own) in blocks.items()}
+        return layouts, dict(zip(layouts, boxes, strict=True))
     of_field = _steps(arguments, layouts)
     every = [steps for own in of_field.values() for steps in own]
-    found = extents_of(arguments.file, list(layouts.values()), every, places)
-    return layouts, {name: found.of_fields(own) for name, own in of_field.items()}
+    extents = extents_of(arguments.file, list(layouts.values()), every, places)
+    return layouts, {name: extents.of_fields(own) for name, own in of_field.items()}
 
 
-def _held_in_blocks(arguments: argparse.Namespace) -> tuple[dict[str, Layout], dict[str, Held]]:
-    given = _of_unequal_length(arguments)
-    of, groups = [*given.values()], arguments.groups
-    pattern = "" if groups == ALL_GROUPS else groups
-    layouts, columns = of_groups(arguments.file, of, pattern) if groups else of_rows(arguments.file, of)
+def groups_of(arguments: argparse.Namespace) -> GroupNames | None:
+    """The names of the groups that are samples; None where samples are something else."""
+    if not arguments.groups:
+        return None
+    pattern = "" if arguments.groups == ALL_GROUPS else arguments.groups
+    names = [name_of(one) for one in _of_unequal_length(arguments).values()]
+    return grouped(arguments.file, names, pattern, [False] * len(names), "auto")[1]
+
+
+def held(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[dict[str, Layout], Mapping[str, Held]]:
+    """Of each field what a buffer holds, and what its samples are made of there; nothing where these are rows.
+
+    `layouts`: as above.
+    """
+    found, own = lying(arguments, layouts)
     held: dict[str, Layout] = {}
     made: dict[str, Held] = {}
-    for name, layout, own in zip(given, layouts, columns, strict=True):
-        if own is None:
+    for name, layout in found.items():
+        lies = own.get(name)
+        if isinstance(lies, Boxes):
+            held[name], made[name] = in_blocks(layout, lies)
+        elif isinstance(lies, Columns):
+            if why := next(filter(None, map(refused, lies.layouts)), ""):
+                raise PlanError(f"no buffer holds these samples of unequal length, so there is nothing to plan: {why}")
+            for part, blocks in zip(lies.layouts, lies.blocks, strict=True):
+                of_part = name if len(lies.layouts) == 1 else part.name
+                held[of_part], made[of_part] = blocks.layout, blocks
+        else:
             held[name] = layout
-            continue
-        if why := next(filter(None, map(refused, own.layouts)), ""):
-            raise PlanError(f"no buffer holds these samples of unequal length, so there is nothing to plan: {why}")
-        for part, blocks in zip(own.layouts, own.blocks, strict=True):
-            of_part = name if len(own.layouts) == 1 else part.name
-            held[of_part], made[of_part] = blocks.layout, blocks
+            if lies is not None:
+                made[name] = lies
     return held, made

@@ -3,6 +3,7 @@ compared with, in `solar bench`, the demos and bench/."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import sys
@@ -14,12 +15,14 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
+from solar.io.pieces import Pieces, Unequal
 from solar.io.plain import CACHES, Cache, Plain, Sample
 from solar.values import is_url
 
-Kind = Literal["items", "sorted", "straight"]
+Kind = Literal["items", "sorted", "straight", "span"]
+Reads = Plain | Pieces
 Setting = dict[str, Any]  # kind, workers, cache
-WAYS_TO_READ: tuple[Kind, ...] = ("straight", "items", "sorted")
+WAYS_TO_READ: tuple[Kind, ...] = ("straight", "items", "sorted")  # of rows
 WORKERS = (0, 1, 2, 4)
 WARMING = 4.0  # seconds at most, in which chunk caches are filled before a trial
 FINALISTS = 2  # of the ways to read, each of which is tried with all numbers of workers
@@ -29,8 +32,8 @@ RECOVERABLE = (OSError, RuntimeError, TypeError, ValueError)
 class Items(Dataset[Any]):
     """The simplest way: each sample is one read of each field, and torch collates."""
 
-    def __init__(self, plain: Plain) -> None:
-        self.plain = plain
+    def __init__(self, plain: Any) -> None:
+        self.plain: Reads = plain
 
     def __len__(self) -> int:
         return len(self.plain)
@@ -40,6 +43,8 @@ class Items(Dataset[Any]):
 
 
 class Sorted(Items):
+    plain: Plain
+
     """By torch's `__getitems__`: one ascending selection of each field per batch, then reordered."""
 
     def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
@@ -50,24 +55,26 @@ class Straight(Items):
     """Each sample is read to its place in the batch: in memory that was handed out before if nobody has it any more,
     or, by a worker, in memory that it shares with the training."""
 
-    def __init__(self, plain: Plain) -> None:
+    def __init__(self, plain: Reads) -> None:
         super().__init__(plain)
         self.rooms: list[list[Any]] = []
 
     def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
-        arrays = self._room(len(indices)) if get_worker_info() is None else []
+        wanted = self.plain.room(indices)
+        arrays = self._room([*wanted.values()]) if get_worker_info() is None else []
         tensors = [torch.from_numpy(one) for one in arrays] or [
-            _shared((len(indices), *shape), dtype) for shape, dtype in self.plain.shapes()
+            _shared(shape, dtype) for shape, dtype in wanted.values()
         ]
         self.plain.straight(indices, [one.numpy() for one in tensors])
-        return dict(zip(self.plain.names, tensors, strict=True))
+        return dict(zip(wanted, tensors, strict=True))
 
-    def _room(self, size: int) -> list[Any]:
+    def _room(self, wanted: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
         """Arrays that no tensor has any more: a tensor made of one has a reference to it."""
+        shapes = [shape for shape, _ in wanted]
         for arrays in self.rooms:
-            if len(arrays[0]) == size and all(sys.getrefcount(arrays[k]) == 2 for k in range(len(arrays))):
+            if [*map(np.shape, arrays)] == shapes and all(sys.getrefcount(arrays[k]) == 2 for k in range(len(arrays))):
                 return arrays
-        made = [np.empty((size, *shape), dtype) for shape, dtype in self.plain.shapes()]
+        made = [np.empty(shape, dtype) for shape, dtype in wanted]
         self.rooms = [*self.rooms[-3:], made]
         return made
 
@@ -82,27 +89,37 @@ def _shared(shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
     return empty.new_empty(0).set_(storage).view(shape)
 
 
-MADE: dict[Kind, Callable[[Plain], Items]] = {"items": Items, "sorted": Sorted, "straight": Straight}
+MADE: dict[Kind, Callable[[Any], Items]] = {"items": Items, "sorted": Sorted, "straight": Straight, "span": Straight}
 
 
-def dataset_of(plain: Plain, setting: Setting, batch: int, memory: int) -> tuple[Items, dict[str, Any]]:
+def dataset_of(plain: Reads, setting: Setting, batch: int, memory: int) -> tuple[Items, dict[str, Any]]:
     """The dataset with its chunk caches, which the workers share; and what torch's loader is given beside it."""
     kind, workers = setting["kind"], setting["workers"]
     cached = plain.cache_nbytes(setting["cache"], batch, memory // max(1, workers))
-    data = MADE[kind](Plain(plain.paths, plain.names, cached, plain.whole))
+    data = MADE[kind](plain.again(cached, kind == "span"))
     if setting.get("warm") and not workers:
         data.plain.warm(WARMING)
     given = {"num_workers": workers, "persistent_workers": workers > 0}
     if workers and any(map(is_url, plain.paths)):
         given["multiprocessing_context"] = "spawn"  # the library that fetches does not come with a fork
-    return data, {**given, "collate_fn": None if kind == "items" else _as_it_is}
+    collate = functools.partial(_collated, plain.unequal) if plain.unequal else None
+    return data, {**given, "collate_fn": collate if kind == "items" else _as_it_is}
 
 
-def plain_loader(plain: Plain, batch_size: int, seed: int, setting: Setting, memory: int) -> DataLoader[Any]:
+def plain_loader(plain: Reads, batch_size: int, seed: int, setting: Setting, memory: int) -> DataLoader[Any]:
     """A loader whose batches are those of solar's with a PlanSampler of the same seed."""
     items, given = dataset_of(plain, setting, batch_size, memory)
-    sampler: DistributedSampler[Any] = DistributedSampler(items, 1, 0, seed=seed, drop_last=True)
+    make = Drawn if plain.drawn else DistributedSampler
+    sampler: DistributedSampler[Any] = make(items, 1, 0, seed=seed, drop_last=True)
     return DataLoader(items, batch_size, sampler=sampler, drop_last=True, **given)
+
+
+class Drawn(DistributedSampler[Any]):
+    """torch's own order, of samples whose numbers tell the epoch, too: their places are drawn in each."""
+
+    def __iter__(self) -> Iterator[int]:
+        before = self.epoch * len(self.dataset)  # type: ignore[arg-type]
+        return (before + index for index in super().__iter__())
 
 
 def simple(workers: int = 0, kind: Kind = "items") -> Setting:
@@ -114,16 +131,45 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
+def _collated(unequal: Sequence[Unequal], samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+    """A batch of samples of which some fields differ in length: one after another, and where each begins."""
+    made, parts = {}, {part for one in unequal for part in one.parts}
+    for name in samples[0]:
+        join = np.concatenate if name in parts else np.stack
+        made[name] = torch.from_numpy(join([sample[name] for sample in samples]))
+    for one in unequal:
+        lengths = [len(sample[one.parts[0]]) for sample in samples]
+        made[one.offsets] = torch.from_numpy(np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))))
+    return made
+
+
+def _as_torch_has_them(unequal: Sequence[Unequal], batch: dict[str, Any]) -> dict[str, Any]:
+    """Fields whose samples differ in length as nested tensors, and rows of matrices as one: here, not in a worker, for
+    not all of these can be sent."""
+    for one in unequal:
+        offsets = batch.pop(one.offsets)
+        values, *columns = (batch.pop(part) for part in one.parts)
+        if not columns:
+            batch[one.name] = torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
+            continue
+        kind = columns[0].dtype if columns[0].dtype in (torch.int32, torch.int64) else torch.int64
+        shape = len(offsets) - 1, one.width
+        batch[one.name] = torch.sparse_csr_tensor(offsets.to(kind), columns[0].to(kind), values, size=shape)
+    return batch
+
+
 def batches_from(loader: DataLoader[Any], epochs: Iterable[int]) -> Iterator[Any]:
     """The batches of these epochs, one after another."""
     sampler: Any = loader.sampler
+    data: Any = loader.dataset
+    made = functools.partial(_as_torch_has_them, data.plain.unequal)
     for epoch in epochs:
         sampler.set_epoch(epoch)
-        yield from loader
+        yield from map(made, loader)
 
 
 def best_of(
-    plain: Plain,
+    plain: Reads,
     batch: int,
     memory: int,
     workers: Sequence[int],
@@ -152,7 +198,7 @@ def best_of(
                 tried.append(setting | {"failed": (str(error).strip().splitlines() or [repr(error)])[-1][:300]})
 
     fewest, *more = sorted(set(workers))
-    ways = itertools.product(WAYS_TO_READ, _caches(plain, batch, memory))
+    ways = itertools.product(plain.ways or WAYS_TO_READ, _caches(plain, batch, memory))
     attempt({"kind": kind, "workers": fewest, "cache": cache} for kind, cache in ways)
     finalists = _fastest(tried)[:FINALISTS]
     # Plain readers first, so that no more is lost than the last of the workers where time runs out.
@@ -169,7 +215,7 @@ def _fastest(tried: list[Setting]) -> list[Setting]:
     return [{name: one[name] for name in ("kind", "workers", "cache")} for one in worked]
 
 
-def _caches(plain: Plain, batch: int, memory: int) -> list[Cache]:
+def _caches(plain: Reads, batch: int, memory: int) -> list[Cache]:
     """Those that differ in their bytes for this file. The largest first: where time runs out, it was tried."""
     sizes = {cache: tuple(plain.cache_nbytes(cache, batch, memory)) for cache in CACHES}
     differ = [one for k, one in enumerate(CACHES) if sizes[one] not in [sizes[before] for before in CACHES[:k]]]
