@@ -1,4 +1,4 @@
-"""Pieces: samples that are no rows, read by h5py alone as an expert reads each kind of them, for comparison.
+"""PlainPieces: samples that are no rows, read by h5py alone as an expert reads each kind of them, for comparison.
 
 Windows and boxes are slices of a dataset. Ragged samples are stretches of its rows, those of a sparse matrix a stretch
 of its values and one of its columns. A group is each of its datasets. Where samples lie is told beforehand, as an
@@ -39,28 +39,28 @@ class Unequal(NamedTuple):
     width: int  # columns of the matrix; 0: it is none
 
 
-class Run(NamedTuple):
+class StepRun(NamedTuple):
     """Steps of a window, each as far behind the one before."""
 
     at: int  # the number of the first of them
     step: int  # that one
-    count: int
+    rows: int
     stride: int
 
 
-def runs_of(steps: Sequence[int]) -> list[Run]:
+def runs_of(steps: Sequence[int]) -> list[StepRun]:
     """Steps as few slices.
 
     >>> runs_of((-1, 0, 1, 4, 6)), runs_of((3, 3))
-    ([Run(at=0, step=-1, count=3, stride=1), Run(at=3, step=4, count=2, stride=2)], \
-[Run(at=0, step=3, count=1, stride=1), Run(at=1, step=3, count=1, stride=1)])
+    ([StepRun(at=0, step=-1, rows=3, stride=1), StepRun(at=3, step=4, rows=2, stride=2)], \
+[StepRun(at=0, step=3, rows=1, stride=1), StepRun(at=1, step=3, rows=1, stride=1)])
     """
-    found, at = list[Run](), 0
+    found, at = list[StepRun](), 0
     while at < len(steps):
         end, stride = at + 1, steps[at + 1] - steps[at] if at + 1 < len(steps) else 1
         while stride > 0 and end < len(steps) and steps[end] - steps[end - 1] == stride:
             end += 1
-        found.append(Run(at, steps[at], end - at, max(1, stride)))
+        found.append(StepRun(at, steps[at], end - at, max(1, stride)))
         at = end
     return found
 
@@ -81,7 +81,7 @@ def read_box(of: Opened, begin: Sequence[int], out: NDArray[Any], stride: int = 
 
 
 @dataclass(frozen=True)
-class Cut:
+class BoxField:
     """A field whose samples are boxes of a dataset: rows, windows of rows, boxes of volumes."""
 
     name: str
@@ -110,8 +110,8 @@ class Cut:
         return tuple(step for steps in own if steps is not None for step in steps)
 
     @cached_property
-    def runs(self) -> list[Run]:
-        return runs_of(self.steps) or [Run(0, 0, self.box[0], 1)]
+    def runs(self) -> list[StepRun]:
+        return runs_of(self.steps) or [StepRun(0, 0, self.box[0], 1)]
 
     @property
     def gaps(self) -> bool:
@@ -123,18 +123,19 @@ class Cut:
         """Whether windows come to the end of their part, and have the row there again."""
         if not self.steps:
             return False
-        start, low, high = self.own.of(np.arange(len(self.own)))  # type: ignore[union-attr, arg-type]
+        assert isinstance(self.own, Extents), "only windows have steps"
+        start, low, high = self.own.of(np.arange(len(self.own)))
         return bool(np.any(start + min(self.steps) < low) or np.any(start + max(self.steps) >= high))
 
     def room(self, samples: Numbers) -> Room:
         return {self.name: ((len(samples), *self.shape), self.dtype)}
 
-    def read(self, pieces: Pieces, samples: Numbers, out: Arrays) -> None:
+    def read(self, pieces: PlainPieces, samples: Numbers, out: Arrays) -> None:
         """Each sample to its place, in the order of the files."""
         places, boxes = self._places(samples), out[0].reshape(len(samples), *self.box)
         rows = None
         if self.leaves or (pieces.span and self.steps):
-            assert isinstance(self.own, Extents), "windows"
+            assert isinstance(self.own, Extents), "only windows have steps"
             rows = self.own.rows(samples) - self.first[places[:, 0]][:, None]
         corners = places.tolist()
         for place in np.lexsort(places.T[::-1]).tolist():
@@ -169,7 +170,7 @@ def _read_span(one: Opened, rows: Numbers, out: NDArray[Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class ToldField:
     """A field of which it is told in which file each sample lies, and, where these differ, how many rows it has."""
 
     name: str
@@ -214,13 +215,13 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Stretches(Told):
+class RowsField(ToldField):
     """Stretches of rows: ragged samples, or rows of a sparse matrix."""
 
     begin: Numbers = field(kw_only=True)  # row of the file, of each sample
     datasets: tuple[str, ...] = field(kw_only=True)  # type: ignore[misc]
 
-    def read(self, pieces: Pieces, samples: Numbers, out: Arrays) -> None:
+    def read(self, pieces: PlainPieces, samples: Numbers, out: Arrays) -> None:
         """Each sample to its place, in the order of the files."""
         offsets, begins, files = self.offsets(samples, out).tolist(), self.begin[samples], self.files(samples)
         for place in np.lexsort((begins, files)).tolist():
@@ -231,12 +232,12 @@ class Stretches(Told):
 
 
 @dataclass(frozen=True)
-class Members(Told):
+class MemberField(ToldField):
     """A dataset of each group."""
 
     groups: GroupNames = field(kw_only=True)
 
-    def read(self, pieces: Pieces, samples: Numbers, out: Arrays) -> None:
+    def read(self, pieces: PlainPieces, samples: Numbers, out: Arrays) -> None:
         """Each sample to its place, group after group."""
         offsets, files, kind = (
             self.offsets(samples, out).tolist(),
@@ -254,10 +255,10 @@ class Members(Told):
 
 
 @dataclass(frozen=True)
-class Varying(Told):
+class VaryingField(ToldField):
     """Arrays of HDF5's variable-length type."""
 
-    def read(self, pieces: Pieces, samples: Numbers, out: Arrays) -> None:
+    def read(self, pieces: PlainPieces, samples: Numbers, out: Arrays) -> None:
         """By one ascending selection of each file."""
         offsets, order = self.offsets(samples, out).tolist(), np.argsort(samples, kind="stable")
         at = np.searchsorted(samples[order], self.first)
@@ -268,7 +269,7 @@ class Varying(Told):
                 out[0][offsets[place] : offsets[place + 1]] = one
 
 
-Kind = Cut | Stretches | Members | Varying
+Kind = BoxField | RowsField | MemberField | VaryingField
 
 
 def _nbytes(shape: Shape, dtype: np.dtype[Any]) -> int:
@@ -279,7 +280,7 @@ def _nbytes(shape: Shape, dtype: np.dtype[Any]) -> int:
 
 
 @dataclass(eq=False)
-class Pieces(KeptOpen):
+class PlainPieces(KeptOpen):
     """Such samples of files, as torch's side asks for them. One that is drawn in each epoch has a number for each."""
 
     files: Sequence[str]
@@ -311,13 +312,13 @@ class Pieces(KeptOpen):
         """Of a sample, on average."""
         return sum(own.nbytes for own in self.fields)
 
-    def again(self, cached: Sequence[int | None], span: bool = False) -> Pieces:
+    def again(self, cached: Sequence[int | None], span: bool = False) -> PlainPieces:
         """The same with such chunk caches."""
-        return Pieces(self.files, self.fields, self.samples, self.drawn, some=cached, span=span)
+        return PlainPieces(self.files, self.fields, self.samples, self.drawn, some=cached, span=span)
 
     def cache_nbytes(self, cache: Cache, batch: int, memory: int) -> list[int | None]:
         """As of rows, of which a sample has several."""
-        most = max([1, *(own.box[0] for own in self.fields if isinstance(own, Cut))])
+        most = max([1, *(own.box[0] for own in self.fields if isinstance(own, BoxField))])
         return super().cache_nbytes(cache, batch * most, memory)
 
     def room(self, indices: Sequence[int]) -> Room:
@@ -352,14 +353,14 @@ class Pieces(KeptOpen):
 
 def pieces_of(
     layouts: Mapping[str, Layout], own: Mapping[str, Extents | Boxes | Columns | None], groups: GroupNames | None = None
-) -> Pieces:
+) -> PlainPieces:
     """What reads these fields. `groups`: whose datasets they are."""
     first = next(iter(layouts.values()))
     fields = [_field(name, layout, own.get(name), groups) for name, layout in layouts.items()]
     one = own.get(next(iter(layouts)))
     samples = first.samples if one is None else len(one)
     drawn = any(isinstance(lies, Boxes) and lies.places.drawn for lies in own.values())
-    return Pieces(first.files, fields, samples, drawn)
+    return PlainPieces(first.files, fields, samples, drawn)
 
 
 def _field(name: str, layout: Layout, own: Extents | Boxes | Columns | None, groups: GroupNames | None) -> Kind:
@@ -367,15 +368,15 @@ def _field(name: str, layout: Layout, own: Extents | Boxes | Columns | None, gro
     if groups is not None:
         of, length = (own.by_sample, own.length) if isinstance(own, Columns) else (layout, None)
         shapes = (layout.sample_shape,)
-        return Members(name, (name,), shapes, (native,), length, of.first_of_files, groups=groups)
+        return MemberField(name, (name,), shapes, (native,), length, of.first_of_files, groups=groups)
     if isinstance(own, Columns):
         return _of_columns(name, own)
     row = layout.sample_shape
     if isinstance(own, Boxes):
-        return Cut(name, own.shape, own.box, native, layout.first_of_files, own)
+        return BoxField(name, own.shape, own.box, native, layout.first_of_files, own)
     if own is None:
-        return Cut(name, row, (1, *row), native, layout.first_of_files, None)
-    return Cut(name, (*own.shape, *row), (own.slots, *row), native, layout.first_of_files, own)
+        return BoxField(name, row, (1, *row), native, layout.first_of_files, None)
+    return BoxField(name, (*own.shape, *row), (own.slots, *row), native, layout.first_of_files, own)
 
 
 def _of_columns(name: str, own: Columns) -> Kind:
@@ -383,7 +384,7 @@ def _of_columns(name: str, own: Columns) -> Kind:
     shapes = tuple(one.sample_shape for one in own.layouts)
     dtypes = tuple(one.dtype.newbyteorder("=") for one in own.layouts)
     if isinstance(own.given, Ragged) and not any(getattr(own.given, word) for word in RAGGED_BY):
-        return Varying(name, parts, shapes, dtypes, own.length, first)
+        return VaryingField(name, parts, shapes, dtypes, own.length, first)
     files = np.searchsorted(first, np.arange(len(own)), side="right") - 1
     begin, datasets = own.begin - own.layouts[0].part_first[files], tuple(one.name for one in own.layouts)
-    return Stretches(name, parts, shapes, dtypes, own.length, first, own.width, begin=begin, datasets=datasets)
+    return RowsField(name, parts, shapes, dtypes, own.length, first, own.width, begin=begin, datasets=datasets)

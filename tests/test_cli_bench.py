@@ -33,6 +33,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file["x"] = rng.normal(size=(SAMPLES, 5, 4)).astype(">f4")
             file["i"] = rng.integers(0, 99, SAMPLES, "u2")
             file["words"] = ["text"] * SAMPLES
+            file["h"], file["lengths"] = rng.normal(size=SAMPLES // 2), [2, 0, 1] * (SAMPLES // 6)
+            file["few_words"] = ["text"] * (SAMPLES // 2)
         settle(folder / f"{name}.h5")
     return folder
 
@@ -84,6 +86,26 @@ def test_rows_of_many_files_are_those_of_h5py(files: Path) -> None:
         assert batch[name].dtype.isnative
         np.testing.assert_array_equal(batch[name], np.array(values)[order])
         np.testing.assert_array_equal([plain.sample(index)[name] for index in order], np.array(values)[order])
+
+
+KINDS = {
+    "windows": (["--window", "x=0:3", "--window", "i=0,2", "--every", "2"], 2 * 47, 3 * 80 + 2 * 2),
+    "boxes": (["x", "--crop", "2,3", "--volumes", "rows"], 2 * SAMPLES * 6, 2 * 3 * 4),
+    "ragged": (["--ragged", "h", "--lengths", "lengths"], SAMPLES, 8),  # of one row on average
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_of_any_kind_are_compared(kind: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked, samples, nbytes = KINDS[kind]
+    command = ["bench", str(files), *asked, "--batch-size", "8", "--seconds", "10ms", "--buffer", "0", "--workers", "0"]
+    assert main([*command, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["samples"], answer["nbytes"]) == (samples, nbytes)
+    assert answer["compared"] >= 2
+    tried = {one["kind"] for one in answer["readers"][1]["tried"]}
+    assert tried == {"straight", "items"} | ({"span"} if kind == "windows" else set())
+    assert not [one for one in answer["readers"][1]["tried"] if "failed" in one]
 
 
 class Pretended:
@@ -221,6 +243,12 @@ def test_a_file_that_h5py_cannot_read_is_measured_alone(
         (["x", "--batch-size", "64"], "has 96 samples: two batches of 64 are needed at least"),
         (["x", "--batch-size", "8", "--workers", "-1"], "--workers -1: a number of processes cannot be below 0"),
         (["nothing"], "nothing"),
+        (["--window", "words=0:2"], "words holds text, and torch has no such numbers"),
+        (["few_words", "--ragged", "h", "--lengths", "lengths"], "few_words holds text, and torch has no such numbers"),
+        (["--window", "x=0:90"], "has 7 samples: two batches of 64 are needed at least"),
+        (["--window", "x=0:97"], "windows reach over 97 rows"),
+        (["x", "--crop", "2,3", "--window", "x=0:2"], "--crop beside windows: a sample is either a box or a window"),
+        (["--groups"], "--groups: name the DATASETs of each group"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(

@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
 # --- what is asked ----
 
 
-class Asked(NamedTuple):
+class Contested(NamedTuple):
     """What samples are made of, how many there are, and how large one is, on average."""
 
     layouts: dict[str, Layout]
@@ -107,7 +107,7 @@ class Asked(NamedTuple):
     nbytes: int
 
 
-def _asked(arguments: argparse.Namespace) -> Asked:
+def _asked(arguments: argparse.Namespace) -> Contested:
     layouts, own = kinds.lying(arguments, {} if kinds.unequal(arguments) else _rows(arguments))
     every = [own.get(name) for name in layouts]
     _check_numbers(arguments, layouts, every)
@@ -124,7 +124,7 @@ def _asked(arguments: argparse.Namespace) -> Asked:
         )
     if min(arguments.workers) < 0:
         raise PlanError(f"--workers {min(arguments.workers)}: a number of processes cannot be below 0")
-    return Asked(layouts, samples, sum(map(_nbytes, layouts.values(), every)))
+    return Contested(layouts, samples, sum(map(_nbytes, layouts.values(), every)))
 
 
 def _rows(arguments: argparse.Namespace) -> dict[str, Layout]:
@@ -157,11 +157,11 @@ def _nbytes(layout: Layout, own: kinds.Lies) -> int:
 # --- the contest ----
 
 
-def _contest(arguments: argparse.Namespace, asked: Asked, become: Become) -> tuple[int, list[dict[str, Any]]]:
+def _contest(arguments: argparse.Namespace, asked: Contested, become: Become) -> tuple[int, list[dict[str, Any]]]:
     """How many batches were compared, and what was found of each reader."""
     layouts, paths = asked.layouts, [*next(iter(asked.layouts.values())).files]
     job = {"paths": paths, "names": [*layouts], "batch": arguments.batch_size, "buffer": arguments.buffer, "seed": 0}
-    job["asked"] = {word: getattr(arguments, word) for word in kinds.ROWS}
+    job["asked"] = {word: getattr(arguments, word) for word in kinds.NO_KIND}
     job |= {"seconds": arguments.seconds, "workers": [*arguments.workers]}
     job |= {"trying": max(TRYING, 10 * arguments.seconds)}
     found: dict[str, dict[str, Any]] = {}
@@ -231,7 +231,7 @@ def _rounds(seconds: float, readers: list[Reader], found: dict[str, dict[str, An
 
 def as_json(
     arguments: argparse.Namespace,
-    asked: Asked,
+    asked: Contested,
     cached: bool,
     compared: int,
     readers: list[dict[str, Any]],

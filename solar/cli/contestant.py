@@ -107,11 +107,11 @@ def solar_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
 
 def asked_of(job: dict[str, Any]) -> argparse.Namespace:
     """The kind of samples that was asked for on the command line; rows where nothing was."""
-    return argparse.Namespace(**kinds.ROWS | job.get("asked", {}), file=job["paths"])
+    return argparse.Namespace(**kinds.NO_KIND | job.get("asked", {}), file=job["paths"])
 
 
 def plain_of(job: dict[str, Any]) -> Any:
-    """The samples as h5py reads them: rows by Plain, other kinds by Pieces."""
+    """The samples as h5py reads them: rows by Plain, other kinds by PlainPieces."""
     from solar.io.pieces import pieces_of  # in this process alone, as above
     from solar.io.plain import Plain
 

@@ -29,9 +29,9 @@ MOST_AT_ONCE = 1 << 20  # of a window that is written as a range
 OF_CROPS = ("at", "per", "overlap", "inside", "share", "volumes")
 OF_WINDOWS = ("every", *TOLD_BY, "pad")
 ALL_GROUPS = "/"
-MANY = ("dataset", "window", "ragged", "csr")
-ROWS: dict[str, Any] = {  # the arguments, where none is given
-    **{word: [] for word in MANY},
+OF_MANY = ("dataset", "window", "ragged", "csr")
+NO_KIND: dict[str, Any] = {  # the arguments, where none is given
+    **{word: [] for word in OF_MANY},
     **dict.fromkeys(("crop", "indptr", "groups", *OF_CROPS, *OF_WINDOWS)),
 }
 

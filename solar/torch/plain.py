@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
-from solar.io.pieces import Pieces, Unequal
+from solar.io.pieces import PlainPieces, Unequal
 from solar.io.plain import CACHES, Cache, Plain, Sample
 from solar.values import is_url
 
 Kind = Literal["items", "sorted", "straight", "span"]
-Reads = Plain | Pieces
+Reads = Plain | PlainPieces
 Setting = dict[str, Any]  # kind, workers, cache
 WAYS_TO_READ: tuple[Kind, ...] = ("straight", "items", "sorted")  # of rows
 WORKERS = (0, 1, 2, 4)
