@@ -193,14 +193,22 @@ def test_the_ways_of_a_kind_are_tried_with_its_caches(tmp_path: Path) -> None:
     assert [(one["kind"], one["cache"]) for one in tried] == [("straight", "default"), ("items", "default")]
 
 
-def test_digests_tell_what_belongs_where(tmp_path: Path) -> None:
-    make, names, asked, _, _ = KINDS["matrix"]
-    job = {"paths": make(tmp_path), "names": names, "asked": asked, "batch": BATCH, "seed": SEED, "buffer": None}
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_readers_of_bench_name_the_same_batches(kind: str, tmp_path: Path) -> None:
+    make, names, asked, _, _ = KINDS[kind]
+    job = {"paths": make(tmp_path), "names": names, "asked": asked, "batch": BATCH, "seed": SEED, "buffer": "0"}
     job |= {"seconds": 0.01, "workers": [0], "trying": -1.0}
     ours, theirs = contestant.solar_side(job)[0].digests(3), contestant.torch_side(job)[0].digests(3)
     assert ours == theirs
+    assert len(set(ours)) == len(ours) > 1
+
+
+def test_a_digest_tells_what_belongs_where() -> None:
     values = torch.arange(4.0)
     one = torch.nested.nested_tensor_from_jagged(values, offsets=torch.tensor([0, 1, 4]))
     other = torch.nested.nested_tensor_from_jagged(values, offsets=torch.tensor([0, 3, 4]))
     assert contestant.digest({"x": one}) != contestant.digest({"x": other})
     assert contestant.digest({"x": one}) != contestant.digest({"x": values})
+    parts = torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.ones(2)
+    matrices = [torch.sparse_csr_tensor(*parts, size=(2, columns)) for columns in (2, 3)]
+    assert contestant.digest({"x": matrices[0]}) != contestant.digest({"x": matrices[1]})

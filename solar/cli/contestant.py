@@ -69,8 +69,9 @@ class Contestant:
 def digest(batch: Batch) -> str:
     """A name for the values of a batch, their types and shapes, the same for the same."""
     found = hashlib.blake2b(digest_size=16)
-    for name, values in batch.items():
-        found.update(f"{name} {values.layout} {values.shape[1] if values.is_sparse_csr else ''};".encode())
+    for name, values in sorted(batch.items()):  # who puts a batch together has an order of fields of its own
+        columns = values.shape[1] if values.is_sparse_csr else ""
+        found.update(f"{name} {values.layout} {columns};".encode())
         for array in arrays_of(values):
             found.update(f"{array.dtype} {array.shape};".encode())
             found.update(array.tobytes())
