@@ -137,10 +137,11 @@ class BoxField:
         if self.leaves or (pieces.span and self.steps):
             assert isinstance(self.own, Extents), "only windows have steps"
             rows = self.own.rows(samples) - self.first[places[:, 0]][:, None]
-        corners = places.tolist()
+        corners, last = places.tolist(), -1
         for place in np.lexsort(places.T[::-1]).tolist():
             file, row, *rest = corners[place]
-            one = pieces.opened(file, self.name)
+            if file != last:
+                one, last = pieces.opened(file, self.name), file
             if rows is not None:
                 _read_span(one, rows[place], boxes[place])
                 continue

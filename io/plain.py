@@ -112,6 +112,7 @@ class Plain(KeptOpen):
         """`whole`: a file is a sample."""
         super().__init__(paths, names, cached)
         self.whole = whole
+        self._shapes: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
         lengths = [1] * len(paths) if whole else [self._data(file)[0].data.shape[0] for file in range(len(paths))]
         self._ends = [*accumulate(lengths)]
 
@@ -135,8 +136,10 @@ class Plain(KeptOpen):
 
     def shapes(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
         """Of a sample of each dataset, in the byte order of the machine, the only one that torch has."""
-        every = [one.data for one in self._data(0)]
-        return [(one.shape if self.whole else one.shape[1:], one.dtype.newbyteorder("=")) for one in every]
+        if not self._shapes:  # h5py makes them anew whenever it is asked
+            every = [one.data for one in self._data(0)]
+            self._shapes = [(one.shape if self.whole else one.shape[1:], one.dtype.newbyteorder("=")) for one in every]
+        return self._shapes
 
     def sample(self, index: int) -> Sample:
         """One sample, by one read of each dataset."""

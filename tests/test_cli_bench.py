@@ -34,6 +34,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
             file["i"] = rng.integers(0, 99, SAMPLES, "u2")
             file["words"] = ["text"] * SAMPLES
             file["h"], file["lengths"] = rng.normal(size=SAMPLES // 2), [2, 0, 1] * (SAMPLES // 6)
+            file.create_dataset("vlen", SAMPLES // 2, h5py.vlen_dtype("i4"))
             file["few_words"] = ["text"] * (SAMPLES // 2)
         settle(folder / f"{name}.h5")
     return folder
@@ -258,6 +259,14 @@ def test_what_cannot_be_measured_is_one_line(
     said = capsys.readouterr().err
     assert why in said
     assert said.count("\n") == 1
+
+
+def test_arrays_whose_lengths_are_not_known_before_are_refused(
+    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("solar.io.ragged.is_native", lambda _: False)
+    assert main(["bench", str(files / "a.h5"), "--ragged", "vlen", "--batch-size", "8"]) == 1
+    assert "libhdf5 alone reads these arrays of variable length" in capsys.readouterr().err
 
 
 def test_a_reader_that_fails_is_told_with_its_last_words(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,8 +55,10 @@ TRYING = 30.0  # seconds after which no other setting is tried; or those of ten 
 LONGEST_ROUNDS = 30.0  # seconds after which no other round begins; or those of fifteen
 LARGEST_READ = 16 << 30  # bytes that are read once before, at most
 COMPARED_SECONDS = 2.0  # of reading, about
-WAY_NAMES = {"items": "sample by sample", "sorted": "sorted batches", "straight": "straight into the batch"}
-WAY_NAMES["span"] = "with the rows between steps"
+WAY_NAMES = {
+    **{"items": "sample by sample", "sorted": "sorted batches", "straight": "straight into the batch"},
+    "span": "with the rows between steps",
+}
 CACHE_NAMES = {"default": "", "none": ", no chunk cache", "batch": ", chunks of a batch cached", "all": ", large cache"}
 LABELS = {"solar": "solar", "torch": "PyTorch + h5py"}
 

@@ -117,11 +117,10 @@ def plain_of(job: dict[str, Any]) -> Any:
     from solar.io.plain import Plain
 
     asked = asked_of(job)
-    rows = {} if kinds.unequal(asked) else {name: inspect(job["paths"], name) for name in job["names"]}
-    layouts, own = kinds.lying(asked, rows)
-    if not own:
+    if kinds.of_rows_alone(asked):
         return Plain(job["paths"], job["names"])
-    return pieces_of(layouts, own, kinds.groups_of(asked))
+    named = {} if kinds.unequal(asked) else {name: inspect(job["paths"], name) for name in job["names"]}
+    return pieces_of(*kinds.lying(asked, named), kinds.groups_of(asked))
 
 
 def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:

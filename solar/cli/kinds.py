@@ -175,27 +175,32 @@ def fields(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[dict[st
     return found, _places(arguments) or "rows"
 
 
+def of_rows_alone(arguments: argparse.Namespace) -> bool:
+    """Whether each sample is a row of each field."""
+    return not unequal(arguments) and _places(arguments) is None
+
+
 def lying(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[dict[str, Layout], dict[str, Lies]]:
     """Of each field its Layout, and where its samples lie in that; nothing where these are rows.
 
     `layouts`: those of the named datasets, unless samples may differ in length.
     """
-    cut = unequal(arguments)
-    places = None if cut else _places(arguments)
-    if places is None and not cut:
+    if of_rows_alone(arguments):
         return layouts, {}
     if arguments.file is None:
         raise PlanError("samples other than rows are of the datasets of a FILE: give one")
-    if places is None:
+    if unequal(arguments):
         given, groups = _of_unequal_length(arguments), arguments.groups
         of, pattern = [*given.values()], "" if groups == ALL_GROUPS else groups
         found, columns = of_groups(arguments.file, of, pattern) if groups else of_rows(arguments.file, of)
         return dict(zip(given, found, strict=True)), dict(zip(given, columns, strict=True))
+    places = _places(arguments)
     if isinstance(places, Crops):
         boxes = crops_of(arguments.file, [*layouts.values()], places)
         return layouts, dict(zip(layouts, boxes, strict=True))
     of_field = _steps(arguments, layouts)
     every = [steps for own in of_field.values() for steps in own]
+    assert places is not None, "samples are windows"
     extents = extents_of(arguments.file, list(layouts.values()), every, places)
     return layouts, {name: extents.of_fields(own) for name, own in of_field.items()}
 
