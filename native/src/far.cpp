@@ -130,10 +130,13 @@ bool Far::copy_kept(const std::string& url, const Identity& was, std::uint64_t& 
 
 void Far::expect(const std::string& url, const Identity& was, std::uint64_t offset, std::uint64_t nbytes) {
   const std::lock_guard lock(mutex_);
-  if (offset >= was.nbytes || expected_.size() >= most_expected) return;
-  const std::uint64_t end = offset + std::min(std::max(nbytes, page_nbytes), was.nbytes - offset);
-  expected_.push_back({url, was, offset / page_nbytes * page_nbytes,
-                       std::min((end + page_nbytes - 1) / page_nbytes * page_nbytes, was.nbytes)});
+  if (offset >= was.nbytes) return;
+  std::uint64_t end = offset + std::min(std::max(nbytes, page_nbytes), was.nbytes - offset);
+  end = std::min((end + page_nbytes - 1) / page_nbytes * page_nbytes, was.nbytes);
+  for (offset = offset / page_nbytes * page_nbytes; offset < end && expected_.size() < most_expected;
+       offset += longest_expected) {
+    expected_.push_back({url, was, offset, std::min(offset + longest_expected, end)});
+  }
 }
 
 // Orders what is expected, neighbours together, without waiting for it.

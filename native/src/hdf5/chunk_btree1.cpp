@@ -88,10 +88,9 @@ class Btree1 {
   void visit(std::uint64_t address, std::size_t level, Key low, Key high) {
     Node& node = nodes_[level];
     read_node(address, level, node);
-    if (level > 0) {
-      for (const auto& child : node.children) walk_.expect(child.offset, node_nbytes_);
-    }
+    if (level > 0) expect_children(node);
     for (std::size_t i = 0; i < node.children.size(); ++i) {
+      if (level > 1 && walk_.far() && i % ChunkWalk::foreseen == 0) foresee(node, i, level - 1);
       const Key left = key(node, i);
       const Key right = key(node, i + 1);
       if (level > 0) {
@@ -103,6 +102,19 @@ class Btree1 {
         walk_.add(left.first(width_ - 1), node.children[i]);
       }
     }
+  }
+
+  // Expects what is below some children, from this one on, which are at this level.
+  void foresee(const Node& node, std::size_t from, std::size_t level) {
+    Node& below = nodes_[level];
+    for (std::size_t i = from; i < std::min(from + ChunkWalk::foreseen, node.children.size()); ++i) {
+      read_node(node.children[i].offset, level, below);
+      expect_children(below);
+    }
+  }
+
+  void expect_children(const Node& node) const {
+    for (const auto& child : node.children) walk_.expect(child.offset, node_nbytes_);
   }
 
   ChunkWalk& walk_;

@@ -1,6 +1,7 @@
 // The version 2 B-tree of chunks. Records lie in order in leaves and between the children of inner nodes; a record is
 // an entry (address, and size and mask when filtered) and the coordinates in chunks. How wide a node's counts are
 // follows from how many records a node of its depth could hold.
+#include <algorithm>
 #include <bit>
 
 #include "chunk_walk.hpp"
@@ -84,35 +85,57 @@ class Btree2 {
   void visit(std::uint64_t address, std::uint64_t records, std::size_t depth) {
     if (records > depths_[depth].records) walk_.fail(address, "a B-tree node with too many records");
     const bool leaf = depth == 0;
-    const std::size_t pointer = leaf ? 0 : pointer_nbytes(depth);
-    const std::uint64_t nbytes = node_overhead + records * record_nbytes_ + (leaf ? 0 : (records + 1) * pointer);
-    const Bytes body = walk_.read_structure(address, nbytes, leaf ? "BTLF" : "BTIN");
+    const Bytes body = read_node(address, records, depth);
     auto& node = depths_[depth].node;  // a copy: reading the children ends the view
     node.assign(body.begin(), body.end());
     Cursor cursor(node, Kind::layout, "B-tree node");
     if (cursor.u8() != type_) walk_.fail(address, "a B-tree node of another kind");
     Cursor entries(cursor.take(records * record_nbytes_), Kind::layout, "B-tree node");
-    if (!leaf) expect_children(cursor, records + 1, pointer);
+    if (!leaf) expect_children(cursor, records, depth);
     for (std::uint64_t i = 0; i < records; ++i) {
+      if (depth > 1 && walk_.far() && i % ChunkWalk::foreseen == 0) foresee(cursor, records + 1 - i, depth);
       if (!leaf) visit_child(cursor, address, depth);
       add_record(entries, address);
     }
     if (!leaf) visit_child(cursor, address, depth);
   }
 
-  void expect_children(Cursor pointers, std::uint64_t children, std::size_t pointer) const {
-    for (std::uint64_t i = 0; i < children; ++i) {
-      Cursor one(pointers.take(pointer), Kind::layout, "B-tree node");
-      walk_.expect(walk_.take_address(one), node_nbytes_);
+  Bytes read_node(std::uint64_t address, std::uint64_t records, std::size_t depth) {
+    const std::uint64_t pointers = depth == 0 ? 0 : (records + 1) * pointer_nbytes(depth);
+    return walk_.read_structure(address, node_overhead + records * record_nbytes_ + pointers,
+                                depth == 0 ? "BTLF" : "BTIN");
+  }
+
+  struct Child {
+    std::uint64_t address, records;
+  };
+
+  Child take_child(Cursor& pointers, std::size_t depth) const {
+    const std::uint64_t address = walk_.take_address(pointers);
+    const Child child{address, pointers.uint(count_nbytes_)};
+    if (depth > 1) pointers.skip(depths_[depth - 1].total_nbytes);
+    return child;
+  }
+
+  void expect_children(Cursor pointers, std::uint64_t records, std::size_t depth) const {
+    for (std::uint64_t i = 0; i <= records; ++i) walk_.expect(take_child(pointers, depth).address, node_nbytes_);
+  }
+
+  // Expects what is below the next children of a node at this depth. What is wrong with them is said when they are visited.
+  void foresee(Cursor pointers, std::uint64_t children, std::size_t depth) {
+    for (std::uint64_t i = 0; i < std::min<std::uint64_t>(children, ChunkWalk::foreseen); ++i) {
+      const Child child = take_child(pointers, depth);
+      if (child.address == undefined_address || child.records > depths_[depth - 1].records) return;
+      Cursor below(read_node(child.address, child.records, depth - 1), Kind::layout, "B-tree node");
+      below.skip(1 + child.records * record_nbytes_);
+      expect_children(below, child.records, depth - 1);
     }
   }
 
   void visit_child(Cursor& pointers, std::uint64_t parent, std::size_t depth) {
-    const std::uint64_t address = walk_.take_address(pointers);
-    const std::uint64_t records = pointers.uint(count_nbytes_);
-    if (depth > 1) pointers.skip(depths_[depth - 1].total_nbytes);
-    if (address == undefined_address) walk_.fail(parent, "a B-tree child without an address");
-    visit(address, records, depth - 1);
+    const Child child = take_child(pointers, depth);
+    if (child.address == undefined_address) walk_.fail(parent, "a B-tree child without an address");
+    visit(child.address, child.records, depth - 1);
   }
 
   void add_record(Cursor& entries, std::uint64_t address) {

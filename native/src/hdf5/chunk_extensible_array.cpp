@@ -4,6 +4,8 @@
 // the super block has a bitmap of the pages written.
 #include <algorithm>
 #include <bit>
+#include <utility>
+#include <vector>
 
 #include "chunk_array.hpp"
 
@@ -46,6 +48,13 @@ class ExtensibleArray {
   std::uint64_t block_elements(std::size_t super) const { return smallest_ << (super + 1) / 2; }
   std::size_t place_nbytes() const { return (place_bits_ + 7u) / 8; }
   std::size_t head_nbytes() const { return 4 + 2 + std::size_t{walk_.facts().offset_width}; }
+  std::uint64_t pages_of(std::size_t super) const {
+    return block_elements(super) > page_ ? block_elements(super) / page_ : 0;
+  }
+  std::uint64_t bitmap_nbytes(std::size_t super) const { return blocks(super) * ((pages_of(super) + 7) / 8); }
+  std::uint64_t super_nbytes(std::size_t super) const {
+    return place_nbytes() + bitmap_nbytes(super) + blocks(super) * walk_.facts().offset_width;
+  }
 
   // A block's bytes after its head, copied: reading the blocks below ends the view.
   std::vector<std::byte> read_block(std::uint64_t address, std::uint64_t nbytes, const char* signature) {
@@ -66,6 +75,7 @@ class ExtensibleArray {
     const auto body = read_block(address, elements_nbytes + pointers * walk_.facts().offset_width, "EAIB");
     Cursor cursor(body, Kind::layout, "array index block");
     array_->add(cursor.take(elements_nbytes), 0, limit_);
+    if (walk_.far()) foresee(cursor, supers, implied);
 
     std::uint64_t place = in_index_;
     for (std::size_t super = 0; super < supers && place < limit_; ++super) {
@@ -79,14 +89,44 @@ class ExtensibleArray {
     }
   }
 
+  // Expects all data blocks, once the super blocks have come, which are expected together: in two round trips.
+  void foresee(Cursor addresses, std::size_t supers, std::size_t implied) {
+    std::uint64_t place = in_index_;
+    std::vector<std::pair<std::uint64_t, std::size_t>> found;  // super blocks
+    for (std::size_t super = 0; super < supers && place < limit_; ++super) {
+      if (super < implied) {
+        expect_blocks(addresses, super);
+        addresses.skip(blocks(super) * walk_.facts().offset_width);
+      } else if (const std::uint64_t block = walk_.take_address(addresses); block != undefined_address) {
+        walk_.expect(block, head_nbytes() + super_nbytes(super) + 4);
+        found.emplace_back(block, super);
+      }
+      place += blocks(super) * block_elements(super);
+    }
+    for (const auto& [block, super] : found) {
+      const auto body = read_block(block, super_nbytes(super), "EASB");
+      Cursor cursor(body, Kind::layout, "array super block");
+      cursor.skip(place_nbytes() + bitmap_nbytes(super));
+      expect_blocks(cursor, super);
+    }
+  }
+
+  void expect_blocks(Cursor addresses, std::size_t super) const {
+    const std::uint64_t elements = block_elements(super);
+    const std::uint64_t pages = pages_of(super);
+    const std::uint64_t nbytes = head_nbytes() + place_nbytes() + 4 + elements * array_->element_nbytes() +
+                                 4 * std::max<std::uint64_t>(pages, 1);
+    for (std::uint64_t block = 0; block < blocks(super); ++block) {
+      const std::uint64_t address = walk_.take_address(addresses);
+      if (address != undefined_address) walk_.expect(address, nbytes);
+    }
+  }
+
   void visit_super_block(std::uint64_t address, std::size_t super, std::uint64_t place) {
-    const std::uint64_t pages = block_elements(super) > page_ ? block_elements(super) / page_ : 0;
-    const std::uint64_t bitmap_nbytes = blocks(super) * ((pages + 7) / 8);
-    const auto body =
-        read_block(address, place_nbytes() + bitmap_nbytes + blocks(super) * walk_.facts().offset_width, "EASB");
+    const auto body = read_block(address, super_nbytes(super), "EASB");
     Cursor cursor(body, Kind::layout, "array super block");
     cursor.skip(place_nbytes());
-    const Bytes written = cursor.take(bitmap_nbytes);
+    const Bytes written = cursor.take(bitmap_nbytes(super));
     visit_blocks(cursor, super, place, written);
   }
 
@@ -94,6 +134,7 @@ class ExtensibleArray {
   void visit_blocks(Cursor& addresses, std::size_t super, std::uint64_t place, Bytes written) {
     const std::uint64_t elements = block_elements(super);
     if (elements > page_ && written.empty()) walk_.fail(header_, "pages without a bitmap");
+    if (walk_.far()) expect_blocks(addresses, super);  // again: of what was too much to fetch at once
     for (std::uint64_t block = 0; block < blocks(super) && place < limit_; ++block, place += elements) {
       const std::uint64_t address = walk_.take_address(addresses);
       if (address == undefined_address) continue;

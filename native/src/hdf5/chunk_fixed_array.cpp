@@ -6,6 +6,12 @@
 
 namespace solar {
 
+namespace {
+
+constexpr std::uint64_t together = 4 << 20;  // bytes of pages that are expected at once
+
+}  // namespace
+
 void walk_fixed_array(ChunkWalk& walk) {
   const std::uint64_t header = walk.dataset().index_address;
   const auto& facts = walk.facts();
@@ -39,9 +45,13 @@ void walk_fixed_array(ChunkWalk& walk) {
 
   const Bytes view = body.take(inside);
   const std::vector<std::byte> written(view.begin(), view.end());
-  std::uint64_t at = block + head_nbytes + inside + 4;
+  std::uint64_t at = block + head_nbytes + inside + 4, foreseen = at;
   for (std::uint64_t i = 0; i < pages && i * page < array.limit(); ++i) {
     const std::uint64_t nbytes = std::min(page, elements - i * page) * element_nbytes + 4;
+    if (walk.far() && at + nbytes > foreseen) {
+      walk.expect(foreseen, together);
+      foreseen += together;
+    }
     if ((written[i / 8] & (std::byte{0x80} >> (i % 8))) != std::byte{0}) {
       array.add(walk.read_summed(at, nbytes).first(nbytes - 4), i * page, array.limit());
     }

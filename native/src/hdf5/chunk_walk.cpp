@@ -67,7 +67,7 @@ void ChunkWalk::fail(std::uint64_t address, const std::string& why) const {
 
 void ChunkWalk::expect(std::uint64_t address, std::uint64_t nbytes) const noexcept {
   // Close to what was read last, reading ahead is enough; from afar a request more costs less than to wait for one.
-  if (address >= end_ || (!file_.far() && address >= window_at_ && address - window_at_ <= longest_window)) return;
+  if (address >= end_ || (!far() && address >= window_at_ && address - window_at_ <= longest_window)) return;
   file_.expect(address, nbytes);
 }
 
@@ -79,7 +79,7 @@ Bytes ChunkWalk::read(std::uint64_t address, std::uint64_t nbytes) {
 
   if (address < window_at_ || address - window_at_ > window_.size() ||
       nbytes > window_.size() - (address - window_at_)) {
-    const bool near = address >= window_at_ && address - window_at_ <= 2 * window_.size();
+    const bool near = !far() && address >= window_at_ && address - window_at_ <= 2 * window_.size();
     ahead_ = near ? std::min(2 * ahead_, longest_window) : shortest_window;
     const std::uint64_t length = std::min(std::max(nbytes, ahead_), end_ - address);
     window_.resize(length);

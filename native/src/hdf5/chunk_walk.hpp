@@ -32,6 +32,10 @@ class ChunkWalk {
   // Of one entry in the arrays and the version 2 B-tree, before its coordinates.
   bool entry_fits(std::uint64_t nbytes) const noexcept;
 
+  // Whether each read of another place is a way to go: then those below several nodes are expected together.
+  bool far() const noexcept { return file_.far(); }
+  static constexpr std::size_t foreseen = 16;  // such nodes, whose children take a few MiB at most
+
   // Tells the system that a structure of about this size will be read soon, so that it fetches many at once.
   void expect(std::uint64_t address, std::uint64_t nbytes) const noexcept;
   // The bytes stay valid until the next read.

@@ -1,0 +1,131 @@
+"""How many round trips the first batch of a file of 100 GB takes, by the server's log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from far_kit import Asked, Web, served
+from kit import settle
+
+from solar import DataLoader, H5Dataset
+
+pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
+
+ROWS, ROW = 400_000, (256, 256)
+BATCH = 4
+QUIET = 0.15  # seconds in which nobody asks for more: all that can be asked for at once has been
+INDEXES: dict[str, Any] = {  # how the chunks' places are stored: the version of the format, and the axes without end
+    "contiguous": ("latest", ()),
+    "fixed array": ("latest", ()),
+    "extensible array": ("latest", (0,)),
+    "B-tree": ("latest", (0, 2)),
+    "old B-tree": ("earliest", ()),
+}
+
+
+class Rounds:
+    """Holds what is asked for until no more comes, and then lets all of it go: a round trip, counted."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []  # requests of each
+        self._changed = threading.Condition()
+        self._held, self._latest, self._over = 0, 0.0, False
+
+    def __call__(self, asked: Asked, before: int) -> bool:
+        with self._changed:
+            self._held, self._latest = self._held + 1, time.monotonic()
+            own = len(self.made)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._over or len(self.made) > own)
+        return False
+
+    def go(self) -> None:
+        with self._changed:
+            while not self._over:
+                rest = self._latest + QUIET - time.monotonic()
+                if self._held and rest <= 0:
+                    self.made.append(self._held)
+                    self._held = 0
+                    self._changed.notify_all()
+                self._changed.wait(max(rest, 0.01) if self._held else None)
+
+    def end(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+
+@contextmanager
+def rounds(web: Web) -> Iterator[Rounds]:
+    web.fault = made = Rounds()
+    thread = threading.Thread(target=made.go)
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.end()
+        thread.join()
+
+
+def drawn() -> list[int]:
+    """The rows of the first batch."""
+    one_by_one = torch.utils.data.DataLoader(range(ROWS), BATCH, shuffle=True, generator=generator())  # type: ignore[arg-type, var-annotated]
+    return next(iter(one_by_one)).tolist()  # type: ignore[no-any-return]
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+def sparse(path: Path, kind: str, rows: int) -> None:
+    """100 GB that all have their place and of which no more is written than the rows of the first batch."""
+    version, endless = INDEXES[kind]
+    with h5py.File(path, "w", libver=version) as file:
+        how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        if kind != "contiguous":
+            how.set_chunk((rows, *ROW))
+        shape = (ROWS, *ROW)
+        space = h5py.h5s.create_simple(
+            shape, tuple(h5py.h5s.UNLIMITED if axis in endless else shape[axis] for axis in range(3))
+        )
+        x = h5py.Dataset(h5py.h5d.create(file.id, b"x", h5py.h5t.IEEE_F32LE, space, how))
+        for row in drawn():
+            x[row] = row
+    settle(path)
+
+
+@pytest.mark.parametrize("buffer", [0, "1GiB", None])
+@pytest.mark.parametrize("kind", INDEXES)
+def test_the_first_shuffled_batch_takes_at_most_ten(kind: str, buffer: Any, tmp_path: Path) -> None:
+    sparse(tmp_path / "large.h5", kind, 64)
+    assert (tmp_path / "large.h5").stat().st_size >= 100e9
+    with served(tmp_path) as web, rounds(web) as made:
+        data = H5Dataset(web.url("large.h5"), {"x": "x"}, cache=None)
+        with DataLoader(data, BATCH, shuffle=True, generator=generator(), buffer=buffer) as loader:
+            batch = next(iter(loader))
+            count = len(made.made)
+            made.end()
+    assert [np.unique(one).tolist() for one in batch["x"].numpy()] == [[row] for row in drawn()]
+    assert count <= 10, made.made
+
+
+@pytest.mark.parametrize("kind", [kind for kind in INDEXES if kind != "contiguous"])
+def test_an_index_is_asked_for_level_by_level(kind: str, tmp_path: Path) -> None:
+    """12,500 chunks: some hundred pieces of an index, all over the file."""
+    sparse(tmp_path / "large.h5", kind, 32)
+    with served(tmp_path) as web, rounds(web) as made, pytest.MonkeyPatch.context() as patched:
+        patched.setattr("solar.io.far.fetch.MOST_IN_FLIGHT", 512)  # so that none waits for another
+        patched.setattr("solar.io.far.fetch.IN_FLIGHT", 512)
+        H5Dataset(web.url("large.h5"), {"x": "x"}, cache=None)
+    assert len(made.made) <= 6, made.made
