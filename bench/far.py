@@ -1,6 +1,7 @@
 """Samples from a server far away: solar beside h5py over fsspec and over its own driver, Lance, Zarr, ranges by hand.
 
 python -m bench.far [--record] [--samples N] [--delays MS ...] [--in-order] [--who NAME ...] [--folder FOLDER]
+                    [--epochs N]
 
 The server (bench.far_server) answers 5, 20 or 80 ms later, and has a link of 1 GB/s. It runs on the same two cores as
 who asks. Samples of 64 KiB, contiguous; two epochs, shuffled, batches of 32; the first one counts with its opening. The
@@ -60,41 +61,41 @@ def counts(root: str) -> dict[str, int]:
     return found
 
 
-def solar_loader(url: str, buffer: Any, stage: str | None = None) -> Any:
+def solar_loader(url: str, buffer: Any, epochs: int, stage: str | None = None) -> Any:
     data = H5Dataset(url, "x", **({} if stage is None else {"stage": stage}))
     order = torch.utils.data.RandomSampler(data, generator=torch.Generator().manual_seed(SEED))
-    return DataLoader(data, BATCH, sampler=order, buffer=buffer, epochs=EPOCHS)
+    return DataLoader(data, BATCH, sampler=order, buffer=buffer, epochs=epochs)
 
 
-def contestants(root: str, folder: Path, samples: int, stage: str) -> dict[str, Callable[[], Any]]:
+def contestants(root: str, folder: Path, samples: int, stage: str, epochs: int) -> dict[str, Callable[[], Any]]:
     path, url, quarter = folder / BUCKET / "far.h5", f"{root}/{BUCKET}/far.h5", samples * EACH // 4
     with h5py.File(path) as file:
         offset = file["x"].id.get_offset()
     return {
         **loaders(root, offset, samples),
-        "solar, buffer=0": lambda: solar_loader(url, 0),
-        "solar, a quarter": lambda: solar_loader(url, quarter),
-        "solar, by default": lambda: solar_loader(url, None),
-        "solar, staged": lambda: solar_loader(url, 0, stage),
-        "solar, a file here": lambda: solar_loader(str(path), 0),
+        "solar, buffer=0": lambda: solar_loader(url, 0, epochs),
+        "solar, a quarter": lambda: solar_loader(url, quarter, epochs),
+        "solar, by default": lambda: solar_loader(url, None, epochs),
+        "solar, staged": lambda: solar_loader(url, 0, epochs, stage),
+        "solar, a file here": lambda: solar_loader(str(path), 0, epochs),
     }
 
 
-def measured(make: Callable[[], Any], samples: int, root: str) -> dict[str, Any]:
-    """Samples a second of two epochs, the first with its start; and what the server counted.
+def measured(make: Callable[[], Any], samples: int, root: str, epochs: int) -> dict[str, Any]:
+    """Samples a second of each epoch, the first with its start; and what the server counted.
 
     Of one that takes long its first seconds are the first figure; those after them, with all workers there, the other.
     """
     before, began = counts(root), time.perf_counter()
     loader, rates, seen = make(), [], 0
-    while len(rates) < EPOCHS:
+    while len(rates) < epochs:
         for batch in loader:
             seen += len(batch)
             now = time.perf_counter()
             if now - began > (MORE if rates else LONGEST):
                 rates.append(seen / (now - began))
                 seen, began = 0, now
-                if len(rates) == EPOCHS:
+                if len(rates) == epochs:
                     break
         else:
             if seen == samples:
@@ -105,7 +106,7 @@ def measured(make: Callable[[], Any], samples: int, root: str) -> dict[str, Any]
     gc.collect()
     after = counts(root)
     whole = {name: after[name] - before[name] for name in after}
-    return {"first": rates[0], "later": rates[1], **whole}
+    return {"first": rates[0], "later": rates[1], **({"then": rates[2:]} if epochs > EPOCHS else {}), **whole}
 
 
 def ordered(root: str, nbytes: int) -> dict[str, float]:
@@ -139,6 +140,9 @@ def main() -> None:
     parser.add_argument("--who", nargs="+", help="measure these rows alone")
     parser.add_argument("--delays", type=float, nargs="+", default=DELAYS)
     parser.add_argument("--folder", type=Path, help="where the data are kept for the next run (else they are removed)")
+    parser.add_argument(
+        "--epochs", type=int, default=EPOCHS, help="two or more; those after the second are printed, too"
+    )
     asked = parser.parse_args()
     load = records.load()
     with nullcontext(asked.folder) if asked.folder else tempfile.TemporaryDirectory() as name:
@@ -150,10 +154,10 @@ def main() -> None:
         for delay in asked.delays:
             with server(folder, delay) as root, tempfile.TemporaryDirectory(dir=folder) as stage:
                 about = {"delay_ms": delay, "of": asked.samples, "load": load}
-                shuffled = {} if asked.in_order else contestants(root, folder, asked.samples, stage)
+                shuffled = {} if asked.in_order else contestants(root, folder, asked.samples, stage, asked.epochs)
                 for who, make in shuffled.items():
                     if not asked.who or who in asked.who:
-                        tell(asked, {**about, "who": who, **measured(make, asked.samples, root)})
+                        tell(asked, {**about, "who": who, **measured(make, asked.samples, root, asked.epochs)})
                 if not asked.in_order and (not asked.who or ROS3 in asked.who) and (rate := ros3(root, LONGEST)):
                     tell(asked, {**about, "who": ROS3, "first": rate, "later": rate})
                 if asked.in_order or not asked.who:
