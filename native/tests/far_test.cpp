@@ -1,5 +1,5 @@
 // Files that lie elsewhere: what is ordered is put into place, and what is refused is said, from many threads at once.
-#include "reads.hpp"
+#include "afar.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -7,66 +7,15 @@
 #include <cstring>
 #include <thread>
 
-#include "solar/far.hpp"
-
 using namespace reads;
 
 namespace {
-
-const std::string url = "test://here/one";  // what is known of one is kept: a test with another file has another URL
-
-// Fetches what is ordered of one file of these bytes, until the test ends.
-class Fetchers {
- public:
-  explicit Fetchers(Values bytes, unsigned threads = 4) : bytes_(std::move(bytes)) {
-    Far::get().begin(64 << 20);
-    for (unsigned i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
-  }
-  ~Fetchers() {
-    Far::get().end();
-    threads_.clear();
-  }
-  Identity identity() const { return {bytes_.size(), 7, 0, 0}; }
-  std::atomic<std::uint64_t> fetched{0}, refuse_from{UINT64_MAX};
-
- private:
-  void work() {
-    while (const auto order = Far::get().take()) {
-      if (order->nbytes == 0) {
-        Far::get().give(order->number, identity());
-      } else if (order->offset >= refuse_from) {
-        Far::get().refuse(order->number, EREMOTEIO, "the test refuses");
-      } else {
-        ++fetched;
-        Far::get().give(order->number, Bytes(bytes_).subspan(order->offset, order->nbytes));
-      }
-    }
-  }
-  Values bytes_;
-  std::vector<std::jthread> threads_;
-};
-
-// The same Source, of which the only file lies elsewhere.
-std::shared_ptr<Source> from_afar(const Source& source) {
-  auto made = std::make_shared<Source>(source);
-  made->mappings = nullptr;
-  made->bypass = 0;
-  for (SourceFile& file : made->files) file = {url, {file.was.nbytes, 7, 0, 0}};
-  return made;
-}
 
 // A third of the rows, out of order.
 std::vector<std::int64_t> rows_of(unsigned user) {
   std::vector<std::int64_t> rows;
   for (std::int64_t row = user; row < 600; row += 3) rows.push_back(row * 7 % 600);
   return rows;
-}
-
-Values bytes_of(const std::string& path) {
-  const File file(path);
-  Values bytes(file.nbytes());
-  file.read(0, bytes);
-  return bytes;
 }
 
 }  // namespace
