@@ -1,7 +1,9 @@
-"""How many round trips the first batch of a file of 100 GB takes, by the server's log."""
+"""How many round trips the first batch of a file of 100 GB takes, by the server's log; and its index, damaged."""
 
 from __future__ import annotations
 
+import os
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ import torch
 from far_kit import Asked, Web, served
 from kit import settle
 
-from solar import DataLoader, H5Dataset
+from solar import DataLoader, H5Dataset, LayoutError
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
 
@@ -129,3 +131,36 @@ def test_an_index_is_asked_for_level_by_level(kind: str, tmp_path: Path) -> None
         patched.setattr("solar.io.far.fetch.IN_FLIGHT", 512)
         H5Dataset(web.url("large.h5"), {"x": "x"}, cache=None)
     assert len(made.made) <= 6, made.made
+
+
+@pytest.mark.parametrize("kind", ["extensible array", "B-tree", "old B-tree"])
+def test_a_damaged_index_says_what_it_says_of_the_file_here(kind: str, tmp_path: Path) -> None:
+    """What is below a node is looked for before the node is visited: no damage is met in another way for that."""
+    version, endless = INDEXES[kind]
+    path, rows, draw = tmp_path / "small.h5", 3000, random.Random(7)
+    with h5py.File(path, "w", libver=version) as file:
+        most = tuple(None if axis in endless else size for axis, size in enumerate((rows, 1, 2)))
+        x = file.create_dataset("x", (rows, 1, 2), "i4", chunks=(1, 1, 2), maxshape=most if endless else None)
+        x[:] = np.arange(2 * rows).reshape(rows, 1, 2)
+    sound = path.read_bytes()
+    nodes = [at for at in range(len(sound)) if sound[at : at + 4] in (b"TREE", b"BTIN", b"BTLF", b"EASB", b"EADB")]
+    said = []
+    with served(tmp_path) as web:
+        for number in range(40):
+            damaged = bytearray(sound)
+            at = min(draw.choice(nodes) + draw.randrange(draw.choice((100, 2000))), len(sound) - 1)
+            damaged[at] = draw.choice((255, draw.randrange(256)))
+            path = tmp_path / f"damaged{number}.h5"
+            path.write_bytes(damaged)
+            os.utime(path, (10**9, 10**9))
+            said.append([places(where) for where in (str(path), web.url(path))])
+    assert all(here == there for here, there in said), said
+    assert any("chunk index" in here for here, _ in said)
+
+
+def places(where: str) -> str:
+    """The places of the chunks, or why there are none."""
+    try:
+        return str(H5Dataset(where, {"x": "x"}, cache=None).layouts["x"].chunk_offset.tolist())
+    except LayoutError as error:
+        return str(error).replace(where, "")
