@@ -92,6 +92,9 @@ def sparse(path: Path, kind: str, rows: int) -> None:
     """100 GB that all have their place and of which no more is written than the rows of the first batch."""
     version, endless = INDEXES[kind]
     with h5py.File(path, "w", libver=version) as file:
+        file.create_dataset("before", (1 << 20,), "f8")[0] = (
+            1  # 8 MiB, so that no index is fetched with the file's beginning
+        )
         how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -130,7 +133,9 @@ def test_an_index_is_asked_for_level_by_level(kind: str, tmp_path: Path) -> None
         patched.setattr("solar.io.far.fetch.MOST_IN_FLIGHT", 512)  # so that none waits for another
         patched.setattr("solar.io.far.fetch.IN_FLIGHT", 512)
         H5Dataset(web.url("large.h5"), {"x": "x"}, cache=None)
+        nbytes = sum(one.nbytes for one in web.data())
     assert len(made.made) <= 6, made.made
+    assert nbytes < 4 << 20  # of data nothing is fetched along
 
 
 @pytest.mark.parametrize("kind", ["extensible array", "B-tree", "old B-tree"])

@@ -46,10 +46,11 @@ void walk_fixed_array(ChunkWalk& walk) {
   const Bytes view = body.take(inside);
   const std::vector<std::byte> written(view.begin(), view.end());
   std::uint64_t at = block + head_nbytes + inside + 4, foreseen = at;
+  const std::uint64_t end = at + all_nbytes + 4 * pages;
   for (std::uint64_t i = 0; i < pages && i * page < array.limit(); ++i) {
     const std::uint64_t nbytes = std::min(page, elements - i * page) * element_nbytes + 4;
     if (walk.far() && at + nbytes > foreseen) {
-      walk.expect(foreseen, together);
+      walk.expect(foreseen, std::min(together, end - foreseen));
       foreseen += together;
     }
     if ((written[i / 8] & (std::byte{0x80} >> (i % 8))) != std::byte{0}) {
