@@ -27,7 +27,7 @@ BATCH = 4
 QUIET = 0.15  # seconds in which nobody asks for more: all that can be asked for at once has been
 INDEXES: dict[str, Any] = {  # how the chunks' places are stored: the version of the format, and the axes without end
     "contiguous": ("latest", ()),
-    "fixed array": ("latest", ()),
+    "implicit": ("latest", ()),
     "extensible array": ("latest", (0,)),
     "B-tree": ("latest", (0, 2)),
     "old B-tree": ("earliest", ()),
@@ -136,6 +136,24 @@ def test_an_index_is_asked_for_level_by_level(kind: str, tmp_path: Path) -> None
         nbytes = sum(one.nbytes for one in web.data())
     assert len(made.made) <= 6, made.made
     assert nbytes < 4 << 20  # of data nothing is fetched along
+
+
+def test_a_fixed_array_is_fetched_whole_and_no_data_along_with_it(tmp_path: Path) -> None:
+    """400 KB of places, with 8 MiB of other data before and behind."""
+    path = tmp_path / "large.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_dataset("before", (1 << 20,), "f8")[0] = 1
+        x = file.create_dataset("x", (ROWS, *ROW), "f4", chunks=(8, *ROW))
+        x[-1] = 1
+        file.create_dataset("behind", (1 << 20,), "f8")[-1] = 1
+    settle(path)
+    with served(tmp_path) as web, rounds(web) as made:
+        data = H5Dataset(web.url(path), {"x": "x"}, cache=None)
+        nbytes = sum(one.nbytes for one in web.data())
+        made.end()
+        assert float(data[ROWS - 1]["x"].max()) == 1
+    assert len(made.made) <= 6, made.made
+    assert nbytes < 4 << 20, [(one.first, one.nbytes) for one in web.data()]
 
 
 @pytest.mark.parametrize("kind", ["extensible array", "B-tree", "old B-tree"])
