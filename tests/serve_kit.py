@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import threading
@@ -18,11 +19,14 @@ import pytest
 import torch
 from ragged_kit import plainly
 
-from solar import DataLoader, PlanSampler
+from solar import DataLoader, H5Dataset, PlanSampler
 from solar.serve.service import Service
 
 SAMPLES = 1200
 FIELDS = {"x": "x", "y": "y"}
+
+
+HELLO = {"is": "hello", "speaks": [3, 0], "solar": "0", "pid": 1, "name": "test"}
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +52,21 @@ def serving(*paths: Path | str, where: Path, memory: int = 2 << 20, **more: Any)
         service.stop()
         thread.join(20)
         assert not thread.is_alive()
+
+
+def piece_of(path: Path) -> dict[str, Any]:
+    """A dataset as a job tells a service of it."""
+    layout = H5Dataset(path, "y").layouts
+    return {
+        "files": [os.path.realpath(path)],
+        "name": layout.name,
+        "per_file": False,
+        "held": ["rows"],
+        "digest": layout.digest,
+        "dataset": 0,
+        "field": 0,
+        "arrays": -1,
+    }
 
 
 @pytest.fixture

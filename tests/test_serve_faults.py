@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serve_kit import FIELDS, SAMPLES, Process, alone, check, job, scan, serving, soon, together
+from serve_kit import FIELDS, HELLO, SAMPLES, Process, alone, check, job, piece_of, scan, serving, soon, together
 
 from solar import DataLoader, H5Dataset
 from solar.errors import PlanError
@@ -102,9 +102,6 @@ def asked(service: Service, *messages: dict[str, Any], descriptors: tuple[int, .
             came = frames.receive(peer, frames.OF_SERVICE)
             assert came is not None
     return came[0]
-
-
-HELLO = {"is": "hello", "speaks": [3, 0], "solar": "0", "pid": 1, "name": "test"}
 
 
 def test_another_version_is_refused_in_words(scan: Path, tmp_path: Path) -> None:
@@ -241,15 +238,7 @@ def test_an_order_that_is_none_ends_the_connection(wrong: str, scan: Path, tmp_p
         os.write(made, body if wrong == "not sealed" else body[: len(body) // 2])
         if wrong == "short":
             fcntl.fcntl(made, fcntl.F_ADD_SEALS, handed.SEALS)
-    layout = H5Dataset(scan, "y").layouts
-    piece = {
-        "files": [os.path.realpath(scan)],
-        "name": layout.name,
-        "per_file": False,
-        "held": ["rows"],
-        "digest": layout.digest,
-    }
-    told = handed.hand([{**piece, "dataset": 0, "field": 0, "arrays": -1}], [])
+    told = handed.hand([piece_of(scan)], [])
     with serving(scan, where=tmp_path) as service, doors.connect(service.path, 5) as peer:
         for message, own in ((HELLO, ()), ({"is": "data"}, (told,)), ({"is": "join", "data": 0, "batch": 4}, (made,))):
             frames.send(peer, message, own)

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serve_kit import FIELDS, alone, job, scan, serving, soon
+from serve_kit import FIELDS, HELLO, alone, job, piece_of, scan, serving, soon
 
 from solar import H5Dataset
 from solar.io.serve import doors, frames, handed
 
 _ = scan  # a fixture
 
-HELLO = {"is": "hello", "speaks": [3, 0], "solar": "0", "pid": 1, "name": "fuzz"}
 ODD: list[Any] = [
     -1,
     0,
@@ -44,15 +43,7 @@ ODD: list[Any] = [
 
 def told(path: Path) -> tuple[Any, list[Any]]:
     """Data and an order as a job tells them."""
-    layout = H5Dataset(path, "y").layouts
-    piece = {
-        "files": [os.path.realpath(path)],
-        "name": layout.name,
-        "per_file": False,
-        "held": ["rows"],
-        "digest": layout.digest,
-    }
-    return [{**piece, "dataset": 0, "field": 0, "arrays": -1}], [np.arange(8, dtype=np.int32), np.array([0, 4, 8])]
+    return [piece_of(path)], [np.arange(8, dtype=np.int32), np.array([0, 4, 8])]
 
 
 def changed(draw: random.Random, value: Any) -> Any:

@@ -191,8 +191,8 @@ def lying(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[di
         raise PlanError("samples other than rows are of the datasets of a FILE: give one")
     if unequal(arguments):
         given, groups = _of_unequal_length(arguments), arguments.groups
-        of, pattern = [*given.values()], "" if groups == ALL_GROUPS else groups
-        found, columns = of_groups(arguments.file, of, pattern) if groups else of_rows(arguments.file, of)
+        of = [*given.values()]
+        found, columns = of_groups(arguments.file, of, _of_groups(groups)) if groups else of_rows(arguments.file, of)
         return dict(zip(given, found, strict=True)), dict(zip(given, columns, strict=True))
     places = _places(arguments)
     if isinstance(places, Crops):
@@ -205,13 +205,17 @@ def lying(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[di
     return layouts, {name: extents.of_fields(own) for name, own in of_field.items()}
 
 
+def _of_groups(asked: str) -> str:
+    """The pattern of their names; empty for all."""
+    return "" if asked == ALL_GROUPS else asked
+
+
 def groups_of(arguments: argparse.Namespace) -> GroupNames | None:
     """The names of the groups that are samples; None where samples are something else."""
     if not arguments.groups:
         return None
-    pattern = "" if arguments.groups == ALL_GROUPS else arguments.groups
     names = [name_of(one) for one in _of_unequal_length(arguments).values()]
-    return grouped(arguments.file, names, pattern, [False] * len(names), "auto")[1]
+    return grouped(arguments.file, names, _of_groups(arguments.groups), [False] * len(names), "auto")[1]
 
 
 def held(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[dict[str, Layout], Mapping[str, Held]]:
