@@ -1,6 +1,6 @@
 """Clips, crops and sparse rows: solar beside h5py's expert and the formats that people leave HDF5 for.
 
-    python -m bench.shapes [--scenes NAME ...] [--peers NAME ...] [--quick] [--rows N] [--folder DIR] [--record]
+    python -m bench.shapes [--scenes NAME ...] [--peers NAME ...] [--quick] [--folder DIR] [--record]
 
 Each scene is a step of one to four minutes of its own: its data are made, other formats are made of them (time and
 bytes are told), every reader runs in a process of its own for some seconds, in exact shuffles, the data are deleted.
@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +27,23 @@ from bench.buffer_scenes import RPC
 from bench.shapes_data import Scene
 
 SHARES = (0.1, 0.25, 1.0)  # of the data in memory
-SECONDS, QUICK_SECONDS, LONGEST = 1.5, 0.4, 120
+SECONDS, QUICK_SECONDS, LONGEST, LONGEST_MAKING = 1.5, 0.4, 180, 1200
+A_SECOND = 1.2e9  # bytes of data; of more than some seconds reading takes longer
 LABELS = {
     "solar": "solar", "h5py": "h5py", "memmap": "numpy.memmap", "ram": "copied to RAM first", "limit": "limit: copying",
     "lance": "Lance", "b2nd": "Blosc2 b2nd", "zarr": "Zarr", "anndata": "anndata", "scdataset": "scDataset, uniform",
-    "scdataset_blocks": "scDataset, blocks of 16", "annbatch": "annbatch",
+    "scdataset_blocks": "scDataset, blocks of 16", "annbatch": "annbatch, uniform",
+    "annbatch_blocks": "annbatch, blocks of 32",
 }  # fmt: skip
 NEEDS = {
     "lance": "pylance", "b2nd": "blosc2", "zarr": "zarr", "anndata": "anndata", "scdataset": "scdataset",
-    "scdataset_blocks": "scdataset", "annbatch": "annbatch",
+    "scdataset_blocks": "scdataset", "annbatch": "annbatch", "annbatch_blocks": "annbatch",
 }  # fmt: skip
 FORMS = {  # of each format: all are made, and the best of them counts
     "lance": ("lance_fixed", "lance_bytes"), "b2nd": ("b2nd_16", "b2nd_32"), "zarr": ("zarr_32", "zarr_64"),
+    "annbatch": ("annbatch",),
 }  # fmt: skip
+KEEPING = ("solar", "h5py", "anndata", "scdataset", "annbatch")  # that can be given memory
 Record = dict[str, Any]
 
 
@@ -48,9 +51,11 @@ def shares(scene: Scene, variant: int, peer: str) -> tuple[float | None, ...]:
     """Of the data in memory, for which this reader is measured. None: solar's own choice; 0: as the reader has it."""
     if peer == "ram":
         return (1.0,)
+    if scene.name == "rows_million":  # memory for all does not fit beside all in the page cache
+        return (None if peer == "solar" else 0.0, *(SHARES[1:2] if peer in KEEPING else ()))
     if scene.storage == "cold":  # what is kept is what this one epoch has read
         return (None, 1.0) if peer == "solar" else (0.0,)
-    kept = bool(scene.stored or scene.storage) and peer in ("solar", "h5py", "anndata", "scdataset")
+    kept = bool(scene.stored or scene.storage) and peer in KEEPING
     some = SHARES[1:] if variant != scene.variants[0] or not scene.stored.get("compression") else SHARES
     return (None if peer == "solar" else 0.0, *(some if kept else ()))
 
@@ -74,6 +79,9 @@ def settings(scene: Scene, peer: str, memory: int, variant: int) -> Iterator[Rec
         yield from ({"mapped": True}, {"mapped": False})
     elif peer == "b2nd":
         yield from ({"form": form, "threads": n} for form in FORMS[peer] for n in (1, 2))
+    elif peer.startswith("annbatch"):  # it fetches so many batches at once; its first steps show 256 blocks of 32
+        fetch = max(1, memory // (scene.batch * scene.sample_nbytes(variant))) if memory else 128
+        yield from ({"form": "annbatch", "fetch": n} for n in (fetch, max(1, fetch // 4)))
     elif peer in FORMS:
         yield from ({"form": form} for form in FORMS[peer])
     elif peer == "anndata":
@@ -92,8 +100,8 @@ def run_scene(scene: Scene, asked: Any) -> Iterator[Record]:
         return
     home = Path(tempfile.mkdtemp(prefix=f"{scene.name}-", dir=asked.folder))
     job = {
-        "scene": scene.name, "quick": asked.quick, "rows": asked.rows, "folder": str(home),
-        "seconds": QUICK_SECONDS if asked.quick else SECONDS,
+        "scene": scene.name, "quick": asked.quick, "folder": str(home),
+        "seconds": QUICK_SECONDS if asked.quick else max(SECONDS, scene.nbytes / A_SECOND),
     }  # fmt: skip
     try:
         parts.note(f"{scene.title}: making {scene.nbytes / 2**20:,.0f} MiB")
@@ -157,8 +165,9 @@ def best(scene: Scene, job: Record, variant: int, peer: str, share: float | None
 
 
 def ran(job: Record) -> Record:
-    python = str(judges.python()) if job.get("needs") else sys.executable
-    return parts.measured(LONGEST, "bench.shapes_part", job, python=python)[0]
+    python = str(judges.python(job["needs"])) if job.get("needs") else sys.executable
+    longest = LONGEST_MAKING if job["do"] == "make" else LONGEST
+    return parts.measured(longest, "bench.shapes_part", job, python=python)[0]
 
 
 def described(scene: Scene, variant: int, peer: str, share: float | None) -> Record:
@@ -182,19 +191,16 @@ def line(record: Record) -> str:
 def main() -> None:
     scenes = shapes_data.scenes()
     parser = records.arguments("bench.shapes", __doc__, "shapes", scenes=scenes, peers=LABELS)
-    parser.add_argument("--rows", type=int, help="of the sparse matrix")
     parser.set_defaults(folder=records.BUILD)
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     load, shown = records.load(asked.load_before), list[Record]()
-    about = {"quick": asked.quick, "rows": asked.rows, "load_before": load}
+    about = {"quick": asked.quick, "load_before": load}
     for name in asked.scenes or scenes:
-        same = {"scene": name, "quick": asked.quick, "rows": asked.rows, "last": True}
+        same = {"scene": name, "quick": asked.quick, "last": True}
         if asked.out.is_relative_to(records.RESULTS) and not asked.peers and records.found(asked.out, **same):
             continue
         scene = scenes[name].small() if asked.quick else scenes[name]
-        if asked.rows and scene.kind == "rows":
-            scene = replace(scene, shape=(asked.rows, scene.shape[1]))
         facts = machine.described(asked.folder)
         found = [*shown_as_made(run_scene(scene, asked))]
         for at, one in enumerate(found):

@@ -73,14 +73,14 @@ class Scene:
         """For a look."""
         if self.kind == "crops":
             return replace(self, shape=(256,) * 3, crops=self.crops // 4)
-        return replace(self, shape=(self.shape[0] // 4, *self.shape[1:]))
+        return replace(self, shape=(min(self.shape[0] // 4, 10_000), *self.shape[1:]))
 
 
 def scenes() -> dict[str, Scene]:
     frames, fields, volume, cells = (32_768, 64, 64, 3), (384, 512, 512), (512,) * 3, (40_000, GENES)
     clips = ("solar", "h5py", "memmap", "ram", "lance", "limit")
     crops = ("solar", "h5py", "ram", "b2nd", "zarr")
-    rows = ("solar", "h5py", "ram", "anndata", "scdataset", "scdataset_blocks", "annbatch")
+    rows = ("solar", "h5py", "ram", "anndata", "scdataset", "scdataset_blocks", "annbatch", "annbatch_blocks")
     gzip, anndata = {"compression": "gzip", "compression_opts": 4}, {"chunks": (FROM_ANNDATA,)}
     found = [
         Scene("clips", "64 × 64 × 3 bytes, contiguous", "clips", frames, "u1", (1, 2), 32, clips),
@@ -107,6 +107,10 @@ def scenes() -> dict[str, Scene]:
     found += [
         replace(of["crops"], name="crops_192", variants=(192,), batch=4, crops=64),
         replace(of["crops_gzip"], name="crops_192_gzip", variants=(192,), batch=4, crops=64),
+        replace(
+            of["rows"], name="rows_million", title="CSR, a million rows", shape=(1_000_000, GENES),
+            peers=tuple(peer for peer in of["rows"].peers if peer != "ram"),
+        ),
         on(of["clips"], "slowed", (8192, *frames[1:]), ("solar", "h5py", "lance")),
         on(of["clips_gzip_16"], "slowed", (8192, *frames[1:]), ("solar", "h5py", "lance")),
         on(of["crops_gzip"], "slowed", (256,) * 3, ("solar", "h5py", "b2nd", "zarr")),
@@ -114,7 +118,7 @@ def scenes() -> dict[str, Scene]:
         on(of["clips"], "cold", of["clips"].shape, clips[:-1]),
         on(of["crops_gzip"], "cold", volume, crops),
         on(of["rows"], "cold", cells, rows[:5]),
-    ]
+    ]  # fmt: skip
     return {one.name: one for one in found}
 
 
@@ -127,10 +131,9 @@ def on(scene: Scene, storage: str, shape: tuple[int, ...], peers: tuple[str, ...
 
 
 def scene_of(job: dict[str, Any]) -> Scene:
-    """The scene of a job, as large as that says."""
+    """The scene of a job."""
     found = scenes()[job["scene"]]
-    found = found.small() if job["quick"] else found
-    return replace(found, shape=(job["rows"], GENES)) if job.get("rows") and found.kind == "rows" else found
+    return found.small() if job["quick"] else found
 
 
 def make(scene: Scene, path: Path) -> None:

@@ -33,8 +33,9 @@ Job = dict[str, Any]
 Orders = NDArray[np.int64]  # [epoch, batch, place]
 Fetch = Callable[[NDArray[np.int64]], Any]  # of the samples of a batch
 EPOCHS, CHECKED, SEED, SLOTS = 60, 2, 11, 100_003
+ENOUGH = 4_000_000  # samples of all epochs
 MODULES = {"limit": "bench.shapes_limit", **dict.fromkeys(("solar", "h5py", "memmap", "ram"), __name__)}
-OWN = ("scdataset", "scdataset_blocks")  # whose order is their own
+OWN = ("scdataset", "scdataset_blocks", "annbatch", "annbatch_blocks")  # whose order is their own
 
 
 def part(job: Job) -> Job:
@@ -62,7 +63,7 @@ def orders_of(job: Job, epochs: int = EPOCHS) -> Orders:
     """Whole batches of exact shuffles."""
     scene = scene_of(job)
     samples, batch = scene.samples(job["variant"]), scene.batch
-    whole = samples // batch * batch
+    whole, epochs = samples // batch * batch, min(epochs, max(3, ENOUGH // samples))
     each = [np.random.default_rng([SEED, epoch]).permutation(samples)[:whole] for epoch in range(epochs)]
     return np.stack(each).reshape(epochs, -1, batch)
 
@@ -70,17 +71,19 @@ def orders_of(job: Job, epochs: int = EPOCHS) -> Orders:
 def timed(reader: Any, job: Job) -> Job:
     """When epochs ended since the reader began, opening and planning included; and how it was in the end.
 
-    It ends with an epoch, once there were two of them and the time since the first batch is over; or three times it.
+    It ends with an epoch, once there were two of them and the time since the first batch is over; or three times it,
+    and the batches that were fetched together were handed out.
     """
     orders = orders_of(job)
     each, seconds, stamps, ends = orders.shape[1], job["seconds"], list[float](), list[float]()
+    together = at_once(job)
     begin = time.perf_counter()
     for came, _ in enumerate(reader(job, orders), 1):
         stamps.append(time.perf_counter() - begin)
         if came % each == 0:
             ends.append(stamps[-1])
         lasted = stamps[-1] - stamps[0]
-        if (came % each == 0 and len(ends) > 1 and lasted > seconds) or lasted > 3 * seconds:
+        if (came % each == 0 and len(ends) > 1 and lasted > seconds) or (lasted > 3 * seconds and came % together == 0):
             break
         if ends and job.get("storage") == "cold":
             break  # from now on it is warm
@@ -88,7 +91,7 @@ def timed(reader: Any, job: Job) -> Job:
     first = batch * each / ends[0] if ends else batch * len(stamps) / stamps[-1]
     if job.get("storage") == "cold":
         later = first
-    elif job.get("setting", {}).get("ahead"):  # what was filled before the first of them is handed out in no time
+    elif job.get("setting", {}).get("ahead") or (together > 1 and len(ends) < 2):  # what was fetched comes in no time
         later = batch * len(stamps) / stamps[-1]
     elif len(ends) > 1:
         later = batch * each * (len(ends) - 1) / (ends[-1] - ends[0])
@@ -96,6 +99,15 @@ def timed(reader: Any, job: Job) -> Job:
         half = len(stamps) // 2
         later = batch * (len(stamps) - 1 - half) / (stamps[-1] - stamps[half]) if len(stamps) > 3 else first
     return {"first": first, "later": later, "epochs": len(ends), "batches": len(stamps), "memory": own_nbytes()}
+
+
+def at_once(job: Job) -> int:
+    """Batches that this reader fetches together."""
+    setting = job.get("setting", {})
+    if setting.get("ahead"):
+        scene = scene_of(job)
+        return max(1, int(job["memory"]) // (scene.sample_nbytes(job["variant"]) * scene.batch))
+    return int(setting.get("fetch", 1))
 
 
 def own_nbytes() -> int:
@@ -122,7 +134,7 @@ def check(reader: Any, job: Job) -> None:
             truth = fetch_h5py(job | {"setting": {}})(wanted)
             if not all(np.array_equal(one, two) for one, two in zip(triple(batch), truth, strict=True)):
                 raise ValueError("returned other rows than h5py")
-        elif not np.isin(sums(*triple(batch)), sums(*all_rows(job))).all():
+        elif not np.isin(sums(*triple(batch)), all_sums(job)).all():
             raise ValueError("returned rows that the matrix does not have")
 
 
@@ -143,6 +155,22 @@ def sums(values: Any, columns: Any, offsets: Any) -> NDArray[np.float64]:
 def all_rows(job: Job) -> tuple[Any, Any, Any]:
     with h5py.File(path_of(job)) as file:
         return tuple(file["X"][name][()] for name in ("data", "indices", "indptr"))
+
+
+def all_sums(job: Job) -> NDArray[np.float64]:
+    """Those of the matrix, made once and block by block: it may be larger than memory."""
+    if (kept := Path(job["folder"]) / "sums.npy").exists():
+        return np.load(kept)
+    with h5py.File(path_of(job)) as file:
+        matrix, offsets = file["X"], file["X/indptr"][()]
+        edges = [*range(0, len(offsets) - 1, 20_000), len(offsets) - 1]
+        found = [
+            sums(*(matrix[name][offsets[begin] : offsets[end]] for name in ("data", "indices")),
+                 offsets[begin : end + 1] - offsets[begin])
+            for begin, end in itertools.pairwise(edges)
+        ]  # fmt: skip
+    np.save(kept, np.concatenate(found))
+    return np.load(kept)
 
 
 def path_of(job: Job) -> Path:
@@ -226,8 +254,7 @@ class InWorkers:
 
 def ahead_of(job: Job, flat: NDArray[np.int64]) -> Iterator[Any]:
     """Memory is filled with the next samples in one ascending pass, and handed out; and again."""
-    scene = scene_of(job)
-    each = max(1, job["memory"] // (scene.sample_nbytes(job["variant"]) * scene.batch))
+    scene, each = scene_of(job), at_once(job)
     fetch = fetch_h5py(job)
     for first in range(0, len(flat), each):
         some = flat[first : first + each]

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.tables import Record, mebibytes, newest, not_counted, parted, rate, setting, table, where
 
-OWN_ORDER = ("scdataset_blocks",)  # no exact shuffle: shown, but never the best other reader
+OWN_ORDER = ("scdataset_blocks", "annbatch_blocks")  # no exact shuffle: shown, but never the best other reader
 HEAD = (
     "samples|memory|best other reader, epochs after the first|samples/s:|solar:|×:|first epoch, best other:|solar:|×:|"
     "limit:|solar's, of it:"

@@ -49,7 +49,7 @@ def small(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def job_of(scene: Any, folder: Path, variant: int, peer: str, share: float | None, **more: Any) -> dict[str, Any]:
     memory = None if share is None else max(2 << 20, scene.memory(share, variant, peer))
-    about = {"scene": scene.name, "quick": False, "rows": None, "folder": str(folder), "seconds": 0.001}
+    about = {"scene": scene.name, "quick": False, "folder": str(folder), "seconds": 0.001}
     return about | {"do": "run", "variant": variant, "peer": peer, "memory": memory, "form": "file", **more}
 
 
