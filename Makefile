@@ -17,8 +17,8 @@ SKIPS := build/skips
 EXTRAS := dev,integrations,gpu,docs,bench,examples
 EXTRAS_MADE = $(addprefix $(VENV)/., $(subst $(comma), ,$(EXTRAS)))
 # DLIO and PhysicsNeMo without what they ask for (TensorFlow, DALI, CUDA, Warp), which the tests do not use; The Well
-# without its own version of fsspec.
-ALONE := dlio_benchmark pydftracer nvidia-physicsnemo tensordict the_well scdataset \
+# without its own version of fsspec; scanpy for a file that it ships.
+ALONE := dlio_benchmark pydftracer nvidia-physicsnemo tensordict the_well scdataset scanpy \
 	hydra-core omegaconf antlr4-python3-runtime cloudpickle einops jaxtyping pyvers termcolor
 FRAMEWORKS = $(shell grep -lE "importorskip|find_spec" tests/integrations/test_*.py)
 KERNELS := tests/test_device_decode.py

@@ -21,6 +21,7 @@ from bench.records import ROOT
 
 FOLDER = ROOT / "build" / "judges"
 PACKAGES = ("pylance==14.0.2", "blosc2==4.14.1", "zarr==3.1.6", "anndata==0.12.19", "scdataset==0.3.0")
+DATA = "scanpy==1.11.5"  # for a real .h5ad file that it ships
 NEWER_FOLDER, NEWER_PYTHON = ROOT / "build" / "judges-newer", (3, 12)
 NEWER_PACKAGES = ("annbatch[zarrs,numba]==0.3.1", "psutil")
 
@@ -45,6 +46,11 @@ def said(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
+def shipped(name: str) -> Path | None:
+    """A file that a package there has among its data."""
+    return next(FOLDER.glob(f"lib/python*/site-packages/{name}"), None)
+
+
 def newer(least: tuple[int, int]) -> str | None:
     """A Python of this version or a later one: this one, or one that can be found and runs."""
     if sys.version_info >= least:
@@ -63,7 +69,7 @@ def main() -> None:
         [python(), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True
     ).stdout.strip()
     Path(own, "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    failed = installed(python(), *PACKAGES)
+    failed = installed(python(), *PACKAGES) | installed(python(), "--no-deps", DATA)
     if (found := newer(NEWER_PYTHON)) is None:
         print(f"no Python {said(NEWER_PYTHON)} or later was found: {NEWER_PACKAGES[0]} is left out")
     else:

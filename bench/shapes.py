@@ -51,6 +51,8 @@ def shares(scene: Scene, variant: int, peer: str) -> tuple[float | None, ...]:
     """Of the data in memory, for which this reader is measured. None: solar's own choice; 0: as the reader has it."""
     if peer == "ram":
         return (1.0,)
+    if scene.real:  # it is small
+        return (None if peer == "solar" else 0.0,)
     if scene.name == "rows_million":  # memory for all does not fit beside all in the page cache
         return (None if peer == "solar" else 0.0, *(SHARES[1:2] if peer in KEEPING else ()))
     if scene.storage == "cold":  # what is kept is what this one epoch has read
@@ -95,7 +97,10 @@ def settings(scene: Scene, peer: str, memory: int, variant: int) -> Iterator[Rec
 
 def run_scene(scene: Scene, asked: Any) -> Iterator[Record]:
     """Makes the data, lets every reader run, deletes the data."""
-    if scene.storage == "slowed" and (reason := slowfs.lacking()):
+    reason = slowfs.lacking() if scene.storage == "slowed" else ""
+    if scene.real and judges.shipped(scene.real.partition(":")[0]) is None:
+        reason = "the package that ships its file is not in build/judges (python -m bench.judges)"
+    if reason:
         parts.note(f"{scene.title}: skipped: {reason}")
         return
     home = Path(tempfile.mkdtemp(prefix=f"{scene.name}-", dir=asked.folder))

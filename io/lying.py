@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from solar.boxes import Boxes
 from solar.errors import LayoutError
@@ -12,12 +16,15 @@ from solar.io.field import Field
 from solar.io.joined import joined_of
 from solar.io.layout.blocks import chunk_of
 from solar.io.layout.paths import Paths
+from solar.io.ragged import Columns
 from solar.io.read.boxed import BoxRows
-from solar.io.read.reader import Rows
+from solar.io.read.reader import Rows, read
 from solar.io.read.stage import Tier
+from solar.io.unequal import by_sample
 from solar.io.windows import Windows, extents_of
 from solar.values import Layout
 
+Where = str | tuple[Any, ...] | ArrayLike  # a mask, or its dataset; or datasets, and what makes a mask of their values
 Lying = Extents | Boxes | None  # where the samples of a dataset lie; None: each is a row
 
 
@@ -88,3 +95,38 @@ def rows_of(layout: Layout, extents: Lying, page_cache: bool | None, tier: Tier 
     if isinstance(extents, Boxes):
         return BoxRows(layout, True, page_cache, extents, tier)
     return Rows(layout, True, page_cache, extents=extents, tier=tier)
+
+
+def left_by(where: Where, layouts: Sequence[Layout], own: Sequence[Lying | Columns]) -> NDArray[np.int64]:
+    """The samples that a mask of the rows leaves, of windows those whose place it leaves. LayoutError where none is."""
+    first, lies = by_sample(layouts, own)[0], own[0]
+    at = f"{first.files[0]}: {first.title}"
+    if isinstance(lies, Boxes):
+        raise LayoutError(f"{at}: where= chooses rows, and samples are boxes: Crops has `inside` and `at` for these")
+    said = f"where={where!r}" if isinstance(where, str) else "where"
+    mask = _mask(where, list(first.files))
+    if mask.shape != (first.samples,):
+        raise LayoutError(
+            f"{at}: {said} has the shape {mask.shape}; one value for each of {first.samples:,} rows is needed"
+        )
+    if mask.dtype.kind not in "biu":
+        raise LayoutError(f"{at}: {said} is of {mask.dtype}; it is true or false, or a whole number that is not 0")
+    kept = mask[lies.of(np.arange(len(lies))).start] if isinstance(lies, Extents) else mask
+    found = np.flatnonzero(kept)
+    if not len(found):
+        raise LayoutError(f"{at}: {said} leaves none of {len(kept):,} samples")
+    return found
+
+
+def _mask(where: Where, files: list[str]) -> NDArray[Any]:
+    if isinstance(where, str):
+        values: NDArray[Any] = read(files, where)
+        return values
+    if isinstance(where, tuple) and where and callable(where[-1]):
+        *names, make = where
+        if not names or not all(isinstance(name, str) for name in names):
+            raise TypeError('where=("/energy", "/good", function): names of datasets, and what makes a mask of them')
+        return np.asarray(make(*(read(files, name) for name in names)))
+    if callable(where):
+        raise TypeError('where=("/energy", function): name the datasets whose values it is given')
+    return np.asarray(where)

@@ -288,6 +288,7 @@ class PlainPieces(KeptOpen):
     fields: Sequence[Kind]
     samples: int
     drawn: bool = False
+    chosen: Numbers | None = None  # of all, those that are samples here; None: all
     some: Sequence[int | None] = field(default=(), kw_only=True)
     span: bool = field(default=False, kw_only=True)  # reads the rows between the steps of windows along, and drops them
 
@@ -315,7 +316,7 @@ class PlainPieces(KeptOpen):
 
     def again(self, cached: Sequence[int | None], span: bool = False) -> PlainPieces:
         """The same with such chunk caches."""
-        return PlainPieces(self.files, self.fields, self.samples, self.drawn, some=cached, span=span)
+        return PlainPieces(self.files, self.fields, self.samples, self.drawn, self.chosen, some=cached, span=span)
 
     def cache_nbytes(self, cache: Cache, batch: int, memory: int) -> list[int | None]:
         """As of rows, of which a sample has several."""
@@ -324,12 +325,16 @@ class PlainPieces(KeptOpen):
 
     def room(self, indices: Sequence[int]) -> Room:
         """Of each array of such a batch its shape and type."""
+        return {name: of for own in self.fields for name, of in own.room(self._of(indices)).items()}
+
+    def _of(self, indices: Sequence[int]) -> Numbers:
+        """Their numbers among all."""
         samples = np.asarray(indices, np.int64)
-        return {name: of for own in self.fields for name, of in own.room(samples).items()}
+        return samples if self.chosen is None else self.chosen[samples]
 
     def straight(self, indices: Sequence[int], into: Arrays) -> None:
         """The samples, in the order of the files, each read to its place in the arrays of the batch."""
-        samples, at = np.asarray(indices, np.int64), 0
+        samples, at = self._of(indices), 0
         for own in self.fields:
             arrays = 1 if own.unequal is None else len(own.unequal.parts) + 1
             own.read(self, samples, into[at : at + arrays])
@@ -353,15 +358,18 @@ class PlainPieces(KeptOpen):
 
 
 def pieces_of(
-    layouts: Mapping[str, Layout], own: Mapping[str, Extents | Boxes | Columns | None], groups: GroupNames | None = None
+    layouts: Mapping[str, Layout],
+    own: Mapping[str, Extents | Boxes | Columns | None],
+    groups: GroupNames | None = None,
+    chosen: Numbers | None = None,
 ) -> PlainPieces:
-    """What reads these fields. `groups`: whose datasets they are."""
+    """What reads these fields. `groups`: whose datasets they are. `chosen`: the samples; None: all."""
     first = next(iter(layouts.values()))
     fields = [_field(name, layout, own.get(name), groups) for name, layout in layouts.items()]
     one = own.get(next(iter(layouts)))
-    samples = first.samples if one is None else len(one)
+    samples = len(chosen) if chosen is not None else first.samples if one is None else len(one)
     drawn = any(isinstance(lies, Boxes) and lies.places.drawn for lies in own.values())
-    return PlainPieces(first.files, fields, samples, drawn)
+    return PlainPieces(first.files, fields, samples, drawn, chosen)
 
 
 def _field(name: str, layout: Layout, own: Extents | Boxes | Columns | None, groups: GroupNames | None) -> Kind:

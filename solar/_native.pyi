@@ -122,6 +122,7 @@ class Source:
         form_nbytes: list[
             int
         ] = ...,  # that chunks decode to whose last row is not whole; 0: as many as their shape has
+        unit: str = "sample",  # what a row of it is, for messages
     ) -> None: ...
     @property
     def row_nbytes(self) -> int: ...

@@ -92,6 +92,7 @@ def test_rows_of_many_files_are_those_of_h5py(files: Path) -> None:
 KINDS = {
     "windows": (["--window", "x=0:3", "--window", "i=0,2", "--every", "2"], 2 * 47, 3 * 80 + 2 * 2),
     "boxes": (["x", "--crop", "2,3", "--volumes", "rows"], 2 * SAMPLES * 6, 2 * 3 * 4),
+    "slices": (["--axis", "x=0,1"], 2 * SAMPLES * 5, 4 * 4),
     "ragged": (["--ragged", "h", "--lengths", "lengths"], SAMPLES, 8),  # of one row on average
 }
 
@@ -107,6 +108,15 @@ def test_samples_of_any_kind_are_compared(kind: str, files: Path, capsys: pytest
     tried = {one["kind"] for one in answer["readers"][1]["tried"]}
     assert tried == {"straight", "items"} | ({"span"} if kind == "windows" else set())
     assert not [one for one in answer["readers"][1]["tried"] if "failed" in one]
+
+
+def test_samples_that_a_mask_leaves_are_compared(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    left = sum(int(np.count_nonzero(h5py.File(files / f"{name}.h5")["i"])) for name in "ab")
+    asked = ["x", "--where", "i", "--batch-size", "8", "--seconds", "10ms", "--buffer", "0", "--workers", "0"]
+    assert main(["bench", str(files), *asked, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["samples"] == left < 2 * SAMPLES
+    assert answer["compared"] >= 2
 
 
 class Pretended:
@@ -249,6 +259,7 @@ def test_a_file_that_h5py_cannot_read_is_measured_alone(
         (["--window", "x=0:90"], "has 7 samples: two batches of 64 are needed at least"),
         (["--window", "x=0:97"], "windows reach over 97 rows"),
         (["x", "--crop", "2,3", "--window", "x=0:2"], "--crop beside windows: a sample is either a box or a window"),
+        (["x", "--beside", "b.h5:i"], "--beside: what is compared reads one set of files"),
         (["--groups"], "--groups: name the DATASETs of each group"),
     ],
 )

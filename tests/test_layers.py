@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "io.varying": f"{VALUES} io.layout io.read",
     "io.crops": f"{VALUES} io.layout io.read",
     "io.joined": f"{VALUES} io.field io.read",
-    "io.lying": f"{VALUES} io.crops io.joined io.field io.layout io.read io.windows",
+    "io.lying": f"{VALUES} io.crops io.joined io.field io.layout io.ragged io.read io.unequal io.windows",
     "io.exchange": f"{VALUES} io.machine io.ranks io.read",
     "io.compress": f"{VALUES} io.layout io.read io.libhdf5 io.machine io.ranks",
     "io.plain": "values io.far io.libhdf5",

@@ -26,12 +26,12 @@ class BoxRows(Rows):
         self, layout: Layout, native_order: bool, page_cache: bool | None, boxes: Boxes, tier: Tier | None = None
     ) -> None:
         self._boxes = boxes
-        super().__init__(layout, native_order, page_cache, sample_shape=boxes.shape, tier=tier)
+        super().__init__(layout, native_order, page_cache, sample_shape=boxes.shape, tier=tier, unit="block")
 
     def _source_of(self, swap: int, page_cache: bool | None, mapped: bool) -> _native.Source:
         layout, self._page_cache = self.layout, page_cache
         self._blocks, self.touched = in_blocks(layout, self._boxes)
-        source = source_of(self._blocks, swap, page_cache, mapped=mapped, tier=self.tier)
+        source = source_of(self._blocks, swap, page_cache, mapped=mapped, tier=self.tier, unit=self._unit)
         lengths = np.diff(layout.part_first).tolist()
         self.native = _native.Boxes(source, list(self.touched.block), self._boxes.box, layout.shape, lengths)
         return source
@@ -44,7 +44,7 @@ class BoxRows(Rows):
     @property
     def blocks(self) -> Rows:
         """What reads the blocks themselves."""
-        return Rows(self._blocks, self.dtype.isnative, self._page_cache, tier=self.tier)
+        return Rows(self._blocks, self.dtype.isnative, self._page_cache, tier=self.tier, unit="block")
 
     def rows_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """The row of the Layout at which each of these samples begins."""

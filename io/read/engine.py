@@ -136,9 +136,18 @@ def worth_mapping(layout: Layout, bypass: float) -> bool:
 
 
 def source_of(
-    layout: Layout, swap: int, page_cache: bool | None, *, mapped: bool = True, tier: Tier | None = None
+    layout: Layout,
+    swap: int,
+    page_cache: bool | None,
+    *,
+    mapped: bool = True,
+    tier: Tier | None = None,
+    unit: str = "sample",
 ) -> _native.Source:
-    """The native form of a Layout that is read directly, by way of a local disk where there is a Tier."""
+    """The native form of a Layout that is read directly, by way of a local disk where there is a Tier.
+
+    `unit`: what its rows are in messages.
+    """
     ready(layout.paths)
     bypass = bypassed_share(layout, page_cache)
     source = _native.Source(
@@ -163,6 +172,7 @@ def source_of(
         layout.file_inode,
         layout.file_ctime_ns,
         [form.nbytes for form in layout.forms],
+        unit,
     )
     return source if tier is None else staged(source, layout, tier)
 

@@ -118,8 +118,8 @@ class _NoWork:
 class Rows:
     """The samples of one Layout, ready to be read in this process; with `native_order`, in the machine's byte order.
 
-    A sample is a row, or with `extents` what these make of rows. `page_cache` says whether the system's page cache
-    keeps the bytes read; None: as many as there is room for. With a `tier` they stay on a local disk.
+    A sample is a row, or with `extents` what these make of rows; messages call a row `unit`. The system's page cache
+    keeps the bytes read, or not (`page_cache`; None: as many as there is room for), and with a `tier` a local disk.
     """
 
     def __init__(
@@ -132,9 +132,11 @@ class Rows:
         extents: Extents | None = None,
         sample_shape: tuple[int, ...] | None = None,
         tier: Tier | None = None,
+        unit: str = "sample",
     ) -> None:
         _check_readable(layout)
         self.layout, self.extents, self.tier = layout, extents, tier
+        self._unit = unit if extents is None else "row"
         self.dtype = layout.dtype.newbyteorder("=") if native_order else layout.dtype
         # The engine swaps the bytes of numbers; structures, and values from libhdf5, are swapped here.
         swap = layout.swap if native_order and layout.reader == "direct" else 0
@@ -146,7 +148,7 @@ class Rows:
         self._source = self._source_of(swap, page_cache, mapped) if layout.reader == "direct" else None
 
     def _source_of(self, swap: int, page_cache: bool | None, mapped: bool) -> _native.Source:
-        return source_of(self.layout, swap, page_cache, mapped=mapped, tier=self.tier)
+        return source_of(self.layout, swap, page_cache, mapped=mapped, tier=self.tier, unit=self._unit)
 
     @property
     def read_as(self) -> Layout:

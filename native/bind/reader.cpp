@@ -96,10 +96,12 @@ void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uin
                  Array<std::int64_t> part_chunks, Array<std::uint64_t> chunk_index, Array<std::uint64_t> chunk_offset,
                  Array<std::uint64_t> chunk_nbytes, Array<std::uint32_t> chunk_mask, double bypass, bool mapped,
                  const std::optional<Array<std::uint64_t>>& file_inode,
-                 const std::optional<Array<std::int64_t>>& file_ctime_ns, const std::vector<std::uint64_t>& form_nbytes) {
+                 const std::optional<Array<std::int64_t>>& file_ctime_ns, const std::vector<std::uint64_t>& form_nbytes,
+                 std::string unit) {
   if (!form_nbytes.empty() && form_nbytes.size() != forms.size()) throw nb::value_error("a size for each form, or none");
   auto source = std::make_shared<solar::Source>();
   source->name = name_of(name);
+  source->unit = std::move(unit);
   source->files = files_of(paths, file_nbytes, file_mtime_ns, file_inode.value_or(Array<std::uint64_t>()),
                            file_ctime_ns.value_or(Array<std::int64_t>()));
   source->itemsize = itemsize;
@@ -366,7 +368,7 @@ void bind_reader(nb::module_& module) {
            "part_first"_a.noconvert(), "part_chunks"_a.noconvert(), "chunk_index"_a.noconvert(),
            "chunk_offset"_a.noconvert(), "chunk_nbytes"_a.noconvert(), "chunk_mask"_a.noconvert(), "bypass"_a = 0.0,
            "mapped"_a = false, "file_inode"_a.noconvert() = nb::none(), "file_ctime_ns"_a.noconvert() = nb::none(),
-           "form_nbytes"_a = std::vector<std::uint64_t>())
+           "form_nbytes"_a = std::vector<std::uint64_t>(), "unit"_a = "sample")
       .def_prop_ro("row_nbytes", [](const BoundSource& source) { return source.native->row_nbytes(); });
   nb::class_<BoundReader>(module, "Reader")
       .def(

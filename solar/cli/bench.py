@@ -16,7 +16,7 @@ from solar.boxes import Boxes
 from solar.cli import kinds, quantities, words
 from solar.cli.contest import Failed, Reader
 from solar.cli.contestant import WORKERS
-from solar.cli.plan import layouts_of
+from solar.cli.plan import fields_asked
 from solar.cli.progress import Become, doing, ended_in_order
 from solar.errors import PlanError, ReadError
 from solar.io.machine import available as machine
@@ -110,7 +110,10 @@ class Contested(NamedTuple):
 
 
 def _asked(arguments: argparse.Namespace) -> Contested:
+    if arguments.beside:
+        raise PlanError("--beside: what is compared reads one set of files; `solar rehearse` reads several")
     layouts, own = kinds.lying(arguments, {} if kinds.unequal(arguments) else _rows(arguments))
+    chosen = kinds.chosen(arguments, layouts, own)
     every = [own.get(name) for name in layouts]
     _check_numbers(arguments, layouts, every)
     if any(isinstance(one, Columns) and one.varying for one in every):
@@ -119,6 +122,7 @@ def _asked(arguments: argparse.Namespace) -> Contested:
             "known before: `solar rehearse` reads them"
         )
     samples = next(iter(layouts.values())).samples if every[0] is None else len(every[0])
+    samples = samples if chosen is None else len(chosen)
     if samples < 2 * arguments.batch_size:
         raise PlanError(
             f"{arguments.file} has {count(samples, 'sample')}: two batches of {arguments.batch_size} are needed "
@@ -131,7 +135,7 @@ def _asked(arguments: argparse.Namespace) -> Contested:
 
 def _rows(arguments: argparse.Namespace) -> dict[str, Layout]:
     """The datasets that were named; else those that torch has a tensor for."""
-    layouts = layouts_of(arguments.file, kinds.names_of(arguments), alike=not arguments.crop)
+    layouts = fields_asked(arguments)
     if kinds.names_of(arguments):
         return layouts
     layouts = {name: one for name, one in layouts.items() if words.is_number(one.dtype) and one.shape}

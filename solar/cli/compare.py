@@ -58,6 +58,7 @@ class Case:
         default=None, compare=False
     )  # by which samples are drawn; None: shuffled
     extents: Extents | BoxBlocks | Blocks | None = None  # None: samples are rows
+    chosen: NDArray[np.int64] | None = field(default=None, compare=False)  # the samples there are; None: all
     mixed: EpochOrder | None = field(default=None, compare=False)  # the order of all sources of a mixture
     first: int = 0  # the number of its first sample among those of all sources
     packing: RowPacking | None = None  # how a buffer may hold its rows encoded
@@ -70,7 +71,14 @@ class Case:
         """How many there are, of all sources."""
         if self.mixed is not None:
             return self.mixed.samples
+        if self.chosen is not None:
+            return len(self.chosen)
         return self.units.samples if self.extents is None else len(self.extents)
+
+    @property
+    def ours(self) -> bool:
+        """Whether nobody else has such samples."""
+        return self.extents is not None or self.chosen is not None or self.mixed is not None
 
     @property
     def sample_nbytes(self) -> int:
@@ -131,7 +139,8 @@ class Answer:
 def _orders(case: Case, samples: int) -> list[ShuffledUses]:
     """The order of each job on so many of the samples."""
     seeds = [case.seed + (0 if case.common else number) for number in range(case.jobs)]
-    return [_order(case, samples, seed) for seed in seeds]
+    made = [_order(case, samples, seed) for seed in seeds]
+    return made if case.chosen is None else [order.of_chosen(one, case.chosen) for one in made]
 
 
 def _order(case: Case, samples: int, seed: int) -> ShuffledUses:
@@ -196,7 +205,7 @@ def answer(cases: Sequence[Case], job: Job) -> Answer:
     seconds = (time.perf_counter() - begin) / len(first.epochs)
     alike = job.nodes * job.order.uses > ALL_NODES
     plans = [first, *(planned(job, node) for node in range(1, 1 if alike else job.nodes))]
-    ours = cases[0].mixed is not None or any(case.extents is not None for case in cases)  # nobody else has these
+    ours = any(case.ours for case in cases)
     others, scaled = ({"one_by_one": _without(job)}, ()) if ours else _others(cases)
     later, whole = ([one.outcome(epochs) for one in plans] for epochs in (first.later, range(1)))
     scan = sum(case.scan_seconds for case in cases)

@@ -93,7 +93,7 @@ def solar_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:
     from solar.torch import DataLoader, H5Dataset, PlanSampler  # in this process alone: torch takes seconds to import
 
     fields, samples = kinds.fields(asked_of(job), job["names"])
-    data = H5Dataset(job["paths"], fields, samples=samples)
+    data = H5Dataset(job["paths"], fields, samples=samples, where=asked_of(job).where)
     sampler = PlanSampler(data, 1, 0, seed=job["seed"], drop_last=True)
     loader = DataLoader(data, job["batch"], sampler=sampler, drop_last=True, buffer=job["buffer"], ahead=BATCHES_AHEAD)
 
@@ -120,7 +120,8 @@ def plain_of(job: dict[str, Any]) -> Any:
     if kinds.of_rows_alone(asked):
         return Plain(job["paths"], job["names"])
     named = {} if kinds.unequal(asked) else {name: inspect(job["paths"], name) for name in job["names"]}
-    return pieces_of(*kinds.lying(asked, named), kinds.groups_of(asked))
+    layouts, own = kinds.lying(asked, named)
+    return pieces_of(layouts, own, kinds.groups_of(asked), kinds.chosen(asked, layouts, own))
 
 
 def torch_side(job: dict[str, Any]) -> tuple[Contestant, dict[str, Any]]:

@@ -55,11 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _batched(arguments: argparse.Namespace) -> list[str]:
     """The fields of which torch makes batches; those that were named must be such."""
-    from solar.cli.plan import layouts_of  # only here, as torch: `solar --help` is quick
+    from solar.cli.plan import fields_asked  # only here, as torch: `solar --help` is quick
 
     if kinds.unequal(arguments):
         return kinds.names_of(arguments)
-    layouts = layouts_of(arguments.file, kinds.names_of(arguments), alike=not arguments.crop)
+    layouts = fields_asked(arguments)
     others = [
         name
         for name, one in layouts.items()
@@ -75,7 +75,7 @@ def _epochs(arguments: argparse.Namespace, names: list[str]) -> Iterator[dict[st
     from solar.torch import DataLoader, H5Dataset, PlanSampler
 
     fields, samples = kinds.fields(arguments, names)
-    data = H5Dataset(arguments.file, fields, samples=samples)
+    data = H5Dataset(arguments.file, fields, samples=samples, where=arguments.where)
     options = {"buffer": arguments.buffer, "epochs": arguments.epochs, "exchange": "off"}
     loaders = []
     for rank in range(arguments.ranks):

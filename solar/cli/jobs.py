@@ -82,7 +82,7 @@ def answer(cases: Sequence[Case], job: Job) -> Answer:
     seconds = time.perf_counter() - begin
     mean = of_all(alone.outcome(alone.later), jobs)
     outcomes, decoded, scaled = {"alone": mean}, {"alone": jobs * _decoded(alone)}, False
-    if cases[0].extents is None and cases[0].mixed is None:
+    if not any(case.ours for case in cases):
         outcomes["page_cache"], scaled = _page_cache(cases)
         decoded["page_cache"] = sum(_each_use(case) for case in cases)
     outcomes["solar"], decoded["solar"], first = mean, decoded["alone"], alone

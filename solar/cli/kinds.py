@@ -1,7 +1,8 @@
 """Kinds of samples beside rows, as people ask for them on a command line.
 
---window /u=-3:1,1:9:2 is the steps -3 to 0, and 1, 3, 5, 7; --crop 96,96,96 a box of 96 voxels along each axis;
---ragged /hits --ends /ends so many rows as the ends tell; --csr /X a row of a sparse matrix; --groups each group.
+--window /u=-3:1,1:9:2 is the steps -3 to 0, and 1, 3, 5, 7; --axis /stack=2 a slice; --crop 96,96,96 a box of 96
+voxels along each axis; --ragged /hits --ends /ends so many rows as the ends tell; --csr /X a row of a sparse matrix;
+--groups each group. --beside labels.h5:/label is a field of another file; --where /good leaves some of the samples.
 """
 
 from __future__ import annotations
@@ -11,35 +12,49 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from solar.blocks import Blocks, refused
 from solar.boxes import BoxBlocks, Boxes
 from solar.cli import quantities
 from solar.errors import PlanError
-from solar.extents import Extents, Steps
-from solar.io.crops import Crops, crops_of
+from solar.extents import Extents
+from solar.io.crops import Crops
 from solar.io.field import Field
 from solar.io.layout.blocks import in_blocks
 from solar.io.layout.groups import GroupNames, grouped
+from solar.io.layout.hdf5 import inspect
+from solar.io.layout.paths import files_of
+from solar.io.lying import left_by, lying_of
 from solar.io.ragged import CSR, RAGGED_BY, Columns, Ragged
 from solar.io.unequal import name_of, of_groups, of_rows
-from solar.io.windows import TOLD_BY, Windows, extents_of
+from solar.io.windows import TOLD_BY, Windows
 from solar.values import Layout
 
 MOST_AT_ONCE = 1 << 20  # of a window that is written as a range
 OF_CROPS = ("at", "per", "overlap", "inside", "share", "volumes")
 OF_WINDOWS = ("every", *TOLD_BY, "pad")
 ALL_GROUPS = "/"
-OF_MANY = ("dataset", "window", "ragged", "csr")
+OF_MANY = ("dataset", "window", "axis", "beside", "ragged", "csr")
 NO_KIND: dict[str, Any] = {  # the arguments, where none is given
     **{word: [] for word in OF_MANY},
-    **dict.fromkeys(("crop", "indptr", "groups", *OF_CROPS, *OF_WINDOWS)),
+    **dict.fromkeys(("by", "where", "crop", "indptr", "groups", *OF_CROPS, *OF_WINDOWS)),
 }
 
 Lies = Extents | Boxes | Columns | None  # where the samples of a field lie; None: each is a row
 Held = Extents | BoxBlocks | Blocks | None  # what samples are made of in a buffer; None: each is a row of it
+Chosen = NDArray[np.int64] | None  # the samples that a mask leaves; None: all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("which samples, and fields of other files").add_argument
+    add("--where", metavar="DATASET", help="a mask: samples whose row has a 0 there are left out")
+    add(
+        "--beside", metavar="FILE:DATASET", action="append", default=[], type=_beside,
+        help="a field of another file, row for row",
+    )  # fmt: skip
+    add("--by", metavar="DATASET", help="or joined by these keys, which both files have")
     add = parser.add_argument_group("windows, as solar.Windows has them").add_argument
     add(
         "--window", metavar="DATASET=STEPS", action="append", default=[], type=window,
@@ -49,6 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for word, told in zip(TOLD_BY, ("where parts end", "how long parts are", "in which part each row is"), strict=True):
         add(f"--{word}", metavar="DATASET", help=f"{told} (each file is one); beside --ragged: samples")
     add("--pad", choices=["edge"], help="every row is a place, and ends come again")
+    add(
+        "--axis", metavar="DATASET=AXES", action="append", default=[], type=_axis,
+        help="samples lie along another axis, /stack=2, or along several, /u=0,1; windows along the last of them",
+    )  # fmt: skip
     add = parser.add_argument_group("boxes of volumes, as solar.Crops has them").add_argument
     add("--crop", metavar="SHAPE", type=_numbers(1), help="of a box, along the last axes of each DATASET: 96,96,96")
     add("--at", metavar="PLACES", help="grid, random, or a DATASET of centres (grid)")
@@ -75,6 +94,19 @@ def _pattern(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"{text!r} is no pattern of groups' names, such as '/molecules/*': give --groups behind the DATASETs"
         )
+    return text
+
+
+def _axis(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, told = text.rpartition("=")
+    if not name or not re.fullmatch(r"-?\d{1,2}(,-?\d{1,2})*", told):
+        raise argparse.ArgumentTypeError(f"{text!r} is no axis: give DATASET=AXIS, such as /stack=2, or /u=0,1")
+    return name, tuple(map(int, told.split(",")))
+
+
+def _beside(text: str) -> str:
+    if not all(text.rpartition(":")[::2]):
+        raise argparse.ArgumentTypeError(f"{text!r}: give FILE:DATASET, such as labels.h5:/label")
     return text
 
 
@@ -106,9 +138,24 @@ def window(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def names_of(arguments: argparse.Namespace) -> list[str]:
-    """The datasets that were named, each once."""
-    named = [*arguments.dataset, *(name for name, _ in arguments.window), *arguments.ragged, *arguments.csr]
-    return list(dict.fromkeys(named))
+    """The datasets of the FILE that were named, each once."""
+    given = [*(name for name, _ in (*arguments.window, *arguments.axis)), *arguments.ragged, *arguments.csr]
+    return list(dict.fromkeys([*arguments.dataset, *given]))
+
+
+def elsewhere(arguments: argparse.Namespace) -> bool:
+    """Whether samples lie otherwise than along the first axis, so that its length need not be the same for all."""
+    return bool(arguments.crop or arguments.axis)
+
+
+def beside(arguments: argparse.Namespace) -> dict[str, Layout]:
+    """The fields of other files, as they were named."""
+    if arguments.beside and (unequal(arguments) or elsewhere(arguments)):
+        raise PlanError("--beside: fields of other files are rows, or windows of rows")
+    if arguments.by and not arguments.beside:
+        raise PlanError("--by names keys by which rows of another file are found: give --beside FILE:DATASET, too")
+    named = {text: text.rpartition(":")[::2] for text in arguments.beside}
+    return {text: inspect(files_of(path), name) for text, (path, name) in named.items()}
 
 
 def unequal(arguments: argparse.Namespace) -> bool:
@@ -116,11 +163,17 @@ def unequal(arguments: argparse.Namespace) -> bool:
     return bool(arguments.ragged or arguments.csr or arguments.groups)
 
 
-def _steps(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, tuple[Steps, ...]]:
-    of_field: dict[str, list[Steps]] = {name: [] for name in names}
-    for name, steps in arguments.window:
-        of_field[name].append(steps)
-    return {name: tuple(steps) or (None,) for name, steps in of_field.items()}
+def _field(arguments: argparse.Namespace, name: str) -> Field | str:
+    """What H5Dataset is asked for, for one of the fields."""
+    if name in arguments.beside:
+        path, _, dataset = name.rpartition(":")
+        return Field(dataset, file=path, by=arguments.by)
+    steps = [step for of, some in arguments.window if of == name for step in some]
+    axis = next((tuple(axes) for of, axes in arguments.axis if of == name), None)
+    try:
+        return Field(name, steps=steps or None, axis=axis) if steps or axis else name
+    except ValueError as error:
+        raise PlanError(f"--axis, --window: {error}") from None
 
 
 def _given(arguments: argparse.Namespace, words: Iterable[str]) -> dict[str, Any]:
@@ -147,7 +200,8 @@ def _places(arguments: argparse.Namespace) -> Windows | Crops | None:
 
 def _of_unequal_length(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of samples that may differ in length, by the names of their datasets."""
-    other = next(iter(_given(arguments, ("crop", "every", "pad", *OF_CROPS))), "window" if arguments.window else "")
+    many = (word for word in ("window", "axis", "beside") if getattr(arguments, word))
+    other = next(iter(_given(arguments, ("crop", "every", "pad", *OF_CROPS))), next(many, ""))
     if other:
         raise PlanError(f"--{other} beside --ragged, --csr or --groups: a sample is of one kind")
     told = _given(arguments, RAGGED_BY)
@@ -168,16 +222,13 @@ def fields(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[dict[st
     if unequal(arguments):
         samples = "groups" if arguments.groups == ALL_GROUPS else arguments.groups or "rows"
         return _of_unequal_length(arguments), samples
-    found: dict[str, Any] = {}
-    for name, every in _steps(arguments, names).items():
-        steps = [step for one in every if one is not None for step in one]
-        found[name] = Field(name, steps=steps) if steps else name
-    return found, _places(arguments) or "rows"
+    return {name: _field(arguments, name) for name in names}, _places(arguments) or "rows"
 
 
 def of_rows_alone(arguments: argparse.Namespace) -> bool:
-    """Whether each sample is a row of each field."""
-    return not unequal(arguments) and _places(arguments) is None
+    """Whether each row is a sample, of each field."""
+    others = unequal(arguments) or arguments.axis or arguments.beside or arguments.where
+    return not others and _places(arguments) is None
 
 
 def lying(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[dict[str, Layout], dict[str, Lies]]:
@@ -194,15 +245,18 @@ def lying(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[di
         of = [*given.values()]
         found, columns = of_groups(arguments.file, of, _of_groups(groups)) if groups else of_rows(arguments.file, of)
         return dict(zip(given, found, strict=True)), dict(zip(given, columns, strict=True))
-    places = _places(arguments)
-    if isinstance(places, Crops):
-        boxes = crops_of(arguments.file, [*layouts.values()], places)
-        return layouts, dict(zip(layouts, boxes, strict=True))
-    of_field = _steps(arguments, layouts)
-    every = [steps for own in of_field.values() for steps in own]
-    assert places is not None, "samples are windows"
-    extents = extents_of(arguments.file, list(layouts.values()), every, places)
-    return layouts, {name: extents.of_fields(own) for name, own in of_field.items()}
+    every = [_field(arguments, name) for name in layouts]
+    fields: list[Field | None] = [one if isinstance(one, Field) else None for one in every]
+    looking = {"cache": "auto", "together": False}
+    own = lying_of(arguments.file, [*layouts.values()], fields, _places(arguments) or "rows", looking)
+    return layouts, dict(zip(layouts, own, strict=True))
+
+
+def chosen(arguments: argparse.Namespace, layouts: dict[str, Layout], own: Mapping[str, Lies]) -> Chosen:
+    """The samples that --where leaves, of those that lie so."""
+    if arguments.where is None or not layouts:
+        return None
+    return left_by(arguments.where, [*layouts.values()], [own.get(name) for name in layouts])
 
 
 def _of_groups(asked: str) -> str:
@@ -218,10 +272,12 @@ def groups_of(arguments: argparse.Namespace) -> GroupNames | None:
     return grouped(arguments.file, names, _of_groups(arguments.groups), [False] * len(names), "auto")[1]
 
 
-def held(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[dict[str, Layout], Mapping[str, Held]]:
+def held(
+    arguments: argparse.Namespace, layouts: dict[str, Layout]
+) -> tuple[dict[str, Layout], Mapping[str, Held], Chosen]:
     """Of each field what a buffer holds, and what its samples are made of there; nothing where these are rows.
 
-    `layouts`: as above.
+    And the samples that a mask leaves. `layouts`: as above.
     """
     found, own = lying(arguments, layouts)
     held: dict[str, Layout] = {}
@@ -240,4 +296,4 @@ def held(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[dic
             held[name] = layout
             if lies is not None:
                 made[name] = lies
-    return held, made
+    return held, made, chosen(arguments, found, own)

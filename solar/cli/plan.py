@@ -43,10 +43,12 @@ SIZE, from which the batches of all jobs come off first.
 The row of solar is the plan that DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(), buffer=SIZE, epochs=E)
 makes for this storage, and its run reads just that. A request is a stretch of storage, however long; of files by URL,
 read by one process, it is one that the server is asked. With --weights it is PlanSampler(weights=NAME), with --mixture
-PlanSampler(Mixture({...: (H5Dataset(FILE, ...), SHARE), ...})). With windows, boxes, samples of unequal length and
-mixtures the others' rows are left out; beside ours is what reading each batch by itself costs, without a buffer.
-With --crop it is the plan of H5Dataset(FILE, ..., samples=Crops(SHAPE, ...)), with --groups of samples="groups", with
---ragged and --csr of fields Ragged(NAME, ...) and CSR(NAME). These count whole chunks, or blocks of contiguous data.
+PlanSampler(Mixture({...: (H5Dataset(FILE, ...), SHARE), ...})). With windows, boxes, samples of unequal length, masks,
+fields of other files and mixtures the others' rows are left out; beside ours is what reading each batch by itself
+costs, without a buffer. With --crop it is the plan of H5Dataset(FILE, ..., samples=Crops(SHAPE, ...)), with --axis of
+Field(NAME, axis=AXES), with --groups of samples="groups", with --ragged and --csr of fields Ragged(NAME, ...) and
+CSR(NAME). These count whole chunks, or blocks of contiguous data. With --where it is that of H5Dataset(FILE, ...,
+where=DATASET), with --beside of Field(DATASET, file=FILE, by=KEYS).
 
 keys of --json: version (1), samples, nbytes, ranks, ranks_per_node, batch, memory, ahead, epochs, seed, weights (null:
   each sample comes once), mixture ({FILE: SHARE}, or null), storage
@@ -154,8 +156,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _of_file(arguments: argparse.Namespace, storage: Storage) -> tuple[list[Layout], list[Case]]:
     """The datasets of the FILE, if there is one, and one case for each."""
     plain = arguments.file is not None and not kinds.unequal(arguments)
-    found, extents = kinds.held(arguments, _layouts_of(arguments) if plain else {})
-    return [*found.values()], [*_cases(arguments, storage, found, extents)]
+    found, extents, chosen = kinds.held(arguments, fields_asked(arguments) if plain else {})
+    cases = _cases(arguments, storage, found, extents)
+    return [*found.values()], [replace(one, chosen=chosen) for one in cases] if chosen is not None else [*cases]
 
 
 def _answered(cases: list[Case], job: Job, together: int | None) -> Answer:
@@ -219,8 +222,9 @@ def _cases(
     """One for each field of the samples; others divide the memory among them by their bytes."""
     world = _world(arguments)
     cut = next((one for one in extents.values() if not isinstance(one, Extents | None)), None)
-    if cut is not None and arguments.weights:
-        raise PlanError(f"{'boxes' if arguments.crop else 'such samples'} are planned shuffled: leave out --weights")
+    if arguments.weights and (cut is not None or arguments.where):
+        which = "boxes" if arguments.crop else "samples that --where leaves" if arguments.where else "such samples"
+        raise PlanError(f"{which} are planned shuffled: leave out --weights")
     named = {name: of_layout(one) for name, one in layouts.items()} or {"": _made(arguments)}
     if arguments.file is not None and (arguments.samples or arguments.sample_bytes):
         raise PlanError(
@@ -257,8 +261,8 @@ def _tried(layouts: list[Layout], cases: list[Case], memory: int) -> list[Case]:
 
 def _mixed(arguments: argparse.Namespace) -> tuple[list[Layout], list[Case]]:
     """The datasets of all sources of a mixture, and one case for each."""
-    others = arguments.weights, arguments.window, arguments.crop, arguments.samples, arguments.sample_bytes
-    if any(others) or kinds.unequal(arguments):
+    others = arguments.weights, arguments.samples, arguments.sample_bytes
+    if any(others) or not kinds.of_rows_alone(arguments):
         raise PlanError(
             "--mixture: its samples are rows of FILEs: leave out --weights, kinds of samples, and made up ones"
         )
@@ -323,11 +327,13 @@ def _made(arguments: argparse.Namespace) -> Units:
 
 def names_of(arguments: argparse.Namespace) -> list[str]:
     """The fields of a sample, by the names of their datasets."""
-    return kinds.names_of(arguments) if kinds.unequal(arguments) else [*_layouts_of(arguments)]
+    return kinds.names_of(arguments) if kinds.unequal(arguments) else [*fields_asked(arguments)]
 
 
-def _layouts_of(arguments: argparse.Namespace) -> dict[str, Layout]:
-    return layouts_of(arguments.file, kinds.names_of(arguments), alike=not arguments.crop)
+def fields_asked(arguments: argparse.Namespace) -> dict[str, Layout]:
+    """The fields of a sample that is no ragged one: those of the FILE, and those of other files."""
+    alike = not kinds.elsewhere(arguments)
+    return layouts_of(arguments.file, kinds.names_of(arguments), alike=alike) | kinds.beside(arguments)
 
 
 def layouts_of(path: str, names: list[str], *, alike: bool = True) -> dict[str, Layout]:

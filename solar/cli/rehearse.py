@@ -139,7 +139,7 @@ def _loader(arguments: argparse.Namespace, names: list[str], ranks: Ranks) -> tu
     from solar.torch import DataLoader, H5Dataset, PlanSampler  # only here: torch takes seconds to import
 
     fields, samples = kinds.fields(arguments, names)
-    data = H5Dataset(arguments.file, fields, samples=samples, together=ranks.ranks > 1)
+    data = H5Dataset(arguments.file, fields, samples=samples, where=arguments.where, together=ranks.ranks > 1)
     sampler = PlanSampler(data, ranks.ranks, ranks.rank, seed=arguments.seed, drop_last=arguments.drop_last)
     shown = ranks.rank == 0 and sys.stderr.isatty() and find_spec("tqdm") is not None
     given = {name: getattr(arguments, name) for name in ("exchange", "balance") if getattr(arguments, name) is not None}

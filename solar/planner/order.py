@@ -80,6 +80,17 @@ def planned(made: EpochOrder, *, seed: int = 0, ranks: int = 1) -> ShuffledUses:
     return ShuffledUses(made.samples, uses, of, (made.kind, made.digest, seed, ranks))
 
 
+def of_chosen(made: ShuffledUses, chosen: NDArray[np.int64]) -> ShuffledUses:
+    """The same of a Subset: sample i of it is the data set's sample `chosen[i]`.
+
+    >>> of_chosen(distributed(3, shuffle=False), np.array([1, 4, 9])).of(0).tolist()
+    [1, 4, 9]
+    """
+    rows = chosen.astype(np.int32)
+    facts = (*made.facts, rows.tobytes())
+    return ShuffledUses(int(rows.max()) + 1, made.uses, lambda epoch: rows[made.of(epoch)], facts, made.epochs)
+
+
 def given(sequences: Sequence[ArrayLike], samples: int) -> ShuffledUses:
     """An order that is known beforehand, an epoch a sequence: a sampler's of one's own, with repeats or without."""
     _check(samples, 1)

@@ -22,7 +22,7 @@ from solar.io.layout.hdf5 import Samples
 from solar.io.layout.index import Folder
 from solar.io.layout.paths import Paths
 from solar.io.libhdf5.mpio import By
-from solar.io.lying import Lying, rows_of, shape_of
+from solar.io.lying import Lying, Where, left_by, rows_of, shape_of
 from solar.io.machine.identity import check_unchanged
 from solar.io.ragged import Columns
 from solar.io.ranks.awaited import awaited
@@ -34,7 +34,7 @@ from solar.io.unequal import by_sample
 from solar.io.windows import Windows
 from solar.torch.batch.pending import PendingBatch, PendingField, leaves, mapped
 from solar.torch.batch.transform import Transform, transformed
-from solar.torch.kinds import Where, groups_of, left_by, lying
+from solar.torch.kinds import groups_of, lying
 from solar.torch.one_by_one import one_by_one
 from solar.torch.ragged import RaggedReading
 from solar.values import Layout

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from solar.boxes import Boxes
 from solar.errors import LayoutError
-from solar.extents import Extents
 from solar.io.crops import Crops
 from solar.io.field import Field
 from solar.io.layout.hdf5 import Samples, inspect
@@ -19,14 +14,9 @@ from solar.io.layout.paths import Paths
 from solar.io.libhdf5.mpio import By, by_mpio
 from solar.io.lying import Lying, lying_of
 from solar.io.ragged import CSR, Columns, Ragged
-from solar.io.read.reader import read
-from solar.io.unequal import Found, by_sample, name_of, of_groups, of_rows
+from solar.io.unequal import Found, name_of, of_groups, of_rows
 from solar.io.windows import Windows
 from solar.torch.batch.pending import leaves, mapped
-from solar.values import Layout
-
-Where = str | tuple[Any, ...] | ArrayLike  # a mask, or its dataset; or datasets, and what makes a mask of their values
-
 
 Groups = tuple[str, list[str], list[bool]]  # the pattern of their names, what is read of each, and whether as rows
 
@@ -85,38 +75,3 @@ def _arranged(fields: Any, found: Found) -> tuple[Any, Sequence[Columns | None]]
 
 def _file(field: Any, path: Paths) -> Paths:
     return path if not isinstance(field, Field) or field.file is None else field.file
-
-
-def left_by(where: Where, layouts: Sequence[Layout], own: Sequence[Lying | Columns]) -> NDArray[np.int64]:
-    """The samples that a mask of the rows leaves, of windows those whose place it leaves. LayoutError where none is."""
-    first, lies = by_sample(layouts, own)[0], own[0]
-    at = f"{first.files[0]}: {first.title}"
-    if isinstance(lies, Boxes):
-        raise LayoutError(f"{at}: where= chooses rows, and samples are boxes: Crops has `inside` and `at` for these")
-    said = f"where={where!r}" if isinstance(where, str) else "where"
-    mask = _mask(where, list(first.files))
-    if mask.shape != (first.samples,):
-        raise LayoutError(
-            f"{at}: {said} has the shape {mask.shape}; one value for each of {first.samples:,} rows is needed"
-        )
-    if mask.dtype.kind not in "biu":
-        raise LayoutError(f"{at}: {said} is of {mask.dtype}; it is true or false, or a whole number that is not 0")
-    kept = mask[lies.of(np.arange(len(lies))).start] if isinstance(lies, Extents) else mask
-    found = np.flatnonzero(kept)
-    if not len(found):
-        raise LayoutError(f"{at}: {said} leaves none of {len(kept):,} samples")
-    return found
-
-
-def _mask(where: Where, files: list[str]) -> NDArray[Any]:
-    if isinstance(where, str):
-        values: NDArray[Any] = read(files, where)
-        return values
-    if isinstance(where, tuple) and where and callable(where[-1]):
-        *names, make = where
-        if not names or not all(isinstance(name, str) for name in names):
-            raise TypeError('where=("/energy", "/good", function): names of datasets, and what makes a mask of them')
-        return np.asarray(make(*(read(files, name) for name in names)))
-    if callable(where):
-        raise TypeError('where=("/energy", function): name the datasets whose values it is given')
-    return np.asarray(where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.blocks import Blocks, Cut, most_uses
-from solar.errors import ReadError
+from solar.errors import ReadError, SolarError
 from solar.io.ragged import CSR, Columns, Ragged
 from solar.io.read.boxed import BoxRows
 from solar.io.read.engine import Ticket
@@ -32,7 +33,7 @@ class RaggedRows:
 
     def __init__(self, columns: Columns, page_cache: bool | None, tier: Tier | None = None) -> None:
         self.extents, self.layout = columns, columns.layouts[0]
-        self.parts = [Rows(layout, True, page_cache, tier=tier) for layout in columns.layouts]
+        self.parts = [Rows(layout, True, page_cache, tier=tier, unit="row") for layout in columns.layouts]
         self._page_cache, self._tier = page_cache, tier
 
     @property
@@ -44,7 +45,8 @@ class RaggedRows:
     @cached_property
     def held(self) -> list[Rows]:
         """What reads the blocks that a buffer holds."""
-        return [Rows(own.layout, True, self._page_cache, tier=self._tier) for own in self.extents.blocks]
+        kept = self._page_cache, self._tier
+        return [Rows(own.layout, True, kept[0], tier=kept[1], unit="block") for own in self.extents.blocks]
 
     def start(self, samples: Places) -> PendingField:
         """Starts reading these samples."""
@@ -99,6 +101,28 @@ def started(readers: Sequence[RaggedRows], samples: Sequence[Places], here: Sequ
     return PendingField(parts, None, numbers, lambda _: _made(first, values, offsets, named))
 
 
+class ReadingStretches(Pending):
+    """Rows of samples that are being read. An error, which names a row, names the sample, too."""
+
+    def __init__(self, columns: Columns, samples: Places, *reading: Any) -> None:
+        super().__init__(*reading)
+        self._columns, self._samples = columns, samples
+
+    def wait(self, seconds: float | None = None) -> NDArray[Any]:
+        """As Pending's."""
+        try:
+            return super().wait(seconds)
+        except SolarError as error:
+            if (found := re.search(r", row (\d+)", str(error))) is None:
+                raise
+            begins, row = self._columns.begin[self._samples], int(found[1])
+            of = self._samples[(begins <= row) & (row < begins + self._columns.length[self._samples])]
+            if not len(of):  # read along with the rows of others
+                raise
+            error.args = (f"{error} (of {self._columns.where(int(of[0]))})", *error.args[1:])
+            raise
+
+
 def _room(rows: Rows, offsets: Places, named: Any) -> NDArray[Any]:
     """Memory for a batch's rows."""
     try:
@@ -119,7 +143,7 @@ def _start(reader: RaggedRows, number: int, samples: Places, out: NDArray[Any], 
     if rows.plain and total:
         assert rows.source is not None, "plain rows are read natively"
         ticket = Ticket(rows.source, begins, out.reshape(-1).view(np.uint8), places, counts)
-        return Pending(out, ticket, total * rows.sample_nbytes)
+        return ReadingStretches(reader.extents, samples, out, ticket, total * rows.sample_nbytes)
     within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
     return rows.start(np.repeat(begins, counts) + within, out, np.repeat(places, counts) + within)
 

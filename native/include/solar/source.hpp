@@ -42,6 +42,7 @@ void check_unchanged(std::span<const SourceFile> files, bool gone, unsigned thre
 
 struct Source {
   std::string name;                       // of the dataset, for messages
+  std::string unit = "sample";            // what a row of it is to people: samples of several rows have other numbers
   std::vector<SourceFile> files;
   std::uint64_t itemsize = 0;
   std::uint32_t swap = 0;                 // 0: as stored; else reverse every `swap` bytes of the result

@@ -364,14 +364,15 @@ const SourceFile& Batch::file(const Piece& piece) const { return source->files[f
 std::string Batch::where(const Piece& piece, std::uint64_t at) const {
   const Row& row = rows[piece.first];
   const bool held = piece.how == How::gather || piece.how == How::unpack;
-  if (held) return source->name + ", sample " + std::to_string(sample(row)) + " in the buffer";
+  const std::string what = source->name + ", " + unit() + " ";
+  if (held) return what + std::to_string(sample(row)) + " in the buffer";
   std::int64_t sample = this->sample(row);
   // A joined piece goes on into the following rows.
   if (piece.how == How::direct && task != Task::load) {
     sample += static_cast<std::int64_t>((piece.to + at) / row_nbytes - row.slot);
   }
   const std::string offset = piece.how == How::fill ? "" : ", offset " + std::to_string(piece.offset + at);
-  return file(piece).path + ": " + source->name + ", sample " + std::to_string(sample) + offset;
+  return file(piece).path + ": " + what + std::to_string(sample) + offset;
 }
 
 }  // namespace solar::read

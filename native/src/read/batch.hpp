@@ -121,6 +121,7 @@ class Batch {
   }
   // The number of the sample that the row is, or is a block of.
   std::int64_t sample(const Row& row) const noexcept { return boxes == nullptr ? row.row : numbers[row.slot]; }
+  std::string unit() const { return boxes == nullptr ? source->unit : "sample"; }  // what that numbers
   // "file: dataset, sample 17, offset 123" for byte `at` of a piece; no offset where nothing is stored.
   std::string where(const Piece& piece, std::uint64_t at) const;
 

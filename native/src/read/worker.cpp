@@ -201,7 +201,7 @@ std::shared_ptr<const File> Worker::open(const Request& request, Descriptors& de
     return descriptors.open(batch.file(first), since_ns_);
   } catch (const Error& error) {
     const std::int64_t sample = batch.sample(batch.rows[first.first]);
-    const std::string asked = " (" + batch.source->name + ", sample " + std::to_string(sample) + ")";
+    const std::string asked = " (" + batch.source->name + ", " + batch.unit() + " " + std::to_string(sample) + ")";
     throw Error(error.kind(), error.what() + asked, error.code());
   }
 }
