@@ -1,10 +1,11 @@
 """TensorSocket: one producer that sends its batches to several consumers, in one order, at fixed ports.
 
-    unshare --net python -m bench.serve_tensorsocket FILE JOBS BATCH EPOCHS MEMORY SECONDS
+    unshare --net python -m bench.serve_tensorsocket FILE JOBS BATCH EPOCHS MEMORY SECONDS TOGETHER KEPT
 
 It listens at all interfaces without asking who comes, so it is tried in a network namespace of its own. Its producer is
 given what reads fastest here: solar's loader, with all of the memory. Consumers count what comes, until the epochs are
-over or so many seconds.
+over or so many seconds. TOGETHER batches come in one message (its producer_batch_size; with 1 it hangs), and KEPT of
+them may be on their way to a consumer.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from typing import Any
 
 import torch
 
-TOGETHER = 2  # batches in one message: with 1 it hangs, with its default of 8 it is slower
-
 
 def main() -> int:
     """Begins the producer and its consumers, and says what these had."""
@@ -30,7 +29,9 @@ def main() -> int:
     jobs = int(sys.argv[2])
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     command = [sys.executable, "-m", "bench.serve_tensorsocket"]
-    producer = subprocess.Popen([*command, "produce", *sys.argv[1:6]], stdout=subprocess.PIPE, text=True)
+    producer = subprocess.Popen(
+        [*command, "produce", *sys.argv[1:6], *sys.argv[7:9]], stdout=subprocess.PIPE, text=True
+    )
     _until(producer, "ready")
     consumers = [
         subprocess.Popen([*command, "consume", *sys.argv[3:5], sys.argv[6]], stdout=subprocess.PIPE, text=True)
@@ -54,7 +55,7 @@ def _until(producer: Any, word: str) -> str:
     return next(line.removeprefix(word) for line in producer.stdout if line.startswith(word))
 
 
-def produce(path: str, jobs: str, batch: str, epochs: str, memory: str) -> None:
+def produce(path: str, jobs: str, batch: str, epochs: str, memory: str, together: str, kept: str) -> None:
     """Sends the epochs when all consumers are there."""
     import tensorsocket
 
@@ -63,7 +64,8 @@ def produce(path: str, jobs: str, batch: str, epochs: str, memory: str) -> None:
     data = H5Dataset(path, ("x",))
     order = PlanSampler(data, seed=0)
     with DataLoader(data, int(batch), sampler=order, epochs=int(epochs), buffer=int(memory)) as loader:
-        made = tensorsocket.TensorProducer(_Begun(loader), producer_batch_size=TOGETHER)
+        terms = {"producer_batch_size": int(together), "consumer_max_buffer_size": int(kept)}
+        made = tensorsocket.TensorProducer(_Begun(loader), **terms)
         print("ready", flush=True)
         while len(made.hb.consumers) < int(jobs):
             time.sleep(0.05)
