@@ -24,6 +24,7 @@ from solar.serve.service import Service
 
 SAMPLES = 1200
 FIELDS = {"x": "x", "y": "y"}
+PATIENT = 1000.0  # slack where jobs are threads of one process: on a busy machine one may rest for long
 
 
 HELLO = {"is": "hello", "speaks": [3, 0], "solar": "0", "pid": 1, "name": "test"}
@@ -67,14 +68,6 @@ def piece_of(path: Path) -> dict[str, Any]:
         "field": 0,
         "arrays": -1,
     }
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs here are threads of one process, and on a busy machine one may rest for long."""
-    monkeypatch.setattr("solar.serve.hall.PATIENCE", 100.0)
-    monkeypatch.setattr("solar.serve.hall.IN_TURN", 100.0)
-    monkeypatch.setattr("solar.serve.hall.LONGEST", 100.0)
 
 
 def soon(there: Callable[[], bool]) -> bool:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,17 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from serve_kit import FIELDS, SAMPLES, Process, alone, check, epochs_of, job, patient, scan, serving, soon, together
+from serve_kit import FIELDS, PATIENT, SAMPLES, Process, alone, check, epochs_of, job, scan, serving, soon, together
 from torch.utils.data import ConcatDataset, Subset
 
 from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows, _native
 from solar.planner.pass_uses import SampleUses, in_lockstep, once_a_step, shared_steps
 from solar.serve.member import Member
 from solar.serve.service import Service
-from solar.serve.window import Turn, segment
+from solar.serve.window import in_turn, segment
 from solar.values import Storage
 
-_ = scan, patient  # fixtures
+_ = scan  # a fixture
 
 KINDS = {
     "plain": lambda path: H5Dataset(path, FIELDS),
@@ -35,26 +36,23 @@ KINDS = {
 }
 
 
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", KINDS)
 def test_jobs_have_the_batches_that_they_would_have_alone(kind: str, scan: Path, tmp_path: Path) -> None:
     data = [KINDS[kind](scan) for _ in range(3)]
-    with serving(scan, where=tmp_path, memory=4 << 20) as service:
+    with serving(scan, where=tmp_path, slack=PATIENT, memory=4 << 20) as service:
         found = together(data, str(service.path))
         assert service.status()["jobs"] == []
     check(data, found)
-    # Who comes first reads its first batch by itself.
-    assert sum(counts["alone"] for _, counts in found.values()) <= 1
+    assert all(counts["alone"] == 1 for _, counts in found.values())  # its first batch, while it joins
 
 
-@pytest.mark.usefixtures("patient")
 def test_several_jobs_of_one_order_read_no_more_than_one(scan: Path, tmp_path: Path) -> None:
     data, read = H5Dataset(scan, "x"), []
     for jobs in (1, 4):
         where = tmp_path / str(jobs)
         where.mkdir()
         # Memory for half of the samples, and orders that are the same.
-        with serving(scan, where=where, memory=SAMPLES * 512) as service:
+        with serving(scan, where=where, slack=PATIENT, memory=SAMPLES * 512) as service:
             begun, found = threading.Barrier(jobs), []
 
             def one(service: Service = service, begun: Any = begun, found: list[Any] = found) -> None:
@@ -151,12 +149,11 @@ def test_an_evaluation_of_the_same_data_does_not_wait_for_its_training(
     scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One thread takes from both in turn: the one that it does not take from is left behind without patience."""
-    monkeypatch.setattr("solar.serve.hall.PATIENCE", 100.0)
-    monkeypatch.setattr("solar.serve.hall.LONGEST", 100.0)
+    monkeypatch.setattr("solar.serve.pace.IN_TURN", 400)
     monkeypatch.setattr("solar.torch.buffer.served_run.COME_WITHIN", 60.0)
     data, found = H5Dataset(scan, "x"), []
     for of in (True, False):
-        with serving(scan, where=tmp_path, memory=1 << 20) as service:
+        with serving(scan, where=tmp_path, slack=100, memory=1 << 20) as service:
             more = {"service": str(service.path) if of else None, "buffer": 0, "epochs": 1}
             own = DataLoader(data, 16, sampler=PlanSampler(data, seed=1), **more)
             with own, DataLoader(Subset(data, range(300)), 8, **more) as other:
@@ -192,7 +189,7 @@ def test_ranks_that_exchange_nothing_take_part_each_by_itself(scan: Path, tmp_pa
     assert found[0, True] != found[1, True]
 
 
-def test_who_comes_first_reads_its_first_batch_by_itself_and_no_other(scan: Path, tmp_path: Path) -> None:
+def test_who_comes_reads_its_first_batch_by_itself_and_no_other(scan: Path, tmp_path: Path) -> None:
     data = H5Dataset(scan, FIELDS)
     with serving(scan, where=tmp_path) as service:
         found: dict[int, Any] = {}
@@ -201,10 +198,9 @@ def test_who_comes_first_reads_its_first_batch_by_itself_and_no_other(scan: Path
     assert digest == alone(data, 0, 8) and counts["alone"] == 1
 
 
-@pytest.mark.usefixtures("patient")
 def test_a_job_leaves_amid_an_epoch_and_another_comes(scan: Path, tmp_path: Path) -> None:
     data = H5Dataset(scan, FIELDS)
-    with serving(scan, where=tmp_path) as service:
+    with serving(scan, where=tmp_path, slack=PATIENT) as service:
         found: dict[int, Any] = {}
         stays = threading.Thread(target=job, args=(data, 0, 8, str(service.path), found, 0.002))
         stays.start()
@@ -333,8 +329,8 @@ def test_it_ends_when_nobody_has_been_there(scan: Path, tmp_path: Path) -> None:
 def test_a_member_forgets_epochs_that_are_over() -> None:
     draw = np.random.default_rng(0)
     epochs = [SampleUses(None, draw.permutation(20).astype(np.int32), np.arange(0, 21, 4)) for _ in range(4)]
-    kept = Member("", 0, 4, 4, _native.Ledger(64, 1, 4), list(epochs))
-    whole = Member("", 0, 4, 4, _native.Ledger(64, 1, 4), list(epochs))
+    kept = Member("", 0, 4, 4, _native.Ledger(64, 1, 4), list(epochs), deque())
+    whole = Member("", 0, 4, 4, _native.Ledger(64, 1, 4), list(epochs), deque())
     for planned in (4, 5, 12, 20):
         kept.planned = planned
         kept.forget()
@@ -348,8 +344,8 @@ def test_a_member_that_has_nothing_left_leaves_the_others_their_data_sets() -> N
     rows, starts = np.arange(8, dtype=np.int32), np.array([0, 4, 8])
     first = SampleUses(np.zeros(8, np.int64), rows, starts)
     other = SampleUses(np.arange(16) % 2, np.arange(16, dtype=np.int32), np.arange(0, 17, 4))
-    both = [Member("", 0, 4, 4, _native.Ledger(64, 1, 4), [one]) for one in (first, other)]
-    turns = [Turn(one, 0, one.known) for one in both]
+    both = [Member("", 0, 4, 4, _native.Ledger(64, 1, 4), [one], deque()) for one in (first, other)]
+    turns = in_turn(both, [1.0, 1.0])
     assert segment(turns, 2, 4).planned.same(other._replace(which=other.which[8:], rows=other.rows[8:], starts=starts))
 
 

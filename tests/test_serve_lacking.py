@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from faults_kit import fault
 from kit import settle
-from serve_kit import FIELDS, SAMPLES, Process, alone, check, epochs_of, job, patient, scan, serving, soon, together
+from serve_kit import FIELDS, PATIENT, SAMPLES, Process, alone, check, epochs_of, job, scan, serving, soon, together
 
 from solar import DataLoader, H5Dataset, PlanSampler
 from solar.errors import PlanError, ReadError
 from solar.io.serve import doors
 
-_ = scan, patient  # fixtures
+_ = scan  # a fixture
 
 DATA = 100_000  # bytes of the file, behind which there are samples alone
 
@@ -63,10 +63,9 @@ def test_a_service_without_descriptors_takes_whom_it_can(scan: Path, tmp_path: P
     assert again[0][0] == found[0][0] and again[0][1]["served"] > 250
 
 
-@pytest.mark.usefixtures("patient")
 def test_jobs_go_on_where_the_socket_is_removed_and_nobody_else_comes(scan: Path, tmp_path: Path) -> None:
     data, order = H5Dataset(scan, FIELDS), PlanSampler(H5Dataset(scan, FIELDS), seed=0)
-    with serving(scan, where=tmp_path) as service:
+    with serving(scan, where=tmp_path, slack=PATIENT) as service:
         with DataLoader(data, 8, sampler=order, service=str(service.path), buffer=0) as loader:
             next(iter(loader))
             service.path.unlink()
@@ -76,13 +75,9 @@ def test_jobs_go_on_where_the_socket_is_removed_and_nobody_else_comes(scan: Path
             next(iter(DataLoader(data, 8, service=str(service.path), buffer=0)))
 
 
-def test_a_job_that_is_slow_holds_nobody_back_for_long(
-    scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("solar.serve.hall.PATIENCE", 0.05)
-    monkeypatch.setattr("solar.serve.hall.LONGEST", 0.05)
+def test_a_job_that_rests_holds_nobody_back_for_long(scan: Path, tmp_path: Path) -> None:
     data, found = H5Dataset(scan, "x"), dict[int, Any]()
-    with serving(scan, where=tmp_path, memory=SAMPLES * 512) as service:
+    with serving(scan, where=tmp_path, slack=0.05, memory=SAMPLES * 512) as service:
         order = PlanSampler(data, seed=1)
         with DataLoader(data, 11, sampler=order, service=str(service.path), buffer=0) as slow:
             slow.set_epoch(0)

@@ -30,6 +30,7 @@ _ = scan  # a fixture
 NOBODY: dict[str, Any] = {
     "pid": 7, "files": 2, "memory": 1 << 30, "seconds": 70.0, "connections": 0, "jobs": [], "read_bytes": 3 << 20,
     "requests": 12, "held_bytes": 1 << 29, "handed_bytes": 9 << 20, "head": -1.0, "waited": 0.0,
+    "slack": 2.0,
 }  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def test_it_has_no_script_no_path_and_nothing_from_elsewhere(scan: Path, shown: 
 
 def test_names_that_jobs_give_themselves_are_words() -> None:
     wicked = "<script>alert(1)</script>&\"'"
-    job = {"name": wicked, "batches": 3, "told": 9, "waits": True, "why": wicked}
+    job = {"name": wicked, "batches": 3, "told": 9, "waits": True, "why": wicked, "rate": 0.25}
     told = {**NOBODY, "jobs": [job] * 120, "waited": 2.0, "head": 0.25}
     found = Checked(page(told, [Moment.of(told)]))
     assert "script" not in {name for name, _ in found.elements}
@@ -116,7 +117,11 @@ def test_names_that_jobs_give_themselves_are_words() -> None:
 
 
 def test_lines_are_bytes_a_second() -> None:
-    told = {**NOBODY, "jobs": [{"name": "a", "batches": 1, "told": 2, "waits": False, "why": ""}], "head": 0.5}
+    told = {
+        **NOBODY,
+        "jobs": [{"name": "a", "batches": 1, "told": 2, "waits": False, "why": "", "rate": 1.0}],
+        "head": 0.5,
+    }
     moments = [Moment(100.0 + n, 0.5, (1 << 20) * n, (3 << 20) * n) for n in range(60)]
     found = Checked(page(told, moments))
     assert re.search("read 1.05 MB/s, handed on 3.15 MB/s", found.words), found.words

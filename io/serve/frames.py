@@ -13,7 +13,7 @@ from typing import Any
 
 from solar.errors import ReadError
 
-SPEAKS = (3, 0)  # version of io/SERVICE.md
+SPEAKS = (3, 1)  # version of io/SERVICE.md
 FRAME_LENGTH = struct.Struct("<I")
 MOST_FRAME = 1 << 16  # bytes of a frame
 DESCRIPTORS = 16  # that come with it

@@ -52,6 +52,8 @@ void bind_serve(nb::module_& module) {
       .def_prop_ro("line", &Ledger::line_descriptor)
       .def_prop_ro("made", &Ledger::made)
       .def_prop_ro("waits", &Ledger::waits)
+      .def_prop_ro("waited",
+                   [](const Ledger& ledger) { return std::chrono::duration<double>(ledger.waited()).count(); })
       .def(
           "announce",
           [](Ledger& ledger, std::uint64_t number, const std::vector<std::uint64_t>& offsets,

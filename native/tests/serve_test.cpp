@@ -71,6 +71,7 @@ TEST_CASE("a job copies its samples of a batch, field by field") {
   std::uint64_t rung = 0;
   CHECK(::read(both.bell.get(), &rung, sizeof rung) == sizeof rung);
   CHECK_FALSE(both.guest.wait(1, 1ms));
+  CHECK(both.ledger.waited() >= 1ms);
 }
 
 TEST_CASE("fields may have samples of their own") {

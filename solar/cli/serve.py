@@ -22,6 +22,7 @@ from solar.io.machine import available as machine
 from solar.io.machine import figures
 from solar.io.machine.quantities import size_of
 from solar.io.serve import doors
+from solar.serve.pace import SLACK
 from solar.serve.page import Page
 from solar.serve.service import Service
 from solar.values import is_url
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--socket", metavar="PATH", help="where it listens; else in the user's runtime folder")
     add("--group", metavar="NAME", help="a group whose members may come, too; with --socket")
     add("--jobs", type=int, default=200, metavar="N", help="how many may be there at a time")
+    add("--slack", type=float, default=SLACK, metavar="SECONDS", help="how long one may hold back others (2 seconds)")
     add("--idle", type=float, metavar="SECONDS", help="ends when nobody has been there for so long")
     add("--background", action="store_true", help="goes on by itself, and says so when it listens")
     add("--page", type=int, nargs="?", const=0, metavar="PORT", help="a page of its status, for this machine only")
@@ -60,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise PlanError("which FILE is to be served?")
     if arguments.memory is None:
         raise PlanError("--memory SIZE: how much the service may take, for all jobs together")
+    if not 0 < arguments.slack < float("inf"):
+        raise PlanError(f"--slack {arguments.slack:g}: more than 0 seconds")
     files = [path for one in arguments.file for path in files_of(one)]
     if arguments.background and (url := next(filter(is_url, files), None)):
         raise PlanError(
@@ -72,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each job takes some
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    service = Service(files, memory, path, arguments.jobs, arguments.idle, group)
+    service = Service(files, memory, path, arguments.jobs, arguments.idle, group, arguments.slack)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     served = figures.count(len(files), "file")
@@ -150,6 +154,14 @@ def _lines(path: Path, told: dict[str, Any]) -> Iterator[str]:
         f"  read {figures.size(told['read_bytes'])} in {told['requests']:,} requests, handed on "
         f"{figures.size(told['handed_bytes'])}, {figures.size(told['held_bytes'])} held"
     )
+    yield f"  nobody holds back others for more than {figures.duration(told['slack'])}"
     for job in told["jobs"]:
         state = f"left behind: {job['why']}" if job["why"] else "waits for its next batch" if job["waits"] else "works"
+        state += _pace(job)
         yield f"  {words.printable(job['name'])}: batch {job['batches']:,} of {job['told']:,} that it told; {state}"
+
+
+def _pace(job: dict[str, Any]) -> str:
+    """How fast it is by itself, where that is known, and the part of the steps that it is planned in."""
+    own = f"; a batch takes it {figures.duration(job['seconds'])}" if job["seconds"] else ""
+    return own + (f"; at {job['rate']:.2g} of the pace of the fastest" if job["rate"] < 1 else "")

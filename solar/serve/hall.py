@@ -34,7 +34,8 @@ from solar.planner.share import wholes
 from solar.serve.cut import cut, reach
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
-from solar.serve.window import FOR_BATCHES, Turn, Window, begun, fits, in_places, ring_of, segment, shares_of
+from solar.serve.pace import Slack
+from solar.serve.window import FOR_BATCHES, Turn, Window, begun, fits, in_places, in_turn, ring_of, segment, shares_of
 from solar.values import RunPart, Told
 
 log = logging.getLogger("solar")
@@ -46,14 +47,14 @@ WINDOW_SEGMENTS = 32  # of a window, 16 to the longest epoch
 WINDOW_USES = 1 << 25
 TICK = 0.05
 SETTLES, GATHERS = 0.25, 0.02  # seconds without news after which the plan is changed; and where nobody is served yet
-PATIENCE, LONGEST = 2.0, 10.0  # seconds that one may hold back others: the first, or what four of its batches take
-IN_TURN = 0.25  # and instead of the first, where its own process waits for another loader's batch
+BEGINS = 1  # batches of its own that each reads while it joins
 
 
 class Hall:
     """The jobs of one data set, with their part of all the memory."""
 
-    def __init__(self, opened: SharedData, memory: int, of_all: int) -> None:
+    def __init__(self, opened: SharedData, memory: int, of_all: int, slack: float) -> None:
+        self.slack = Slack(slack)
         self.opened, self.members, self.of_all = opened, list[Member](), of_all
         self.memory, self.ring = memory, memory // FOR_BATCHES
         self._pieces = opened.pieces
@@ -69,7 +70,6 @@ class Hall:
         self._steps: deque[list[Share]] = deque()  # the Run was told of
         self._held: deque[tuple[list[Any], list[Share]]] = deque()  # announced
         self._taken = 0  # of this Run
-        self._full = time.monotonic()  # when there was room for one more announcement last
         self._told_at = 0.0  # when somebody came, left or told more last
         self._closing = False
         self._threads = [
@@ -87,8 +87,11 @@ class Hall:
 
     # --- who is there ----
 
-    def join(self, name: str, process: int, first: SampleUses, most: int) -> Member:
-        """A job that wants these batches, of up to so many samples. Refused where they do not fit."""
+    def join(self, name: str, process: int, first: SampleUses, most: int, lately: deque[float]) -> Member:
+        """A job that wants these batches, of up to so many samples. Refused where they do not fit.
+
+        `lately` is what batches took it before: one that was left behind comes again.
+        """
         if not int(first.sizes.max(initial=1)) <= most < 1 << 31:
             raise Fault("a batch is larger than told")
         with self.changed:
@@ -106,9 +109,7 @@ class Hall:
                     again=True,
                 )
             ledger = _native.Ledger(ENTRIES, len(self.opened.fields), most)
-            # Who comes first reads its first batch by itself, while the hall waits for others.
-            begins = 0 if self._steps or self._held or any(not one.left for one in self.members) else 1
-            member = Member(name, process, most, slots, ledger, [first], begins, begins)
+            member = Member(name, process, most, slots, ledger, [first], lately, BEGINS, BEGINS)
             self.members.append(member)
             self._tell()
         return member
@@ -194,10 +195,12 @@ class Hall:
 
     def _here(self) -> list[Turn]:
         """Who wants batches that are not planned, and which."""
-        there = [one for one in self.members if not one.left and one.planned < one.known]
-        for one in there:
+        there = [one for one in self.members if not one.left]
+        for one, rate in zip(there, self.slack.rates(there), strict=True):
+            one.skip(int(len(self._steps) * rate))
             one.forget()
-        return [Turn(one, one.planned, one.known) for one in there]
+        there = [one for one in there if one.planned < one.known]
+        return in_turn(there, self.slack.rates(there))
 
     def _news(self, told_at: float, since: float) -> bool:
         """Whether somebody came, or told of more, since then, so that what was planned meanwhile is planned anew.
@@ -214,7 +217,7 @@ class Hall:
 
     def _window(self, here: list[Turn]) -> Window:
         length = max(STEPS_TOLD, -(-max(one.member.longest for one in here) // (WINDOW_SEGMENTS // 2)))
-        steps = max(one.end - one.begin for one in here)
+        steps = 1 + max(int(one.steps[-1]) for one in here)
         each = sum(one.member.most for one in here) * max(piece.slots for piece in self.opened.pieces)
         steps = max(1, min(steps, WINDOW_SEGMENTS * length, WINDOW_USES // max(1, each)))
         sizes: list[int] = []  # of the largest step of each segment, as planning comes by
@@ -251,6 +254,10 @@ class Hall:
         if self._run is None or not self._parts or not fits(parts, self._parts):
             self._begin_run(parts)
         afresh = True
+        with self.changed:
+            self.slack.begin()
+            for turn in window.members:
+                turn.member.rate = turn.rate
         last = window.passes.segments.stop - 1
         for number in window.passes.segments:
             told = window.passes.told(number)
@@ -268,6 +275,8 @@ class Hall:
                     if self._closing or not any(not one.member.left for one in window.members):
                         return
                     self._append(slots[begin:end], shares[begin:end], some)
+                    if self.slack.is_off(window.members):
+                        return
             if self._to_be_planned_anew(window, number / max(1, last)):
                 return
 
@@ -352,8 +361,10 @@ class Hall:
 
     def _announce(self, fields: list[Any] | None, shares: list[Share]) -> None:
         offsets = [] if fields is None else [self.pool.offset(one) for one in fields]
+        self.slack.steps += 1
         samples = 0 if fields is None else len(fields[0]) // max(1, sum(self.opened.fields[0]))
         for one in shares:
+            one.member.announced = one.number + 1
             if not one.member.left:
                 one.member.ledger.announce(one.number, offsets, one.places, samples)
                 self.handed += one.nbytes if fields else 0
@@ -365,15 +376,9 @@ class Hall:
             with suppress(BlockingIOError):
                 os.eventfd_read(self.bell)
             with self.changed:
-                for one in self.members:
-                    one.look()
+                self.slack.look(self.pool.waited, len(self._held) < ENTRIES - 1, self.members)
                 self._give_back()
-                now = time.monotonic()
-                if len(self._held) < ENTRIES - 1:
-                    self._full = now
-                waited = max(self.pool.waited, now - self._full)
-                if waited > min(IN_TURN, PATIENCE):
-                    self._leave_behind(waited)
+                self._leave_behind()
 
     def _give_back(self) -> None:
         before = len(self._held)
@@ -382,17 +387,10 @@ class Hall:
         if len(self._held) != before:
             self.changed.notify_all()
 
-    def _patience(self, member: Member) -> float:
-        """How many seconds it may hold back others."""
-        beside = (one for one in self.members if one is not member and one.process == member.process)
-        turns = any(one.ledger.waits > one.ledger.made for one in beside)
-        return min(max(IN_TURN if turns else PATIENCE, 4 * member.seconds), LONGEST)
-
-    def _leave_behind(self, waited: float) -> None:
-        for one in self._held[0][1] if self._held else []:
-            member = one.member
-            if not member.done(one.number) and waited > self._patience(member):
-                member.detach(f"it held back others for {waited:.1f} s")
-                log.info("%s is left behind: %s", member.name, member.why)
-                self._tell()
+    def _leave_behind(self) -> None:
+        oldest = self._held[0][1] if self._held else []
+        for one in self.slack.behind([s.member for s in oldest if not s.member.done(s.number)], self.members):
+            one.detach(f"it held back others for {max(one.held, one.stood):.1f} s")
+            log.info("%s is left behind: %s", one.name, one.why)
+            self._tell()
         self._give_back()

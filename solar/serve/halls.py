@@ -18,8 +18,8 @@ SMALLEST_PART = 16  # no data set has less than one part of so many, as long as 
 class Halls:
     """A Hall for each data set that somebody reads. The memory is divided anew when another data set comes."""
 
-    def __init__(self, memory: int) -> None:
-        self.memory = memory
+    def __init__(self, memory: int, slack: float) -> None:
+        self.memory, self.slack = memory, slack
         self._halls: dict[str, Hall] = {}  # by the facts of the data
         self._before = Counter[str]()  # counts of those that are over
         self._over = False
@@ -59,7 +59,7 @@ class Halls:
             for facts in [facts for facts, one in self._halls.items() if one.memory != parts.get(facts) or one.over]:
                 self._end(facts, "the memory of the service is divided anew")
             try:
-                made = Hall(data, parts[data.facts], self.memory)
+                made = Hall(data, parts[data.facts], self.memory, self.slack)
             except TooSmall as error:
                 least = error.least * self.memory // parts[data.facts]
                 raise Refused(f"--memory is too small for these data: give {size(least)} or more") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,18 +22,27 @@ class Member:
     slots: int  # that one takes in the memory of a step, at most
     ledger: _native.Ledger
     epochs: list[SampleUses]
+    lately: deque[float]  # seconds of its own for a batch
     begins: int = 0  # batch from which on it is served
     planned: int = 0  # batches of the union so far
     left: bool = False
     why: str = ""  # it was left behind
-    seconds: float = 0.0  # of its own for a batch, lately
     forgotten: int = 0  # batches of epochs that are over
-    _seen: tuple[int, float] = (0, 0.0)
+    announced: int = 0  # batches
+    rate: float = 1.0  # batches a step, as planned
+    held: float = 0.0  # seconds for which it has held back others lately
+    stood: float = 0.0  # and for which it has done so without making a batch
+    _seen: tuple[int, float, float] = (0, 0.0, 0.0)
 
     @property
     def known(self) -> int:
         """How many batches it has told."""
         return self.forgotten + sum(len(one.starts) - 1 for one in self.epochs)
+
+    def skip(self, more: int) -> None:
+        """What it has made by itself is planned no more, nor what it makes so until the steps before have been made."""
+        if (made := self.ledger.made) > self.planned:
+            self.planned = made + more
 
     def forget(self) -> None:
         """Lets go of epochs of which all is planned, and announced or on its way: an order takes 4 bytes a sample."""
@@ -70,14 +79,21 @@ class Member:
         """Whether it looks at this batch no more."""
         return self.left or self.ledger.made > number
 
-    def look(self) -> None:
-        """Notes how long it takes for a batch."""
-        made, now = self.ledger.made, time.monotonic()
-        before, since = self._seen
+    @property
+    def waiting(self) -> bool:
+        """Whether it waits for a batch that is not there yet."""
+        return not self.left and self.ledger.waits > self.announced
+
+    def look(self, now: float) -> bool:
+        """Notes how long it takes for a batch, without what it waits for one. Whether it made one since."""
+        made = self.ledger.made
+        before, since, waited_before = self._seen
         if made > before:
+            waited = self.ledger.waited
             if before:
-                self.seconds = (now - since) / (made - before)
-            self._seen = made, now
+                self.lately.append(max(0.0, now - since - max(0.0, waited - waited_before)) / (made - before))
+            self._seen = made, now, waited
+        return made > before
 
     def detach(self, why: str) -> None:
         """It gets no more: what it has not taken may be overwritten from here on."""

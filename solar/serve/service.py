@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,11 +28,13 @@ from solar.serve.hall import ENTRIES, Hall
 from solar.serve.halls import Halls
 from solar.serve.member import Member
 from solar.serve.opened import SharedData, facts_of, opened
+from solar.serve.pace import SLACK, typical
 
 log = logging.getLogger("solar")
 
 IDLE_CALLER = 60.0  # seconds that one who takes part in nothing may stay
 MEMBERSHIPS = 16  # of one job
+LATELY = 32  # batches by which its pace is told
 TICK = 0.05
 
 
@@ -45,6 +48,7 @@ class Client:
     data: list[SharedData] = field(default_factory=list)
     members: dict[int, tuple[Hall, Member]] = field(default_factory=dict)
     next: int = 0
+    lately: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))  # seconds that its batches took
 
 
 class Service:
@@ -52,12 +56,13 @@ class Service:
 
     def __init__(
         self, files: Sequence[str], memory: int, path: Path, jobs: int = 200, idle: float | None = None,
-        group: int | None = None,
+        group: int | None = None, slack: float = SLACK,
     ) -> None:  # fmt: skip
         self.files, self.memory, self.path, self.jobs, self.idle = list(files), memory, path, jobs, idle
         self.served = {real(one) for one in files}
         self.began = time.monotonic()
-        self._halls = Halls(memory)
+        self.slack = slack  # seconds that one may hold back others
+        self._halls = Halls(memory, slack)
         self._callers: set[Client] = set()
         self._lock = threading.RLock()
         self._stopping = threading.Event()
@@ -196,12 +201,12 @@ class Service:
             wanted = {one.facts for other in self._callers for one in other.data}
         hall = self._halls.of(data, wanted)
         try:
-            member = hall.join(caller.name, caller.process, uses, message["batch"])
+            member = hall.join(caller.name, caller.process, uses, message["batch"], caller.lately)
         except Refused:
             if not hall.over:
                 raise
             hall = self._halls.of(data, wanted)  # the memory was divided anew in between
-            member = hall.join(caller.name, caller.process, uses, message["batch"])
+            member = hall.join(caller.name, caller.process, uses, message["batch"], caller.lately)
         with self._lock:
             number, caller.next = caller.next, caller.next + 1
             caller.members[number] = hall, member
@@ -245,11 +250,12 @@ class Service:
         for one in [one for hall in halls for one in list(hall.members)]:
             waits = one.ledger.waits > one.ledger.made
             done = {"batches": one.ledger.made, "told": one.known}
-            jobs.append({"name": one.name, **done, "waits": waits, "why": one.why})
+            pace = {"seconds": typical(one.lately), "rate": one.rate, "held": one.held}
+            jobs.append({"name": one.name, **done, **pace, "waits": waits, "why": one.why})
         counts = self._halls.counts()
         return {
             "pid": os.getpid(), "files": len(self.files), "memory": self.memory,
-            "seconds": time.monotonic() - self.began, "connections": callers, "jobs": jobs[:1000],
+            "seconds": time.monotonic() - self.began, "slack": self.slack, "connections": callers, "jobs": jobs[:1000],
             "read_bytes": counts.get("bytes", 0), "requests": counts.get("requests", 0),
             "held_bytes": counts.get("held_bytes", 0), "handed_bytes": counts.get("handed", 0),
             "head": max(halls, key=lambda one: one.memory).head if halls else -1.0,

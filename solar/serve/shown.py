@@ -59,7 +59,10 @@ def page(told: Mapping[str, Any], moments: Sequence[Moment]) -> str:
 
 def _facts(told: Mapping[str, Any]) -> Iterator[str]:
     since = duration(told["seconds"])
-    yield f"<p>{count(told['files'], 'file')}, process {told['pid']}, for {since}.</p>"
+    yield (
+        f"<p>{count(told['files'], 'file')}, process {told['pid']}, for {since}. Nobody holds back others "
+        f"for more than {duration(told['slack'])}.</p>"
+    )
     read, handed = size(told["read_bytes"]), size(told["handed_bytes"])
     yield f"<p>Read {read} in {count(told['requests'], 'request')}; handed on {handed}.</p>"
     share = min(1.0, told["held_bytes"] / max(1, told["memory"]))
@@ -133,15 +136,16 @@ def _jobs(told: Mapping[str, Any]) -> Iterator[str]:
         return
     if told["waited"] > 0.1:
         yield f'<p class="w">Batches have waited {duration(told["waited"])} for room: for those who compute.</p>'
-    yield "<table><tr><th>who</th><th>batch</th><th>of those that it told</th><th></th></tr>"
+    yield "<table><tr><th>who</th><th>batch</th><th>of those that it told</th><th>pace</th><th></th></tr>"
     for job in jobs[:JOBS_SHOWN]:
         state = "waits for its next batch" if job["waits"] else "computes"
         state = f"left behind: {job['why']}" if job["why"] else state
+        pace = "" if job["rate"] >= 1 else f"{job['rate']:.2g} of the fastest's"
         word = "" if state == "computes" else ' class="w"'
         bar = _bar(job["batches"] / max(1, job["told"]), 160)
         yield (
             f"<tr><td>{escape(job['name'])}</td><td>{job['batches']:,} of {job['told']:,}</td><td>{bar}</td>"
-            f"<td{word}>{escape(state)}</td></tr>"
+            f"<td>{pace}</td><td{word}>{escape(state)}</td></tr>"
         )
     yield "</table>"
     if len(jobs) > JOBS_SHOWN:

@@ -28,6 +28,13 @@ class Turn(NamedTuple):
     member: Member
     begin: int
     end: int
+    steps: NDArray[np.int64]  # of the window, in which they are: each in one of its own, ascending
+    rate: float = 1.0  # batches a step
+
+    def within(self, begin: int, end: int) -> slice:
+        """Which of its batches are in these steps, counted from its first one here."""
+        found = np.searchsorted(self.steps, (begin, end))
+        return slice(int(found[0]), int(found[1]))
 
 
 class Window(NamedTuple):
@@ -45,7 +52,30 @@ def segment(members: list[Turn], begin: int, end: int) -> PassUses:
 
 
 def own_of(members: Sequence[Turn], begin: int, end: int) -> list[SampleUses]:
-    return [one.member.stretch(one.begin + begin, min(one.begin + end, one.end)) for one in members]
+    """What each wants in these steps: in some of them nothing, if it has a batch in every second one, say."""
+    found = []
+    for one in members:
+        here = one.within(begin, end)
+        uses = one.member.stretch(one.begin + here.start, one.begin + here.stop)
+        if here.stop - here.start < (steps := min(end, int(one.steps[-1]) + 1) - begin):
+            before = np.searchsorted(one.steps[here], np.arange(begin, begin + max(0, steps) + 1))
+            uses = uses._replace(starts=uses.starts[before])
+        found.append(uses)
+    return found
+
+
+def in_turn(members: Sequence[Member], rates: Sequence[float]) -> list[Turn]:
+    """What they want that is not planned, each at its own rate. Steps that nobody would have a batch in there are not.
+
+    A member of rate .5 has a batch in every second step, in the middle of the time that it has for it.
+    """
+    pairs = zip(members, rates, strict=True)
+    at = [((np.arange(one.known - one.planned) + 0.5) / rate).astype(np.int64) for one, rate in pairs]
+    if min(rates, default=1.0) < 1:
+        there = np.unique(np.concatenate(at))
+        at = [np.searchsorted(there, one) for one in at]
+    found = zip(members, at, rates, strict=True)
+    return [Turn(one, one.planned, one.known, steps, rate) for one, steps, rate in found]
 
 
 def shares_of(
@@ -63,8 +93,11 @@ def shares_of(
         if within is not None:
             place = within[np.repeat(uses.starts[: len(one.starts) - 1], one.sizes) + place].astype(np.uint32)
         takes = (data.counts(one) @ nbytes).tolist()
+        number = turn.begin + turn.within(begin, begin + len(found)).start
         for step, (begins, ends) in enumerate(pairwise(one.starts.tolist())):
-            found[step].append(Share(turn.member, turn.begin + begin + step, place[begins:ends], takes[step]))
+            if ends > begins:
+                found[step].append(Share(turn.member, number, place[begins:ends], takes[step]))
+                number += 1
     return found
 
 

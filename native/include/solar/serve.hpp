@@ -71,6 +71,7 @@ class Ledger {
   void gone(std::uint64_t number);
   std::uint64_t made() const;  // batches that the job looks at no more
   std::uint64_t waits() const;
+  std::chrono::nanoseconds waited() const;  // for its batches, all together, as it says itself
 
  private:
   struct Impl;

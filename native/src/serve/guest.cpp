@@ -78,13 +78,19 @@ std::uint64_t Guest::there() const { return impl_->head().there.load(std::memory
 bool Guest::is_gone(std::uint64_t number) const { return impl_->head().gone.load(std::memory_order_acquire) <= number; }
 
 bool Guest::wait(std::uint64_t number, std::chrono::nanoseconds limit) const {
-  const auto deadline = std::chrono::steady_clock::now() + limit;
+  const auto begin = std::chrono::steady_clock::now(), deadline = begin + limit;
   serve::LedgerHead& head = impl_->head();
+  std::atomic<std::uint64_t>& waited = impl_->at().waited;
   while (true) {
     const std::uint32_t rung = head.rings.load(std::memory_order_acquire);
-    if (there() > number || is_gone(number)) return true;
-    const auto left = deadline - std::chrono::steady_clock::now();
-    if (left <= left.zero()) return false;
+    const auto now = std::chrono::steady_clock::now();
+    const auto left = deadline - now;
+    const bool came = there() > number || is_gone(number);
+    if (came || left <= left.zero()) {
+      const auto own = std::chrono::duration_cast<std::chrono::nanoseconds>(now - begin);
+      waited.fetch_add(static_cast<std::uint64_t>(own.count()), std::memory_order_relaxed);
+      return came;
+    }
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
     const timespec until{static_cast<time_t>(seconds.count()), static_cast<long>((left - seconds).count())};
     ::syscall(SYS_futex, &head.rings, FUTEX_WAIT, rung, &until, nullptr, 0);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <stdexcept>
 
 #include "shared.hpp"
@@ -66,5 +67,9 @@ void Ledger::gone(std::uint64_t number) {
 
 std::uint64_t Ledger::made() const { return impl_->at().made.load(std::memory_order_acquire); }
 std::uint64_t Ledger::waits() const { return impl_->at().waits.load(std::memory_order_relaxed); }
+std::chrono::nanoseconds Ledger::waited() const {
+  const std::uint64_t told = impl_->at().waited.load(std::memory_order_relaxed);
+  return std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(told, serve::never / 2)));
+}
 
 }  // namespace solar

@@ -33,7 +33,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std
 
 struct Line {
   std::uint64_t magic;
-  std::atomic<std::uint64_t> made, waits;
+  std::atomic<std::uint64_t> made, waits, waited;
 };
 
 // Before the offsets of an entry's fields, after which come its places.

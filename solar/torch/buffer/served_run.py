@@ -56,9 +56,9 @@ class ServedRun:
         self._next = 0  # batch to be got
         self._guest: _native.Guest | None = None
         self._first, self._job = 0, -1  # of the membership: the number here of its first batch, and its own
-        self._begins = 0  # and its first batch that the service reads
         self._late = False  # the last batch did not come
         self._refused = FAR_OFF  # the first batch that it does not belong to
+        self._times, self._times_of = 0, -1  # that it was left behind before, in the pass that begins with that batch
         self._changed = threading.Condition()
         self._closing = False
         self._failed: Exception | None = None  # what ended the thread
@@ -73,10 +73,13 @@ class ServedRun:
             base, self.appended = self.appended, self.appended + len(sizes)
             left = [one for one in self._epochs if one.base + len(one.uses.starts) - 1 > self._needed()]
             self._epochs = [*left, ToldUses(base, self._held.uses(told), told)]
-            if self._guest is None:
-                self._join(base)
-            else:
+            if self._guest is not None:
                 self._more(base, self._epochs[-1].uses)
+            else:  # it joins when it is there: others would wait for it
+                self._refused = min(self._refused, base)
+                if base == self._next:  # and is wanted at once: it is read while the service is asked
+                    with suppress(SolarError):  # whoever waits hears it when the thread meets it, too
+                        self._here[base], self._next = self._begun(base), base + 1
             if self._thread is None:
                 self._thread = in_background(self._get)
             self._changed.notify_all()
@@ -96,7 +99,7 @@ class ServedRun:
             return None
         try:
             answer, found = self._door.hand(message, wanted, told)
-            self._job, self._begins = answer.get("job", self._job), answer.get("begins", self._begins)
+            self._job = answer.get("job", self._job)
             return found
         except Refused as error:
             log.info("%s", error)
@@ -105,13 +108,15 @@ class ServedRun:
         return None
 
     def _join(self, first: int) -> None:
-        """Becomes a member for all batches from here on."""
+        """Becomes a member for all batches from here on, of which it reads the first one itself."""
         door = self._door
         if door is None:
             return
         self._refused = FAR_OFF
         parts = [_from(one.base, one.uses, first) for one in self._epochs]
         wanted = [one for one in parts if len(one.starts) > 1]
+        if not wanted:
+            return
         starts = [max(first, one.base) for one, part in zip(self._epochs, parts, strict=True) if len(part.starts) > 1]
         most = max(int(one.sizes.max()) for one in wanted)
         if self._held.cut:  # later batches may have more blocks
@@ -122,13 +127,16 @@ class ServedRun:
                 ledger, line, pool, bell = found
                 self._guest = _native.Guest(ledger, line, pool, bell, door.fields, most)
                 self._first = first
+                self._guest.has_made(0)  # which is read alone
         except SolarError as error:
             self._lost(error)
         finally:
             close_all(found)
+        if self._guest is None:
+            self._refused = self._next_base(first)
+            return
         for number, one in zip(starts[1:], wanted[1:], strict=True):
-            if self._guest is not None:
-                self._more(number, one)
+            self._more(number, one)
 
     def _lost(self, why: Exception) -> None:
         """There is no service any more."""
@@ -153,11 +161,15 @@ class ServedRun:
         while not stopped.is_set() and not self._closing:
             with self._changed:
                 room = ALONE if self._guest is None else COPIED
-                if self._next >= self.appended or len(self._here) >= room:
+                number = self._next
+                joins = number > self._refused  # the batch before is being read alone
+                if not joins and (number >= self.appended or len(self._here) >= room):
                     self._changed.wait(NAP)
                     continue
-                number = self._next
                 dropped = number in self._unwanted
+            if joins:
+                self._rejoin(number - 1)
+                continue
             found = None if dropped else self._got(number, stopped)
             if stopped.is_set() or self._closing:
                 return
@@ -171,15 +183,10 @@ class ServedRun:
 
     def _got(self, number: int, stopped: threading.Event) -> list[NDArray[Any]] | None:
         """The batch from the service; None where it is to be read alone."""
-        if number >= self._refused:
-            self._rejoin(number)
         guest, own = self._guest, number - self._first
-        if guest is None or own < 0:  # it joined for what comes later
+        if guest is None or number >= self._refused:
             return None
         try:
-            if own < self._begins:
-                guest.has_made(own)
-                return None
             guest.wants(own)
             naps = 1 if self._late else int(COME_WITHIN / NAP)
             came = any(guest.wait(own, NAP) or self._stops(stopped) for _ in range(naps))
@@ -192,7 +199,7 @@ class ServedRun:
             memory = [_native.take(max(1, n * sum(one))) for n, one in zip(each, self._fields, strict=True)]
             word = guest.copy(own, len(rows), memory, each if self._held.apart else ())
             if word == "gone":
-                self._rejoin(number + 1)
+                self._left_behind(number)
                 return None
             guest.has_made(own)
             if word != "here":
@@ -217,16 +224,35 @@ class ServedRun:
             self._lost(ReadError(f"{door.path}: the service has gone"))
         return there
 
-    def _rejoin(self, number: int) -> None:
-        """After it was left behind: for what comes after this batch."""
+    def _left_behind(self, number: int) -> None:
+        """It reads this batch alone, and joins again. Where that comes over and over, it reads twice as many each time.
+
+        Each join changes the plan of all. With the next pass that is forgotten.
+        """
         with self._changed:
-            job, self._guest = self._job, None
-            if self._alive() and self._door is not None:
-                log.info("this job joins again")
-                with suppress(SolarError):
-                    self._door.ask({"is": "leave", "job": job}, "left")
-                if number < self.appended:
-                    self._join(number)
+            self._leave()
+            base = next(one.base for one in reversed(self._epochs) if one.base <= number)
+            self._times = self._times + 1 if base == self._times_of else 0
+            self._times_of = base
+            self._refused = min(number - 1 + (1 << min(self._times, 60)), self._next_base(number))
+
+    def _next_base(self, number: int) -> int:
+        """The first batch of a later pass, as far as that is told."""
+        return min((one.base for one in self._epochs if one.base > number), default=FAR_OFF)
+
+    def _leave(self) -> None:
+        job, self._guest, guest = self._job, None, self._guest
+        if guest is not None and self._alive() and self._door is not None:
+            with suppress(SolarError):
+                self._door.ask({"is": "leave", "job": job}, "left")
+
+    def _rejoin(self, number: int) -> None:
+        """Joins, or joins again, for the batches from this one on."""
+        with self._changed:
+            self._leave()
+            self._refused = FAR_OFF
+            if self._alive():
+                self._join(number)
 
     def _uses(self, number: int) -> Uses:
         one = next(one for one in reversed(self._epochs) if one.base <= number)
@@ -235,7 +261,6 @@ class ServedRun:
     def _begun(self, number: int) -> list[tuple[Rows, list[Pending]]]:
         """The batch, as it begins to be read by this process."""
         held, found = self._held, []
-        self._counts["alone"] += 1
         for field, (which, rows) in enumerate(held.by_field(*self._uses(number))):
             out, pending = held.firsts[field].room(len(rows)), list[Pending]()
             for at in range(held.datasets):
@@ -245,6 +270,7 @@ class ServedRun:
                 own = rows if here is None else rows[here]
                 pending.append(held.rows[at * held.fields + field].start(own.astype(np.int64), out, here))
             found.append((held.firsts[field], pending))
+        self._counts["alone"] += 1
         return found
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:
