@@ -41,6 +41,20 @@ def test_a_service_whose_disk_fails_leaves_those_batches_to_their_jobs(scan: Pat
     assert sum(counts["served"] for _, counts in found.values()) > 100
 
 
+def test_a_service_whose_disk_fails_for_good_leaves_its_jobs_to_themselves_at_once(scan: Path, tmp_path: Path) -> None:
+    """After two steps, and not after each: to try again takes its time. At their next pass they are told why."""
+    log, data = tmp_path / "log", [H5Dataset(scan, FIELDS) for _ in range(2)]
+    before = lacking(["map", "read", "ring"], errno.EIO, begin=DATA)
+    before += f"; import sys; sys.stderr = open({str(log)!r}, 'w', buffering=1)"
+    with Process(scan, tmp_path, before=before) as service:
+        found = together(data, str(service.socket))
+        assert service.process.poll() is None
+    check(data, found)
+    said = log.read_text()
+    assert said.count("is left to each job") < 3 and said.count("goes on without these data") == 1, said
+    assert all(counts["served"] == 0 for _, counts in found.values())
+
+
 def test_a_service_without_memory_leaves_its_jobs_to_themselves(scan: Path, tmp_path: Path) -> None:
     data = [H5Dataset(scan, FIELDS) for _ in range(2)]
     with Process(scan, tmp_path, before=lacking(["memory"], errno.ENOMEM)) as service:

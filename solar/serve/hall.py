@@ -6,6 +6,7 @@ One thread plans and tells the Run, one takes its batches and announces them, on
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import threading
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar import _native
-from solar.errors import SolarError
+from solar.errors import ReadError, SolarError
 from solar.io.machine.figures import size
 from solar.io.read.engine import LAST_WAIT
 from solar.io.read.run import columns, threads
@@ -47,6 +48,7 @@ WINDOW_SEGMENTS = 32  # of a window, 16 to the longest epoch
 WINDOW_USES = 1 << 25
 TICK = 0.05
 SETTLES, GATHERS = 0.25, 0.02  # seconds without news after which the plan is changed; and where nobody is served yet
+FAILURES = 2  # steps in a row that cannot be read: each is late by what trying again takes
 BEGINS = 1  # batches of its own that each reads while it joins
 
 
@@ -72,6 +74,7 @@ class Hall:
         self._taken = 0  # of this Run
         self._told_at = 0.0  # when somebody came, left or told more last
         self._closing = False
+        self._failed, self.failed = 0, (-math.inf, "")  # steps in a row; and when and why it ended for that
         self._threads = [
             threading.Thread(target=self._guarded, args=(do,), name=name, daemon=True)
             for name, do in (("solar-plan", self._conduct), ("solar-cry", self._cry), ("solar-keep", self._keep))
@@ -88,10 +91,7 @@ class Hall:
     # --- who is there ----
 
     def join(self, name: str, process: int, first: SampleUses, most: int, lately: deque[float]) -> Member:
-        """A job that wants these batches, of up to so many samples. Refused where they do not fit.
-
-        `lately` is what batches took it before: one that was left behind comes again.
-        """
+        """A job that wants these batches, of up to so many samples, and what they took lately. Refused: no room."""
         if not int(first.sizes.max(initial=1)) <= most < 1 << 31:
             raise Fault("a batch is larger than told")
         with self.changed:
@@ -160,6 +160,7 @@ class Hall:
             if self._closing:
                 return
             log.error("the service goes on without these data: %r", error)
+            self.failed = time.monotonic(), str(error)
             self._give_up(str(error))
 
     def _give_up(self, why: str) -> None:
@@ -199,8 +200,8 @@ class Hall:
         for one, rate in zip(there, self.slack.rates(there), strict=True):
             one.skip(int(len(self._steps) * rate))
             one.forget()
-        there = [one for one in there if one.planned < one.known]
-        return in_turn(there, self.slack.rates(there))
+        found = [one for one in there if one.planned < one.known]
+        return in_turn(found, self.slack.rates(found))
 
     def _news(self, told_at: float, since: float) -> bool:
         """Whether somebody came, or told of more, since then, so that what was planned meanwhile is planned anew.
@@ -342,10 +343,13 @@ class Hall:
                 came = run.take(TICK)
                 if came is None:
                     continue
-                fields = came[0]
+                fields, self._failed = came[0], 0
                 del came  # or these batches would stay until the next one is there
             except (SolarError, MemoryError) as error:
                 if run.counts()["steps"] <= self._taken:
+                    raise
+                self._failed = self._failed + 1 if isinstance(error, ReadError) else 0
+                if self._failed == FAILURES:
                     raise
                 log.info("a batch is left to each job: %s", error)
             self._taken += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Collection
 
@@ -12,6 +13,7 @@ from solar.planner.budget import TooSmall
 from solar.serve.hall import Hall
 from solar.serve.opened import SharedData
 
+RESTS = 30.0  # seconds for which data are left to their jobs that could not be read
 SMALLEST_PART = 16  # no data set has less than one part of so many, as long as there are fewer
 
 
@@ -56,6 +58,11 @@ class Halls:
             found = self._halls.get(data.facts)
             if found is not None and not found.over and (found.members or found.memory == parts[data.facts]):
                 return found
+            if found is not None and time.monotonic() < found.failed[0] + RESTS:
+                raise Refused(
+                    f"what is read of these data has failed, and is tried again after {RESTS:g} s: {found.failed[1]}",
+                    again=True,
+                )
             for facts in [facts for facts, one in self._halls.items() if one.memory != parts.get(facts) or one.over]:
                 self._end(facts, "the memory of the service is divided anew")
             try:

@@ -11,7 +11,7 @@ from solar.serve.window import Turn
 
 SLACK, LONGEST = 2.0, 5  # seconds that one may hold back others; so many times that, where four of its batches take it
 IN_TURN = 8  # one part of so many of it, where its own process waits for another loader's batch
-ALIKE = 1.25  # paces that differ by less are planned as one, so that who wants the same stays side by side
+ALIKE = 1.5  # paces that differ by less are planned as one, so that who wants the same stays side by side
 TOLERATED = 0.2  # of the time: who holds back others for a larger part of it has used up the slack some day
 PAUSE = 8  # times what a batch takes mostly: of a longer break no more than that counts
 LEAST_SECONDS = 5e-4  # seconds of a batch: who takes less is as fast as all who do
