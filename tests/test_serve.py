@@ -306,14 +306,15 @@ def test_what_cannot_be_read_is_skipped_as_it_is_alone(scan: Path, tmp_path: Pat
 
 
 def test_the_command_serves_says_and_ends(scan: Path, tmp_path: Path) -> None:
-    with Process(scan, tmp_path) as service:
+    with Process(scan, tmp_path, "--slack", "1.5") as service:
         found: dict[int, Any] = {}
         job(H5Dataset(scan, FIELDS), 0, 8, str(service.socket), found)
         solar = [sys.executable, "-m", "solar", "serve", "--socket", str(service.socket)]
         told = json.loads(subprocess.run([*solar, "--status", "--json"], capture_output=True, check=True).stdout)
         assert told[0]["read_bytes"] > 0 and told[0]["handed_bytes"] >= 2 * SAMPLES * (1024 + 8)
         said = subprocess.run([*solar, "--status"], capture_output=True, check=True, text=True).stdout
-        assert "1 file, 2 MiB" in said and "handed on" in said
+        assert "1 file, 2 MiB" in said and "handed on" in said and "for more than 1.5 s" in said
+        assert subprocess.run([*solar, str(scan), "--memory", "1MiB", "--slack", "0"], check=False).returncode == 1
         subprocess.run([*solar, "--stop"], check=True, capture_output=True)
         assert service.process.wait(20) == 0
         gone = subprocess.run([*solar, "--status"], capture_output=True, check=False, text=True)

@@ -113,6 +113,7 @@ def test_names_that_jobs_give_themselves_are_words() -> None:
     told = {**NOBODY, "jobs": [job] * 120, "waited": 2.0, "head": 0.25}
     found = Checked(page(told, [Moment.of(told)]))
     assert "script" not in {name for name, _ in found.elements}
+    assert found.words.count("0.25 of the fastest's") == 100 and "for more than 2 s" in found.words
     assert found.words.count(wicked) == 200 and "And 20 others." in found.words  # a name and a reason, of a hundred
 
 
