@@ -70,7 +70,7 @@ MAY_IMPORT = {
     "torch.kinds": f"{VALUES} {IO} torch.batch",
     "torch.dataset": f"{VALUES} {IO} torch.batch torch.kinds torch.one_by_one torch.ragged",
     "torch.source": f"{VALUES} {IO} torch.dataset torch.batch torch.ragged",
-    "serve": f"{VALUES} io.layout io.machine io.ragged io.ranks io.read io.serve io.unequal planner",
+    "serve": f"{VALUES} io.exchange io.layout io.machine io.ragged io.ranks io.read io.serve io.unequal planner",
     "torch.buffer": f"{VALUES} {IO} planner serve torch.batch torch.dataset torch.monitor torch.order torch.ragged "
     "torch.source",
     "gpu.kernels": VALUES,

@@ -62,6 +62,11 @@ class Exchange:
         """The number of batches that nobody will ask for again."""
         return self._underway.given
 
+    @property
+    def broken(self) -> bool:
+        """Whether what went wrong was more than one batch's: nothing comes any more."""
+        return self._underway.fatal is not None
+
     def append(self, sizes: NDArray[np.int64], told: Sequence[Told], parcels: Parcels) -> None:
         """Appends a stretch of batches, whose memory has so many rows each: own rows and the parcel."""
         assert len(sizes) == len(parcels.sizes)

@@ -90,7 +90,7 @@ class ByMpi(Ranks):
     """Ranks that mpiexec or srun started."""
 
     def __init__(self, world: World) -> None:
-        self._mpi = _started(world)
+        self._mpi = started(world)
         post = MpiPost(self._mpi)
         super().__init__(detect(), "MPI", post)  # asked again: what MPI says must be what the launcher said
         until(asked(post.ready))
@@ -112,7 +112,7 @@ def reached() -> Iterator[None]:
         raise SolarError(f"the other ranks cannot be reached; one of them may have ended ({said})") from error
 
 
-def _started(world: World) -> Any:
+def started(world: World) -> Any:
     """The MPI module. Its import starts MPI, so only if a launcher started several ranks."""
     try:
         from mpi4py import MPI

@@ -30,6 +30,7 @@ SHORTEST, LONGEST = 20e-6, 1e-3  # seconds between two looks at what MPI has don
 FOR_EVER = timedelta(days=365)  # for a letter: after gloo's own time limit all connections break
 TOGETHER = timedelta(seconds=60)  # that ranks which have just met may need to connect
 NAME = "solar exchange"  # of the threads
+MOST_NUMBERS = 1 << 14  # every MPI has twice as many tags
 MAIL_TAG = 0  # one for all: what one rank sends another comes in the order in which it was sent
 
 
@@ -80,6 +81,18 @@ def mail(by: str, check: Callable[[], None] = lambda: None) -> Mail:
     return TorchMail(distributed, check)
 
 
+def numbered_mail(check: Callable[[], None] = lambda: None) -> Callable[[int], Mail]:
+    """What makes Mail over MPI without all ranks coming together for it: that of one number is one on all of them.
+
+    All ranks call it together, once. A number may be used again when the Mail of that number is over.
+    """
+    mpi = mpi_module()
+    if mpi is None:
+        raise PlanError('samples were to be exchanged over MPI, and MPI is not initialised: import "mpi4py.MPI"')
+    first = MpiMail(mpi, check)
+    return lambda number: MpiMail(mpi, check, (first, 1 + number % MOST_NUMBERS))
+
+
 def go_on(errand: Errand, error: Gone | None) -> tuple[bool, list[Any] | None]:
     """Whether the errand has more to do, and what it waits for now."""
     try:
@@ -89,17 +102,21 @@ def go_on(errand: Errand, error: Gone | None) -> tuple[bool, list[Any] | None]:
 
 
 class MpiMail:
-    """Letters by a communicator of their own."""
+    """Letters by a communicator of their own, or by another's, with another tag."""
 
-    def __init__(self, mpi: Any, check: Callable[[], None]) -> None:
+    def __init__(self, mpi: Any, check: Callable[[], None], beside: tuple[MpiMail, int] | None = None) -> None:
         if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
             raise PlanError(
                 "MPI was initialised for one thread at a time, and samples are exchanged beside the training: leave "
                 'mpi4py.rc.thread_level at "multiple" and use an MPI that has it, or give exchange="read"'
             )
         self._mpi = mpi
-        self._communicator, request = mpi.COMM_WORLD.Idup()
-        until(asked(request.Test), look=check)
+        self._own, self._tag = beside is None, MAIL_TAG
+        if beside is None:
+            self._communicator, request = mpi.COMM_WORLD.Idup()
+            until(asked(request.Test), look=check)
+        else:
+            self._communicator, self._tag = beside[0]._communicator, beside[1]
         self.rank, self.ranks = self._communicator.Get_rank(), self._communicator.Get_size()
         self._bell, self._lock = threading.Event(), threading.Lock()
         self._begun: list[_Walk] = []  # that the thread has not yet seen
@@ -116,7 +133,7 @@ class MpiMail:
         if self._mpi.Is_finalized():  # what is called now would end the process
             raise Gone("MPI was finalised")
         try:
-            return getattr(self._communicator, verb)([letter, self._mpi.BYTE], peer, MAIL_TAG)
+            return getattr(self._communicator, verb)([letter, self._mpi.BYTE], peer, self._tag)
         except self._mpi.Exception as error:
             raise Gone(str(error)) from error
 
@@ -177,7 +194,7 @@ class MpiMail:
         self._longest = 50 * LONGEST
 
     def free(self) -> None:
-        if not self._mpi.Is_finalized():
+        if self._own and not self._mpi.Is_finalized():
             self._communicator.Free()
 
 

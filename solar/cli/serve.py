@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from solar.cli import words
-from solar.errors import PlanError, ReadError
+from solar.errors import PlanError, ReadError, SolarError
 from solar.io.layout.paths import files_of
 from solar.io.machine import available as machine
 from solar.io.machine import figures
 from solar.io.machine.quantities import size_of
 from solar.io.serve import doors
+from solar.serve.nodes import Nodes, agreed, met, several
 from solar.serve.pace import SLACK
 from solar.serve.page import Page
 from solar.serve.service import Service
@@ -76,14 +77,24 @@ def run(arguments: argparse.Namespace) -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each job takes some
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    service = Service(files, memory, path, arguments.jobs, arguments.idle, group, arguments.slack)
+    if not arguments.background and several() > 1:  # one in the background is a training's own
+        if arguments.idle is not None:
+            raise PlanError("--idle: services of several nodes end together, by `solar serve --stop` or with their job")
+        service = _one_of_several(files, arguments.memory, memory, path, arguments.jobs, group, arguments.slack)
+    else:
+        service = Service(files, memory, path, arguments.jobs, arguments.idle, group, arguments.slack)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     served = figures.count(len(files), "file")
     page = None if arguments.page is None else Page(service.status, arguments.page)
     log = path.with_suffix(".log")
     says = f"; it says what happens in {words.printable(str(log))}" if arguments.background else ""
-    print(f"serving {served} with {figures.size(memory)} at {words.printable(str(path))}{says}", flush=True)
+    nodes = service.nodes
+    beside = "" if nodes is None else f", as one of {nodes.ranks} services that read together"
+    print(
+        f"serving {served} with {figures.size(service.memory)} at {words.printable(str(path))}{says}{beside}",
+        flush=True,
+    )
     if page is not None:
         print(f"its page is {page.url}, and what Prometheus reads {page.url}metrics", flush=True)
     if arguments.background and not _alone(log):
@@ -91,6 +102,27 @@ def run(arguments: argparse.Namespace) -> int:
     with page or nullcontext():
         service.run()
     return 0
+
+
+def _one_of_several(
+    files: list[str], asked_for: str, memory: int, path: Path, jobs: int, group: int | None, slack: float
+) -> Service:
+    """The service of this node, where a launcher has begun one on each of several."""
+    found, memory = met(sorted(map(doors.real, files)), asked_for, memory)
+    service, trouble = None, None
+    try:
+        service = Service(files, memory, path, jobs, None, group, slack)
+    except SolarError as error:
+        trouble = error
+    try:
+        agreed(found, trouble)
+        assert service is not None, "it listens, or that is its trouble"
+        service.joins(Nodes(found))
+    except BaseException:
+        if service is not None:
+            service.close()
+        raise
+    return service
 
 
 def _group(name: str, path: str | None) -> int:
@@ -150,6 +182,9 @@ def _said(path: Path, what: str) -> dict[str, Any]:
 
 def _lines(path: Path, told: dict[str, Any]) -> Iterator[str]:
     yield f"{words.printable(str(path))}: {figures.count(told['files'], 'file')}, {figures.size(told['memory'])}"
+    if told["nodes"] > 1:
+        others = "  reads together with the services of {} nodes (it is rank {}): sent {:,} samples, received {:,}"
+        yield others.format(told["nodes"], told["node"], told["sent_samples"], told["received_samples"])
     yield (
         f"  read {figures.size(told['read_bytes'])} in {told['requests']:,} requests, handed on "
         f"{figures.size(told['handed_bytes'])}, {figures.size(told['held_bytes'])} held"

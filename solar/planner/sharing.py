@@ -55,7 +55,7 @@ class Sharing:
         if self.balance == "torch":
             turns = by_turns(uses.starts, self.ranks)
             return turns, turns
-        provided = self._homes_of(uses)
+        provided = self.homes_of(uses)
         return at_home(provided, uses.starts, self.node_of, even=self.balance == "equal"), provided
 
     def divided(self, uses: SampleUses, who: Who | None = None) -> tuple[PassUses, Group]:
@@ -76,7 +76,8 @@ class Sharing:
         )
         return made, found.batch
 
-    def _homes_of(self, uses: SampleUses) -> NDArray[np.int32]:
+    def homes_of(self, uses: SampleUses) -> NDArray[np.int32]:
+        """The rank at whose home each lies."""
         if uses.which is None:
             return self._homes[0].of(uses.rows)
         found = np.empty(len(uses.rows), np.int32)

@@ -9,7 +9,7 @@ import numpy as np
 
 from solar.extents import Listing
 from solar.planner.pass_uses import SampleUses
-from solar.values import Script, Told
+from solar.values import Parcels, Script, Told
 
 
 def cut(told: list[Told], uses: SampleUses, steps: int) -> Iterator[tuple[int, int, list[Told]]]:
@@ -41,6 +41,19 @@ def _part(told: Told, begin: int, end: int) -> Told:
     )
     positions = None if told.positions is None else told.positions[own]
     return told._replace(script=made, positions=positions, afresh=told.afresh if first else None)
+
+
+def parcels_of(parcels: Parcels | None, begin: int, end: int) -> Parcels | None:
+    """What travels in these of its steps."""
+    if parcels is None:
+        return None
+    sent, come = (
+        rows[np.searchsorted(rows[:, 0], begin) : np.searchsorted(rows[:, 0], end)].copy()
+        for rows in (parcels.sent, parcels.come)
+    )
+    sent[:, 0] -= begin
+    come[:, 0] -= begin
+    return Parcels(parcels.sizes[begin:end], sent, come)
 
 
 def reach(told: list[Told], samples: int, before: float) -> float:

@@ -11,6 +11,7 @@ from solar.io.machine.figures import size
 from solar.io.serve.frames import Refused
 from solar.planner.budget import TooSmall
 from solar.serve.hall import Hall
+from solar.serve.nodes import Nodes
 from solar.serve.opened import SharedData
 
 RESTS = 30.0  # seconds for which data are left to their jobs that could not be read
@@ -20,8 +21,8 @@ SMALLEST_PART = 16  # no data set has less than one part of so many, as long as 
 class Halls:
     """A Hall for each data set that somebody reads. The memory is divided anew when another data set comes."""
 
-    def __init__(self, memory: int, slack: float) -> None:
-        self.memory, self.slack = memory, slack
+    def __init__(self, memory: int, slack: float, nodes: Nodes | None = None) -> None:
+        self.memory, self.slack, self._nodes = memory, slack, nodes
         self._halls: dict[str, Hall] = {}  # by the facts of the data
         self._before = Counter[str]()  # counts of those that are over
         self._over = False
@@ -65,9 +66,12 @@ class Halls:
                 )
             for facts in [facts for facts, one in self._halls.items() if one.memory != parts.get(facts) or one.over]:
                 self._end(facts, "the memory of the service is divided anew")
+            together = None if self._nodes is None else self._nodes.of(data)
             try:
-                made = Hall(data, parts[data.facts], self.memory, self.slack)
+                made = Hall(data, parts[data.facts], self.memory, self.slack, together)
             except TooSmall as error:
+                if together is not None:
+                    together.end("the memory is too small for these data")
                 least = error.least * self.memory // parts[data.facts]
                 raise Refused(f"--memory is too small for these data: give {size(least)} or more") from None
             self._halls[data.facts] = made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +43,7 @@ class SharedData:
     facts: str  # by which another job's data are known to be the same
     pieces: list[Piece]
     rows: list[Rows]
+    told: tuple[Any, list[NDArray[Any]]]  # as a job told it
 
     @property
     def apart(self) -> int:
@@ -117,8 +119,12 @@ class SharedData:
 
 
 def facts_of(values: Any, arrays: list[NDArray[Any]]) -> str:
-    """What the data that a job tells are, in one line."""
-    return repr((values, [one.tobytes() for one in arrays]))
+    """A name for what the data that a job tells are."""
+    sha = hashlib.sha256(repr(values).encode())
+    for one in arrays:
+        sha.update(f"{one.dtype.str}{len(one)}".encode())
+        sha.update(one.data)
+    return sha.hexdigest()
 
 
 def opened(values: Any, arrays: list[NDArray[Any]], served: Collection[str]) -> SharedData:
@@ -134,7 +140,7 @@ def opened(values: Any, arrays: list[NDArray[Any]], served: Collection[str]) -> 
         piece, one = _piece(told, arrays, served)
         pieces.append(piece)
         rows.append(one)
-    made = SharedData(facts_of(values, arrays), pieces, rows)
+    made = SharedData(facts_of(values, arrays), pieces, rows, (values, arrays))
     fields, datasets = (1 + max(getattr(piece, name) for piece in pieces) for name in ("field", "dataset"))
     every = {(of, at) for at in range(datasets) for of in range(fields)}
     if made.apart and datasets % fields == 0:

@@ -64,6 +64,7 @@ class Slack:
         self._holders: list[Member] = []  # who have not made the oldest step that is kept
         self._changes = 0  # of the plan, for paces alone
         self._wanted = 0.0
+        self.elsewhere = 0.0  # seconds that the fastest job of other nodes takes for a batch
         self.begin()
 
     def begin(self) -> None:
@@ -72,10 +73,11 @@ class Slack:
         self._passed = self._full = self._lost = 0.0  # seconds: all, without room, and in which one held back others
         self._step = self._wanted  # seconds that a step takes, as planned; 0: that is not known
 
-    def look(self, waited: float, room: bool, members: Sequence[Member]) -> None:
+    def look(self, waited: float, room: bool, members: Sequence[Member], elsewhere: bool = False) -> None:
         """Notes what has been since the last look.
 
-        `waited`: for how long there has been no room for another step by now; `room` to announce one.
+        `waited`: for how long there has been no room for another step by now; `room` to announce one; whether jobs of
+        other nodes wait for their batches, `elsewhere`.
         """
         now = clock()
         passed, self._at = now - self._at, now
@@ -84,16 +86,20 @@ class Slack:
         full = min(max(waited, now - self._room), passed)
         waiting = [one for one in members if one.waiting] if full else []
         planned = [one for one in waiting if one.announced < one.planned]  # the others wait for a plan
+
+        def waits_for(one: Member, others: Sequence[Member]) -> bool:
+            return elsewhere or any(other is not one for other in others)
+
         for one in members:
             made, holds = one.look(now), full if one in self._holders else 0.0
-            one.stood = one.stood + holds if holds and not made and any(other is not one for other in waiting) else 0.0
-            if holds and any(other is not one for other in planned) and self._is_late(one):
+            one.stood = one.stood + holds if holds and not made and waits_for(one, waiting) else 0.0
+            if holds and waits_for(one, planned) and self._is_late(one):
                 one.held += holds
             else:
                 one.held = max(0.0, one.held - passed * TOLERATED / (1 - TOLERATED))
         self._passed += passed
         self._full += full
-        self._lost += full if planned else 0.0
+        self._lost += full if planned or elsewhere else 0.0
 
     def behind(self, holders: list[Member], members: Sequence[Member]) -> list[Member]:
         """Whom the others go on without. `holders` are those for whom the oldest step is kept now."""
@@ -115,8 +121,8 @@ class Slack:
         """How many batches a step each is to have."""
         reading = (self._passed - self._full) / self.steps if self.steps >= STEPS_KNOWN else 0.0
         seconds = [typical(one.lately) for one in members]
-        self._wanted = step_of(seconds, reading) if any(seconds) else 0.0
-        return rates(seconds, reading)
+        self._wanted = step_of([*seconds, self.elsewhere], reading) if any(seconds) else 0.0
+        return rates([*seconds, self.elsewhere], reading)[:-1]
 
     def is_off(self, turns: Sequence[Turn]) -> bool:
         """Whether all is to be planned anew for paces alone: somebody holds back others by his, or could have more.

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +24,11 @@ from solar.io.serve import handed
 from solar.io.serve.doors import listen, may_come, real
 from solar.io.serve.frames import OF_JOBS, SPEAKS, Fault, Refused, close_all, receive, send
 from solar.planner.pass_uses import SampleUses
-from solar.serve.hall import ENTRIES, Hall
+from solar.serve.conductor import ENTRIES
+from solar.serve.hall import Hall
 from solar.serve.halls import Halls
 from solar.serve.member import Member
+from solar.serve.nodes import Nodes
 from solar.serve.opened import SharedData, facts_of, opened
 from solar.serve.pace import SLACK, typical
 
@@ -62,6 +64,7 @@ class Service:
         self.served = {real(one) for one in files}
         self.began = time.monotonic()
         self.slack = slack  # seconds that one may hold back others
+        self.nodes: Nodes | None = None  # it is one of several
         self._halls = Halls(memory, slack)
         self._callers: set[Client] = set()
         self._lock = threading.RLock()
@@ -73,6 +76,8 @@ class Service:
         """Serves until `stop`, or until nobody has been there for `idle` seconds."""
         last = time.monotonic()
         self._listener.settimeout(TICK)
+        if self.nodes is not None:
+            self.nodes.start(self._take_part, self.stop)
         try:
             while not self._stopping.is_set():
                 if self._callers:
@@ -115,11 +120,37 @@ class Service:
         self._listener.close()
         with self._lock:
             callers = list(self._callers)
+        if self.nodes is not None:
+            self.nodes.stop_all()
         self._halls.close()
         for caller in callers:
             with suppress(OSError):
                 caller.peer.shutdown(socket.SHUT_RDWR)
+        if self.nodes is not None:
+            self.nodes.close()
         os.close(self._held)
+
+    # --- services of other nodes ----
+
+    def joins(self, nodes: Nodes) -> None:
+        """Reads together with these from now on. Called before it runs."""
+        self.nodes, self._halls = nodes, Halls(self.memory, self.slack, nodes)
+
+    def _take_part(self, values: Any, arrays: list[NDArray[Any]]) -> None:
+        """Reads what lies at this node's home of data that a job of another node has opened."""
+        assert self.nodes is not None
+        facts = facts_of(values, arrays)
+        try:
+            found = self._halls.known(facts) or opened(values, arrays, self.served)
+            self._halls.of(found, self._wanted())
+        except (SolarError, MemoryError, OSError) as error:
+            self.nodes.refuse(facts, str(error) or type(error).__name__)
+
+    def _wanted(self) -> Collection[str]:
+        """The facts of all data that jobs have opened: here, or on any node."""
+        with self._lock:
+            own = {one.facts for other in self._callers for one in other.data}
+        return own if self.nodes is None else self.nodes.tell_open(sorted(own))
 
     # --- one job ----
 
@@ -150,6 +181,9 @@ class Service:
                 hall.leave(member)
             caller.members.clear()
         caller.peer.close()
+        if self.nodes is not None and caller.data:
+            with suppress(SolarError):
+                self._wanted()  # told to other nodes
 
     def _answer(self, caller: Client, message: dict[str, Any], descriptors: list[int]) -> None:
         kind = message["is"]
@@ -197,8 +231,7 @@ class Service:
             raise Fault("no such data, or too many memberships")
         data = caller.data[message["data"]]
         uses = _uses(handed.take(descriptors[0]), data)
-        with self._lock:
-            wanted = {one.facts for other in self._callers for one in other.data}
+        wanted = self._wanted()
         hall = self._halls.of(data, wanted)
         try:
             member = hall.join(caller.name, caller.process, uses, message["batch"], caller.lately)
@@ -260,6 +293,9 @@ class Service:
             "held_bytes": counts.get("held_bytes", 0), "handed_bytes": counts.get("handed", 0),
             "head": max(halls, key=lambda one: one.memory).head if halls else -1.0,
             "waited": max((one.pool.waited for one in halls), default=0.0),
+            "nodes": 1 if self.nodes is None else self.nodes.ranks,
+            "node": 0 if self.nodes is None else self.nodes.rank,
+            "sent_samples": counts.get("sent_rows", 0), "received_samples": counts.get("received_rows", 0),
         }  # fmt: skip
 
 

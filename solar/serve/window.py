@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from solar import _native
-from solar.io.read.engine import Engine
-from solar.io.read.reader import Rows
-from solar.planner.pass_uses import PassUses, SampleUses, alone, shared_steps
+from solar.planner.pass_uses import SampleUses, shared_steps
 from solar.planner.planned_passes import Piece, PlannedPasses
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
+from solar.serve.pace import typical
 from solar.values import RunPart, Told
 
 FOR_BATCHES = 8  # batches on their way take one part of so many of the memory, at most
@@ -37,18 +35,57 @@ class Turn(NamedTuple):
         return slice(int(found[0]), int(found[1]))
 
 
+class Wants(NamedTuple):
+    """What the jobs of one node want of a window, in numbers."""
+
+    longest: int  # batches of the longest epoch of one of them
+    steps: int  # until the last of them has all that it told
+    most: int  # rows that one step uses, at most
+    slots: int  # samples that the memory of a step has, at most
+    room: int  # and that there is room for on their way
+    pace: float = 0.0  # seconds that the fastest takes for a batch; 0: that is not known
+
+
 class Window(NamedTuple):
     """What is planned at a time: whose batches, and how many steps a segment has."""
 
     members: list[Turn]
     length: int
     passes: PlannedPasses
-    step: int  # samples of the largest, of all members together
+    parts: list[RunPart]
 
 
-def segment(members: list[Turn], begin: int, end: int) -> PassUses:
-    """What all want in these steps."""
-    return alone(shared_steps(own_of(members, begin, end))[0])
+def wanted_by(members: Sequence[Turn], rows: int, room: int) -> Wants:
+    """What these want; `rows` are those of a sample."""
+    return Wants(
+        max((one.member.longest for one in members), default=0),
+        max((1 + int(one.steps[-1]) for one in members), default=0),
+        sum(one.member.most for one in members) * rows,
+        sum(one.member.slots for one in members),
+        room,
+        min(filter(None, (typical(one.member.lately) for one in members)), default=0.0),
+    )
+
+
+def admitted(every: Sequence[Wants]) -> list[bool]:
+    """Whose jobs have room for their batches on their way beside those of the nodes before: each node has all.
+
+    >>> admitted([Wants(9, 9, 64, 64, 300), Wants(9, 9, 96, 96, 400), Wants(9, 9, 16, 16, 300)])
+    [True, False, True]
+    """
+    room, found = min(one.room for one in every), list[bool]()
+    for one in every:
+        found.append(2 * one.slots <= room)
+        room -= 2 * one.slots if found[-1] else 0
+    return found
+
+
+def stretch(data: SharedData, members: Sequence[Turn], begin: int, end: int) -> SampleUses:
+    """What all of these want in these steps, once; it ends before where none wants more."""
+    if members:
+        return shared_steps(own_of(members, begin, end))[0]
+    which = np.empty(0, np.int64) if any(piece.dataset for piece in data.pieces) else None
+    return SampleUses(which, np.empty(0, np.int32), np.zeros(1, np.int64))
 
 
 def own_of(members: Sequence[Turn], begin: int, end: int) -> list[SampleUses]:
@@ -64,14 +101,15 @@ def own_of(members: Sequence[Turn], begin: int, end: int) -> list[SampleUses]:
     return found
 
 
-def in_turn(members: Sequence[Member], rates: Sequence[float]) -> list[Turn]:
+def in_turn(members: Sequence[Member], rates: Sequence[float], *, others: bool = False) -> list[Turn]:
     """What they want that is not planned, each at its own rate. Steps that nobody would have a batch in there are not.
 
-    A member of rate .5 has a batch in every second step, in the middle of the time that it has for it.
+    A member of rate .5 has a batch in every second step, in the middle of the time that it has for it. With `others`
+    there are jobs on other nodes, which have batches in the other steps.
     """
     pairs = zip(members, rates, strict=True)
     at = [((np.arange(one.known - one.planned) + 0.5) / rate).astype(np.int64) for one, rate in pairs]
-    if min(rates, default=1.0) < 1:
+    if min(rates, default=1.0) < 1 and not others:
         there = np.unique(np.concatenate(at))
         at = [np.searchsorted(there, one) for one in at]
     found = zip(members, at, rates, strict=True)
@@ -87,6 +125,8 @@ def shares_of(
     `within` is the place of each of these uses, where that is another than its place in its step.
     """
     own = own_of(members, begin, begin + len(uses.starts) - 1)
+    if not own:
+        return [[] for _ in uses.sizes]
     nbytes = np.array([sum(field) for field in data.fields], np.int64)
     found: list[list[Share]] = [[] for _ in uses.sizes]
     for turn, one, place in zip(members, own, shared_steps(own)[1], strict=True):
@@ -126,16 +166,3 @@ def ring_of(memory: int, most: int, step: int) -> int:
     """
     parts = (memory // part for part, steps in RINGS if memory // part >= max(most, steps * step))
     return next(parts, memory // FOR_BATCHES)
-
-
-def begun(
-    rows: Sequence[Rows], parts: Sequence[RunPart], staged: int, scratch: int, pool: _native.SharedPool
-) -> _native.Run:
-    """A Run that puts its batches there."""
-    made = _native.Run(Engine.get(), staged, scratch, None, 0, pool)
-    for one, part in zip(rows, parts, strict=True):
-        own = None if part.extents is None else part.extents.native
-        terms = part.pages, part.page, part.stored, part.direct, part.ahead, part.gap
-        assert one.source is not None, "what libhdf5 reads is refused"
-        made.part(one.source, part.field, *terms, own, None, part.pack)
-    return made

@@ -1,0 +1,251 @@
+"""Nodes: the services of several nodes, which MPI has begun together, and the letters between them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.errors import PlanError, ReadError, SolarError
+from solar.io.machine.late import asked, until
+from solar.io.ranks.gather import reached, started
+from solar.io.ranks.letters import LETTER_GRACE, posted
+from solar.io.ranks.mail import Mail, numbered_mail
+from solar.io.ranks.meeting import TROUBLE
+from solar.io.ranks.peers import Peers, peers
+from solar.io.ranks.world import detect, launched_ranks
+from solar.io.serve.frames import Refused
+from solar.serve.opened import SharedData
+from solar.serve.together import Alone, Said, Together
+
+log = logging.getLogger("solar")
+
+LETTER_HEAD = struct.Struct("<I")  # bytes of the JSON text before the arrays
+MEET_WITHIN = 300.0  # seconds that services wait for each other when they begin
+SHORTEST, LONGEST = 0.5e-3, 0.01  # seconds between two looks for letters
+BY_PROCESSES = ("Open MPI", "PMI", "Slurm")  # launchers that begin services: torchrun begins trainings
+
+
+def several() -> int:
+    """How many services a launcher has begun together, of which this process is to be one; 1: it is by itself."""
+    by, ranks = launched_ranks()
+    return ranks if by in BY_PROCESSES else 1
+
+
+def met(files: Sequence[str], asked_for: str, memory: int) -> tuple[Peers, int]:
+    """The services of all nodes, and the memory that each of them has. PlanError where they do not fit each other."""
+    started(detect())
+    found = peers("mpi")
+    if found is None:
+        raise PlanError("this service was to be one of several, and MPI says that it is alone: look at its mpiexec")
+    shown = [*files[:8], *([f"and {len(files) - 8} more"] if len(files) > 8 else [])]
+    same = {"files": shown, "all files": sorted(files), "memory": asked_for}
+    came = found.meet("the services of several nodes", same, {}, {"memory": memory}, MEET_WITHIN)
+    if len(set(came.node_of)) < found.ranks:
+        raise PlanError(
+            f"{found.ranks} services were begun on {len(set(came.node_of))} nodes: a node has one, which all of its "
+            "trainings share; begin one a node (`mpiexec -ppn 1`, `srun --ntasks-per-node=1`)"
+        )
+    return found, came.least["memory"]
+
+
+def agreed(found: Peers, trouble: SolarError | None) -> None:
+    """Whether all services listen. Raises on all of them what is wrong with one."""
+    try:
+        found.meet("the sockets of services", {TROUBLE: None if trouble is None else str(trouble)}, {}, {}, MEET_WITHIN)
+    except PlanError:
+        if trouble is None:
+            raise
+    if trouble is not None:
+        raise trouble
+
+
+class Nodes:
+    """What a service tells those of other nodes, and hears of them. Any thread may tell; one listens."""
+
+    def __init__(self, found: Peers) -> None:
+        self.rank, self.ranks = found.rank, found.ranks
+        self._check = found.check
+        self._post = posted("mpi", found.rank, 0)
+        until(asked(self._post.ready), look=found.check)
+        self._mail = numbered_mail(found.check)
+        self._others = [rank for rank in range(self.ranks) if rank != self.rank]
+        self._lock, self._posting = threading.RLock(), threading.Lock()
+        self._halls: dict[tuple[str, int], Together] = {}
+        self._early: dict[tuple[str, int], list[tuple[int, int, Said]]] = {}  # letters to those that are to begin here
+        self._ended: dict[str, int] = {}  # by data, how often they have ended
+        self._refused: dict[str, str] = {}  # data that a node does not read, and why
+        self._open: list[list[str]] = [[] for _ in range(self.ranks)]  # data that jobs of each node have opened
+        self._mails = 0
+        self._over = threading.Event()
+        self._take_part: Callable[[Any, list[NDArray[Any]]], None] = lambda values, arrays: None
+        self._stop: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._listen, name="solar-nodes", daemon=True)
+
+    def start(self, take_part: Callable[[Any, list[NDArray[Any]]], None], stop: Callable[[], None]) -> None:
+        """Listens. `take_part` begins with data that another node tells, `stop` ends this service."""
+        self._take_part, self._stop = take_part, stop
+        self._thread.start()
+
+    # --- what this node tells ----
+
+    def tell(self, letter: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
+        """Tells all other nodes. Letters of one come in the order in which it told them."""
+        told = json.dumps({**letter, "arrays": [[one.dtype.str, len(one)] for one in arrays]}).encode()
+        whole = b"".join([LETTER_HEAD.pack(len(told)), told, *(np.ascontiguousarray(one).tobytes() for one in arrays)])
+        with self._posting, reached():
+            for rank in self._others:
+                self._post.send(rank, whole)
+
+    def tell_open(self, own: Sequence[str]) -> set[str]:
+        """The data that jobs of any node have opened, where these are those of this node."""
+        with self._lock:
+            if sorted(own) != self._open[self.rank]:
+                self._open[self.rank] = sorted(own)
+                self.tell({"is": "open", "data": sorted(own)})
+            return {one for of in self._open for one in of}
+
+    def next_number(self) -> int:
+        """A number for Mail that is not in use, as this node counts."""
+        with self._lock:
+            self._mails += 1
+            return self._mails
+
+    def mail(self, number: int) -> Mail:
+        """The Mail of this number, by which samples go to other nodes."""
+        return self._mail(number)
+
+    # --- data that all read together ----
+
+    def of(self, data: SharedData) -> Together | Alone:
+        """This node's part in reading these data. Refused where another node does not read them."""
+        if data.apart:
+            return Alone()  # each field has samples of its own, of which a parcel cannot have equally many
+        with self._lock:
+            if why := self._refused.get(data.facts):
+                raise Refused(why)
+            made = Together(self, data.facts, 1 + self._ended.get(data.facts, 0), data.pieces)
+            self._halls[made.key, made.number] = made
+        values, arrays = data.told
+        self.tell({"is": "data", "key": made.key, "number": made.number, "values": values}, arrays)
+        return made
+
+    def begin(self, one: Together) -> None:
+        """It hears what came for it, from now on."""
+        with self._lock:
+            one.begun = True
+            for early in self._early.pop((one.key, one.number), []):
+                one.came(*early)
+
+    def bye(self, one: Together, why: str, final: bool = False) -> None:
+        """It takes part no more, and so nobody does."""
+        with self._lock:
+            self._forget(one.key, one.number)
+        if not self._over.is_set():
+            self.tell({"is": "bye", "key": one.key, "number": one.number, "why": why, "final": final})
+
+    def refuse(self, key: str, why: str) -> None:
+        """This node does not read these data: none does."""
+        why = f"rank {self.rank} of {self.ranks} services: {why}"
+        with self._lock:
+            self._refused[key] = why
+            number = 1 + self._ended.get(key, 0)
+            self._forget(key, number)
+        log.warning("%s", why)
+        self.tell({"is": "bye", "key": key, "number": number, "why": why, "final": True})
+
+    def _forget(self, key: str, number: int) -> Together | None:
+        self._ended[key] = max(self._ended.get(key, 0), number)
+        self._early.pop((key, number), None)
+        return self._halls.pop((key, number), None)
+
+    # --- what this node hears ----
+
+    def _listen(self) -> None:
+        nap = SHORTEST
+        try:
+            while not self._over.wait(nap):
+                nap = min(2 * nap, LONGEST)
+                for rank in self._others:
+                    with reached():
+                        letter = self._post.poll(rank)
+                    if letter is not None:
+                        self._hear(rank, letter)
+                        nap = SHORTEST
+                self._check()
+        except Exception as error:  # nobody else would see it; and who has died ends all
+            if self._over.is_set():
+                return
+            log.error("the services of several nodes end: %s", error)
+            for one in list(self._halls.values()):
+                one.over(str(error))
+            self._stop()
+
+    def _hear(self, rank: int, letter: bytes) -> None:
+        (length,) = LETTER_HEAD.unpack_from(letter)
+        told = json.loads(letter[LETTER_HEAD.size : LETTER_HEAD.size + length])
+        arrays, at = list[NDArray[Any]](), LETTER_HEAD.size + length
+        for kind, count in told["arrays"]:
+            arrays.append(np.frombuffer(letter, kind, count, at))
+            at += arrays[-1].nbytes
+        if told["is"] == "stop":
+            self._stop()
+        elif told["is"] == "open":
+            with self._lock:
+                self._open[rank] = told["data"]
+        elif told["is"] == "round":
+            self._hear_round(rank, told, Said(told["value"], arrays))
+        elif told["is"] == "waits":
+            with self._lock:
+                one = self._halls.get((told["key"], told["number"]))
+            if one is not None:
+                one.heard(rank, told["value"])
+        elif told["is"] == "bye":
+            with self._lock:
+                gone = self._forget(told["key"], told["number"])
+                if told["final"]:
+                    self._refused[told["key"]] = told["why"]
+            if gone is not None:
+                gone.over(told["why"])
+        else:
+            with self._lock:
+                new = told["number"] > self._ended.get(told["key"], 0)
+                new = new and (told["key"], told["number"]) not in self._halls
+            if new:  # it opens files: others are heard meanwhile
+                threading.Thread(target=self._take_part, args=(told["values"], arrays), daemon=True).start()
+
+    def _hear_round(self, rank: int, told: dict[str, Any], said: Said) -> None:
+        key = told["key"], told["number"]
+        with self._lock:
+            one = self._halls.get(key)
+            if one is None or not one.begun:
+                if told["number"] > self._ended.get(told["key"], 0):
+                    self._early.setdefault(key, []).append((rank, told["round"], said))
+                return
+        one.came(rank, told["round"], said)
+
+    # --- the end ----
+
+    def stop_all(self) -> None:
+        """Has the services of all nodes end."""
+        try:
+            self.tell({"is": "stop"})
+        except SolarError as error:
+            log.info("the other services cannot be told to end: %s", error)
+
+    def close(self) -> None:
+        """Ends listening, when the others have what this one told."""
+        try:
+            with reached():
+                until(asked(lambda: not any(map(self._post.needed, self._others))), LETTER_GRACE)
+        except ReadError as error:
+            log.info("%s", error)
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join(LETTER_GRACE)

@@ -1,0 +1,203 @@
+"""Together: what the services of several nodes do as one for a data set: what all want, who reads it, what travels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.errors import ReadError
+from solar.io.exchange.exchanged import Exchange
+from solar.io.ranks.mail import Mail
+from solar.io.read.run import Running
+from solar.planner.pass_uses import PassUses, SampleUses, alone, in_lockstep
+from solar.planner.planned_passes import Piece
+from solar.planner.sharing import Sharing
+from solar.serve.steps import Steps
+
+STEPS_UNDERWAY = 16  # steps that are with the exchange, at most
+NODES_PATIENCE = 1800.0  # seconds that nodes wait for each other, as ranks do
+
+
+class Said(NamedTuple):
+    """What a node tells all others."""
+
+    value: Any
+    arrays: Sequence[NDArray[Any]]
+
+
+class Alone:
+    """A service by itself."""
+
+    rank, ranks = 0, 1
+    called = False  # another node has begun what all do together
+
+    def begin(self, changed: threading.Condition, give_up: Callable[[str], None]) -> None:
+        """Called before anything else: what is notified when others have called, and what ends its hall."""
+
+    def all(self, value: Any, arrays: Sequence[NDArray[Any]] = ()) -> list[Said]:
+        """What each node says, in the order of their ranks. All call it together."""
+        return [Said(value, arrays)]
+
+    def pieces(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """What this node plans of these."""
+        return list(pieces)
+
+    def uses(self, own: Iterable[SampleUses]) -> list[SampleUses]:
+        """What the jobs of each node want of a window, of which this node wants these stretches."""
+        return []
+
+    def divided(self, own: SampleUses, of_nodes: list[SampleUses], begin: int, end: int) -> PassUses:
+        """This node's part of these steps."""
+        return alone(own)
+
+    def run(self) -> dict[str, Any]:
+        """What the others have to know before a Run begins."""
+        return {}
+
+    def running(self, made: Steps, how: dict[str, Any]) -> Steps:
+        """What carries out this node's part, as the first node says how."""
+        return made
+
+    def waiting(self, here: bool) -> bool:
+        """Whether jobs of other nodes wait for batches that are planned, where those of this node do so or not."""
+        return False
+
+    def end(self, why: str) -> None:
+        """This node takes part no more."""
+
+
+class Letters(Protocol):
+    """What carries words between the nodes, and makes Mail for samples."""
+
+    rank: int
+    ranks: int
+
+    def tell(self, letter: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None: ...
+    def begin(self, one: Together) -> None: ...
+    def bye(self, one: Together, why: str) -> None: ...
+    def next_number(self) -> int: ...
+    def mail(self, number: int) -> Mail: ...
+
+
+class Together:
+    """One of several services, as far as one data set goes. They do the same things one after another: see `all`."""
+
+    def __init__(self, letters: Letters, key: str, number: int, pieces: Sequence[Piece]) -> None:
+        self.key, self.number = key, number  # of the data; and how often they had begun with them
+        self.rank, self.ranks = letters.rank, letters.ranks
+        self._letters = letters
+        self._round = 0  # what all do together next
+        self._came: dict[tuple[int, int], Said] = {}  # by round, and by rank
+        self._waits = [False] * self.ranks  # whether jobs of each node wait
+        self._over = ""  # why
+        self.begun = False  # there is somebody to hear what comes
+        nodes = np.arange(self.ranks, dtype=np.int32)
+        self._sharing = Sharing(pieces, nodes, self.ranks, self.rank, [self.rank], self.rank, "equal", "mpi")
+        self._regions = [piece.region for piece in self._sharing.planned()]
+        self._changed = threading.Condition()
+        self._give_up: Callable[[str], None] = lambda why: None
+
+    def begin(self, changed: threading.Condition, give_up: Callable[[str], None]) -> None:
+        self._changed, self._give_up = changed, give_up
+        self._letters.begin(self)
+
+    @property
+    def called(self) -> bool:
+        return any(number == self._round for number, _ in self._came)
+
+    def came(self, rank: int, number: int, said: Said) -> None:
+        """A letter from another node, for this round or the next."""
+        with self._changed:
+            self._came[number, rank] = said
+            self._changed.notify_all()
+
+    def over(self, why: str) -> None:
+        """Another node takes part no more: nobody does."""
+        with self._changed:
+            self._over = self._over or why
+            self._changed.notify_all()
+        self._give_up(why)
+
+    def all(self, value: Any, arrays: Sequence[NDArray[Any]] = ()) -> list[Said]:
+        with self._changed:
+            number, self._round = self._round, self._round + 1
+        letter = {"is": "round", "key": self.key, "number": self.number, "round": number, "value": value}
+        self._letters.tell(letter, arrays)
+        others = [(number, rank) for rank in range(self.ranks) if rank != self.rank]
+
+        def there() -> bool:
+            return bool(self._over) or all(one in self._came for one in others)
+
+        with self._changed:
+            late = not self._changed.wait_for(there, NODES_PATIENCE)
+            if self._over:
+                raise ReadError(self._over)
+            if late:
+                whom = ", ".join(f"rank {rank}" for _, rank in others if (number, rank) not in self._came)
+                raise ReadError(f"rank {self.rank} waited {NODES_PATIENCE:g} s for what {whom} says")
+            found = {rank: self._came.pop((number, rank)) for _, rank in others}
+        return [found.get(rank, Said(value, arrays)) for rank in range(self.ranks)]
+
+    def pieces(self, pieces: Sequence[Piece]) -> list[Piece]:
+        return [replace(one, region=region) for one, region in zip(pieces, self._regions, strict=True)]
+
+    def uses(self, own: Iterable[SampleUses]) -> list[SampleUses]:
+        parts = list(own)
+        arrays: list[NDArray[Any]] = [np.concatenate([one.rows for one in parts])]
+        arrays.append(np.concatenate([one.sizes for one in parts]).astype(np.int32))
+        if parts[0].which is not None:
+            arrays.append(np.concatenate([cast(Any, one.which) for one in parts]).astype(np.uint8))
+        del parts
+        found = []
+        for said in self.all(None, arrays):
+            rows, sizes, *which = said.arrays
+            starts = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+            found.append(SampleUses(which[0] if which else None, rows, starts))
+        return found
+
+    def divided(self, own: SampleUses, of_nodes: list[SampleUses], begin: int, end: int) -> PassUses:
+        each = [own if rank == self.rank else _steps_of(one, begin, end) for rank, one in enumerate(of_nodes)]
+        uses = in_lockstep(each)
+        sizes = np.zeros((len(uses.starts) - 1, self.ranks), np.int64)
+        for rank, one in enumerate(each):
+            sizes[: len(one.starts) - 1, rank] = one.sizes
+        nodes = np.arange(self.ranks, dtype=np.int32)
+        takes = np.repeat(np.tile(nodes, len(sizes)), sizes.reshape(-1))
+        return self._sharing.divided(uses, (takes, self._sharing.homes_of(uses)))[0]
+
+    def run(self) -> dict[str, Any]:
+        return {"mail": self._letters.next_number()}
+
+    def running(self, made: Steps, how: dict[str, Any]) -> Exchange:
+        return Exchange(cast(Running, made), self._letters.mail(how["mail"]), STEPS_UNDERWAY)
+
+    def waiting(self, here: bool) -> bool:
+        if here != self._waits[self.rank]:
+            self._waits[self.rank] = here
+            self._letters.tell({"is": "waits", "key": self.key, "number": self.number, "value": here})
+        return any(waits for rank, waits in enumerate(self._waits) if rank != self.rank)
+
+    def heard(self, rank: int, waits: bool) -> None:
+        """Whether jobs of another node wait."""
+        self._waits[rank] = waits
+
+    def end(self, why: str) -> None:
+        with self._changed:
+            ended, self._over = self._over, self._over or why
+            self._changed.notify_all()
+        if not ended:
+            self._letters.bye(self, why)
+
+
+def _steps_of(uses: SampleUses, begin: int, end: int) -> SampleUses:
+    """These of its steps, as far as it has them."""
+    every = len(uses.starts) - 1
+    starts = uses.starts[min(begin, every) : min(end, every) + 1]
+    here = slice(int(starts[0]), int(starts[-1]))
+    which = None if uses.which is None else uses.which[here].astype(np.int64)
+    return SampleUses(which, uses.rows[here], starts - starts[0])
