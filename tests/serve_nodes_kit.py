@@ -52,6 +52,10 @@ class Services:
             return False
         return True
 
+    def socket(self, number: int) -> str:
+        """Where a job of this number takes part: they go round."""
+        return str(self.sockets[number % len(self.sockets)])
+
     def status(self) -> list[dict[str, Any]]:
         """Of each service."""
         found = []

@@ -108,8 +108,8 @@ class Traffic:
 
     def _post_all(self) -> None:
         try:
-            while (coming := self._underway.room()) is not None and (batch := self._read(*coming)) is not None:
-                self._post(batch, coming[1])
+            while (coming := self._underway.room()) is not None and self._read_and_post(*coming):
+                pass
         except Exception as error:  # a bug; nobody shall wait for ever because of it
             self._underway.fail(error)
         self._say_end()
@@ -120,6 +120,13 @@ class Traffic:
             self._running.close()
             self._all_over(None)
             self._free(LAST_WAIT)
+
+    def _read_and_post(self, number: int, stretch: Stretch) -> bool:
+        """False at the end. Nothing is left of a batch while the next one is waited for, which may need its memory."""
+        batch = self._read(number, stretch)
+        if batch is not None:
+            self._post(batch, stretch)
+        return batch is not None
 
     def _read(self, number: int, stretch: Stretch) -> Batch | None:
         """Waits until the run has made the next batch; None at the end."""
@@ -237,6 +244,7 @@ class Traffic:
             self._underway.left(batch)
             if batch.number == LAST:
                 return
+            batch = letter = None  # type: ignore[assignment]  # their memory is needed while this waits
 
     def _listen(self, peer: int) -> Errand:
         """Receives from a peer while something is due; at the end until it sends END."""
@@ -256,6 +264,7 @@ class Traffic:
                     batch, places = due.popleft()
                     batch.said = time.monotonic()
                     yield from self._take(peer, kind, length, batch, places)
+                    batch = places = None  # type: ignore[assignment]  # as above
                 else:
                     yield from self._take(peer, kind, length, None, None)
         except Gone as error:
