@@ -27,11 +27,13 @@ MAIN = "\nfrom solar.cli import main\nsys.exit(main())"
 class Services:
     """As many services as nodes, which are hosts by name only, so that all of them share this machine."""
 
-    def __init__(self, *paths: Path, where: Path, nodes: int = 2, memory: str = "2MiB", before: str = "") -> None:
+    def __init__(
+        self, *paths: Path, where: Path, nodes: int = 2, memory: str = "2MiB", before: str = "", hosts: str = ""
+    ) -> None:
         where.mkdir(mode=0o700, exist_ok=True)
         where.chmod(0o700)
         self.where, self.sockets = where, [where / f"{rank}.sock" for rank in range(nodes)]
-        hosts = ",".join(f"n{node}" for node in range(nodes))
+        hosts = hosts or ",".join(f"n{node}" for node in range(nodes))
         launcher = [mpi_kit.mpiexec(), "-launcher", "fork", "-hosts", hosts, "-n", str(nodes)]
         mpi_kit._skip_without_hosts(launcher[0])
         program = [sys.executable, "-c", PROGRAM + before + MAIN, str(where)]

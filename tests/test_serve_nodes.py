@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
-from serve_kit import FIELDS, SAMPLES, alone, check, job, scan, soon
+from kit import settle
+from ragged_kit import written as ragged
+from serve_kit import FIELDS, SAMPLES, alone, check, epochs_of, job, scan, serving, soon
 from serve_nodes_kit import Services
 from torch.utils.data import ConcatDataset, Subset
 
-from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows
+from solar import DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
+from solar.errors import SolarError
+from solar.io.serve import doors
 
 _ = scan  # a fixture
 
 # Jobs are threads of one process, and on a busy machine one may rest for long.
 PATIENT = "import solar.serve.hall as hall\nhall.PATIENCE = hall.IN_TURN = hall.LONGEST = 100.0\n"
+WAITS = {"conductor.GATHERS": 2.0, "conductor.SETTLES": 10.0}  # seconds that a service waits for others
 KINDS: dict[str, Callable[[Path], Any]] = {
     "several fields": lambda path: H5Dataset(path, FIELDS),
     "gzip, other byte order": lambda path: H5Dataset(path, "z"),
@@ -91,3 +100,200 @@ def test_jobs_come_and_go_at_different_times(scan: Path, tmp_path: Path) -> None
     for seed, batch in ((0, 8), (1, 11), (2, 14), (3, 17)):
         assert found[seed][0] == alone(data, seed, batch)
         assert found[seed][1]["served"] > 100
+
+
+@pytest.mark.parametrize("seeds", [(1, 1), (1, 2), (1, 2, 3, 4)], ids=str)
+def test_both_nodes_together_read_what_one_service_for_all_reads(
+    seeds: tuple[int, ...], scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has memory for its half: so the data are read once, by both together, and not once a node.
+
+    All jobs are waited for: who joins later has some read again.
+    """
+    for name, seconds in (("hall.PATIENCE", 100.0), ("hall.IN_TURN", 100.0), ("hall.LONGEST", 100.0), *WAITS.items()):
+        monkeypatch.setattr(f"solar.serve.{name}", seconds)
+    waits = "import solar.serve.conductor as conductor\n" + "".join(f"{n} = {s}\n" for n, s in WAITS.items())
+    memory, one = 4 * SAMPLES * 1024, tmp_path / "one"
+    one.mkdir()
+    with serving(scan, where=one, memory=memory) as service:
+        orders = of_seeds(scan, seeds, [str(service.path)])
+        read = service.status()["read_bytes"]
+    with Services(scan, where=tmp_path / "s", memory=str(memory // 2), before=PATIENT + waits) as services:
+        assert of_seeds(scan, seeds, [*map(str, services.sockets)]) == orders
+        assert soon(lambda: _travelled(services))
+        status = services.status()
+    both = [of["read_bytes"] for of in status]
+    assert SAMPLES * 1024 <= sum(both) < min(1.2 * read, 1.7 * SAMPLES * 1024)  # holes are read along
+    assert max(both) < 0.7 * SAMPLES * 1024
+
+
+def of_seeds(path: Path, seeds: tuple[int, ...], sockets: list[str]) -> list[str]:
+    """The batches of jobs that begin together, each with its seed."""
+    data, begun, found = H5Dataset(path, "x"), threading.Barrier(len(seeds)), dict[int, str]()
+
+    def one(number: int) -> None:
+        order, service = PlanSampler(data, seed=seeds[number]), sockets[number % len(sockets)]
+        with DataLoader(data, 16, sampler=order, service=service, buffer=0, epochs=2) as loader:
+            begun.wait(30)
+            found[number] = epochs_of(loader)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(len(seeds))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(90)
+    return [found[number] for number in range(len(seeds))]
+
+
+def test_several_data_sets_at_a_time_divide_the_memory_of_all_nodes(scan: Path, tmp_path: Path) -> None:
+    """Those who read one when another comes join again, on every node."""
+    data, found = [H5Dataset(scan, name) for name in ("x", "z")], dict[int, Any]()
+    with Services(scan, where=tmp_path / "s", memory="4MiB", before=PATIENT) as services:
+        stays = threading.Thread(target=job, args=(data[0], 0, 8, services.socket(0), found, 0.004))
+        stays.start()
+        assert soon(lambda: any(one["batches"] > 3 for one in services.status()[0]["jobs"]))
+        job(data[1], 1, 11, services.socket(1), found)
+        job(data[0], 2, 14, services.socket(1), found)
+        stays.join(60)
+        job(data[1], 3, 17, services.socket(0), found)
+    for seed, of, batch in ((0, 0, 8), (1, 1, 11), (2, 0, 14), (3, 1, 17)):
+        assert found[seed][0] == alone(data[of], seed, batch)
+        assert found[seed][1]["served"] > 100
+
+
+def test_fields_with_samples_of_their_own_are_read_by_each_node_for_its_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "ragged.h5"
+    ragged(path, np.random.default_rng(0).integers(1, 60, 300).tolist(), "gzip", row=(16,))
+    data = [H5Dataset(path, {"v": Ragged("v", lengths="lengths", batch="flat"), "y": "y"}) for _ in range(2)]
+    with Services(path, where=tmp_path / "s", memory="512MiB", before=PATIENT) as services:
+        found = on_nodes(data, services)
+        status = services.status()
+    check(data, found)
+    assert all(one["sent_samples"] == 0 and one["handed_bytes"] > 0 for one in status)
+
+
+# --- what goes wrong ----
+
+
+@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGTERM, "stop"], ids=["killed", "ended", "told to end"])
+def test_a_service_that_goes_ends_all_and_jobs_of_both_nodes_go_on(what: Any, scan: Path, tmp_path: Path) -> None:
+    data = [H5Dataset(scan, FIELDS) for _ in range(4)]
+    with Services(scan, where=tmp_path / "s", before=PATIENT) as services:
+        victim = services.status()[1]["pid"]
+
+        def end() -> None:
+            assert soon(lambda: any(one["batches"] > 20 for one in services.status()[1]["jobs"]))
+            if what == "stop":
+                peer, _ = doors.greeted(services.sockets[1], 10, "test")
+                with peer:
+                    doors.ask(peer, services.sockets[1], {"is": "stop"}, "stopping")
+            else:
+                os.kill(victim, what)
+
+        ends = threading.Thread(target=end)
+        ends.start()
+        found = on_nodes(data, services, pause=0.004)
+        ends.join(60)
+        code = services.process.wait(30)
+    check(data, found)
+    assert all(counts is None or counts["served"] > 0 for _, counts in found.values())
+    assert (code == 0) == (what != signal.SIGKILL)
+
+
+def test_a_service_that_hangs_leaves_jobs_of_both_nodes_to_themselves_and_comes_back(
+    scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("solar.torch.buffer.served_run.COME_WITHIN", 0.3)
+    data = [H5Dataset(scan, FIELDS) for _ in range(2)]
+    with Services(scan, where=tmp_path / "s", before=PATIENT) as services:
+        victim = services.status()[1]["pid"]
+        found: dict[int, Any] = {}
+        first = threading.Thread(target=job, args=(data[0], 0, 8, services.socket(0), found, 0.004))
+        first.start()
+        assert soon(lambda: any(one["batches"] > 20 for one in _status_of(services, 0)["jobs"]))
+        os.kill(victim, signal.SIGSTOP)
+        first.join(90)
+        os.kill(victim, signal.SIGCONT)
+        job(data[1], 1, 11, services.socket(1), found)
+    check(data, found)
+    assert found[0][1]["alone"] > 20 and found[1][1]["served"] > 100
+
+
+def _status_of(services: Services, rank: int) -> dict[str, Any]:
+    peer, _ = doors.greeted(services.sockets[rank], 10, "test")
+    with peer:
+        told: dict[str, Any] = doors.ask(peer, services.sockets[rank], {"is": "status"}, "status")[0]["told"]
+    return told
+
+
+def test_a_damaged_chunk_at_one_node_is_an_error_of_the_jobs_that_want_it_on_both(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.h5"
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("x", data=np.arange(4096).reshape(512, 8), chunks=(1, 8), compression=1)
+        made.id.write_direct_chunk((500, 0), b"this is no deflate stream")
+    settle(path)
+    whole = H5Dataset(path, "x")
+    data = [Subset(whole, [*range(400 + 12 * number, 512)]) for number in range(2)]
+    found: dict[int, Any] = {}
+
+    def one(number: int) -> None:
+        order = PlanSampler(data[number], seed=number)
+        with DataLoader(data[number], 4, sampler=order, service=services.socket(number), buffer=0) as loader:
+            seen = 0
+            try:
+                for _batch in loader:
+                    seen += 1
+            except SolarError as error:
+                at = order.order().tolist().index(500 - 400 - 12 * number)
+                found[number] = seen, at // 4, str(error)
+
+    with Services(path, where=tmp_path / "s", before=PATIENT) as services:
+        jobs = [threading.Thread(target=one, args=(number,)) for number in range(2)]
+        for of in jobs:
+            of.start()
+        for of in jobs:
+            of.join(60)
+    for seen, wanted, said in found.values():
+        assert seen == wanted and "sample 500" in said
+    assert len(found) == 2
+
+
+# --- what is refused ----
+
+
+def test_data_that_one_node_cannot_open_are_refused_on_all_in_words(scan: Path, tmp_path: Path) -> None:
+    before = PATIENT + (
+        "import solar.serve.service as service\n"
+        "from solar.errors import LayoutError\n"
+        "def refuses(*_): raise LayoutError('that file system is not there')\n"
+        "if rank == '1': service.opened = refuses\n"
+    )
+    data, found = H5Dataset(scan, "x"), dict[int, Any]()
+    with Services(scan, where=tmp_path / "s", before=before) as services:
+        job(data, 0, 8, services.socket(0), found)
+        job(data, 1, 11, services.socket(0), found)
+    assert "rank 1 of 2 services: that file system is not there" in services.said()
+    assert found[0][0] == alone(data, 0, 8) and found[1] == (alone(data, 1, 11), found[1][1])
+    assert found[1][1] is None or found[1][1]["served"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hosts", "said"),
+    [
+        ("sys.argv[2:4] = [sys.argv[2 + int(rank)]]", "n0,n1", "do not agree on the services of several nodes"),
+        ("sys.argv[sys.argv.index('--memory') + 1] = ['2MiB', '3MiB'][int(rank)]", "n0,n1", 'has memory "3MiB"'),
+        ("", "n0:2", "a node has one, which all of its trainings share"),
+        ("sys.argv += ['--idle', '3']", "n0,n1", "services of several nodes end together"),
+        ("sys.argv[sys.argv.index('--socket') + 1] = where + '/same.sock'", "n0,n1", "a service is there"),
+    ],
+    ids=["other files", "another memory", "two on a node", "idle", "one socket"],
+)
+def test_services_that_do_not_fit_each_other_say_so_and_end(
+    arguments: str, hosts: str, said: str, scan: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.h5"
+    other.write_bytes(scan.read_bytes())
+    services = Services(scan, other, where=tmp_path / "s", hosts=hosts, before=arguments + "\n")
+    assert services.process.wait(120) not in (0, None)
+    assert said in services.said(), services.said()
+    services.__exit__()

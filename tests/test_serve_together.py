@@ -1,0 +1,168 @@
+"""What services of several nodes plan together, in one process: who takes what, who reads it, what travels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from serve_kit import SAMPLES, piece_of, scan
+
+from solar import H5Dataset, PlanSampler, _native
+from solar.errors import ReadError
+from solar.io.serve.doors import real
+from solar.planner.pass_uses import SampleUses
+from solar.serve.conductor import ENTRIES, Conductor
+from solar.serve.member import Member
+from solar.serve.opened import SharedData, opened
+from solar.serve.together import Said, Together
+from solar.serve.window import Turn, Window
+from solar.values import Storage
+
+_ = scan  # a fixture
+
+BATCH = 4
+SLOW = Storage(latency=1e-3, bandwidth=1e9, iops=500)
+
+
+class Wire:
+    """Letters between nodes of this process."""
+
+    def __init__(self, rank: int, others: list[Wire]) -> None:
+        self.rank, self.ranks, self._all = rank, 0, others
+        self.one: Together | None = None
+        self.said: list[str] = []
+
+    def tell(self, letter: dict[str, Any], arrays: Sequence[Any] = ()) -> None:
+        for other in self._all:
+            if other is not self and other.one is not None:
+                other.one.came(self.rank, letter["round"], Said(letter["value"], arrays))
+
+    def begin(self, one: Together) -> None:
+        self.one = one
+
+    def bye(self, one: Together, why: str) -> None:
+        self.said.append(why)
+        for other in self._all:
+            if other is not self and other.one is not None:
+                other.one.over(why)
+
+    def next_number(self) -> int:
+        return 7
+
+    def mail(self, number: int) -> Any:
+        raise AssertionError("nothing travels here")
+
+
+def data_of(path: Path) -> SharedData:
+    told = {**piece_of(path), "name": "/x", "digest": H5Dataset(path, "x").layouts.digest}
+    return opened([told], [], {real(str(path))})
+
+
+def nodes_of(path: Path, seeds: Sequence[Sequence[int]], memory: int = 4 << 20) -> list[tuple[Conductor, list[Turn]]]:
+    """A Conductor for each node, with jobs of these seeds, which want two epochs."""
+    wires: list[Wire] = []
+    wires += [Wire(rank, wires) for rank in range(len(seeds))]
+    found, order = [], PlanSampler(H5Dataset(path, "x"), seed=0)
+    for wire, own in zip(wires, seeds, strict=True):
+        wire.ranks, data = len(wires), data_of(path)
+        one = Conductor(data, memory, Together(wire, data.facts, 1, data.pieces))
+        one.together.begin(one.changed, lambda why: None)
+        for seed in own:
+            order.seed, epochs = seed, []
+            for epoch in range(2):
+                order.set_epoch(epoch)
+                starts = np.append(np.arange(0, SAMPLES, BATCH), SAMPLES)
+                epochs.append(SampleUses(None, order.order().astype(np.int32), starts))
+            one.members.append(Member("a job", seed, BATCH, BATCH, _native.Ledger(ENTRIES, 1, BATCH), epochs, 0, 0))
+        found.append((one, [Turn(member, 0, member.known) for member in one.members]))
+    return found
+
+
+def planned(nodes: list[tuple[Conductor, list[Turn]]]) -> list[Window]:
+    """The first window, as each of them plans it."""
+    found: dict[int, Window | None] = {}
+
+    def plan(one: Conductor, here: list[Turn]) -> None:
+        found[one.together.rank] = one._window(here)
+
+    threads = [threading.Thread(target=plan, args=node) for node in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    windows = [found[rank] for rank in range(len(nodes))]
+    return [one for one in windows if one is not None]
+
+
+@pytest.mark.parametrize("seeds", [[[1], [1]], [[1, 2], [3]], [[1, 2], [], [2, 4]]], ids=str)
+def test_each_node_takes_what_its_jobs_want_and_reads_its_home(seeds: list[list[int]], scan: Path) -> None:
+    nodes = nodes_of(scan, seeds)
+    windows = planned(nodes)
+    homes = [one.together.pieces(one.opened.pieces)[0].region for one, _ in nodes]
+    assert [homes[0].begin, *(home.end for home in homes)] == [
+        SAMPLES * rank // len(nodes) for rank in range(len(nodes) + 1)
+    ]
+    assert len({(len(window.passes.segments), window.length) for window in windows}) == 1
+    for number in windows[0].passes.segments:
+        parts = [window.passes.segment(number) for window in windows]
+        sent = [
+            (rank, to, step, end - begin) for rank, of in enumerate(parts) for step, to, begin, end in of.parcels.sent
+        ]
+        came = [(of, rank, step) for rank, part in enumerate(parts) for step, of, _ in part.parcels.come]
+        assert sorted((rank, to, step) for rank, to, step, rows in sent for _ in range(rows)) == sorted(came)
+        for rank, (part, (_, here)) in enumerate(zip(parts, nodes, strict=True)):
+            for step in range(len(part.batches.starts) - 1):
+                at = number * windows[0].length + step
+                wanted = {row for turn in here for row in turn.member.stretch(at, at + 1).rows.tolist()}
+                own = part.batches.rows[part.batches.starts[step] : part.batches.starts[step + 1]].tolist()
+                assert len(own) == len(wanted) and set(own) == wanted
+            rows = part.planned.rows
+            assert np.all((rows >= homes[rank].begin) & (rows < homes[rank].end))
+
+
+@pytest.mark.parametrize("seeds", [[[1], [1]], [[1], [2]], [[1, 2], [3, 4]]], ids=str)
+def test_what_all_plan_to_read_is_what_one_service_of_all_the_memory_would(
+    seeds: list[list[int]], scan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("solar.serve.opened.profile.stored_or_guessed", lambda _: (SLOW, False))
+    memory = SAMPLES * 1024 // 2
+    together = nodes_of(scan, seeds, memory // 2)
+    alone = nodes_of(scan, [[seed for own in seeds for seed in own]], memory)
+    both, one = (
+        sum(
+            np.array([count.reads, count.bytes])
+            for window in planned(nodes)
+            for at in window.passes.segments
+            for count in window.passes.counts(at)
+        )
+        for nodes in (together, alone)
+    )
+    assert abs(both[0] / one[0] - 1) < 0.05 and both[1] < 1.1 * one[1]
+
+
+def test_who_has_no_room_beside_those_before_it_waits_for_no_batch(scan: Path) -> None:
+    nodes = nodes_of(scan, [[1], [2], [3]], memory=8 * BATCH * 1024 * 5)  # the ring holds five batches; each wants two
+    windows = planned(nodes)
+    assert [len(window.members) for window in windows] == [1, 1, 0]
+    assert [member.why != "" for one, _ in nodes for member in one.members] == [False, False, True]
+
+
+def test_where_one_ends_nobody_goes_on_waiting(scan: Path) -> None:
+    nodes = nodes_of(scan, [[1], [2]])
+    said: list[str] = []
+
+    def waits() -> None:
+        try:
+            nodes[0][0].together.all("anything")
+        except ReadError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    nodes[1][0].together.end("its memory is divided anew")
+    thread.join(60)
+    assert said == ["its memory is divided anew"]
