@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import mpi_kit
-from serve_kit import soon
+from serve_kit import PATIENT, soon
 
 from solar.io.serve import doors
 
@@ -28,8 +28,9 @@ class Services:
     """As many services as nodes, which are hosts by name only, so that all of them share this machine."""
 
     def __init__(
-        self, *paths: Path, where: Path, nodes: int = 2, memory: str = "2MiB", before: str = "", hosts: str = ""
-    ) -> None:
+        self, *paths: Path, where: Path, nodes: int = 2, memory: str = "2MiB", before: str = "", hosts: str = "",
+        slack: float = PATIENT,
+    ) -> None:  # fmt: skip
         where.mkdir(mode=0o700, exist_ok=True)
         where.chmod(0o700)
         self.where, self.sockets = where, [where / f"{rank}.sock" for rank in range(nodes)]
@@ -38,7 +39,7 @@ class Services:
         mpi_kit._skip_without_hosts(launcher[0])
         program = [sys.executable, "-c", PROGRAM + before + MAIN, str(where)]
         self.process = subprocess.Popen(
-            [*launcher, *program, "serve", *map(str, paths), "--memory", memory],
+            [*launcher, *program, "serve", *map(str, paths), "--memory", memory, "--slack", str(slack)],
             env=mpi_kit._environment({}, None), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip

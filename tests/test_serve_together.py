@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from solar.serve.conductor import ENTRIES, Conductor
 from solar.serve.member import Member
 from solar.serve.opened import SharedData, opened
 from solar.serve.together import Said, Together
-from solar.serve.window import Turn, Window
+from solar.serve.window import Turn, Window, in_turn
 from solar.values import Storage
 
 _ = scan  # a fixture
@@ -69,7 +70,7 @@ def nodes_of(path: Path, seeds: Sequence[Sequence[int]], memory: int = 4 << 20) 
     found, order = [], PlanSampler(H5Dataset(path, "x"), seed=0)
     for wire, own in zip(wires, seeds, strict=True):
         wire.ranks, data = len(wires), data_of(path)
-        one = Conductor(data, memory, Together(wire, data.facts, 1, data.pieces))
+        one = Conductor(data, memory, 2.0, Together(wire, data.facts, 1, data.pieces))
         one.together.begin(one.changed, lambda why: None)
         for seed in own:
             order.seed, epochs = seed, []
@@ -77,8 +78,10 @@ def nodes_of(path: Path, seeds: Sequence[Sequence[int]], memory: int = 4 << 20) 
                 order.set_epoch(epoch)
                 starts = np.append(np.arange(0, SAMPLES, BATCH), SAMPLES)
                 epochs.append(SampleUses(None, order.order().astype(np.int32), starts))
-            one.members.append(Member("a job", seed, BATCH, BATCH, _native.Ledger(ENTRIES, 1, BATCH), epochs, 0, 0))
-        found.append((one, [Turn(member, 0, member.known) for member in one.members]))
+            one.members.append(
+                Member("a job", seed, BATCH, BATCH, _native.Ledger(ENTRIES, 1, BATCH), epochs, deque(), 0, 0)
+            )
+        found.append((one, in_turn(one.members, [1.0] * len(own), others=len(wires) > 1)))
     return found
 
 

@@ -37,6 +37,7 @@ same with it, without it, and if it ends: docs/serving.md.
 solar serve scan.h5 --memory 64GiB     serves until it is stopped
 solar serve --status                   who is there, and what was read
 solar serve --stop                     ends it; trainings go on by themselves
+mpiexec -n 4 -ppn 1 solar serve ...    one on each of four nodes, which read as one
 """
 
 
