@@ -18,7 +18,7 @@ from serve_kit import FIELDS, PATIENT, SAMPLES, alone, check, epochs_of, job, sc
 from serve_nodes_kit import Services
 from torch.utils.data import ConcatDataset, Subset
 
-from solar import DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
+from solar import Crops, DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
 from solar.errors import SolarError
 from solar.io.serve import doors
 
@@ -29,6 +29,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "several fields": lambda path: H5Dataset(path, FIELDS),
     "gzip, other byte order": lambda path: H5Dataset(path, "z"),
     "windows": lambda path: H5Dataset(path, Field("x", steps=range(4)), samples=Windows()),
+    "boxes": lambda path: H5Dataset(path, "z", samples=Crops((4, 16))),
     "two, and a part": lambda path: ConcatDataset(
         [H5Dataset(path, "x"), Subset(H5Dataset(path, "x"), [*range(9, 900)])]
     ),
@@ -171,6 +172,26 @@ def test_fields_with_samples_of_their_own_are_read_by_each_node_for_its_jobs(tmp
 
 
 # --- what goes wrong ----
+
+
+def test_a_job_that_rests_holds_back_those_of_another_node_for_the_slack_and_no_longer(
+    scan: Path, tmp_path: Path
+) -> None:
+    data, found = H5Dataset(scan, "x"), dict[int, Any]()
+    with (
+        Services(scan, where=tmp_path / "s", memory="1MiB", slack=0.2) as services,
+        DataLoader(data, 11, sampler=PlanSampler(data, seed=1), service=services.socket(1), buffer=0) as slow,
+    ):
+        slow.set_epoch(0)
+        batches = iter(slow)
+        seen = [next(batches) for _ in range(12)]  # and then it takes none
+        job(data, 0, 8, services.socket(0), found)
+        assert "held back others" in services.said()
+        seen += batches
+    assert found[0][0] == alone(data, 0, 8) and found[0][1]["served"] > 200
+    with DataLoader(data, 11, sampler=PlanSampler(data, seed=1), buffer=0) as whole:
+        whole.set_epoch(0)
+        assert all(one.equal(other) for one, other in zip(seen, whole, strict=True))
 
 
 @pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGTERM, "stop"], ids=["killed", "ended", "told to end"])

@@ -267,7 +267,8 @@ class Conductor:
             self.changed.wait_for(lambda: self._closing or not self._steps)
             if self._closing:
                 return
-        self._end_run()  # services of other nodes end theirs, too: that is waited for
+        self.together.all(None)  # what travels has come everywhere: all end their Runs in one moment
+        self._end_run()
         with self.changed:
             if self._closing:
                 return

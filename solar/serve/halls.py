@@ -53,6 +53,8 @@ class Halls:
         with self._lock:
             if self._over:
                 raise Refused("the service ends")
+            if self._nodes is not None:
+                self._nodes.check(data)
             there = {facts: one.opened for facts, one in self._halls.items() if facts in wanted and not one.over}
             there[data.facts] = data
             parts = dict(zip(there, parts_of(self.memory, [one.nbytes for one in there.values()]), strict=True))

@@ -82,7 +82,7 @@ class Nodes:
         self._ended: dict[str, int] = {}  # by data, how often they have ended
         self._refused: dict[str, str] = {}  # data that a node does not read, and why
         self._open: list[list[str]] = [[] for _ in range(self.ranks)]  # data that jobs of each node have opened
-        self._mails = 0
+        self._mails, self._nap = 0, SHORTEST
         self._over = threading.Event()
         self._take_part: Callable[[Any, list[NDArray[Any]]], None] = lambda values, arrays: None
         self._stop: Callable[[], None] = lambda: None
@@ -99,6 +99,7 @@ class Nodes:
         """Tells all other nodes. Letters of one come in the order in which it told them."""
         told = json.dumps({**letter, "arrays": [[one.dtype.str, len(one)] for one in arrays]}).encode()
         whole = b"".join([LETTER_HEAD.pack(len(told)), told, *(np.ascontiguousarray(one).tobytes() for one in arrays)])
+        self._nap = SHORTEST  # an answer may come soon
         with self._posting, reached():
             for rank in self._others:
                 self._post.send(rank, whole)
@@ -123,13 +124,17 @@ class Nodes:
 
     # --- data that all read together ----
 
-    def of(self, data: SharedData) -> Together | Alone:
-        """This node's part in reading these data. Refused where another node does not read them."""
-        if data.apart:
-            return Alone()  # each field has samples of its own, of which a parcel cannot have equally many
+    def check(self, data: SharedData) -> None:
+        """Refused where another node does not read these data."""
         with self._lock:
             if why := self._refused.get(data.facts):
                 raise Refused(why)
+
+    def of(self, data: SharedData) -> Together | Alone:
+        """This node's part in reading these data."""
+        if data.apart:
+            return Alone()  # each field has samples of its own, of which a parcel cannot have equally many
+        with self._lock:
             made = Together(self, data.facts, 1 + self._ended.get(data.facts, 0), data.pieces)
             self._halls[made.key, made.number] = made
         values, arrays = data.told
@@ -168,16 +173,15 @@ class Nodes:
     # --- what this node hears ----
 
     def _listen(self) -> None:
-        nap = SHORTEST
         try:
-            while not self._over.wait(nap):
-                nap = min(2 * nap, LONGEST)
+            while not self._over.wait(self._nap):
+                self._nap = min(2 * self._nap, LONGEST)
                 for rank in self._others:
                     with reached():
                         letter = self._post.poll(rank)
                     if letter is not None:
                         self._hear(rank, letter)
-                        nap = SHORTEST
+                        self._nap = SHORTEST
                 self._check()
         except Exception as error:  # nobody else would see it; and who has died ends all
             if self._over.is_set():
