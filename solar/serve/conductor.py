@@ -23,7 +23,7 @@ from solar.planner.share import wholes
 from solar.serve.cut import cut, parcels_of, reach
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
-from solar.serve.pace import Slack
+from solar.serve.pace import Slack, typical
 from solar.serve.steps import Steps
 from solar.serve.together import Alone, Together
 from solar.serve.window import (
@@ -142,7 +142,8 @@ class Conductor:
     def _window(self, here: list[Turn]) -> Window | None:
         """What is planned now, of all nodes; None where nobody wants anything."""
         nbytes, rows = self.opened.sample_nbytes, max(piece.slots for piece in self.opened.pieces)
-        own = wanted_by(here, rows, self.ring // max(1, nbytes))
+        pace = min(filter(None, (typical(one.member.lately) for one in here)), default=0.0)
+        own = wanted_by(here, rows, self.ring // max(1, nbytes), pace)
         every = [Wants(**one.value) for one in self.together.all(own._asdict())]
         with self.changed:
             self.elsewhere = sum(one.slots for one in every) - own.slots

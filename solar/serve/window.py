@@ -13,7 +13,6 @@ from solar.planner.pass_uses import SampleUses, shared_steps
 from solar.planner.planned_passes import Piece, PlannedPasses
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
-from solar.serve.pace import typical
 from solar.values import RunPart, Told
 
 FOR_BATCHES = 8  # batches on their way take one part of so many of the memory, at most
@@ -55,15 +54,15 @@ class Window(NamedTuple):
     parts: list[RunPart]
 
 
-def wanted_by(members: Sequence[Turn], rows: int, room: int) -> Wants:
-    """What these want; `rows` are those of a sample."""
+def wanted_by(members: Sequence[Turn], rows: int, room: int, pace: float) -> Wants:
+    """What these want; `rows` are those of a sample, `pace` is that of the fastest."""
     return Wants(
         max((one.member.longest for one in members), default=0),
         max((1 + int(one.steps[-1]) for one in members), default=0),
         sum(one.member.most for one in members) * rows,
         sum(one.member.slots for one in members),
         room,
-        min(filter(None, (typical(one.member.lately) for one in members)), default=0.0),
+        pace,
     )
 
 
