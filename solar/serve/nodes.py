@@ -155,15 +155,16 @@ class Nodes:
         if not self._over.is_set():
             self.tell({"is": "bye", "key": one.key, "number": one.number, "why": why, "final": final})
 
-    def refuse(self, key: str, why: str) -> None:
-        """This node does not read these data: none does."""
+    def refuse(self, key: str, why: str, *, again: bool) -> None:
+        """This node does not read these data, so none does; `again`: it may later."""
         why = f"rank {self.rank} of {self.ranks} services: {why}"
         with self._lock:
-            self._refused[key] = why
+            if not again:
+                self._refused[key] = why
             number = 1 + self._ended.get(key, 0)
             self._forget(key, number)
         log.warning("%s", why)
-        self.tell({"is": "bye", "key": key, "number": number, "why": why, "final": True})
+        self.tell({"is": "bye", "key": key, "number": number, "why": why, "final": not again})
 
     def _forget(self, key: str, number: int) -> Together | None:
         self._ended[key] = max(self._ended.get(key, 0), number)

@@ -144,7 +144,8 @@ class Service:
             found = self._halls.known(facts) or opened(values, arrays, self.served)
             self._halls.of(found, self._wanted())
         except (SolarError, MemoryError, OSError) as error:
-            self.nodes.refuse(facts, str(error) or type(error).__name__)
+            again = isinstance(error, Refused) and error.again
+            self.nodes.refuse(facts, str(error) or type(error).__name__, again=again)
 
     def _wanted(self) -> Collection[str]:
         """The facts of all data that jobs have opened: here, or on any node."""
