@@ -33,6 +33,7 @@ from bench import dlio, groups, machine, parts, records, tables
 PEERS = {"dlio": "DLIO's own reader", "torch": "PyTorch + h5py", "solar": "solar's plug-in"}
 RANKS = (2, 3, 4, 6, 8, 12)  # and 1, where 2 are not fed
 MEMORY, EPOCHS, LIMIT = 400 << 20, 2, 100  # bytes of the group; epochs of a run; seconds for one
+NO_MEMORY = "a rank was ended, as the group had no memory left"
 AHEAD = 2  # batches of each rank, as DLIO has it by itself
 MPIEXEC = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
 PROGRAM = dlio.PROGRAM.replace(
@@ -95,10 +96,12 @@ def workload(load: Load, data: Path, output: Path, peer: str, setting: Record, g
 
 def made(name: str, load: Load, folder: Path) -> Path:
     """The folder of the data, which DLIO writes where there are none yet."""
+    folder = folder.resolve()  # DLIO runs in it
     data = folder / f"{name}-{load.files}-{load.sample}"
     if not data.exists():
         unfinished = data.with_suffix(".part")
         shutil.rmtree(unfinished, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
         asked = workload(load, unfinished, folder / "output", "dlio", {}, generate=True)
         parts.said([sys.executable, "-P", "-c", dlio.PROGRAM, json.dumps(asked)], 600, [environment()], folder)
         unfinished.rename(data)
@@ -136,9 +139,8 @@ def fed(load: Load, data: Path, peer: str, memory: int, ranks: Iterable[int]) ->
                 try:
                     reached = utilisation(load, data, peer, setting, count, group, memory)
                 except RuntimeError as error:
-                    best.setdefault("failed", []).append(
-                        f"{setting}: {str(error).partition(' [/')[0]}"
-                    )  # but where it lies
+                    why = NO_MEMORY if groups.killed(group) else str(error).partition(" [/")[0]  # but where it lies
+                    best.setdefault("failed", []).append(f"{setting}: {why}")
                     continue
             if reached > best["utilisation"]:
                 best |= {"utilisation": reached, "setting": setting}
@@ -181,7 +183,6 @@ def read(path: Path) -> int:
 
 def run_scene(name: str, peers: Iterable[str], quick: bool, folder: Path, before: float) -> Iterator[Record]:
     load = LOADS[name]
-    folder.mkdir(parents=True, exist_ok=True)
     data = made(name, load, folder)
     disk = disk_rate(data, MEMORY)
     parts.note(f"{name}: {load.demand / 1e6:.0f} MB/s each; plain reads get {disk / 1e6:,.0f} MB/s")
@@ -196,12 +197,18 @@ def run_scene(name: str, peers: Iterable[str], quick: bool, folder: Path, before
         yield record | found | machine.described(folder)
 
 
+def failing(tried: Record) -> str:
+    whys = tried.get("failed", [""])
+    return "no memory" if all(NO_MEMORY in why for why in whys) else "failed"
+
+
 def accelerators(found: Iterable[Record], wanted: Iterable[tuple[str, str]] = ()) -> str:
     """A row for each reader of each workload; `wanted`: those that must have one."""
     rows, about, there = [], [], tables.newest(found, "scene", "peer")
     for one in there:
         shares = [
-            (of["accelerators"], f"{of['utilisation']:.0%}" if of["utilisation"] else "failed") for of in one["tried"]
+            (of["accelerators"], f"{of['utilisation']:.0%}" if of["utilisation"] else failing(of))
+            for of in one["tried"]
         ]
         reached = "; ".join(f"{count}: {share}" for count, share in shares)
         best = [of["setting"]["read_threads"] for of in one["tried"]]

@@ -40,6 +40,14 @@ def made() -> Iterator[Path | None]:
                 time.sleep(0.01)
 
 
+def killed(group: Path) -> int:
+    """How many of its processes were ended because it had no memory left."""
+    for name in ("memory.oom_control", "memory.events"):  # of both versions
+        with contextlib.suppress(OSError, KeyError):
+            return int(dict(line.split() for line in (group / name).read_text().splitlines())["oom_kill"])
+    return 0
+
+
 def enter(group: Path, nbytes: int) -> None:
     """From now on this process has so much memory, with the page cache of what it reads, or less."""
     [limit] = [group / name for name in LIMITS if (group / name).exists()]

@@ -35,7 +35,7 @@ def measured(name: str, quick: bool, out: Path) -> Record:
     """What the recipe's own --compare finds."""
     words = ["--compare", "--rounds", 1 if quick else ROUNDS, "--out", out.resolve()]
     try:
-        return side_by_side.run(name, words)
+        return side_by_side.run(name, words)  # which has a limit for each run
     except RuntimeError as error:
         return {"bench": "recipes", "recipe": name, "failed": str(error).strip().splitlines()[-1][:300]}
 

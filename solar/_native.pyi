@@ -163,7 +163,14 @@ class Boxes:
         """Puts boxes into their places in `out`, of the blocks of these rows, which ascend."""
 
 class Reader:
-    def __init__(self, threads: int, depth: int, gap: int, backend: str) -> None: ...  # "auto" "pread" "uring"
+    def __init__(
+        self,
+        threads: int,
+        depth: int,
+        gap: int,
+        backend: str,  # "auto" "pread" "uring"
+        scratch: int = ...,  # bytes that a thread may have beside for what is on its way
+    ) -> None: ...
     def submit(
         self,
         source: Source,

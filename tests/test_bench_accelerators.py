@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def test_the_count_ends_with_the_first_number_that_no_setting_feeds(
 
     monkeypatch.setattr(module, "utilisation", utilisation)
     monkeypatch.setattr(module.groups, "made", made)
+    monkeypatch.setattr(module.groups, "killed", lambda group: 0)
     found = module.fed(module.LOADS["unet3d"], Path("data"), "dlio", 99, (2, 3, 4))
     assert runs == [(2, 4), (2, 2), (3, 2), (3, 4)]  # what fed the last number is tried first
     assert found["fed"] == 2
@@ -77,6 +79,44 @@ def test_one_accelerator_is_tried_where_more_are_not_fed(module: Any, monkeypatc
         found = module.fed(module.LOADS["unet3d"], Path("data"), "solar", 99, (2, 3))
         assert found["fed"] == fed
         assert [each["accelerators"] for each in found["tried"]] == [2, 1]
+
+
+def test_a_run_that_its_groups_memory_ended_says_so(
+    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def utilisation(*asked: Any) -> float:
+        raise RuntimeError("[INFO] step 3 [/somewhere/dlio.py:325]")
+
+    monkeypatch.setattr(module, "utilisation", utilisation)
+    monkeypatch.setattr(module.groups, "made", lambda: contextlib.nullcontext(tmp_path))
+    found = []
+    for written in ("", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n", "oom_kill_disable 0\noom_kill 0\n"):
+        if written:
+            (tmp_path / "memory.oom_control").write_text(written)
+        [tried] = module.fed(module.LOADS["unet3d"], Path("data"), "solar", 99, (1,))["tried"]
+        found.append((*tried["failed"], module.failing(tried)))
+    assert found == [
+        ("{'read_threads': 1}: [INFO] step 3", "failed"),
+        ("{'read_threads': 1}: a rank was ended, as the group had no memory left", "no memory"),
+        ("{'read_threads': 1}: [INFO] step 3", "failed"),
+    ]
+
+
+def test_the_data_of_a_folder_named_from_here_are_made_in_it(
+    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran = []
+
+    def said(command: list[str], seconds: float, each: Any, cwd: Path) -> None:
+        ran.append(cwd)
+        (cwd / json.loads(command[-1])["dataset"]["data_folder"]).mkdir(parents=True)  # as DLIO does, which runs there
+
+    monkeypatch.setattr(module.parts, "said", said)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        data = module.made("unet3d", module.LOADS["unet3d"], Path("a/b"))
+        assert data.parent == tmp_path / "a" / "b" and data.is_dir()
+    assert len(ran) == 1
 
 
 def test_without_a_control_group_nothing_is_measured(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:

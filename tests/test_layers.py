@@ -65,7 +65,7 @@ MAY_IMPORT = {
     "torch.batch": f"{VALUES} {IO}",
     "torch.order": f"{VALUES} torch.samplers torch.states",
     "torch.monitor": "io.compress io.machine",
-    "torch.metrics": "torch.monitor",
+    "torch.metrics": "io.ranks torch.monitor",
     "torch.ragged": f"{VALUES} {IO} torch.batch",
     "torch.kinds": f"{VALUES} {IO} torch.batch",
     "torch.dataset": f"{VALUES} {IO} torch.batch torch.kinds torch.one_by_one torch.ragged",

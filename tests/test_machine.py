@@ -10,7 +10,7 @@ import pytest
 
 import solar
 from solar.io.machine import available as machine
-from solar.io.read import reader
+from solar.io.read import engine, reader
 
 
 def group(root: Path, path: str, name: str, text: str) -> None:
@@ -74,6 +74,12 @@ def test_what_a_group_has_left_is_free_and_what_files_take_of_it(
 
 def test_without_control_groups_there_is_no_limit(tmp_path: Path) -> None:
     assert machine._group_limit(tmp_path / "nothing", tmp_path) == machine.PLENTY
+
+
+def test_what_is_on_its_way_takes_little_where_there_is_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room, threads, wanted in ((400 << 20, 2, 25 << 18), (1 << 40, 2, 64 << 20), (8 << 20, 16, 1 << 20)):
+        monkeypatch.setattr(machine, "page_cache_nbytes", lambda room=room: room)
+        assert engine.beside_nbytes(threads) == wanted
 
 
 def test_what_the_page_cache_has_no_room_for_is_read_past_it_unless_told(

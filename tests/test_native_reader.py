@@ -178,6 +178,44 @@ def test_rows_read_past_the_page_cache_are_the_same(tmp_path: Path, backend: str
     assert refused or resident(tmp_path / "a.h5") == 0
 
 
+BESIDE = """
+import sys
+from pathlib import Path
+import numpy as np
+from test_native_reader import source_of
+from solar import _native
+
+def held():
+    return int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0]) << 10
+
+source = source_of(Path(sys.argv[1]), "x", bypass=1.0)
+reader = _native.Reader(2, 64, 0, sys.argv[2], int(sys.argv[3]))
+out = np.full((48, 1_000_001), 1, "u1")
+before = held()
+for _ in range(2):
+    assert reader.wait(reader.submit(source, np.random.default_rng(0).permutation(48), out), 60)
+print(held() - before, reader.stats()["bypassed"])
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_on_its_way_past_the_page_cache_keeps_to_the_memory_it_is_given(tmp_path: Path, backend: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.random.default_rng(4).integers(0, 256, (48, 1_000_001), "u1")  # none begins a page
+    found = []
+    for scratch in (2 << 20, 64 << 20):
+        if refused := forgotten(tmp_path / "a.h5"):
+            pytest.skip(refused)
+        command = [sys.executable, "-c", BESIDE, str(tmp_path / "a.h5"), backend, str(scratch)]
+        said = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout
+        nbytes, bypassed = map(int, said.split())
+        assert bypassed > 0
+        found.append(nbytes)
+    assert found[0] < 2 * (2 << 20) + (3 << 20), found  # and the reader's own lists
+    if backend == "uring":
+        assert found[1] > 16 << 20, "so many are in flight where they may"
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_go_to_their_positions_and_others_share_the_output(tmp_path: Path, backend: str) -> None:
     source, values = contiguous(tmp_path / "a.h5")

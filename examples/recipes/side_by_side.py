@@ -9,6 +9,8 @@ import argparse
 import json
 import math
 import os
+import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from solar.torch.plain import best_of, dataset_of
 
 ROOT = Path(__file__).parents[2]
 READERS = {"h5py": "PyTorch + h5py", "memory": "copied to RAM first", "solar": "solar"}
+LIMIT = 600.0  # seconds of a run: Ray's start takes half a minute, or some where others want the same processors
 EDGE = 128  # of a frame, in pixels
 FIELDS = {"x": "x", "y": "y"}
 SEED, WORKERS = 7, (0, 2, 4)
@@ -66,6 +69,7 @@ def main(
     parser.add_argument("--reader", default="solar", help="who reads: solar, or another one that --compare names")
     parser.add_argument("--compare", action="store_true", help="run all readers, in turns, and compare them")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each for --compare")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that a run of --compare may take")
     parser.add_argument("--samples", type=int, help="samples that are made")
     parser.add_argument("--epochs", type=int, help="passes over them")
     parser.add_argument("--batch-size", type=int, help="samples of a batch")
@@ -134,7 +138,8 @@ def compared(recipe: str, asked: Asked, settings: Record, same: bool | None) -> 
             words = ["--samples", asked.samples, "--epochs", asked.epochs, "--batch-size", asked.batch_size]
             words += ["--out", asked.out.resolve(), "--reader", reader, *asked.flags]
             begin = time.perf_counter()
-            told[reader].append(run(recipe, [*words, "--setting", json.dumps(settings.get(reader, {}))]))
+            words += ["--setting", json.dumps(settings.get(reader, {}))]
+            told[reader].append(run(recipe, words, asked.limit))
             seconds[reader].append(time.perf_counter() - begin)
     losses = [one["losses"] for of in told.values() for one in of]
     rows = {
@@ -157,14 +162,26 @@ def compared(recipe: str, asked: Asked, settings: Record, same: bool | None) -> 
     }
 
 
-def run(recipe: str, words: Sequence[Any]) -> Record:
-    """What a recipe measures with these words, in a process of its own."""
-    with tempfile.TemporaryDirectory() as made:
+def run(recipe: str, words: Sequence[Any], seconds: float | None = None) -> Record:
+    """What a recipe measures with these words, in a process of its own. RuntimeError: it failed, or took too long."""
+    with tempfile.TemporaryDirectory() as made, (Path(made) / "said").open("w+b") as said:
         told = Path(made) / "told.json"
         command = [sys.executable, "-m", f"examples.recipes.{recipe}", *map(str, words), "--told", str(told)]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        if ended.returncode:
-            raise RuntimeError(f"{' '.join(command)}\n{ended.stderr[-2000:]}")
+        # What it prints goes to a file: processes that outlive it would hold a pipe open.
+        running = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said, start_new_session=True)
+        why = ""
+        try:
+            failed = running.wait(seconds) != 0
+        except subprocess.TimeoutExpired:
+            failed, why = True, f"no end in {seconds:g} s, so it was stopped; give it longer by --limit"
+        finally:
+            if running.poll() is None:
+                os.killpg(running.pid, signal.SIGKILL)  # and what it has begun
+                running.wait()
+        if failed:
+            said.seek(0)
+            text = said.read().decode(errors="replace")[-2000:].strip()
+            raise RuntimeError("\n".join([shlex.join(command), text, why]).strip())
         return dict(json.loads(told.read_text()))
 
 

@@ -1,9 +1,9 @@
 """What takes longer than two seconds says so, where a person looks on: what it is, how far it is, how long it takes.
 
 A person looks on where stderr is a terminal, or in a notebook, and only at the first process of rank 0. There it is a
-bar of tqdm's, if that is installed: in a notebook its widget. Else it is one line on the terminal that changes, and
-goes away in the end. Anywhere else nothing is shown and no thread begins, but by a command that asks for it: it
-writes a line every ten seconds, for whoever reads them later.
+bar of tqdm's, if that is installed: in a notebook with ipywidgets its widget. Else it is one line on the terminal that
+changes, and goes away in the end. Anywhere else nothing is shown and no thread begins, but by a command that asks for
+it: it writes a line every ten seconds, for whoever reads them later.
 
 `awaited` may be called in any thread; only the main thread's is shown. One may lie within another: then the inner one
 is shown while it lasts.
@@ -189,7 +189,7 @@ def bar(phase: Phase) -> Any:
     """A bar of tqdm's, or else a Line. Both have `n`, `initial`, `postfix`, `refresh` and `close`."""
     if find_spec("tqdm") is None:
         return Line(phase)
-    made = import_module("tqdm.auto").tqdm  # only here: it takes its time, and need not be installed
+    made = tqdm_bar()
     known: dict[str, Any] = {"bar_format": "{desc}: {elapsed}" + phase.guessed}
     if phase.counted:
         known = {"total": phase.all}
@@ -197,6 +197,12 @@ def bar(phase: Phase) -> Any:
     shown = made(desc=phase.what, leave=False, **known)
     shown.start_t -= time.monotonic() - phase.began
     return shown
+
+
+def tqdm_bar() -> Any:
+    """The bar of tqdm: a widget in a notebook with ipywidgets. (tqdm.auto writes a warning into those without.)"""
+    widgets = in_notebook() and find_spec("ipywidgets") is not None
+    return import_module("tqdm.notebook" if widgets else "tqdm.std").tqdm  # only here: it need not be installed
 
 
 class Lines:

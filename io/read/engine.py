@@ -25,8 +25,15 @@ DEPTH = 64  # requests in flight, over all threads
 GAP = 16 << 10  # bytes that are worth reading to save a request
 MAPPED = 256  # files of a Layout that are mapped into memory
 ROOM = 0.8  # share of the page cache that one Layout may use
+SCRATCH = 1 / 32  # share of the memory that what is on its way may take beside batches, over all threads
+LEAST_SCRATCH, MOST_SCRATCH = 1 << 20, 64 << 20  # bytes of that for each thread
 COUNT_NAMES = _native.count_names()  # of each request, and of all
 LAST_WAIT = 1.0  # seconds that reads in flight have to finish when the program ends
+
+
+def beside_nbytes(threads: int) -> int:
+    """The bytes that each thread may have beside for what is on its way: little where there is little memory."""
+    return max(LEAST_SCRATCH, min(MOST_SCRATCH, int(SCRATCH * machine.page_cache_nbytes()) // threads))
 
 
 class Engine:
@@ -39,7 +46,7 @@ class Engine:
     def get(cls) -> _native.Reader:
         if cls.reader is None:
             threads = max(1, min(32, len(os.sched_getaffinity(0))))
-            cls.reader = _native.Reader(threads, DEPTH, GAP, "auto")
+            cls.reader = _native.Reader(threads, DEPTH, GAP, "auto", beside_nbytes(threads))
         return cls.reader
 
     @classmethod

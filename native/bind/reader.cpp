@@ -157,8 +157,8 @@ class Lent {
 // A Reader that keeps the outputs of its tickets alive. Its own members are touched under the GIL only.
 class BoundReader {
  public:
-  BoundReader(unsigned threads, unsigned depth, std::uint64_t gap, Backend backend)
-      : reader_(threads, depth, gap, backend) {}
+  BoundReader(unsigned threads, unsigned depth, std::uint64_t gap, Backend backend, std::uint64_t scratch)
+      : reader_(threads, depth, gap, backend, scratch) {}
   // Outputs that a thread may still write to, should its read return after all, stay for ever.
   ~BoundReader() {
     if (closed_ && !reader_.close(std::chrono::nanoseconds(0))) static_cast<void>(new Outputs(std::move(lent_)));
@@ -373,10 +373,9 @@ void bind_reader(nb::module_& module) {
   nb::class_<BoundReader>(module, "Reader")
       .def(
           "__init__",
-          [](BoundReader* self, unsigned threads, unsigned depth, std::uint64_t gap, const std::string& backend) {
-            new (self) BoundReader(threads, depth, gap, backend_of(backend));
-          },
-          "threads"_a, "depth"_a, "gap"_a, "backend"_a)
+          [](BoundReader* self, unsigned threads, unsigned depth, std::uint64_t gap, const std::string& backend,
+             std::uint64_t scratch) { new (self) BoundReader(threads, depth, gap, backend_of(backend), scratch); },
+          "threads"_a, "depth"_a, "gap"_a, "backend"_a, "scratch"_a = solar::Reader::most_scratch)
       .def("submit", &BoundReader::submit, "source"_a, "rows"_a.noconvert(), "out"_a,
            "positions"_a.noconvert() = nb::none(), "counts"_a.noconvert() = nb::none())
       .def("submit_boxes", &BoundReader::submit_boxes, "boxes"_a, "samples"_a.noconvert(), "corners"_a.noconvert(),

@@ -5,16 +5,13 @@
 #include <mutex>
 #include <new>
 #include <pthread.h>
-#include <sys/mman.h>
 
+#include "pages.hpp"
 #include "solar/faults.hpp"
 
 namespace solar {
 
 namespace {
-
-constexpr std::size_t huge_page = 2 << 20;
-constexpr std::size_t small_page = 4 << 10;
 
 // One lock for all pools, held for a few list steps only: fork takes it, so that no child finds it locked for ever.
 std::mutex& pool_mutex() {
@@ -29,38 +26,27 @@ std::mutex& pool_mutex() {
 // Eight sizes to each power of two, so that batches of nearly one size share memory; whole pages.
 std::size_t size_class(std::size_t nbytes) {
   if (nbytes > SIZE_MAX / 4) throw std::bad_alloc();
-  std::size_t step = small_page;
+  std::size_t step = page_nbytes;
   while (step * 16 < nbytes) step *= 2;
-  if (nbytes >= huge_page) step = std::max(step, huge_page);
+  if (nbytes >= huge_page_nbytes) step = std::max(step, huge_page_nbytes);
   return std::max<std::size_t>(1, (nbytes + step - 1) / step) * step;
 }
 
 std::byte* allocate(std::size_t nbytes) {
   if (faults::any()) faults::allocate(nbytes);
-  if (nbytes < huge_page) {
-    void* small = std::aligned_alloc(small_page, nbytes);
+  if (nbytes < huge_page_nbytes) {
+    void* small = std::aligned_alloc(page_nbytes, nbytes);
     if (small == nullptr) throw std::bad_alloc();
     return static_cast<std::byte*>(small);
   }
-  // Huge pages begin at multiples of their size: map more, give the ends back.
-  const std::size_t mapped = nbytes + huge_page;
-  void* const got = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (got == MAP_FAILED) throw std::bad_alloc();
-  auto* const begin = static_cast<std::byte*>(got);
-  const std::size_t head = (huge_page - reinterpret_cast<std::uintptr_t>(begin) % huge_page) % huge_page;
-  if (head > 0) ::munmap(begin, head);
-  if (head < huge_page) ::munmap(begin + head + nbytes, huge_page - head);
-  std::byte* const bytes = begin + head;
-  // Advice. Pages come where threads first write to them, beside each other: the loop would wait for all that it asked for.
-  static_cast<void>(::madvise(bytes, nbytes, MADV_HUGEPAGE));
-  return bytes;
+  return map_pages(nbytes);
 }
 
 void free_bytes(std::byte* bytes, std::size_t nbytes) {
-  if (nbytes < huge_page) {
+  if (nbytes < huge_page_nbytes) {
     std::free(bytes);
   } else {
-    ::munmap(bytes, nbytes);
+    unmap_pages(bytes, nbytes);
   }
 }
 

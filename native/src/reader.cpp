@@ -29,7 +29,7 @@ constexpr std::chrono::nanoseconds longest_wait = std::chrono::hours(24 * 365);
 // Tickets are served in order, those that read nothing before all others. A thread takes units of the first ticket that
 // has any left; a ticket is planned by the thread that meets it first, while the others go on with those beside it.
 struct Reader::Impl {
-  Impl(unsigned threads, unsigned depth, std::uint64_t gap, Backend wanted);
+  Impl(unsigned threads, unsigned depth, std::uint64_t gap, Backend wanted, std::uint64_t scratch);
   ~Impl() { close(longest_wait); }
 
   Ticket submit(const Work& work);
@@ -71,7 +71,8 @@ struct Reader::Impl {
   std::vector<std::jthread> threads;
 };
 
-Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wanted) : recent(count) {
+Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wanted, std::uint64_t scratch)
+    : recent(count) {
   if (count == 0 || count > most_threads || depth > most_depth) {
     throw std::invalid_argument("a Reader has 1 to " + std::to_string(most_threads) +
                                 " threads and a depth of at most " + std::to_string(most_depth));
@@ -80,8 +81,8 @@ Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wa
   backend = rings[0] ? Backend::uring : Backend::pread;
   const std::size_t files = read::descriptor_limit(count);
   for (auto& ring : rings) {
-    workers.push_back(std::make_unique<Worker>(files, gap, recent, std::move(ring), std::max(1U, depth / count),
-                                               [this](Job& job) { finished(job); }));
+    workers.push_back(std::make_unique<Worker>(files, gap, scratch, recent, std::move(ring),
+                                               std::max(1U, depth / count), [this](Job& job) { finished(job); }));
   }
   sigset_t all, before;  // signals are for the program's own threads
   ::sigfillset(&all);
@@ -357,8 +358,8 @@ ReaderStats Reader::Impl::stats() const {
   return total;
 }
 
-Reader::Reader(unsigned threads, unsigned depth, std::uint64_t gap, Backend backend)
-    : impl_(std::make_unique<Impl>(threads, depth, gap, backend)) {}
+Reader::Reader(unsigned threads, unsigned depth, std::uint64_t gap, Backend backend, std::uint64_t scratch)
+    : impl_(std::make_unique<Impl>(threads, depth, gap, backend, scratch)) {}
 
 Reader::~Reader() {
   // In a forked child there are no threads to join, and what they held stays locked: leave it all as it is. So it must

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Self
 
+from solar.io.ranks.awaited import tqdm_bar
 from solar.torch.monitor.stats import Stats
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class MetricsServer:
 def progress(batches: Iterable[Any] | int | None, description: str = "") -> Any:
     """A tqdm progress bar over batches; or, for a number (None: unknown), one to `update` and close yourself."""
     try:
-        tqdm = importlib.import_module("tqdm.auto").tqdm  # optional: only who wants a bar has it
+        tqdm = tqdm_bar()
     except ImportError as error:
         raise ImportError("a progress bar was asked for and tqdm is not installed: `pip install tqdm`") from error
     given = {"total": batches} if batches is None or isinstance(batches, int) else {"iterable": batches}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from absent_kit import pretended
+from processes_kit import gone
 
 ROOT = Path(__file__).parents[2]
 ABSENT = {  # of PhysicsNeMo's many packages those that its datapipes import and do not need
@@ -129,10 +131,11 @@ def test_a_comparison_names_the_readers_their_whole_runs_and_whether_they_agree(
     asked = type(
         "Asked", (), {"readers": {"h5py": "theirs", "solar": "ours"}, "rounds": 2, "samples": 8, "epochs": 2}
     )()
-    asked.batch_size, asked.out, asked.flags = 4, tmp_path, []
+    asked.batch_size, asked.out, asked.flags, asked.limit = 4, tmp_path, [], 9.0
     runs: list[list[str]] = []
 
-    def run(_: str, words: list[Any]) -> dict[str, Any]:
+    def run(_: str, words: list[Any], limit: float) -> dict[str, Any]:
+        assert limit == 9.0
         runs.append([*map(str, words)])
         return {"losses": [2.0, 1.0] if "solar" in words or len(runs) < 3 else [2.0, 1.5], "last_epoch": 10.0}
 
@@ -146,3 +149,26 @@ def test_a_comparison_names_the_readers_their_whole_runs_and_whether_they_agree(
     text = side_by_side.table(found)
     assert "theirs" in text and "3.00 x" in text and "workers 2" in text
     assert "They did not see the same samples!" in text
+
+
+def test_a_run_that_does_not_end_is_stopped_with_what_it_has_begun_and_what_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side_by_side = importlib.import_module("examples.recipes.side_by_side")
+    folder = tmp_path / "examples" / "recipes"
+    folder.mkdir(parents=True)
+    # It says who it began, which holds its output, and neither ends by itself.
+    (folder / "endless.py").write_text(
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(f'began {child.pid}', flush=True)\n"
+        "child.wait()\n"
+    )
+    (folder / "failing.py").write_text("raise SystemExit('no such frames')\n")
+    monkeypatch.setattr(side_by_side, "ROOT", tmp_path)
+    with pytest.raises(RuntimeError, match=r"no such frames\Z"):
+        side_by_side.run("failing", [], 60.0)
+    with pytest.raises(RuntimeError, match="no end in 5 s, so it was stopped; give it longer by --limit") as stopped:
+        side_by_side.run("endless", [], 5.0)  # its start takes less
+    [begun] = re.findall(r"began (\d+)", str(stopped.value))
+    assert gone(int(begun))

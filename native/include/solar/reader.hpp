@@ -129,10 +129,11 @@ class Reader {
  public:
   using Ticket = std::uint64_t;
   using Positions = std::optional<std::span<const std::int64_t>>;
+  static constexpr std::uint64_t most_scratch = 64 << 20;
 
   // threads >= 1; depth = requests in flight over all threads (io_uring), gap = bytes worth reading to save a request
-  // to the storage.
-  Reader(unsigned threads, unsigned depth, std::uint64_t gap, Backend backend);
+  // to the storage, scratch = bytes that a thread may have beside for what is on its way, where one request needs no more.
+  Reader(unsigned threads, unsigned depth, std::uint64_t gap, Backend backend, std::uint64_t scratch = most_scratch);
   ~Reader();  // close(), unless that was given up before: then it leaves the threads, and what they use, as they are
 
   // Row i goes to slot i of `out`, of source->row_nbytes() each, or to slot positions[i]: then `out` may have more slots

@@ -7,18 +7,8 @@
 #include <new>
 #include <vector>
 
+#include "asan.hpp"
 #include "codec/format.hpp"
-
-#if defined(__SANITIZE_ADDRESS__)
-#define SOLAR_KEEPS_PIECES 0
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SOLAR_KEEPS_PIECES 0
-#endif
-#endif
-#ifndef SOLAR_KEEPS_PIECES
-#define SOLAR_KEEPS_PIECES 1
-#endif
 
 namespace solar::codec {
 
@@ -61,7 +51,7 @@ struct KeptMemory {
   // Neither small ones nor what is larger than a tile; none where a sanitizer looks at what is behind each.
   static constexpr bool is_kept(std::size_t count) {
     const std::size_t nbytes = count * sizeof(T);
-    return SOLAR_KEEPS_PIECES != 0 && nbytes >= KeptPieces::least && nbytes <= KeptPieces::nbytes;
+    return SOLAR_ASAN == 0 && nbytes >= KeptPieces::least && nbytes <= KeptPieces::nbytes;
   }
   T* allocate(std::size_t count) {
     return static_cast<T*>(is_kept(count) ? KeptPieces::mine().take() : ::operator new(count * sizeof(T)));

@@ -83,7 +83,7 @@ std::byte* Worker::window(Request& request, std::uint64_t nbytes) {
 // Of the bytes of scratch that the request's Job allows, those that the block takes: none where they are few.
 std::size_t Worker::block_nbytes(const Request& request) const noexcept {
   const std::size_t block = std::min(requests_.size(), most_slots) * slot_nbytes;
-  return block <= request.job->batch.scratch / 2 ? block : 0;
+  return block <= std::min(scratch_, request.job->batch.scratch) / 2 ? block : 0;
 }
 
 void Worker::count(const Request& request) noexcept {

@@ -13,7 +13,6 @@ namespace {
 
 constexpr std::uint64_t gap_limit = request_limit;
 constexpr std::uint64_t gap_in_memory = 4 << 10;   // what copying from the page cache costs as much as a request
-constexpr std::uint64_t scratch_limit = 64 << 20;  // of all requests in flight, should chunks be large
 constexpr std::uint64_t scratch_kept = 4 << 20;    // of each request, for the next
 constexpr std::size_t from_afar = 4;  // times as many requests as of files here
 constexpr std::chrono::nanoseconds alone = std::chrono::milliseconds(100);        // of a wait for what comes from afar,
@@ -25,14 +24,15 @@ std::uint64_t Worker::now_ns() noexcept {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-Worker::Worker(std::size_t files, std::uint64_t gap, Recent& recent, std::unique_ptr<Ring> ring, std::size_t depth,
-               std::function<void(Job&)> finished)
+Worker::Worker(std::size_t files, std::uint64_t gap, std::uint64_t scratch, Recent& recent, std::unique_ptr<Ring> ring,
+               std::size_t depth, std::function<void(Job&)> finished)
     : files_(files, false),
       direct_files_(files, true),
       stage_files_(files),
       gap_(std::min(gap, gap_limit)),
       ring_(std::move(ring)),
-      finished_(std::move(finished)) {
+      finished_(std::move(finished)),
+      scratch_(scratch) {
   // From afar more may be in flight than a ring takes: what fetches says how many are (solar/io/far/fetch.py).
   requests_.resize(std::max<std::size_t>(ring_ ? ring_->entries() : 1, from_afar * depth));
   for (std::size_t i = requests_.size(); i-- > 0;) free_.push_back(static_cast<std::uint32_t>(i));
@@ -206,17 +206,35 @@ std::shared_ptr<const File> Worker::open(const Request& request, Descriptors& de
   }
 }
 
-// Waits for other requests to end when too much is in use.
+// Bytes of all scratch that the request's Job allows, beside the block of small windows.
+std::uint64_t Worker::scratch_of(const Request& request) const noexcept {
+  return std::min(scratch_, request.job->batch.scratch) - block_nbytes(request);
+}
+
+// Waits for other requests to end when too much is in use. What those that have ended keep goes where it would be more.
 void Worker::fit_scratch(Request& request, std::uint64_t nbytes) {
-  const std::uint64_t limit = std::min(scratch_limit, request.job->batch.scratch - block_nbytes(request));
+  const std::uint64_t limit = scratch_of(request);
   while (busy() && scratch_in_flight_ + nbytes > limit) {
     submit();
     if (busy()) await(true);
   }
   charge(*request.job);
+  const std::uint64_t has = request.scratch.size();
+  if (nbytes > has && scratch_held_ - has + nbytes > limit) {
+    for (const std::uint32_t idle : free_) keep_scratch(requests_[idle], 0);
+  }
+  scratch_held_ -= has;
   request.scratch.fit(nbytes);
+  scratch_held_ += request.scratch.size();
   request.scratch_nbytes = nbytes;
   scratch_in_flight_ += nbytes;
+}
+
+// Of a request that is not on its way.
+void Worker::keep_scratch(Request& request, std::size_t most) noexcept {
+  scratch_held_ -= request.scratch.size();
+  request.scratch.keep(most);
+  scratch_held_ += request.scratch.size();
 }
 
 void Worker::queue(Request& request, const iovec* parts, std::size_t count, std::uint64_t offset) {
@@ -269,7 +287,7 @@ void Worker::arrived(Request& request, std::int64_t result) {
 
 void Worker::end(Request& request) {
   scratch_in_flight_ -= std::exchange(request.scratch_nbytes, 0);
-  request.scratch.keep(std::min(scratch_kept, request.job->batch.scratch / requests_.size()));
+  keep_scratch(request, scratch_held_ > scratch_of(request) ? 0 : scratch_kept);
   request.file.reset();  // or it would stay open
   flight(request).clear();
   free_.push_back(static_cast<std::uint32_t>(index(request)));

@@ -50,9 +50,10 @@ class Flight {
 class Worker {
  public:
   // `finished` is called when the last piece of a Job is done, by the thread that did it.
-  // `depth`: requests in flight, where a ring does not say how many.
-  Worker(std::size_t files, std::uint64_t gap, Recent& recent, std::unique_ptr<Ring> ring, std::size_t depth,
-         std::function<void(Job&)> finished);
+  // `depth`: requests in flight, where a ring does not say how many. `scratch`: bytes of all of them, and of what is kept
+  // for the next.
+  Worker(std::size_t files, std::uint64_t gap, std::uint64_t scratch, Recent& recent, std::unique_ptr<Ring> ring,
+         std::size_t depth, std::function<void(Job&)> finished);
   ~Worker();
 
   // Does a unit, or begins it. Errors go to the Job.
@@ -78,7 +79,9 @@ class Worker {
   std::uint32_t copy_mapped(Job& job, std::uint32_t begin, std::uint32_t end);
   std::uint32_t join(const Batch& batch, std::uint32_t begin, std::uint32_t end) const noexcept;
   std::shared_ptr<const File> open(const Request& request, Descriptors& descriptors);
+  std::uint64_t scratch_of(const Request& request) const noexcept;
   void fit_scratch(Request& request, std::uint64_t nbytes);
+  void keep_scratch(Request& request, std::size_t most) noexcept;
   void read(Request& request);
   bool bypasses(Request& request);
   bool read_past(Request& request);
@@ -137,7 +140,9 @@ class Worker {
   unsigned far_in_flight_ = 0;                                                // of these
   std::shared_ptr<Far::Mailbox> mailbox_ = std::make_shared<Far::Mailbox>();  // of these
   std::string why_;                                                           // the last far read failed
+  std::uint64_t scratch_;
   std::uint64_t scratch_in_flight_ = 0;
+  std::uint64_t scratch_held_ = 0;  // that, and what is kept of requests that have ended
   bool cached_first_ = true;  // false where the file system knows no RWF_NOWAIT
   bool bypass_ = true;        // false where it takes no direct reads though it lets files be opened for them
   unsigned held_ = 0;         // reads since the last that the page cache did not hold
