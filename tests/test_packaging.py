@@ -57,14 +57,34 @@ def test_what_users_are_asked_to_read_or_run_is_there() -> None:
         assert command in COMMANDS
 
 
+def tool(name: str) -> Any:
+    """A file of tools/ as a module."""
+    loader = SourceFileLoader(name.replace("-", "_"), str(ROOT / "tools" / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))  # type: ignore[arg-type]
+    loader.exec_module(module)
+    return module
+
+
 @pytest.fixture
 def recipes() -> Any:
     """tools/recipes as a module."""
     pytest.importorskip("yaml", reason="the extra `docs` is not installed")
-    loader = SourceFileLoader("recipes", str(ROOT / "tools" / "recipes"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("recipes", loader))  # type: ignore[arg-type]
-    loader.exec_module(module)
-    return module
+    return tool("recipes")
+
+
+def test_the_page_of_recipes_says_what_to_install_for_each_in_words_that_can_be_run() -> None:
+    found = tool("fresh-recipes").commands()
+    scripts = {path.stem for path in (ROOT / "examples" / "recipes").glob("*.py")} - {"side_by_side", "__init__"}
+    assert set(found) == scripts
+    for lines in found.values():
+        assert lines and all(line.startswith("pip install ") and "torch" not in line.split() for line in lines)
+
+
+def test_every_package_of_a_recipe_is_asked_for_as_pip_has_it_where_conda_is_not_at_hand() -> None:
+    pytest.importorskip("rattler_build", reason="py-rattler-build is not installed")
+    module = tool("conda-here")
+    assert set(module.asked_for()) >= {"torch", "numpy", "h5py", "zstandard", "nanobind", "cmake"}
+    assert module.conda_name("torch") == "pytorch" and module.normal("Typing_Extensions") == "typing-extensions"
 
 
 def of_pip(name: str) -> str:
