@@ -20,6 +20,7 @@ import pytest
 from solar.cli import compare, main, plot, quantities
 from solar.cli.compare import Case
 from solar.cli.trace import trace
+from solar.extents import windows
 from solar.io.machine import figures, profile
 from solar.planner import policies
 from solar.planner.budget import TooSmall
@@ -512,3 +513,16 @@ def test_matplotlib_draws_the_same_panels(tmp_path: Path, capsys: pytest.Capture
     path = tmp_path / "out.png"
     assert main([*SMALL, "--plot", str(path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_how_long_an_answer_takes_is_guessed_by_the_uses_that_are_followed_counted_and_planned() -> None:
+    def guessed(samples: int = 1000, **changes: Any) -> float:
+        return compare.guessed_seconds([case(samples, **changes)])
+
+    followed, counted, planned = compare.FOLLOWED, compare.COUNTED, compare.PLANNED
+    assert guessed() == pytest.approx(1000 * (2 * followed + counted + 3 * planned))
+    assert guessed(world=World(0, 4, 0, 2)) == pytest.approx(guessed() + 1000 * 3 * planned), "a plan for each node"
+    large = 2 * compare.MOST_LRU
+    assert guessed(large) == pytest.approx(large * (followed / 2 + counted + 3 * planned)), "followed on a copy"
+    of = windows(np.array([0]), np.array([1000]), every=1, reach=(0, 0))
+    assert guessed(extents=of) == pytest.approx(2 * 1000 * 3 * planned), "nobody else has windows"

@@ -1,4 +1,4 @@
-"""What takes long, and bars that were asked for, in a real notebook: with ipywidgets and without. By what its cells show."""
+"""What takes long, and bars that were asked for, in a real notebook: with ipywidgets and without."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 LACKING = [one for one in ("nbclient", "nbformat", "ipykernel") if importlib.util.find_spec(one) is None]
-needs_jupyter = pytest.mark.skipif(bool(LACKING), reason=f"not installed: {', '.join(LACKING)} (pip install nbclient ipykernel)")
+WHY = f"not installed: {', '.join(LACKING)} (pip install nbclient ipykernel)"
+needs_jupyter = pytest.mark.skipif(bool(LACKING), reason=WHY)
 WITHOUT = "import sys; sys.modules['ipywidgets'] = None\n"  # as if it were not there
 SHOWN = """
 from solar.io.ranks import awaited as module
