@@ -80,6 +80,7 @@ MAY_IMPORT = {
     "torch.monitor torch.order torch.samplers torch.source",
     "torch": "",
     "torch.tuning": f"{VALUES} {IO} io.compress torch.batch",
+    "training": "io.compress torch.tuning",
     "integrations": f"{VALUES} {IO} torch torch.loader torch.samplers",
     "cli": f"{VALUES} {IO} io.compress io.one_of_each io.pieces io.plain io.sample_file filters orders planner serve "
     "torch torch.gather torch.plain torch.tuning",
@@ -88,7 +89,7 @@ LAW = {shelf: set(may.split()) for shelf, may in MAY_IMPORT.items()}
 
 # outside package: the layers that may import it
 FRAMEWORKS = ("accelerate", "dlio_benchmark", "ignite", "lightning", "physicsnemo", "torchdata", "transformers")
-GUARDED = {"torch": {"gpu", "torch", "integrations"}, "triton": {"gpu"}, "h5py": {"io"}}
+GUARDED = {"torch": {"gpu", "torch", "training", "integrations"}, "triton": {"gpu"}, "h5py": {"io"}}
 GUARDED |= {"hdf5plugin": {"io"}, "mpi4py": {"io"}, "obstore": {"io"}}
 GUARDED |= {framework: {"integrations"} for framework in FRAMEWORKS}
 

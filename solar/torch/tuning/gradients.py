@@ -75,24 +75,53 @@ def parameters_of(model: nn.Module) -> list[nn.Parameter]:
     return found
 
 
-class Taker:
-    """Takes gradients of a model, all in the same way: with the same draws of dropout, from the same buffers.
+class Sketch:
+    """Gradients as few numbers, from which differences and means may be taken, and their lengths.
 
-    Of more than NUMBERS_KEPT parameters it keeps so many sums with random signs (a count sketch): linear, so that
-    differences and means may be taken afterwards, and lengths are kept to about sqrt(2 / NUMBERS_KEPT).
+    Of more than NUMBERS_KEPT it keeps so many sums with random signs (a count sketch): linear, so that lengths are kept
+    to about sqrt(2 / NUMBERS_KEPT).
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, seed: int) -> None:
-        self._model, self._loss, self._seed = model, loss, seed
-        self._parameters = parameters_of(model)
-        self._buffers = [(one, one.detach().clone()) for one in model.buffers()]
-        count = sum(one.numel() * (2 if one.is_complex() else 1) for one in self._parameters)
+    def __init__(self, parameters: list[nn.Parameter], seed: int) -> None:
+        self._parameters = parameters
+        count = sum(_numbers(one) for one in parameters)
         self._kept = min(count, NUMBERS_KEPT)
         self._places: tuple[torch.Tensor, torch.Tensor] | None = None
         if count > NUMBERS_KEPT:
             drawn = torch.Generator().manual_seed(seed)
             signs = torch.randint(0, 2, (count,), generator=drawn, dtype=torch.int8).mul_(2).sub_(1)
             self._places = torch.randint(0, NUMBERS_KEPT, (count,), generator=drawn, dtype=torch.int32), signs
+
+    def of(self, found: tuple[torch.Tensor | None, ...]) -> NDArray[np.float64]:
+        """The sketch of the parameters' gradients, None where the loss does not depend on one."""
+        flat = torch.zeros(self._kept, dtype=torch.float64)
+        at = 0
+        for parameter, gradient in zip(self._parameters, found, strict=True):
+            count = _numbers(parameter)
+            if gradient is not None:
+                real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+                numbers = real.detach().reshape(-1).to("cpu", torch.float64)
+                if self._places is None:
+                    flat[at : at + count] = numbers
+                else:
+                    places, signs = (part[at : at + count] for part in self._places)
+                    flat.index_add_(0, places, numbers * signs)
+            at += count
+        return flat.numpy()
+
+
+def _numbers(one: torch.Tensor) -> int:
+    return one.numel() * (2 if one.is_complex() else 1)
+
+
+class Taker:
+    """Takes gradients of a model, all in the same way: with the same draws of dropout, from the same buffers."""
+
+    def __init__(self, model: nn.Module, loss: Loss, seed: int) -> None:
+        self._model, self._loss, self._seed = model, loss, seed
+        self._parameters = parameters_of(model)
+        self._buffers = [(one, one.detach().clone()) for one in model.buffers()]
+        self._sketch = Sketch(self._parameters, seed)
 
     def take(self, batch: Batch) -> NDArray[np.float64]:
         """The gradient of a batch, or its sketch."""
@@ -103,23 +132,7 @@ class Taker:
         with torch.no_grad():
             for buffer, saved in self._buffers:
                 buffer.copy_(saved)
-        return self._flat(found).numpy()
-
-    def _flat(self, found: tuple[torch.Tensor | None, ...]) -> torch.Tensor:
-        flat = torch.zeros(self._kept, dtype=torch.float64)
-        at = 0
-        for parameter, gradient in zip(self._parameters, found, strict=True):
-            count = parameter.numel() * (2 if parameter.is_complex() else 1)
-            if gradient is not None:  # else the loss does not depend on it
-                real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-                numbers = real.detach().reshape(-1).to("cpu", torch.float64)
-                if self._places is None:
-                    flat[at : at + count] = numbers
-                else:
-                    places, signs = (part[at : at + count] for part in self._places)
-                    flat.index_add_(0, places, numbers * signs)
-            at += count
-        return flat
+        return self._sketch.of(found)
 
 
 def loss_value(loss: Loss, model: nn.Module, batch: Batch) -> torch.Tensor:
