@@ -25,6 +25,7 @@ from bench import (
     shapes_data,
     shapes_tables,
     tables,
+    training,
     utilisation,
 )
 from bench.scenes import all_scenes
@@ -49,6 +50,7 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "ranks": tables.ranks, "loader": tables.loader, "timeline": tables.timeline, "lossy": tables.lossy,
     "codec": codec_tables.codec, "gpu": tables.gpu, "shapes": shapes_tables.shapes,
     "serve": tables.serve, "far": tables.far, "accelerators": accelerators.accelerators, "recipes": recipes.recipes,
+    "training": training.training,
 }  # fmt: skip
 
 
@@ -154,6 +156,8 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl")),
         ("remote.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
         ("serving.md", "serve"): tables.serve(quoted("serve")),
+        ("training.md", "training"): training.measured(quoted("training")),
+        ("training.md", "losses"): training.ended(records.read(RESULTS / "training.jsonl")),
         ("gpu.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from solar.training import compressed_activations
+from solar.training import activations, compressed_activations
 from solar.training.chosen import COARSER, EARLY, FEWEST, FIRST, MOST, Choice
 from solar.training.packed import NUMBERS_AT_ONCE, PackedTensor, dense, has_boxes
 
@@ -315,6 +316,11 @@ def test_choices_are_made_early_and_then_now_and_then() -> None:
     looked = [step for step in range(600) if choice.begin()]
     assert looked == [first + more for first in (0, 8, 32, 96, 256, 512) for more in range(FEWEST)]
     assert COARSER > 1
+
+
+def test_the_example_of_the_docstring_runs() -> None:
+    found = doctest.testmod(activations)
+    assert found.attempted > 3 and found.failed == 0
 
 
 # --- what is refused ----

@@ -139,7 +139,7 @@ class SentGradients:
             if order[number].numel() <= left:
                 left -= order[number].numel()
                 bits[number] = MORE
-        dist.broadcast(bits, group=self._group, group_src=0)
+        dist.broadcast(bits, dist.get_global_rank(self._group, 0), self._group)
         self._bits = dict(zip(order, bits.tolist(), strict=True))
 
 
