@@ -97,6 +97,8 @@ def kept_as(way: str) -> Iterator[Any]:
 
 def hooked(network: nn.Module, way: str) -> DistributedDataParallel:
     """The network on this rank, its gradients sent in this way."""
+    if way == "PowerSGD":  # in one bucket: of several, over gloo, it mixes up which message is which
+        dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 28  # type: ignore[attr-defined]
     model = DistributedDataParallel(network)
     if way == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)

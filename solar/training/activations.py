@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,12 +20,15 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.nn.parallel import DistributedDataParallel
 
 from solar.training.chosen import COARSER, Choice
-from solar.training.packed import Each, PackedTensor, dense, has_boxes
+from solar.training.packed import Each, PackedTensor, Shape, Signs, dense, has_boxes
 
 SMALL = 4096  # numbers; tensors that have fewer are left alone
 OF_THE_REST = 1.0  # bound of what `frequency` keeps beside the means, of its root mean square: some two bits
 REAL = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+# Modules whose backward pass reads what they save for its shape, or its signs, only; tests hold torch to it.
+FOR_SHAPE = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool2d, nn.AvgPool3d)
+FOR_SIGNS = (nn.ReLU, nn.LeakyReLU)
 TWICE = (
     "a gradient of a gradient (create_graph=True) is asked for, and the activations behind it are not exact: take it "
     "outside of compressed_activations()"
@@ -114,12 +118,18 @@ class _Left:
         return self.x
 
 
-class _Block:
-    """Memory that was saved, packed."""
+class _Memory:
+    """Memory that was saved, in one way or several."""
 
-    def __init__(self, packed: PackedTensor, layer: str, of: StorageWeakRef) -> None:
-        self.packed, self.layer = packed, layer
+    def __init__(self, of: StorageWeakRef) -> None:
         self.of = of  # as long as this is there, nobody else gets the memory's number
+
+
+class _Block:
+    """What is kept of it in one way."""
+
+    def __init__(self, packed: Shape, layer: str, memory: _Memory) -> None:
+        self.packed, self.layer, self.memory = packed, layer, memory
 
 
 class _Saved:
@@ -139,6 +149,7 @@ class _Packer:
         self._choice = Choice(fraction) if self._bounds is None and not smooth else None
         if self._choice:
             self.kept.shares = self._choice.shares
+        self._memories: weakref.WeakValueDictionary[Any, _Memory] = weakref.WeakValueDictionary()
         self._blocks: weakref.WeakValueDictionary[Any, _Block] = weakref.WeakValueDictionary()
         self._model: nn.Module | None = None
         self._names: dict[nn.Module, str] = {}
@@ -212,46 +223,64 @@ class _Packer:
             return _Left(x)
         if x.untyped_storage().data_ptr() in self._inputs:
             return _Left(x)
-        layer = next((self._names[one] for one in reversed(self._running) if one in self._names), "")
         with torch.no_grad():
             plain = x.detach().resolve_conj().resolve_neg()
-            bound = self._bound(plain, layer)
-            if bound is None:
+            pack = self._how(plain)
+            if pack is None:
                 left = _Left(x)
                 self._count(left, plain.nbytes, plain.nbytes)
                 return left
             plain = dense(plain)
-            return _Saved(self._block(plain, layer, bound), plain)
+            return _Saved(self._block(plain, pack), plain)
 
-    def _bound(self, x: torch.Tensor, layer: str) -> float | None:
-        """That of a tensor, or None if it is to be left alone."""
+    def _how(self, x: torch.Tensor) -> Callable[[torch.Tensor], Shape] | None:
+        """What packs a tensor, or None if it is to be left alone."""
         ours = type(x) is torch.Tensor and x.device.type == "cpu"
         if not ours or not SMALL <= x.numel() <= x.untyped_storage().nbytes() // x.itemsize:
             return None
+        module = type(self._running[-1])
+        if module in FOR_SHAPE and x.is_floating_point():
+            return Shape
+        if module in FOR_SIGNS:
+            return Signs
         if x.dtype in WHOLE:
-            return 0.0
-        if x.dtype not in REAL:
+            return partial(PackedTensor, bound=0.0, each=self.each)
+        smooth = self._smooth and has_boxes(x)
+        bound = self._bound(x, smooth) if x.dtype in REAL else None
+        if bound is None:
             return None
+        return partial(PackedTensor, bound=bound, each=self.each, relative=self._bounds is None, smooth=smooth)
+
+    def _bound(self, x: torch.Tensor, smooth: bool) -> float | None:
+        """That of a tensor that the layer at work saves."""
         if self._choice is not None:
-            return self._choice.share(layer, x.numel())
+            return self._choice.share(self._layer(), x.numel())
         if self._bounds is None:
-            return OF_THE_REST if has_boxes(x) else None
+            return OF_THE_REST if smooth else None
+        layer = self._layer()
         while layer and layer not in self._bounds:
             layer = layer.rpartition(".")[0]
         return self._bounds.get(layer)
 
-    def _block(self, x: torch.Tensor, layer: str, bound: float) -> _Block:
+    def _layer(self) -> str:
+        """The name of the innermost module that has one."""
+        return next((self._names[one] for one in reversed(self._running) if one in self._names), "")
+
+    def _block(self, x: torch.Tensor, pack: Callable[[torch.Tensor], Shape]) -> _Block:
         of = StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
         key = of.cdata, x.storage_offset(), x.numel(), x.dtype, x._version
-        block = self._blocks.get(key)
+        how = pack if isinstance(pack, type) else PackedTensor
+        block = self._blocks.get((key, how))
         if block is None:
-            smooth = self._smooth and has_boxes(x)
-            packed = PackedTensor(x, bound, self._bounds is None, smooth, self.each)
-            self._blocks[key] = block = _Block(packed, layer, of)
-            self._count(block, packed.nbytes, packed.exact_nbytes)
+            memory = self._memories.get(key)
+            if memory is None:
+                self._memories[key] = memory = _Memory(of)
+                self._count(memory, 0, x.nbytes)
+            self._blocks[key, how] = block = _Block(pack(x), self._layer(), memory)
+            self._count(block, block.packed.nbytes, 0)
         return block
 
-    def _count(self, held: _Left | _Block, nbytes: int, exact_nbytes: int) -> None:
+    def _count(self, held: _Left | _Memory | _Block, nbytes: int, exact_nbytes: int) -> None:
         self.kept._add(nbytes, exact_nbytes)
         weakref.finalize(held, self.kept._add, -nbytes, -exact_nbytes).atexit = False
 

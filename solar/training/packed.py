@@ -29,15 +29,45 @@ def has_boxes(x: torch.Tensor) -> bool:
     return x.is_floating_point() and 3 <= x.dim() <= 5 and min(x.shape[2:]) >= POOLED
 
 
-class PackedTensor:
+class Shape:
+    """Of a dense tensor nothing but how it lies; its numbers come back as any numbers."""
+
+    nbytes = 0
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._like = x.shape, x.stride(), x.dtype
+
+    def restored(self, each: Each, coarser: float = 0.0) -> torch.Tensor:
+        """A tensor that lies like it."""
+        shape, strides, dtype = self._like
+        return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+class Signs(Shape):
+    """Of a dense tensor a bit for each number: it comes back as 1 where it is above 0, else as 0."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        super().__init__(x)
+        self._bits = np.packbits((_numbers(x) > 0).numpy())
+        self.nbytes = self._bits.nbytes
+
+    def restored(self, each: Each, coarser: float = 0.0) -> torch.Tensor:
+        """A tensor of the same signs."""
+        x = super().restored(each)
+        numbers = _numbers(x)
+        numbers.copy_(torch.from_numpy(np.unpackbits(self._bits, count=len(numbers))))
+        return x
+
+
+class PackedTensor(Shape):
     """A dense tensor, each number within a bound; 0 is bit for bit.
 
     The bound is a share of their root mean square if it is `relative`. Of `smooth` ones the means of small boxes are
     kept as they are, and the bound is for the rest.
     """
 
-    def __init__(self, x: torch.Tensor, bound: float, relative: bool, smooth: bool, each: Each) -> None:
-        self._like = x.shape, x.stride(), x.dtype
+    def __init__(self, x: torch.Tensor, bound: float, each: Each, relative: bool = False, smooth: bool = False) -> None:
+        super().__init__(x)
         self._low = _means(x) if smooth else None
         rest = x if self._low is None else torch.sub(x, _spread(self._low, x), out=torch.empty_like(x))
         numbers = _numbers(rest)
@@ -45,13 +75,11 @@ class PackedTensor:
         # Where the spread is not finite there is no share of it, and nothing to be saved: training has come to its end.
         self._codec = Codec("abs", self.bound if math.isfinite(self.bound) else 0.0, "pack", "none" if bound else "x")
         self._chunks = tuple(each(self._codec.encode, _pieces(numbers)))
-        self.exact_nbytes = x.nbytes
         self.nbytes = sum(map(len, self._chunks)) + (0 if self._low is None else self._low.nbytes)
 
     def restored(self, each: Each, coarser: float = 0.0) -> torch.Tensor:
         """The tensor, its numbers rounded once more to a bound so many times larger."""
-        shape, strides, dtype = self._like
-        x = torch.empty_strided(shape, strides, dtype=dtype)
+        x = super().restored(each)
         numbers = _numbers(x)
         for _ in each(self._codec.decode, self._chunks, _pieces(numbers)):
             pass
