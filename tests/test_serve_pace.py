@@ -16,11 +16,11 @@ import torch
 from serve_kit import PATIENT, scan, serving, soon
 
 from solar import DataLoader, H5Dataset, PlanSampler
-from solar.planner.pass_uses import SampleUses
+from solar.planner.pass_uses import SampleUses, shared_steps
 from solar.serve.hall import Hall
 from solar.serve.member import Member
 from solar.serve.pace import Slack, rates, typical
-from solar.serve.window import in_turn, own_of, segment, shares_of
+from solar.serve.window import in_turn, own_of, shares_of
 
 _ = scan  # a fixture
 
@@ -51,7 +51,7 @@ def test_at_any_rates_each_has_all_its_batches_in_order_one_in_a_step(seed: int)
     seen: dict[int, list[int]] = {id(one): [] for one in members}
     for begin in range(0, steps, 7):
         end = min(begin + 7, steps)
-        uses = segment(turns, begin, end).planned
+        uses = shared_steps(own_of(turns, begin, end))[0]
         shares = shares_of(data, turns, begin, uses, None)  # type: ignore[arg-type]
         assert len(shares) == end - begin == len(uses.sizes) and all(shares)  # no step is empty
         for step, own in enumerate(shares):
@@ -192,7 +192,7 @@ def test_a_training_that_takes_one_batch_while_another_takes_three_is_planned_so
     """Step by step they would stand still: the first one could go no further than memory for steps allows."""
     data, taken, found = H5Dataset(scan, "x"), [0, 0], dict[int, Any]()
     changed = threading.Condition()
-    monkeypatch.setattr("solar.serve.hall.SETTLES", 0.0)  # 250 ms are many batches here
+    monkeypatch.setattr("solar.serve.conductor.SETTLES", 0.0)  # 250 ms are many batches here
     monkeypatch.setattr("solar.serve.pace.IN_TURN", 1)  # as if they were of two processes
 
     def train(number: int) -> None:
@@ -228,8 +228,8 @@ def test_who_is_left_behind_over_and_over_comes_back_ever_more_seldom(
     scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time it changes the plan of all: so some times a pass, and at the next one it comes back at once."""
-    monkeypatch.setattr("solar.serve.hall.SETTLES", 0.0)  # as above
-    monkeypatch.setattr("solar.serve.hall.SETTLES", 0.0)  # as above
+    monkeypatch.setattr("solar.serve.conductor.SETTLES", 0.0)  # as above
+    monkeypatch.setattr("solar.serve.conductor.SETTLES", 0.0)  # as above
     joins, join = list[int](), Hall.join
     monkeypatch.setattr(Hall, "join", lambda self, *more: joins.append(taken[0]) or join(self, *more))
     data, taken = H5Dataset(scan, "x"), [0]
