@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.nn.parallel import DistributedDataParallel
 
 from solar.training.chosen import COARSER, Choice
-from solar.training.packed import Each, PackedTensor, Shape, Signs, dense, has_boxes
+from solar.training.packed import Each, PackedTensor, ShapeAlone, SignsAlone, dense, has_boxes
 
 SMALL = 4096  # numbers; tensors that have fewer are left alone
 OF_THE_REST = 1.0  # bound of what `frequency` keeps beside the means, of its root mean square: some two bits
@@ -128,7 +128,7 @@ class _Memory:
 class _Block:
     """What is kept of it in one way."""
 
-    def __init__(self, packed: Shape, layer: str, memory: _Memory) -> None:
+    def __init__(self, packed: ShapeAlone, layer: str, memory: _Memory) -> None:
         self.packed, self.layer, self.memory = packed, layer, memory
 
 
@@ -233,7 +233,7 @@ class _Packer:
             plain = dense(plain)
             return _Saved(self._block(plain, pack), plain)
 
-    def _how(self, x: torch.Tensor) -> Callable[[torch.Tensor], Shape] | None:
+    def _how(self, x: torch.Tensor) -> Callable[[torch.Tensor], ShapeAlone] | None:
         """What packs a tensor, or None if it is to be left alone."""
         ours = type(x) is torch.Tensor and x.device.type == "cpu"
         if not ours or not SMALL <= x.numel() <= x.untyped_storage().nbytes() // x.itemsize:
@@ -241,9 +241,9 @@ class _Packer:
         inner = self._running[-1]
         module = None if inner._forward_pre_hooks else type(inner)  # which may save what they like in its name
         if module in FOR_SHAPE and x.is_floating_point():
-            return Shape
+            return ShapeAlone
         if module in FOR_SIGNS:
-            return Signs
+            return SignsAlone
         if x.dtype in WHOLE:
             return partial(PackedTensor, bound=0.0, each=self.each)
         smooth = self._smooth and has_boxes(x)
@@ -267,7 +267,7 @@ class _Packer:
         """The name of the innermost module that has one."""
         return next((self._names[one] for one in reversed(self._running) if one in self._names), "")
 
-    def _block(self, x: torch.Tensor, pack: Callable[[torch.Tensor], Shape]) -> _Block:
+    def _block(self, x: torch.Tensor, pack: Callable[[torch.Tensor], ShapeAlone]) -> _Block:
         of = StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
         key = of.cdata, x.storage_offset(), x.numel(), x.dtype, x._version
         how = pack if isinstance(pack, type) else PackedTensor

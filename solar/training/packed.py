@@ -29,7 +29,7 @@ def has_boxes(x: torch.Tensor) -> bool:
     return x.is_floating_point() and 3 <= x.dim() <= 5 and min(x.shape[2:]) >= POOLED
 
 
-class Shape:
+class ShapeAlone:
     """Of a dense tensor nothing but how it lies; its numbers come back as any numbers."""
 
     nbytes = 0
@@ -43,7 +43,7 @@ class Shape:
         return torch.empty_strided(shape, strides, dtype=dtype)
 
 
-class Signs(Shape):
+class SignsAlone(ShapeAlone):
     """Of a dense tensor a bit for each number: it comes back as 1 where it is above 0, else as 0."""
 
     def __init__(self, x: torch.Tensor) -> None:
@@ -59,7 +59,7 @@ class Signs(Shape):
         return x
 
 
-class PackedTensor(Shape):
+class PackedTensor(ShapeAlone):
     """A dense tensor, each number within a bound; 0 is bit for bit.
 
     The bound is a share of their root mean square if it is `relative`. Of `smooth` ones the means of small boxes are
