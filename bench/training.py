@@ -2,11 +2,12 @@
 
     python -m bench.training [--what steps link losses] [--quick] [--record]
 
-steps: CosmoFlow at several sizes, its activations kept as they are, bounded, and by frequency, each in a process of its
-own, in turns. link: CosmoFlow on two ranks in network namespaces, the link between them slowed by tc (tests/hosts:
-needs root and iproute2), gradients sent as they are, by torch's own hooks, and in few bits; bytes are those that left
-the network card. losses: three surrogates, three seeds each, every way to keep activations and some to send gradients;
-times are not told there, so two processes run at once, on a thread each. docs/training.md has the tables.
+steps: CosmoFlow at several sizes, and a network of twelve equal layers, their activations kept as they are, bounded,
+and by frequency, each in a process of its own, in turns. link: CosmoFlow on two ranks in network namespaces, the link
+between them slowed by tc (tests/hosts: needs root and iproute2), gradients sent as they are, by torch's own hooks, and
+in few bits; bytes are those that left the network card. losses: three surrogates, three seeds each, every way to keep
+activations and some to send gradients; times are not told there, so two processes run at once, on a thread each.
+docs/training.md has the tables.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from bench.training_part import KEPT, SENT, WARM
 from solar.training.chosen import EARLY, EVERY, FEWEST
 
 PARTS = ("steps", "link", "losses")
-SIZES = {32: 20, 64: 10, 96: 9}  # of universes: steps that are timed, in each of two turns
+SIZES = {  # networks, and edges of universes: steps that are timed, in each of two turns
+    ("cosmoflow", 32): 20, ("cosmoflow", 64): 10, ("cosmoflow", 96): 9, ("even", 32): 6, ("even", 48): 3,
+}  # fmt: skip
+NETWORKS = {"cosmoflow": "CosmoFlow", "even": "12 equal layers"}
 RATES = ("100mbit", "1gbit")
 SEEDS = (0, 1, 2)
 SENT_SHORT = ("4", "8", "PowerSGD")  # whose losses are looked at
@@ -48,11 +52,12 @@ def told(words: list[object], before: list[str] | None = None, **more: str) -> A
 
 def steps(quick: bool) -> Iterator[Record]:
     """A record for each size and way, of the medians of both turns' steps."""
-    for size, count in SIZES.items():
+    for (case, size), count in SIZES.items():
         turns: dict[str, list[Any]] = {way: [] for way in KEPT}
         for _ in range(1 if quick else 2):
             for way, found in turns.items():
-                found.append(told(["steps", "--size", size, "--way", way, "--steps", 2 if quick else count]))
+                words = ["--case", case, "--size", size, "--way", way, "--steps", 2 if quick else count]
+                found.append(told(["steps", *words]))
         for way, found in turns.items():
             usual, looked = (
                 [
@@ -67,7 +72,7 @@ def steps(quick: bool) -> Iterator[Record]:
             rss = min(one["peak_rss"] for one in found)
             median = statistics.median(usual)
             looking = statistics.median(looked) - median if way == "bounded" and looked else 0.0
-            yield {"what": "steps", "size": size, "way": way, "median": median + looking * FEWEST / EVERY,
+            yield {"what": "steps", "case": case, "size": size, "way": way, "median": median + looking * FEWEST / EVERY,
                    "looking": looking, "peak_rss": rss, "steps": len(usual)} | counts  # fmt: skip
 
 
@@ -156,20 +161,21 @@ def measured(found: list[Record]) -> str:
 
 def kept(found: list[Record]) -> str:
     """Memory and time of a step, beside exact training of the same size; what takes most time first."""
-    by = {(one["size"], one["way"]): one for one in newest(of("steps", found), "size", "way")}
+    latest = newest([{"case": "cosmoflow"} | one for one in of("steps", found)], "case", "size", "way")
+    by = {(one["case"], one["size"], one["way"]): one for one in latest}
     rows = []
-    for (size, way), one in by.items():
-        exact = by.get((size, "exact"))
+    for (case, size, way), one in by.items():
+        exact = by.get((case, size, "exact"))
         if way != "exact" and exact is not None:
             slower = one["median"] / exact["median"] - 1
             rss = exact["peak_rss"] - one["peak_rss"]
             more = (f"{exact['median'] * 1e3:,.0f}", f"{one['median'] * 1e3:,.0f}", f"{slower:+.0%}")
             mb = [f"{one[name] / 1e6:,.1f}" for name in ("exact", "kept")]
             ratios = [f"{one['exact'] / one[name]:.1f}" for name in ("kept", "restored")]
-            rows.append((slower, (size, way, *mb, *ratios, f"{rss / 1e6:,.0f}", *more)))
+            rows.append((slower, (NETWORKS[case], size, way, *mb, *ratios, f"{rss / 1e6:,.0f}", *more)))
     head = (
-        "edge:|way|MB, exact:|MB kept:|times less:|with the one restored:|MB of RSS less:|ms a step, exact:|ms a step:|"
-        "time:"
+        "network|edge:|way|MB, exact:|MB kept:|times less:|with the one restored:|MB of RSS less:|ms a step, exact:|"
+        "ms a step:|time:"
     )
     return table(head, (row for _, row in sorted(rows, key=lambda one: -one[0]))) if rows else ""
 

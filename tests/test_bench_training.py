@@ -26,8 +26,8 @@ def test_memory_and_time_stand_beside_exact_training_the_slowest_first() -> None
     found = [step(32, "exact", 0.1), step(32, "frequency", 0.11, **counts), step(32, "bounded", 0.2, **counts)]
     lines = training.kept(found).splitlines()[2:]
     assert lines == [
-        "| 32 | bounded | 8.0 | 2.0 | 4.0 | 2.0 | 100 | 100 | 200 | +100% |",
-        "| 32 | frequency | 8.0 | 2.0 | 4.0 | 2.0 | 100 | 100 | 110 | +10% |",
+        "| CosmoFlow | 32 | bounded | 8.0 | 2.0 | 4.0 | 2.0 | 100 | 100 | 200 | +100% |",
+        "| CosmoFlow | 32 | frequency | 8.0 | 2.0 | 4.0 | 2.0 | 100 | 100 | 110 | +10% |",
     ]
     assert training.kept(found[1:]) == "", "nothing is said of what has nothing beside it"
 
