@@ -67,12 +67,13 @@ DECODED = {"rows": 8 << 20, "ragged": 9 << 20, "sparse": 8 << 20, "boxes": 4 << 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_service_reads_no_more_than_the_plan_says(
+def test_a_service_reads_about_what_the_plan_says(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A plan has no memory for steps on their way, and knows all epochs from the first step on: hence what is left.
 
-    Of these small data rows and ragged rows are 1.1 times the plan's bytes, sparse rows 1.3 to 1.6, boxes .6, groups .7.
+    Of these small data it is 1.1 times the plan's bytes for rows and ragged rows, 1.3 to 1.6 for sparse rows, .6 for
+    boxes, .7 for groups.
     """
     monkeypatch.setattr("solar.io.machine.profile.stored_or_guessed", lambda _: (FLASH, "flash"))
     write, opened, told = KINDS[kind]
