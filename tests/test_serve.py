@@ -82,7 +82,8 @@ def test_memory_for_a_quarter_holds_all_of_it_packed(tmp_path: Path, monkeypatch
         found = together(data, str(service.path))
         status = service.status()
     check(data, found)
-    assert status["read_bytes"] < 1.5 * samples * 8192  # once, and what the first trial and joining read
+    # Once, and what the first trial and joining read; of samples that are not packed more than three times all.
+    assert status["read_bytes"] < 2.5 * samples * 8192
 
 
 def test_several_data_sets_are_served_at_a_time(scan: Path, tmp_path: Path) -> None:
