@@ -156,8 +156,8 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl")),
         ("remote.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
         ("serving.md", "serve"): tables.serve(quoted("serve")),
-        ("training.md", "training"): training.measured(records.read(RESULTS / "training.jsonl")),
-        ("training.md", "losses"): training.ended(records.read(RESULTS / "training.jsonl")),
+        ("training.md", "training"): training.measured(quoted("training")),
+        ("training.md", "losses"): training.ended(records.read(RESULTS / "training.jsonl")),  # not of times
         ("gpu.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),
     }
 
