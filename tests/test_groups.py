@@ -300,7 +300,7 @@ def test_a_chunk_that_cannot_be_decoded_is_named_and_can_be_left_out(tmp_path: P
         raw.write(b"\xff" * chunk.size)
     settle(tmp_path / "a.h5")
     data = H5Dataset(tmp_path / "a.h5", FIELDS, samples="groups")
-    with pytest.raises(CodecError, match=r"a\.h5: \*/coords, sample \d+, offset"):
+    with pytest.raises(CodecError, match=r"a\.h5: \*/coords, row \d+, offset"):
         list(DataLoader(data, 4))
     with DataLoader(data, 4, on_error="skip") as loader:
         assert 8.0 not in [value for batch in loader for value in batch["y"].tolist()]

@@ -92,7 +92,8 @@ def test_it_shows_who_is_there_and_where_the_head_is(scan: Path, shown: tuple[Se
     assert status == 200 and headers["Content-Type"] == "text/html; charset=utf-8"
     found = Checked(text)
     assert f"process {told['pid']}" in found.words and "2 MiB" in found.words
-    assert re.search(rf"{told['jobs'][0]['batches']:,} of {told['jobs'][0]['told']}", found.words)
+    number = re.search(rf"(\d+) of {told['jobs'][0]['told']}", found.words)  # the job copies two ahead meanwhile
+    assert number and 40 <= int(number[1]) <= told["jobs"][0]["batches"]
     assert 0 <= told["head"] < 1 and re.search(r"the head: \d+ % of the data", text)
     assert ("meta", {"http-equiv": "refresh", "content": "1"}) in found.elements
 
