@@ -123,7 +123,7 @@ def test_any_command_line_ends_in_an_answer_or_in_one_error(files: Path, line: l
         return  # it would measure for seconds
     code, said = run(*line)
     assert code in (0, 1, 2), (line, code)
-    if code == 1 and line[0] != "verify":
+    if code == 1 and line[0] not in ("verify", "inspect"):  # of several files these say in their answer what is wrong
         assert said.startswith("solar: ")
 
 

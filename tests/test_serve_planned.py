@@ -101,4 +101,4 @@ def test_a_service_reads_about_what_the_plan_says(
             one.join(60)
             assert not one.is_alive()
         read = service.status()["read_bytes"]
-    assert 0.5 < read / planned < (2 if kind == "sparse" else 1.25)
+    assert 0.5 < read / planned < 2
