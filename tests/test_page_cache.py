@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from kit import BACKENDS, engine, forgotten, resident, settle
 
-from solar import DataLoader, H5Dataset
+from solar import DataLoader, H5Dataset, _native
 from solar.io.layout.hdf5 import inspect
 from solar.io.machine import available as machine
 from solar.io.read.reader import Rows
@@ -63,6 +65,15 @@ def warm(path: str, page_cache: bool | None, **wanted: int) -> dict[str, Any]:
         if all(stats[name] == value for name, value in wanted.items()):
             break
     return stats
+
+
+def bus_errors_are_ours() -> bool:
+    """Whether the handler of SIGBUS is the engine's: its address lies in the extension."""
+    now = (ctypes.c_uint64 * 32)()  # struct sigaction, which begins with the handler
+    assert ctypes.CDLL(None).sigaction(signal.SIGBUS, None, now) == 0
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".so")]
+    spans = [[int(end, 16) for end in line[0].split("-")] for line in lines if line[-1] == _native.__file__]
+    return any(begin <= now[0] < end for begin, end in spans)
 
 
 def cold(path: str, name: str, page_cache: bool | None) -> H5Dataset:
@@ -118,6 +129,8 @@ def test_what_the_cache_holds_is_copied_from_there_without_a_request(
 ) -> None:
     room("much")
     stats = warm(path, page_cache, bytes_mapped=VALUES.nbytes, requests=0)
+    if not stats["bytes_mapped"] and not bus_errors_are_ours():
+        pytest.skip("another library has taken SIGBUS in this process: nothing is copied from mapped files then")
     assert (stats["bytes_mapped"], stats["requests"]) == (VALUES.nbytes, 0)
 
 
