@@ -158,7 +158,7 @@ def _of_file(arguments: argparse.Namespace, storage: Storage) -> tuple[list[Layo
     plain = arguments.file is not None and not kinds.unequal(arguments)
     found, extents, chosen = kinds.held(arguments, fields_asked(arguments) if plain else {})
     cases = _cases(arguments, storage, found, extents)
-    return [*found.values()], [replace(one, chosen=chosen) for one in cases] if chosen is not None else [*cases]
+    return [*found.values()], [replace(one, chosen=chosen) for one in cases]
 
 
 def _answered(cases: list[Case], job: Job, together: int | None) -> Answer:
