@@ -76,9 +76,9 @@ LOADS = {  # as many files as divide by all numbers of ranks, which DLIO 2.0.0 n
     "unet3d": Load(1008, 146_600_628, 7, 0.323, 0.9, 64, 16),
     "cosmoflow": Load(768, 2_828_486, 1, 0.00551, 0.7, 1, 4),
 }
-SETTINGS: dict[str, list[Record]] = {
-    "dlio": [{"read_threads": 4}, {"read_threads": 2}],
-    "torch": [{"read_threads": 2}, {"read_threads": 1}],
+SETTINGS: dict[str, list[Record]] = {  # processes that read for each rank; with 0 the rank does, in the least memory
+    "dlio": [{"read_threads": threads} for threads in (4, 2, 1, 0)],
+    "torch": [{"read_threads": threads} for threads in (2, 1, 0)],
     "solar": [{"read_threads": 1}],
 }
 CLASSES = {"torch": "bench.dlio_plain.PlainLoader", "solar": "solar.integrations.dlio.SolarDataLoader"}
