@@ -68,8 +68,8 @@ def check_sums(answer: dict[str, Any], ranks: int, epochs: int) -> None:
         assert [one["samples"] for one in of] == [share] * ranks
         assert [one["batches"] for one in of] == [-(-share // BATCH)] * ranks
         assert [one["batch_bytes"] for one in of] == [share * NBYTES] * ranks
-        assert {name: sum(one[name] for one in of) for name in rehearse.SUMMED} == {
-            name: epoch[name] for name in rehearse.SUMMED
+        assert {name: sum(one[name] for one in of) for name in rehearsed.SUMMED} == {
+            name: epoch[name] for name in rehearsed.SUMMED
         }
         assert epoch["seconds"] == max(one["seconds"] for one in of)
         assert epoch["imbalance"] >= 1
@@ -150,7 +150,7 @@ def test_what_another_rank_cannot_do_names_that_rank_and_ends_all(how: str, scan
 def test_an_error_amid_the_epochs_ends_the_other_ranks_too(scan: str, tmp_path: Path) -> None:
     program = f"""
 import os
-from solar.cli import rehearse
+from solar.cli import rehearse, rehearsed
 from solar.errors import ReadError
 whole = rehearse._epoch
 def broken(loader, epoch, *more):
@@ -169,7 +169,7 @@ rehearse._epoch = broken
 def test_a_rank_that_dies_ends_the_others_with_a_line_that_names_both(scan: str) -> None:
     program = f"""
 import os, signal
-from solar.cli import rehearse
+from solar.cli import rehearse, rehearsed
 whole = rehearse._epoch
 def dying(loader, epoch, *more):
     if os.environ["RANK"] == "1" and epoch == 1:
@@ -222,7 +222,7 @@ def answer_of(compute: float, *ranks: tuple[float, float], epochs: int = 2, batc
     """An answer made of the seconds and the waited seconds of each rank in each later epoch; the first was slow."""
     facts = dict.fromkeys(("file", "by", "buffer", "exchange", "balance"), "x")
     facts |= {"datasets": ["/x"], "samples": 800, "nbytes": 4, "ranks": len(ranks), "batch": 8, "seed": 0}
-    counts = dict.fromkeys(rehearse.SUMMED, 0) | {"batches": batches, "samples": 8 * batches, "bytes": 100}
+    counts = dict.fromkeys(rehearsed.SUMMED, 0) | {"batches": batches, "samples": 8 * batches, "bytes": 100}
 
     def epoch(seconds: float, waited: float) -> dict[str, Any]:
         waits = {"storage": 0.75 * waited, "decode": 0.25 * waited}

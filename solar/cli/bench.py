@@ -68,19 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", help="an HDF5 file, a directory of them, or a quoted glob pattern")
     add("dataset", metavar="DATASET", nargs="*", help="the fields of a sample; else those as long as the largest one")
     add("--batch-size", metavar="B", type=quantities.count, default=64, help="samples of a batch (64)")
-    add("--seconds", metavar="S", type=_span, default=2.0, help=f"of each of {BENCH_ROUNDS} rounds, about (2)")
+    add("--seconds", metavar="S", type=quantities.span, default=2.0, help=f"of each of {BENCH_ROUNDS} rounds (2)")
     add("--buffer", metavar="SIZE", help="memory for samples that wait for their turn, as DataLoader's buffer: 8GiB, 0")
     add("--workers", metavar="N", type=int, nargs="+", default=WORKERS, help="what PyTorch tries (0 1 2 4)")
     kinds.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
-
-
-def _span(text: str) -> float:
-    """Seconds, with their unit or without."""
-    seconds = quantities.seconds(text if text.strip()[-1:].isalpha() else text + "s")
-    if not 0 < seconds <= 600:
-        raise argparse.ArgumentTypeError(f"{text!r} must be above 0 and ten minutes at most")
-    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from types import FrameType
 from typing import Any
 
 from solar.cli import quantities, words
+from solar.cli.progress import ended_in_order
 from solar.io.machine import figures, profile
 from solar.io.machine.probe import probe
 
@@ -29,7 +26,7 @@ keys of --json: version (1), path, made, how, latency, bandwidth, iops, depth, g
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a folder on the storage, or a large file there")
-    parser.add_argument("--seconds", metavar="S", type=_span, default=10.0, help="to measure for, about (10)")
+    parser.add_argument("--seconds", metavar="S", type=quantities.span, default=10.0, help="to measure for, about (10)")
     parser.add_argument(
         "--size", metavar="SIZE", type=quantities.size, default=1 << 30, help="of the temporary file (1GiB)"
     )
@@ -37,17 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
 
 
-def _span(text: str) -> float:
-    """Seconds to measure for, with their unit or without."""
-    seconds = quantities.seconds(text if text.strip()[-1:].isalpha() else text + "s")
-    if not 0 < seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} must be above 0 and an hour at most")
-    return seconds
-
-
 def run(arguments: argparse.Namespace) -> int:
     where = arguments.output or profile.default_path(arguments.path)
-    with _ended_in_order():
+    with ended_in_order():  # so that the temporary file goes
         told = (lambda line: None) if arguments.json else (lambda line: print(line, flush=True))
         made = probe(arguments.path, arguments.seconds, arguments.size, told)
     profile.save(made, where)
@@ -57,21 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
         for line in as_text(made, str(where)):
             print(line)
     return 0
-
-
-@contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Has SIGTERM and a lost terminal end the program as Ctrl-C does, so that the temporary file goes."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def as_json(made: profile.Profile, where: str) -> dict[str, Any]:

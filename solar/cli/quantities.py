@@ -35,6 +35,14 @@ def seconds(text: str) -> float:
     return _value(text, units, "a time with its unit, such as 2ms or 150us")
 
 
+def span(text: str) -> float:
+    """Seconds to measure for, with their unit or without."""
+    found = seconds(text if text.strip()[-1:].isalpha() else text + "s")
+    if not 0 < found <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} must be above 0 and an hour at most")
+    return found
+
+
 def count(text: str) -> int:
     """A number of things, at least 1: 8, 200_000, 10M (of 1000)."""
     return _counted(text, COUNT_LIMIT)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from solar.cli import kinds, quantities, words
+from solar.cli import kinds, quantities, rehearsed, words
 from solar.cli.gather import together
 from solar.errors import SolarError
 from solar.io.ranks.gather import Ranks
@@ -35,10 +35,6 @@ keys of --json: version (1), file, datasets, samples, nbytes (of a sample), rank
   ({cause: s}), peak_bytes (the node's buffer counts at each of its ranks)), fed (null without --compute), verdict
 """
 
-SUMMED = (
-    *("batches", "samples", "batch_bytes", "bytes", "bytes_mapped", "requests", "bypassed", "bytes_decoded"),
-    *("buffer_hits", "exchanged_bytes", "busy_seconds"),
-)
 EXCHANGES = ("auto", "mpi", "torch", "read", "off")
 BALANCES = ("torch", "equal", "uneven")
 
@@ -88,8 +84,6 @@ def _rehearsed(arguments: argparse.Namespace, ranks: Ranks) -> int:
         mine = [_epoch(loader, epoch, arguments.compute or 0.0, ranks) for epoch in range(arguments.epochs)]
     per_rank = ranks.gather({"rank": ranks.rank, "node": socket.gethostname(), "epochs": mine})
     if ranks.rank == 0:
-        from solar.cli import rehearsed  # only rank 0 has anything to say
-
         answer = rehearsed.as_json(facts, per_rank)
         for line in [json.dumps(answer, indent=1)] if arguments.json else rehearsed.as_text(answer):
             print(line)
@@ -190,6 +184,6 @@ def _epoch(loader: Any, epoch: int, compute: float, ranks: Ranks) -> dict[str, A
 
 def _since(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """What was counted between two looks at a loader's stats."""
-    counted: dict[str, Any] = {name: after[name] - before[name] for name in SUMMED}
+    counted: dict[str, Any] = {name: after[name] - before[name] for name in rehearsed.SUMMED}
     waits = {cause: seconds - before["wait_seconds"][cause] for cause, seconds in after["wait_seconds"].items()}
     return counted | {"wait_seconds": waits, "peak_bytes": after["peak_bytes"]}

@@ -7,11 +7,14 @@ from statistics import fmean
 from typing import Any
 
 from solar.cli import words
-from solar.cli.rehearse import SUMMED
 from solar.io.machine import figures
 
 FED = 0.02  # share of its time that a rank may wait and still count as fed
 RANKS_SHOWN = 16  # ranks in the table; of more, the slowest
+SUMMED = (
+    *("batches", "samples", "batch_bytes", "bytes", "bytes_mapped", "requests", "bypassed", "bytes_decoded"),
+    *("buffer_hits", "exchanged_bytes", "busy_seconds"),
+)
 
 Epoch = Mapping[str, Any]
 
