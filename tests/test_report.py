@@ -181,3 +181,13 @@ def test_every_count_can_be_put_into_words(totals: dict[str, int], busy: float, 
     text = report(totals | {"busy_seconds": busy, "wait_seconds": waits, "wait_share": share})
     assert re.search(r"\bnan\b|\binf\b|-\d|\{|\}", text) is None
     assert all(line.endswith(".") for line in text.splitlines())
+
+
+def test_where_a_service_makes_the_batches_the_advice_is_to_ask_it() -> None:
+    stats = used(3, 1200, 60.9, {"buffer": 40.0, "collate": 1.0})
+    alone, served = str(stats.report()), str(stats.report(served=True))
+    assert "put together from the buffer" in alone and "service" not in alone
+    assert (
+        "40 s for the service, or to copy its batches" in served and "buffer" not in served.partition("Most of it")[0]
+    )
+    assert "`solar serve --status` says what it reads and who waits for whom" in served

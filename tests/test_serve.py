@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -242,6 +243,24 @@ def test_a_report_says_who_read(scan: Path, tmp_path: Path) -> None:
         batches = [batch["y"].clone() for batch in loader]
         said = f"A service read {len(batches) - 1} batches for this training; 1 it read by itself."
         assert said in loader.report()
+
+
+def test_a_report_counts_no_batches_ahead_and_remembers_a_service_that_is_gone(scan: Path, tmp_path: Path) -> None:
+    data = H5Dataset(scan, FIELDS)
+    order = PlanSampler(data, seed=1)
+    with (
+        serving(scan, where=tmp_path) as service,
+        DataLoader(data, 16, sampler=order, service=str(service.path)) as loader,
+    ):
+        each = len([*loader])
+        said = f"A service read {each - 1} batches for this training; 1 it read by itself."
+        assert said in loader.report()  # though it has some of the next epoch
+        service.stop()
+        assert len([*loader]) == each
+        assert len([*loader]) == each
+        told = re.search(r"A service read (\d+) batches for this training; (\d+) it read by itself", loader.report())
+        assert told and each - 1 <= int(told[1]) < 2 * each
+        assert int(told[1]) + int(told[2]) <= 3 * each
 
 
 def test_orders_of_epochs_that_are_over_take_no_memory(scan: Path, tmp_path: Path) -> None:

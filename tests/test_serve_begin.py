@@ -156,8 +156,22 @@ def test_memory_that_is_too_small_is_said_and_the_job_reads_alone(
         DataLoader(data, 8, sampler=PlanSampler(data, seed=1), service="auto:1k", buffer=0) as loader,
     ):
         assert epochs_of(loader) == alone(data, 1, 8)
-    assert any("--memory is too small for these data: give " in one for one in caplog.messages)
+    said = [one for one in caplog.records if "--memory is too small for these data: give " in one.message]
+    assert [one.levelno for one in said][:1] == [logging.WARNING]
+    assert not any(one.levelno >= logging.WARNING for one in said[1:])
     assert held(runtime)
+
+
+def test_files_that_are_cut_off_are_not_served(scan: Path, runtime: Path, tmp_path: Path) -> None:
+    torn, other = tmp_path / "torn.h5", tmp_path / "notes.txt"
+    torn.write_bytes(scan.read_bytes()[:100_000])
+    other.write_text("no HDF5")
+    for wrong, said in ((torn, "is truncated: it has 100000 bytes of"), (other, "is no HDF5 file")):
+        ended = subprocess.run(
+            [*SOLAR, scan, wrong, "--memory", "4MiB", "--background"], capture_output=True, text=True
+        )
+        assert ended.returncode == 1 and str(wrong) in ended.stderr and said in ended.stderr
+    assert not doors.found()
 
 
 def test_in_the_background_it_listens_when_the_command_ends(scan: Path, runtime: Path) -> None:

@@ -37,6 +37,16 @@ FILES_AT_ONCE = 512  # files, after which it is told how many are open
 Samples = Literal["rows", "files"]
 
 
+def check_whole(files: list[str]) -> None:
+    """LayoutError where one of them is no HDF5 file, or is cut off. Of each no more than its first bytes is read."""
+    for file in files:
+        try:
+            _native.read_metadata(file, "/")
+        except SolarError as error:
+            if not str(error).endswith(": it is a group, not a dataset"):
+                raise
+
+
 @overload
 def inspect(
     path: Paths, field: None = None, *, samples: Samples = "rows", cache: Folder = "auto", together: bool = False

@@ -17,6 +17,7 @@ from typing import Any
 
 from solar.cli import words
 from solar.errors import PlanError, ReadError, SolarError
+from solar.io.layout.hdf5 import check_whole
 from solar.io.layout.paths import files_of
 from solar.io.machine import available as machine
 from solar.io.machine import figures
@@ -72,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{words.printable(url)}: --background leaves behind what fetches URLs: leave it out, and begin the "
             "command by systemd, by the shell's &, or as a job's first step"
         )
+    check_whole([one for one in files if not is_url(one)])
     memory = size_of(arguments.memory, machine.memory_nbytes())
     group = None if arguments.group is None else _group(arguments.group, arguments.socket)
     path = Path(arguments.socket) if arguments.socket else doors.socket_of(files)

@@ -196,6 +196,7 @@ class Service:
         try:
             answer, handed_on = getattr(self, f"_{kind}")(caller, message, descriptors)
         except Refused as error:
+            log.info("%s is refused: %s", caller.name or "somebody", error)
             answer, handed_on = {"is": "refused", "why": str(error), "again": error.again}, []
         except Fault:
             raise

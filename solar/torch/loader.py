@@ -291,7 +291,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if isinstance(found, str):
             return self._stats.report(buffer=buffer, counts=self._course.counts())
         share, counts = self._buffered.share(found), self._course.counts()
-        said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts)
+        served = self._buffered.served
+        said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts, served)
         return Report.of("\n".join(filter(None, (said, self._buffered.held(), found.staging()))), said.epochs)
 
     def sources(self) -> list[str]:

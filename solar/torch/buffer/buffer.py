@@ -181,6 +181,8 @@ class Buffered:
         nbytes, why = (0, "") if self._chosen or self._weighed is None else self._weighed()
         return f"A buffer (`buffer='25%'`, say) would help: {why}, as modelled." if nbytes else ""
 
+    served = False  # a service has made batches
+
     def held(self) -> str:
         """How it holds samples, where that is not as they are."""
         return "" if self._window is None else held_in_words(self._window.plans)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ class Served(Buffered):
 
     def _reset(self) -> None:
         self._door: Door | None = None
+        self._handed = Counter[str]()  # batches of runs that are over
         self._met = False  # there was one: from then on it may end, and come again
         super()._reset()
 
@@ -116,12 +118,25 @@ class Served(Buffered):
         running.append(segment.batches.sizes, segment.batches)
         return Queued(segment, base)
 
+    def _end(self) -> None:
+        self._handed = self._counts()
+        super()._end()
+
+    def _counts(self) -> Counter[str]:
+        """How many batches came from services, and were read alone while there was one."""
+        running = self.running
+        return self._handed + (running.handed() if isinstance(running, ServedRun) else Counter())
+
+    @property
+    def served(self) -> bool:  # type: ignore[override]
+        """Whether a service has made batches."""
+        return self._counts()["served"] > 0
+
     def held(self) -> str:
         """Who read the batches, where a service did."""
-        run: Any = self.running
-        if not isinstance(run, ServedRun):
+        counts = self._counts()
+        if not counts:
             return super().held()
-        counts = run.counts()
         alone = f"; {counts['alone']:,} it read by itself" if counts["alone"] else ""
         return f"A service read {counts['served']:,} batches for this training{alone}."
 

@@ -56,6 +56,7 @@ class ServedRun:
         self._next = 0  # batch to be got
         self._guest: _native.Guest | None = None
         self._first, self._job = 0, -1  # of the membership: the number here of its first batch, and its own
+        self._told = ""  # why the service refused it last
         self._late = False  # the last batch did not come
         self._refused = FAR_OFF  # the first batch that it does not belong to
         self._times, self._times_of = 0, -1  # that it was left behind before, in the pass that begins with that batch
@@ -102,7 +103,9 @@ class ServedRun:
             self._job = answer.get("job", self._job)
             return found
         except Refused as error:
-            log.info("%s", error)
+            new = "--memory" in str(error) and str(error) != self._told  # which whoever began the service can mend
+            self._told = str(error)
+            log.log(logging.WARNING if new else logging.INFO, "the service at %s refuses: %s", self._door.path, error)
         except ReadError as error:
             self._lost(error)
         return None
@@ -322,6 +325,12 @@ class ServedRun:
     def counts(self) -> dict[str, int]:
         """How many batches came from the service, and how many were read alone."""
         return dict(self._counts)
+
+    def handed(self) -> Counter[str]:
+        """The same of those that were handed over: some are got ahead."""
+        with self._changed:
+            ahead = ["alone" if one and isinstance(one[0], tuple) else "served" for one in self._here.values()]
+            return Counter(self._counts) - Counter(ahead)
 
     def fail(self, why: Exception) -> None:
         """Nobody else has to know."""

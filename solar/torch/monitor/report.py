@@ -22,6 +22,7 @@ def report(
     memory: float = 0.0,
     buffer: str = "",
     counts: Mapping[str, int] | None = None,
+    served: bool = False,
 ) -> str:
     """The text of a report, from the counters of Stats.as_dict and Stats.by_epoch and facts about the data.
 
@@ -31,6 +32,7 @@ def report(
     `counts` are the samples of each class or source that all ranks have had of the newest epoch.
 
     `buffer` says what a buffer would gain where there is none, or the one there is if it knew the epochs to come.
+    `served`: a service has made batches.
 
     >>> from solar.torch.monitor.stats import Stats
     >>> report(Stats().as_dict())
@@ -39,7 +41,7 @@ def report(
     waited = sum(totals["wait_seconds"].values())
     if not totals["batches"]:
         return "No batch has been handed out." + (f" {_waiting(totals, waited)}" if waited else "")
-    told = {**totals, "filters": frozenset(filters), "per_chunk": per_chunk, "memory": memory}
+    told = {**totals, "filters": frozenset(filters), "per_chunk": per_chunk, "memory": memory, "served": served}
     told["with_buffer"] = f" {buffer}" if buffer else ""
     said = (_amounts(told), _by_source(counts or {}), *_table(epochs), *_times(told, waited))
     return "\n".join(line for line in said if line)
@@ -127,7 +129,8 @@ def _waiting(totals: Mapping[str, Any], waited: float) -> str:
 def _causes(totals: Mapping[str, Any], waited: float) -> str:
     """The causes of waiting, the largest first, without those below a hundredth of it."""
     sorted_waits = sorted(totals["wait_seconds"].items(), key=lambda pair: -pair[1])
-    return ", ".join(f"{_time(seconds)} {FOR[cause]}" for cause, seconds in sorted_waits if seconds >= waited / 100)
+    words = FOR | {"buffer": "for the service, or to copy its batches"} if totals.get("served") else FOR
+    return ", ".join(f"{_time(seconds)} {words[cause]}" for cause, seconds in sorted_waits if seconds >= waited / 100)
 
 
 def _advice(totals: Mapping[str, Any], waited: float) -> str:
@@ -176,6 +179,11 @@ def _of_decoding(totals: Mapping[str, Any]) -> str:
 
 
 def _of_buffer(totals: Mapping[str, Any]) -> str:
+    if totals["served"]:
+        return (
+            "a service makes these batches. `solar serve --status` says what it reads and who waits for whom: for more "
+            "memory, faster storage, or another training."
+        )
     return (
         "these batches were in memory already, and no larger buffer or faster storage would help. They are copied out "
         "of it by one thread for each CPU core the process may use: more cores would, or fewer bytes (Field's select)."

@@ -238,15 +238,16 @@ class Stats:
         memory: float = 0.0,
         buffer: str = "",
         counts: Mapping[str, int] | None = None,
+        served: bool = False,
     ) -> Report:
         """The counters as text: what was read, how long the training waited, why, and what would help.
 
         The arguments serve the advice: the HDF5 numbers of the data's filters, how many samples share a compressed
         chunk, the share of the data that the buffer holds, and what a buffer would gain where there is none. `counts`
-        are the samples of each class or source.
+        are the samples of each class or source. `served`: a service has made batches.
         """
         epochs = self.by_epoch()
-        return Report.of(in_words(self.as_dict(), epochs, filters, per_chunk, memory, buffer, counts), epochs)
+        return Report.of(in_words(self.as_dict(), epochs, filters, per_chunk, memory, buffer, counts, served), epochs)
 
     def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
         return type(self), ()
