@@ -59,6 +59,8 @@ class Crops:
                 f"shape={self.shape}: a length for each axis that is cut, such as Crops(({self.shape}, {self.shape}, "
                 f"{self.shape})) for boxes of volumes"
             )
+        if not all(hasattr(n, "__index__") for n in self.shape):
+            raise TypeError(f"shape={self.shape}: whole numbers, one for each axis that is cut")
         shape = tuple(operator.index(n) for n in self.shape)
         if not shape or min(shape) < 1:
             raise ValueError(f"shape={self.shape}: a box has at least one voxel along each axis")
@@ -72,7 +74,8 @@ class Crops:
         if not isinstance(self.at, str):
             raise TypeError(f'at is "grid", "random" or the name of a dataset, not {type(self.at).__name__}')
         if operator.index(self.per) < 1 or (self.per != 1 and self.at != "random"):
-            raise ValueError(f'per={self.per}: boxes of each volume, at least 1, where at="random"')
+            more = "" if self.at == "random" else f", and at={self.at!r} says how many there are"
+            raise ValueError(f'per={self.per}: with at="random" so many boxes of each volume, at least 1{more}')
         if self.at != "grid" and (any(overlap) or self.inside is not None):
             raise ValueError(f'overlap and inside are of at="grid", not of at={self.at!r}')
         if self.share is not None and (self.inside is None or not 0 < self.share <= 1):

@@ -143,7 +143,9 @@ class Field:
                 f"{self}: steps along an axis are one after another, such as range(-3, 1); of these, select= leaves "
                 "some: select=slice(None, None, 2) every second one"
             )
-        if by is not None and (file is None or not isinstance(by, str) or steps is not None or axis is not None):
+        if by is not None and not isinstance(by, str):
+            raise TypeError(f"{self}: by is the name of one dataset, which both files have, not {type(by).__name__}")
+        if by is not None and (file is None or steps is not None or axis is not None):
             raise ValueError(f"{self}: by names keys by which rows of another file are found; give it beside file")
         if missing is not None and not cf:
             raise ValueError(f"{self}: which values are missing is known by cf=True alone; give that as well")

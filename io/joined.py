@@ -46,10 +46,15 @@ def _rows(layout: Layout, field: Field | None, first: Layout) -> Extents | None:
     places = np.minimum(np.searchsorted(ascending, here), max(0, len(ascending) - 1))
     missing = np.flatnonzero(ascending[places] != here) if len(ascending) else np.arange(len(here))
     if len(missing):
-        at = int(missing[0])
+        at, unlike = int(missing[0]), ""
+        if here.dtype.kind in "OSU" and there.dtype.kind not in "OSU":
+            unlike = "; the keys here are text, and there numbers"
+        elif there.dtype.kind in "OSU" and here.dtype.kind not in "OSU":
+            unlike = "; the keys here are numbers, and there text"
         raise LayoutError(
             f"{first.files[0]}: {field.by}: row {at} has the key {here[at]!s}, which {layout.files[0]} has not "
-            f"({len(missing):,} of {len(here):,} rows are without): leave these out by `where`"
+            f"({len(missing):,} of {len(here):,} rows are without{unlike})"
+            + ("" if unlike else ": leave these out by `where`")
         )
     rows = order[places]
     begins = np.flatnonzero(np.diff(rows, prepend=-2) != 1)

@@ -235,6 +235,9 @@ def _held(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
 
 
 def _of_varying(layout: Layout, given: Ragged, where: str) -> Columns:
+    metadata: Any = layout.dtype.metadata or {}
+    if layout.dtype.kind == "S" or metadata.get("vlen") in (str, bytes):
+        raise LayoutError(f"{where} is text: name it without Ragged, and each sample of it is bytes")
     if not varying_numbers(layout):
         raise LayoutError(
             f"{where} is {layout.dtype} of shape {layout.shape}, not a row of HDF5's variable-length numbers: say "

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kit import settle
 
-from solar import Crops, DataLoader, Field, H5Dataset, LayoutError, PlanSampler, Windows
+from solar import Crops, DataLoader, Field, H5Dataset, LayoutError, PlanError, PlanSampler, Ragged, Windows
 
 
 @pytest.fixture
@@ -51,3 +51,47 @@ def test_a_label_by_name_is_that_at_the_windows_place(path: str, where: np.ndarr
             PlanSampler(data, 1, 0, labels=own, **options)
         )
     assert list(PlanSampler(data, 1, 0, weights="y")) == list(PlanSampler(data, 1, 0, weights=own))
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> tuple[Path, Path]:
+    """Rows, text and groups in one file, and beside it one with text as keys."""
+    one, other = tmp_path / "a.h5", tmp_path / "b.h5"
+    with h5py.File(one, "w") as file:
+        file["x"], file["id"] = np.arange(60).reshape(5, 4, 3), np.arange(100, 105)
+        file["names"] = np.array(["a", "bb", "", "d", "e"], object)
+        file["molecules/m0/z"] = np.zeros(2)
+    with h5py.File(other, "w") as file:
+        file["t"], file["id"] = np.arange(5), np.array([b"%d" % key for key in range(100, 105)])
+    return one, other
+
+
+MISTAKES = {
+    "a class, not what is made of it": (lambda a, _: H5Dataset(a, "x", samples=Windows), r"Windows\(\.\.\.\) or Crops"),
+    "a kind in quotes": (lambda a, _: H5Dataset(a, "x", samples="windows"), r"Windows\(\.\.\.\) or Crops"),
+    "a pattern as a field": (lambda a, _: H5Dataset(a, "/molecules/*/z"), r'samples="/group/\*"'),
+    "a slice": (lambda a, _: H5Dataset(a, "x")[0:3], r"slice\(0, 3, None\): several by data\.__getitems__"),
+    "numbers and text as keys": (
+        lambda a, b: H5Dataset(a, {"x": "x", "t": Field("t", file=b, by="id")}),
+        "the keys here are numbers, and there text",
+    ),
+    "two names of a key": (lambda _, b: Field("t", file=b, by=("id", "id")), "by is the name of one dataset"),
+    "lengths that are no whole numbers": (lambda *_: Crops((2.0, 2)), "whole numbers, one for each axis"),
+    "so many boxes of a grid": (lambda *_: Crops((2, 2), per=4), 'with at="random" so many boxes'),
+    "text as numbers": (lambda a, _: H5Dataset(a, Ragged("/names")), "is text: name it without Ragged"),
+    "a word in capitals": (lambda a, _: DataLoader(H5Dataset(a, "x"), service="Auto"), "did you mean 'auto'"),
+    "no state": (lambda a, _: DataLoader(H5Dataset(a, "x")).load_state_dict(None), "no state of solar's DataLoader"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_to_give_instead(mistake: str, mixed: tuple[Path, Path]) -> None:
+    make, said = MISTAKES[mistake]
+    with pytest.raises((TypeError, ValueError, LayoutError, PlanError), match=said):
+        make(*mixed)
+
+
+def test_samples_of_text_are_bytes(mixed: tuple[Path, Path]) -> None:
+    data = H5Dataset(mixed[0], {"name": "names", "x": "x"})
+    (batch,) = DataLoader(data, 5)
+    assert batch["name"] == [b"a", b"bb", b"", b"d", b"e"]

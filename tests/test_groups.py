@@ -31,6 +31,7 @@ from solar import (
     PlanSampler,
     Ragged,
     SolarError,
+    Windows,
     _native,
 )
 from solar.io.layout import groups as groups_of_files
@@ -243,7 +244,8 @@ def test_a_group_has_no_object_of_its_own(tmp_path: Path) -> None:
         (CSR("X"), {}, "a matrix is not"),
         (Field("coords", steps=(0, 1)), {}, "steps, axis, file and cf"),
         ("coords", {"together": True}, "leave together= and reader= out"),
-        ("coords", {"samples": "molecules"}, 'the pattern of groups\' names: "/runs/\\*"'),
+        ("coords", {"samples": "molecules"}, 'a pattern of groups such as "/runs/\\*"'),
+        ("coords", {"samples": Windows}, r"Windows\(\.\.\.\) or Crops"),
         (Ragged("energy"), {}, "is a scalar"),
     ],
 )

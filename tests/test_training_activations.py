@@ -373,7 +373,10 @@ def test_a_gradient_of_a_gradient_is_refused_in_words() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"bound": 0.1}, 'give "auto", or bounds by the names of layers'),
+        ({"bound": 0.1}, 'give "auto", or bounds by the names of layers.*for all'),
+        ({"bound": nn.Identity()}, 'bound of Identity: give "auto"'),
+        ({"bound": {"0": "a"}}, "a bound is a number of 0"),
+        ({"fraction": "x"}, "a share of the gradient's noise"),
         ({"bound": {"0": -1.0}}, "a bound is a number of 0"),
         ({"bound": {"0": float("nan")}}, "a bound is a number of 0"),
         ({"method": "sparse"}, 'there are "bounded" and "frequency"'),
@@ -381,8 +384,8 @@ def test_a_gradient_of_a_gradient_is_refused_in_words() -> None:
     ],
 )
 def test_what_cannot_be_is_refused(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said), compressed_activations(**asked):
-        pass
+    with pytest.raises(ValueError, match=said):
+        compressed_activations(**asked)
 
 
 def test_a_name_that_the_model_has_not_is_refused_with_the_nearest() -> None:

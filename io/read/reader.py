@@ -386,6 +386,11 @@ def checked_rows(asked: NDArray[Any], samples: int, name: str) -> NDArray[np.int
         return np.empty(0, np.int64)
     if asked.dtype.kind not in "iu" or asked.ndim > 1:
         lists = "; lists of samples come from a batch_sampler=" if asked.ndim > 1 and asked.dtype.kind in "iu" else ""
+        if asked.dtype == object:
+            raise TypeError(
+                f"samples are chosen by integers, not by {asked.reshape(-1)[0]!r}: several by "
+                "data.__getitems__([0, 1, 2]), or Subset(data, range(3))"
+            )
         raise TypeError(
             f"samples are chosen by integers along axis 0, not by {asked.dtype} of shape {asked.shape}{lists}"
         )

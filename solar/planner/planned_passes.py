@@ -358,7 +358,7 @@ def goes_on(last: PlannedPasses, window: PlannedPasses, parts: Sequence[RunPart]
 def in_words(window: PlannedPasses) -> str:
     """What a window does with the memory, and what that takes in a later epoch."""
     said = [_way_in_words(plan, piece) for plan, piece in zip(window.plans, window.pieces, strict=True)]
-    ways = " and ".join(dict.fromkeys(said))
+    ways = "; ".join(dict.fromkeys(said))  # of fields that are used differently
     typical = [plan.counts[len(plan.counts) // 2] for plan in window.plans]
     requests, nbytes = sum(one.requests for one in typical), sum(one.bytes for one in typical)
     samples = len(window.segment(window.segments.start).planned.rows)

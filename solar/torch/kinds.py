@@ -18,6 +18,7 @@ from solar.io.unequal import Found, name_of, of_groups, of_rows
 from solar.io.windows import Windows
 from solar.torch.batch.pending import leaves, mapped
 
+KINDS = '"rows", "files", "groups", a pattern of groups such as "/runs/*", Windows(...) or Crops(...)'
 Groups = tuple[str, list[str], list[bool]]  # the pattern of their names, what is read of each, and whether as rows
 
 
@@ -34,11 +35,11 @@ def lying(
     path: Paths, fields: Any, samples: Any, reader: By, cache: Folder, together: bool
 ) -> tuple[Any, Sequence[Lying | Columns]]:
     """The Layouts of the fields, in their structure; and of each of them where its samples lie."""
+    if not isinstance(samples, str | Windows | Crops):
+        raise ValueError(f"samples={samples!r}: {KINDS}")
     if isinstance(samples, str) and samples not in ("rows", "files"):
         if samples != "groups" and not samples.startswith("/"):
-            raise ValueError(
-                f'samples={samples!r}: "rows", "files", "groups", or the pattern of groups\' names: "/runs/*"'
-            )
+            raise ValueError(f"samples={samples!r}: {KINDS}")
         if together or reader != "auto":
             raise LayoutError(
                 f"samples={samples!r}: groups are read natively, and looked for by each rank; the second one to open "
@@ -57,7 +58,7 @@ def lying(
     if unequal and (elsewhere or isinstance(samples, Windows) or any(field and field.steps for field in given)):
         other = "crops and slices" if elsewhere else "windows"
         raise LayoutError(f"{other} and fields of unequal length do not go together: make a data set of each")
-    kind: Samples = "rows" if isinstance(samples, Windows | Crops) else samples
+    kind: Samples = "files" if samples == "files" else "rows"
     columns: Sequence[Lying | Columns] = []
     if elsewhere or joined:
         found = mapped(fields, lambda field: inspect(_file(field, path), name_of(field), samples=kind, **look))

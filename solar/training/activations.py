@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -51,13 +51,12 @@ class KeptActivations:
         self.exact_peak_nbytes = max(self.exact_peak_nbytes, self.exact_nbytes)
 
 
-@contextmanager
 def compressed_activations(
     bound: Literal["auto"] | Mapping[str, float] = "auto",
     method: Literal["bounded", "frequency"] = "bounded",
     *,
     fraction: float = 0.1,
-) -> Iterator[KeptActivations]:
+) -> AbstractContextManager[KeptActivations]:
     """Within it, what models keep for their backward pass is kept in fewer bytes; gradients change a little.
 
     `bounded`: each number is off by a bound at most. "auto" finds that of each layer, and finds it anew while training:
@@ -81,13 +80,24 @@ def compressed_activations(
     if method not in ("bounded", "frequency"):
         raise ValueError(f'method={method!r}: there are "bounded" and "frequency"')
     if isinstance(bound, Mapping):
-        wrong = {name: value for name, value in bound.items() if not (math.isfinite(value) and value >= 0)}
+        wrong = {name: value for name, value in bound.items() if not (_is_number(value) and 0 <= value < math.inf)}
         if wrong:
             raise ValueError(f"bound={wrong}: a bound is a number of 0 (bit for bit) or more")
     elif bound != "auto":
-        raise ValueError(f'bound={bound!r}: give "auto", or bounds by the names of layers: {{"conv1": 1e-3}}')
-    if not 0 < fraction <= 1:
+        given = repr(bound) if _is_number(bound) or isinstance(bound, str) else f"of {type(bound).__name__}"
+        every = f' ({{"": {bound}}} for all)' if _is_number(bound) else ""
+        raise ValueError(f'bound {given}: give "auto", or bounds by the names of layers: {{"conv1": 1e-3}}{every}')
+    if not _is_number(fraction) or not 0 < fraction <= 1:
         raise ValueError(f"fraction={fraction}: it is a share of the gradient's noise, above 0 and at most 1")
+    return _compressed(bound, method, fraction)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@contextmanager
+def _compressed(bound: str | Mapping[str, float], method: str, fraction: float) -> Iterator[KeptActivations]:
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(threads) as pool:
         packer = _Packer(bound, method == "frequency", fraction, pool.map if threads > 1 else map)

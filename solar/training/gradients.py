@@ -16,6 +16,7 @@ MORE_BYTES = 0.25  # that "auto" spends, of the bytes that all layers take in FE
 CHOSEN_EVERY = 100  # steps, after which it chooses anew
 
 Rows = torch.Tensor  # of SCALED numbers
+ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since PyTorch 2.13
 
 
 def compressed_gradients(
@@ -38,8 +39,11 @@ def compressed_gradients(
     if any(one.device.type != "cpu" for one in model.parameters()):
         raise ValueError("the model is on a device; this has been tried on CPUs (gloo) only: leave it out there")
     exchange = SentGradients(model, bits, group)
-    # Not the method itself: DDP compares annotations with types, and ours are text.
-    model.register_comm_hook(None, lambda _, bucket: exchange.averaged(bucket))
+    try:
+        # Not the method itself: DDP compares annotations with types, and ours are text.
+        model.register_comm_hook(None, lambda _, bucket: exchange.averaged(bucket))
+    except RuntimeError as error:
+        raise ValueError(f"the model has a hook for its gradients already, and takes one: {error}") from None
     return exchange
 
 
@@ -118,7 +122,7 @@ class SentGradients:
             mean += before
         told = _encoded(mean, bits)
         self._mean_errors[bucket, bits] = (mean - _decoded(told, bits)).nan_to_num_(0.0, 0.0, 0.0)
-        dist.all_gather_into_tensor(sent, told, group=self._group)
+        ALL_GATHER(sent, told, group=self._group)
         self.sent_nbytes += 2 * told.nbytes * (self._ranks - 1)
 
         rows.copy_(_decoded(sent, bits))

@@ -308,7 +308,7 @@ class SamplerState:
 
     def load(self, state: dict[str, Any]) -> None:
         """Lets the next pass begin where this state was taken; for an empty state, at the beginning."""
-        if state:
+        if state or not isinstance(state, dict):
             self._check(state)
             # The state of a finished epoch names the next one. The training loop tells the sampler that epoch.
             # If it has done so already, that stays.
