@@ -20,7 +20,9 @@ import torch
 from ragged_kit import plainly
 
 from solar import DataLoader, H5Dataset, PlanSampler
+from solar.serve.conductor import Conductor
 from solar.serve.service import Service
+from solar.serve.window import Turn
 
 SAMPLES = 1200
 FIELDS = {"x": "x", "y": "y"}
@@ -76,6 +78,30 @@ def soon(there: Callable[[], bool]) -> bool:
     while not (came := there()) and time.monotonic() < end:
         time.sleep(0.01)  # between two questions
     return came
+
+
+def in_step(monkeypatch: pytest.MonkeyPatch, jobs: int, batches: int) -> None:
+    """What a service reads depends on no clock from here on: it plans when so many jobs have told so many batches.
+
+    All of them seem equally fast, and nobody is left behind.
+    """
+    here = Conductor._here
+
+    def all_there(hall: Conductor) -> list[Turn]:
+        there = len(hall.members) == jobs and all(one.known == batches for one in hall.members)
+        return here(hall) if there or hall._run is not None else []
+
+    monkeypatch.setattr(Conductor, "_here", all_there)
+    monkeypatch.setattr("solar.serve.pace.clock", lambda: 0.0)
+
+
+def side_by_side(loaders: list[DataLoader[Any]], epochs: int) -> None:
+    """Takes a batch of each in turn."""
+    for epoch in range(epochs):
+        for one in loaders:
+            one.set_epoch(epoch)
+        for _ in zip(*loaders, strict=True):
+            pass
 
 
 def epochs_of(loader: DataLoader[Any], epochs: int = 2, pause: float = 0) -> str:

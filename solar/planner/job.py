@@ -20,6 +20,7 @@ from solar.planner.packed import encoding_nbytes, packable
 from solar.planner.pass_uses import PassUses, SampleUses, alone, in_lockstep, once_a_step
 from solar.planner.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, planned_together, ways_after
 from solar.planner.regions import whole
+from solar.planner.served import budget_of_jobs
 from solar.planner.share import wholes
 from solar.planner.sharing import SENDING, Sharing, Who
 from solar.planner.sweep import Counts, KeepPolicy, total
@@ -144,6 +145,8 @@ def planned(job: Job, node: int = 0) -> NodePlan:
     """The plan of a node, as its loaders make it: exact counts for each epoch. TooSmall as theirs."""
     if not job.memory:
         return _one_by_one(job, node)
+    if job.beside:
+        return _of_service(job)
     first = node * job.world.ranks_per_node
     ranks = range(first, min(first + job.world.ranks_per_node, job.world.ranks))
     own = job.sharing(first)
@@ -151,10 +154,17 @@ def planned(job: Job, node: int = 0) -> NodePlan:
     pieces = job.pieces if job.world.ranks == 1 else own.planned()
     taken = [_needs(job, rank, of_epoch(0) if rank == first else _part(job, job.sharing(rank), 0)) for rank in ranks]
     longest = max(_batch(job), int(of_epoch(0).sizes.max(initial=0))) if job.world.ranks == 1 else job.batch
-    taken += [one._replace(threads=0) for one in taken for _ in job.beside]  # the engine is one for all jobs
     budget = divided(job.memory, longest, taken, wholes([piece.region for piece in pieces]))
     batches = sum(one.beside + budget.staged * one.waiting for one in taken)
     return _followed(job, of_epoch, packable(pieces, budget.scratch), budget, batches)
+
+
+def _of_service(job: Job) -> NodePlan:
+    """The plan of a service that has all of these jobs from its first step on."""
+    of_epoch = lru_cache(EPOCHS_KEPT)(lambda epoch: alone(job.uses(epoch)))
+    jobs, together = (job.uses_of(one, 0) for one in job.orders), of_epoch(0).planned
+    budget, ring = budget_of_jobs(list(jobs), together, job.pieces, job.memory, job.scratch, job.threads)
+    return _followed(job, of_epoch, packable(job.pieces, budget.scratch), budget, ring)
 
 
 def predicted(

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.io.exchange.exchanged import Exchange
 from solar.io.read.run import threads
-from solar.planner.budget import Budget, Needs, divided
-from solar.planner.packed import encoding_nbytes, packable
+from solar.planner.budget import Budget
+from solar.planner.packed import packable
 from solar.planner.pass_uses import PassUses
-from solar.planner.planned_passes import PlannedPasses
-from solar.planner.share import wholes
+from solar.planner.planned_passes import PlannedPasses, planned_together
+from solar.planner.served import FOR_BATCHES, SEGMENTS, STEPS_TOLD, divided_for_steps, ring_of, segment_steps
 from solar.serve.cut import cut, parcels_of, reach
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
@@ -27,7 +27,6 @@ from solar.serve.pace import Slack, typical
 from solar.serve.steps import Steps
 from solar.serve.together import Alone, Together
 from solar.serve.window import (
-    FOR_BATCHES,
     Turn,
     Wants,
     Window,
@@ -35,7 +34,6 @@ from solar.serve.window import (
     fits,
     in_places,
     in_turn,
-    ring_of,
     shares_of,
     stretch,
     wanted_by,
@@ -44,8 +42,7 @@ from solar.values import RunPart, Told
 
 ENTRIES = 64  # batches of a job that are announced together
 TOLD = 2  # stretches that the Run is told of before it needs them
-STEPS_TOLD = 16  # steps, at least: joins and leaves change the plan behind those that were told
-WINDOW_SEGMENTS = 32  # of a window, 16 to the longest epoch
+WINDOW_SEGMENTS = 2 * SEGMENTS
 WINDOW_USES = 1 << 25
 SETTLES, GATHERS = 0.25, 0.02  # seconds without news after which the plan is changed; and where nobody is served yet
 
@@ -86,9 +83,8 @@ class Conductor:
 
     def _divided(self, ring: int) -> Budget:
         """The memory, where so much of it is for steps."""
-        scratch, encodes = self.opened.scratch, encoding_nbytes(self._pieces)
-        own = Needs(ring, 0, scratch, threads(), 1, scratch > self.opened.sample_nbytes, encodes=encodes)
-        return divided(self.memory, 1, [own], wholes([piece.region for piece in self._pieces]))
+        nbytes, scratch = self.opened.sample_nbytes, self.opened.scratch
+        return divided_for_steps(self.memory, ring, self._pieces, nbytes, scratch, threads())
 
     # --- when ----
 
@@ -96,10 +92,11 @@ class Conductor:
         since: float | None = None
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self._closing or self._here() or self.together.called)
+                while not (here := self._here()) and not (self._closing or self.together.called):
+                    self.changed.wait()
                 if self._closing:
                     return
-                told_at, here = self._told_at, self._here()
+                told_at = self._told_at
             since = time.monotonic() if since is None else since
             window = self._window(here)
             if window is None:
@@ -156,28 +153,35 @@ class Conductor:
         every = [one for one, there in zip(every, may, strict=True) if there and one.steps]
         if not every:
             return None
-        length = max(STEPS_TOLD, -(-max(one.longest for one in every) // (WINDOW_SEGMENTS // 2)))
-        steps = max(one.steps for one in every)
-        steps = max(1, min(steps, WINDOW_SEGMENTS * length, WINDOW_USES // max(1, sum(one.most for one in every))))
+        longest, most = max(one.longest for one in every), sum(one.most for one in every)
+        length, steps = segment_steps(longest), max(one.steps for one in every)
+        steps = max(1, min(steps, WINDOW_SEGMENTS * length, WINDOW_USES // max(1, most)))
         segments = range(0, steps, length)
         of_nodes = self.together.uses(stretch(self.opened, here, at, min(at + length, steps)) for at in segments)
         sizes: list[int] = []  # of the largest step of each segment, as planning comes by
 
-        def made(at: int) -> PassUses:
+        def made(length: int, at: int) -> PassUses:
             end = min(at + length, steps)
-            found = self.together.divided(stretch(self.opened, here, at, end), of_nodes, at, end)
+            return self.together.divided(stretch(self.opened, here, at, end), of_nodes, at, end)
+
+        def segment(at: int) -> PassUses:
+            found = made(length, at)
             sizes.append(int(self._slots(found).max(initial=0)))
             return found
 
-        makers = [partial(made, at) for at in segments]
+        makers = [partial(segment, at) for at in segments]
         batch = sum(one.slots for one in every)
         if not self._used:
             self._pieces = self.together.pieces(self.opened.held(self.memory * self.together.ranks))
         makers[0]()
         self._make_room(batch * nbytes, sizes[0] * nbytes)
         pieces, kept = packable(self._pieces, self.budget.scratch), self.budget.parts
-        none, storages = [None] * len(pieces), self.opened.storages()
-        passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, none, False)
+        # What is cheapest shows in epochs: of a sixteenth of one hardly anything comes again.
+        few = planned_together(most * longest, first=True)
+        epochs = [partial(made, longest, at) for at in range(0, steps, longest)][:few]
+        storages = self.opened.storages()
+        ways = PlannedPasses(epochs, 0, pieces, kept, batch, storages, [None] * len(pieces), False).ways
+        passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, ways, False)
         assert len(sizes) >= len(makers), "planning goes through all of them"
         spare = self._used // max(1, max(sizes) * nbytes) - 2
         parts = [

@@ -23,11 +23,11 @@ from solar.io.machine.figures import size
 from solar.io.machine.late import Late
 from solar.io.serve.frames import Fault, Refused
 from solar.planner.pass_uses import SampleUses
+from solar.planner.served import least_of
 from solar.serve.conductor import ENTRIES, Conductor, OnItsWay
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
 from solar.serve.together import Alone, Together
-from solar.serve.window import FOR_BATCHES
 
 log = logging.getLogger("solar")
 
@@ -68,14 +68,14 @@ class Hall(Conductor):
                 raise Refused("the service ends, or divides its memory anew", again=True)
             slots = min(most, int(self.opened.slots(first).max()) * 5 // 4 + 1) if self.opened.apart else most
             together = slots + sum(one.slots for one in self.members if not one.left) + self.elsewhere
-            wanted = 2 * together * self.opened.sample_nbytes
-            if wanted > self.ring:
+            wanted = together * self.opened.sample_nbytes
+            if (least := least_of(wanted)) > self.memory:
                 there = figures.count(1 + sum(not one.left for one in self.members), "job")
-                least = FOR_BATCHES * wanted * self.of_all // self.memory
+                least = least * self.of_all // self.memory
                 others = " and of those of other nodes" if self.elsewhere else ""
                 raise Refused(
-                    f"the batches of {there}{others} on their way take {size(wanted)}, and {size(self.ring)} of the "
-                    f"memory is for them: give --memory {size(least)} or more",
+                    f"the batches of {there}{others} on their way take {size(2 * wanted)}, and {size(self.ring)} of "
+                    f"the memory is for them: give --memory {size(least)} or more",
                     again=True,
                 )
             ledger = _native.Ledger(ENTRIES, len(self.opened.fields), most)

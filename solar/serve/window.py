@@ -15,9 +15,6 @@ from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
 from solar.values import RunPart, Told
 
-FOR_BATCHES = 8  # batches on their way take one part of so many of the memory, at most
-RINGS = ((64, 4), (32, 4), (16, 2), (FOR_BATCHES, 1))  # parts for them, and the steps that there must be room for
-
 
 class Turn(NamedTuple):
     """What a window has of a member: from this batch to that. What it tells later is of the next window."""
@@ -155,13 +152,3 @@ def fits(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
         one.pages <= other.pages and (one.page, one.stored, one.pack) == (other.page, other.stored, other.pack)
         for one, other in pairs
     )
-
-
-def ring_of(memory: int, most: int, step: int) -> int:
-    """What steps of so many bytes need on their way; `most` is what one takes where nothing is shared.
-
-    >>> [ring_of(64 << 20, jobs << 18, 1 << 18) >> 20 for jobs in (1, 4, 8, 32)]
-    [1, 1, 2, 8]
-    """
-    parts = (memory // part for part, steps in RINGS if memory // part >= max(most, steps * step))
-    return next(parts, memory // FOR_BATCHES)

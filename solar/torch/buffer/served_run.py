@@ -17,6 +17,7 @@ from solar.io.machine.late import Late
 from solar.io.read.reader import Pending, Rows
 from solar.io.serve.frames import Refused, close_all
 from solar.planner.pass_uses import SampleUses
+from solar.planner.served import MORE_BLOCKS
 from solar.torch.buffer.door import Door
 from solar.torch.buffer.served_data import Uses
 from solar.torch.buffer.thread import Background, in_background
@@ -26,7 +27,6 @@ log = logging.getLogger("solar")
 COPIED, ALONE = 2, 4  # batches that are there before they are asked for: copied, or being read
 COME_WITHIN = 10.0  # seconds after which a batch that does not come is read alone
 NAP = 0.1
-MORE_BLOCKS = 4  # of blocks that a batch has, one part of so many more are asked for
 FAR_OFF = 1 << 62  # a batch that there is not
 
 

@@ -1,0 +1,80 @@
+"""How a service divides its memory among the steps of its jobs, threads, and what is kept: for it and `solar plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solar.planner.budget import Budget, Needs, TooSmall, divided
+from solar.planner.packed import encoding_nbytes
+from solar.planner.pass_uses import SampleUses
+from solar.planner.planned_passes import Piece
+from solar.planner.share import wholes
+
+FOR_BATCHES = 8  # batches on their way take one part of so many of the memory, at most
+RINGS = ((64, 4), (32, 4), (16, 2), (FOR_BATCHES, 1))  # parts for them, and the steps that there must be room for
+MORE_BLOCKS = 4  # of blocks that a batch has, one part of so many more may be those of a later one
+STEPS_TOLD, SEGMENTS = 16, 16  # steps that are told together, at least; and parts of the longest epoch else
+
+
+def segment_steps(longest: int) -> int:
+    """How many steps are planned as one segment, where the longest epoch has so many."""
+    return max(STEPS_TOLD, -(-longest // SEGMENTS))
+
+
+def ring_of(memory: int, most: int, step: int) -> int:
+    """What steps of so many bytes need on their way; `most` is what one takes where nothing is shared.
+
+    >>> [ring_of(64 << 20, jobs << 18, 1 << 18) >> 20 for jobs in (1, 4, 8, 32)]
+    [1, 1, 2, 8]
+    """
+    parts = (memory // part for part, steps in RINGS if memory // part >= max(most, steps * step))
+    return next(parts, memory // FOR_BATCHES)
+
+
+def least_of(batches: int) -> int:
+    """The memory that a service needs where the batches of all its jobs take so many bytes: it has room for two."""
+    return 2 * FOR_BATCHES * batches
+
+
+def divided_for_steps(memory: int, ring: int, pieces: Sequence[Piece], nbytes: int, scratch: int, cores: int) -> Budget:
+    """The budget where so much is for steps, and a sample of them takes `nbytes`. TooSmall where nothing is left."""
+    own = Needs(ring, 0, scratch, cores, 1, scratch > nbytes, encodes=encoding_nbytes(pieces))
+    return divided(memory, 1, [own], wholes([piece.region for piece in pieces]))
+
+
+def budget_of_jobs(
+    jobs: Sequence[SampleUses], together: SampleUses, pieces: Sequence[Piece], memory: int, scratch: int, cores: int
+) -> tuple[Budget, int]:
+    """The budget of a service with jobs that have such epochs, and what is for steps. TooSmall where it takes fewer.
+
+    It has a place for each sample of a step, or for each of the blocks that they are cut of.
+    """
+    nbytes = sum(_slot_nbytes(piece) for piece in pieces if piece.dataset == 0)
+    every = [int(_places(one, pieces).max(initial=0)) for one in jobs]
+    if any(piece.in_blocks for piece in pieces):
+        every = [one + one // MORE_BLOCKS for one in every]
+    if (least := least_of(sum(every) * nbytes)) > memory:
+        raise TooSmall(memory, least, len(jobs))
+    begin = segment_steps(max(len(one.starts) - 1 for one in jobs))
+    step = int(_places(together, pieces)[:begin].max(initial=0))
+    ring = ring_of(memory, sum(every) * nbytes, step * nbytes)
+    return divided_for_steps(memory, ring, pieces, nbytes, scratch, cores), ring
+
+
+def _slot_nbytes(piece: Piece) -> int:
+    return piece.units.sample_nbytes if piece.in_blocks else piece.sample_nbytes
+
+
+def _places(uses: SampleUses, pieces: Sequence[Piece]) -> NDArray[np.int64]:
+    """The places that each step takes, in the field that needs most."""
+    fields = {piece.field: np.zeros(len(uses.starts) - 1, np.int64) for piece in pieces}
+    for piece in pieces:
+        if piece.in_blocks:
+            fields[piece.field] += np.diff(piece.rows(uses)[1])
+        else:
+            fields[piece.field] = uses.sizes
+    most: NDArray[np.int64] = np.maximum.reduce(list(fields.values()))
+    return most
