@@ -97,7 +97,7 @@ def test_each_alone_is_the_plan_of_one_with_its_part_of_the_memory(asked: Ask) -
 
 def test_orders_that_are_more_alike_cost_less(asked: Ask) -> None:
     flags = (["--common-order"], ["--study", "0.02"], ["--study", "10%"], [])
-    answers = [asked(*SMALL, "--jobs", "6", *more) for more in flags]
+    answers = [asked(*SMALL, "--jobs", "6", "--batch-size", "5", *more) for more in flags]
     seconds = [answer["policies"]["solar"]["seconds"] for answer in answers]
     assert seconds == sorted(seconds)
     assert seconds[0] * 2 < seconds[3]
@@ -108,7 +108,7 @@ def test_orders_that_are_more_alike_cost_less(asked: Ask) -> None:
 def test_what_is_too_little_memory_for_all_is_said_for_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--jobs", "8", "--memory", "10k"]) == 1
     said = capsys.readouterr().err
-    assert "the batches of all jobs alone take" in said
+    assert "a service of all jobs, or each by itself with its part, needs" in said
     assert main([*SMALL, "--jobs", "8", "--memory", said.split("--memory ")[2].split(",")[0]]) == 0
 
 
@@ -152,7 +152,7 @@ def test_people_get_what_all_take_and_what_each_does(capsys: pytest.CaptureFixtu
     lines = said.splitlines()
     assert "4 jobs on 1 node, 10 samples each a step; 700 KiB on each node: 35% of the data set" in said
     assert "4 jobs side by side, step by step, each with an order of its own; all want the same within 5% of" in said
-    assert "ready of each job" in said
+    assert "for the steps of all jobs (" in said
     for head in ("an epoch of 4 jobs", "of each job"):
         place = next(place for place, line in enumerate(lines) if line.startswith(head))
         assert [line[:10] for line in lines[place + 1 : place + 4]] == ["each alone", "each alone", "together, "]

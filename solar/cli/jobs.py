@@ -104,7 +104,12 @@ def _alone(job: Job, jobs: int) -> NodePlan:
     try:
         return plan_of(replace(job, beside=(), memory=job.memory // jobs))
     except TooSmall as error:
-        raise TooSmall(job.memory, jobs * error.least, jobs) from None
+        least = jobs * error.least
+        try:
+            plan_of(job)
+        except TooSmall as of_all_jobs:
+            least = max(least, of_all_jobs.least)
+        raise TooSmall(job.memory, least, jobs) from None
 
 
 def of_all(outcome: Outcome, jobs: int) -> Outcome:

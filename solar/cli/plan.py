@@ -38,7 +38,7 @@ disks. All times are modelled for that storage, with nothing of the data in the 
 
 With --jobs K trainings of one process each read the same data side by side, step by step: each alone with SIZE / K of
 memory, as loaders do today; each alone, sample by sample, over one page cache of SIZE; and together, with one memory of
-SIZE, from which the batches of all jobs come off first.
+SIZE, from which a service takes what steps on their way need first.
 
 The row of solar is the plan that DataLoader(H5Dataset(FILE, ...), B, sampler=PlanSampler(), buffer=SIZE, epochs=E)
 makes for this storage, and its run reads just that. A request is a stretch of storage, however long; of files by URL,
@@ -165,10 +165,11 @@ def _answered(cases: list[Case], job: Job, together: int | None) -> Answer:
     try:
         return answer(cases, job) if together is None else jobs.answer(cases, job)
     except TooSmall as error:
-        whose = "a node's ranks" if together is None else "all jobs"
+        few = f"the batches of a node's ranks alone take {error.least:,} bytes in the loader"
+        if together is not None:
+            few = f"a service of all jobs, or each by itself with its part, needs {error.least:,} bytes for batches"
         raise PlanError(
-            f"--memory {job.memory}: the batches of {whose} alone take {error.least:,} bytes in the loader; "
-            f"give at least --memory {error.least}, or 0 to read without a buffer"
+            f"--memory {job.memory}: {few}; give at least --memory {error.least}, or 0 to read without a buffer"
         ) from None
 
 

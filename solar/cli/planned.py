@@ -93,10 +93,12 @@ def opening(cases: list[Case], memory: int, answered: Answer, source: str, cache
     if refused:
         yield f"solar's loader has no buffer here: {refused}"
     elif divided := _divided(answered):
-        of = "on each rank" if cases[0].jobs == 1 else "of each job"
+        ready = f"batches ({divided['ready']} ready on each rank)"
+        if cases[0].jobs > 1:
+            ready = f"the steps of all jobs ({divided['ready']} on their way)"
         yield (
             f"solar's buffer: {figures.size(divided['samples'])} for samples, {figures.size(divided['batches'])} for "
-            f"batches ({divided['ready']} ready {of}), {figures.size(divided['scratch'])} to decode in"
+            f"{ready}, {figures.size(divided['scratch'])} to decode in"
         )
         if packed := _packed(answered):
             yield f"solar's buffer holds samples {packed}"

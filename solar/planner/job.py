@@ -162,8 +162,13 @@ def planned(job: Job, node: int = 0) -> NodePlan:
 def _of_service(job: Job) -> NodePlan:
     """The plan of a service that has all of these jobs from its first step on."""
     of_epoch = lru_cache(EPOCHS_KEPT)(lambda epoch: alone(job.uses(epoch)))
-    jobs, together = (job.uses_of(one, 0) for one in job.orders), of_epoch(0).planned
-    budget, ring = budget_of_jobs(list(jobs), together, job.pieces, job.memory, job.scratch, job.threads)
+    of_job = [job.uses_of(one, 0) for one in job.orders]
+    boxes = [isinstance(piece.extents, BoxBlocks) for piece in job.pieces]
+    held = zip(job.fields, job.pieces, boxes, strict=False)  # a step has blocks, and the pieces of one data set
+    nbytes = sum(piece.units.sample_nbytes if is_cut else field.read for field, piece, is_cut in held)
+    budget, ring = budget_of_jobs(
+        of_job, of_epoch(0).planned, job.pieces, nbytes, memory=job.memory, scratch=job.scratch, cores=job.threads
+    )
     return _followed(job, of_epoch, packable(job.pieces, budget.scratch), budget, ring)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,33 +47,30 @@ def divided_for_steps(memory: int, ring: int, pieces: Sequence[Piece], nbytes: i
 
 
 def budget_of_jobs(
-    jobs: Sequence[SampleUses], together: SampleUses, pieces: Sequence[Piece], memory: int, scratch: int, cores: int
-) -> tuple[Budget, int]:
+    jobs: Sequence[SampleUses], together: SampleUses, pieces: Sequence[Piece], nbytes: int,
+    *, memory: int, scratch: int, cores: int,
+) -> tuple[Budget, int]:  # fmt: skip
     """The budget of a service with jobs that have such epochs, and what is for steps. TooSmall where it takes fewer.
 
-    It has a place for each sample of a step, or for each of the blocks that they are cut of.
+    A step has a place of `nbytes` for each sample, or for each of the blocks that samples are cut of.
     """
-    nbytes = sum(_slot_nbytes(piece) for piece in pieces if piece.dataset == 0)
     every = [int(_places(one, pieces).max(initial=0)) for one in jobs]
     if any(piece.in_blocks for piece in pieces):
         every = [one + one // MORE_BLOCKS for one in every]
     if (least := least_of(sum(every) * nbytes)) > memory:
         raise TooSmall(memory, least, len(jobs))
     begin = segment_steps(max(len(one.starts) - 1 for one in jobs))
-    step = int(_places(together, pieces)[:begin].max(initial=0))
-    ring = ring_of(memory, sum(every) * nbytes, step * nbytes)
-    return divided_for_steps(memory, ring, pieces, nbytes, scratch, cores), ring
-
-
-def _slot_nbytes(piece: Piece) -> int:
-    return piece.units.sample_nbytes if piece.in_blocks else piece.sample_nbytes
+    step = nbytes * int(_places(together, pieces)[:begin].max(initial=0))
+    ring = ring_of(memory, sum(every) * nbytes, step)
+    budget = divided_for_steps(memory, ring, pieces, nbytes, scratch, cores)
+    return replace(budget, staged=max(1, ring // max(1, step))), ring
 
 
 def _places(uses: SampleUses, pieces: Sequence[Piece]) -> NDArray[np.int64]:
     """The places that each step takes, in the field that needs most."""
     fields = {piece.field: np.zeros(len(uses.starts) - 1, np.int64) for piece in pieces}
     for piece in pieces:
-        if piece.in_blocks:
+        if piece.in_blocks:  # of each data set
             fields[piece.field] += np.diff(piece.rows(uses)[1])
         else:
             fields[piece.field] = uses.sizes
