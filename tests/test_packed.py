@@ -117,10 +117,40 @@ def test_batches_are_torchs_and_reads_the_plans(name: str, tmp_path: Path) -> No
     assert (ran["reads"], ran["requests"], ran["bytes"]) == (plan.reads, plan.requests, plan.bytes)
     assert (ran["recovered"], ran["peak_bytes"]) == (0, plan.peak)
     assert plan.encoded == plan.reads
-    assert plan.decoded == EPOCHS * len(values)
+    assert plan.unpacked == EPOCHS * len(values)
     assert stats["bytes_decoded"] == EPOCHS * values.nbytes
     assert stats["peak_bytes"] <= memory
     assert held.startswith(f"The buffer holds samples packed without loss, {values[0].nbytes / part.page:.1f} : 1")
+
+
+WARM = Storage(latency=1e-5, bandwidth=5e9, iops=1e6)  # decoding takes the time
+
+
+@pytest.mark.parametrize("dtype", ["u2", ">i2"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_rows_out_of_chunks_with_filters_are_packed(
+    shuffle: bool, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of sixteen rows in a chunk one is wanted at a time: what is held of the others is decoded no more."""
+    values = np.random.default_rng(0).poisson(3, (SAMPLES, 48, 80)).astype(dtype)
+    values[5] = np.arange(48 * 80).reshape(48, 80) * 17  # it does not fit its page
+    path = stored(tmp_path / "x.h5", values, chunks=(16, 48, 80), compression="gzip", shuffle=shuffle)
+    memory = memory_of(path, 0.3, storage=WARM)
+    decoded = []
+    for packs in (True, False):
+        with loader_of(path, memory, storage=WARM) as loader:
+            ours = batches(loader)
+            ran, stats, plan = loader._buffered.running.counts(), loader.stats(), loader._buffered.planned
+            assert (how(loader) is not None) == packs
+        assert same(ours, torchs(values.astype("i2" if dtype == ">i2" else dtype)))
+        assert ran["reads"] == plan.reads
+        assert ran["recovered"] == (EPOCHS if packs else 0)
+        assert stats["peak_bytes"] <= memory
+        again = 16 * ran["recovered"] - (EPOCHS if packs else 0)  # its chunk, and it is not unpacked
+        assert stats["bytes_decoded"] == (plan.decoded + plan.unpacked + again) * values[0].nbytes
+        decoded.append(plan.decoded)
+        monkeypatch.setattr(trial, "WORTH", float("inf"))
+    assert 3 * decoded[0] < decoded[1]
 
 
 def test_neighbours_are_read_in_one_go(tmp_path: Path) -> None:

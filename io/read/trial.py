@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import SolarError
 from solar.io.read.reader import Rows
+from solar.io.read.run import scratch_nbytes
 from solar.values import Layout, RowPacking, Storage
 
 log = logging.getLogger("solar")
@@ -36,11 +37,15 @@ WAIT = 60.0  # seconds for a trial's rows; a storage that takes longer has other
 
 
 def may_be_packed(layout: Layout) -> bool:
-    """Whether each row is a run of numbers in its file, and of a size that is worth encoding."""
+    """Whether each row is a run of numbers in its file, or in a chunk of several, of a size that is worth encoding.
+
+    A chunk that is one row is held as it is stored.
+    """
     if layout.reader != "direct" or layout.sample_nbytes not in ROW or layout.dtype.str[1:] not in NUMBERS:
         return False
     forms = layout.forms
-    return bool(forms) and all(not form.filters and form.chunk[1:] == layout.sample_shape for form in forms)
+    whole = all(form.chunk[1:] == layout.sample_shape for form in forms)
+    return bool(forms) and whole and all(not form.filters or form.chunk[0] > 1 for form in forms)
 
 
 def tried(layout: Layout, storage: Storage, share: float) -> RowPacking | None:
@@ -64,7 +69,9 @@ def tried(layout: Layout, storage: Storage, share: float) -> RowPacking | None:
     if nbytes * WORTH > layout.sample_nbytes:
         return None
     size = layout.dtype.itemsize
-    scratch = layout.sample_nbytes + _native.pack_scratch(layout.sample_nbytes, size)
+    filtered = any(form.filters for form in layout.forms)
+    scratch = scratch_nbytes(layout) if filtered else layout.sample_nbytes
+    scratch += _native.pack_scratch(layout.sample_nbytes, size)
     number = layout.dtype.newbyteorder("=").str[1:]
     return RowPacking(number, predictor, nbytes, lost, PACKS * size, UNPACKS * size, scratch)
 
@@ -82,8 +89,9 @@ def _chosen(layout: Layout, storage: Storage) -> NDArray[np.int64]:
     size = layout.sample_nbytes
     near = max(1, min(NEIGHBOURS, storage.gap // size))
     encoding = 2 * near * size / (PACKS * layout.dtype.itemsize)  # once, and some of them by each predictor
-    each = max(storage.request_seconds, near * size / storage.bandwidth) + encoding
-    scan = layout.nbytes / storage.bandwidth
+    chunk = max([0, *(form.chunk[0] for form in layout.forms if form.filters)]) * size
+    each = max(storage.request_seconds, near * size / storage.bandwidth) + encoding + chunk / storage.decode
+    scan = layout.nbytes / min(storage.bandwidth, storage.decode if chunk else storage.bandwidth)
     requests = min(REQUESTS[-1], layout.samples // near, int(TRIAL_SHARE * scan / each))
     if requests < REQUESTS[0]:
         return np.empty(0, np.int64)

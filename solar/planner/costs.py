@@ -38,13 +38,12 @@ NEAR = 16  # units to a gap, above which many lie within one, and a head that pa
 def seconds(counts: Counts, units: Units, storage: Storage) -> float:
     """The time that reading took, decoding, and encoding what is held packed."""
     packing = units.packing
-    if packing is not None:
-        lost = packing.lost * counts.decoded
-        read = storage.seconds(counts.requests + lost, counts.bytes + lost * units.sample_nbytes)
-        worked = counts.encoded / packing.encode + counts.decoded / packing.decode
-        return read + worked * units.sample_nbytes
-    decoded = counts.decoded * units.sample_nbytes if units.encoded else 0
-    return storage.seconds(counts.requests, counts.bytes, decoded)
+    lost = 0.0 if packing is None else packing.lost * counts.unpacked  # each is read again
+    decoded = (counts.decoded + lost * units.per_unit) * units.sample_nbytes if units.encoded else 0
+    read = storage.seconds(counts.requests + lost, counts.bytes + lost * units.sample_nbytes, decoded)
+    if packing is None:
+        return read
+    return read + (counts.encoded / packing.encode + counts.unpacked / packing.decode) * units.sample_nbytes
 
 
 def scan_seconds(region: Region, storage: Storage) -> float:

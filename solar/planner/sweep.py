@@ -73,6 +73,7 @@ class Counts(NamedTuple):
     sweeps: int = 0  # times that the head began anew
     peak: int = 0  # bytes held, at most
     encoded: int = 0  # samples, to be held packed; counted here, not by the native part
+    unpacked: int = 0  # uses of such samples; likewise
 
 
 class Record(NamedTuple):
@@ -219,10 +220,10 @@ def _all_pinned(region: Region, way: KeepPolicy, uses: Uses, epochs: range) -> I
 
 
 def _decoding(counts: Counts, way: KeepPolicy, region: Region, uses: int) -> Counts:
-    """Counts whose `decoded` holds for what is held encoded: each use decodes a unit held whole, or a sample packed."""
+    """Counts of what is held encoded, too: each use decodes a unit that is held whole, or unpacks a sample."""
     if region.units.packing is not None:
         read = counts.reads if way.direct else 0  # straight into batches
-        return counts._replace(decoded=uses - read, encoded=counts.reads - read)
+        return counts._replace(encoded=counts.reads - read, unpacked=uses - read)
     return counts._replace(decoded=uses * region.units.per_unit) if way.whole else counts
 
 
@@ -232,7 +233,7 @@ def _pinning(region: Region, way: KeepPolicy, rest: Counts) -> Counts:
         return rest
     packed = way.pinned if region.units.packing is not None else 0
     stored = region.stored_nbytes(way.pinned)
-    pinned = Counts(way.pinned, 0, 1, stored, 0 if way.whole or packed else way.pinned, 0, 0, packed)
+    pinned = Counts(way.pinned, 0, 1, stored, 0 if way.whole else way.pinned, 0, 0, packed)
     held = region.held_nbytes(way.pinned, whole=way.whole)
     return total([pinned, rest])._replace(peak=held + rest.peak)
 
@@ -244,7 +245,7 @@ def _residents(region: Region, sweep: _native.Sweep) -> Counts:
 
 def _loading(region: Region, counts: Counts) -> Counts:
     """What only loads: nothing is used."""
-    return counts if region.units.packing is None else counts._replace(decoded=0, encoded=counts.reads)
+    return counts if region.units.packing is None else counts._replace(encoded=counts.reads)
 
 
 def check_room(region: Region, way: KeepPolicy, terms: Terms) -> None:

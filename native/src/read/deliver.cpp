@@ -117,6 +117,15 @@ void deliver_chunk(const Batch& batch, const Piece& piece, Bytes stored, Bench& 
   const Row* rows = &batch.rows[piece.first];
   const std::uint64_t nbytes = group.chunk_rows * grid.chunk_row_nbytes();
   if (batch.boxes != nullptr && batch.task == Task::read) return deliver_cuts(batch, piece, stored, nbytes, bench);
+  if (batch.task == Task::pack) {
+    const MutableBytes raw = bench.kept.fit(nbytes);  // a row is turned round in the other one
+    decode(batch, piece, stored, raw, bench);
+    for (std::uint32_t i = 0; i < piece.rows; ++i) {
+      const auto at = static_cast<std::uint64_t>(rows[i].row - group.first) * grid.chunk_row_nbytes();
+      pack(batch, rows[i], raw.subspan(at, batch.row_nbytes), bench);
+    }
+    return;
+  }
   const Tile tile = grid.tile(piece.to);
   const bool exact = piece.rows == 1 && tile.whole && tile.nbytes * rows[0].count == nbytes;
   if (exact && batch.boxes == nullptr) {  // the chunk is exactly this tile of these

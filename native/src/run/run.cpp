@@ -16,11 +16,11 @@ namespace {
 
 constexpr std::size_t node_page = 4096;  // at which each part's memory begins
 
-// Whether each row of the source is a run of numbers of this type in its file.
+// Whether each row of the source is a run of numbers of this type in its file, or in a chunk.
 bool may_pack(const Source& source, Number number) {
   const auto alone = [&source](const Form& form) {
     const read::Grid grid(source, form);
-    return form.pipeline.empty() && grid.tiles() == 1 && grid.chunk_row_nbytes() == source.row_nbytes();
+    return grid.tiles() == 1 && grid.chunk_row_nbytes() == source.row_nbytes();
   };
   return codec::itemsize_of(number) == source.itemsize && std::all_of(source.forms.begin(), source.forms.end(), alone);
 }
@@ -61,7 +61,7 @@ std::size_t Run::part(const Part& part) {
   if (part.pack &&
       (part.stored || part.page_nbytes < sizeof(std::uint64_t) || !may_pack(*part.source, part.pack->number))) {
     throw std::invalid_argument(part.source->name +
-                                ": rows are packed where each is a run of such numbers in its file");
+                                ": rows are packed where each is a run of such numbers");
   }
   if (!part.stored && !part.pack && part.pages > 0 && part.page_nbytes != part.source->row_nbytes()) {
     throw std::invalid_argument(part.source->name +
