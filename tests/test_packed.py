@@ -132,10 +132,10 @@ def test_rows_out_of_chunks_with_filters_are_packed(
     shuffle: bool, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of sixteen rows in a chunk one is wanted at a time: what is held of the others is decoded no more."""
-    values = np.random.default_rng(0).poisson(3, (SAMPLES, 48, 80)).astype(dtype)
+    values = np.random.default_rng(0).poisson(3, (2 * SAMPLES, 48, 80)).astype(dtype)
     values[5] = np.arange(48 * 80).reshape(48, 80) * 17  # it does not fit its page
     path = stored(tmp_path / "x.h5", values, chunks=(16, 48, 80), compression="gzip", shuffle=shuffle)
-    memory = memory_of(path, 0.3, storage=WARM)
+    memory = memory_of(path, 0.25, storage=WARM)
     decoded = []
     for packs in (True, False):
         with loader_of(path, memory, storage=WARM) as loader:
@@ -150,7 +150,7 @@ def test_rows_out_of_chunks_with_filters_are_packed(
         assert stats["bytes_decoded"] == (plan.decoded + plan.unpacked + again) * values[0].nbytes
         decoded.append(plan.decoded)
         monkeypatch.setattr(trial, "WORTH", float("inf"))
-    assert 3 * decoded[0] < decoded[1]
+    assert 2 * decoded[0] < decoded[1]
 
 
 def test_neighbours_are_read_in_one_go(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_windows_are_packed_row_by_row(tmp_path: Path) -> None:
         plan, ran = loader._buffered.planned, loader._buffered.running.counts()
         assert how(loader) is not None
     assert same(ours, theirs)
-    assert (ran["reads"], ran["bytes"], plan.decoded) == (plan.reads, plan.bytes, 3 * SAMPLES)
+    assert (ran["reads"], ran["bytes"], plan.unpacked) == (plan.reads, plan.bytes, 3 * SAMPLES)
 
 
 @pytest.mark.slow

@@ -50,6 +50,8 @@ class Region:
     @property
     def kinds(self) -> tuple[bool, ...]:
         """Whether units can be held whole, beside sample by sample: alone in them, only where that takes less."""
+        if self.units.packing is not None:
+            return (False,)
         several = self.units.storable and not self.samples_alone
         encoded = self.units.storable and self.units.encoded
         less = encoded and self.held_nbytes(self.items, whole=True) < self.held_nbytes(self.items, whole=False)
