@@ -26,7 +26,7 @@ from solar.values import Storage
 _ = scan  # a fixture
 
 BATCH = 4
-SLOW = Storage(latency=1e-3, bandwidth=1e9, iops=500)
+SLOW = Storage(latency=1e-3, bandwidth=1e8, iops=500)  # over a gap of a sixth of the data is read, and not over all
 
 
 class Wire:
