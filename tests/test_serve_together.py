@@ -16,6 +16,7 @@ from solar import H5Dataset, PlanSampler, _native
 from solar.errors import ReadError
 from solar.io.serve.doors import real
 from solar.planner.pass_uses import SampleUses
+from solar.planner.planned_passes import PlannedPasses
 from solar.serve.conductor import ENTRIES, Conductor
 from solar.serve.member import Member
 from solar.serve.opened import SharedData, opened
@@ -145,6 +146,27 @@ def test_what_all_plan_to_read_is_what_one_service_of_all_the_memory_would(
         for nodes in (together, alone)
     )
     assert abs(both[0] / one[0] - 1) < 0.05 and both[1] < 1.1 * one[1]
+
+
+def test_ways_of_using_memory_are_chosen_again_where_other_jobs_are_there(
+    scan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whole epochs: that takes as long as to plan some of them, so who holds back others costs it not each time."""
+    made: list[tuple[int, bool]] = []
+
+    def passes(makers: Any, first: int, pieces: Any, memory: int, batch: int, *more: Any) -> PlannedPasses:
+        made.append((len(makers), more[1][0] is None))
+        return PlannedPasses(makers, first, pieces, memory, batch, *more)
+
+    monkeypatch.setattr("solar.serve.conductor.PlannedPasses", passes)
+    nodes = nodes_of(scan, [[1, 2, 3]])
+    planned(nodes)
+    ways = nodes[0][0]._ways
+    planned(nodes)
+    assert nodes[0][0]._ways is ways
+    [(one, here)] = nodes
+    planned([(one, here[:2])])
+    assert made == [(2, True), (32, False), (32, False), (2, True), (32, False)]
 
 
 def test_who_has_no_room_beside_those_before_it_waits_for_no_batch(scan: Path) -> None:

@@ -20,6 +20,7 @@ from solar.planner.packed import packable
 from solar.planner.pass_uses import PassUses
 from solar.planner.planned_passes import PlannedPasses, planned_together
 from solar.planner.served import FOR_BATCHES, SEGMENTS, STEPS_TOLD, divided_for_steps, ring_of, segment_steps
+from solar.planner.sweep import KeepPolicy
 from solar.serve.cut import cut, parcels_of, reach
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
@@ -73,6 +74,7 @@ class Conductor:
         self._used = 0  # bytes of the ring
         self.changed = threading.Condition()
         self.head = -1.0  # the place of the last read that a Run was told of
+        self._ways, self._ways_for = list[KeepPolicy](), (0, 0, 0)  # samples of a step, bytes of the ring, epochs
         self._parts: list[RunPart] = []
         self._run: Steps | Exchange | None = None
         self._before: dict[str, int] = {}  # counts of runs that are over
@@ -176,12 +178,14 @@ class Conductor:
         makers[0]()
         self._make_room(batch * nbytes, sizes[0] * nbytes)
         pieces, kept = packable(self._pieces, self.budget.scratch), self.budget.parts
-        # What is cheapest shows in epochs: of a sixteenth of one hardly anything comes again.
-        few = planned_together(most * longest, first=True)
-        epochs = [partial(made, longest, at) for at in range(0, steps, longest)][:few]
-        storages = self.opened.storages()
-        ways = PlannedPasses(epochs, 0, pieces, kept, batch, storages, [None] * len(pieces), False).ways
-        passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, ways, False)
+        # What is cheapest shows in epochs: of a sixteenth of one hardly anything comes again. Of as many jobs it stays.
+        epochs, storages = range(0, steps, longest), self.opened.storages()
+        if self._ways_for != (found := (batch, self._used, min(2, len(epochs)))):
+            few = [partial(made, longest, at) for at in epochs][: planned_together(most * longest, first=True)]
+            none = [None] * len(pieces)
+            self._ways = PlannedPasses(few, 0, pieces, kept, batch, storages, none, False).ways
+            self._ways_for = found
+        passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, self._ways, False)
         assert len(sizes) >= len(makers), "planning goes through all of them"
         spare = self._used // max(1, max(sizes) * nbytes) - 2
         parts = [
