@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -283,3 +284,24 @@ def test_arrays_whose_lengths_are_not_known_before_are_refused(
 def test_a_reader_that_fails_is_told_with_its_last_words(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(files / "a.h5"), "x", "--buffer", "much", "--batch-size", "8"]) == 1
     assert "solar cannot read it: buffer='much': 'much' is not a size" in capsys.readouterr().err
+
+
+def test_damage_is_told_in_one_line_as_other_commands_tell_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "damaged.h5"
+    with h5py.File(path, "w") as file:
+        x = np.random.default_rng(3).normal(size=(32, 16))
+        made = file.create_dataset("x", data=x, chunks=(1, 16), fletcher32=True)
+        places = [made.id.get_chunk_info(row).byte_offset for row in range(32)]
+    content = bytearray(path.read_bytes())
+    for place in places:
+        content[place] ^= 255
+    path.write_bytes(content)
+    command = [str(path), "x", "--batch-size", "8"]
+    assert main(["digest", *command]) == 1
+    digested = capfd.readouterr().err
+    assert main(["bench", *command, "--seconds", "20ms", "--workers", "0", "--buffer", "0"]) == 1
+    said = capfd.readouterr().err
+    assert "checksum is wrong" in said
+    assert re.sub(r"sample \d+, offset \d+", "", said) == re.sub(r"sample \d+, offset \d+", "", digested)

@@ -23,6 +23,10 @@ class Failed(Exception):
     """This reader cannot read the file; the text says why."""
 
 
+class Refused(Failed):
+    """It said so itself, in a sentence that names the file."""
+
+
 class Reader:
     """A contestant. Outside its turn, it and its workers are stopped, so that they take no time from others.
 
@@ -49,14 +53,17 @@ class Reader:
             with self._child.talk(CONTEST_PATIENCE) as end:
                 for question in questions:
                     end.send(question)
-                return end.receive()
+                said = end.receive()
         except Silent:
-            said = f"{self.name} gave no batch for {CONTEST_PATIENCE:g} s: try a smaller --batch-size"
-            raise ReadError(said) from None
+            why = f"{self.name} gave no batch for {CONTEST_PATIENCE:g} s: try a smaller --batch-size"
+            raise ReadError(why) from None
         except Lost as lost:
             self._errors.seek(0)
             lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
             raise Failed(lines[-1][:300] if lines else f"its process {lost}") from None
+        if "refused" in said:
+            raise Refused(said["refused"])
+        return said
 
     def rest(self) -> None:
         """Stops it until it is asked again."""
@@ -70,13 +77,13 @@ class Reader:
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[int]]:
         """The most memory that its processes took within the block, in a list of one."""
-        peak, done = [0], threading.Event()
+        peak, done, pid = [0], threading.Event(), self._child.pid  # it is the child's as long as it lives
 
         def look() -> None:
             looking = True
             while looking:
                 looking = not done.wait(MEMORY_LOOK)
-                peak[0] = max(peak[0], resident_nbytes(self._child.pid))
+                peak[0] = max(peak[0], resident_nbytes(pid))
 
         watcher = threading.Thread(target=look, daemon=True)
         watcher.start()

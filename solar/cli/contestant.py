@@ -10,7 +10,6 @@ import argparse
 import hashlib
 import itertools
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -161,13 +160,16 @@ SIDES = {"solar": solar_side, "torch": torch_side}
 
 
 def main(caller: Caller, text: str) -> int:
-    """Answers until nothing more is asked; its exit code."""
-    job = json.loads(text)
+    """Answers until nothing more is asked; its exit code. What it cannot read is an answer, and the last one."""
     try:
-        contestant, facts = SIDES[job["reader"]](job)
+        _answer(caller, json.loads(text))
     except SolarError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
+        caller.send({"refused": str(error)})
+    return 1
+
+
+def _answer(caller: Caller, job: dict[str, Any]) -> None:
+    contestant, facts = SIDES[job["reader"]](job)
     caller.send(facts)
     while True:
         asked = caller.receive()
