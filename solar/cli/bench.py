@@ -184,7 +184,9 @@ def _contest(arguments: argparse.Namespace, asked: Contested, become: Become) ->
     except Refused as error:
         raise ReadError(str(error)) from None
     except Failed as error:
-        raise ReadError(f"{arguments.file}: a reader ended before it was done: {error}; `solar verify` tells damage") from None
+        raise ReadError(
+            f"{arguments.file}: a reader ended before it was done: {error}; `solar verify` tells damage"
+        ) from None
     finally:
         for reader in readers:
             reader.close()
