@@ -68,6 +68,40 @@ def test_what_tells_parts_gives_ragged_samples_and_windows(tmp_path: Path, told:
     assert clips[0]["hits"].tolist() == np.arange(24.0).reshape(12, 2)[2:9].tolist() and len(clips) == 1
 
 
+NONE, BEFORE, EMPTY = "", "if its first 0 stands before them", "if its first 0 is the end of an empty part"
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "expected"),
+    [
+        ("ends", {"energy": 4}, {"ends": NONE}),  # both speak for an empty first part
+        ("offsets", {"energy": 4, "elsewhere/x": 3}, {"ends": NONE}),  # what lies nearest counts
+        ("offsets", {"elsewhere/x": 3}, {"indptr": NONE}),
+        ("offsets", {"energy": 3}, {"indptr": NONE}),
+        ("hit_ptr", {}, {"indptr": NONE}),
+        ("ends", {"offsets": 5}, {"ends": NONE}),
+        ("ends", {"energy": 3}, {"indptr": BEFORE, "ends": EMPTY}),  # the name says the one, what lies beside the other
+        ("offsets", {}, {"indptr": BEFORE, "ends": EMPTY}),
+        ("offsets", {"energy": 4, "other": 3}, {"indptr": BEFORE, "ends": EMPTY}),
+    ],
+)
+def test_a_first_part_may_be_empty(
+    tmp_path: Path, told: Told, name: str, beside: dict[str, int], expected: dict[str, str]
+) -> None:
+    with h5py.File(tmp_path / "empty.h5", "w") as file:
+        file[f"run/{name}"], file["run/hits"] = [0, 2, 5, 9], np.arange(9.0)
+        for other, rows in beside.items():
+            file[f"run/{other}"] = np.arange(rows) * 9 // (rows - 1)
+    found = told(tmp_path / "empty.h5")
+    ragged = [one for one in found if one["kind"] == "ragged" and f'="/run/{name}"' in one["python"]]
+    assert len(ragged) == len(expected)
+    for one, (word, doubt) in zip(ragged, expected.items(), strict=True):
+        lengths = [2, 3, 4] if word == "indptr" else [0, 2, 3, 4]
+        assert [len(sample["hits"]) for sample in run(one["python"])] == lengths
+        assert one["words"] == f"the {len(lengths)} parts that /run/{name} tells{doubt and f' {doubt}'}, each a sample"
+    assert sum(f'="/run/{name}"' in one["python"] for one in found if one["kind"] == "windows") == 1
+
+
 def test_numbers_that_tell_nothing_are_not_taken_for_parts(tmp_path: Path, told: Told) -> None:
     with h5py.File(tmp_path / "plain.h5", "w") as file:
         file["x"], file["labels"] = np.zeros((12, 3)), np.arange(12) % 4

@@ -29,6 +29,7 @@ EDGE, LEAST_EDGE = 96, 16  # of the boxes that are shown, and of volumes that ar
 GROUPS = 8  # alike, that are worth to be samples
 CUBE = 4  # times as long as its shortest axis may the longest of a volume be
 LENGTH_NAMES = re.compile(r"(^|_)(lengths?|lens?|counts?|sizes?|num)$|^(n|num)_")
+PLACE_NAMES = re.compile(r"(^|_)(ends?|indptr|ptr|offsets?|stops?)$")
 ID_NAMES = re.compile(r"(^|_)(ids?|keys?|episode|event|run|traj|trajectory|sequence|patient)(_?(ids?|index|number))?$")
 
 Layouts = Mapping[str, Layout]
@@ -51,6 +52,7 @@ class PartsTold(NamedTuple):
     parts: int
     longest: int
     rows: int  # of all parts
+    doubt: str = ""  # where it may be read otherwise, too: what would speak for this
 
 
 def shapes_of(asked: str, files: Sequence[str], layouts: Layouts) -> list[Shape]:
@@ -142,8 +144,7 @@ def _telling(file: str, layouts: Layouts, numbers: Layouts) -> Iterator[PartsTol
         name for name in small if layouts[name].dtype.kind in "iu" and any(n > _rows(layouts[name]) for n in by_rows)
     ]
     for name in sorted(ints, key=lambda name: not _by_name(name))[:GLANCES]:
-        if (told := _lengths(name, _values(file, layouts[name]), by_rows)) is not None:
-            yield told
+        yield from _lengths(name, _values(file, layouts[name]), by_rows)
     ids = [
         name
         for name in small
@@ -157,21 +158,38 @@ def _telling(file: str, layouts: Layouts, numbers: Layouts) -> Iterator[PartsTol
 
 
 def _by_name(name: str) -> bool:
-    return bool(re.search(r"(^|_)(ends?|indptr|ptr|offsets?|stops?)$", _last(name)) or LENGTH_NAMES.search(_last(name)))
+    return bool(PLACE_NAMES.search(_last(name)) or LENGTH_NAMES.search(_last(name)))
 
 
-def _lengths(name: str, values: NDArray[Any], by_rows: Mapping[int, Any]) -> PartsTold | None:
+def _lengths(name: str, values: NDArray[Any], by_rows: Mapping[int, Sequence[str]]) -> Iterator[PartsTold]:
     """What these values tell, if they do: where parts end, or how long they are."""
     if len(values) < 2 or values.dtype.kind not in "iu" or int(values.min()) < 0:
-        return None
+        return
     last, sizes = int(values[-1]), np.diff(values.astype(np.int64), prepend=0)
     if last in by_rows and last > len(values) and (sizes >= 0).all():
-        word = "ends" if values[0] else "indptr"
-        return PartsTold(name, word, len(values) - (word == "indptr"), int(sizes.max()), last)
+        for word, doubt in _first_means(name, len(values), by_rows) if not values[0] else [("ends", "")]:
+            yield PartsTold(name, word, len(values) - (word == "indptr"), int(sizes.max()), last, doubt)
+        return
     total = int(values.sum(dtype=object))
     if total in by_rows and total > len(values) and LENGTH_NAMES.search(_last(name)):
-        return PartsTold(name, "lengths", len(values), int(values.max()), total)
-    return None
+        yield PartsTold(name, "lengths", len(values), int(values.max()), total)
+
+
+def _first_means(name: str, length: int, by_rows: Mapping[int, Sequence[str]]) -> list[tuple[str, str]]:
+    """What ends whose first is 0 are, for it stands before the parts, or the first part is empty; where nothing tells
+    which, both, with what would speak for each. Other datasets with a row for each part tell, and the name does.
+    """
+    rows = {"indptr": length - 1, "ends": length}
+    beside = {one: word for word, parts in rows.items() for one in by_rows.get(parts, ()) if one != name}
+    beside = {one: word for one, word in beside.items() if not PLACE_NAMES.search(_last(one))}  # in doubt as this is
+    found = {beside[one] for one in _near([*beside], name)}
+    if re.search(r"(^|_)(ends?|stops?)$", _last(name)):
+        found.add("ends")
+    elif re.search(r"(^|_)(indptr|ptr)$", _last(name)):
+        found.add("indptr")
+    if len(found) == 1:
+        return [(found.pop(), "")]
+    return [("indptr", "if its first 0 stands before them"), ("ends", "if its first 0 is the end of an empty part")]
 
 
 def _of_parts(asked: str, told: PartsTold, numbers: Layouts) -> Iterator[Shape]:
@@ -180,13 +198,15 @@ def _of_parts(asked: str, told: PartsTold, numbers: Layouts) -> Iterator[Shape]:
     group = told.name.rpartition("/")[0]
     beside = [name for name, one in numbers.items() if _rows(one) == told.parts and name.rpartition("/")[0] == group]
     by = f"{told.word}={quoted(told.name)}"
-    parts = f"the {told.parts:,} parts that {told.name} tells"
+    parts = f"the {told.parts:,} parts that {told.name} tells{f' {told.doubt}' if told.doubt else ''}"
     ragged = {name: _ragged(name, by) for name in _near(rows, told.name)}
     labels = {name: field_of(name, numbers[name]) for name in beside}
     if all(name in labels or _is_rows_of_numbers(numbers[name]) for name in ragged):
         fields = dict([*ragged.items(), *labels.items()][:FIELDS_SHOWN])
         yield Shape("ragged", [told.name], f"{parts}, each a sample", _call(asked, fields))
-    if told.longest < 2:
+    if told.longest < 2 or (
+        told.doubt and told.word == "ends"
+    ):  # the same windows as by indptr: an empty part has none
         return
     steps = f"range({min(CLIP, told.longest)})"
     windows = {name: f"Field({quoted(name)}, steps={steps})" for name in _near(rows, told.name)}
