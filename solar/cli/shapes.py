@@ -206,7 +206,7 @@ def _of_parts(asked: str, told: PartsTold, numbers: Layouts) -> Iterator[Shape]:
         yield Shape("ragged", [told.name], f"{parts}, each a sample", _call(asked, fields))
     if told.longest < 2 or (
         told.doubt and told.word == "ends"
-    ):  # the same windows as by indptr: an empty part has none
+    ):  # an empty part has no windows
         return
     steps = f"range({min(CLIP, told.longest)})"
     windows = {name: f"Field({quoted(name)}, steps={steps})" for name in _near(rows, told.name)}
