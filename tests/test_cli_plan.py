@@ -137,6 +137,20 @@ def test_what_cannot_be_planned_is_one_line(arguments: list[str], why: str, caps
     assert said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "more",
+    [["--window", "x=0:9", "--batch-size", "8"], ["x", "--batch-size", "8", "--jobs", "3"], ["x", "--ranks", "3"]],
+)
+def test_the_memory_that_is_advised_is_enough(
+    more: list[str], make: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make("scan.h5", x=np.zeros((300, 64), "f4"))
+    assert main(["plan", path, *more]) == 1
+    said = re.search(r"the batches take .*, with a quarter of 75 KiB that is --memory (\d+)\n", capsys.readouterr().err)
+    assert said
+    assert asked("plan", path, *more, "--memory", said[1], capsys=capsys)["buffer"]["samples"] > 0
+
+
 def test_a_file_says_what_its_samples_are(make: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
     rows = np.zeros((300, 64), "f4")
     chunked = (rows, {"chunks": (10, 64), "compression": "gzip"})

@@ -117,6 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    given, arguments.memory = arguments.memory, arguments.memory or 0
     storage, source = _storage(arguments, arguments.mixture[0][0] if arguments.mixture else arguments.file)
     with awaited("opening"):
         layouts, cases = _mixed(arguments) if arguments.mixture else _of_file(arguments, storage)
@@ -124,6 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
     cases = jobs.side_by_side(arguments, _tried(layouts, cases, arguments.memory))
     ahead = arguments.ahead or batches_ahead(layouts)
     job = job_of(cases, 0 if refused else arguments.memory, ahead)
+    if given is None:
+        raise PlanError(_memory_to_give(cases, job, arguments.jobs, refused))
     if arguments.plot:
         from solar.cli import plot  # only here: matplotlib takes its time
 
@@ -161,9 +164,28 @@ def _of_file(arguments: argparse.Namespace, storage: Storage) -> tuple[list[Layo
     return [*found.values()], [replace(one, chosen=chosen) for one in cases]
 
 
+def _memory_to_give(cases: list[Case], job: Job, together: int | None, refused: str) -> str:
+    """What to say where nobody said how much: a quarter of the data, and what the batches take where that is more."""
+    total, least = sum(case.units.total_nbytes for case in cases), 0
+    if not refused:
+        try:
+            _follow(cases, replace(job, memory=together or 1), together)  # too little for any batch
+        except TooSmall as error:
+            least = error.least
+    quarter = f"of {figures.size(total)} a quarter is --memory {total // 4}"
+    if least > total // 4:
+        batches = f"the batches take {figures.size(least)}"
+        quarter = f"{batches}, with a quarter of {figures.size(total)} that is --memory {least + total // 4}"
+    return f"how much memory may samples take on each node? Give --memory SIZE: {quarter}"
+
+
+def _follow(cases: list[Case], job: Job, together: int | None) -> Answer:
+    return answer(cases, job) if together is None else jobs.answer(cases, job)
+
+
 def _answered(cases: list[Case], job: Job, together: int | None) -> Answer:
     try:
-        return answer(cases, job) if together is None else jobs.answer(cases, job)
+        return _follow(cases, job, together)
     except TooSmall as error:
         few = f"the batches of a node's ranks alone take {error.least:,} bytes in the loader"
         if together is not None:
@@ -233,7 +255,6 @@ def _cases(
         )
     total = sum(units.total_nbytes for units in named.values())
     weights = _weights(arguments, next(iter(named.values())).samples)
-    _check_memory(arguments, total)
     for name, units in named.items():
         layout, costs = layouts.get(name), storage
         if layout is not None:
@@ -270,8 +291,6 @@ def _mixed(arguments: argparse.Namespace) -> tuple[list[Layout], list[Case]]:
     names = [name for name in (arguments.file, *arguments.dataset) if name is not None]
     sources = {path: layouts_of(path, names) for path, _ in arguments.mixture}
     world, mixed = _world(arguments), mixtures.order_of(arguments, sources)
-    total = sum(layout.stored_nbytes for found in sources.values() for layout in found.values())
-    _check_memory(arguments, total)
     cases, first = [], 0
     for path, found in sources.items():
         storage = _storage(arguments, path)[0]
@@ -289,14 +308,6 @@ def _world(arguments: argparse.Namespace) -> World:
     if per_node > arguments.ranks:
         raise PlanError(f"--ranks-per-node {per_node} of --ranks {arguments.ranks}: a node has at most all ranks")
     return World(0, arguments.ranks, 0, per_node)
-
-
-def _check_memory(arguments: argparse.Namespace, total: int) -> None:
-    if arguments.memory is None:
-        raise PlanError(
-            f"how much memory may samples take on each node? Give --memory SIZE: of {figures.size(total)} a quarter "
-            f"is --memory {total // 4}"
-        )
 
 
 def _weights(arguments: argparse.Namespace, samples: int) -> NDArray[np.float64] | None:

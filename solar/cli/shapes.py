@@ -204,9 +204,7 @@ def _of_parts(asked: str, told: PartsTold, numbers: Layouts) -> Iterator[Shape]:
     if all(name in labels or _is_rows_of_numbers(numbers[name]) for name in ragged):
         fields = dict([*ragged.items(), *labels.items()][:FIELDS_SHOWN])
         yield Shape("ragged", [told.name], f"{parts}, each a sample", _call(asked, fields))
-    if told.longest < 2 or (
-        told.doubt and told.word == "ends"
-    ):  # an empty part has no windows
+    if told.longest < 2 or (told.doubt and told.word == "ends"):  # an empty part has no windows
         return
     steps = f"range({min(CLIP, told.longest)})"
     windows = {name: f"Field({quoted(name)}, steps={steps})" for name in _near(rows, told.name)}
