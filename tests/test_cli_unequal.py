@@ -163,3 +163,24 @@ def test_a_pattern_is_told_from_a_dataset(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(SystemExit):
         main(["plan", str(tmp_path / "a.h5"), "--groups", "coords"])
     assert "give --groups behind the DATASETs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plan", "bench", "digest", "rehearse"])
+def test_fields_of_groups_are_not_guessed(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a b.h5"
+    groups_kit.written(path, [3, 5, 3, 2, 5, 5, 1, 5])
+    assert main([command, str(path), "--batch-size", "2", *(["--memory", "1M"] if command == "plan" else [])]) == 1
+    said = capsys.readouterr().err
+    assert f"it has 8 groups alike: if each is a sample, give '{path}' coords energy --groups '/molecules/*'" in said
+    assert main(["plan", str(path), "coords", "energy", "--groups", "/molecules/*", "--memory", "1M", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == 8
+    assert main(["plan", str(path), "molecules/m1/coords", "--memory", "1M"]) == 0
+
+
+def test_groups_elsewhere_do_not_matter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    groups_kit.written(tmp_path / "a.h5", [3] * 8)
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file["x"] = np.zeros((30, 9))
+    settle(tmp_path / "a.h5")
+    assert main(["plan", str(tmp_path / "a.h5"), "--memory", "1M", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["datasets"] == ["/x"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from solar.boxes import Boxes
 from solar.cli import kinds, quantities, words
-from solar.cli.contest import Failed, Reader, Refused
+from solar.cli.contest import Failed, Reader, RefusedFile
 from solar.cli.contestant import WORKERS
 from solar.cli.plan import fields_asked
 from solar.cli.progress import Become, doing, ended_in_order
@@ -181,7 +181,7 @@ def _contest(arguments: argparse.Namespace, asked: Contested, become: Become) ->
                 found[name]["failed"] = words.said(error)
         compared = _compared(arguments, readers, found)
         _rounds(arguments.seconds, readers, found, become)
-    except Refused as error:
+    except RefusedFile as error:
         raise ReadError(str(error)) from None
     except Failed as error:
         raise ReadError(

@@ -23,7 +23,7 @@ class Failed(Exception):
     """This reader cannot read the file; the text says why."""
 
 
-class Refused(Failed):
+class RefusedFile(Failed):
     """It said so itself, in a sentence that names the file."""
 
 
@@ -62,7 +62,7 @@ class Reader:
             lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
             raise Failed(lines[-1][:300] if lines else f"its process {lost}") from None
         if "refused" in said:
-            raise Refused(said["refused"])
+            raise RefusedFile(said["refused"])
         return said
 
     def rest(self) -> None:

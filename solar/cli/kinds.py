@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from solar.blocks import Blocks, refused
 from solar.boxes import BoxBlocks, Boxes
 from solar.cli import quantities
+from solar.cli.shapes import groups_alike
 from solar.errors import PlanError
 from solar.extents import Extents
 from solar.io.crops import Crops
@@ -27,6 +29,7 @@ from solar.io.layout.groups import GroupNames, grouped
 from solar.io.layout.hdf5 import inspect
 from solar.io.layout.paths import files_of
 from solar.io.lying import left_by, lying_of
+from solar.io.machine.figures import count
 from solar.io.ragged import CSR, RAGGED_BY, Columns, Ragged
 from solar.io.unequal import name_of, of_groups, of_rows
 from solar.io.windows import TOLD_BY, Windows
@@ -270,6 +273,17 @@ def groups_of(arguments: argparse.Namespace) -> GroupNames | None:
         return None
     names = [name_of(one) for one in _of_unequal_length(arguments).values()]
     return grouped(arguments.file, names, _of_groups(arguments.groups), [False] * len(names), "auto")[1]
+
+
+def no_groups(path: str, surveyed: Mapping[str, Layout], found: Mapping[str, Layout]) -> None:
+    """Refuses fields that were found in groups alike instead of named: which of these are as long is chance."""
+    for pattern, groups, names in groups_alike(surveyed):
+        if any(name.rpartition("/")[0] in groups for name in found):
+            given = " ".join(map(shlex.quote, (path, *names, "--groups", pattern)))
+            raise PlanError(
+                f"{path}: it has {count(len(groups), 'group')} alike: if each is a sample, give {given}; else name "
+                "the DATASETs that make up one"
+            )
 
 
 def held(

@@ -365,6 +365,8 @@ def layouts_of(path: str, names: list[str], *, alike: bool = True) -> dict[str, 
         layouts = fields_of(surveyed)
         if not layouts:
             raise PlanError(f"{path}: it has no dataset with samples that can be read; `solar inspect` says why")
+        if alike:
+            kinds.no_groups(path, surveyed, layouts)
     unread = next((layout for layout in layouts.values() if layout.reader == "none"), None)
     if unread is not None:
         raise PlanError(f"{path}: {unread.name} cannot be read: {unread.reason}")

@@ -77,7 +77,17 @@ def _parts_of(shapes: Sequence[Shape]) -> set[str]:
 
 
 def _groups(asked: str, layouts: Layouts) -> Iterator[Shape]:
-    """Groups beside each other that hold the same datasets, and no groups."""
+    for pattern, groups, names in groups_alike(layouts):
+        fields = {name: quoted(name) for name in names}
+        said = f"{figures.count(len(groups), 'group')} alike, each a sample"
+        parts = [f"{group}/{name}" for group, members in groups.items() for name in members]
+        yield Shape("groups", parts, said, _call(asked, fields, f"samples={quoted(pattern)}"))
+
+
+def groups_alike(layouts: Layouts) -> Iterator[tuple[str, Mapping[str, Layouts], list[str]]]:
+    """Groups beside each other that hold the same datasets, and no groups: the pattern of their names, what each has,
+    and which of that are numbers.
+    """
     by_group: dict[str, dict[str, Layout]] = defaultdict(dict)
     for name, one in layouts.items():
         group, _, last = name.rpartition("/")
@@ -89,11 +99,9 @@ def _groups(asked: str, layouts: Layouts) -> Iterator[Shape]:
     for above, groups in beside.items():
         first = by_group[groups[0]]
         alike = all(_group_kind(by_group[group]) == _group_kind(first) for group in groups)
-        fields = {name: quoted(name) for name, one in first.items() if words.is_number(one.dtype)}
+        fields = [name for name, one in first.items() if words.is_number(one.dtype)]
         if len(groups) >= GROUPS and alike and fields and all(one.reader == "direct" for one in first.values()):
-            parts = [f"{group}/{name}" for group in groups for name in by_group[group]]
-            said = f"{figures.count(len(groups), 'group')} alike, each a sample"
-            yield Shape("groups", parts, said, _call(asked, fields, f"samples={quoted(f'{above}/*')}"))
+            yield f"{above}/*", {group: by_group[group] for group in groups}, fields
 
 
 def _group_kind(members: Layouts) -> dict[str, Any]:
