@@ -114,10 +114,11 @@ class Steps:
         self.times.append(time.perf_counter())
 
     def told(self, asked: Asked, ranks: int = 1) -> Record:
-        """The losses, and the samples a second of the last epoch: not a number where there was but one."""
+        """The losses, the samples a second of the last epoch (not a number if there was but one), the first step's time."""
         steps = len(self.times) // asked.epochs
         seconds = self.times[-1] - self.times[-steps - 1] if asked.epochs > 1 else math.nan
-        return {"losses": self.losses, "last_epoch": steps * asked.batch_size * ranks / seconds}
+        rate = steps * asked.batch_size * ranks / seconds
+        return {"losses": self.losses, "last_epoch": rate, "first_step": self.times[0]}  # of all processes' clock
 
 
 def fallen(found: Record) -> str:
