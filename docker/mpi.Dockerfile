@@ -23,7 +23,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels /src \
 
 # What no image runs is taken out; the tests before had it.
 FROM build AS slim
-RUN /src/docker/slim /opt/solar
+RUN /src/docker/slim /opt/solar && python -m solar.selftest
 
 FROM debian:12.11-slim
 # hadolint ignore=DL3008
