@@ -198,6 +198,9 @@ class Reader:
     def waiting_for(self, ticket: int) -> str:
         """What a ticket waits for: "file: dataset, sample 17, offset 123"; empty when for nothing."""
 
+    def progress(self, last: int) -> tuple[int, int]:
+        """How many pieces of the tickets up to this one are done, of all there ever were, and how many there are."""
+
     def abandon(self, ticket: int) -> None:
         """Gives up a ticket: what has not begun is dropped, its output let go once no thread writes to it."""
 
@@ -451,6 +454,9 @@ class Run:
 
     def waiting_for(self) -> str:
         """What the next batch waits for: "file: dataset, sample 17, offset 123", or ranks; empty when for nothing."""
+
+    def due(self) -> int:
+        """The last ticket of the Reader that the batch being made waits for; 0: it waits for none yet."""
 
     def counts(self) -> dict[str, int]:
         """What was done: steps, reads, hits, requests, bytes, held_bytes, peak_bytes, recovered, stall_ns."""

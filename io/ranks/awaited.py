@@ -38,9 +38,9 @@ class Phase:
     """Something that a person waits for."""
 
     what: str
-    done: Callable[[], int] | None = None  # how many of `all` there are, at any time; None: nobody knows
+    done: Callable[[], int | None] | None = None  # how many of `all` there are, at any time; None: nobody knows
     all: int = 0
-    unit: str = ""  # "B": they are bytes
+    unit: str = ""  # "B": they are bytes; "%": `all` is 100
     about: float = 0.0  # the seconds that it may take, a guess; 0: nobody knows
     before: Callable[[], int] = int  # how many were there already: the others' rate is that of the rest
     more: Callable[[], str] = str  # what else is to be said
@@ -49,7 +49,7 @@ class Phase:
     @property
     def counted(self) -> bool:
         """Whether it is known how far it is: of one thing alone that says nothing."""
-        return self.done is not None and self.all > 1
+        return self.done is not None and self.all > 1 and self.done() is not None
 
     @property
     def guessed(self) -> str:
@@ -58,13 +58,14 @@ class Phase:
 
     def text(self, seconds: float) -> str:
         """What it says in a line after so many seconds."""
-        if not self.counted:
+        done = self.done() if self.done is not None and self.all > 1 else None
+        if done is None:
             return f"{self.what}: {figures.duration(round(seconds))}{self.guessed}"
-        assert self.done is not None, "it is counted"
-        done = min(self.done(), self.all)
+        done = min(done, self.all)
         rate = (done - self.before()) / max(seconds, 1e-9)
-        told = [f"{done / self.all:.0%}", figures.rate(rate)] if self.unit == "B" else []
-        told = told or [f"{done:,} of {self.all:,} {self.unit}".rstrip()]
+        told = [f"{done:,} of {self.all:,} {self.unit}".rstrip()]
+        if self.unit in ("B", "%"):
+            told = [f"{done / self.all:.0%}", figures.rate(rate) if self.unit == "B" else ""]
         told += [self.more()]
         if rate > 0 and done < self.all:
             told.append(f"{figures.duration(round((self.all - done) / rate) or 1)} left")
@@ -76,7 +77,7 @@ _phases: list[Phase] = []  # of the main thread; the last one is shown
 
 @contextmanager
 def awaited(
-    what: str, done: Callable[[], int] | None = None, of: int = 0, unit: str = "", *, about: float = 0.0
+    what: str, done: Callable[[], int | None] | None = None, of: int = 0, unit: str = "", *, about: float = 0.0
 ) -> Iterator[None]:
     """Shows `what` is done here once it has taken two seconds, and by `done` how far it is. `done` must be quick.
 
@@ -121,11 +122,13 @@ def _printable(phase: Phase) -> Phase:
     return phase if what == phase.what else replace(phase, what=what)
 
 
-def waiting(what: str, make: Callable[[], Made]) -> Made:
+def waiting(
+    what: str, make: Callable[[], Made], done: Callable[[], int | None] | None = None, of: int = 0, unit: str = ""
+) -> Made:
     """What is made, awaited. Where nobody looks on it is this call and no more."""
     if not _is_shown():
         return make()
-    with awaited(what):
+    with awaited(what, done, of, unit):
         return make()
 
 
@@ -173,7 +176,7 @@ def show(
             shown, of = None if phase is None else make(phase), phase
         if shown is not None and phase is not None:
             if phase.done is not None:
-                shown.n = min(phase.done(), phase.all)
+                shown.n = min(phase.done() or 0, phase.all)
             shown.initial, shown.postfix = phase.before(), phase.more()
             shown.refresh()
         ended = wait(every)
@@ -194,6 +197,8 @@ def bar(phase: Phase) -> Any:
     if phase.counted:
         known = {"total": phase.all}
         known |= {"unit": "B", "unit_scale": True} if phase.unit == "B" else {"unit": f" {phase.unit}"}
+    if phase.counted and phase.unit == "%":
+        known["bar_format"] = "{desc}: {percentage:.0f}%|{bar}| {elapsed}<{remaining}"
     shown = made(desc=phase.what, leave=False, **known)
     shown.start_t -= time.monotonic() - phase.began
     return shown

@@ -50,6 +50,11 @@ class Engine:
         return cls.reader
 
     @classmethod
+    def progress(cls, last: int) -> tuple[int, int]:
+        """How many pieces of the tickets up to this one are done, of all that there were, and how many there are."""
+        return (0, 0) if cls.reader is None else cls.reader.progress(last)
+
+    @classmethod
     def forget(cls) -> None:
         if cls.reader is not None:
             cls.inherited.append(cls.reader)
@@ -92,9 +97,9 @@ class Ticket:
         rows = np.ascontiguousarray(rows, np.int64)
         if isinstance(source, _native.Boxes):
             assert corners is not None, "each box has its corner"
-            self._number = self._reader.submit_boxes(source, rows, corners.reshape(-1), memory, positions)
+            self.number = self._reader.submit_boxes(source, rows, corners.reshape(-1), memory, positions)
         else:
-            self._number = self._reader.submit(source, rows, memory, positions, counts)
+            self.number = self._reader.submit(source, rows, memory, positions, counts)
         self._counts = None
 
     def poll(self, seconds: float) -> bool:
@@ -105,7 +110,7 @@ class Ticket:
         """Its counts, in the order of COUNT_NAMES, if it is done within this time."""
         if self._counts is None:
             try:
-                self._counts = self._reader.wait(self._number, seconds)
+                self._counts = self._reader.wait(self.number, seconds)
             except SolarError:
                 self._counts = ()
                 raise
@@ -113,7 +118,7 @@ class Ticket:
 
     def waiting_for(self) -> str:
         """What is still missing: "file: dataset, sample 17, offset 123"."""
-        return self._reader.waiting_for(self._number)
+        return self._reader.waiting_for(self.number)
 
     def counts(self) -> dict[str, int]:
         """Counts of what was read and decoded for it, once it is done (native/include/solar/reader.hpp)."""
@@ -121,7 +126,7 @@ class Ticket:
 
     def __del__(self) -> None:
         if self._counts is None and not sys.is_finalizing() and self._reader is Engine.reader:
-            self._reader.abandon(self._number)
+            self._reader.abandon(self.number)
 
 
 def bypassed_share(layout: Layout, page_cache: bool | None) -> float:

@@ -80,15 +80,15 @@ class Pending:
     ) -> None:
         self.nbytes = nbytes  # of these rows' values
         self._values = values
-        self._work = work
+        self.work = work
         self._finish = finish
         self._here = False
 
     def wait(self, seconds: float | None = None) -> NDArray[Any]:
         """Waits for the values. TimeoutError after `seconds` says what is missing; one may wait again."""
-        self._here = self._here or until(self._work.poll, seconds)
+        self._here = self._here or until(self.work.poll, seconds)
         if not self._here:
-            raise Late.values(seconds, self._work.waiting_for())
+            raise Late.values(seconds, self.work.waiting_for())
         if self._finish is not None:
             self._values, self._finish = self._finish(self._values), None
         return self._values
@@ -96,7 +96,7 @@ class Pending:
     @property
     def counts(self) -> dict[str, int]:
         """Counts, after wait: rows, requests, bytes_read, ...; if libhdf5's process read them, only rows."""
-        return self._work.counts()
+        return self.work.counts()
 
 
 class _NoWork:

@@ -160,6 +160,10 @@ class Running:
         """Counts of what the run has read, held, and found in the buffer since it began."""
         return {} if self._run is None else self._run.counts()
 
+    def due(self) -> int:
+        """The engine's last ticket that the batch being made waits for; 0: it waits for none yet."""
+        return 0 if self._run is None else self._run.due()
+
     def fail(self, why: Exception) -> None:
         """Tells the other processes of the node why this one stops. Call close() afterwards."""
         if self._node is not None:

@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -387,6 +388,7 @@ void bind_reader(nb::module_& module) {
       .def_prop_ro(
           "backend",
           [](const BoundReader& reader) { return reader.native().backend() == Backend::uring ? "uring" : "pread"; })
+      .def("progress", [](const BoundReader& of, solar::Reader::Ticket last) { return of.native().progress(last); })
       .def("stats", &stats);
   module.def("check_unchanged", &check_unchanged, "paths"_a, "file_nbytes"_a.noconvert(), "file_mtime_ns"_a.noconvert(),
              "file_inode"_a.noconvert(), "file_ctime_ns"_a.noconvert(), "gone"_a, "threads"_a);

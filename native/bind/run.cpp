@@ -229,6 +229,8 @@ class BoundRun {
     return solar::bind::text(found);
   }
 
+  solar::Reader::Ticket due() const { return run_->due(); }
+
   nb::dict counts() const {
     const solar::RunStats stats = run_->stats();
     nb::dict out;
@@ -297,6 +299,7 @@ void bind_run(nb::module_& module) {
       .def("append", &BoundRun::append, "sizes"_a, "parts"_a)
       .def("take", &BoundRun::take, "seconds"_a)
       .def("waiting_for", &BoundRun::waiting_for)
+      .def("due", &BoundRun::due)
       .def("counts", &BoundRun::counts)
       .def("close", &BoundRun::close, "seconds"_a);
 }

@@ -1,16 +1,7 @@
-#include "solar/reader.hpp"
-
-#include <condition_variable>
 #include <csignal>
-#include <deque>
-#include <mutex>
 #include <stdexcept>
-#include <thread>
-#include <unordered_map>
-#include <unistd.h>
-#include <vector>
 
-#include "read/worker.hpp"
+#include "read/impl.hpp"
 
 namespace solar {
 
@@ -22,54 +13,8 @@ namespace {
 
 constexpr unsigned most_threads = 1024;
 constexpr unsigned most_depth = 4096;
-constexpr std::chrono::nanoseconds longest_wait = std::chrono::hours(24 * 365);
 
 }  // namespace
-
-// Tickets are served in order, those that read nothing before all others. A thread takes units of the first ticket that
-// has any left; a ticket is planned by the thread that meets it first, while the others go on with those beside it.
-struct Reader::Impl {
-  Impl(unsigned threads, unsigned depth, std::uint64_t gap, Backend wanted, std::uint64_t scratch);
-  ~Impl() { close(longest_wait); }
-
-  Ticket submit(const Work& work);
-  bool wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts);
-  std::string waiting_for(Ticket ticket);
-  void abandon(Ticket ticket) noexcept;
-  bool close(std::chrono::nanoseconds limit);
-  ReaderStats stats() const;
-  void check_process() const;
-
-  void work(Worker& worker);
-  Job* next(Job* held, bool block, std::uint32_t& unit);
-  void plan(Job& job, std::unique_lock<std::mutex>& lock);
-  Batch::Remains leave(Job& job);
-  Batch::Remains forget(Job& job);
-  void finished(Job& job);
-  void dequeue(Job& job) { urgent -= std::erase(queue, &job) > 0 && job.batch.from_buffer(); }
-  std::string on_its_way(const Job* wanted) const;
-  std::string not_begun(const Job& job) const;
-
-  const pid_t process = ::getpid();
-  Backend backend = Backend::pread;
-  std::mutex mutex;
-  std::condition_variable has_work, has_finished, has_ended;
-  const std::exception_ptr abandoned = std::make_exception_ptr(Error(Kind::read, "abandoned"));
-  std::atomic<bool> closing{false};
-  Ticket last_ticket = 0;
-  std::deque<Job> jobs;  // all there are: as many as were ever in flight at once
-  std::vector<Job*> spare;
-  std::deque<Job*> queue;  // in order of tickets, but that those that read nothing come first
-  std::atomic<unsigned> urgent{0};  // of these
-  std::unordered_map<Ticket, Job*> tickets;
-  read::Counts delivered;  // rows; all else is counted by the workers
-  read::Recent recent;
-  std::vector<std::unique_ptr<Worker>> workers;
-  unsigned running = 0;      // threads
-  bool given_up = false;     // a close() whose limit passed
-  std::mutex closing_mutex;  // of the threads below
-  std::vector<std::jthread> threads;
-};
 
 Reader::Impl::Impl(unsigned count, unsigned depth, std::uint64_t gap, Backend wanted, std::uint64_t scratch)
     : recent(count) {
@@ -202,59 +147,6 @@ bool Reader::Impl::close(std::chrono::nanoseconds limit) {
   return true;
 }
 
-// What the ticket waits for, under the lock: no Batch that is open changes, nor goes, meanwhile.
-std::string Reader::Impl::waiting_for(Ticket ticket) {
-  const std::lock_guard lock(mutex);
-  const auto found = tickets.find(ticket);
-  if (found == tickets.end()) return "";
-  const Job& job = *found->second;
-  if (job.state == Job::State::finished || job.batch.rows.empty()) return "";
-  std::string own = on_its_way(&job);
-  if (!own.empty()) return own;
-  own = not_begun(job);
-  const std::string others = own.empty() ? "" : on_its_way(nullptr);
-  return others.empty() ? own : own + " (not begun: the threads wait for " + others + ")";
-}
-
-// The piece that is longest on its way: of that Job, or of any.
-std::string Reader::Impl::on_its_way(const Job* wanted) const {
-  const Job* of = nullptr;
-  std::pair<std::uint64_t, std::uint32_t> first{UINT64_MAX, 0};  // since when, and which piece
-  for (const auto& [ticket, job] : tickets) {
-    if (job->state != Job::State::open || (wanted != nullptr && wanted != job)) continue;
-    for (const auto& worker : workers) {
-      for (const read::Flight& flight : worker->flights()) {
-        const std::uint64_t word = flight.word();
-        if (word == read::Flight::none || word >> 32 != (ticket & UINT32_MAX)) continue;
-        const std::pair one(flight.since_ns(), static_cast<std::uint32_t>(word));
-        if (one < first) {
-          of = job;
-          first = one;
-        }
-      }
-    }
-  }
-  return of == nullptr ? "" : of->batch.where(of->batch.pieces[first.second], 0);
-}
-
-// A piece that no thread has taken yet. Of what is not planned, a plan is made for the first row.
-std::string Reader::Impl::not_begun(const Job& job) const {
-  const Batch& batch = job.batch;
-  if (job.state == Job::State::open) {
-    const std::uint32_t unit = job.next_unit;
-    return unit < batch.units() ? batch.where(batch.pieces[batch.unit_begin[unit]], 0) : "";
-  }
-  Batch first;
-  Work work;
-  work.source = batch.source;
-  work.rows = std::span(&job.first_row, 1);
-  if (work.boxes = batch.boxes; work.boxes != nullptr) work.corners = batch.corner(0);
-  work.out = MutableBytes(batch.out.data(), batch.slot_nbytes);
-  first.begin(work);
-  first.plan(1);
-  return first.pieces.empty() ? "" : first.where(first.pieces.front(), 0);
-}
-
 void Reader::Impl::work(Worker& worker) {
   ::pthread_setname_np(::pthread_self(), "solar-read");
   Job* job = nullptr;
@@ -347,6 +239,7 @@ void Reader::Impl::finished(Job& job) {
     delivered.add(whole);
   }
   job.state = Job::State::finished;
+  over += job.batch.pieces.size();
   dequeue(job);
   has_finished.notify_all();
 }
@@ -386,6 +279,10 @@ bool Reader::wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* co
 
 std::string Reader::waiting_for(Ticket ticket) const {
   return ::getpid() == impl_->process ? impl_->waiting_for(ticket) : "";
+}
+
+std::pair<std::uint64_t, std::uint64_t> Reader::progress(Ticket last) const {
+  return ::getpid() == impl_->process ? impl_->progress(last) : std::pair<std::uint64_t, std::uint64_t>();
 }
 
 void Reader::abandon(Ticket ticket) noexcept {

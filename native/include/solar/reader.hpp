@@ -1,7 +1,7 @@
 // Carries out reads with native threads: rows of a Source into memory the caller owns.
 //
 // submit() returns at once; wait() blocks until that ticket's rows are in place, or throws its first error.
-// submit, wait, waiting_for, abandon, stats and close may be called from any thread. Reads are sorted, joined when the
+// submit, wait, waiting_for, progress, abandon, stats and close may be called from any thread. Reads are sorted, joined when the
 // gap between two costs less than a request, split over the threads, and land in the caller's memory without a copy
 // where no decoding is needed.
 // The caller keeps source and `out` alive until wait() returned or close() returned true.
@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "solar/boxes.hpp"
 #include "solar/buffer.hpp"
@@ -125,6 +126,8 @@ struct Work {
   std::uint64_t scratch = UINT64_MAX;  // bytes that a thread may use beside, where one request needs no more
 };
 
+inline constexpr std::chrono::nanoseconds longest_wait = std::chrono::hours(24 * 365);
+
 class Reader {
  public:
   using Ticket = std::uint64_t;
@@ -151,6 +154,8 @@ class Reader {
   // that nobody has asked for yet, and then what the threads wait for instead. Empty when it waits for nothing, or there
   // is no such ticket.
   std::string waiting_for(Ticket ticket) const;
+  // How many pieces of the tickets up to this one are done, of all that this Reader ever had, and how many there are.
+  std::pair<std::uint64_t, std::uint64_t> progress(Ticket last) const;
   // Nobody wants this ticket's rows: what has not begun is dropped, and so it soon ends, with Error(read) where rows
   // are missing. It is waited for like any other, for `out` is written to until then. An unknown ticket is ignored.
   void abandon(Ticket ticket) noexcept;

@@ -106,6 +106,8 @@ class Run {
   bool take(std::chrono::nanoseconds limit, Batch& batch);
   // What the next batch waits for: see Reader::waiting_for; or the ranks of the Node.
   std::string waiting_for() const;
+  // The last ticket that the batch being made waits for: see Reader::progress. 0: it waits for none yet.
+  Reader::Ticket due() const;
   RunStats stats() const;
   // What was appended with epochs that are over, for the caller to destroy.
   std::vector<std::shared_ptr<const void>> retired();

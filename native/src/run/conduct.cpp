@@ -193,9 +193,17 @@ void Run::Impl::prepare(const Planned& epoch, std::size_t step, Making& made) {
   }
 }
 
+void Run::Impl::note_due(const Making& made) {
+  Reader::Ticket last = made.tickets.empty() ? 0 : std::ranges::max(made.tickets);
+  for (const PartRun& part : parts) last = std::max(last, part.due_last(now));
+  const std::lock_guard lock(mutex);
+  due = last;
+}
+
 // Puts the batch together. False when it closes.
 bool Run::Impl::make(const Planned& epoch, std::size_t step, Making& made) {
   const std::uint64_t begin = now_ns(), hits = done.hits;
+  note_due(made);
   const auto settled = [this](Reader::Ticket ticket, ReaderStats& of) { return settle(ticket, of); };
   for (std::size_t p = 0; p < parts.size(); ++p) {
     if (!parts[p].arrive(epoch.parts[p], step, now, settled, done, counts)) return false;

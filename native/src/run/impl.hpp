@@ -71,8 +71,6 @@ class Lent final : public MemoryPool::Block {
   std::unique_ptr<MemoryPool::Block> block_;
 };
 
-inline constexpr std::chrono::nanoseconds longest_wait = std::chrono::hours(24 * 365);
-
 struct Run::Impl {
   Impl(Reader& on, std::shared_ptr<MemoryPool> from, std::size_t most, std::uint64_t beside, std::shared_ptr<Node> among,
        std::size_t with_taker)
@@ -109,6 +107,7 @@ struct Run::Impl {
   void publish(Making making);
   void give_up() noexcept;
   void check_process() const;
+  void note_due(const Making& making);
   MutableBytes memory(Making& making, const PartRun& part) const { return making.batch.fields[part.part().field]->bytes(); }
 
   const pid_t process = ::getpid();
@@ -135,6 +134,7 @@ struct Run::Impl {
   std::vector<std::shared_ptr<const void>> over;
   RunStats told;
   std::vector<Reader::Ticket> waited_for;  // by the thread, or about to be
+  Reader::Ticket due = 0;                  // the last one that the batch being made waits for
   std::string awaited;                     // ranks of the node, by the thread
   std::exception_ptr failed;               // the plan itself: nothing can go on
   bool closing = false, ended = true, given_up = false;

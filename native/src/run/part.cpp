@@ -295,6 +295,14 @@ Reader::Ticket PartRun::due_first() const noexcept {
   return 0;
 }
 
+Reader::Ticket PartRun::due_last(std::uint64_t now) const noexcept {
+  Reader::Ticket last = 0;
+  for (const Loading& loading : loading_) {
+    if (loading.due <= now) last = std::max(last, loading.ticket);
+  }
+  return last;
+}
+
 // Its pages may be written to, or be another's afterwards: a plan that asks for that would give wrong bytes.
 void PartRun::check_due(std::int32_t row, const char* what) const {
   if (!coming_[key(row)]) return;

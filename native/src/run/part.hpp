@@ -84,6 +84,7 @@ class PartRun {
     }
   }
   Reader::Ticket due_first() const noexcept;
+  Reader::Ticket due_last(std::uint64_t now) const noexcept;  // of those that are due now; 0: none
 
  private:
   struct Loading {

@@ -166,6 +166,12 @@ std::string Run::waiting_for() const {
   return ranks;
 }
 
+Reader::Ticket Run::due() const {
+  if (::getpid() != impl_->process) return 0;
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->due;
+}
+
 RunStats Run::stats() const {
   const std::lock_guard lock(impl_->mutex);
   return impl_->told;

@@ -208,6 +208,11 @@ class BufferedPass:
             made.weight = float(self._segment.weights[number])
         return made, names
 
+    @property
+    def run(self) -> Run | None:
+        """What makes the batches; None: nothing does yet, or they are read without one."""
+        return None if self._hold is None or self._segment is None else self._hold.run
+
     def from_run(self) -> tuple[Running, int, Array] | None:
         """The run, the number there of the batch that comes next, and the samples of each from there on.
 

@@ -14,7 +14,6 @@ from torch.utils.data._utils.pin_memory import pin_memory as pin
 from solar.errors import PlanError, ReadError, SolarError
 from solar.gpu.copier import DeviceCopier, OnDeviceBatch, copying
 from solar.io.machine.late import Late
-from solar.io.ranks.awaited import waiting
 from solar.io.workers.processes import Processes
 from solar.torch.batch.coming import Coming, profiling, span
 from solar.torch.batch.make import Threads, here
@@ -24,6 +23,7 @@ from solar.torch.batch.uneven import EMPTY_BATCH, weighted
 from solar.torch.batch.workers import Wanted, makers
 from solar.torch.buffer.buffered_pass import AheadSpec, BufferedPass, needs
 from solar.torch.buffer.group import placed
+from solar.torch.epoch.first import waited_for
 from solar.torch.epoch.skipping import UNREADABLE, LeftOut, skipping
 from solar.torch.epoch.straight import ShortWay, way_of
 from solar.torch.order.position import Draws, EpochPosition
@@ -81,7 +81,7 @@ class NativeIter(Draws):
         if profiling():
             return super().__next__()
         try:
-            data = self._next_data() if self._handed_out else waiting("reading the first batch", self._next_data)
+            data = self._next_data() if self._handed_out else waited_for(self)
         except SolarError as error:  # its message matters, not its traceback
             raise error.with_traceback(None) from error.__cause__
         self._num_yielded += 1

@@ -199,6 +199,11 @@ class OfReader:
         self._last = samples
         return arrays, counts
 
+    def tickets(self) -> tuple[Ticket, ...]:
+        """Those of the oldest batch on its way."""
+        came = self._coming[0]
+        return came[0] if isinstance(came, tuple) else ()
+
     def called(self) -> Any:
         """The samples of the batch taken last."""
         return self._last

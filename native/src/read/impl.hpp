@@ -1,0 +1,64 @@
+// What a Reader is made of: its threads, and what is under way.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <unistd.h>
+#include <unordered_map>
+#include <vector>
+
+#include "read/worker.hpp"
+#include "solar/reader.hpp"
+
+namespace solar {
+
+// Tickets are served in order, those that read nothing before all others. A thread takes units of the first ticket that
+// has any left; a ticket is planned by the thread that meets it first, while the others go on with those beside it.
+struct Reader::Impl {
+  Impl(unsigned threads, unsigned depth, std::uint64_t gap, Backend wanted, std::uint64_t scratch);
+  ~Impl() { close(longest_wait); }
+
+  Ticket submit(const Work& work);
+  bool wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts);
+  std::string waiting_for(Ticket ticket);
+  std::pair<std::uint64_t, std::uint64_t> progress(Ticket last);
+  void abandon(Ticket ticket) noexcept;
+  bool close(std::chrono::nanoseconds limit);
+  ReaderStats stats() const;
+  void check_process() const;
+
+  void work(read::Worker& worker);
+  read::Job* next(read::Job* held, bool block, std::uint32_t& unit);
+  void plan(read::Job& job, std::unique_lock<std::mutex>& lock);
+  read::Batch::Remains leave(read::Job& job);
+  read::Batch::Remains forget(read::Job& job);
+  void finished(read::Job& job);
+  void dequeue(read::Job& job) { urgent -= std::erase(queue, &job) > 0 && job.batch.from_buffer(); }
+  std::string on_its_way(const read::Job* wanted) const;
+  std::string not_begun(const read::Job& job) const;
+
+  const pid_t process = ::getpid();
+  Backend backend = Backend::pread;
+  std::mutex mutex;
+  std::condition_variable has_work, has_finished, has_ended;
+  const std::exception_ptr abandoned = std::make_exception_ptr(Error(Kind::read, "abandoned"));
+  std::atomic<bool> closing{false};
+  Ticket last_ticket = 0;
+  std::deque<read::Job> jobs;  // all there are: as many as were ever in flight at once
+  std::vector<read::Job*> spare;
+  std::deque<read::Job*> queue;  // in order of tickets, but that those that read nothing come first
+  std::atomic<unsigned> urgent{0};  // of these
+  std::unordered_map<Ticket, read::Job*> tickets;
+  read::Counts delivered;  // rows; all else is counted by the workers
+  std::uint64_t over = 0;  // pieces of tickets that are finished
+  read::Recent recent;
+  std::vector<std::unique_ptr<read::Worker>> workers;
+  unsigned running = 0;      // threads
+  bool given_up = false;     // a close() whose limit passed
+  std::mutex closing_mutex;  // of the threads below
+  std::vector<std::jthread> threads;
+};
+
+}  // namespace solar
