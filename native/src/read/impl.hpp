@@ -48,7 +48,7 @@ struct Reader::Impl {
   Ticket last_ticket = 0;
   std::deque<read::Job> jobs;  // all there are: as many as were ever in flight at once
   std::vector<read::Job*> spare;
-  std::deque<read::Job*> queue;  // in order of tickets, but that those that read nothing come first
+  std::deque<read::Job*> queue;     // in order of tickets, but that those that read nothing come first
   std::atomic<unsigned> urgent{0};  // of these
   std::unordered_map<Ticket, read::Job*> tickets;
   read::Counts delivered;  // rows; all else is counted by the workers
