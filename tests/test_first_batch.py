@@ -1,4 +1,4 @@
-"""While the first batch is read, whoever looks on sees how much of it is there. A server lets one piece go at a time."""
+"""Of a first batch, whoever looks on sees how much is there. A server lets one piece go at a time."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Steps:
         self.times.append(time.perf_counter())
 
     def told(self, asked: Asked, ranks: int = 1) -> Record:
-        """Losses, samples a second of the last epoch (not a number if there was but one), when the first step was done."""
+        """Losses, samples a second of the last epoch (no number if there was but one), when the first step was done."""
         steps = len(self.times) // asked.epochs
         seconds = self.times[-1] - self.times[-steps - 1] if asked.epochs > 1 else math.nan
         rate = steps * asked.batch_size * ranks / seconds
