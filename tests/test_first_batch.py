@@ -19,10 +19,7 @@ from solar.torch.epoch.first import percent
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
 
-BATCH, APART = (
-    4,
-    64,
-)  # samples, and rows from one that is read to the next: 4 MiB, so that none comes along with another
+BATCH, APART = 4, 64  # samples, and rows between two that are read: 4 MiB, so that none comes along with another
 LONG = 60.0  # seconds after which it hangs
 
 
