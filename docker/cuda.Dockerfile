@@ -19,7 +19,7 @@ FROM debian:12.11-slim
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev python3-dev \
-    && rm -rf /var/lib/apt/lists/* \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
     && useradd --create-home --uid 1000 solar
 COPY --from=build /opt/solar /opt/solar
 ENV PATH=/opt/solar/bin:$PATH \

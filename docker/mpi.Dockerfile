@@ -29,7 +29,7 @@ FROM debian:12.11-slim
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libhdf5-openmpi-103-1 libhdf5-openmpi-hl-100 openmpi-bin python3 \
-    && rm -rf /var/lib/apt/lists/* \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* \
     && useradd --create-home --uid 1000 solar
 COPY --from=slim /opt/solar /opt/solar
 ENV PATH=/opt/solar/bin:$PATH \
