@@ -238,6 +238,35 @@ def test_a_service_that_hangs_leaves_jobs_of_both_nodes_to_themselves_and_comes_
     assert found[0][1]["alone"] > 20 and found[1][1]["served"] > 100
 
 
+def test_a_node_that_says_nothing_is_not_waited_for_and_does_not_keep_others_from_ending(
+    scan: Path, tmp_path: Path
+) -> None:
+    """The jobs' own patience is ten seconds, in each pass: what ends it sooner is what the services notice."""
+    before = "import solar.serve.nodes as nodes\nnodes.SILENT = 2.0\n"
+    data, found = H5Dataset(scan, FIELDS), dict[int, Any]()
+    with Services(scan, where=tmp_path / "s", before=before) as services:
+        victim = services.status()[1]["pid"]
+        first = threading.Thread(target=job, args=(data, 0, 8, services.socket(0), found, 0.01))
+        first.start()
+        assert soon(lambda: any(one["batches"] > 9 for one in _status_of(services, 0)["jobs"]))
+        os.kill(victim, signal.SIGSTOP)
+        assert soon(lambda: "rank 1 of 2 services has said nothing for 2 s" in services.said())
+        first.join(90)
+        job(data, 1, 11, services.socket(0), found)  # it is refused at once
+        os.kill(victim, signal.SIGCONT)
+        assert soon(lambda: "rank 1 of 2 services is heard again" in services.said())
+        job(data, 2, 14, services.socket(0), found)
+        os.kill(victim, signal.SIGSTOP)
+        peer, _ = doors.greeted(services.sockets[0], 10, "test")
+        with peer:
+            doors.ask(peer, services.sockets[0], {"is": "stop"}, "stopping")
+        assert services.process.wait(60) != 0
+        assert "the services of other nodes do not answer" in services.said()
+    for seed, batch in ((0, 8), (1, 11), (2, 14)):
+        assert found[seed][0] == alone(data, seed, batch)
+    assert found[0][1]["alone"] > 20 and found[1][1]["served"] == 0 and found[2][1]["served"] > 100
+
+
 def _status_of(services: Services, rank: int) -> dict[str, Any]:
     peer, _ = doors.greeted(services.sockets[rank], 10, "test")
     with peer:

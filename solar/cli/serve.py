@@ -104,6 +104,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     with page or nullcontext():
         service.run()
+    if nodes is not None:
+        nodes.leave()
     return 0
 
 

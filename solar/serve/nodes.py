@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import struct
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +22,7 @@ from solar.io.ranks.letters import LETTER_GRACE, posted
 from solar.io.ranks.mail import Mail, numbered_mail
 from solar.io.ranks.meeting import TROUBLE
 from solar.io.ranks.peers import Peers, peers
-from solar.io.ranks.world import detect, launched_ranks
+from solar.io.ranks.world import detect, launched_ranks, mpi_module
 from solar.io.serve.frames import Refused
 from solar.serve.opened import SharedData
 from solar.serve.together import Alone, Said, Together
@@ -29,6 +32,9 @@ log = logging.getLogger("solar")
 LETTER_HEAD = struct.Struct("<I")  # bytes of the JSON text before the arrays
 MEET_WITHIN = 300.0  # seconds that services wait for each other when they begin
 SHORTEST, LONGEST = 0.5e-3, 0.01  # seconds between two looks for letters
+SAYS_SO = 1.0  # seconds after which one that has nothing to tell says that it is there
+SILENT, LOST = 5.0, 1800.0  # seconds without a word after which another is not waited for; and is given up
+STOOD = 0.25  # seconds: what passes between two looks counts for no more, as this process may have stood still
 BY_PROCESSES = ("Open MPI", "PMI", "Slurm")  # launchers that begin services: torchrun begins trainings
 
 
@@ -83,6 +89,9 @@ class Nodes:
         self._refused: dict[str, str] = {}  # data that a node does not read, and why
         self._open: list[list[str]] = [[] for _ in range(self.ranks)]  # data that jobs of each node have opened
         self._mails, self._nap = 0, SHORTEST
+        self._told = 0.0  # when anything was told last
+        self._silent = dict.fromkeys(self._others, 0.0)  # for how many seconds each has said nothing
+        self._parted: set[int] = set()  # ranks that end, and say so
         self._over = threading.Event()
         self._take_part: Callable[[Any, list[NDArray[Any]]], None] = lambda values, arrays: None
         self._stop: Callable[[], None] = lambda: None
@@ -99,7 +108,7 @@ class Nodes:
         """Tells all other nodes. Letters of one come in the order in which it told them."""
         told = json.dumps({**letter, "arrays": [[one.dtype.str, len(one)] for one in arrays]}).encode()
         whole = b"".join([LETTER_HEAD.pack(len(told)), told, *(np.ascontiguousarray(one).tobytes() for one in arrays)])
-        self._nap = SHORTEST  # an answer may come soon
+        self._nap, self._told = SHORTEST, time.monotonic()  # an answer may come soon
         with self._posting, reached():
             for rank in self._others:
                 self._post.send(rank, whole)
@@ -125,7 +134,9 @@ class Nodes:
     # --- data that all read together ----
 
     def check(self, data: SharedData) -> None:
-        """Refused where another node does not read these data."""
+        """Refused where another node does not read these data, or says nothing."""
+        if (silent := self._says_nothing()) is not None:
+            raise Refused(self._of_silent(silent), again=True)
         with self._lock:
             if why := self._refused.get(data.facts):
                 raise Refused(why)
@@ -174,13 +185,18 @@ class Nodes:
     # --- what this node hears ----
 
     def _listen(self) -> None:
+        last = time.monotonic()
         try:
             while not self._over.wait(self._nap):
+                last = self._looked(last)
                 self._nap = min(2 * self._nap, LONGEST)
                 for rank in self._others:
                     with reached():
                         letter = self._post.poll(rank)
                     if letter is not None:
+                        if self._silent[rank] > SILENT:
+                            log.info("rank %d of %d services is heard again", rank, self.ranks)
+                        self._silent[rank] = 0.0
                         self._hear(rank, letter)
                         self._nap = SHORTEST
                 self._check()
@@ -192,6 +208,34 @@ class Nodes:
                 one.over(str(error))
             self._stop()
 
+    def _looked(self, last: float) -> float:
+        """Says that this node is there, and ends what all read together where another says nothing; the time now."""
+        now = time.monotonic()
+        if now - self._told > SAYS_SO:
+            self.tell({"is": "here"})
+        for rank in self._others:
+            before = self._silent[rank]
+            self._silent[rank] += min(now - last, STOOD)
+            if self._silent[rank] > LOST:
+                raise ReadError(f"rank {rank} of {self.ranks} services has said nothing for {LOST:g} s")
+            if before <= SILENT < self._silent[rank]:
+                log.warning("%s", self._of_silent(rank))
+        if (silent := self._says_nothing()) is not None:
+            for one in list(self._halls.values()):
+                self.bye(one, self._of_silent(silent))
+                one.over(self._of_silent(silent))
+        return now
+
+    def _says_nothing(self) -> int | None:
+        """A rank that has said nothing for long."""
+        return next((rank for rank, seconds in self._silent.items() if seconds > SILENT), None)
+
+    def _of_silent(self, rank: int) -> str:
+        return (
+            f"rank {rank} of {self.ranks} services has said nothing for {SILENT:g} s: until it does trainings read by "
+            "themselves"
+        )
+
     def _hear(self, rank: int, letter: bytes) -> None:
         (length,) = LETTER_HEAD.unpack_from(letter)
         told = json.loads(letter[LETTER_HEAD.size : LETTER_HEAD.size + length])
@@ -199,7 +243,10 @@ class Nodes:
         for kind, count in told["arrays"]:
             arrays.append(np.frombuffer(letter, kind, count, at))
             at += arrays[-1].nbytes
+        if told["is"] == "here":
+            return
         if told["is"] == "stop":
+            self._parted.add(rank)
             self._stop()
         elif told["is"] == "open":
             with self._lock:
@@ -245,12 +292,25 @@ class Nodes:
             log.info("the other services cannot be told to end: %s", error)
 
     def close(self) -> None:
-        """Ends listening, when the others have what this one told."""
+        """Ends listening, when the others have what this one told, and end, too."""
         try:
             with reached():
-                until(asked(lambda: not any(map(self._post.needed, self._others))), LETTER_GRACE)
+                until(asked(lambda: not any(map(self._post.needed, self._others)) and self._all_end()), LETTER_GRACE)
         except ReadError as error:
             log.info("%s", error)
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join(LETTER_GRACE)
+
+    def _all_end(self) -> bool:
+        return len(self._parted) == len(self._others)
+
+    def leave(self) -> None:
+        """Leaves MPI. Where another does not end, MPI would wait for it for ever: so what began all has to end them."""
+        if not self._all_end():
+            log.error("the services of other nodes do not answer: what began them is told to end them")
+            sys.stderr.flush()
+            mpi = mpi_module()
+            if mpi is not None:
+                mpi.COMM_WORLD.Abort(1)
+            os._exit(1)

@@ -121,7 +121,7 @@ class Together:
         with self._changed:
             self._over = self._over or why
             self._changed.notify_all()
-        self._give_up(why)
+            self._give_up(why)  # before those who wake here ask whether it is over
 
     def all(self, value: Any, arrays: Sequence[NDArray[Any]] = ()) -> list[Said]:
         with self._changed:
