@@ -48,7 +48,7 @@ test-all:
 # Jobs on hosts that are network namespaces of this machine, and a real Slurm (root; iproute2, slurmctld, slurmd, munge).
 hosts: $(VENV)/.dev
 	$(INSTALL) --editable '.[mpi]'
-	$(BIN)/pytest --hosts tests/test_jobs.py
+	$(BIN)/pytest --hosts tests/test_jobs.py tests/test_serve_hosts.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

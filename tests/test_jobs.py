@@ -17,7 +17,10 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from hosts_kit import HOSTS, NETWORK, ON_HOST, asked_for, environment, on_hosts
 from mpi_kit import mpiexec, under_gloo, under_mpi
+
+_ = asked_for  # a fixture
 
 ROOT = Path(__file__).parent.parent
 SAMPLES, BATCH, EPOCHS = 480, 16, 2
@@ -130,7 +133,6 @@ def test_ranks_that_do_not_divide_the_global_batch_are_refused(tmp_path: Path) -
 # --- the scripts ----
 
 SCRIPTS = sorted((ROOT / "examples" / "jobs").glob("*.s*"))
-HOSTS = Path(__file__).parent / "hosts" / "hosts.py"
 
 
 @pytest.fixture
@@ -145,12 +147,6 @@ def test_a_script_has_nothing_that_shellcheck_minds(script: Path) -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed")
     subprocess.run(["shellcheck", str(script)], check=True)
-
-
-def environment(**more: str) -> dict[str, str]:
-    """With this Python and its launchers first on the path."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | {"PATH": path, "OMP_NUM_THREADS": "1"} | more
 
 
 @pytest.mark.slow
@@ -183,29 +179,6 @@ def with_patience(running: subprocess.Popen[bytes]) -> None:
 # --- several hosts ----
 
 
-@pytest.fixture
-def hosts(request: pytest.FixtureRequest) -> None:
-    """What starts several hosts takes minutes, and root: it is asked for."""
-    if not request.config.getoption("--hosts"):
-        pytest.skip("not asked for with --hosts")
-
-
-def on_hosts(place: Path, *command: str, slurm: bool = False, **more: str) -> str:
-    """What a command says within two hosts; skipped where these cannot be had."""
-    needed = ["ip", "tc", "unshare", "nsenter", *(["slurmctld", "slurmd", "srun", "munged"] if slurm else [])]
-    if missing := [name for name in needed if shutil.which(name) is None]:
-        pytest.skip(f"needs {', '.join(missing)}")
-    if os.geteuid() != 0:
-        pytest.skip("needs root, for network namespaces")
-    if subprocess.run(["unshare", "--mount", "--net", "--pid", "--fork", "true"], capture_output=True).returncode:
-        pytest.skip("needs leave to make namespaces")
-    line = [sys.executable, str(HOSTS), "--hosts", "2", "--rate", "1gbit", *(["--slurm"] if slurm else []), "--"]
-    env = environment(**more)
-    ended = subprocess.run([*line, *command], cwd=place, env=env, capture_output=True, text=True, timeout=600)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
-
-
 def rehearsal(place: Path) -> list[str]:
     """The command of a short one, in that folder."""
     from examples.jobs.train import make_data  # on the path by now
@@ -227,12 +200,10 @@ def check_rehearsed(said: str, by: str) -> None:
 @pytest.mark.usefixtures("hosts")
 def test_ranks_on_two_hosts_rehearse_by_mpi_over_the_network(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
-    ssh = ["-launcher", "ssh", "-launcher-exec", str(HOSTS.with_name("on_host.py")), "-hosts", "h1,h2", "-ppn", "2"]
+    ssh = ["-launcher", "ssh", "-launcher-exec", str(ON_HOST), "-hosts", "h1,h2", "-ppn", "2"]
     if "HYDRA" not in subprocess.run([mpiexec(), "--version"], capture_output=True, text=True).stdout:
         pytest.skip("needs MPICH's mpiexec")
-    # Or MPICH would find that both are one machine, and go around the network.
-    network = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp", "MPIR_CVAR_NOLOCAL": "1"}
-    said = on_hosts(place, mpiexec(), *ssh, "-n", "4", *rehearsal(place), **network)
+    said = on_hosts(place, mpiexec(), *ssh, "-n", "4", *rehearsal(place), **NETWORK)
     check_rehearsed(said, "MPI")
 
 
@@ -241,7 +212,7 @@ def test_ranks_on_two_hosts_rehearse_by_gloo_over_the_network(place: Path, monke
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--no-python"]
     torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "10.78.0.1:21000"]
-    there = str(HOSTS.with_name("on_host.py"))
+    there = str(ON_HOST)
     line = shlex.join([*torchrun, *rehearsal(place)])  # which a shell reads there, as with ssh
     both = " & ".join(shlex.join([there, host, line]) for host in ("h1", "h2"))
     check_rehearsed(on_hosts(place, "sh", "-c", f"{both} & wait"), "torch.distributed")
@@ -272,7 +243,7 @@ def test_a_job_warned_by_slurm_goes_on_with_fewer_nodes(script: str, how: str, p
 
 
 TRIAL = """
-import hashlib, sys
+import hashlib, os, sys
 from solar import DataLoader, H5Dataset, PlanSampler
 seed, sha = int(sys.argv[sys.argv.index("--seed") + 1]), hashlib.blake2b()
 data = H5Dataset(sys.argv[1], "x")
@@ -281,12 +252,14 @@ with DataLoader(data, 8, sampler=PlanSampler(data, seed=seed), buffer=0) as load
         loader.set_epoch(epoch)
         for batch in loader:
             sha.update(batch.numpy().tobytes())
-    run = loader._buffered.running
-    print("trial", seed, sha.hexdigest(), getattr(run, "counts", dict)().get("served", 0), flush=True)
+    served = getattr(loader._buffered.running, "counts", dict)().get("served", 0)
+    print("trial", seed, sha.hexdigest(), served, os.uname().nodename, flush=True)
 """
+OWN = f"/run/user/{os.getuid()}"  # which each host has by itself, as nodes have their /tmp
 SERVED_BY = {
-    "slurm-array.sbatch": (["--array=0-3", "--mem=100", "--cpus-per-task=1"], [], 4),
-    "slurm-search.sbatch": ([], ["3"], 3),
+    "slurm-array.sbatch": (["--nodelist=h1", "--array=0-3", "--mem=100", "--cpus-per-task=1"], [], 4),
+    "slurm-search.sbatch": (["--nodelist=h1"], ["3"], 3),
+    "slurm-search-nodes.sbatch": (["--nodes=2"], ["4"], 4),
 }
 
 
@@ -299,17 +272,45 @@ def test_trials_under_slurm_share_a_service(script: str, place: Path, tmp_path_f
         file["x"] = np.arange(800 * 64).reshape(800, 64)
     runtime = tmp_path_factory.mktemp("runtime")
     runtime.chmod(0o700)
-    sbatch = ["--nodelist=h1", "--export=ALL", *options, f"examples/jobs/{script}", *first, "scan.h5", "trial.py"]
+    sbatch = ["--export=ALL", *options, f"examples/jobs/{script}", *first, "scan.h5", "trial.py"]
     command = [sys.executable, str(HOSTS.with_name("batch_job.py")), *sbatch]
-    more = {"SOLAR_RUNTIME": str(runtime), "SERVICE_MEMORY": "1MiB", "USER": "root"}
+    more = {"SOLAR_RUNTIME": str(runtime), "SERVICE_MEMORY": "1MiB", "USER": "root", "TMPDIR": OWN, **NETWORK}
     states = on_hosts(place, *command, slurm=True, **more).split()
     output = "".join(path.read_text() for path in sorted(place.glob("slurm-*.out")))
     assert set(states) == {"COMPLETED"}, output
-    found = {
-        int(seed): (digest, int(served)) for _, seed, digest, served in re.findall(r"(trial) (\d+) (\w+) (\d+)", output)
-    }
+    found = {int(of[0]): of for of in re.findall(r"trial (\d+) (\w+) (\d+) (\w+)", output)}
     assert sorted(found) == [*range(trials)], output
-    for seed, (digest, served) in found.items():
+    for seed, (_, digest, served, host) in found.items():
         alone = [sys.executable, str(place / "trial.py"), str(place / "scan.h5"), "--seed", str(seed)]
         said = subprocess.run(alone, check=True, capture_output=True, text=True).stdout.split()
-        assert said[2] == digest and said[3] == "0" and served > 0, output
+        assert said[2] == digest and said[3] == "0" and int(served) > 0, output
+        assert host == ("h2" if seed % 2 and "nodes" in script else "h1")
+
+
+CANCELLED = """
+trap 'cat slurm-*.out >&2' EXIT
+job=$(sbatch --parsable --export=ALL examples/jobs/slurm-search-nodes.sbatch 2 scan.h5 endless.py) || exit
+until [ "$(grep --count begun slurm-"$job".out 2>/dev/null)" = 2 ]; do sleep 0.2; done
+ls /run/hosts/*/*
+pgrep --count --full 'solar serve'
+scancel "$job"
+while squeue --noheader | grep --quiet .; do sleep 0.2; done
+ls /run/hosts/*/*
+pgrep --count --full 'solar serve|endless.py'
+true
+"""
+
+
+@pytest.mark.usefixtures("hosts")
+def test_services_of_a_cancelled_job_end_and_leave_nothing(place: Path) -> None:
+    endless = TRIAL.replace("range(2)", "iter(int, 1)")
+    (place / "endless.py").write_text(endless.replace("with DataLoader", 'print("begun", flush=True)\nwith DataLoader'))
+    (place / "cancelled.sh").write_text(CANCELLED)  # a line of its own would be found by its text
+    with h5py.File(place / "scan.h5", "w") as file:
+        file["x"] = np.arange(800 * 64).reshape(800, 64)
+    more = {"SERVICE_MEMORY": "1MiB", "TMPDIR": OWN, **NETWORK}
+    said = on_hosts(place, "timeout", "300", "bash", "cancelled.sh", slurm=True, **more).split()
+    first, second = (f"/run/hosts/h{host}/{os.getuid()}:" for host in (1, 2))
+    assert said[:4] == [first, "solar-job-1", second, "solar-job-1"]
+    assert int(said[4]) >= 2
+    assert said[5:] == [first, second, "0"]

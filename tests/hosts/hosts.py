@@ -3,23 +3,25 @@
 
     hosts.py [--hosts 2] [--rate 1gbit] [--slurm] -- COMMAND...
 
-runs COMMAND on a head, beside hosts h1, h2, ... that it reaches by these names. Each has its own network, host name and
-loopback, and a link of the given rate in both directions. `on_host.py h1 COMMAND...` runs something there; it can stand
-for ssh (mpiexec -launcher ssh -launcher-exec on_host.py -hosts h1,h2). With --slurm each host is a node of a cluster,
-and sbatch, srun, squeue and scontrol work in COMMAND.
+runs COMMAND on a head, beside hosts h1, h2, ... that it reaches by these names. Each has its own network, host name,
+loopback and /run/user, and a link of the given rate in both directions, which is `to-h1` on the head. `on_host.py h1
+COMMAND...` runs something there; it can stand for ssh (mpiexec -launcher ssh -launcher-exec on_host.py -hosts h1,h2).
+With --slurm each host is a node of a cluster, and sbatch, srun, squeue and scontrol work in COMMAND.
 
 Needs root and iproute2; for --slurm also slurmctld, slurmd, slurm-client and munge. All of it is in namespaces of its
-own, and ends with COMMAND, whose exit status is given. Nothing is left outside but the empty folder /run/netns.
+own, and ends with COMMAND, whose exit status is given. Nothing is left outside.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 NET = "10.78.0"
@@ -72,7 +74,19 @@ def main() -> int:
         connect(chosen.hosts, chosen.rate, Path(folder))
         if chosen.slurm:
             start_slurm(chosen.hosts, Path(folder))
-        return subprocess.run(chosen.command).returncode
+        ended = subprocess.run(chosen.command).returncode
+        end_all()
+    return ended
+
+
+def end_all() -> None:
+    """Ends what is left here, before its folder goes: Slurm writes its state until it ends."""
+    assert os.getpid() == 1, "this is the first process of a namespace that has nothing else"
+    with suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
 def do(*command: str) -> None:
@@ -81,8 +95,9 @@ def do(*command: str) -> None:
 
 def connect(hosts: int, rate: str, folder: Path) -> None:
     """The head's bridge and the hosts at it."""
-    Path("/run/netns").mkdir(exist_ok=True)
-    do("mount", "-t", "tmpfs", "hosts", "/run/netns")
+    do("mount", "-t", "tmpfs", "hosts", "/run")
+    for path in ("/run/netns", "/run/user"):
+        Path(path).mkdir()
     names = [f"{NET}.{host} h{host}\n" for host in range(1, hosts + 1)]
     (folder / "hosts").write_text(f"127.0.0.1 localhost\n{NET}.254 head\n" + "".join(names))
     do("mount", "--bind", str(folder / "hosts"), "/etc/hosts")
@@ -97,6 +112,7 @@ def connect(hosts: int, rate: str, folder: Path) -> None:
 
 def plug(name: str, address: str, rate: str) -> None:
     """One host, and its link to the bridge."""
+    Path("/run/hosts", name, str(os.getuid())).mkdir(mode=0o700, parents=True)  # what on_host.py has as /run/user
     do("ip", "netns", "add", name)
     do("ip", "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
     do("ip", "link", "set", f"to-{name}", "master", "middle", "up")

@@ -15,8 +15,9 @@ def main() -> None:
         sys.exit(__doc__)
     host, *command = given
     # As with ssh, the words are joined and a shell reads them again: who calls it has quoted them for that.
-    line = f'hostname {host} && exec sh -c "exec $*"'
-    os.execvp("nsenter", ["nsenter", f"--net=/run/netns/{host}", "unshare", "--uts", "sh", "-c", line, host, *command])
+    line = f'hostname {host} && mount --bind /run/hosts/{host} /run/user && exec sh -c "$*"'
+    there = ["nsenter", f"--net=/run/netns/{host}", "unshare", "--uts", "--mount"]
+    os.execvp(there[0], [*there, "sh", "-c", line, host, *command])
 
 
 main()
