@@ -22,6 +22,7 @@ from bench import (
     codec_tables,
     recipes,
     records,
+    serve_nodes,
     shapes_data,
     shapes_tables,
     tables,
@@ -49,8 +50,8 @@ TABLES: dict[str, Callable[[list[Record]], str]] = {
     "rates": tables.rates, "buffer": buffered, "utilisation": tables.utilisation, "dlio": tables.dlio,
     "ranks": tables.ranks, "loader": tables.loader, "timeline": tables.timeline, "lossy": tables.lossy,
     "codec": codec_tables.codec, "gpu": tables.gpu, "shapes": shapes_tables.shapes,
-    "serve": tables.serve, "far": tables.far, "accelerators": accelerators.accelerators, "recipes": recipes.recipes,
-    "training": training.training,
+    "serve": tables.serve, "serve_nodes": serve_nodes.table, "far": tables.far,
+    "accelerators": accelerators.accelerators, "recipes": recipes.recipes, "training": training.training,
 }  # fmt: skip
 
 
@@ -156,6 +157,7 @@ def of_docs() -> dict[tuple[str, str], str]:
         ("benchmarks.md", "codec"): codec_tables.codec(records.read(RESULTS / "codec.jsonl")),
         ("remote.md", "far"): tables.far(records.read(RESULTS / "far.jsonl")),
         ("serving.md", "serve"): tables.serve(quoted("serve")),
+        ("serving.md", "serve_nodes"): serve_nodes.table(quoted("serve_nodes")),
         ("training.md", "training"): training.measured(quoted("training")),
         ("training.md", "losses"): training.ended(records.read(RESULTS / "training.jsonl")),  # not of times
         ("gpu.md", "results"): tables.gpu(records.read(RESULTS / "gpu.jsonl")),

@@ -36,29 +36,30 @@ LONGEST, TRIED = 60.0, 6.0  # seconds for which TensorSocket is watched, and eac
 SETTINGS = [(together, kept) for kept in (10, 32) for together in (2, 4, 8)]  # batches in a message; and on their way
 JOB = """
 import sys, time
-path, socket, way, number, buffer, group, memory = sys.argv[1:]
+path, socket, way, number, buffer, group, memory, together = sys.argv[1:]
 from solar import DataLoader, H5Dataset, PlanSampler
 data = H5Dataset(path, "x", page_cache=True if group else None)
 seed = 0 if way == "common" else int(number)
 order = PlanSampler(data, seed=seed, **({"study": 7} if way == "study" else {}))
+size = int(together)
 if group:
     from pathlib import Path
     from bench import groups
-    list(DataLoader(data, BATCH, sampler=range(2 * BATCH), buffer=0))  # threads have their memory before it counts
+    list(DataLoader(data, size, sampler=range(2 * size), buffer=0))  # threads have their memory before it counts
     groups.enter(Path(group), int(memory))
 print("ready", flush=True)
 sys.stdin.readline()
 begin = time.perf_counter()
 first = gap = 0.0
 last = begin
-with DataLoader(data, BATCH, sampler=order, epochs=EPOCHS, buffer=int(buffer), service=socket or None) as loader:
+with DataLoader(data, size, sampler=order, epochs=EPOCHS, buffer=int(buffer), service=socket or None) as loader:
     for epoch in range(EPOCHS):
         loader.set_epoch(epoch)
         for batch in loader:
             now = time.perf_counter()
             first, gap, last = first or now - begin, max(gap, now - last), now
 print(time.perf_counter() - begin, first, gap, flush=True)
-""".replace("BATCH", str(BATCH)).replace("EPOCHS", str(EPOCHS))
+""".replace("EPOCHS", str(EPOCHS))
 
 
 def main() -> int:
@@ -111,7 +112,7 @@ def measured(folder: Path, samples: int, jobs: int, way: str, *, local: bool) ->
             assert service.stdout is not None
             service.stdout.readline()
         buffer = memory // jobs if way == "alone" else 0
-        each, room = [str(path), socket, way], [str(group or ""), str(memory + groups.OWN)]
+        each, room = [str(path), socket, way], [str(group or ""), str(memory + groups.OWN), str(BATCH)]
         running = [
             subprocess.Popen([sys.executable, "-c", JOB, *each, str(number), str(buffer), *room], text=True,
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
