@@ -17,7 +17,10 @@ def waited_for(passing: Any) -> Any:
 
 
 def percent(last: Callable[[], int]) -> Callable[[], int | None]:
-    """Tells how much of what is asked for from now on is done, up to the engine's `last` ticket; None: nobody knows."""
+    """Tells how much of what is asked for from now on is done, up to the engine's `last` ticket; None: nobody knows.
+
+    What another loader of this process asks for meanwhile counts along.
+    """
     before, _ = Engine.progress(0)
     most: int | None = None
 
