@@ -56,9 +56,6 @@ def read_metadata(path: str, name: str = "", most: int = ...) -> Metadata: ...
 def read_metadata_of_many(paths: list[str], name: str, threads: int) -> list[Metadata]:
     """The same dataset of many files, in parallel; the first bad file (in order) is the error."""
 
-def why_not_hdf5(path: str) -> str:
-    """What a file without HDF5's signature seems to be, and what to do; empty: it has one."""
-
 def read_attributes(
     path: str, name: str, wanted: list[str], header_address: int = ...
 ) -> dict[str, tuple[bytes, int, bytes, str]]:

@@ -48,8 +48,18 @@ def test_people_are_told_what_became_of_each_dataset(
 def test_a_file_of_which_nothing_is_compressed_is_said_to_be_such(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["compress", make("a.h5", label=np.arange(40)), str(tmp_path / "b.h5"), "--rel", "1e-3"]) == 0
-    assert capsys.readouterr().out.startswith("nothing was compressed: every dataset was copied as it is")
+    path = make("a.h5", label=np.arange(40), words=np.array([b"text"] * 9), times=np.arange(9.0))
+    assert main(["compress", path, str(tmp_path / "b.h5"), "--rel", "1e-3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:-1] == [
+        "nothing was compressed: every dataset was copied as it is",
+        "  it is small: /label, /times",
+        "  its values are no numbers: /words",
+        "--field NAME:HOW compresses also what is small, or has a single axis",
+    ]
+    assert lines[-1].startswith(f"{tmp_path / 'b.h5'}: ") and "/s" not in lines[-1].removeprefix(str(tmp_path))
+    assert main(["compress", path, str(tmp_path / "c.h5"), "--field", "label:lossless"]) == 0
+    assert "/label  40 int64  lossless" in capsys.readouterr().out
 
 
 def test_the_keys_of_the_answer_are_fixed(scan: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +110,7 @@ def test_only_what_is_named_is_compressed_without_a_bound_for_all(
         (["--abs", "-0.0"], "say --lossless"),
         (["--rel", "nan"], "'nan': a bound is a number above 0"),
         (["--abs", "1e999"], "a bound is a number above 0"),
-        (["--abs", "-1"], "a bound is a number above 0"),
+        (["--abs", "-1"], "'-1': a bound is a number above 0, such as 1e-3\n"),
         (["--abs", "tiny"], "a bound is a number above 0"),
         (["--abs", "1", "--lossless"], "not allowed with"),
         (["--lossless", "--coder", "sz3"], "invalid choice: 'sz3'"),

@@ -128,3 +128,32 @@ def test_fields_of_which_torch_makes_no_batches_are_left_out_or_refused(
     assert {*json.loads(capsys.readouterr().out)["datasets"]} == {"/label", "/name"}
     assert main(["digest", path, "rows", "--batch-size", "4"]) == 1
     assert "rows holds {a: int32, b: float64}, and neither" in capsys.readouterr().err
+
+
+def test_what_is_missing_or_meant_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "plain.h5")
+    assert main(["digest", path]) == 1
+    assert "Give --batch-size B: a digest is of batches, and depends on it\n" in capsys.readouterr().err
+    monkeypatch.setenv("PMI_SIZE", "2")
+    for rank, said in (("0", "and 2 were started: give --ranks 2 without the launcher\n"), ("1", "")):
+        monkeypatch.setenv("PMI_RANK", rank)
+        assert main(["digest", path, "--batch-size", "8"]) == 1
+        found = capsys.readouterr().err
+        assert found.endswith(said) and bool(found) == bool(said)
+
+
+def test_no_nested_tensors_are_made_for_torch_warns_of_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with h5py.File(tmp_path / "parts.h5", "w") as file:
+        file["hits"], file["ends"] = np.arange(9.0), [0, 2, 2, 9]
+        for number in range(4):
+            file[f"g/{number}/x"] = np.arange(number + 2.0)
+    settle(tmp_path / "parts.h5")
+    monkeypatch.setattr("torch.nested.nested_tensor_from_jagged", None)
+    for more in (["--ragged", "hits", "--ends", "ends"], ["x", "--groups"]):
+        assert main(["digest", str(tmp_path / "parts.h5"), *more, "--batch-size", "3"]) == 0
+        found = capfd.readouterr()
+        assert "epoch 0: 2 steps, 4 samples" in found.out and found.err == ""

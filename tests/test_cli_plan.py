@@ -106,7 +106,16 @@ def test_times_and_counts_are_said_in_few_letters() -> None:
 def test_an_error_names_the_option(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([*SMALL, option, value])
-    assert f"argument {option}: {value!r}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith(f"solar plan: argument {option}: {value!r}")
+    assert said.endswith("; see solar plan --help\n") and said.count("\n") == 1
+
+
+def test_datasets_far_from_the_file_are_told_where_they_belong(capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong, why in ((["/y"], "/y (DATASETs stand right behind the FILE)"), (["--none"], "--none")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["plan", "a.h5", "/x", "--memory", "1M", *wrong])
+        assert capsys.readouterr().err == f"solar plan: unrecognized arguments: {why}; see solar plan --help\n"
 
 
 # --- what is asked ----

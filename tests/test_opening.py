@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -18,6 +20,7 @@ from store_kit import all_of_hdf5, smooth
 from solar.errors import LayoutError
 from solar.io.compress.store import compress
 from solar.io.compress.verify import verify
+from solar.io.layout.hdf5 import inspect
 from solar.io.libhdf5 import opening, opening_child
 
 Make = Callable[..., str]
@@ -40,6 +43,18 @@ def test_what_would_be_waited_for_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "pipe.h5"):
         with pytest.raises(LayoutError, match="is no plain file"):
             compress(path, tmp_path / "b.h5", "lossless")
+
+
+def test_a_file_that_is_cut_off_is_said_to_be_so_by_all(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "whole.h5", "w") as file:
+        file["x"] = smooth(8, 16, 16)
+    whole, torn = str(tmp_path / "whole.h5"), str(tmp_path / "torn.h5")
+    content = Path(whole).read_bytes()
+    Path(torn).write_bytes(content[:-9])
+    said = re.escape(f"{torn}: is truncated: it has {len(content) - 9} bytes of {len(content)}")
+    for read in (inspect, verify, partial(verify, whole), lambda path: compress(path, tmp_path / "b.h5", "lossless")):
+        with pytest.raises(LayoutError, match=said):
+            read(torn)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared files are not here")

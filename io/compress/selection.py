@@ -24,6 +24,10 @@ SMALL_SKIPPED = 64 << 10  # bytes; smaller datasets are not worth compressing
 LONG_AXIS = 16 << 20  # bytes; smaller datasets with a single axis are labels, times, positions
 SPARSE = 4  # a dataset is sparse if all its values would take so many times the bytes written
 COMPRESSED = "solar compressed it already"
+SMALL, ONE_AXIS = (
+    "it is small",
+    "it has a single axis",
+)  # and nobody named it
 REST = None  # the key in a Mapping of codecs for all datasets it does not name
 
 Codecs = Mapping[str | None, Codec | None]
@@ -193,9 +197,9 @@ def _not_samples(dataset: Any) -> str:
         return "it is the scale of an axis"
     nbytes = dataset.size * dataset.dtype.itemsize
     if nbytes < SMALL_SKIPPED:
-        return "it is small"
+        return SMALL
     if dataset.ndim == 1 and nbytes < LONG_AXIS:
-        return "it has a single axis"
+        return ONE_AXIS
     stored = dataset.id.get_storage_size()
     if stored == 0:
         return "nothing was written to it"

@@ -31,8 +31,8 @@ def opened(path: Path) -> Any:
     except FileNotFoundError:
         raise ReadError(errno.ENOENT, "no such file or directory", str(path)) from None
     except (OSError, RuntimeError) as error:
-        why = _native.why_not_hdf5(str(path)) or f"libhdf5 cannot open it: {error}"
-        raise LayoutError(f"{path}: {why}") from error
+        _native.read_metadata(str(path), most=1)  # says in better words what it is, and where it is cut off
+        raise LayoutError(f"{path}: libhdf5 cannot open it: {error}") from error
 
 
 def look(path: Path) -> None:

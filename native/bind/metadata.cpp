@@ -1,5 +1,4 @@
-// read_metadata, read_metadata_of_many, read_attributes, chunk_table, read_groups, varying_places,
-// why_not_hdf5.
+// read_metadata, read_metadata_of_many, read_attributes, chunk_table, read_groups, varying_places.
 
 #include "solar/metadata.hpp"
 
@@ -303,16 +302,6 @@ nb::tuple varying_places(nb::str python_path, nb::ndarray<const std::uint8_t, nb
                         nb::make_tuple(own.nbytes, own.mtime_ns, own.inode, own.ctime_ns));
 }
 
-nb::str why_not_hdf5(nb::str python_path) {
-  const std::string path = bytes_of(python_path);
-  std::string why;
-  {
-    nb::gil_scoped_release released;
-    why = solar::why_not_hdf5(solar::File::plain(path));
-  }
-  return text(why);
-}
-
 }  // namespace
 
 void bind_metadata(nb::module_& module) {
@@ -325,5 +314,4 @@ void bind_metadata(nb::module_& module) {
              nb::arg("header_address") = solar::undefined_address, nb::arg("found") = nb::none());
   module.def("read_groups", &read_groups, nb::arg("path"), nb::arg("pattern"), nb::arg("wanted"));
   module.def("varying_places", &varying_places, nb::arg("path"), nb::arg("references"), nb::arg("itemsize"));
-  module.def("why_not_hdf5", &why_not_hdf5, nb::arg("path"));
 }

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from solar import __version__
 from solar.cli.words import said
@@ -30,10 +31,18 @@ COMMANDS = {
 }
 
 
+class OneLine(argparse.ArgumentParser):
+    """Says what is wrong with arguments in one line, without pages of usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit code is 1 for an error of solar's, which takes one line."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    parser = argparse.ArgumentParser(prog="solar", description="HDF5 samples at the speed of the machine.")
+    parser = OneLine(prog="solar", description="HDF5 samples at the speed of the machine.")
     parser.add_argument("--version", action="version", version=f"solar {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
@@ -43,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command.description, command.epilog = module.__doc__, module.DETAILS
             module.add_arguments(command)
             command.set_defaults(run=module.run)
-    chosen = parser.parse_args(given)
+    chosen, left = parser.parse_known_args(given)
+    if left:
+        names = "" if left[0].startswith("-") else " (DATASETs stand right behind the FILE)"
+        commands.choices[chosen.command].error(f"unrecognized arguments: {' '.join(left)}{names}")
     try:
         code: int = chosen.run(chosen)
         return code

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from solar.cli.nearby import nearby
 from solar.cli.progress import ended_in_order, shown
 from solar.errors import PlanError, SolarError
 from solar.io.compress.codec import CODERS, FILTER_CHOICES, OUR_FILTER, PREDICTORS, Codec, parse
-from solar.io.compress.selection import COMPRESSED, REST, SMALL_SKIPPED
+from solar.io.compress.selection import COMPRESSED, ONE_AXIS, REST, SMALL, SMALL_SKIPPED, Left
 from solar.io.compress.shares import compress_together
 from solar.io.compress.store import Stored, check_target, compress
 from solar.io.compress.unfinished import leftovers
@@ -90,11 +91,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _bound(text: str) -> float:
     try:
-        value = Codec("abs", float(text)).bound
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: a bound is a number above 0, such as 1e-3 ({error})") from None
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if value == 0:
         raise argparse.ArgumentTypeError(f"{text!r}: a bound of 0 would keep every bit: say --lossless")
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: a bound is a number above 0, such as 1e-3")
     return value
 
 
@@ -285,21 +288,40 @@ def as_text(target: str, stored: Stored) -> Iterator[str]:
         small = f"{figures.size(part.nbytes)} in {figures.size(nbytes)}, {part.nbytes / max(nbytes, 1):.3g}:1"
         why = f", for {part.why}" if part.why else ""
         yield f"{what}  {bound_in_words(part.asked, part.codec)}{why}: {small}"
-    if not stored.parts:
-        yield "nothing was compressed: every dataset was copied as it is (--json says why)"
-    large = [one for one in stored.left if one.nbytes >= SMALL_SKIPPED or one.unread][:COPIES_SHOWN]
-    for one in large:
-        yield f"{words.printable(one.name)}  copied, {figures.size(one.nbytes)}: {words.printable(one.reason)}"
-    if others := len(stored.left) - len(large):
-        yield f"{figures.count(others, 'other dataset')} copied as stored (--json says why)"
+    if stored.parts:
+        yield from _copies(stored.left)
+    else:
+        yield "nothing was compressed: every dataset was copied as it is"
+        yield from _why_nothing(stored.left)
     for text in stored.lost:
         yield f"not kept: {words.printable(text)}"
     values = sum(part.nbytes for part, _ in stored.parts) - stored.again
     again = f", {figures.size(stored.again)} of values were encoded before" if stored.again else ""
+    rate = f", {figures.rate(values / max(stored.seconds, 1e-9))}" if values else ""
     yield (
-        f"{words.printable(target)}: {figures.size(stored.nbytes)} in {figures.duration(stored.seconds)}, "
-        f"{figures.rate(values / max(stored.seconds, 1e-9))}{again}"
+        f"{words.printable(target)}: {figures.size(stored.nbytes)} in {figures.duration(stored.seconds)}{rate}{again}"
     )
+
+
+def _copies(left: Sequence[Left]) -> Iterator[str]:
+    """The large ones that were left as they are, each with its reason, and how many others there are."""
+    large = [one for one in left if one.nbytes >= SMALL_SKIPPED or one.unread][:COPIES_SHOWN]
+    for one in large:
+        yield f"{words.printable(one.name)}  copied, {figures.size(one.nbytes)}: {words.printable(one.reason)}"
+    if others := len(left) - len(large):
+        yield f"{figures.count(others, 'other dataset')} copied as stored (--json says why)"
+
+
+def _why_nothing(left: Sequence[Left]) -> Iterator[str]:
+    """Why each dataset was left as it is, those alike in a line; and what can be done about it."""
+    by_reason: dict[str, list[str]] = {}
+    for one in left:
+        by_reason.setdefault(one.reason, []).append(one.name)
+    for reason, names in by_reason.items():
+        more = f" and {len(names) - COPIES_SHOWN:,} more" if len(names) > COPIES_SHOWN else ""
+        yield f"  {words.printable(reason)}: {', '.join(map(words.printable, names[:COPIES_SHOWN]))}{more}"
+    if by_reason.keys() & {SMALL, ONE_AXIS}:
+        yield "--field NAME:HOW compresses also what is small, or has a single axis"
 
 
 COPIES_SHOWN = 8  # large datasets that are copied as they are, one line each

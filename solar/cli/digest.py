@@ -13,6 +13,7 @@ from typing import Any
 from solar.cli import kinds, quantities, words
 from solar.errors import PlanError
 from solar.io.ranks.awaited import awaited
+from solar.io.ranks.world import detect
 
 DETAILS = """\
 Two epochs have the same digest where each step of one has the bytes of its turn in the other: whatever the threads, the
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("file", metavar="FILE", help="an HDF5 file, a directory of them, or a quoted glob pattern")
     add("dataset", metavar="DATASET", nargs="*", help="the fields of a sample; else those as long as the largest one")
-    add("--batch-size", metavar="B", type=quantities.count, required=True, help="samples of a batch on each rank")
+    add("--batch-size", metavar="B", type=quantities.count, help="samples of a batch on each rank (must be given)")
     add("--epochs", metavar="E", type=quantities.count, default=1, help="how many are read (1)")
     add("--ranks", metavar="W", type=quantities.ranks, default=1, help="processes among which they are divided (1)")
     add("--seed", metavar="SEED", type=quantities.seed, default=0, help="of the shuffles (0)")
@@ -41,6 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    world = detect()
+    if world.ranks > 1:
+        if world.rank:
+            return 1  # rank 0 says why
+        raise PlanError(
+            f"one process plays all ranks of a digest, and {world.ranks} were started: give --ranks {world.ranks} "
+            "without the launcher"
+        )
+    if arguments.batch_size is None:
+        raise PlanError("how many samples make a batch? Give --batch-size B: a digest is of batches, and depends on it")
     names = _batched(arguments)
     found = list(_epochs(arguments, names))
     if arguments.json:
@@ -75,6 +86,7 @@ def _epochs(arguments: argparse.Namespace, names: list[str]) -> Iterator[dict[st
     from solar.torch import DataLoader, H5Dataset, PlanSampler
 
     fields, samples = kinds.fields(arguments, names)
+    fields |= kinds.flat(arguments)  # where torch makes nested tensors, it warns in its own words
     data = H5Dataset(arguments.file, fields, samples=samples, where=arguments.where)
     options = {"buffer": arguments.buffer, "epochs": arguments.epochs, "exchange": "off"}
     loaders = []
@@ -123,8 +135,9 @@ class Digest:
 
 def _apart(values: Any) -> Any:
     """The samples of a batch, each a list of tensors, where they are of unequal length; else the batch."""
-    if getattr(values, "is_nested", False):
-        return [[one] for one in values.unbind()]
+    if isinstance(values, tuple):
+        rows, ends = values
+        return [[rows[begin:end]] for begin, end in pairwise(ends.tolist())]
     if str(getattr(values, "layout", "")) != "torch.sparse_csr":
         return values
     parts = values.col_indices(), values.values()

@@ -11,6 +11,7 @@ import argparse
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,13 @@ def fields(arguments: argparse.Namespace, names: Sequence[str]) -> tuple[dict[st
         samples = "groups" if arguments.groups == ALL_GROUPS else arguments.groups or "rows"
         return _of_unequal_length(arguments), samples
     return {name: _field(arguments, name) for name in names}, _places(arguments) or "rows"
+
+
+def flat(arguments: argparse.Namespace) -> dict[str, Ragged]:
+    """The fields whose samples differ in length, such that their batches are values and offsets, no nested tensors."""
+    own = lying(arguments, {})[1] if unequal(arguments) else {}
+    given = {name: one.given for name, one in own.items() if isinstance(one, Columns)}
+    return {name: replace(one, batch="flat") for name, one in given.items() if isinstance(one, Ragged)}
 
 
 def of_rows_alone(arguments: argparse.Namespace) -> bool:

@@ -85,9 +85,6 @@ Metadata read_metadata(const File& file, const std::string& name = {},
                        std::uint64_t header_address = undefined_address, const std::string& prefixes = {},
                        std::size_t most = std::numeric_limits<std::size_t>::max());
 
-// What a file without HDF5's signature seems to be, and what to do; empty: it has one.
-std::string why_not_hdf5(const File& file);
-
 // Where each chunk lies, in order of its linear (C order) index in the grid of chunks. Chunks never written are absent.
 struct ChunkTable {
   std::vector<std::uint64_t> index;

@@ -211,12 +211,3 @@ std::uint64_t read_superblock(Image& image) {
 }
 
 }  // namespace solar::hdf5
-
-namespace solar {
-
-std::string why_not_hdf5(const File& file) {
-  hdf5::Image image(file);
-  return hdf5::find_signature(image) ? "" : hdf5::why_not_hdf5(image);
-}
-
-}  // namespace solar
