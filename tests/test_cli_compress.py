@@ -110,7 +110,7 @@ def test_only_what_is_named_is_compressed_without_a_bound_for_all(
         (["--abs", "-0.0"], "say --lossless"),
         (["--rel", "nan"], "'nan': a bound is a number above 0"),
         (["--abs", "1e999"], "a bound is a number above 0"),
-        (["--abs", "-1"], "'-1': a bound is a number above 0, such as 1e-3\n"),
+        (["--abs", "-1"], "'-1': a bound is a number above 0, such as 1e-3; see"),
         (["--abs", "tiny"], "a bound is a number above 0"),
         (["--abs", "1", "--lossless"], "not allowed with"),
         (["--lossless", "--coder", "sz3"], "invalid choice: 'sz3'"),
