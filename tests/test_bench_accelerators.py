@@ -48,6 +48,7 @@ def test_the_count_ends_with_the_first_number_that_no_setting_feeds(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached = {(2, 4): 0.5, (2, 2): 0.93, (3, 2): 0.8, (3, 4): 0.89, (4, 4): 1.0, (4, 2): 1.0}
+    reached |= {(3, 1): 0.7, (3, 0): 0.1}
     runs: list[tuple[int, int]] = []
 
     def utilisation(*asked: Any) -> float:
@@ -66,7 +67,7 @@ def test_the_count_ends_with_the_first_number_that_no_setting_feeds(
     monkeypatch.setattr(module.groups, "made", made)
     monkeypatch.setattr(module.groups, "killed", lambda group: 0)
     found = module.fed(module.LOADS["unet3d"], Path("data"), "dlio", 99, (2, 3, 4))
-    assert runs == [(2, 4), (2, 2), (3, 2), (3, 4)]  # what fed the last number is tried first
+    assert runs == [(2, 4), (2, 2), (3, 2), (3, 4), (3, 1), (3, 0)]  # what fed the last number is tried first
     assert found["fed"] == 2
     assert [one["utilisation"] for one in found["tried"]] == [0.93, 0.89]
     assert "killed" in found["tried"][-1]["failed"][0]

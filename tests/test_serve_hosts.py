@@ -60,16 +60,16 @@ def served(scan: Path, place: Path, what: str, *, hosts: int = 2, jobs: int = 4,
     return found
 
 
-@pytest.mark.parametrize(("hosts", "by"), [(2, "MPICH"), (4, "MPICH"), (2, "Open MPI")])
+@pytest.mark.parametrize(("several", "by"), [(2, "MPICH"), (4, "MPICH"), (2, "Open MPI")])
 def test_services_of_hosts_read_the_data_once_and_send_it_over_the_network(
-    hosts: int, by: str, scan: Path, tmp_path: Path
+    several: int, by: str, scan: Path, tmp_path: Path
 ) -> None:
-    found = served(scan, tmp_path, "none", hosts=hosts, by=by)
+    found = served(scan, tmp_path, "none", hosts=several, by=by)
     status, nbytes = found["status"], SAMPLES * SAMPLE
-    assert [(one["nodes"], one["node"]) for one in status] == [(hosts, host) for host in range(hosts)]
+    assert [(one["nodes"], one["node"]) for one in status] == [(several, host) for host in range(several)]
     read = [one["read_bytes"] for one in status]
     assert nbytes <= sum(read) < 1.7 * nbytes, read  # each by itself: as often as there are hosts
-    assert max(read) < 2 * nbytes / hosts
+    assert max(read) < 2 * nbytes / several
     assert all(counts["alone"] <= 2 and counts["served"] > 100 for _, _, counts, _ in found["jobs"])
     for one, came in zip(status, found["links"], strict=True):
         assert one["sent_samples"] > 0 and came > one["sent_samples"] * SAMPLE  # over its link, and not around it

@@ -229,7 +229,6 @@ def test_who_is_left_behind_over_and_over_comes_back_ever_more_seldom(
 ) -> None:
     """Each time it changes the plan of all: so some times a pass, and at the next one it comes back at once."""
     monkeypatch.setattr("solar.serve.conductor.SETTLES", 0.0)  # as above
-    monkeypatch.setattr("solar.serve.conductor.SETTLES", 0.0)  # as above
     joins, join = list[int](), Hall.join
     monkeypatch.setattr(Hall, "join", lambda self, *more: joins.append(taken[0]) or join(self, *more))
     data, taken = H5Dataset(scan, "x"), [0]
@@ -237,11 +236,11 @@ def test_who_is_left_behind_over_and_over_comes_back_ever_more_seldom(
 
         def each() -> None:
             taken[0] += 1
-            (hall,) = service._halls.each()
-            with hall.changed:
-                for one in hall.members:
-                    if one.ledger.made > 2:
-                        one.detach("the test says so")
+            for hall in service._halls.each():  # none before the first has joined
+                with hall.changed:
+                    for one in hall.members:
+                        if one.ledger.made > 2:
+                            one.detach("the test says so")
 
         found, counts = batches(data, 0, service.path, each)
     passes = [[one for one in joins if one // 150 == number] for number in range(2)]

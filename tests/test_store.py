@@ -226,7 +226,7 @@ def test_files_of_other_peoples_tests_are_kept_or_refused_in_words(tmp_path: Pat
 
 def test_what_is_no_file_of_hdf5_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "a.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(300))
-    with pytest.raises(LayoutError, match="cannot open"):
+    with pytest.raises(LayoutError, match="superblock has addresses or lengths of 0 bytes"):
         compress(tmp_path / "a.h5", tmp_path / "b.h5", "lossless")
     assert [*tmp_path.iterdir()] == [tmp_path / "a.h5"]
 

@@ -18,7 +18,7 @@ from solar.io.unequal import Found, name_of, of_groups, of_rows
 from solar.io.windows import Windows
 from solar.torch.batch.pending import leaves, mapped
 
-KINDS = '"rows", "files", "groups", a pattern of groups such as "/runs/*", Windows(...) or Crops(...)'
+SAMPLES_MAY_BE = '"rows", "files", "groups", a pattern of groups such as "/runs/*", Windows(...) or Crops(...)'
 Groups = tuple[str, list[str], list[bool]]  # the pattern of their names, what is read of each, and whether as rows
 
 
@@ -36,10 +36,10 @@ def lying(
 ) -> tuple[Any, Sequence[Lying | Columns]]:
     """The Layouts of the fields, in their structure; and of each of them where its samples lie."""
     if not isinstance(samples, str | Windows | Crops):
-        raise ValueError(f"samples={samples!r}: {KINDS}")
+        raise ValueError(f"samples={samples!r}: {SAMPLES_MAY_BE}")
     if isinstance(samples, str) and samples not in ("rows", "files"):
         if samples != "groups" and not samples.startswith("/"):
-            raise ValueError(f"samples={samples!r}: {KINDS}")
+            raise ValueError(f"samples={samples!r}: {SAMPLES_MAY_BE}")
         if together or reader != "auto":
             raise LayoutError(
                 f"samples={samples!r}: groups are read natively, and looked for by each rank; the second one to open "
