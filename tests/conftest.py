@@ -30,11 +30,12 @@ with contextlib.suppress(ModuleNotFoundError):  # some tests need no hypothesis,
 SLOW = "it takes long: make test-all"
 # Those that take longest begin first, so that no process of pytest-xdist has much to do when the others have done all.
 LONGEST = (
-    "test_together", "test_peers", "test_exchange", "test_jobs", "test_store_resume", "test_same_curve", "test_node",
-    "test_buffer_memory", "test_together_metadata", "test_examples", "test_faults", "test_limits", "test_fsdp",
-    "test_together_memory", "test_digest", "test_stalled", "test_uneven_ddp", "test_cli_rehearse", "test_processes",
-    "test_processes_programs", "test_ddp", "test_carried", "test_docs", "test_hostile_metadata", "test_transform",
-    "test_soak", "test_store_filters", "test_together_kills",
+    "test_serve_limits", "test_bench_shapes", "test_device_decode", "test_serve_nodes", "test_serve_faults",
+    "test_serve_mixed", "test_serve_begin", "test_together_blocks", "test_together", "test_peers", "test_exchange",
+    "test_jobs", "test_store_resume", "test_same_curve", "test_node", "test_buffer_memory", "test_together_metadata",
+    "test_examples", "test_faults", "test_limits", "test_fsdp", "test_together_memory", "test_digest", "test_stalled",
+    "test_uneven_ddp", "test_cli_rehearse", "test_processes", "test_processes_programs", "test_ddp", "test_carried",
+    "test_docs", "test_hostile_metadata", "test_transform", "test_soak", "test_store_filters", "test_together_kills",
 )  # fmt: skip
 
 
