@@ -18,9 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import h5py
 import numpy as np
@@ -31,6 +32,7 @@ SAMPLES, SIDE, BATCH, EPOCHS, SHARE = 4096, 128, 8, 2, 0.25
 SAMPLE_NBYTES = SIDE * SIDE * 2
 COSTS: dict[str, Any] = {"latency": 1e-3, "bandwidth": 1e9, "iops": 500.0, "rpc": 1 << 20}
 WAYS = tables.SERVED
+Seen = TypeVar("Seen")
 SERVED = ("own", "study", "common")  # those of a service
 LONGEST, TRIED = 60.0, 6.0  # seconds for which TensorSocket is watched, and each of its settings before
 SETTINGS = [(together, kept) for kept in (10, 32) for together in (2, 4, 8)]  # batches in a message; and on their way
@@ -118,30 +120,38 @@ def measured(folder: Path, samples: int, jobs: int, way: str, *, local: bool) ->
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
             for number in range(jobs)
         ]  # fmt: skip
-        for one in running:
-            assert one.stdout is not None
-            one.stdout.readline()
-        before, begin = {} if mount is None else mount.counts(), time.perf_counter()
-        for one in running:
-            assert one.stdin is not None
-            one.stdin.write("\n")
-            one.stdin.flush()
-        said = [one.stdout.readline().split() for one in running if one.stdout is not None]
-        seconds = time.perf_counter() - begin  # without the end of the interpreters: .6 s of a processor for each
-        for one in running:
-            one.communicate()
-        after = {} if mount is None else mount.counts()
-        if any(one.returncode for one in running):
-            raise RuntimeError(f"a job failed: {said}")
+        said, seconds, before, after = side_by_side(running, lambda: {} if mount is None else mount.counts())
         rate = jobs * EPOCHS * samples / seconds
         first, gap = sorted(float(one[1]) for one in said), max(float(one[2]) for one in said)
         found = {"jobs": jobs, "way": way, "seconds": seconds, "rate": rate, "first": first, "gap": gap}
         found["memory"] = memory
         for name in ("requests", "bytes") if after else ():
             found[name] = after[name] - before[name]
-        if after and way in SERVED:
-            found["planned"] = planned(path, memory, jobs, way)
+        if after and way in SERVED and (told := planned(path, memory, jobs, way)):
+            found["planned"] = told
         return found
+
+
+def side_by_side(
+    running: Sequence[subprocess.Popen[str]], look: Callable[[], Seen]
+) -> tuple[list[list[str]], float, Seen, Seen]:
+    """Begins JOBs together, when all are ready: what each said, the seconds, and what `look` saw before and after."""
+    for one in running:
+        assert one.stdout is not None
+        one.stdout.readline()
+    before, begin = look(), time.perf_counter()
+    for one in running:
+        assert one.stdin is not None
+        one.stdin.write("\n")
+        one.stdin.flush()
+    said = [one.stdout.readline().split() for one in running if one.stdout is not None]
+    seconds = time.perf_counter() - begin  # without the end of the interpreters: .6 s of a processor for each
+    after = look()
+    for one in running:
+        one.communicate()
+    if any(one.returncode for one in running):
+        raise RuntimeError(f"a training failed: {said}")
+    return said, seconds, before, after
 
 
 def by_tensorsocket(path: Path, mount: slowfs.Slowed | None, memory: int, jobs: int) -> dict[str, Any]:
@@ -178,11 +188,17 @@ def lacking(way: str, *, local: bool) -> str:
 
 
 def planned(path: Path, memory: int, jobs: int, way: str) -> dict[str, float]:
-    """What `solar plan` says of all epochs: the first, and those that find something in memory."""
+    """What `solar plan` says of all epochs: the first, and those that find something in memory.
+
+    Nothing where it refuses: `--quick` has no room for several jobs. It says so, as the service does.
+    """
     order = {"own": [], "study": ["--study"], "common": ["--common-order"]}[way]
     sizes = ["--memory", str(memory), "--batch-size", str(BATCH), "--epochs", str(EPOCHS), "--jobs", str(jobs)]
     command = [sys.executable, "-m", "solar", "plan", str(path), "x", *sizes, *order, "--json"]
-    told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        return {}
+    told = json.loads(done.stdout)
     first, later = told["first_epoch"], told["policies"]["solar"]
     return {name: first[name] + (EPOCHS - 1) * later[name] for name in ("requests", "bytes")}
 

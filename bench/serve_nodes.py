@@ -102,21 +102,8 @@ def part(job: dict[str, Any]) -> dict[str, Any]:
             terms = [path, socket, order or "own", str(number), str(buffer), "", "0", str(BATCH)]
             command = on(hosts[number % len(hosts)], sys.executable, "-c", serve.JOB, *terms)
             running.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        for one in running:
-            assert one.stdout is not None
-            one.stdout.readline()
-        asked, sent, begin = counts(job["mount"]), over_links(), time.perf_counter()
-        for one in running:
-            assert one.stdin is not None
-            one.stdin.write("\n")
-            one.stdin.flush()
-        said = [one.stdout.readline().split() for one in running if one.stdout is not None]
-        seconds = time.perf_counter() - begin  # without the end of the interpreters: .6 s of a processor for each
-        after, left = counts(job["mount"]), over_links()
-        for one in running:
-            one.communicate()
-        if any(one.returncode for one in running):
-            raise RuntimeError(f"a training failed: {said}")
+        found = serve.side_by_side(running, lambda: (counts(job["mount"]), over_links()))
+        said, seconds, (asked, sent), (after, left) = found
     of_all = {name: after[name] - asked[name] for name in ("requests", "bytes")}
     if how == "together" and not left - sent > nbytes / 8:
         raise RuntimeError("the batches of all trainings have no room in a host's memory: fewer hosts, or more of it")

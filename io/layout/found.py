@@ -132,7 +132,18 @@ def _one(file: str, name: str, failure: type[Exception]) -> _native.Dataset | No
 
 def _is_group(file: str, name: str) -> bool:
     try:
-        _native.read_metadata(file, name) if name else None
+        check_group(file, name) if name else None
+    except SolarError:
+        return False
+    return True
+
+
+def check_group(file: str, name: str) -> None:
+    """SolarError where this is no group, or the file cannot be read. What it holds is not looked at."""
+    try:
+        _native.read_metadata(file, name)
     except SolarError as error:
-        return str(error).endswith(": it is a group, not a dataset")
-    return not name
+        if str(error).endswith(": it is a group, not a dataset"):
+            return
+        raise
+    raise LayoutError(f"{file}: {name}: it is a dataset, not a group")

@@ -18,6 +18,7 @@ from solar import _native
 from solar.errors import LayoutError, SolarError
 from solar.io.layout.extents import chunk_arrays, running
 from solar.io.layout.forms import dtype_of, forms_of
+from solar.io.layout.found import check_group
 from solar.io.layout.index import Folder
 from solar.io.layout.metadata import read_together
 from solar.io.layout.nearest import hint, listed, nearest
@@ -40,11 +41,7 @@ Samples = Literal["rows", "files"]
 def check_whole(files: list[str]) -> None:
     """LayoutError where one of them is no HDF5 file, or is cut off. Of each no more than its first bytes is read."""
     for file in files:
-        try:
-            _native.read_metadata(file, "/")
-        except SolarError as error:
-            if not str(error).endswith(": it is a group, not a dataset"):
-                raise
+        check_group(file, "/")
 
 
 @overload
