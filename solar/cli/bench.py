@@ -9,6 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -61,6 +62,7 @@ WAY_NAMES = {
 }
 CACHE_NAMES = {"default": "", "none": ", no chunk cache", "batch": ", chunks of a batch cached", "all": ", large cache"}
 LABELS = {"solar": "solar", "torch": "PyTorch + h5py"}
+SPAN = partial(quantities.span, most=600.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", help="an HDF5 file, a directory of them, or a quoted glob pattern")
     add("dataset", metavar="DATASET", nargs="*", help="the fields of a sample; else those as long as the largest one")
     add("--batch-size", metavar="B", type=quantities.count, default=64, help="samples of a batch (64)")
-    add("--seconds", metavar="S", type=quantities.span, default=2.0, help=f"of each of {BENCH_ROUNDS} rounds (2)")
+    add("--seconds", metavar="S", type=SPAN, default=2.0, help=f"of each of {BENCH_ROUNDS} rounds, about (2)")
     add("--buffer", metavar="SIZE", help="memory for samples that wait for their turn, as DataLoader's buffer: 8GiB, 0")
     add("--workers", metavar="N", type=int, nargs="+", default=WORKERS, help="what PyTorch tries (0 1 2 4)")
     kinds.add_arguments(parser)

@@ -35,11 +35,11 @@ def seconds(text: str) -> float:
     return _value(text, units, "a time with its unit, such as 2ms or 150us")
 
 
-def span(text: str) -> float:
+def span(text: str, most: float = 3600.0) -> float:
     """Seconds to measure for, with their unit or without."""
     found = seconds(text if text.strip()[-1:].isalpha() else text + "s")
-    if not 0 < found <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} must be above 0 and an hour at most")
+    if not 0 < found <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} must be above 0 and {most:g} seconds at most")
     return found
 
 
