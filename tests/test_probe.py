@@ -47,7 +47,7 @@ def test_a_folder_is_measured_with_a_file_that_is_gone_afterwards(tmp_path: Path
     lines: list[str] = []
     made = probe(tmp_path, 0.1, LEAST, lines.append)
     assert not [*tmp_path.iterdir()]
-    assert open_files() == before
+    assert not open_files() - before
     assert threading.active_count() == threads
     assert made.path == str(tmp_path)
     assert len(lines) == 1 + len(made.rates)

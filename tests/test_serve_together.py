@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serve_kit import SAMPLES, piece_of, scan
+from serve_kit import SAMPLES, piece_of, scan, soon
 
 from solar import H5Dataset, PlanSampler, _native
 from solar.errors import ReadError
@@ -18,6 +18,8 @@ from solar.io.serve.doors import real
 from solar.planner.pass_uses import SampleUses
 from solar.planner.planned_passes import PlannedPasses
 from solar.serve.conductor import ENTRIES, Conductor
+from solar.serve.hall import Hall
+from solar.serve.halls import Halls, parts_of
 from solar.serve.member import Member
 from solar.serve.opened import SharedData, opened
 from solar.serve.together import Said, Together
@@ -59,8 +61,8 @@ class Wire:
         raise AssertionError("nothing travels here")
 
 
-def data_of(path: Path) -> SharedData:
-    told = {**piece_of(path), "name": "/x", "digest": H5Dataset(path, "x").layouts.digest}
+def data_of(path: Path, name: str = "x") -> SharedData:
+    told = {**piece_of(path), "name": f"/{name}", "digest": H5Dataset(path, name).layouts.digest}
     return opened([told], [], {real(str(path))})
 
 
@@ -191,3 +193,25 @@ def test_where_one_ends_nobody_goes_on_waiting(scan: Path) -> None:
     nodes[1][0].together.end("its memory is divided anew")
     thread.join(60)
     assert said == ["its memory is divided anew"]
+
+
+def test_what_ended_before_its_hall_was_there_ends_the_hall(scan: Path) -> None:
+    """Or others would wait for what this node says in its place."""
+    wire, data = Wire(0, []), data_of(scan)
+    wire.ranks = 2
+    together = Together(wire, data.facts, 1, data.pieces)
+    together.over("the memory of the service is divided anew")
+    hall = Hall(data, 4 << 20, 4 << 20, 2.0, together)
+    assert soon(lambda: hall.over and hall.bell < 0)
+
+
+def test_data_that_are_wanted_have_their_part_of_the_memory_while_they_are_read_by_nobody(scan: Path) -> None:
+    """Their jobs join again in a moment: with other parts meanwhile all would end, and end again."""
+    data, halls = [data_of(scan, name) for name in "xy"], Halls(4 << 20, 2.0)
+    wanted = {one.facts for one in data}
+    halls.of(data[0], wanted).close("the services of other nodes end it")
+    second = halls.of(data[1], wanted)
+    parts = parts_of(4 << 20, [one.nbytes for one in data])
+    assert second.memory == parts[1]
+    assert halls.of(data[0], wanted).memory == parts[0] and halls.of(data[1], wanted) is second
+    halls.close()

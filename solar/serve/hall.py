@@ -33,6 +33,7 @@ log = logging.getLogger("solar")
 
 TICK = 0.05
 FAILURES = 2  # steps in a row that cannot be read: each is late by what trying again takes
+SAYS_WHY = 1.0  # seconds: what another node sends may stop before its word comes that it ends this, which is no failure
 BEGINS = 1  # batches of its own that each reads while it joins
 
 
@@ -53,9 +54,9 @@ class Hall(Conductor):
             threading.Thread(target=self._guarded, args=(do,), name=name, daemon=True)
             for name, do in (("solar-plan", self._conduct), ("solar-cry", self._cry), ("solar-keep", self._keep))
         ]
-        self.together.begin(self.changed, self._given_up)
         for one in self._threads:
             one.start()
+        self.together.begin(self.changed, self._given_up)  # which may end it at once: with threads that it can wait for
 
     # --- who is there ----
 
@@ -98,8 +99,12 @@ class Hall(Conductor):
             member.left = True
             self.members = [one for one in self.members if one is not member]
             self._tell()
-        with suppress(OSError):
-            os.eventfd_write(self.bell, 1)
+            self._ring()
+
+    def _ring(self) -> None:
+        with self.changed, suppress(OSError):
+            if self.bell >= 0:
+                os.eventfd_write(self.bell, 1)
 
     def _tell(self) -> None:
         self._told_at = time.monotonic()
@@ -120,24 +125,27 @@ class Hall(Conductor):
     def _close(self, why: str) -> None:
         self._give_up(why)
         self.pool.close()
-        with suppress(OSError):
-            os.eventfd_write(self.bell, 1)
+        self._ring()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(5)
         self._end_run()
         self._held.clear()
-        os.close(self.bell)
+        with self.changed:  # a job may leave later, when this number is another file's
+            os.close(self.bell)
+            self.bell = -1
 
     def _guarded(self, do: Callable[[], None]) -> None:
         try:
             do()
         except BaseException as error:  # nobody else would see it, and jobs must not wait for a thread that is gone
-            if self._closing:
+            with self.changed:
+                ended = self.changed.wait_for(lambda: self._closing, SAYS_WHY if self.together.ranks > 1 else 0)
+            if ended:
                 return
             log.error("the service goes on without these data: %r", error)
             self.failed = time.monotonic(), str(error)
-            self._give_up(str(error))
+            self._given_up(str(error))
 
     def _give_up(self, why: str) -> None:
         with self.changed:
@@ -148,7 +156,7 @@ class Hall(Conductor):
         self.together.end(why)
 
     def _given_up(self, why: str) -> None:
-        """The services of other nodes have ended it: at once, as they wait for each other's last words."""
+        """Ends it at once, and not when somebody comes: services of several nodes wait for each other's last words."""
         self._give_up(why)
         threading.Thread(target=self.close, args=(why,), name="solar-close", daemon=True).start()
 

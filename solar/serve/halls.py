@@ -24,6 +24,7 @@ class Halls:
     def __init__(self, memory: int, slack: float, nodes: Nodes | None = None) -> None:
         self.memory, self.slack, self._nodes = memory, slack, nodes
         self._halls: dict[str, Hall] = {}  # by the facts of the data
+        self._known: dict[str, SharedData] = {}  # so, too: all that is wanted, also while its hall is made anew
         self._before = Counter[str]()  # counts of those that are over
         self._over = False
         self._lock = threading.Lock()
@@ -41,8 +42,7 @@ class Halls:
 
     def known(self, facts: str) -> SharedData | None:
         """These data, if they are read."""
-        found = self._halls.get(facts)
-        return None if found is None else found.opened
+        return self._known.get(facts)
 
     def of(self, data: SharedData, wanted: Collection[str]) -> Hall:
         """The hall of these data; `wanted` are the facts of all that those who are there have opened.
@@ -55,9 +55,9 @@ class Halls:
                 raise Refused("the service ends")
             if self._nodes is not None:
                 self._nodes.check(data)
-            there = {facts: one.opened for facts, one in self._halls.items() if facts in wanted and not one.over}
-            there[data.facts] = data
+            there = {facts: one for facts, one in self._known.items() if facts in wanted} | {data.facts: data}
             parts = dict(zip(there, parts_of(self.memory, [one.nbytes for one in there.values()]), strict=True))
+            self._known = there
             found = self._halls.get(data.facts)
             if found is not None and not found.over and (found.members or found.memory == parts[data.facts]):
                 return found

@@ -105,6 +105,8 @@ class Together:
     def begin(self, changed: threading.Condition, give_up: Callable[[str], None]) -> None:
         self._changed, self._give_up = changed, give_up
         self._letters.begin(self)
+        if self._over:  # since before
+            give_up(self._over)
 
     @property
     def called(self) -> bool:
