@@ -15,15 +15,16 @@ from serve_kit import SAMPLES, piece_of, scan, soon
 from solar import H5Dataset, PlanSampler, _native
 from solar.errors import ReadError
 from solar.io.serve.doors import real
-from solar.planner.pass_uses import SampleUses
+from solar.planner.pass_uses import SampleUses, alone
 from solar.planner.planned_passes import PlannedPasses
+from solar.planner.sweep import total
 from solar.serve.conductor import ENTRIES, Conductor
 from solar.serve.hall import Hall
 from solar.serve.halls import Halls, parts_of
 from solar.serve.member import Member
 from solar.serve.opened import SharedData, opened
 from solar.serve.together import Said, Together
-from solar.serve.window import Turn, Window, in_turn
+from solar.serve.window import Turn, Window, in_turn, stretch
 from solar.values import Storage
 
 _ = scan  # a fixture
@@ -169,6 +170,31 @@ def test_ways_of_using_memory_are_chosen_again_where_other_jobs_are_there(
     [(one, here)] = nodes
     planned([(one, here[:2])])
     assert made == [(2, True), (32, False), (32, False), (2, True), (32, False)]
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5])
+@pytest.mark.parametrize("left", [1, 0.3], ids=["an epoch", "a part of one"])
+def test_the_last_epoch_is_read_as_it_was_chosen_by(
+    share: float, left: float, scan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A way is chosen for whole epochs, and carried out in parts of them: a part counts for none by itself."""
+    monkeypatch.setattr("solar.serve.opened.profile.stored_or_guessed", lambda _: (SLOW, False))
+    [(one, _)] = nodes_of(scan, [[1, 2]], int(share * SAMPLES * 1024))
+    for member in one.members:
+        member.planned = member.known - int(left * SAMPLES / BATCH)
+    here = in_turn(one.members, [1.0, 1.0])
+    [window] = planned([(one, here)])
+    assert len(window.passes.segments) > 4
+    every = alone(stretch(one.opened, here, 0, len(here[0].steps)))
+    whole = PlannedPasses(
+        [lambda: every], 0, window.passes.pieces, one.budget.parts, 2 * BATCH, [SLOW], window.passes.ways, False
+    )
+    took, wanted = (
+        total(count for number in passes.segments for count in passes.counts(number))
+        for passes in (window.passes, whole)
+    )
+    assert took.reads == wanted.reads and took.requests <= wanted.requests + len(window.passes.segments)
+    assert took.bytes <= 1.1 * wanted.bytes
 
 
 def test_who_has_no_room_beside_those_before_it_waits_for_no_batch(scan: Path) -> None:

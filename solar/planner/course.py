@@ -25,6 +25,7 @@ from solar.planner.sweep import (
     back_over,
     backwards,
     check_room,
+    in_pass,
     pages,
     start_counts,
     start_of,
@@ -96,7 +97,8 @@ class Plan:
         items, starts = self.uses(epoch)
         loads, ends, last = np.empty(0, np.int32), np.zeros(len(starts), np.int64), np.zeros(len(items), np.uint8)
         if self.marks:
-            record = back_over(self.marks[place].copy(), self.region, self.way, (items, starts), record=True)[1]
+            mark, goes_on = self.marks[place].copy(), in_pass(epoch, self.epochs, self.terms)
+            record = back_over(mark, self.region, self.way, (items, starts), record=True, goes_on=goes_on)[1]
             assert record is not None
             loads, ends, last = record
         start = self.start if place == 0 else FirstLoads(self.start.items[:0], self.start.ends[:0], self.start.due[:0])
@@ -127,6 +129,7 @@ def plan_rows(
     region: Region | None = None,
     packing: RowPacking | None = None,
     direct: bool = True,
+    parts: int = 1,
 ) -> Plan:
     """The plan of one process or node by itself, for any sequence of samples in each epoch, with repeats or without.
 
@@ -135,7 +138,7 @@ def plan_rows(
     take no more than an eighth of the memory. Less than the largest step takes is a PlanError. With
     `holding` memory has the pinned part of the way that is given already, as a Plan of that way leaves it. All samples
     lie in the `region`, if one is given. With a `packing` they are held so if that is cheaper. Unless `direct`, nothing
-    goes past the memory, where there is some.
+    goes past the memory, where there is some. A pass over the samples may come in so many `parts`, each an epoch here.
     """
     _check_epochs(epochs)
     if memory < 0 or ahead < 0:
@@ -152,7 +155,7 @@ def plan_rows(
         )
     if way.packed and packing is not None:
         region = region.packed(packing)
-    terms = _terms(kept, region, epochs, memory, storage.gap, ahead, way)
+    terms = replace(_terms(kept, region, epochs, memory, storage.gap, ahead, way), parts=parts)
     sizes = tuple(kept.size(epoch)[:2] for epoch in epochs)
     scan = int(costs.scan_seconds(region, storage) * storage.bandwidth)
     made = _course(kept, region, way, terms, epochs, (*facts, sizes, storage, holding), scan=scan, holding=holding)

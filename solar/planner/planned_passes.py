@@ -116,6 +116,7 @@ class PlannedPasses:
         storages: Sequence[Storage],
         ways: Sequence[KeepPolicy | None],
         holding: bool,
+        parts: int = 1,  # segments that a pass over the samples comes in
     ) -> None:
         self._makers = makers
         self._made: dict[int, PassUses] = {}
@@ -126,7 +127,7 @@ class PlannedPasses:
         facts = (self.segment(first).planned.digest, len(makers))
         self.shares = self._shared()
         self.plans = [
-            _plan(self, piece, share, storage, facts, way, holding)
+            _plan(self, piece, share, storage, facts, way, holding, parts)
             for piece, share, storage, way in zip(pieces, self.shares, storages, ways, strict=True)
         ]
 
@@ -249,6 +250,7 @@ def _plan(
     facts: tuple[Any, ...],
     way: KeepPolicy | None,
     holding: bool,
+    parts: int,
 ) -> Plan:
     """The plan of a piece. With `holding` what stays by the way that is given is there already.
 
@@ -265,7 +267,7 @@ def _plan(
         rows = partial(
             plan_rows, units=piece.units, memory=memory, storage=storage, epochs=window.segments,
             ahead=steps_ahead(storage), facts=facts, holding=holding, region=piece.region, packing=piece.packing,
-            direct=not shared,
+            direct=not shared, parts=parts,
         )  # fmt: skip
         made = rows(of, way=way)
         if shared and made.way.direct:

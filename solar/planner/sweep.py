@@ -115,6 +115,7 @@ class Terms:
     gap: int  # holes smaller than this are read
     ahead: int = 0  # steps between issuing a read and the first use
     step: int = 0  # bytes of the largest step
+    parts: int = 1  # epochs of the plan that a pass over the samples comes in, one after another
 
     def by(self, way: KeepPolicy) -> Terms:
         """These with the gap and the steps ahead of the way, if it has them."""
@@ -157,15 +158,21 @@ def backwards(
             swept = (swept_uses(region, way, page) for page in pages(all_uses))
             counts = total(Counts(*_native.direct(units, *page, terms.gap)) for page in swept)._replace(peak=0)
         else:
-            counts, written = back_over(sweep, region, way, all_uses, record=record)
+            goes_on = in_pass(epoch, epochs, terms)
+            counts, written = back_over(sweep, region, way, all_uses, record=record, goes_on=goes_on)
         counts = _decoding(counts, way, region, len(all_uses[0]))._replace(peak=counts.peak + always)
         yield Epoch(counts, len(all_uses[0]), written, mark)
     rest = Counts() if sweep is None else _residents(region, sweep)
     yield Epoch(_pinning(region, way, rest), 0, None, sweep)
 
 
+def in_pass(epoch: int, epochs: range, terms: Terms) -> bool:
+    """Whether a sweep, which goes back, has seen a later part of the pass that this epoch is of."""
+    return (epoch + 1 - epochs.start) % terms.parts != 0 and epoch + 1 < epochs.stop
+
+
 def back_over(
-    sweep: _native.Sweep, region: Region, way: KeepPolicy, uses: UsesOf, *, record: bool = False
+    sweep: _native.Sweep, region: Region, way: KeepPolicy, uses: UsesOf, *, record: bool = False, goes_on: bool = False
 ) -> tuple[Counts, Record | None]:
     """Takes a sweep back over an epoch; with `record` what happens in it. Of what is pinned no use is the last."""
     counts: list[Counts] = []
@@ -174,7 +181,7 @@ def back_over(
     last: list[NDArray[np.uint8]] = []
     for page in pages(uses, back=True):
         swept = swept_uses(region, way, page)
-        numbers, written = sweep.back(*swept, record, bool(counts))
+        numbers, written = sweep.back(*swept, record, goes_on or bool(counts))
         counts.append(Counts(*numbers))
         if written is None:
             continue

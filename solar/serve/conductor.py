@@ -185,7 +185,7 @@ class Conductor:
             none = [None] * len(pieces)
             self._ways = PlannedPasses(few, 0, pieces, kept, batch, storages, none, False).ways
             self._ways_for = found
-        passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, self._ways, False)
+        passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, self._ways, False, -(-longest // length))
         assert len(sizes) >= len(makers), "planning goes through all of them"
         spare = self._used // max(1, max(sizes) * nbytes) - 2
         parts = [

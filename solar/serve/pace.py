@@ -83,7 +83,7 @@ class Slack:
         passed, self._at = now - self._at, now
         if room:
             self._room = now
-        full = min(max(waited, now - self._room), passed)
+        full = min(max(waited, now - self._room), passed) if self._holders else 0.0  # or all room is being read into
         waiting = [one for one in members if one.waiting] if full else []
         planned = [one for one in waiting if one.announced < one.planned]  # the others wait for a plan
 
