@@ -143,8 +143,12 @@ def test_who_takes_from_two_in_turn_is_not_waited_for_as_long(clock: SimpleNames
     assert looks(slack, clock, 0.1, both, [both[0]]) == [both[0]]
 
 
-def test_a_plan_is_changed_for_paces_now_and_then(clock: SimpleNamespace) -> None:
-    """After 16 steps, 32, 64, ... and a quarter of an epoch, however often paces change."""
+@pytest.mark.parametrize("held", [True, False])
+def test_a_plan_is_changed_for_paces_now_and_then(held: bool, clock: SimpleNamespace) -> None:
+    """After 16 steps, 32, 64, ... and a quarter of an epoch, however often paces change.
+
+    Where nobody holds a step, all room is being read into: then no pace costs anything.
+    """
     both = [of(order(np.random.default_rng(0), 1000), process=number) for number in range(2)]
     slack, changes = Slack(2.0), list[int]()
     for one in both:
@@ -155,13 +159,15 @@ def test_a_plan_is_changed_for_paces_now_and_then(clock: SimpleNamespace) -> Non
             one.lately.extend([1.0 if number == len(changes) % 2 else 0.1] * 32)
         clock.at += 1.0
         slack.steps += 1
+        slack.behind([both[len(changes) % 2]] if held else [], both)
         slack.look(1.0, True, both)
         if slack.is_off(turns):
             changes.append(step)
             turns = in_turn(both, slack.rates(both))
             slack.begin()
     gaps = [later - one for one, later in pairwise([-1, *changes])]
-    assert gaps[:4] == [16, 32, 64, 128] and set(gaps[4:]) == {250}
+    assert bool(gaps) == held
+    assert not gaps or gaps[:4] == [16, 32, 64, 128] and set(gaps[4:]) == {250}
 
 
 # --- trainings ----
