@@ -14,7 +14,7 @@ IN_TURN = 8  # one part of so many of it, where its own process waits for anothe
 ALIKE = 1.5  # paces that differ by less are planned as one, so that who wants the same stays side by side
 TOLERATED = 0.2  # of the time: who holds back others for a larger part of it has used up the slack some day
 PAUSE = 8  # times what a batch takes mostly: of a longer break no more than that counts
-LEAST_SECONDS = 5e-4  # seconds of a batch: who takes less is as fast as all who do
+LEAST_SECONDS = 2e-3  # seconds of a batch: who takes less is as fast as all who do, and as processors have time
 KNOWN, STEPS_KNOWN = 4, 8  # batches, and steps, of which a pace is told
 STEPS_FIRST = 16  # after which a plan may be changed for paces alone
 
