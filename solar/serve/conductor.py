@@ -140,7 +140,8 @@ class Conductor:
 
     def _window(self, here: list[Turn]) -> Window | None:
         """What is planned now, of all nodes; None where nobody wants anything."""
-        nbytes, rows = self.opened.sample_nbytes, max(piece.slots for piece in self.opened.pieces)
+        begin, nbytes = time.monotonic(), self.opened.sample_nbytes
+        rows = max(piece.slots for piece in self.opened.pieces)
         pace = min(filter(None, (typical(one.member.lately) for one in here)), default=0.0)
         own = wanted_by(here, rows, self.ring // max(1, nbytes), pace)
         every = [Wants(**one.value) for one in self.together.all(own._asdict())]
@@ -191,7 +192,9 @@ class Conductor:
         parts = [
             replace(one, ahead=max(0, min(one.ahead, spare)) if one.direct else one.ahead) for one in passes.parts()
         ]
-        return Window(here, length, passes, parts)
+        starts = zip(storages, (plan.start_counts for plan in passes.plans), strict=True)
+        costs = time.monotonic() - begin + sum(on.seconds(one.requests, one.bytes) for on, one in starts)
+        return Window(here, length, passes, parts, costs)
 
     def _slots(self, made: PassUses) -> NDArray[np.int64]:
         """The samples that the memory of each step has: those of this node's jobs, and what other nodes are sent."""
@@ -214,7 +217,7 @@ class Conductor:
         """Tells the Run of a window, stretch by stretch, until who is there or what is known changes."""
         afresh, off = True, False
         with self.changed:
-            self.slack.begin()
+            self.slack.begin(window.costs)
             for turn in window.members:
                 turn.member.rate = turn.rate
         last = window.passes.segments.stop - 1

@@ -67,8 +67,9 @@ class Slack:
         self.elsewhere = 0.0  # seconds that the fastest job of other nodes takes for a batch
         self.begin()
 
-    def begin(self) -> None:
-        """There is a new plan."""
+    def begin(self, costs: float = 0.0) -> None:
+        """There is a new plan, whose making and first reads took so many seconds: so will the next."""
+        self._costs = costs
         self.steps = 0  # that were there since then
         self._passed = self._full = self._lost = 0.0  # seconds: all, without room, and in which one held back others
         self._step = self._wanted  # seconds that a step takes, as planned; 0: that is not known
@@ -128,14 +129,15 @@ class Slack:
         """Whether all is to be planned anew for paces alone: somebody holds back others by his, or could have more.
 
         That costs up to what memory holds, read again: so it is asked after some steps, then after twice as many, and
-        so on up to a quarter of an epoch.
+        so on up to a quarter of an epoch; and done when the plan there is has cost as much.
         """
         there = [one for one in turns if not one.member.left]
         longest = max((one.member.longest for one in there), default=0)
         if self.steps < min(STEPS_FIRST << self._changes, max(STEPS_FIRST, longest // 4)):
             return False
         pairs = [(one.rate, rate) for one, rate in zip(there, self.rates([one.member for one in there]), strict=True)]
-        slower = any(rate * ALIKE < planned for planned, rate in pairs) and self._lost > TOLERATED * self._passed
-        off = slower or any(rate > ALIKE * planned for planned, rate in pairs)
+        slower = any(rate * ALIKE < planned for planned, rate in pairs)
+        gains = [self._passed * (1 - planned / rate) for planned, rate in pairs if rate > ALIKE * planned]
+        off = (slower and self._lost > max(TOLERATED * self._passed, self._costs)) or max(gains, default=0) > self._costs
         self._changes = min(self._changes + off, 30)
         return off

@@ -36,7 +36,7 @@ log = logging.getLogger("solar")
 
 IDLE_CALLER = 60.0  # seconds that one who takes part in nothing may stay
 MEMBERSHIPS = 16  # of one job
-LATELY = 32  # batches by which its pace is told
+LATELY = 128  # batches by which its pace is told
 TICK = 0.05
 
 

@@ -49,6 +49,7 @@ class Window(NamedTuple):
     length: int
     passes: PlannedPasses
     parts: list[RunPart]
+    costs: float  # seconds that it took to make, and that its first reads take
 
 
 def wanted_by(members: Sequence[Turn], rows: int, room: int, pace: float) -> Wants:
