@@ -368,11 +368,15 @@ class Told(NamedTuple):
 
 
 class Parcels(NamedTuple):
-    """What travels between ranks in a stretch of batches, whose steps are counted from 0."""
+    """What travels between ranks in a stretch of batches, whose steps are counted from 0.
+
+    Fields that have samples of their own travel each in a letter of its own: those of a step are counted one by one.
+    """
 
     sizes: NDArray[np.int64]  # rows of this rank's own batches
-    sent: NDArray[np.int64]  # [n, 4] ascending by step: step, peer, and which rows of the batch's memory: begin, end
-    come: NDArray[np.int64]  # [m, 3] ascending by (step, peer), as the sender has them: step, peer, place in the batch
+    sent: NDArray[np.int64]  # [n, 4] ascending by letter: letter, peer, and which rows of the memory: begin, end
+    come: NDArray[np.int64]  # [m, 3] ascending by (letter, peer), as the sender has them: letter, peer, place
+    letters: int = 1  # of a step: one has all fields, or one for each; so letter l is one of step l // letters
 
 
 def batches_ahead(layouts: Iterable[Layout]) -> int:

@@ -74,7 +74,7 @@ def nodes_of(path: Path, seeds: Sequence[Sequence[int]], memory: int = 4 << 20) 
     found, order = [], PlanSampler(H5Dataset(path, "x"), seed=0)
     for wire, own in zip(wires, seeds, strict=True):
         wire.ranks, data = len(wires), data_of(path)
-        one = Conductor(data, memory, 2.0, Together(wire, data.facts, 1, data.pieces))
+        one = Conductor(data, memory, 2.0, Together(wire, data, 1))
         one.together.begin(one.changed, lambda why: None)
         for seed in own:
             order.seed, epochs = seed, []

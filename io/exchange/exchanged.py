@@ -3,8 +3,9 @@
     Running --batch--> its parcel is sent, its own places wait for rows of others --all here--> wait() --> let_go()
 
 A batch's memory holds its own rows, and behind them the parcel: rows for other ranks. Ranks send each other rows in the
-order of their batches: a head of three numbers, then the rows of each field. A rank that closes sends END, and receives
-what still comes until the others have sent END, too. So nobody waits for ever.
+order of their batches: a head of four numbers, then the rows of each field. Fields that have rows of their own travel
+one after another, each behind a head. A rank that closes sends END, and receives what still comes until the others have
+sent END, too. So nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -42,14 +43,16 @@ class Exchange:
     fit each other, and take all batches, or close it.
     """
 
-    def __init__(self, running: Running, mail: Mail, window: int) -> None:
+    def __init__(self, running: Running, mail: Mail, window: int, letters: Sequence[slice] = (slice(None),)) -> None:
+        """`letters` are the arrays of a batch that travel together: all, or those of one field and of another."""
         assert window >= 1
+        self._letters = len(letters)
         self.parts, self.nbytes, self.staged = running.parts, running.nbytes, running.staged
         self._running = running
         self._underway = Underway(window)
         self._waited = 0.0  # seconds, for rows of other ranks alone
         self._travelled = 0.0  # seconds of these while the rows were on their way
-        self._traffic: Traffic | None = Traffic(running, mail, self._underway)  # None in a forked process
+        self._traffic: Traffic | None = Traffic(running, mail, self._underway, letters)  # None in a forked process
         _live.add(self)
 
     @property
@@ -69,12 +72,12 @@ class Exchange:
 
     def append(self, sizes: NDArray[np.int64], told: Sequence[Told], parcels: Parcels) -> None:
         """Appends a stretch of batches, whose memory has so many rows each: own rows and the parcel."""
-        assert len(sizes) == len(parcels.sizes)
+        assert (len(sizes), self._letters) == (len(parcels.sizes), parcels.letters)
         assert np.all(sizes >= parcels.sizes)
         base = self._running.appended
         self._running.append(sizes, told)
-        sent, come, steps = parcels.sent, parcels.come, np.arange(len(sizes) + 1)
-        sent_at, come_at = np.searchsorted(sent[:, 0], steps), np.searchsorted(come[:, 0], steps)
+        sent, come, firsts = parcels.sent, parcels.come, np.arange(len(sizes) + 1) * parcels.letters
+        sent_at, come_at = np.searchsorted(sent[:, 0], firsts), np.searchsorted(come[:, 0], firsts)
         self._underway.append(Stretch(base, sizes, sent, sent_at, come, come_at))
 
     def wait(self, number: int, samples: int, seconds: float | None) -> tuple[list[NDArray[Any]], dict[str, int]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +19,36 @@ from solar.io.ranks.mail import NAME, Bytes, Errand, Gone, Mail
 from solar.io.read.engine import LAST_WAIT
 from solar.io.read.run import Running
 
-# A head is three numbers: what follows, of which batch, and how many rows that are, or bytes of a text that says why.
 ROWS, FAILED, END = 1, 2, 3
-HEAD = 3
 TEXT = 4096  # bytes of an error's text, at most
 LAST = -1  # the number of what is no batch: the ENDs
+
+
+class Head(NamedTuple):
+    """What a letter begins with: four numbers."""
+
+    kind: int  # what follows
+    number: int  # of which batch
+    letter: int  # of which arrays of it
+    length: int  # how many rows that are, or bytes of a text that says why
+
+
+class Due(NamedTuple):
+    """A letter that is to come."""
+
+    batch: Batch
+    letter: int
+    places: NDArray[np.int64]  # of its rows, in the batch
 
 
 class Traffic:
     """The threads that work on the batches underway, and what they know of the peers."""
 
-    def __init__(self, running: Running, mail: Mail, underway: Underway) -> None:
+    def __init__(self, running: Running, mail: Mail, underway: Underway, letters: Sequence[slice]) -> None:
         self._running, self._mail, self._underway = running, mail, underway
+        self._arrays = letters  # which arrays of a batch each of its letters has
         self._changed = underway.changed
-        self._due: dict[int, deque[tuple[Batch, NDArray[np.int64]]]] = defaultdict(deque)  # by peer
+        self._due: dict[int, deque[Due]] = defaultdict(deque)  # by peer
         self._outgoing: deque[Batch] = deque()
         self._bells: dict[int, threading.Event] = {}  # of who listens to each peer; our own rank's: of who sends
         self._reasons: dict[int, str] = {}  # peers that send nothing more, and why
@@ -51,7 +67,7 @@ class Traffic:
         """What this batch still waits for, in words."""
         with self._changed:
             batch = self._underway.batches.get(number)
-            return self._late if batch is None else ", ".join(self._named(peer) for peer in sorted(batch.missing))
+            return self._late if batch is None else ", ".join(self._named(peer) for peer in sorted({*batch.missing}))
 
     def counts(self) -> dict[str, int]:
         """Rows and bytes sent and received; the bytes of boxes for arriving rows, now and at most."""
@@ -152,38 +168,39 @@ class Traffic:
         """Sends the rows of this batch that others need, and begins to receive those that others have."""
         step = batch.number - stretch.base
         come = stretch.come[stretch.come_at[step] : stretch.come_at[step + 1]]
-        found, firsts = np.unique(come[:, 1], return_index=True)
-        peers, places = found.tolist(), np.split(come[:, 2], firsts[1:])
-        for _, peer, begin, end in stretch.sent[stretch.sent_at[step] : stretch.sent_at[step + 1]].tolist():
-            self._send(batch, peer, begin, end)
-        batch.missing, batch.sent = set(peers), not batch.letters
+        every, ranks = len(self._arrays), self._mail.ranks
+        found, firsts = np.unique(come[:, 0] % every * ranks + come[:, 1], return_index=True)
+        letters, peers = (found // ranks).tolist(), (found % ranks).tolist()
+        places = np.split(come[:, 2], firsts[1:])
+        for letter, peer, begin, end in stretch.sent[stretch.sent_at[step] : stretch.sent_at[step + 1]].tolist():
+            self._send(batch, peer, letter % every, begin, end)
+        batch.missing, batch.sent = peers[:], not batch.letters
         with self._changed:
             self._underway.put(batch)
-            for peer, its in zip(peers, places, strict=False):  # where no peer is, there is one empty array
-                self._due[peer].append((batch, its))
+            for letter, peer, its in zip(letters, peers, places, strict=False):  # if nothing comes, one empty array
+                self._due[peer].append(Due(batch, letter, its))
                 if peer in self._reasons:
                     self._fail_due(peer)
-        for peer in peers:
+        for peer in {*peers}:
             self._listen_to(peer)
         if not batch.sent:
             self._wait_sent(batch)
 
-    def _send(self, batch: Batch, peer: int, begin: int, end: int) -> None:
-        """Sends rows [begin, end) of this batch, or the reason why there are none."""
+    def _send(self, batch: Batch, peer: int, letter: int, begin: int, end: int) -> None:
+        """Sends rows [begin, end) of this batch, of the arrays of a letter, or the reason why there are none."""
         if begin == end:
             return
         if batch.error is None:
-            pieces = [_bytes(one[begin:end]) for one in batch.values]
-            self._letters(batch, peer, ROWS, end - begin, pieces)
+            pieces = [_bytes(one[begin:end]) for one in batch.values[self._arrays[letter]]]
+            self._letter(batch, peer, Head(ROWS, batch.number, letter, end - begin), pieces)
             self._count(sent_rows=end - begin, sent_bytes=sum(piece.nbytes for piece in pieces))
         else:
             text = _encoded(str(batch.error))
-            self._letters(batch, peer, FAILED, len(text), [text])
+            self._letter(batch, peer, Head(FAILED, batch.number, letter, len(text)), [text])
 
-    def _letters(self, batch: Batch, peer: int, kind: int, length: int, pieces: list[Bytes]) -> None:
-        head = np.array([kind, batch.number, length], np.int64)
+    def _letter(self, batch: Batch, peer: int, head: Head, pieces: list[Bytes]) -> None:
         try:
-            for piece in (_bytes(head), *pieces):
+            for piece in (_bytes(np.array(head, np.int64)), *pieces):
                 if piece.nbytes:
                     batch.letters.append((peer, self._mail.send(peer, piece)))
         except Gone as error:
@@ -193,7 +210,7 @@ class Traffic:
         """Tells all others that nothing more comes, and listens to them until they say so, too."""
         last, text = Batch(LAST), _encoded(self._broken)
         for peer in self._others():
-            self._letters(last, peer, END, len(text), [text])
+            self._letter(last, peer, Head(END, LAST, 0, len(text)), [text])
         self._over = True
         self._wait_sent(last)
         for peer in self._others():
@@ -249,51 +266,49 @@ class Traffic:
     def _listen(self, peer: int) -> Errand:
         """Receives from a peer while something is due; at the end until it sends END."""
         due = self._due[peer]
-        head = np.zeros(HEAD, np.int64)
+        came = np.zeros(len(Head._fields), np.int64)
         try:
             while True:
                 while not due and not self._over:
                     yield None
-                yield [self._mail.receive(peer, _bytes(head))]
-                kind, number, length = head.tolist()
-                if kind == END:
-                    text = yield from self._take_text(peer, length)
+                yield [self._mail.receive(peer, _bytes(came))]
+                head = Head(*came.tolist())
+                if head.kind == END:
+                    text = yield from self._take_text(peer, head.length)
                     self._ended(peer, text)
                     return
-                if due and self._fits(peer, kind, number, length, *due[0]):
-                    batch, places = due.popleft()
-                    batch.said = time.monotonic()
-                    yield from self._take(peer, kind, length, batch, places)
-                    batch = places = None  # type: ignore[assignment]  # as above
+                if due and self._fits(peer, head, due[0]):
+                    wanted = due.popleft()
+                    wanted.batch.said = time.monotonic()
+                    yield from self._take(peer, head, wanted)
+                    wanted = None  # type: ignore[assignment]  # as above
                 else:
-                    yield from self._take(peer, kind, length, None, None)
+                    yield from self._take(peer, head, None)
         except Gone as error:
             self._lost(peer, error)
 
-    def _fits(self, peer: int, kind: int, number: int, length: int, batch: Batch, places: NDArray[np.int64]) -> bool:
+    def _fits(self, peer: int, head: Head, due: Due) -> bool:
         """Whether a peer sends what is due. If not, everything it sends later is thrown away."""
-        fits = batch.number == number and (kind == FAILED or len(places) == length)
+        number, length = due.batch.number, len(due.places)
+        fits = (number, due.letter) == (head.number, head.letter) and (head.kind == FAILED or length == head.length)
         if not fits:
-            what = f"{length} rows of batch {number}, and {len(places)} of {batch.number} were to come"
+            what = f"{head.length} rows of batch {head.number}, and {length} of {number} were to come"
             self.fail(PlanError(f"{self._named(peer)} sends {what}: the ranks carry out different plans"))
         return fits
 
-    def _take(
-        self, peer: int, kind: int, length: int, batch: Batch | None, places: NDArray[np.int64] | None
-    ) -> Errand:  # fmt: skip
+    def _take(self, peer: int, head: Head, due: Due | None) -> Errand:
         """Receives what follows a head, and throws it away if nobody needs it."""
         nbytes, error = 0, None
-        if kind == FAILED:
-            text = yield from self._take_text(peer, length)
+        if head.kind == FAILED:
+            text = yield from self._take_text(peer, head.length)
             error = ReadError(f"{self._named(peer)} could not read what it was to send: {text}")
         else:
-            values = [] if batch is None or batch.error is not None else batch.values
-            yield from self._take_rows(peer, length, values, places)
-            nbytes = length * sum(self._running.row_nbytes)
-            if batch is not None:
-                self._count(received_rows=length, received_bytes=nbytes)
-        if batch is not None:
-            self._underway.came(peer, batch, nbytes, error)
+            yield from self._take_rows(peer, head, due)
+            nbytes = head.length * sum(self._running.row_nbytes[self._arrays[head.letter]])
+            if due is not None:
+                self._count(received_rows=head.length, received_bytes=nbytes)
+        if due is not None:
+            self._underway.came(peer, due.batch, nbytes, error)
 
     def _take_text(self, peer: int, length: int) -> Generator[list[Any] | None, None, str]:
         text = np.zeros(length, np.uint8)
@@ -301,16 +316,19 @@ class Traffic:
             yield [self._mail.receive(peer, text)]
         return text.tobytes().decode(errors="replace")
 
-    def _take_rows(
-        self, peer: int, length: int, values: list[NDArray[np.generic]], places: NDArray[np.int64] | None
-    ) -> Errand:
-        """Receives rows into their places in these values, if there are any."""
-        first = int(places[0]) if places is not None else 0
-        straight = bool(values) and places is not None and np.array_equal(places, np.arange(first, first + length))
+    def _take_rows(self, peer: int, head: Head, due: Due | None) -> Errand:
+        """Receives rows into their places in a batch, if it needs them and has not failed."""
+        arrays, length = self._arrays[head.letter], head.length
+        values, places = list[NDArray[Any]](), np.empty(0, np.int64)
+        if due is not None and due.batch.error is None:
+            values, places = due.batch.values[arrays], due.places
+        first = int(places[0]) if values else 0
+        straight = bool(values) and np.array_equal(places, np.arange(first, first + length))
         if straight:  # most often it is one row
             boxes = [_bytes(one[first : first + length]) for one in values]
         else:
-            boxes = [_native.take(length * of) if of else np.empty(0, np.uint8) for of in self._running.row_nbytes]
+            row_nbytes = self._running.row_nbytes[arrays]
+            boxes = [_native.take(length * of) if of else np.empty(0, np.uint8) for of in row_nbytes]
         held = 0 if straight else sum(box.nbytes for box in boxes)
         self._count(inbox_bytes=held)
         try:
@@ -358,7 +376,7 @@ class Traffic:
     def _fail_due(self, peer: int) -> None:
         """Fails the batches that wait for rows of this peer."""
         while self._due[peer]:
-            self._underway.came(peer, self._due[peer].popleft()[0], 0, ReadError(self._reasons[peer]))
+            self._underway.came(peer, self._due[peer].popleft().batch, 0, ReadError(self._reasons[peer]))
 
 
 def _bytes(values: NDArray[np.generic]) -> Bytes:

@@ -36,7 +36,7 @@ class Batch:
     values: list[NDArray[Any]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     error: Exception | None = None
-    missing: set[int] = field(default_factory=set)  # peers whose rows are not here yet
+    missing: list[int] = field(default_factory=list)  # of each letter that is not here yet, whose it is
     exchanged: int = 0  # bytes that came
     letters: list[tuple[int, Any]] = field(default_factory=list)  # on their way to peers
     sent: bool = False
@@ -129,11 +129,11 @@ class Underway:
             self.changed.notify_all()
 
     def came(self, peer: int, batch: Batch, nbytes: int, error: Exception | None = None) -> None:
-        """Notes that a peer's rows for a batch have arrived, or failed with `error`."""
+        """Notes that a letter of a peer for a batch has arrived, or failed with `error`."""
         with self.changed:
             batch.exchanged += nbytes
             batch.error = batch.error or error
-            batch.missing.discard(peer)
+            batch.missing.remove(peer)
             batch.here = time.monotonic()
             self._leave(batch)
             self.changed.notify_all()

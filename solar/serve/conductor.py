@@ -33,7 +33,6 @@ from solar.serve.window import (
     Window,
     admitted,
     fits,
-    in_places,
     in_turn,
     shares_of,
     stretch,
@@ -169,7 +168,7 @@ class Conductor:
 
         def segment(at: int) -> PassUses:
             found = made(length, at)
-            sizes.append(int(self._slots(found).max(initial=0)))
+            sizes.append(int(found.sizes.max(initial=0)))
             return found
 
         makers = [partial(segment, at) for at in segments]
@@ -196,10 +195,6 @@ class Conductor:
         costs = time.monotonic() - begin + sum(on.seconds(one.requests, one.bytes) for on, one in starts)
         return Window(here, length, passes, parts, costs)
 
-    def _slots(self, made: PassUses) -> NDArray[np.int64]:
-        """The samples that the memory of each step has: those of this node's jobs, and what other nodes are sent."""
-        return self.opened.slots(made.planned) if made.parcels is None else made.sizes
-
     def _too_large(self, here: list[Turn]) -> None:
         with self.changed:
             for one in here:
@@ -223,15 +218,13 @@ class Conductor:
         last = window.passes.segments.stop - 1
         for number in window.passes.segments:
             told, made = window.passes.told(number), window.passes.segment(number)
-            uses, slots = made.planned, self._slots(made)
-            within = self.opened.within(uses)
-            told = in_places(told, window.passes.pieces, uses.which, within)
-            shares = shares_of(self.opened, window.members, number * window.length, made.batches, within)
+            slots = made.sizes
+            shares = shares_of(self.opened, window.members, number * window.length, len(slots))
             if afresh:
                 terms = [(part.direct, part.ahead, part.gap) for part in window.parts]  # the Run may hold anything
                 told = [one._replace(afresh=of) for one, of in zip(told, terms, strict=True)]
                 afresh = False
-            for begin, end, some in cut(told, uses, STEPS_TOLD):
+            for begin, end, some in cut(told, made.planned, STEPS_TOLD):
                 with self.changed:
                     self.changed.wait_for(lambda: self._closing or len(self._steps) < TOLD * STEPS_TOLD)
                     nobody = self.together.ranks == 1 and all(one.member.left for one in window.members)

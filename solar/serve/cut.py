@@ -47,13 +47,14 @@ def parcels_of(parcels: Parcels | None, begin: int, end: int) -> Parcels | None:
     """What travels in these of its steps."""
     if parcels is None:
         return None
+    first, last = begin * parcels.letters, end * parcels.letters
     sent, come = (
-        rows[np.searchsorted(rows[:, 0], begin) : np.searchsorted(rows[:, 0], end)].copy()
+        rows[np.searchsorted(rows[:, 0], first) : np.searchsorted(rows[:, 0], last)].copy()
         for rows in (parcels.sent, parcels.come)
     )
-    sent[:, 0] -= begin
-    come[:, 0] -= begin
-    return Parcels(parcels.sizes[begin:end], sent, come)
+    sent[:, 0] -= first
+    come[:, 0] -= first
+    return Parcels(parcels.sizes[begin:end], sent, come, parcels.letters)
 
 
 def reach(told: list[Told], samples: int, before: float) -> float:

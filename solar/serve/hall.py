@@ -43,7 +43,7 @@ class Hall(Conductor):
     def __init__(
         self, opened: SharedData, memory: int, of_all: int, slack: float, together: Together | Alone | None = None
     ) -> None:
-        super().__init__(opened, memory, slack, together or Alone())
+        super().__init__(opened, memory, slack, together or Alone(opened))
         self.of_all = of_all
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.handed = 0  # bytes that jobs had of it

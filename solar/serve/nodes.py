@@ -25,7 +25,7 @@ from solar.io.ranks.peers import Peers, peers
 from solar.io.ranks.world import detect, launched_ranks, mpi_module
 from solar.io.serve.frames import Refused
 from solar.serve.opened import SharedData
-from solar.serve.together import Alone, Said, Together
+from solar.serve.together import Said, Together
 
 log = logging.getLogger("solar")
 
@@ -141,12 +141,10 @@ class Nodes:
             if why := self._refused.get(data.facts):
                 raise Refused(why)
 
-    def of(self, data: SharedData) -> Together | Alone:
+    def of(self, data: SharedData) -> Together:
         """This node's part in reading these data."""
-        if data.apart:
-            return Alone()  # each field has samples of its own, of which a parcel cannot have equally many
         with self._lock:
-            made = Together(self, data.facts, 1 + self._ended.get(data.facts, 0), data.pieces)
+            made = Together(self, data, 1 + self._ended.get(data.facts, 0))
             self._halls[made.key, made.number] = made
         values, arrays = data.told
         self.tell({"is": "data", "key": made.key, "number": made.number, "values": values}, arrays)

@@ -51,16 +51,21 @@ class SharedData:
         fields = 1 + max(piece.field for piece in self.pieces)
         return fields if fields > 1 and len({piece.dataset for piece in self.pieces}) == len(self.pieces) else 0
 
-    def within(self, uses: SampleUses) -> NDArray[np.int64] | None:
+    def within(self, uses: SampleUses) -> NDArray[np.int32] | None:
         """The place of each use in its step, among those of its field; None: all are in order."""
-        if not self.apart or uses.which is None:
+        if not self.apart:
             return None
-        key = self._fields_of(uses)
-        order = np.argsort(key, kind="stable")
-        first = np.concatenate(([0], np.flatnonzero(np.diff(key[order])) + 1))[: len(key)]
-        places = np.empty(len(key), np.int64)
-        places[order] = np.arange(len(key)) - np.repeat(first, np.diff(np.append(first, len(key))))
+        order, starts = self.by_field(uses)
+        places = np.empty(len(uses.rows), np.int32)
+        places[order] = np.arange(len(places)) - np.repeat(starts[:-1], np.diff(starts))
         return places
+
+    def by_field(self, uses: SampleUses) -> tuple[NDArray[np.int64] | slice, NDArray[np.int64]]:
+        """The order in which those of a step come field by field, and where each of its fields begins there."""
+        if not self.apart:
+            return slice(None), uses.starts
+        starts = np.concatenate(([0], np.cumsum(self.counts(uses))))
+        return np.argsort(self._fields_of(uses), kind="stable"), starts
 
     def counts(self, uses: SampleUses) -> NDArray[np.int64]:
         """How many samples each step has, in each field."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -14,9 +15,10 @@ from solar.errors import ReadError
 from solar.io.exchange.exchanged import Exchange
 from solar.io.ranks.mail import Mail
 from solar.io.read.run import Running
-from solar.planner.pass_uses import PassUses, SampleUses, alone, in_lockstep
+from solar.planner.pass_uses import PassUses, SampleUses, in_lockstep
 from solar.planner.planned_passes import Piece
 from solar.planner.sharing import Sharing
+from solar.serve.opened import SharedData
 from solar.serve.steps import Steps
 
 STEPS_UNDERWAY = 16  # steps that are with the exchange, at most
@@ -36,6 +38,9 @@ class Alone:
     rank, ranks = 0, 1
     called = False  # another node has begun what all do together
 
+    def __init__(self, data: SharedData) -> None:
+        self._data = data
+
     def begin(self, changed: threading.Condition, give_up: Callable[[str], None]) -> None:
         """Called before anything else: what is notified when others have called, and what ends its hall."""
 
@@ -53,7 +58,7 @@ class Alone:
 
     def divided(self, own: SampleUses, of_nodes: list[SampleUses], begin: int, end: int) -> PassUses:
         """This node's part of these steps."""
-        return alone(own)
+        return PassUses(own._replace(places=self._data.within(own)), own, sizes_=self._data.slots(own))
 
     def run(self) -> dict[str, Any]:
         """What the others have to know before a Run begins."""
@@ -87,17 +92,17 @@ class Letters(Protocol):
 class Together:
     """One of several services, as far as one data set goes. They do the same things one after another: see `all`."""
 
-    def __init__(self, letters: Letters, key: str, number: int, pieces: Sequence[Piece]) -> None:
-        self.key, self.number = key, number  # of the data; and how often they had begun with them
+    def __init__(self, letters: Letters, data: SharedData, number: int) -> None:
+        self.key, self.number = data.facts, number  # of the data; and how often they had begun with them
         self.rank, self.ranks = letters.rank, letters.ranks
-        self._letters = letters
+        self._letters, self._data = letters, data
         self._round = 0  # what all do together next
         self._came: dict[tuple[int, int], Said] = {}  # by round, and by rank
         self._waits = [False] * self.ranks  # whether jobs of each node wait
         self._over = ""  # why
         self.begun = False  # there is somebody to hear what comes
         nodes = np.arange(self.ranks, dtype=np.int32)
-        self._sharing = Sharing(pieces, nodes, self.ranks, self.rank, [self.rank], self.rank, "equal", "mpi")
+        self._sharing = Sharing(data.pieces, nodes, self.ranks, self.rank, [self.rank], self.rank, "equal", "mpi")
         self._regions = [piece.region for piece in self._sharing.planned()]
         self._changed = threading.Condition()
         self._give_up: Callable[[str], None] = lambda why: None
@@ -170,13 +175,25 @@ class Together:
             sizes[: len(one.starts) - 1, rank] = one.sizes
         nodes = np.arange(self.ranks, dtype=np.int32)
         takes = np.repeat(np.tile(nodes, len(sizes)), sizes.reshape(-1))
-        return self._sharing.divided(uses, (takes, self._sharing.homes_of(uses)))[0]
+        # Fields with samples of their own are divided as if each were a step, of which the memory has all side by side.
+        order, starts = self._data.by_field(uses)
+        which = None if uses.which is None else uses.which[order]
+        steps = SampleUses(which, uses.rows[order], starts)
+        made, _ = self._sharing.divided(steps, (takes[order], self._sharing.homes_of(steps)))
+        return _side_by_side(made, len(self._letters_of()))
 
     def run(self) -> dict[str, Any]:
         return {"mail": self._letters.next_number()}
 
     def running(self, made: Steps, how: dict[str, Any]) -> Exchange:
-        return Exchange(cast(Running, made), self._letters.mail(how["mail"]), STEPS_UNDERWAY)
+        return Exchange(cast(Running, made), self._letters.mail(how["mail"]), STEPS_UNDERWAY, self._letters_of())
+
+    def _letters_of(self) -> list[slice]:
+        """The arrays of a step that travel together: all, or those of each field that has samples of its own."""
+        if not self._data.apart:
+            return [slice(None)]
+        ends = accumulate(map(len, self._data.fields), initial=0)
+        return [slice(*both) for both in pairwise(ends)]
 
     def waiting(self, here: bool) -> bool:
         if here != self._waits[self.rank]:
@@ -194,6 +211,15 @@ class Together:
             self._changed.notify_all()
         if not ended:
             self._letters.bye(self, why)
+
+
+def _side_by_side(made: PassUses, fields: int) -> PassUses:
+    """What was divided field by field, as steps whose memory has places for the field that needs most."""
+    assert made.parcels is not None
+    planned, batches = (one._replace(starts=one.starts[::fields]) for one in (made.planned, made.batches))
+    own, sizes = (one.reshape(-1, fields).max(1, initial=0) for one in (made.parcels.sizes, made.sizes))
+    parcels = made.parcels._replace(sizes=own, letters=fields)
+    return made._replace(planned=planned, batches=batches, sizes_=sizes, parcels=parcels)
 
 
 def _steps_of(uses: SampleUses, begin: int, end: int) -> SampleUses:

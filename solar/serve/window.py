@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar.planner.pass_uses import SampleUses, shared_steps
-from solar.planner.planned_passes import Piece, PlannedPasses
+from solar.planner.planned_passes import PlannedPasses
 from solar.serve.member import Member, Share
 from solar.serve.opened import SharedData
-from solar.values import RunPart, Told
+from solar.values import RunPart
 
 
 class Turn(NamedTuple):
@@ -113,20 +113,19 @@ def in_turn(members: Sequence[Member], rates: Sequence[float], *, others: bool =
     return [Turn(one, one.planned, one.known, steps, rate) for one, steps, rate in found]
 
 
-def shares_of(
-    data: SharedData, members: list[Turn], begin: int, uses: SampleUses, within: NDArray[np.int64] | None
-) -> list[list[Share]]:
+def shares_of(data: SharedData, members: list[Turn], begin: int, steps: int) -> list[list[Share]]:
     """Of each of these steps what the members have of it.
 
     It is worked out again, when the Run is told of them: kept from planning, those of a window would take 128 MiB.
-    `within` is the place of each of these uses, where that is another than its place in its step.
     """
-    own = own_of(members, begin, begin + len(uses.starts) - 1)
+    own = own_of(members, begin, begin + steps)
+    found: list[list[Share]] = [[] for _ in range(steps)]
     if not own:
-        return [[] for _ in uses.sizes]
+        return found
     nbytes = np.array([sum(field) for field in data.fields], np.int64)
-    found: list[list[Share]] = [[] for _ in uses.sizes]
-    for turn, one, place in zip(members, own, shared_steps(own)[1], strict=True):
+    uses, places = shared_steps(own)
+    within = data.within(uses)
+    for turn, one, place in zip(members, own, places, strict=True):
         if within is not None:
             place = within[np.repeat(uses.starts[: len(one.starts) - 1], one.sizes) + place].astype(np.uint32)
         takes = (data.counts(one) @ nbytes).tolist()
@@ -136,14 +135,6 @@ def shares_of(
                 found[step].append(Share(turn.member, number, place[begins:ends], takes[step]))
                 number += 1
     return found
-
-
-def in_places(told: list[Told], pieces: Sequence[Piece], which: Any, within: NDArray[np.int64] | None) -> list[Told]:
-    """What a segment is for each piece, where each use has such a place in the memory of its step."""
-    if within is None:
-        return told
-    own = [within[which == piece.dataset].astype(np.int32) for piece in pieces]
-    return [one._replace(positions=places) for one, places in zip(told, own, strict=True)]
 
 
 def fits(parts: Sequence[RunPart], others: Sequence[RunPart]) -> bool:
