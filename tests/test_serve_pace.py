@@ -47,12 +47,12 @@ def test_at_any_rates_each_has_all_its_batches_in_order_one_in_a_step(seed: int)
     members[1].planned = min(5, members[1].known - 1)  # some of it was planned before
     turns = in_turn(members, wanted)
     steps, data = 1 + max(int(one.steps[-1]) for one in turns), SimpleNamespace(fields=[[4]])
-    data.counts = lambda uses: uses.sizes[:, None]
+    data.counts, data.within = (lambda uses: uses.sizes[:, None]), (lambda uses: None)
     seen: dict[int, list[int]] = {id(one): [] for one in members}
     for begin in range(0, steps, 7):
         end = min(begin + 7, steps)
         uses = shared_steps(own_of(turns, begin, end))[0]
-        shares = shares_of(data, turns, begin, uses, None)  # type: ignore[arg-type]
+        shares = shares_of(data, turns, begin, end - begin)  # type: ignore[arg-type]
         assert len(shares) == end - begin == len(uses.sizes) and all(shares)  # no step is empty
         for step, own in enumerate(shares):
             assert len({id(one.member) for one in own}) == len(own)
