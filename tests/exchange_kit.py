@@ -39,7 +39,7 @@ def write(path: Path, bad: int | None = None) -> None:
 
 def inbox_nbytes(parcels: Parcels, window: int) -> int:
     """The bytes that an Exchange takes at most beside the memory of `window` batches, for rows that arrive."""
-    rows = np.bincount(parcels.come[:, 0], minlength=len(parcels.sizes))
+    rows = np.bincount(parcels.come[:, 0] // parcels.letters, minlength=len(parcels.sizes)) // parcels.letters
     return int(np.sort(rows)[::-1][:window].sum()) * ROW_NBYTES
 
 
@@ -52,15 +52,18 @@ class Plan(NamedTuple):
     parcels: Parcels
 
 
-def plans(seed: int, ranks: int, steps: int, batch: int = 6) -> list[Plan]:
-    """Each rank's plan of the same random batches. A sample is read where its home is: by parts of the file."""
+def plans(seed: int, ranks: int, steps: int, batch: int = 6, letters: int = 1) -> list[Plan]:
+    """Each rank's plan of the same random batches. A sample is read where its home is: by parts of the file.
+
+    With a letter for each field each travels by itself.
+    """
     rng = np.random.default_rng(seed)
     owned = [[rng.integers(0, SAMPLES, rng.integers(0, batch + 1)) for _ in range(ranks)] for _ in range(steps)]
-    return [_plan(owned, rank, ranks, rng.permutation(ranks)) for rank in range(ranks)]
+    return [_plan(owned, rank, letters, rng.permutation(ranks)) for rank in range(ranks)]
 
 
-def _plan(owned: list[list[NDArray[np.int64]]], rank: int, ranks: int, order: NDArray[np.int64]) -> Plan:
-    rows, positions, starts, sizes, sent, come = [], [], [0], [], [], []
+def _plan(owned: list[list[NDArray[np.int64]]], rank: int, letters: int, order: NDArray[np.int64]) -> Plan:
+    rows, positions, starts, sizes, sent, come, ranks = [], [], [0], [], [], [], len(order)
     for step, batches in enumerate(owned):
         own = batches[rank]
         homes = own * ranks // SAMPLES
@@ -84,11 +87,15 @@ def _plan(owned: list[list[NDArray[np.int64]]], rank: int, ranks: int, order: ND
         np.zeros(len(owned) + 1, np.int64), none, nothing, nothing,
     )  # fmt: skip
     own_sizes = np.array([len(batches[rank]) for batches in owned], np.int64)
-    parcels = Parcels(
-        own_sizes, np.array(sent, np.int64).reshape(-1, 4), np.array(come, np.int64).reshape(-1, 3)
-    )  # fmt: skip
+    parcels = Parcels(own_sizes, _lettered(sent, 4, letters), _lettered(come, 3, letters), letters)
     told = Told(script, np.array(positions, np.int32))
     return Plan([batches[rank] for batches in owned], np.array(sizes, np.int64), told, parcels)
+
+
+def _lettered(rows: list[tuple[int, ...]], columns: int, letters: int) -> NDArray[np.int64]:
+    """What travels in each step, for each of its letters."""
+    each = [(step * letters + one, *of) for step, *of in rows for one in range(letters)]
+    return np.array(sorted(each, key=lambda row: row[: columns - 2]), np.int64).reshape(-1, columns)
 
 
 def running(path: str) -> Running:
@@ -118,10 +125,11 @@ def begin(by: str) -> None:
         distributed.init_process_group("gloo")
 
 
-def rank_of(path: str, by: str, window: int = 3) -> Rank:
+def rank_of(path: str, by: str, window: int = 3, letters: int = 1) -> Rank:
     """An exchange with the ranks that were started with this process."""
     post, run = mail(by), running(path)
-    return Rank(post.rank, post.ranks, run, Exchange(run, post, window), contents(path))
+    arrays = [slice(None)] if letters == 1 else [slice(at, at + 1) for at in range(letters)]
+    return Rank(post.rank, post.ranks, run, Exchange(run, post, window, arrays), contents(path))
 
 
 def append(exchange: Exchange, plan: Plan) -> None:
@@ -146,8 +154,9 @@ def check(this: Rank, plan: Plan, base: int, step: int) -> None:
     found, counts = this.exchange.wait(base + step, len(own), 60)
     for one, all_of_it in zip(found, this.values, strict=True):
         assert np.array_equal(one, all_of_it[own]), (step, own)
-    rows = int(np.count_nonzero(plan.parcels.come[:, 0] == step))
-    assert counts["exchanged_bytes"] == rows * ROW_NBYTES
+    every = plan.parcels.letters
+    rows = int(np.count_nonzero(plan.parcels.come[:, 0] // every == step))
+    assert counts["exchanged_bytes"] * every == rows * ROW_NBYTES
     this.exchange.let_go(base + step)
 
 
@@ -158,7 +167,7 @@ def broken(plan: Plan, step: int, bad: int) -> bool:
 
 
 def travelling(plan: Plan) -> tuple[int, int]:
-    """Rows sent and received."""
+    """Rows sent and received, those of each letter."""
     return int((plan.parcels.sent[:, 3] - plan.parcels.sent[:, 2]).sum()), len(plan.parcels.come)
 
 

@@ -29,12 +29,12 @@ def settled() -> int:
     return threading.active_count()
 
 
-def random(by: str, path: str, seed: int) -> dict[str, Any]:
+def random(by: str, path: str, seed: int, letters: int = 1) -> dict[str, Any]:
     """Several stretches, one after another, each batch compared with the file."""
-    this = kit.rank_of(path, by, 1 + seed % 4)
+    this = kit.rank_of(path, by, 1 + seed % 4, letters)
     base = sent = received = held = 0
     for number in range(3):
-        plan = kit.plans(seed * 10 + number, this.ranks, STEPS)[this.rank]
+        plan = kit.plans(seed * 10 + number, this.ranks, STEPS, letters=letters)[this.rank]
         kit.append(this.exchange, plan)
         held = max(held, kit.inbox_nbytes(plan.parcels, 1 + seed % 4))
         for step in range(STEPS):
@@ -45,21 +45,21 @@ def random(by: str, path: str, seed: int) -> dict[str, Any]:
     counts = this.exchange.counts()
     assert this.exchange.given == this.exchange.appended == base
     assert (counts["sent_rows"], counts["received_rows"]) == (sent, received)
-    assert counts["sent_bytes"] == sent * kit.ROW_NBYTES
-    assert counts["received_bytes"] == received * kit.ROW_NBYTES
+    assert counts["sent_bytes"] * letters == sent * kit.ROW_NBYTES
+    assert counts["received_bytes"] * letters == received * kit.ROW_NBYTES
     assert (counts["inbox_bytes"], counts["inbox_peak_bytes"] <= held) == (0, True)
     this.exchange.close()
     return {"sent": sent, "received": received, "threads": settled()}
 
 
-def bad(by: str, path: str, sample: int) -> dict[str, Any]:
+def bad(by: str, path: str, sample: int, letters: int = 1) -> dict[str, Any]:
     """What each step with a sample that cannot be read raises, and that all others are right."""
-    this = kit.rank_of(path, by)
-    plans = kit.plans(5, this.ranks, 4 * STEPS)
+    this = kit.rank_of(path, by, letters=letters)
+    plans = kit.plans(5, this.ranks, 4 * STEPS, letters=letters)
     plan, told = plans[this.rank], 0
     kit.append(this.exchange, plan)
     for step in range(4 * STEPS):
-        come = plan.parcels.come[plan.parcels.come[:, 0] == step, 1]
+        come = plan.parcels.come[plan.parcels.come[:, 0] // letters == step, 1]
         senders = [peer for peer in np.unique(come).tolist() if kit.broken(plans[peer], step, sample)]
         if not senders and not kit.broken(plan, step, sample):
             kit.check(this, plan, 0, step)

@@ -47,6 +47,15 @@ def test_every_batch_has_the_samples_of_its_plan_wherever_they_are_read(by: str,
         assert sent == received > 0
 
 
+@pytest.mark.parametrize(("by", "ranks"), [("mpi", 3), ("torch", 2)])
+def test_fields_may_travel_each_by_itself(by: str, ranks: int, played: Played) -> None:
+    fields = len(kit.FIELDS)
+    said = played(by, ranks, "random", 5, fields)
+    assert sum(one["sent"] for one in said) == sum(one["received"] for one in said) > 0
+    said = played(by, ranks, "bad", BAD, fields, bad=BAD)
+    assert sum(one["told"] for one in said) > 0
+
+
 @pytest.mark.slow(but=["torch-2"])
 @pytest.mark.parametrize(("by", "ranks"), [("mpi", 3), ("torch", 2)])
 def test_a_sample_that_cannot_be_read_fails_the_batches_that_need_it_on_all_ranks(

@@ -22,7 +22,14 @@ def test_jobs_of_two_nodes_have_the_batches_that_they_would_have_alone(kind: str
         assert soon(lambda: _travelled(services)), services.status()
         status = services.status()
     check(data, found)
-    print(kind, [(c["alone"], c["served"]) for _, c in found.values()], [{k: one[k] for k in ("read_bytes", "held_bytes", "sent_samples", "received_samples", "handed_bytes")} for one in status])
+    print(
+        kind,
+        [(c["alone"], c["served"]) for _, c in found.values()],
+        [
+            {k: one[k] for k in ("read_bytes", "held_bytes", "sent_samples", "received_samples", "handed_bytes")}
+            for one in status
+        ],
+    )
     assert sum(counts["alone"] for _, counts in found.values()) <= 8
     assert [one["nodes"] for one in status] == [2, 2]
     assert all(one["read_bytes"] > 0 and one["sent_samples"] > 0 for one in status)

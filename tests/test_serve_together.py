@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serve_kit import SAMPLES, piece_of, scan, soon
+from serve_kit import SAMPLES, scan, soon
 
 from solar import H5Dataset, PlanSampler, _native
 from solar.errors import ReadError
-from solar.io.serve.doors import real
 from solar.planner.pass_uses import SampleUses, alone
 from solar.planner.planned_passes import PlannedPasses
 from solar.planner.sweep import total
@@ -25,6 +24,8 @@ from solar.serve.member import Member
 from solar.serve.opened import SharedData, opened
 from solar.serve.together import Said, Together
 from solar.serve.window import Turn, Window, in_turn, stretch
+from solar.torch.buffer.served_data import served_data, told_of
+from solar.torch.source import SampleSource, h5_beneath
 from solar.values import Storage
 
 _ = scan  # a fixture
@@ -62,29 +63,39 @@ class Wire:
         raise AssertionError("nothing travels here")
 
 
-def data_of(path: Path, name: str = "x") -> SharedData:
-    told = {**piece_of(path), "name": f"/{name}", "digest": H5Dataset(path, name).layouts.digest}
-    return opened([told], [], {real(str(path))})
+def shared(data: H5Dataset) -> SharedData:
+    """What a service makes of what a job tells of these."""
+    values, arrays = told_of(beneath(data))
+    return opened(values, arrays, {path for one in values for path in one["files"]})
 
 
-def nodes_of(path: Path, seeds: Sequence[Sequence[int]], memory: int = 4 << 20) -> list[tuple[Conductor, list[Turn]]]:
-    """A Conductor for each node, with jobs of these seeds, which want two epochs."""
-    wires: list[Wire] = []
+def beneath(data: H5Dataset) -> SampleSource:
+    found = h5_beneath(data)
+    assert isinstance(found, SampleSource)
+    return found
+
+
+def nodes_of(
+    of: Path | H5Dataset, seeds: Sequence[Sequence[int]], memory: int = 4 << 20
+) -> list[tuple[Conductor, list[Turn]]]:
+    """A Conductor for each node, with jobs of these seeds, which want two epochs; of a file they want "x"."""
+    data, wires = H5Dataset(of, "x") if isinstance(of, Path) else of, list[Wire]()
     wires += [Wire(rank, wires) for rank in range(len(seeds))]
-    found, order = [], PlanSampler(H5Dataset(path, "x"), seed=0)
+    found, order, held = [], PlanSampler(data, seed=0), served_data(beneath(data))
+    starts = np.append(np.arange(0, len(data), BATCH), len(data))
     for wire, own in zip(wires, seeds, strict=True):
-        wire.ranks, data = len(wires), data_of(path)
-        one = Conductor(data, memory, 2.0, Together(wire, data, 1))
+        wire.ranks, of_node = len(wires), shared(data)
+        one = Conductor(of_node, memory, 2.0, Together(wire, of_node, 1))
         one.together.begin(one.changed, lambda why: None)
         for seed in own:
             order.seed, epochs = seed, []
             for epoch in range(2):
                 order.set_epoch(epoch)
-                starts = np.append(np.arange(0, SAMPLES, BATCH), SAMPLES)
-                epochs.append(SampleUses(None, order.order().astype(np.int32), starts))
-            one.members.append(
-                Member("a job", seed, BATCH, BATCH, _native.Ledger(ENTRIES, 1, BATCH), epochs, deque(), 0, 0)
-            )
+                epochs.append(held.uses(SampleUses(None, order.order().astype(np.int32), starts)))
+            most = max(int(uses.sizes.max()) for uses in epochs)
+            slots = max(int(of_node.slots(uses).max()) for uses in epochs)
+            ledger = _native.Ledger(ENTRIES, len(of_node.fields), most)
+            one.members.append(Member("a job", seed, most, slots, ledger, epochs, deque(), 0, 0))
         found.append((one, in_turn(one.members, [1.0] * len(own), others=len(wires) > 1)))
     return found
 
@@ -198,7 +209,9 @@ def test_the_last_epoch_is_read_as_it_was_chosen_by(
 
 
 def test_who_has_no_room_beside_those_before_it_waits_for_no_batch(scan: Path) -> None:
-    nodes = nodes_of(scan, [[1], [2], [3]], memory=8 * BATCH * 1024 * 5)  # the ring holds five batches; each wants two
+    nodes = nodes_of(
+        H5Dataset(scan, "x"), [[1], [2], [3]], memory=8 * BATCH * 1024 * 5
+    )  # the ring holds five batches; each wants two
     windows = planned(nodes)
     assert [len(window.members) for window in windows] == [1, 1, 0]
     assert [member.why != "" for one, _ in nodes for member in one.members] == [False, False, True]
@@ -223,9 +236,9 @@ def test_where_one_ends_nobody_goes_on_waiting(scan: Path) -> None:
 
 def test_what_ended_before_its_hall_was_there_ends_the_hall(scan: Path) -> None:
     """Or others would wait for what this node says in its place."""
-    wire, data = Wire(0, []), data_of(scan)
+    wire, data = Wire(0, []), shared(H5Dataset(scan, "x"))
     wire.ranks = 2
-    together = Together(wire, data.facts, 1, data.pieces)
+    together = Together(wire, data, 1)
     together.over("the memory of the service is divided anew")
     hall = Hall(data, 4 << 20, 4 << 20, 2.0, together)
     assert soon(lambda: hall.over and hall.bell < 0)
@@ -233,7 +246,7 @@ def test_what_ended_before_its_hall_was_there_ends_the_hall(scan: Path) -> None:
 
 def test_data_that_are_wanted_have_their_part_of_the_memory_while_they_are_read_by_nobody(scan: Path) -> None:
     """Their jobs join again in a moment: with other parts meanwhile all would end, and end again."""
-    data, halls = [data_of(scan, name) for name in "xy"], Halls(4 << 20, 2.0)
+    data, halls = [shared(H5Dataset(scan, name)) for name in "xy"], Halls(4 << 20, 2.0)
     wanted = {one.facts for one in data}
     halls.of(data[0], wanted).close("the services of other nodes end it")
     second = halls.of(data[1], wanted)
