@@ -13,12 +13,11 @@ import h5py
 import numpy as np
 import pytest
 from kit import settle
-from ragged_kit import written as ragged
 from serve_kit import FIELDS, PATIENT, SAMPLES, alone, check, epochs_of, job, scan, serving, soon
 from serve_nodes_kit import Services
 from torch.utils.data import ConcatDataset, Subset
 
-from solar import Crops, DataLoader, Field, H5Dataset, PlanSampler, Ragged, Windows
+from solar import Crops, DataLoader, Field, H5Dataset, PlanSampler, Windows
 from solar.errors import SolarError
 from solar.io.serve import doors
 
@@ -126,9 +125,10 @@ def test_both_nodes_together_read_what_one_service_for_all_reads(
     assert max(both) < SAMPLES * 1024
 
 
-def of_seeds(path: Path, seeds: tuple[int, ...], sockets: list[str]) -> list[str]:
-    """The batches of jobs that begin together, each with its seed."""
-    data, begun, found = H5Dataset(path, "x"), threading.Barrier(len(seeds)), dict[int, str]()
+def of_seeds(of: Path | H5Dataset, seeds: tuple[int, ...], sockets: list[str]) -> list[str]:
+    """The batches of jobs that begin together, each with its seed; of a file they want "x"."""
+    data = H5Dataset(of, "x") if isinstance(of, Path) else of
+    begun, found = threading.Barrier(len(seeds)), dict[int, str]()
 
     def one(number: int) -> None:
         order, service = PlanSampler(data, seed=seeds[number]), sockets[number % len(sockets)]
@@ -158,17 +158,6 @@ def test_several_data_sets_at_a_time_divide_the_memory_of_all_nodes(scan: Path, 
     for seed, of, batch in ((0, 0, 8), (1, 1, 11), (2, 0, 14), (3, 1, 17)):
         assert found[seed][0] == alone(data[of], seed, batch)
         assert found[seed][1]["served"] > 100
-
-
-def test_fields_with_samples_of_their_own_are_read_by_each_node_for_its_jobs(tmp_path: Path) -> None:
-    path = tmp_path / "ragged.h5"
-    ragged(path, np.random.default_rng(0).integers(1, 60, 300).tolist(), "gzip", row=(16,))
-    data = [H5Dataset(path, {"v": Ragged("v", lengths="lengths", batch="flat"), "y": "y"}) for _ in range(2)]
-    with Services(path, where=tmp_path / "s", memory="512MiB") as services:
-        found = on_nodes(data, services)
-        status = services.status()
-    check(data, found)
-    assert all(one["sent_samples"] == 0 and one["handed_bytes"] > 0 for one in status)
 
 
 # --- what goes wrong ----
