@@ -209,9 +209,7 @@ def test_the_last_epoch_is_read_as_it_was_chosen_by(
 
 
 def test_who_has_no_room_beside_those_before_it_waits_for_no_batch(scan: Path) -> None:
-    nodes = nodes_of(
-        H5Dataset(scan, "x"), [[1], [2], [3]], memory=8 * BATCH * 1024 * 5
-    )  # the ring holds five batches; each wants two
+    nodes = nodes_of(scan, [[1], [2], [3]], memory=8 * BATCH * 1024 * 5)  # the ring holds five batches; each wants two
     windows = planned(nodes)
     assert [len(window.members) for window in windows] == [1, 1, 0]
     assert [member.why != "" for one, _ in nodes for member in one.members] == [False, False, True]

@@ -178,7 +178,7 @@ class Together:
         # Fields with samples of their own are divided as if each were a step, of which the memory has all side by side.
         order, starts = self._data.by_field(uses)
         which = None if uses.which is None else uses.which[order]
-        steps = SampleUses(which, uses.rows[order], starts)
+        steps = uses._replace(which=which, rows=uses.rows[order], starts=starts)
         made, _ = self._sharing.divided(steps, (takes[order], self._sharing.homes_of(steps)))
         return _side_by_side(made, len(self._letters_of()))
 
