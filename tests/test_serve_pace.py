@@ -167,7 +167,28 @@ def test_a_plan_is_changed_for_paces_now_and_then(held: bool, clock: SimpleNames
             slack.begin()
     gaps = [later - one for one, later in pairwise([-1, *changes])]
     assert bool(gaps) == held
-    assert not gaps or gaps[:4] == [16, 32, 64, 128] and set(gaps[4:]) == {250}
+    assert not gaps or (gaps[:4] == [16, 32, 64, 128] and set(gaps[4:]) == {250})
+
+
+@pytest.mark.parametrize("becomes", ["slower", "faster"])
+def test_a_plan_is_changed_when_it_has_cost_as_much_as_another(becomes: str, clock: SimpleNamespace) -> None:
+    both = [of(order(np.random.default_rng(0), 1000), process=number) for number in range(2)]
+    slack, steps = Slack(2.0), 0
+    for one in both:
+        one.ledger.waits = one.planned = 1
+        one.lately.append(0.1)
+    turns = [one._replace(rate=0.5 if becomes == "faster" else 1.0) for one in in_turn(both, [1.0, 1.0])]
+    for number, one in enumerate(both):
+        one.lately.extend([1.0 if number and becomes == "slower" else 0.1] * 32)
+    slack.rates(both)
+    slack.begin(100.0)
+    while not slack.is_off(turns):
+        steps += 1
+        clock.at += 1.0
+        slack.steps += 1
+        slack.behind([both[1]], both)
+        slack.look(1.0, True, both)
+    assert steps == (101 if becomes == "slower" else 201)  # who could be twice as fast loses half of the time
 
 
 # --- trainings ----

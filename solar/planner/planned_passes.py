@@ -279,8 +279,8 @@ def _plan(
             made = planned(wanted, holding and wanted is not None)
             # Once more where some samples stay: with the way given, as windows after this one will have it.
             return planned(made.way) if made.way.pinned and wanted is None else made
-    parts = [(piece.region.fitting(memory, whole=whole), whole) for whole in piece.region.kinds]
-    ways = [KeepPolicy(direct=True), *(KeepPolicy(n, whole=whole, direct=True) for n, whole in parts if n)]
+    fitting = [(piece.region.fitting(memory, whole=whole), whole) for whole in piece.region.kinds]
+    ways = [KeepPolicy(direct=True), *(KeepPolicy(n, whole=whole, direct=True) for n, whole in fitting if n)]
     return min(map(planned, ways), key=lambda plan: plan.seconds(storage))
 
 

@@ -136,8 +136,8 @@ class Slack:
         if self.steps < min(STEPS_FIRST << self._changes, max(STEPS_FIRST, longest // 4)):
             return False
         pairs = [(one.rate, rate) for one, rate in zip(there, self.rates([one.member for one in there]), strict=True)]
-        slower = any(rate * ALIKE < planned for planned, rate in pairs)
+        slower = any(rate * ALIKE < planned for planned, rate in pairs) and self._lost > TOLERATED * self._passed
         gains = [self._passed * (1 - planned / rate) for planned, rate in pairs if rate > ALIKE * planned]
-        off = (slower and self._lost > max(TOLERATED * self._passed, self._costs)) or max(gains, default=0) > self._costs
+        off = max([self._lost if slower else 0.0, *gains]) > self._costs
         self._changes = min(self._changes + off, 30)
         return off
