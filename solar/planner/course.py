@@ -38,7 +38,7 @@ from solar.values import RowPacking, Script, Storage
 # An epoch's samples as used; where steps begin.
 Sequence = Callable[[int], tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]]
 WORTH_PACKING = 0.9  # of the time, above which samples are held as they are: what encoding takes is an estimate
-USES_KEPT = 1 << 22  # uses whose order is kept between passes over the epochs; of a longer one, its own
+USES_KEPT = 5_000_000  # uses whose order is kept between passes over the epochs; of a longer one, its own
 SHARE = 8  # the part of memory that steps on their way may take
 
 

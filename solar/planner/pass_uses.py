@@ -180,6 +180,6 @@ def _back_to_first(uses: SampleUses) -> NDArray[np.int32]:
             key = key * (1 + int(uses.which.max(initial=0))) + uses.which[here]
         order = np.argsort(key, kind="stable")
         new = np.concatenate(([True], key[order[1:]] != key[order[:-1]])) if len(order) else np.ones(0, np.bool_)
-        back[here][order] = order - np.repeat(order[new], np.diff([*np.flatnonzero(new), len(order)]))
+        back[here][order] = order - np.repeat(order[new], np.diff(np.append(np.flatnonzero(new), len(order))))
         step = after
     return back
