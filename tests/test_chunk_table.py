@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from h5py import h5d, h5p, h5s, h5t
 
 from solar import _native
 from solar.errors import LayoutError
+from solar.io.compress.as_stored import chunk_begins
 
 Row = tuple[int, int, int, int]
 UNLIMITED = None
@@ -34,7 +36,7 @@ KINDS: dict[str, tuple[Any, tuple[int, ...], tuple[int | None, ...], tuple[int, 
 }
 
 
-def write(path: Path, kind: str, *, filtered: bool = False, share: float = 1.0) -> None:
+def write(path: Path, kind: str, *, filtered: bool = False, share: float = 1.0, userblock: int = 0) -> None:
     """Writes some of the chunks of /x, in random order, each with bytes of its own."""
     bounds, shape, most, chunk = KINDS[kind]
     choose = random.Random(kind)
@@ -45,7 +47,7 @@ def write(path: Path, kind: str, *, filtered: bool = False, share: float = 1.0) 
         properties.set_deflate(1)
     if kind == "implicit":
         properties.set_alloc_time(h5d.ALLOC_TIME_EARLY)
-    with h5py.File(path, "w", libver=bounds) as file:
+    with h5py.File(path, "w", libver=bounds, userblock_size=userblock) as file:
         dataset = h5d.create(file.id, b"x", h5t.NATIVE_UINT8, space, properties)
         places = list(np.ndindex(*grid(shape, chunk)))
         for place in choose.sample(places, max(1, int(share * len(places)))):
@@ -110,6 +112,22 @@ def test_every_index_gives_the_chunks_that_libhdf5_gives(
     path = tmp_path / "x.h5"
     write(path, kind, filtered=filtered, share=share)
     check(path)
+
+
+@pytest.mark.parametrize("userblock", [0, 512])
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_to_copy_begin_where_libhdf5_finds_them(tmp_path: Path, kind: str, userblock: int) -> None:
+    path = tmp_path / "x.h5"
+    write(path, kind, share=0.3, userblock=userblock)
+    found = []
+    with h5py.File(path) as file:
+        dataset = file["x"]
+        for place in np.ndindex(*grid(dataset.shape, dataset.chunks)):
+            begin = tuple(p * n for p, n in zip(place, dataset.chunks, strict=True))
+            with suppress(OSError, RuntimeError, ValueError):  # not written
+                dataset.id.read_direct_chunk(begin)
+                found.append(begin)
+        assert list(chunk_begins(dataset.id)) == found
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (14, 7), (9, 5)], ids=["shrunk", "grown", "as it was"])

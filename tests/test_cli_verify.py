@@ -166,6 +166,17 @@ def test_files_that_have_nothing_to_do_with_each_other_differ(two: tuple[str, st
     assert main(["verify", two[0], str(tmp_path / "c.h5"), "--no-store"]) == 1
 
 
+def test_a_value_that_differs_is_found_where_a_later_axis_is_unlimited(tmp_path: Path, capsys: Shown) -> None:
+    paths = [str(tmp_path / name) for name in ("a.h5", "b.h5", "c.h5")]
+    for path, value in zip(paths, (1, 1, 2), strict=True):
+        with h5py.File(path, "w", libver="v110") as file:  # libhdf5 lists its one chunk at (0, 9)
+            made = file.create_dataset("x", (4, 25), "i4", chunks=(2, 3), maxshape=(5, None), compression="gzip")
+            made[0:2, 3:6] = value
+    assert main(["verify", *paths[:2], "--no-store"]) == 0
+    assert main(["verify", *paths[1:], "--no-store"]) == 1
+    assert "/x: its values differ" in capsys.readouterr().out
+
+
 def test_a_copy_is_no_difference(two: tuple[str, str], tmp_path: Path) -> None:
     shutil.copy(two[0], tmp_path / "c.h5")
     assert main(["verify", two[0], str(tmp_path / "c.h5"), "--no-store"]) == 0

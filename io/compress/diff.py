@@ -10,7 +10,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.io.compress.skeleton import H5_ERRORS, OUR_ATTRIBUTES, check_readable, leads_elsewhere, slabs, stored_values
+from solar.errors import LayoutError
+from solar.io.compress.as_stored import chunk_begins, slabs, stored_values
+from solar.io.compress.skeleton import H5_ERRORS, OUR_ATTRIBUTES, check_readable, leads_elsewhere
 
 COMPARED_AT_ONCE = 16 << 20  # bytes of values compared at a time
 
@@ -152,6 +154,8 @@ def _datasets(two: _Two, path: str, ours: Any, theirs: Any) -> Iterator[str]:
     try:
         if not _same_values(two, ours, theirs):
             yield f"{path}: its values differ"
+    except LayoutError as error:
+        yield f"{path}: its values cannot be compared: {error}"
     except H5_ERRORS as error:
         if ours.id.get_storage_size() != theirs.id.get_storage_size():  # what nobody here can read
             yield f"{path}: its values cannot be compared: {error}"
@@ -207,11 +211,10 @@ def _written(dataset: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         return []
     if not dataset.chunks:
         return list(slabs(dataset.shape, dataset.id.get_type().get_size(), COMPARED_AT_ONCE))
-    begins: list[tuple[int, ...]] = []
-    dataset.id.chunk_iter(lambda info: begins.append(tuple(info.chunk_offset)))
     sides = list(zip(dataset.chunks, dataset.shape, strict=True))
     return [
-        (begin, tuple(min(part, n - b) for b, (part, n) in zip(begin, sides, strict=True))) for begin in sorted(begins)
+        (begin, tuple(min(part, n - b) for b, (part, n) in zip(begin, sides, strict=True)))
+        for begin in chunk_begins(dataset.id)
     ]
 
 

@@ -7,8 +7,6 @@ attributes last. What cannot be copied is reported, except comments of groups, w
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +16,9 @@ from typing import Any, Protocol
 import h5py
 import numpy as np
 from numpy.typing import NDArray
+
+from solar.errors import LayoutError
+from solar.io.compress.as_stored import chunk_begins, slabs, spaces, stored_values
 
 H5_ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # h5py raises these for damage and all else
 COPIED_AT_ONCE = 32 << 20  # bytes copied at a time, about
@@ -253,11 +254,11 @@ def check_readable(kind: Any, within: bool = False) -> None:
 
 def _copy_chunks(copy: _Copy, made: Any, out: Any) -> bool:
     """Copies the stored bytes of every chunk. False if h5py cannot read those of each."""
-    places = array("q")
-    made.chunk_iter(lambda info: places.extend(info.chunk_offset))
-    rank = len(made.shape)
-    for i in range(0, len(places), rank):
-        at = tuple(places[i : i + rank])
+    try:
+        begins = chunk_begins(made)
+    except LayoutError:
+        return False
+    for at in begins:
         try:
             mask, stored = made.read_direct_chunk(at)
         except (OSError, RuntimeError):  # where those at the edge are stored without filters
@@ -274,40 +275,9 @@ def _copy_slabs(copy: _Copy, made: Any, out: Any) -> bool:
     kind = made.get_type()
     for begin, count in slabs(made.shape, kind.get_size(), COPIED_AT_ONCE // 4):
         values = stored_values(made, begin, count)
-        out.write(*_spaces(made, begin, count), values, kind)
+        out.write(*spaces(made, begin, count), values, kind)
         copy.told(values.nbytes)
     return True
-
-
-def stored_values(dataset: Any, begin: tuple[int, ...], count: tuple[int, ...]) -> NDArray[Any]:
-    """Values of an h5py DatasetID in their own type, to the bit."""
-    kind = dataset.get_type()
-    values = np.empty(count, np.dtype((np.void, kind.get_size())))
-    dataset.read(*_spaces(dataset, begin, count), values, kind)
-    return values
-
-
-def _spaces(dataset: Any, begin: tuple[int, ...], count: tuple[int, ...]) -> tuple[Any, Any]:
-    """The dataspaces of such values in memory and in the file."""
-    if not count:
-        return h5py.h5s.ALL, h5py.h5s.ALL
-    there = dataset.get_space()
-    there.select_hyperslab(begin, count)
-    return h5py.h5s.create_simple(count), there
-
-
-def slabs(shape: tuple[int, ...], itemsize: int, most: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Boxes (begin, count) in C order that cover the shape, of at most so many bytes, or one element each."""
-    box = list(shape)
-    for axis in range(len(box)):
-        rest = math.prod(box[axis + 1 :]) * itemsize
-        box[axis] = min(box[axis], max(1, most // max(rest, 1)))
-        if box[axis] > 1:
-            break
-    counts = [-(-length // part) if part else 0 for length, part in zip(shape, box, strict=True)]
-    for place in np.ndindex(*counts):
-        begin = tuple(i * part for i, part in zip(place, box, strict=True))
-        yield begin, tuple(min(part, n - b) for part, n, b in zip(box, shape, begin, strict=True))
 
 
 def _copy_references(copy: _Copy, made: Any, there: Any, name: bytes, how: Any, shown: str) -> None:

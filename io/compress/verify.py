@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError, SolarError
+from solar.io.compress.as_stored import slabs, stored_values
 from solar.io.compress.codec import OUR_FILTER
 from solar.io.compress.diff import differences
 from solar.io.compress.filters import readable, registered
@@ -29,7 +30,7 @@ from solar.io.compress.marks import Marks, marks_of
 from solar.io.compress.pieces import Restored, by_libhdf5
 from solar.io.compress.preparation import Progress, Told, in_order
 from solar.io.compress.selection import datasets_of, is_ours
-from solar.io.compress.skeleton import H5_ERRORS, slabs, stored_values
+from solar.io.compress.skeleton import H5_ERRORS
 from solar.io.compress.store import BOUND_ATTRIBUTE
 from solar.io.layout.hdf5 import inspect
 from solar.io.libhdf5.opening import look, opened
