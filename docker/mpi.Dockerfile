@@ -11,7 +11,7 @@ RUN apt-get update \
 ENV PATH=/opt/solar/bin:$PATH
 COPY constraints.txt /src/
 # Without isolation h5py is built with this mpi4py; with it, an old one would be compiled for the build alone.
-# -s: without names for debuggers, which were two thirds of both.
+# -s: without names for debuggers, which were five sixths of both.
 RUN pip install --no-cache-dir --constraint /src/constraints.txt \
         torch numpy zstandard cython pkgconfig setuptools wheel \
     && LDFLAGS=-s pip install --no-cache-dir --constraint /src/constraints.txt --no-binary mpi4py mpi4py \
