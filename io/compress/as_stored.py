@@ -25,7 +25,7 @@ def chunk_begins(dataset: Any) -> Iterator[tuple[int, ...]]:
     name = (h5py.h5i.get_name(dataset) or b"?").decode("utf-8", "surrogateescape")
     address = h5py.h5o.get_info(dataset).addr + file.get_create_plist().get_userblock()
     grid = Grid(dataset.shape, dataset.get_create_plist().get_chunk(), 1)
-    return map(grid.begin, _native.chunk_table(path, name, address)[0].tolist())
+    return (grid.begin(int(number)) for number in _native.chunk_table(path, name, address)[0])
 
 
 def stored_values(dataset: Any, begin: tuple[int, ...], count: tuple[int, ...]) -> NDArray[Any]:
