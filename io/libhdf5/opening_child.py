@@ -7,6 +7,8 @@ crashed it. {} is a sign of life.
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from solar.io.machine.child_end import Caller
 
 TOO_MUCH = 3  # the exit code where memory was short
+MOST_PLACES = 1 << 20  # of chunks, stored or not
 LARGEST_ATTRIBUTE = 64 << 20  # bytes of an attribute that is read
 
 ERRORS = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, AssertionError, NotImplementedError)
@@ -96,8 +99,7 @@ def look_at_values(one: Any, caller: Caller) -> None:
         return
     caller.send({"values": (h5py.h5i.get_name(one) or b"?").decode("utf-8", "replace")})
     space = one.get_space()
-    for i in range(one.get_num_chunks()):
-        begin = one.get_chunk_info(i).chunk_offset
+    for begin in begins(one, plan):
         count = tuple(min(c, n - b) for b, c, n in zip(begin, plan.get_chunk(), one.shape, strict=True))
         space.select_hyperslab(begin, count)
         # In its own type: h5py makes nothing of it that might fail.
@@ -106,6 +108,23 @@ def look_at_values(one: Any, caller: Caller) -> None:
             one.read(h5py.h5s.create_simple(count), space, values, kind)
         caller.send({})
     caller.send({"values": ""})
+
+
+def begins(one: Any, plan: Any) -> Iterator[tuple[int, ...]]:
+    """Where its chunks begin.
+
+    libhdf5's own list of them is wrong where a later axis is unlimited: there it is all that may be stored, but of a
+    dataset with more room than anybody writes.
+    """
+    import h5py
+
+    sides = [range(0, n, part) for n, part in zip(one.shape, plan.get_chunk(), strict=True)]
+    later = h5py.h5s.UNLIMITED in one.get_space().get_simple_extent_dims(True)[1:]
+    if later and math.prod(map(len, sides)) <= MOST_PLACES:
+        yield from itertools.product(*sides)
+        return
+    for i in range(one.get_num_chunks()):
+        yield one.get_chunk_info(i).chunk_offset
 
 
 def look_at_type(one: Any) -> None:
