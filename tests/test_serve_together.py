@@ -23,7 +23,7 @@ from solar.serve.halls import Halls, parts_of
 from solar.serve.member import Member
 from solar.serve.opened import SharedData, opened
 from solar.serve.together import Said, Together
-from solar.serve.window import Turn, Window, in_turn, stretch
+from solar.serve.window import Turn, Window, fits, in_turn, stretch
 from solar.torch.buffer.served_data import served_data, told_of
 from solar.torch.source import SampleSource, h5_beneath
 from solar.values import Storage
@@ -181,6 +181,21 @@ def test_ways_of_using_memory_are_chosen_again_where_other_jobs_are_there(
     [(one, here)] = nodes
     planned([(one, here[:2])])
     assert made == [(2, True), (32, False), (32, False), (2, True), (32, False)]
+
+
+@pytest.mark.parametrize(("shift", "grows"), [(0, False), (3, False), (3, True)])
+def test_trainings_that_come_out_of_step_have_nothing_read_again(
+    shift: int, grows: bool, scan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A larger ring takes a new Run, which holds nothing: as long as there is room for two steps it does not grow."""
+    monkeypatch.setattr("solar.serve.opened.profile.stored_or_guessed", lambda _: (SLOW, False))
+    [(one, here)] = nodes_of(scan, [[1, 1, *([1] if grows else [])]], 64 * 4 * BATCH * 1024)
+    [first] = planned([(one, here)])
+    one._parts, room = first.parts, one._used
+    ends = [turn.end - number * shift for number, turn in enumerate(here)]
+    shifted = [turn._replace(begin=turn.end - n, steps=turn.steps[:n]) for turn, n in zip(here, ends, strict=True)]
+    [window] = planned([(one, shifted)])
+    assert (one._used == room and fits(window.parts, one._parts)) != grows
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5])

@@ -201,7 +201,13 @@ class Conductor:
                 one.member.detach("the batches of the jobs of all nodes have no room on their way")
 
     def _make_room(self, most: int, step: int) -> None:
-        """Gives the ring what steps need. It never gets less. A Run that keeps what it gets has to end."""
+        """Gives the ring what steps need. It never gets less.
+
+        With a larger one all that is held is read again, by a new Run: so room for two steps is enough, unless samples
+        are read straight into them. Trainings of one order that come out of step want more in each.
+        """
+        if self._parts and self._used >= max(most, 2 * step) and not any(one.direct for one in self._parts):
+            return
         if (wanted := ring_of(self.memory, most, step)) > self._used:
             self._used, self.budget = wanted, self._divided(wanted)
             self._parts = []
