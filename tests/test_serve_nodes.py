@@ -108,21 +108,26 @@ def test_both_nodes_together_read_what_one_service_for_all_reads(
 
     All jobs are waited for: who joins later has some read again.
     """
+    read, both = read_by_one_and_two(scan, scan, seeds, 4 * SAMPLES * 1024, tmp_path, monkeypatch)
+    assert SAMPLES * 1024 <= sum(both) < min(1.2 * read, 1.7 * SAMPLES * 1024)  # holes are read along
+    assert max(both) < SAMPLES * 1024
+
+
+def read_by_one_and_two(
+    path: Path, of: Path | H5Dataset, seeds: tuple[int, ...], memory: int, where: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, list[int]]:
+    """The bytes that a service reads for jobs that begin together, and each of two with half of its memory."""
     for name, seconds in WAITS.items():
         monkeypatch.setattr(f"solar.serve.{name}", seconds)
     waits = "import solar.serve.conductor as conductor\n" + "".join(f"{n} = {s}\n" for n, s in WAITS.items())
-    memory, one = 4 * SAMPLES * 1024, tmp_path / "one"
-    one.mkdir()
-    with serving(scan, where=one, memory=memory, slack=PATIENT) as service:
-        orders = of_seeds(scan, seeds, [str(service.path)])
+    (where / "one").mkdir()
+    with serving(path, where=where / "one", memory=memory, slack=PATIENT) as service:
+        orders = of_seeds(of, seeds, [str(service.path)])
         read = service.status()["read_bytes"]
-    with Services(scan, where=tmp_path / "s", memory=str(memory // 2), before=waits) as services:
-        assert of_seeds(scan, seeds, [*map(str, services.sockets)]) == orders
+    with Services(path, where=where / "s", memory=str(memory // 2), before=waits) as services:
+        assert of_seeds(of, seeds, [*map(str, services.sockets)]) == orders
         assert soon(lambda: _travelled(services))
-        status = services.status()
-    both = [of["read_bytes"] for of in status]
-    assert SAMPLES * 1024 <= sum(both) < min(1.2 * read, 1.7 * SAMPLES * 1024)  # holes are read along
-    assert max(both) < SAMPLES * 1024
+        return read, [one["read_bytes"] for one in services.status()]
 
 
 def of_seeds(of: Path | H5Dataset, seeds: tuple[int, ...], sockets: list[str]) -> list[str]:

@@ -15,16 +15,17 @@ from kit import settle
 from limits_kit import BESIDE_RANK, KERNEL
 from ragged_kit import matrix, sparse
 from ragged_kit import written as ragged
-from serve_kit import PATIENT, alone, check, job, serving, soon
+from serve_kit import alone, check, job, soon
 from serve_nodes_kit import Services
 from test_serve_kinds import KINDS
 from test_serve_mixed import peak
-from test_serve_nodes import WAITS, _travelled, of_seeds, on_nodes
-from test_serve_together import SLOW, nodes_of, planned, shared
+from test_serve_nodes import _travelled, on_nodes, read_by_one_and_two
+from test_serve_together import SLOW, counts_of, nodes_of, planned, shared
 
 from solar import CSR, Crops, DataLoader, H5Dataset, PlanSampler, Ragged
 from solar.errors import SolarError
 from solar.planner.pass_uses import SampleUses
+from solar.planner.sweep import total
 from solar.serve.opened import SharedData
 from solar.serve.window import shares_of
 
@@ -126,16 +127,8 @@ def test_what_all_plan_to_read_is_what_one_service_of_all_the_memory_would(
     memory = int(share * shared(data).nbytes)
     together = nodes_of(data, seeds, memory // 2)
     alone = nodes_of(data, [[seed for own in seeds for seed in own]], memory)
-    both, one = (
-        sum(
-            np.array([count.reads, count.bytes])
-            for window in planned(nodes)
-            for at in window.passes.segments
-            for count in window.passes.counts(at)
-        )
-        for nodes in (together, alone)
-    )
-    assert abs(both[0] / one[0] - 1) < 0.05 and both[1] < 1.1 * one[1]
+    both, one = (total(counts_of(planned(nodes))) for nodes in (together, alone))
+    assert abs(both.reads / one.reads - 1) < 0.05 and both.bytes < 1.1 * one.bytes
 
 
 # --- what is read, sent, and held, by services under mpiexec ----
@@ -163,21 +156,10 @@ def test_jobs_of_two_nodes_have_the_batches_that_they_would_have_alone(kind: str
 def test_both_nodes_together_read_what_one_service_for_all_reads(
     kind: str, seeds: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, seconds in WAITS.items():
-        monkeypatch.setattr(f"solar.serve.{name}", seconds)
-    waits = "import solar.serve.conductor as conductor\n" + "".join(f"{n} = {s}\n" for n, s in WAITS.items())
-    path, where = tmp_path / "x.h5", tmp_path / "one"
+    path = tmp_path / "x.h5"
     data = MADE[kind](path)
-    memory, stored = 2 * shared(data).nbytes, path.stat().st_size
-    where.mkdir()
-    with serving(path, where=where, memory=memory, slack=PATIENT) as service:
-        orders = of_seeds(data, seeds, [str(service.path)])
-        read = service.status()["read_bytes"]
-    with Services(path, where=tmp_path / "s", memory=str(memory // 2), before=waits) as services:
-        assert of_seeds(data, seeds, [*map(str, services.sockets)]) == orders
-        assert soon(lambda: _travelled(services))
-        status = services.status()
-    both = [of["read_bytes"] for of in status]
+    stored = path.stat().st_size
+    read, both = read_by_one_and_two(path, data, seeds, 2 * shared(data).nbytes, tmp_path, monkeypatch)
     assert 0.8 * stored <= sum(both) < min(1.2 * read, 1.7 * stored)  # holes are read along; the rest is metadata
     assert max(both) < stored
 

@@ -16,7 +16,7 @@ from solar import H5Dataset, PlanSampler, _native
 from solar.errors import ReadError
 from solar.planner.pass_uses import SampleUses, alone
 from solar.planner.planned_passes import PlannedPasses
-from solar.planner.sweep import total
+from solar.planner.sweep import Counts, total
 from solar.serve.conductor import ENTRIES, Conductor
 from solar.serve.hall import Hall
 from solar.serve.halls import Halls, parts_of
@@ -116,6 +116,12 @@ def planned(nodes: list[tuple[Conductor, list[Turn]]]) -> list[Window]:
     return [one for one in windows if one is not None]
 
 
+def counts_of(windows: Sequence[Window]) -> list[Counts]:
+    """What they are planned to read."""
+    passes = [window.passes for window in windows]
+    return [count for one in passes for number in one.segments for count in one.counts(number)]
+
+
 @pytest.mark.parametrize("seeds", [[[1], [1]], [[1, 2], [3]], [[1, 2], [], [2, 4]]], ids=str)
 def test_each_node_takes_what_its_jobs_want_and_reads_its_home(seeds: list[list[int]], scan: Path) -> None:
     nodes = nodes_of(scan, seeds)
@@ -150,16 +156,8 @@ def test_what_all_plan_to_read_is_what_one_service_of_all_the_memory_would(
     memory = SAMPLES * 1024 // 2
     together = nodes_of(scan, seeds, memory // 2)
     alone = nodes_of(scan, [[seed for own in seeds for seed in own]], memory)
-    both, one = (
-        sum(
-            np.array([count.reads, count.bytes])
-            for window in planned(nodes)
-            for at in window.passes.segments
-            for count in window.passes.counts(at)
-        )
-        for nodes in (together, alone)
-    )
-    assert abs(both[0] / one[0] - 1) < 0.05 and both[1] < 1.1 * one[1]
+    both, one = (total(counts_of(planned(nodes))) for nodes in (together, alone))
+    assert abs(both.reads / one.reads - 1) < 0.05 and both.bytes < 1.1 * one.bytes
 
 
 def test_ways_of_using_memory_are_chosen_again_where_other_jobs_are_there(
@@ -215,10 +213,7 @@ def test_the_last_epoch_is_read_as_it_was_chosen_by(
     whole = PlannedPasses(
         [lambda: every], 0, window.passes.pieces, one.budget.parts, 2 * BATCH, [SLOW], window.passes.ways, False
     )
-    took, wanted = (
-        total(count for number in passes.segments for count in passes.counts(number))
-        for passes in (window.passes, whole)
-    )
+    took, wanted = (total(counts_of([one])) for one in (window, window._replace(passes=whole)))
     assert took.reads == wanted.reads and took.requests <= wanted.requests + len(window.passes.segments)
     assert took.bytes <= 1.1 * wanted.bytes
 
