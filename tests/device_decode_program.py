@@ -1,29 +1,24 @@
-"""Decodes the batches that test_device_decode.py left in a folder with the kernels, in Triton's interpreter.
+"""Decodes the chunks of decode_kit.py with the kernels in Triton's interpreter: one file in a folder for each name.
 
-The rows of each batch end where memory ends, and its array lies between guards: what is read behind the rows ends this
-process, and what is written beside the array is seen.
+The rows of each batch end where memory ends: what is read behind them ends this process.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from decode_kit import LITTLE_SCRATCH, case_of, rows_of
 from numpy.typing import NDArray
 
-from solar.gpu.kernels import Decoder, launch
-
-GUARD = 4096
-launch.LAUNCH_SCRATCH = 300_000  # so that some batches go in parts
+from solar.gpu.kernels import launch
 
 
-def at_the_end_of_memory(rows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], mmap.mmap]:
+def at_the_end_of_memory(rows: NDArray[np.uint8]) -> torch.Tensor:
     """The same rows, with a page behind them that cannot be touched."""
     page = mmap.PAGESIZE
     whole = -(-rows.nbytes // page) * page
@@ -34,34 +29,17 @@ def at_the_end_of_memory(rows: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], mm
         raise OSError(ctypes.get_errno(), "mprotect")
     held = np.frombuffer(memory, np.uint8, rows.nbytes, whole - rows.nbytes).reshape(rows.shape)
     held[...] = rows
-    return held, memory
+    return torch.from_numpy(held)  # which keeps the memory
 
 
-def decoded(case: dict[str, Any], rows: NDArray[np.uint8], lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    dtype, out_dtype = getattr(torch, case["dtype"]), getattr(torch, case["out"])
-    decoder = Decoder(dtype, tuple(case["shape"]), bytes.fromhex(case["tables"]), torch.device("cpu"), out_dtype)
-    heads = decoder.inspect(rows, lengths)
-    held, memory = at_the_end_of_memory(rows)
-    for at, value in case["flips"]:  # of what inspect could not see
-        held[0, at] ^= value
-    nbytes = len(rows) * int(np.prod(case["shape"])) * out_dtype.itemsize
-    whole = torch.full((nbytes + 2 * GUARD,), 0xA5, dtype=torch.uint8)
-    out = whole[GUARD : GUARD + nbytes].view(out_dtype).view(len(rows), *case["shape"])
-    decoder.decode(torch.from_numpy(held), lengths, heads, out)
-    del held, memory
-    guards = torch.cat([whole[:GUARD], whole[GUARD + nbytes :]])
-    assert bool((guards == 0xA5).all()), f"{case['name']}: written beside the array"
-    return whole[GUARD : GUARD + nbytes].numpy()
-
-
-def main(folder: Path) -> None:
-    for case in json.loads((folder / "cases.json").read_text()):
-        with np.load(folder / f"{case['name']}.npz") as saved:
-            got = decoded(case, saved["rows"], saved["lengths"])
-        np.save(folder / "coming.npy", got)
-        (folder / "coming.npy").rename(folder / f"{case['name']}.npy")
-        print(case["name"], flush=True)
+def main(folder: Path, names: list[str]) -> None:
+    launch.LAUNCH_SCRATCH = LITTLE_SCRATCH
+    for name in names:
+        case = case_of(name)
+        np.save(folder / "coming.npy", case.made(*rows_of(case.chunks), at_the_end_of_memory))
+        (folder / "coming.npy").rename(folder / f"{name}.npy")
+        print(name, flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
