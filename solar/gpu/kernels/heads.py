@@ -90,10 +90,10 @@ def _unlike(rows: NDArray[np.uint8], sums: NDArray[np.uint64]) -> NDArray[np.boo
     """Which chunks have a step that is no number, or tiles of the coder `dense` and name no tables."""
     steps = np.ascontiguousarray(rows[:, 48:64]).view("<f8")
     found: NDArray[np.bool_] = (rows[:, 7] == 0) & ~np.isfinite(steps).all(1)
-    bare = np.flatnonzero(sums == 0)
-    if len(bare):
-        tiles = _tiles(rows[bare])[0]
-        found[bare] |= (_of_tiles(rows[bare], tiles, 5) == DENSE).any(1) & (tiles > 0)
+    bare = sums == 0
+    if bare.any():
+        tiles = _tiles(rows)[0]
+        found |= bare & (_of_tiles(rows, tiles, 5) == DENSE).any(1) & (tiles > 0)
     return found
 
 

@@ -17,11 +17,12 @@ from solar.gpu.kernels.tiles import restore
 LAUNCH_SCRATCH = 256 << 20  # bytes a launch may take beside what it reads and writes; larger batches go in parts
 TABLE_PLACES = 17 * 1024  # of a set of tables
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# How programs are cut; the bits that come out do not depend on it. On a GPU short steps leave room for more tiles at
-# once; Triton's interpreter is slow by calls, not by values. Triton is told to fuse nothing by itself.
+# How programs are cut; the bits that come out do not depend on it. On a GPU short steps and few registers leave room
+# for more tiles at once, and wide rows are read in fewer pieces (docs/gpu.md has what others gave on an H200). Triton's
+# interpreter is slow by calls, not by values. Triton is told to fuse nothing by itself.
 WARP: dict[str, Any] = {"num_warps": 1, "enable_fp_fusion": False}
 WIDE: dict[str, dict[str, Any]] = {
-    "cuda": {"LENGTH": 512, "ROWS": 32, "COLUMNS": 32, "num_warps": 4, "enable_fp_fusion": False},
+    "cuda": {"LENGTH": 512, "ROWS": 8, "COLUMNS": 128, "num_warps": 4, "maxnreg": 64, "enable_fp_fusion": False},
     "cpu": {"LENGTH": 2048, "ROWS": 64, "COLUMNS": 64},
 }
 PLACEMENTS: dict[str, dict[str, Any]] = {
