@@ -229,6 +229,15 @@ def take(nbytes: int) -> U8:
     """Batch memory from the pool; goes back to it when the array and all its views are gone."""
 
 def pool_stats() -> dict[str, int]: ...  # in_use, idle: bytes
+def pool_nbytes(address: int) -> int:
+    """How large the memory of the pool is that is in use around an address; 0: it is none."""
+
+def pool_adopt(address: int, nbytes: int) -> None:
+    """Has the pool hand out this memory, before its own of that size, until `pool_disown`."""
+
+def pool_disown(address: int) -> bool:
+    """Whether it is not the pool's any more; it is while it is in use, and then no longer: ask again."""
+
 def convert(
     source: NDArray[Any],
     out: NDArray[Any],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,10 +39,20 @@ class Mark:
         return float(end.number - self.number)
 
 
+def lent(host: Tensor) -> Tensor:
+    """The same memory, which it does not keep: a device does not, either."""
+    if host.nbytes == 0:
+        return host
+    memory = (ctypes.c_uint8 * host.untyped_storage().nbytes()).from_address(host.untyped_storage().data_ptr())
+    whole = torch.from_numpy(np.frombuffer(memory, np.uint8)).untyped_storage()
+    return torch.empty(0, dtype=host.dtype).set_(whole, host.storage_offset(), host.shape, host.stride())
+
+
 class Eager:
     """A device that copies at once."""
 
     made: list[Eager] = []  # noqa: RUF012  # emptied by each test
+    pinned_by_any: list[Tensor] = []  # noqa: RUF012  # what one device has pinned, another copies from, too
     lazy = False
 
     def __init__(self, device: torch.device) -> None:
@@ -56,7 +67,14 @@ class Eager:
 
     def pinned(self, nbytes: int) -> Tensor:
         self.slots.append(torch.zeros(nbytes, dtype=torch.uint8))
+        self.pinned_by_any.append(self.slots[-1])
         return self.slots[-1]
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return self.has_pinned(tensor.data_ptr())
+
+    def has_pinned(self, address: int) -> bool:
+        return any(0 <= address - slot.data_ptr() < slot.nbytes for slot in self.pinned_by_any)
 
     @contextmanager
     def beside(self) -> Iterator[None]:
@@ -70,7 +88,8 @@ class Eager:
         there.untyped_storage().fill_(0xA5)
         if host.nbytes:
             self.sources.append(host.data_ptr())
-        self.work.append(lambda: there.copy_(host))
+        source = lent(host)
+        self.work.append(lambda: there.copy_(source))
         self.begun += 1
         if not self.lazy:
             self.run(self.mark())

@@ -16,12 +16,13 @@ import torch
 from device_kit import SAMPLES, Eager, Lazy, all_same, loaders, pretend, pretended, same, write
 from torch.utils.data import TensorDataset, default_collate
 
-from solar import DataLoader, Field, H5Dataset
+from solar import DataLoader, Field, H5Dataset, _native
 from solar.errors import CodecError, PlanError
 from solar.gpu import copier as landing_module
 from solar.gpu import ring as ring_module
 from solar.gpu.copier import DeviceCopier, DeviceForm
 from solar.io.machine.late import Late
+from solar.planner.budget import pooled_nbytes
 from solar.torch.batch.coming import Coming
 from solar.torch.batch.pending import PendingBatch
 from solar.torch.monitor.stats import Stats
@@ -119,27 +120,30 @@ def test_a_consumer_waits_for_the_event_of_its_batch_and_keeps_its_memory(
 def test_what_is_pinned_and_what_waits_on_the_device_is_bounded(
     kind: type[Eager], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ring_module, "ADOPTED_FROM", 0)
     made = pretend(monkeypatch, kind)
     loader = DataLoader(H5Dataset(path, "x"), 2, device="cpu", ahead=9)
     nbytes = 2 * 24 * 40 * 4
-    for _batch in loader:
+    for _batch in (*loader, *loader):
         time.sleep(0.001)  # for more to land, were there places
-    assert {len(slot) for slot in made[0].slots} == {nbytes}
-    assert len(made[0].slots) <= loader.ahead + 1 + ring_module.SLOTS
+    [device] = made
+    one = nbytes // 2  # the last batch is smaller
+    assert {len(slot) for slot in device.slots} <= {nbytes, one, *map(pooled_nbytes, (nbytes, one))}
+    assert len(device.slots) <= loader.ahead + 1 + 3 * ring_module.SLOTS  # adopted, and of two iterators
     stats = loader.stats()
     assert 0 < stats["device_peak_bytes"] <= landing_module.COPIES_AHEAD * nbytes
-    assert stats["device_bytes"] == SAMPLES * nbytes // 2
+    assert stats["device_bytes"] == 2 * SAMPLES * nbytes // 2
     assert stats["device_copy_seconds"] > 0
 
 
 COPIED: list[tuple[Any, dict[str, Any], int]] = [  # fields, options -> bytes that the host copies for each sample
     ({"x": "x", "y": "y"}, {}, 0),
-    ({"x": "x", "y": "y"}, {"batch_size": None}, 0),
+    ("x", {"batch_size": None}, 0),
     (("x", "text"), {"decode": "device"}, 0),
     (Field("counts", mean=2, std=0.3), {}, 0),  # is normalised on the device
-    ("x", {"resident": 1 << 20}, 8),  # where it is to stay
-    (("y", Field("x", select=slice(2, 4))), {}, 2 * 40 * 4),
-    ("x", {"buffer": "1MiB"}, 24 * 40 * 4),
+    ("x", {"resident": 1 << 20}, 8),  # where it stays
+    (Field("x", select=slice(2, 4)), {}, 0),
+    ("x", {"buffer": "1MiB"}, 0),
 ]
 
 
@@ -147,49 +151,65 @@ COPIED: list[tuple[Any, dict[str, Any], int]] = [  # fields, options -> bytes th
 def test_what_is_read_is_read_to_pinned_memory_and_not_copied_there(
     fields: Any, options: dict[str, Any], each: int, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ring_module, "ADOPTED_FROM", 0)
     made = pretend(monkeypatch, Eager)
-    given = {"batch_size": 4, "shuffle": True} | options
-    host, there = loaders(H5Dataset(path, fields), **given)
-    iterator = iter(there)
-    assert all_same(host, iterator)
+    given = {"batch_size": 4, "shuffle": True, "drop_last": True, "ahead": 6} | options
+    host, there = loaders(H5Dataset(path, fields), **given | ({"drop_last": False} if "batch_size" in options else {}))
+    for _epoch in range(9):  # until as much memory was adopted as batches take at once
+        for device in made:
+            device.sources.clear()
+        iterator = iter(there)
+        got = list(iterator)
+        assert all_same(host, got)  # now: its batches would take what was adopted
+        if (copied := iterator._landing.ring.staged_nbytes) <= SAMPLES * each:
+            break
+    assert copied <= SAMPLES * each
     [device] = made
-    pinned = [(slot.data_ptr(), slot.data_ptr() + slot.nbytes) for slot in device.slots]
-    assert device.sources and all(any(a <= one < b for a, b in pinned) for one in device.sources)
-    if each == 8:  # of those samples alone that stay, and not all that came do
-        assert iterator._landing.ring.staged_nbytes <= SAMPLES * each
-    else:
-        assert iterator._landing.ring.staged_nbytes == SAMPLES * each
+    assert device.sources and all(map(device.has_pinned, device.sources))
 
 
-def test_memory_that_is_read_to_is_lent_once_until_all_let_go_of_it_and_it_was_copied(path: str) -> None:
+def test_memory_is_read_to_again_only_when_all_let_go_of_it_and_it_was_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    landing, device = on_lazy()
+    nbytes = ring_module.ADOPTED_FROM
+    landing.land(torch.from_numpy(_native.take(nbytes)))  # whose place is taken
+    address = device.slots[-1].data_ptr()
+
+    def is_next() -> bool:
+        return bool(_native.take(nbytes).ctypes.data == address)
+
+    assert is_next()
+    landed = landing.land(torch.from_numpy(_native.take(nbytes)))
+    assert landing.ring is not None and landing.ring.staged_nbytes == nbytes  # the first alone
+    assert not is_next()  # it has not been copied yet
+    landing.handed_out(landed)
+    assert not is_next()
+    others = [landing.land(torch.zeros(1)) for _ in range(ring_module.SLOTS)]
+    assert is_next() and len(others) == ring_module.SLOTS
+
+
+def test_memory_that_was_adopted_stays_until_nobody_uses_it() -> None:
     device = Lazy(torch.device("cpu"))
-    ring, rows = ring_module.Ring(device, 2), H5Dataset(path, "y").opened()[0].rows
-    first, second = ring.room(0, rows, 4), ring.room(0, rows, 3)
-    assert first is not None and second is not None and ring.room(0, rows, 4) is None
-    other = ring.room(1, rows, 4)  # another field has memory of its own
-    assert other is not None and len(device.slots) == 3
-    tensor = torch.from_numpy(first)
-    [slot], [host] = ring.staged([tensor])
-    assert host is tensor and ring.staged_nbytes == 0
-    with device.beside():
-        landed = device.there(host)
-    slot.copied = device.mark()
-    address = first.ctypes.data
-    del first, tensor, host
-    assert ring.room(0, rows, 4) is None  # for it was not copied yet
-    device.run(slot.copied)
-    again = ring.room(0, rows, 4)
-    assert again is not None and again.ctypes.data == address and len(landed) == 4
-    del second
-    larger = ring.room(0, rows, 5)
-    assert larger is not None and len(larger) == 5 and len(device.slots) == 4
-    assert H5Dataset(path, "text").opened()[0].rows.layout.dtype.kind not in "biufc"
-    assert ring.room(2, H5Dataset(path, "text").opened()[0].rows, 4) is None
+    adopted, nbytes = ring_module.Adopted(device), ring_module.ADOPTED_FROM
+    for _ in range(3):  # two at most
+        adopted.take_the_place_of(0, torch.from_numpy(_native.take(nbytes)), 2)
+    adopted.take_the_place_of(0, torch.zeros(nbytes), 9)  # not the pool's
+    assert len(device.slots) == 2
+    here = [_native.take(nbytes) for _ in range(3)]
+    theirs = [one for one in here if any(one.ctypes.data == slot.data_ptr() for slot in device.slots)]
+    assert len(theirs) == 2
+    adopted.close()
+    assert sum(device.slots[k] is one for k in range(2) for one in adopted.left) == 2
+    del here, theirs
+    last = _native.take(nbytes).ctypes.data
+    assert all(last != slot.data_ptr() for slot in device.slots)
+    adopted.close()
+    assert not any(device.slots[k] is one for k in range(2) for one in adopted.left)
 
 
 def on_lazy(ahead: int = 2) -> tuple[DeviceCopier, Lazy]:
     device = Lazy(torch.device("cpu"))
-    return DeviceCopier(DeviceForm(torch.device("cpu")), device, Stats(), ahead=ahead), device
+    adopted = ring_module.Adopted(device)
+    return DeviceCopier(DeviceForm(torch.device("cpu")), device, adopted, Stats(), ahead=ahead), device
 
 
 def test_a_batch_larger_than_its_slot_gets_a_larger_one() -> None:

@@ -47,7 +47,7 @@ struct BoundPool {
 Reader& native_reader(nanobind::handle reader);
 
 // What batches are put together in. One for the process, never destroyed: arrays give their memory back at any time.
-const std::shared_ptr<MemoryPool>& batch_pool();
+const std::shared_ptr<BatchPool>& batch_pool();
 // An array that owns the block.
 nanobind::ndarray<nanobind::numpy, std::uint8_t, nanobind::ndim<1>> array_of(std::unique_ptr<MemoryPool::Block> block);
 

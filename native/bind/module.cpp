@@ -12,6 +12,7 @@ namespace nb = nanobind;
 void bind_metadata(nb::module_& module);
 void bind_decode(nb::module_& module);
 void bind_boxes(nb::module_& module);
+void bind_pool(nb::module_& module);
 void bind_reader(nb::module_& module);
 void bind_convert(nb::module_& module);
 void bind_plan(nb::module_& module);
@@ -60,6 +61,7 @@ NB_MODULE(_native, module) {
   bind_metadata(module);
   bind_decode(module);
   bind_boxes(module);
+  bind_pool(module);
   bind_reader(module);
   bind_convert(module);
   bind_plan(module);

@@ -1,4 +1,4 @@
-// Source, Reader, count_names, take, pool_stats.
+// Source, Reader, count_names.
 
 #include "solar/reader.hpp"
 
@@ -306,43 +306,11 @@ nb::tuple count_names() {
   return nb::tuple(names);
 }
 
-auto take(std::size_t nbytes) {
-  std::unique_ptr<MemoryPool::Block> block;
-  {
-    nb::gil_scoped_release released;
-    block = solar::bind::batch_pool()->take(nbytes);
-  }
-  return solar::bind::array_of(std::move(block));
-}
-
-nb::dict pool_stats() {
-  nb::dict out;
-  out["in_use"] = solar::bind::batch_pool()->in_use();
-  out["idle"] = solar::bind::batch_pool()->idle();
-  return out;
-}
-
 }  // namespace
 
 namespace solar::bind {
 
 Reader& native_reader(nb::handle reader) { return nb::cast<BoundReader&>(reader).native(); }
-
-// It keeps a sixteenth of the machine's memory, at most 1 GiB.
-const std::shared_ptr<MemoryPool>& batch_pool() {
-  static const auto* const made = [] {
-    const auto machine = static_cast<std::size_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES))) * 4096;
-    return new std::shared_ptr<MemoryPool>(MemoryPool::make(std::min<std::size_t>(machine / 16, std::size_t{1} << 30)));
-  }();
-  return *made;
-}
-
-nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> array_of(std::unique_ptr<MemoryPool::Block> block) {
-  const MutableBytes bytes = block->bytes();
-  const nb::capsule owner(block.get(), [](void* p) noexcept { delete static_cast<MemoryPool::Block*>(p); });
-  static_cast<void>(block.release());
-  return {reinterpret_cast<std::uint8_t*>(bytes.data()), {bytes.size()}, owner};
-}
 
 nb::tuple counts_of(const solar::ReaderStats& stats) {
   auto out = nb::steal<nb::tuple>(PyTuple_New(solar::named_counts.size()));
@@ -393,6 +361,4 @@ void bind_reader(nb::module_& module) {
   module.def("check_unchanged", &check_unchanged, "paths"_a, "file_nbytes"_a.noconvert(), "file_mtime_ns"_a.noconvert(),
              "file_inode"_a.noconvert(), "file_ctime_ns"_a.noconvert(), "gone"_a, "threads"_a);
   module.def("count_names", &count_names);
-  module.def("take", &take, "nbytes"_a);
-  module.def("pool_stats", &pool_stats);
 }

@@ -165,6 +165,8 @@ class BoundAsked {
   solar::Asked native_;
 };
 
+std::shared_ptr<solar::MemoryPool> shared(std::shared_ptr<solar::MemoryPool> pool) { return pool; }
+
 // Its arrays are let go under the GIL: by what is called from Python, never by the Run's thread.
 class BoundRun {
  public:
@@ -172,8 +174,8 @@ class BoundRun {
            const solar::bind::BoundPool* pool)
       : reader_(std::move(reader)),
         run_(std::make_unique<solar::Run>(solar::bind::native_reader(reader_),
-                                          pool == nullptr ? solar::bind::batch_pool() : pool->native, staged, scratch,
-                                          node == nullptr ? nullptr : node->native, lends)) {}
+                                          pool == nullptr ? shared(solar::bind::batch_pool()) : shared(pool->native),
+                                          staged, scratch, node == nullptr ? nullptr : node->native, lends)) {}
   ~BoundRun() {
     bool closed = false;
     {

@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <list>
+#include <map>
 #include <mutex>
 #include <new>
 #include <pthread.h>
@@ -55,7 +56,7 @@ struct Idle {
   std::size_t nbytes;
 };
 
-class Pool final : public MemoryPool {
+class Pool final : public BatchPool {
  public:
   explicit Pool(std::size_t keep) : keep_(keep) { pool_mutex(); }
   ~Pool() override {
@@ -66,14 +67,25 @@ class Pool final : public MemoryPool {
   void give_back(std::byte* bytes, std::size_t nbytes) noexcept;
   std::size_t in_use() const override;
   std::size_t idle() const override;
+  MutableBytes whole(const std::byte* byte) const override;
+  void adopt(MutableBytes bytes) override;
+  bool disown(const std::byte* bytes) noexcept override;
 
  private:
-  std::byte* take_idle(std::size_t nbytes);
+  Idle take_idle(std::size_t nbytes);
+
+  enum class Adopted { in_use, idle, disowned };  // the last: in use, and then no longer the pool's
+  struct Other {
+    std::size_t nbytes;
+    Adopted state;
+  };
 
   std::size_t keep_;
   std::list<Idle> idle_;  // the last to come back is first
   std::size_t idle_nbytes_ = 0;
   std::size_t used_nbytes_ = 0;
+  std::map<const std::byte*, std::size_t> used_;
+  std::map<const std::byte*, Other> adopted_;
 };
 
 class PoolBlock final : public MemoryPool::Block {
@@ -90,39 +102,64 @@ class PoolBlock final : public MemoryPool::Block {
   std::size_t size_;    // of the class
 };
 
-std::byte* Pool::take_idle(std::size_t nbytes) {
+Idle Pool::take_idle(std::size_t nbytes) {
   const std::lock_guard lock(pool_mutex());
-  used_nbytes_ += nbytes;
+  for (auto& [bytes, other] : adopted_) {
+    if (other.state != Adopted::idle || other.nbytes != nbytes) continue;
+    used_.emplace(bytes, nbytes);
+    other.state = Adopted::in_use;
+    used_nbytes_ += nbytes;
+    return {const_cast<std::byte*>(bytes), nbytes};
+  }
   for (auto block = idle_.begin(); block != idle_.end(); ++block) {
     if (block->nbytes != nbytes) continue;
-    std::byte* const bytes = block->bytes;
+    used_.emplace(block->bytes, nbytes);
+    const Idle found = *block;
     idle_.erase(block);
     idle_nbytes_ -= nbytes;
-    return bytes;
+    used_nbytes_ += nbytes;
+    return found;
   }
-  return nullptr;
+  return {nullptr, nbytes};
 }
 
 std::unique_ptr<MemoryPool::Block> Pool::take(std::size_t nbytes) {
   const std::size_t size = size_class(nbytes);
-  std::byte* bytes = take_idle(size);
+  std::byte* bytes = take_idle(size).bytes;
+  if (bytes == nullptr) {
+    bytes = allocate(size);
+    try {
+      const std::lock_guard lock(pool_mutex());
+      used_.emplace(bytes, size);
+      used_nbytes_ += size;
+    } catch (...) {
+      free_bytes(bytes, size);
+      throw;
+    }
+  }
   try {
-    if (bytes == nullptr) bytes = allocate(size);
     return std::make_unique<PoolBlock>(std::static_pointer_cast<Pool>(shared_from_this()), bytes, nbytes, size);
   } catch (...) {
-    if (bytes != nullptr) free_bytes(bytes, size);
-    const std::lock_guard lock(pool_mutex());
-    used_nbytes_ -= size;
+    give_back(bytes, size);
     throw;
   }
 }
 
 void Pool::give_back(std::byte* bytes, std::size_t nbytes) noexcept {
   std::list<Idle> dropped;  // freed outside the lock, the longest idle ones
+  {
+    const std::lock_guard lock(pool_mutex());
+    used_.erase(bytes);
+    used_nbytes_ -= nbytes;
+    if (const auto other = adopted_.find(bytes); other != adopted_.end()) {
+      if (other->second.state == Adopted::disowned) adopted_.erase(other);
+      else other->second.state = Adopted::idle;
+      return;
+    }
+  }
   try {
     std::list<Idle> back{{bytes, nbytes}};
     const std::lock_guard lock(pool_mutex());
-    used_nbytes_ -= nbytes;
     idle_.splice(idle_.begin(), back);
     idle_nbytes_ += nbytes;
     while (idle_nbytes_ > keep_) {
@@ -131,10 +168,44 @@ void Pool::give_back(std::byte* bytes, std::size_t nbytes) noexcept {
     }
   } catch (const std::bad_alloc&) {
     free_bytes(bytes, nbytes);
-    const std::lock_guard lock(pool_mutex());
-    used_nbytes_ -= nbytes;
   }
   for (const Idle& block : dropped) free_bytes(block.bytes, block.nbytes);
+}
+
+MutableBytes Pool::whole(const std::byte* byte) const {
+  const std::lock_guard lock(pool_mutex());
+  auto after = used_.upper_bound(byte);
+  if (after == used_.begin()) return {};
+  const auto& [begin, nbytes] = *--after;
+  if (byte >= begin + nbytes) return {};
+  return {const_cast<std::byte*>(begin), nbytes};
+}
+
+void Pool::adopt(MutableBytes bytes) {
+  std::list<Idle> dropped;
+  {
+    const std::lock_guard lock(pool_mutex());
+    adopted_.emplace(bytes.data(), Other{bytes.size(), Adopted::idle});
+    for (auto block = idle_.begin(); block != idle_.end(); ++block) {
+      if (block->nbytes != bytes.size()) continue;
+      idle_nbytes_ -= block->nbytes;
+      dropped.splice(dropped.end(), idle_, block);
+      break;
+    }
+  }
+  for (const Idle& block : dropped) free_bytes(block.bytes, block.nbytes);
+}
+
+bool Pool::disown(const std::byte* bytes) noexcept {
+  const std::lock_guard lock(pool_mutex());
+  const auto other = adopted_.find(bytes);
+  if (other == adopted_.end()) return true;
+  if (other->second.state != Adopted::idle) {
+    other->second.state = Adopted::disowned;
+    return false;
+  }
+  adopted_.erase(other);
+  return true;
 }
 
 std::size_t Pool::in_use() const {
@@ -149,6 +220,6 @@ std::size_t Pool::idle() const {
 
 }  // namespace
 
-std::shared_ptr<MemoryPool> MemoryPool::make(std::size_t keep) { return std::make_shared<Pool>(keep); }
+std::shared_ptr<BatchPool> MemoryPool::make(std::size_t keep) { return std::make_shared<Pool>(keep); }
 
 }  // namespace solar

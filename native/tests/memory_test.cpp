@@ -71,3 +71,36 @@ TEST_CASE("blocks are taken and given back in many threads at once") {
   CHECK(wrong == 0);
   CHECK(pool->in_use() == 0);
 }
+
+TEST_CASE("memory of others is handed out first, in place of idle memory, until it is disowned and has come back") {
+  const auto pool = MemoryPool::make(64 << 20);
+  constexpr std::size_t nbytes = 4 << 20;
+  std::vector<std::byte> first(nbytes), second(nbytes);
+  pool->take(nbytes).reset();
+  CHECK(pool->idle() == nbytes);
+  pool->adopt(first);
+  pool->adopt(second);
+  CHECK(pool->idle() == 0);
+  auto one = pool->take(nbytes), two = pool->take(nbytes - 5), three = pool->take(nbytes);
+  const auto theirs = [&](const auto& block) {
+    return block->bytes().data() == first.data() || block->bytes().data() == second.data();
+  };
+  CHECK((theirs(one) && theirs(two) && !theirs(three)));
+  CHECK(pool->whole(two->bytes().data() + 9).data() == two->bytes().data());
+  CHECK(pool->whole(two->bytes().data() + 9).size() == nbytes);
+  std::byte elsewhere{};
+  CHECK(pool->whole(&elsewhere).empty());
+  std::byte* const at = one->bytes().data();
+  one.reset();
+  CHECK(pool->whole(at).empty());
+  CHECK(pool->take(nbytes)->bytes().data() == at);
+  CHECK(pool->disown(at));
+  CHECK(pool->take(nbytes)->bytes().data() != at);
+  std::byte* const held = two->bytes().data();
+  CHECK_FALSE(pool->disown(held));
+  two.reset();
+  CHECK(pool->disown(held));
+  CHECK_FALSE(theirs(pool->take(nbytes)));
+  three.reset();
+  CHECK(pool->in_use() == 0);
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from solar.gpu.cache import DeviceCache, Joining
 from solar.gpu.finish import DeviceFinish
 from solar.gpu.parts import is_plain, plain_parts, walked
 from solar.gpu.resident import ResidentBatch, without_kept
-from solar.gpu.ring import SLOTS, Ring
+from solar.gpu.ring import SLOTS, Adopted, Ring
 from solar.gpu.streams import Mark, Streams
 from solar.io.machine.late import GLANCE
 from solar.torch.batch.coming import Coming, ended_first
@@ -87,13 +88,15 @@ class DeviceCopier:
     """Copies an iterator's batches to a device. What is pinned and waits there is bounded: Ring, COPIES_AHEAD.
 
     `start` has a thread wait for a batch and land it ahead of the loop; `land` does it in the caller's thread, for
-    batches that the user's Python makes there. In both cases the host waits for the device only where the ring is full.
+    batches that the user's Python makes there. In both cases the host waits for the device only where SLOTS copies are
+    under way.
     """
 
     def __init__(
         self,
         form: DeviceForm,
         streams: Streams | None,
+        adopted: Adopted | None,
         stats: Stats,
         finishes: Any = None,
         ahead: int = COPIES_AHEAD,
@@ -101,7 +104,8 @@ class DeviceCopier:
     ) -> None:
         self._form, self._streams, self._stats, self._finishes, self._tier = form, streams, stats, finishes, tier
         # Of each batch on its way, of the one that was asked for last, and of those that are copied from.
-        self.ring = None if streams is None else Ring(streams, ahead + 1 + SLOTS)
+        self.ring = None if streams is None or adopted is None else Ring(streams, adopted, ahead + 2 * (1 + SLOTS))
+        self._copies: deque[tuple[Mark, list[Tensor]]] = deque()  # those begun last: when one is done, and what of
         self._timed: deque[tuple[Mark, Mark, Mark]] = deque()
         self._timing = threading.Lock()
         self._places = threading.Semaphore(min(ahead, COPIES_AHEAD))
@@ -112,6 +116,11 @@ class DeviceCopier:
     def goes_by_itself(self) -> bool:
         """Whether the device copies while the consumer does something else."""
         return self._streams is not None
+
+    @property
+    def copies(self) -> int:
+        """How many batches of the host's memory are held while they are copied."""
+        return SLOTS if self.goes_by_itself else 0
 
     # --- on the way ----
 
@@ -167,17 +176,18 @@ class DeviceCopier:
             act = partial(self._moved, joining=joining)
             return OnDeviceBatch(walked(batch, self._finishes, act), all_landed=False)
         begun = time.perf_counter()
+        while len(self._copies) >= SLOTS:  # or a loop that is ahead of its device would have all pinned memory in use
+            self._copies.popleft()[0].synchronize()
         found = [part for part, _ in plain_parts(batch, self._finishes)]
         if joining is not None:
             found.append(joining.indices)
         with torch.no_grad():
-            slots, hosts = ring.staged(found)
+            hosts = ring.staged(found)
             with self._beside():
                 begin = streams.mark()
                 there = [streams.there(host) for host in hosts]
                 copied = streams.mark()
-                for slot in slots:
-                    slot.copied = copied
+                self._copies.append((copied, hosts))
                 if joining is not None:
                     joining.use(there[-1])
                 landed = OnDeviceBatch(batch, all_landed=True)
@@ -251,6 +261,11 @@ class DeviceCopier:
         self._time()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def __del__(self) -> None:
+        """What is copied from is let go when it is copied: others would read to it."""
+        for copied, _ in () if sys.is_finalizing() else self._copies:
+            copied.synchronize()
 
 
 def _once(act: Callable[[], Any]) -> Callable[[], Any]:

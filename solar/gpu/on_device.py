@@ -19,6 +19,7 @@ from solar.gpu.copier import DeviceCopier, DeviceForm, Static
 from solar.gpu.decoding import Decoding
 from solar.gpu.finish import DeviceFinish, by_device, exact
 from solar.gpu.resident import Parts, ResidentSource, parted, stays
+from solar.gpu.ring import Adopted
 from solar.gpu.streams import Streams, device_of, named, streams_of
 from solar.io.field import Field
 from solar.io.machine import available as machine
@@ -71,6 +72,7 @@ class OnDevice:
         self._dtype = _floating(dtype)
         self._static = Static() if static else None
         self._streams: tuple[torch.device, Streams | None] | None = None
+        self._adopted: Adopted | None = None
         self._views: dict[Any, tuple[list[H5Dataset], list[H5Dataset], Any]] = {}
         self._tier: tuple[list[H5Dataset], DeviceCache, Parts] | None = None  # of which views it keeps samples
 
@@ -88,7 +90,7 @@ class OnDevice:
         if self._resident is not None:
             raise PlanError(f"resident={self._resident!r} is for an H5Dataset, and {h5_beneath(dataset)}: leave it out")
         form = self._form(self._device)
-        return DeviceCopier(form, self._streams_of(form.device), stats)
+        return DeviceCopier(form, self._streams_of(form.device), self._adopted, stats)
 
     def native_landing(
         self, beneath: SampleSource, making: BatchMaker, stats: Stats, ahead: int | None
@@ -109,16 +111,15 @@ class OnDevice:
                     "decode='device', but your transform or collate_fn is to get the samples on the host: give "
                     "decode='host', or do that in device_transform"
                 )
-            return DeviceCopier(form, streams, stats, None, ahead or BATCHES_AHEAD), beneath
+            return DeviceCopier(form, streams, self._adopted, stats, None, ahead or BATCHES_AHEAD), beneath
         datasets, finishes = self._viewed(beneath.datasets, form.device, making.auto_collation)
         tier, parts = None, None
         if self._resident is not None:
             tier, parts = self._tier_of(datasets, form.device, stats)
-        landing = DeviceCopier(form, streams, stats, finishes, ahead or BATCHES_AHEAD, tier)
-        room = None if landing.ring is None else landing.ring.room
+        landing = DeviceCopier(form, streams, self._adopted, stats, finishes, ahead or BATCHES_AHEAD, tier)
         if tier is None or parts is None:
-            return landing, SampleSource(datasets, beneath.locate, room=room)
-        return landing, ResidentSource(datasets, beneath.locate, parts, tier, room=room)
+            return landing, SampleSource(datasets, beneath.locate)
+        return landing, ResidentSource(datasets, beneath.locate, parts, tier)
 
     def _check_staying(self, making: BatchMaker, beneath: SampleSource) -> None:
         if any(dataset.draws for dataset in beneath.datasets):
@@ -146,6 +147,8 @@ class OnDevice:
         if self._tier is not None and self._tier[1].process == os.getpid():
             self._tier[1].close()
         self._tier = None
+        if self._adopted is not None:
+            self._adopted.close()
 
     def _form(self, device: str | int | torch.device) -> DeviceForm:
         return DeviceForm(device_of(device), self._dtype, self._channels_last, self._static)
@@ -153,7 +156,9 @@ class OnDevice:
     def _streams_of(self, device: torch.device) -> Streams | None:
         """The device's streams, of this loader: what is made once there is in the memory of the same stream."""
         if self._streams is None or self._streams[0] != device:
-            self._streams, self._views = (device, streams_of(device)), {}
+            streams = streams_of(device)
+            self._streams, self._views = (device, streams), {}
+            self._adopted = None if streams is None else Adopted(streams)
         return self._streams[1]
 
     def _viewed(self, datasets: list[H5Dataset], device: torch.device, batched: bool) -> tuple[list[H5Dataset], Any]:
@@ -218,7 +223,7 @@ class OnDevice:
         return self._dtype if plain and view.dtype == "f4" and self._dtype in halves else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(self.__dict__, _views={}, _streams=None, _tier=None)
+        return dict(self.__dict__, _views={}, _streams=None, _adopted=None, _tier=None)
 
 
 class _Seen(NamedTuple):

@@ -15,7 +15,7 @@ from solar.gpu.finish import as_signed
 from solar.gpu.parts import walked
 from solar.torch.batch.coming import Coming
 from solar.torch.batch.pending import TENSOR_KINDS, PendingBatch, PendingField, leaves
-from solar.torch.dataset import H5Dataset, Room, start_together
+from solar.torch.dataset import H5Dataset, start_together
 from solar.torch.source import Array, SampleSource
 from solar.values import Layout
 
@@ -47,7 +47,7 @@ class ResidentSource(SampleSource):
         names = self.names(which, rows)
         slots = self.tier.slots(names)
         few = np.flatnonzero(slots < 0)
-        numbers = _fields(self.parts.numbers, which[few], rows[few], self.room)
+        numbers = _fields(self.parts.numbers, which[few], rows[few])
         others = _fields(self.parts.others, which, rows)
         layouts = self.first.layouts
         fields = [next(numbers if stays(layout) else others) for layout in leaves(layouts)]
@@ -70,10 +70,10 @@ def _only(dataset: H5Dataset, chosen: Sequence[bool]) -> H5Dataset:
     return made
 
 
-def _fields(datasets: list[H5Dataset], which: Array, rows: Array, room: Room | None = None) -> Iterator[PendingField]:
+def _fields(datasets: list[H5Dataset], which: Array, rows: Array) -> Iterator[PendingField]:
     if not leaves(datasets[0].layouts):
         return iter(())
-    return iter(start_together(datasets, which, rows, room).fields)
+    return iter(start_together(datasets, which, rows).fields)
 
 
 def stays(layout: Layout) -> bool:

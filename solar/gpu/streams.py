@@ -27,6 +27,9 @@ class Streams(Protocol):
     def pinned(self, nbytes: int) -> Tensor:
         """Host memory that the device copies from by itself. RuntimeError where there is none."""
 
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Whether the device copies from a tensor by itself."""
+
     def beside(self) -> AbstractContextManager[Any]:
         """Device work begun within goes to the stream of copies, and so does the memory it takes."""
 
@@ -64,6 +67,9 @@ class CudaStreams:
     def pinned(self, nbytes: int) -> Tensor:
         with torch.cuda.device(self._device):  # a thread begins on device 0, which may be another rank's
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        return tensor.is_pinned()
 
     def beside(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._side)

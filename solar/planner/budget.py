@@ -69,6 +69,7 @@ class AheadSpec(NamedTuple):
 
     ahead: int  # batches on their way
     threads: int  # that hold one each
+    copied: int = 0  # that a device copies from, beside these
 
 
 class SampleBytes(NamedTuple):
@@ -93,15 +94,15 @@ def needs(
     Those that wait are the run's, and the one that it makes is one of them. The user has one. Where nothing is made
     of a batch, the next is the one that waited: none is begun before the loop's variable is bound to it and gives the
     last one back (Run, `lends`). Else one is made of what was read, in the loop or in each thread, while the user has
-    another. Threads have made as many as wait. What comes from other nodes is received beside each batch that waits,
-    up to `inbox` samples of it, or read for batches to come, and the run makes one more.
+    another. Threads have made as many as wait. A device copies from some. What comes from other nodes is received
+    beside each batch that waits, up to `inbox` samples of it, or read for batches to come, and the run makes one more.
     """
     read = [pooled_nbytes(batch * field.read) for field in fields]
     made = [pooled_nbytes(batch * field.made) if field.made else 0 for field in fields]
     given = sum(after or before for before, after in zip(read, made, strict=True))
     busy, waiting = max(1, pace.threads), given if pace.threads else 0
-    lends = int(not pace.threads and not exchange and not any(made))
-    beside = given if lends else busy * (sum(read) + sum(made)) + given + waiting
+    lends = 0 if pace.threads or exchange or any(made) else 1 + pace.copied
+    beside = (0 if lends else busy * (sum(read) + sum(made)) + waiting) + given * (1 + pace.copied)
     if exchange:
         beside += sum(read) * (1 + (FETCHED if exchange == "read" else 1))
         waiting += sum(pooled_nbytes(inbox * field.read) for field in fields)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -41,7 +41,6 @@ from solar.values import Layout
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 Asked = tuple[Any, Array, "np.ndarray[Any, Any] | None"]  # what reads, samples, their places
-Room = Callable[[int, Rows, int], "np.ndarray[Any, Any] | None"]  # a field's number, what reads it, samples -> where to
 
 
 class H5Dataset(torch.utils.data.Dataset[Any]):
@@ -183,12 +182,12 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         """These samples as an epoch has them: where places are drawn in each, their numbers tell which it is."""
         return rows + epoch * self.numbers if self.draws else rows
 
-    def start_rows(self, rows: Array, room: Room | None = None) -> PendingBatch:
-        """start_batch for rows that `checked` gave. Reads into memory from `room` where that gives any."""
+    def start_rows(self, rows: Array) -> PendingBatch:
+        """start_batch for rows that `checked` gave."""
         self.opened()
         fields = []
-        for number, one in enumerate(self._straight):
-            fields += one.started([(one, rows, None)], room, number, len(rows))
+        for one in self._straight:
+            fields += one.started([(one, rows, None)], len(rows))
         return PendingBatch(self.layouts, self.in_order(fields))
 
     def rows_of(self, samples: Array) -> Array:
@@ -280,19 +279,14 @@ class Reading:
             return self
         return Reading(Rows(layout, True, page_cache, extents=self.rows.extents, tier=self.rows.tier), [field])
 
-    def started(self, asked: Sequence[Asked], room: Room | None, number: int, samples: int) -> list[PendingField]:
+    def started(self, asked: Sequence[Asked], samples: int) -> list[PendingField]:
         """Starts reading samples of one data set, or those of several into one batch, of so many."""
-        out = None if room is None else self.room(room, number, samples)
-        out = self.rows.room(samples) if out is None and len(asked) > 1 else out
+        out = self.rows.room(samples) if len(asked) > 1 else None
         parts = [reader.rows.start(rows, out, here) for reader, rows, here in asked]
         places = np.empty(samples, np.int64)
         for reader, rows, here in asked:
             places[slice(None) if here is None else here] = reader.rows.rows_of(rows)
         return self.pending(parts, places)
-
-    def room(self, room: Room, number: int, samples: int) -> np.ndarray[Any, Any] | None:
-        """The memory that `room` gives for these samples; none where a Field converts them here."""
-        return None if any(field is not None for field in self.fields) else room(number, self.rows, samples)
 
     def pending(self, parts: list[Pending], places: np.ndarray[Any, Any]) -> list[PendingField]:
         """The fields of what is read in these parts, of samples with their places at these rows."""
@@ -317,14 +311,10 @@ def start_together(
     datasets: Sequence[H5Dataset],
     which: np.ndarray[Any, Any],
     rows: np.ndarray[Any, Any],
-    room: Room | None = None,
 ) -> PendingBatch:
-    """Starts one batch from several alike datasets: sample i of it is row `rows[i]` of dataset `which[i]`.
-
-    `room(field's number, its Rows, samples)` gives memory for a field, or None.
-    """
+    """Starts one batch from several alike datasets: sample i of it is row `rows[i]` of dataset `which[i]`."""
     if len(datasets) == 1:
-        return datasets[0].start_rows(rows, room)
+        return datasets[0].start_rows(rows)
     if any(layout.reader == "mpio-collective" for layout in leaves(datasets[0].layouts)):
         raise PlanError(
             f"{datasets[0]} is read by all ranks together, and cannot be a part of a ConcatDataset: not every rank's "
@@ -333,12 +323,12 @@ def start_together(
     used = np.unique(which).tolist() if len(which) else [0]
     if len(used) == 1:
         only: H5Dataset = datasets[used[0]]
-        return only.start_rows(rows, room)
+        return only.start_rows(rows)
     parts = [(datasets[k].opened(), np.flatnonzero(which == k)) for k in used]
     fields: list[Any] = []
     for number, one in enumerate(parts[0][0]):
         asked = [(opened[number], rows[here], here) for opened, here in parts]
-        fields += one.started(asked, room, number, len(rows))
+        fields += one.started(asked, len(rows))
     return PendingBatch(datasets[0].layouts, datasets[0].in_order(fields))
 
 

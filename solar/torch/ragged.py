@@ -70,7 +70,7 @@ class RaggedReading:
         """Itself: nothing is converted."""
         return self
 
-    def started(self, asked: Sequence[Any], room: Any, number: int, samples: int) -> list[PendingField]:
+    def started(self, asked: Sequence[Any], samples: int) -> list[PendingField]:
         """The field of samples asked of one data set, or several: of each what reads it, its samples, their places."""
         readers, wanted, here = zip(*asked, strict=True)
         everywhere = [np.arange(len(one)) if at is None else at for one, at in zip(wanted, here, strict=True)]

@@ -16,7 +16,7 @@ from solar.io.machine.identity import check_unchanged
 from solar.io.ragged import Columns
 from solar.io.read.stage import said
 from solar.torch.batch.pending import PendingBatch, leaves
-from solar.torch.dataset import H5Dataset, Room, alike, start_together
+from solar.torch.dataset import H5Dataset, alike, start_together
 from solar.torch.ragged import layouts_of
 from solar.values import Layout, batches_ahead
 
@@ -31,7 +31,6 @@ class SampleSource:
 
     datasets: list[H5Dataset]
     locate: Locate  # indices of the dataset -> for each index, the number of its H5Dataset and the row there
-    room: Room | None = field(default=None, kw_only=True)  # gives memory for what is read
     plain: bool = field(default=False, kw_only=True)  # the indices are rows of the only H5Dataset
 
     @property
@@ -43,8 +42,8 @@ class SampleSource:
         which, rows = self.locate(indices)
         own = self.numbered(which, rows, epoch)
         if len(self.datasets) == 1:
-            return self.datasets[0].start_rows(own, self.room), rows
-        return start_together(self.datasets, which, own, self.room), self.names(which, rows)
+            return self.datasets[0].start_rows(own), rows
+        return start_together(self.datasets, which, own), self.names(which, rows)
 
     def numbered(self, which: Array | None, rows: Array, epoch: int) -> Array:
         """These samples as an epoch has them, where places are drawn anew in each."""

@@ -306,7 +306,7 @@ class NativeIter(Draws):
             by_others = self._processes is not None or (self._threads is not None and self._making.collates_itself)
             # Nor where a batch may be made anew: it would stand behind those that wait for it to be taken.
             self._lands_ahead = (by_others or not self._making.in_python) and self._skipping is None
-        return AheadSpec(self._ahead, threads)
+        return AheadSpec(self._ahead, threads, 0 if self._landing is None else self._landing.copies)
 
     def _start_one(self) -> None:
         """Starts the next batch. An error is raised when that batch's turn comes, as in torch."""

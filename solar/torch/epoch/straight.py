@@ -121,7 +121,7 @@ def of_reader(
     indices: Iterator[Any], beneath: SampleSource, assemble: Assemble, samples: int, ahead: int, nbytes_ahead: int
 ) -> OfReader | None:
     """Batches that are read one by one; None where these are not plain, or too large to be `ahead` of the loop."""
-    if len(beneath.datasets) > 1 or beneath.room is not None or samples < 1:
+    if len(beneath.datasets) > 1 or samples < 1:
         return None
     rows = [one.rows for one in beneath.first.opened()]
     nbytes = samples * sum(one.sample_nbytes for one in rows)
