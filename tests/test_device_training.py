@@ -26,6 +26,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write(tmp_path_factory.mktemp("training"))
 
 
+@pytest.mark.filterwarnings("ignore:.*jit.script:DeprecationWarning")  # torch's own
 @pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # torch's own, on Python 3.13.0
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("decode", ["host", "device"])
@@ -93,6 +94,7 @@ def test_parallel_models_learn_from_batches_on_a_device_what_one_model_does(
     assert got == pytest.approx(want, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears:UserWarning")  # torch's own
 def test_the_profiler_shows_where_the_loop_waits_and_copies(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, Eager)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
