@@ -1,10 +1,11 @@
 """Batches on a GPU: how fast they come, beside the copy alone and torch's loader, and how long a step waits for them.
 
-    python bench/device.py [--device cuda] [--samples N] [--seconds S] [--folder DIR]
+    python -m bench.device [--device cuda] [--samples N] [--seconds S] [--folder DIR]
 
 Of a file that the page cache holds: one JSON line for the copy of one pinned batch over and over; one for each loader
-with nothing done between the batches; one for each with a step of matrix products that takes as long as five copies.
-Ratios come from one run: peers take turns, three rounds each, and the median is told.
+with nothing done between the batches, and with a step of matrix products that takes as long as five copies. Ratios come
+from one run: peers take turns, three rounds each, and the median is told. Epochs go over the file many times, so that
+hardly one ends while it is measured.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from examples.common import PlainH5
 from solar import DataLoader, H5Dataset, compress
 
 SIDE, BATCH, ROUNDS = 256, 64, 3
+LONG = 1_000_000  # samples of an epoch, or as many as the file has
+LARGE, TIMES = "solar, batches of 256", 4
 FIELDS = {"x": "x"}
 Batches = Iterator[dict[str, torch.Tensor]]
 
@@ -46,20 +50,26 @@ def write(folder: Path, samples: int) -> tuple[str, str]:
 
 
 def by_solar(path: str, fields: dict[str, str], batch: int, device: str, **options: Any) -> Batches:
-    data = H5Dataset(path, fields)
+    data = for_long(H5Dataset(path, fields))
     with DataLoader(data, batch, True, drop_last=True, device=device, ahead=8, **options) as loader:
         while True:
             yield from loader
 
 
 def by_torch(path: str, fields: dict[str, str], batch: int, device: str, workers: int) -> Batches:
+    data = for_long(PlainH5(Path(path), fields))
     loader = torch.utils.data.DataLoader(
-        PlainH5(Path(path), fields), batch, True, drop_last=True, num_workers=workers, pin_memory=device != "cpu",
+        data, batch, True, drop_last=True, num_workers=workers, pin_memory=device != "cpu",
         persistent_workers=workers > 0, multiprocessing_context="forkserver" if workers else None,
     )  # fmt: skip
     while True:
         for one in loader:
             yield {name: values.to(device, non_blocking=True) for name, values in one.items()}
+
+
+def for_long(data: Any) -> Subset[Any]:
+    """Its samples over and over."""
+    return Subset(data, np.resize(np.arange(len(data)), max(LONG, len(data))))  # type: ignore[arg-type]
 
 
 def needs_gpu(device: str) -> None:
@@ -68,8 +78,9 @@ def needs_gpu(device: str) -> None:
 
 
 def wait(device: str) -> None:
+    """Until all is done that this thread has begun: not what a loader copies meanwhile."""
     if device != "cpu":
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()
 
 
 def copy_rate(device: str, seconds: float) -> float:
@@ -115,9 +126,9 @@ def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--samples", type=int, default=8192)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--workers", type=int, nargs="*", default=[2, 4, 8, 16])
+    parser.add_argument("--samples", type=int, default=4096)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--workers", type=int, nargs="*", default=[4, 8, 16])
     parser.add_argument("--folder")
     asked = parser.parse_args()
     needs_gpu(asked.device)
@@ -131,12 +142,12 @@ def measure(plain: str, encoded: str, device: str, seconds: float, workers: list
     of = (FIELDS, BATCH, device)
     running: dict[str, Batches] = {
         "solar": by_solar(plain, *of),
+        LARGE: by_solar(plain, FIELDS, TIMES * BATCH, device),
         "solar, bfloat16": by_solar(plain, *of, dtype="bfloat16"),
         "solar, decoded on the host": by_solar(encoded, *of),
         "solar, decoded on the device": by_solar(encoded, *of, decode="device"),
     }
     running |= {f"torch, {n} workers": by_torch(plain, *of, n) for n in workers}
-    nbytes = BATCH * SIDE * SIDE * 4
     copied = copy_rate(device, seconds)
     products, without = alone(device, seconds)
     tell(what="pinned copy", gigabytes_a_second=copied / 1e9, step_seconds_without_loader=without)
@@ -145,13 +156,15 @@ def measure(plain: str, encoded: str, device: str, seconds: float, workers: list
         paced(batches, device, seconds / 3, 0)  # files come into the page cache, processes start
     for _ in range(ROUNDS):
         for name, batches in running.items():
-            rounds[name].append((paced(batches, device, seconds, 0), paced(batches, device, seconds, products)))
+            many = TIMES * products if name == LARGE else products
+            rounds[name].append((paced(batches, device, seconds, 0), paced(batches, device, seconds, many)))
     for name, found in rounds.items():
         free, step = (statistics.median(column) for column in zip(*found, strict=True))
+        nbytes = BATCH * SIDE * SIDE * 4 * (TIMES if name == LARGE else 1)
         rate = nbytes / free
         tell(
             what=name, gigabytes_a_second=rate / 1e9, of_the_copy=rate / copied,
-            step_seconds=step, waited=max(0.0, 1 - without / step),
+            step_seconds=step, waited=max(0.0, 1 - without * (TIMES if name == LARGE else 1) / step),
         )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--share", type=float, default=1.0, help="of the samples")
-    parser.add_argument("--seconds", type=float, default=4.0, help="about how long a round of a peer takes")
+    parser.add_argument("--seconds", type=float, default=1.5, help="about how long a round of a peer takes")
     parser.add_argument("--workers", type=int, nargs="*", default=[4, 8, 16])
     parser.add_argument("--scenes", nargs="+", choices=SCENES, default=list(SCENES))
     parser.add_argument("--rounds", type=int, default=3)

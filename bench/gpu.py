@@ -2,7 +2,7 @@
 
     python -m bench.gpu [--steps tests loaders decode training] [--quick] [--record]
 
-Runs the tests that need a GPU, then bench/device.py, bench.device_decode and bench.device_training, each in a process
+Runs the tests that need a GPU, then bench.device, bench.device_decode and bench.device_training, each in a process
 of its own with a limit of time, so that one that hangs costs only itself. Records go to build/bench/gpu.jsonl; --record
 takes bench/results/gpu.jsonl, and writes the table of docs/gpu.md from it. A step that was recorded within an hour is
 not run again: after a break, give the same command. `--device cpu` runs all of it on the host, and shows only that it
@@ -34,14 +34,14 @@ Record = dict[str, Any]
 def commands(device: str, quick: bool, rows: Path) -> dict[str, list[str]]:
     """What each step runs."""
     small = device == "cpu"
-    few = ["--samples", "192", "--seconds", "0.1"] if small else ["--samples", "2048", "--seconds", "1"]
-    little = ["--share", "0.01", "--seconds", "0.2"] if small else ["--share", "0.2", "--seconds", "1"]
+    few = ["--samples", "192", "--seconds", "0.1"] if small else ["--samples", "1024", "--seconds", "0.3"]
+    little = ["--share", "0.01", "--seconds", "0.2"] if small else ["--share", "0.2", "--seconds", "0.3"]
     cores = os.cpu_count() or 1
-    workers = ["--workers", *(["0"] if small else [str(n) for n in (2, 4, 8, 16) if n <= max(2, cores)])]
+    workers = ["--workers", *(["0"] if small else [str(n) for n in (4, 8, 16) if n <= max(4, cores)])]
     tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("test_device*.py"))
     return {
         "tests": ["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", *(tests[:1] if small else tests)],
-        "loaders": ["bench/device.py", "--device", device, *workers, *(few if quick or small else [])],
+        "loaders": ["-m", "bench.device", "--device", device, *workers, *(few if quick or small else [])],
         "decode": ["-m", "bench.device_decode", "--device", device, "--json", str(rows)]
         + (["--share", "0.05", "--passes", "3"] if quick or small else []),
         "training": ["-m", "bench.device_training", "--device", device, *workers, *(little if quick or small else [])]
