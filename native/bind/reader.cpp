@@ -9,9 +9,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -29,7 +27,6 @@ namespace nb = nanobind;
 namespace {
 
 using solar::Backend;
-using solar::MemoryPool;
 using solar::bind::Array;
 using solar::bind::BoundBoxes;
 using solar::bind::BoundSource;
