@@ -53,8 +53,8 @@ class Wire:
     def bye(self, one: Together, why: str) -> None:
         self.said.append(why)
         for other in self._all:
-            if other is not self and other.one is not None:
-                other.one.over(why)
+            if other is not self and other.one is not None:  # letters are heard by a thread of their own
+                threading.Thread(target=other.one.over, args=(why, [self.rank])).start()
 
     def next_number(self) -> int:
         return 7
@@ -247,7 +247,7 @@ def test_what_ended_before_its_hall_was_there_ends_the_hall(scan: Path) -> None:
     wire, data = Wire(0, []), shared(H5Dataset(scan, "x"))
     wire.ranks = 2
     together = Together(wire, data, 1)
-    together.over("the memory of the service is divided anew")
+    together.over("the memory of the service is divided anew", [1])
     hall = Hall(data, 4 << 20, 4 << 20, 2.0, together)
     assert soon(lambda: hall.over and hall.bell < 0)
 

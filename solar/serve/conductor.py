@@ -278,11 +278,11 @@ class Conductor:
             self.changed.wait_for(lambda: self._closing or not self._steps)
             if self._closing:
                 return
-        self.together.all(None)  # what travels has come everywhere: all end their Runs in one moment
+        # What travels has come everywhere: all end their Runs in one moment. Also where one ends now all begin another, or
+        # nobody does, as an Exchange ends when all have said so, and the others would wait for who has none.
+        self.together.all(None, or_none=True)
         self._end_run()
         with self.changed:
-            if self._closing:
-                return
             self.pool.use(self._used)
             made = Steps(self.opened.rows, parts, self.opened.fields, ENTRIES, self.budget.scratch, self.pool)
             self._parts, self._run, self._taken = parts, self.together.running(made, how), 0

@@ -34,6 +34,7 @@ MEET_WITHIN = 300.0  # seconds that services wait for each other when they begin
 SHORTEST, LONGEST = 0.5e-3, 0.01  # seconds between two looks for letters
 SAYS_SO = 1.0  # seconds after which one that has nothing to tell says that it is there
 SILENT, LOST = 5.0, 1800.0  # seconds without a word after which another is not waited for; and is given up
+ENDS_WITHIN = 60.0  # seconds that others have to end, as long as they are heard
 STOOD = 0.25  # seconds: what passes between two looks counts for no more, as this process may have stood still
 BY_PROCESSES = ("Open MPI", "PMI", "Slurm")  # launchers that begin services: torchrun begins trainings
 
@@ -83,7 +84,7 @@ class Nodes:
         self._mail = numbered_mail(found.check)
         self._others = [rank for rank in range(self.ranks) if rank != self.rank]
         self._lock, self._posting = threading.RLock(), threading.Lock()
-        self._halls: dict[tuple[str, int], Together] = {}
+        self._halls: dict[tuple[str, int], Together] = {}  # until all nodes have ended them
         self._early: dict[tuple[str, int], list[tuple[int, int, Said]]] = {}  # letters to those that are to begin here
         self._ended: dict[str, int] = {}  # by data, how often they have ended
         self._refused: dict[str, str] = {}  # data that a node does not read, and why
@@ -91,7 +92,8 @@ class Nodes:
         self._mails, self._nap = 0, SHORTEST
         self._told = 0.0  # when anything was told last
         self._silent = dict.fromkeys(self._others, 0.0)  # for how many seconds each has said nothing
-        self._parted: set[int] = set()  # ranks that end, and say so
+        self._parted: set[int] = set()  # ranks that have told their last
+        self._told_last = False
         self._over = threading.Event()
         self._take_part: Callable[[Any, list[NDArray[Any]]], None] = lambda values, arrays: None
         self._stop: Callable[[], None] = lambda: None
@@ -105,13 +107,14 @@ class Nodes:
     # --- what this node tells ----
 
     def tell(self, letter: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Tells all other nodes. Letters of one come in the order in which it told them."""
+        """Tells all other nodes. Letters of one come in the order in which it told them; after the last nobody listens."""
         told = json.dumps({**letter, "arrays": [[one.dtype.str, len(one)] for one in arrays]}).encode()
         whole = b"".join([LETTER_HEAD.pack(len(told)), told, *(np.ascontiguousarray(one).tobytes() for one in arrays)])
         self._nap, self._told = SHORTEST, time.monotonic()  # an answer may come soon
         with self._posting, reached():
-            for rank in self._others:
+            for rank in [] if self._told_last else self._others:
                 self._post.send(rank, whole)
+            self._told_last = self._told_last or letter["is"] == "last"
 
     def tell_open(self, own: Sequence[str]) -> set[str]:
         """The data that jobs of any node have opened, where these are those of this node."""
@@ -157,12 +160,9 @@ class Nodes:
             for early in self._early.pop((one.key, one.number), []):
                 one.came(*early)
 
-    def bye(self, one: Together, why: str, final: bool = False) -> None:
+    def bye(self, one: Together, why: str) -> None:
         """It takes part no more, and so nobody does."""
-        with self._lock:
-            self._forget(one.key, one.number)
-        if not self._over.is_set():
-            self.tell({"is": "bye", "key": one.key, "number": one.number, "why": why, "final": final})
+        self._bye(one.key, one.number, why)
 
     def refuse(self, key: str, why: str, *, again: bool) -> None:
         """This node does not read these data, so none does; `again`: it may later."""
@@ -170,15 +170,23 @@ class Nodes:
         with self._lock:
             if not again:
                 self._refused[key] = why
-            number = 1 + self._ended.get(key, 0)
-            self._forget(key, number)
         log.warning("%s", why)
-        self.tell({"is": "bye", "key": key, "number": number, "why": why, "final": not again})
+        self._bye(key, None, why, final=not again)
 
-    def _forget(self, key: str, number: int) -> Together | None:
-        self._ended[key] = max(self._ended.get(key, 0), number)
-        self._early.pop((key, number), None)
-        return self._halls.pop((key, number), None)
+    def _bye(self, key: str, number: int | None, why: str, *, final: bool = False) -> None:
+        """Each node says so of what ends, once; where no number is given, of what would begin next."""
+        with self._lock:
+            number = 1 + self._ended.get(key, 0) if number is None else number
+            self._ended[key] = max(self._ended.get(key, 0), number)
+            self._early.pop((key, number), None)
+        self._say({"is": "bye", "key": key, "number": number, "why": why, "final": final})
+
+    def _say(self, letter: dict[str, Any]) -> None:
+        """Tells the others, who may be gone: this node ends something all the same."""
+        try:
+            self.tell(letter)
+        except SolarError as error:
+            log.info("the other services cannot be told that this one ends something: %s", error)
 
     # --- what this node hears ----
 
@@ -199,11 +207,10 @@ class Nodes:
                         self._nap = SHORTEST
                 self._check()
         except Exception as error:  # nobody else would see it; and who has died ends all
-            if self._over.is_set():
+            if self._over.is_set() or self._all_end():
                 return
             log.error("the services of several nodes end: %s", error)
-            for one in list(self._halls.values()):
-                one.over(str(error))
+            self._drop_all(str(error))
             self._stop()
 
     def _looked(self, last: float) -> float:
@@ -211,7 +218,7 @@ class Nodes:
         now = time.monotonic()
         if now - self._told > SAYS_SO:
             self.tell({"is": "here"})
-        for rank in self._others:
+        for rank in (one for one in self._others if one not in self._parted):
             before = self._silent[rank]
             self._silent[rank] += min(now - last, STOOD)
             if self._silent[rank] > LOST:
@@ -219,10 +226,15 @@ class Nodes:
             if before <= SILENT < self._silent[rank]:
                 log.warning("%s", self._of_silent(rank))
         if (silent := self._says_nothing()) is not None:
-            for one in list(self._halls.values()):
-                self.bye(one, self._of_silent(silent))
-                one.over(self._of_silent(silent))
+            self._drop_all(self._of_silent(silent))
         return now
+
+    def _drop_all(self, why: str) -> None:
+        """Ends what all read together, without waiting for what the others say of it."""
+        with self._lock:
+            gone, self._halls = [*self._halls.values()], {}
+        for one in gone:
+            one.over(why, self._others)
 
     def _says_nothing(self) -> int | None:
         """A rank that has said nothing for long."""
@@ -244,8 +256,9 @@ class Nodes:
         if told["is"] == "here":
             return
         if told["is"] == "stop":
-            self._parted.add(rank)
             self._stop()
+        elif told["is"] == "last":
+            self._parted.add(rank)
         elif told["is"] == "open":
             with self._lock:
                 self._open[rank] = told["data"]
@@ -257,12 +270,7 @@ class Nodes:
             if one is not None:
                 one.heard(rank, told["value"])
         elif told["is"] == "bye":
-            with self._lock:
-                gone = self._forget(told["key"], told["number"])
-                if told["final"]:
-                    self._refused[told["key"]] = told["why"]
-            if gone is not None:
-                gone.over(told["why"])
+            self._hear_bye(rank, **told)
         else:
             with self._lock:
                 new = told["number"] > self._ended.get(told["key"], 0)
@@ -280,25 +288,40 @@ class Nodes:
                 return
         one.came(rank, told["round"], said)
 
+    def _hear_bye(self, rank: int, key: str, number: int, why: str, final: bool, **_: Any) -> None:
+        with self._lock:
+            one = self._halls.get((key, number))
+            if final:
+                self._refused[key] = why
+            if one is None and number > self._ended.get(key, 0):
+                self._bye(key, number, why)  # it never began here, and shall not: others wait for this word
+        if one is not None and one.over(why, [rank]):
+            with self._lock:
+                self._halls.pop((key, number), None)
+
     # --- the end ----
 
     def stop_all(self) -> None:
         """Has the services of all nodes end."""
-        try:
-            self.tell({"is": "stop"})
-        except SolarError as error:
-            log.info("the other services cannot be told to end: %s", error)
+        self._say({"is": "stop"})
 
     def close(self) -> None:
-        """Ends listening, when the others have what this one told, and end, too."""
+        """Ends listening, when all have told their last: who leaves MPI before makes others wait that tell it more."""
+        self._say({"is": "last"})
         try:
             with reached():
-                until(asked(lambda: not any(map(self._post.needed, self._others)) and self._all_end()), LETTER_GRACE)
-        except ReadError as error:
+                until(asked(self._nobody_to_wait_for), ENDS_WITHIN)
+        except SolarError as error:
             log.info("%s", error)
         self._over.set()
         if self._thread.ident is not None:
             self._thread.join(LETTER_GRACE)
+
+    def _nobody_to_wait_for(self) -> bool:
+        """Whether each of the others has ended and been told so, or cannot be waited for, as it says nothing."""
+        silent = [rank for rank, seconds in self._silent.items() if seconds > SILENT]
+        ended = [rank for rank in self._parted if not self._post.needed(rank)]
+        return not self._thread.is_alive() or {*silent, *ended} == {*self._others}
 
     def _all_end(self) -> bool:
         return len(self._parted) == len(self._others)

@@ -44,8 +44,11 @@ class Alone:
     def begin(self, changed: threading.Condition, give_up: Callable[[str], None]) -> None:
         """Called before anything else: what is notified when others have called, and what ends its hall."""
 
-    def all(self, value: Any, arrays: Sequence[NDArray[Any]] = ()) -> list[Said]:
-        """What each node says, in the order of their ranks. All call it together."""
+    def all(self, value: Any, arrays: Sequence[NDArray[Any]] = (), *, or_none: bool = False) -> list[Said]:
+        """What each node says, in the order of their ranks. All call it together. ReadError where one ends.
+
+        `or_none`: also where one ends, all of them come back from it, or none does.
+        """
         return [Said(value, arrays)]
 
     def pieces(self, pieces: Sequence[Piece]) -> list[Piece]:
@@ -100,6 +103,8 @@ class Together:
         self._came: dict[tuple[int, int], Said] = {}  # by round, and by rank
         self._waits = [False] * self.ranks  # whether jobs of each node wait
         self._over = ""  # why
+        self._ended: set[int] = set()  # ranks that have said that they end, or of which nothing more is heard
+        self._telling = threading.Lock()  # nothing is told after the word that this one ends
         self.begun = False  # there is somebody to hear what comes
         nodes = np.arange(self.ranks, dtype=np.int32)
         self._sharing = Sharing(data.pieces, nodes, self.ranks, self.rank, [self.rank], self.rank, "equal", "mpi")
@@ -123,29 +128,41 @@ class Together:
             self._came[number, rank] = said
             self._changed.notify_all()
 
-    def over(self, why: str) -> None:
-        """Another node takes part no more: nobody does."""
+    def over(self, why: str, ranks: Iterable[int]) -> bool:
+        """These other nodes take part no more, so nobody does. Whether all have said so, and nothing more comes."""
+        self.end(why)  # each says so by itself
         with self._changed:
-            self._over = self._over or why
+            self._ended.update(ranks)
             self._changed.notify_all()
             self._give_up(why)  # before those who wake here ask whether it is over
+            return len(self._ended) == self.ranks - 1
 
-    def all(self, value: Any, arrays: Sequence[NDArray[Any]] = ()) -> list[Said]:
+    def all(self, value: Any, arrays: Sequence[NDArray[Any]] = (), *, or_none: bool = False) -> list[Said]:
+        """Letters of a node come in the order in which it told them, and the last one says that it ends.
+
+        So where all had told this before they ended, all of them find that, and where one had not, none does.
+        """
         with self._changed:
             number, self._round = self._round, self._round + 1
-        letter = {"is": "round", "key": self.key, "number": self.number, "round": number, "value": value}
-        self._letters.tell(letter, arrays)
         others = [(number, rank) for rank in range(self.ranks) if rank != self.rank]
-
-        def there() -> bool:
-            return bool(self._over) or all(one in self._came for one in others)
-
-        with self._changed:
-            late = not self._changed.wait_for(there, NODES_PATIENCE)
+        with self._telling:
             if self._over:
                 raise ReadError(self._over)
-            if late:
-                whom = ", ".join(f"rank {rank}" for _, rank in others if (number, rank) not in self._came)
+            letter = {"is": "round", "key": self.key, "number": self.number, "round": number, "value": value}
+            self._letters.tell(letter, arrays)
+
+        def missing() -> list[int]:
+            return [rank for _, rank in others if (number, rank) not in self._came]
+
+        def known() -> bool:
+            return self._ended.issuperset(missing()) if or_none else bool(self._over) or not missing()
+
+        with self._changed:
+            self._changed.wait_for(known, NODES_PATIENCE)
+            if self._over and (missing() or not or_none):
+                raise ReadError(self._over)
+            if missing():
+                whom = ", ".join(f"rank {rank}" for rank in missing())
                 raise ReadError(f"rank {self.rank} waited {NODES_PATIENCE:g} s for what {whom} says")
             found = {rank: self._came.pop((number, rank)) for _, rank in others}
         return [found.get(rank, Said(value, arrays)) for rank in range(self.ranks)]
@@ -206,11 +223,12 @@ class Together:
         self._waits[rank] = waits
 
     def end(self, why: str) -> None:
+        with self._telling:
+            if not self._over:
+                self._over = why
+                self._letters.bye(self, why)
         with self._changed:
-            ended, self._over = self._over, self._over or why
             self._changed.notify_all()
-        if not ended:
-            self._letters.bye(self, why)
 
 
 def _side_by_side(made: PassUses, fields: int) -> PassUses:
