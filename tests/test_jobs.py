@@ -301,14 +301,30 @@ true
 """
 
 
+HANGS = f"""#!{sys.executable}
+import os, sys, time
+from solar.cli import main
+from solar.serve.service import Service
+if os.environ.get("SLURM_PROCID") == "1":
+    Service.close = lambda self: time.sleep(600)  # until Slurm kills it
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["in order", "one hangs"])
 @pytest.mark.usefixtures("hosts")
-def test_services_of_a_cancelled_job_end_and_leave_nothing(place: Path) -> None:
+def test_services_of_a_cancelled_job_end_and_leave_nothing(how: str, place: Path) -> None:
     endless = TRIAL.replace("range(2)", "iter(int, 1)")
     (place / "endless.py").write_text(endless.replace("with DataLoader", 'print("begun", flush=True)\nwith DataLoader'))
     (place / "cancelled.sh").write_text(CANCELLED)  # a line of its own would be found by its text
     with h5py.File(place / "scan.h5", "w") as file:
         file["x"] = np.arange(800 * 64).reshape(800, 64)
     more = {"SERVICE_MEMORY": "1MiB", "TMPDIR": OWN, **NETWORK}
+    if how == "one hangs":
+        (place / "bin").mkdir()
+        (place / "bin" / "solar").write_text(HANGS)
+        (place / "bin" / "solar").chmod(0o755)
+        more["PATH"] = f"{place / 'bin'}{os.pathsep}{environment()['PATH']}"
     said = on_hosts(place, "timeout", "300", "bash", "cancelled.sh", slurm=True, **more).split()
     first, second = (f"/run/hosts/h{host}/{os.getuid()}:" for host in (1, 2))
     assert said[:4] == [first, "solar-job-1", second, "solar-job-1"]
