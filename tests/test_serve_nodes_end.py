@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from serve_kit import alone, job, scan, soon
 from serve_nodes_kit import Services
+from test_serve_together import shared
 
 from solar import H5Dataset
 from solar.errors import ReadError
@@ -176,8 +177,6 @@ class Three:
 
 @pytest.fixture
 def three(scan: Path) -> Three:
-    from test_serve_together import shared
-
     return Three(shared(H5Dataset(scan, "x")))
 
 

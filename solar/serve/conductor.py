@@ -278,8 +278,8 @@ class Conductor:
             self.changed.wait_for(lambda: self._closing or not self._steps)
             if self._closing:
                 return
-        # What travels has come everywhere: all end their Runs in one moment. Also where one ends now all begin another, or
-        # nobody does, as an Exchange ends when all have said so, and the others would wait for who has none.
+        # What travels has come everywhere: all end their Runs in one moment. All begin the next, or none does, also
+        # where one ends now: who has an Exchange would wait for its end on one that has none.
         self.together.all(None, or_none=True)
         self._end_run()
         with self.changed:

@@ -107,7 +107,7 @@ class Nodes:
     # --- what this node tells ----
 
     def tell(self, letter: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
-        """Tells all other nodes. Letters of one come in the order in which it told them; after the last nobody listens."""
+        """Tells all other nodes. Letters of one come in the order in which it told them; after its last none does."""
         told = json.dumps({**letter, "arrays": [[one.dtype.str, len(one)] for one in arrays]}).encode()
         whole = b"".join([LETTER_HEAD.pack(len(told)), told, *(np.ascontiguousarray(one).tobytes() for one in arrays)])
         self._nap, self._told = SHORTEST, time.monotonic()  # an answer may come soon
