@@ -35,6 +35,7 @@ from serve_kit import (
 from torch.utils.data import ConcatDataset, Subset
 
 from solar import DataLoader, Field, H5Dataset, PlanSampler, Windows, _native
+from solar.cli import main
 from solar.planner.pass_uses import SampleUses, in_lockstep, once_a_step, shared_steps
 from solar.serve.member import Member
 from solar.serve.service import Service
@@ -355,12 +356,30 @@ def test_the_command_serves_says_and_ends(scan: Path, tmp_path: Path) -> None:
         assert told[0]["read_bytes"] > 0 and told[0]["handed_bytes"] >= 2 * SAMPLES * (1024 + 8)
         said = subprocess.run([*solar, "--status"], capture_output=True, check=True, text=True).stdout
         assert "1 file, 2 MiB" in said and "handed on" in said and "for more than 1.5 s" in said
-        assert subprocess.run([*solar, str(scan), "--memory", "1MiB", "--slack", "0"], check=False).returncode == 1
         subprocess.run([*solar, "--stop"], check=True, capture_output=True)
         assert service.process.wait(20) == 0
         gone = subprocess.run([*solar, "--status"], capture_output=True, check=False, text=True)
         assert gone.returncode == 1 and "no service answers there" in gone.stderr
     assert not service.socket.exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--memory", "0"], "--memory 0: this node has"),
+        (["--memory", "200TiB"], "--memory 200TiB: this node has"),
+        (["--memory", "1MiB", "--slack", "0"], "--slack 0: more than 0 seconds"),
+        (["--memory", "1MiB", "--idle", "-1"], "--idle -1: more than 0 seconds"),
+        (["--memory", "1MiB", "--jobs", "0"], "--jobs 0: one or more"),
+    ],
+    ids=" ".join,
+)
+def test_what_no_service_can_be_is_refused_in_words(
+    more: list[str], said: str, scan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(scan), "--socket", str(tmp_path / "s.sock"), *more]) == 1
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "s.sock").exists()
 
 
 def test_it_ends_when_nobody_has_been_there(scan: Path, tmp_path: Path) -> None:

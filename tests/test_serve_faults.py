@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from serve_kit import FIELDS, HELLO, SAMPLES, Process, alone, check, job, piece_of, scan, serving, soon, together
 
-from solar import DataLoader, H5Dataset
+from solar import DataLoader, H5Dataset, PlanSampler
 from solar.errors import PlanError
 from solar.io.serve import doors, frames, handed
 from solar.serve.service import Service
@@ -108,6 +108,23 @@ def test_another_version_is_refused_in_words(scan: Path, tmp_path: Path) -> None
     with serving(scan, where=tmp_path) as service:
         answer = asked(service, {**HELLO, "speaks": [1, 0]})
     assert answer["is"] == "refused" and "speaks version 3, and the job (solar 0) version 1" in answer["why"]
+
+
+def test_a_service_with_as_many_jobs_as_it_takes_says_who_is_there_and_ends(scan: Path, tmp_path: Path) -> None:
+    """One more job is refused; who only asks is none."""
+    data, found = H5Dataset(scan, "x"), dict[int, Any]()
+    with (
+        serving(scan, where=tmp_path, jobs=1) as service,
+        DataLoader(data, 8, sampler=PlanSampler(data, seed=1), service=str(service.path), buffer=0) as first,
+    ):
+        batches = iter(first)
+        next(batches)
+        assert soon(lambda: len(service.status()["jobs"]) == 1)
+        job(data, 0, 8, str(service.path), found)
+        assert found[0] == (alone(data, 0, 8), None)
+        assert asked(service, HELLO, {"is": "status"})["told"]["jobs"][0]["batches"] > 0
+        assert asked(service, HELLO, {"is": "stop"})["is"] == "stopping"
+        assert soon(lambda: not service.path.exists())
 
 
 def test_a_file_that_is_not_served_is_refused(scan: Path, tmp_path: Path) -> None:

@@ -61,20 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.status or arguments.stop:
         return _asked(arguments)
-    if not arguments.file:
-        raise PlanError("which FILE is to be served?")
-    if arguments.memory is None:
-        raise PlanError("--memory SIZE: how much the service may take, for all jobs together")
-    if not 0 < arguments.slack < float("inf"):
-        raise PlanError(f"--slack {arguments.slack:g}: more than 0 seconds")
-    files = [path for one in arguments.file for path in files_of(one)]
-    if arguments.background and (url := next(filter(is_url, files), None)):
-        raise PlanError(
-            f"{words.printable(url)}: --background leaves behind what fetches URLs: leave it out, and begin the "
-            "command by systemd, by the shell's &, or as a job's first step"
-        )
-    check_whole([one for one in files if not is_url(one)])
-    memory = size_of(arguments.memory, machine.memory_nbytes())
+    files, memory = _wanted(arguments)
     group = None if arguments.group is None else _group(arguments.group, arguments.socket)
     path = Path(arguments.socket) if arguments.socket else doors.socket_of(files)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -107,6 +94,35 @@ def run(arguments: argparse.Namespace) -> int:
     if nodes is not None:
         nodes.leave()
     return 0
+
+
+def _wanted(arguments: argparse.Namespace) -> tuple[list[str], int]:
+    """The files, and the memory for them. PlanError where something of what is asked for cannot be."""
+    if not arguments.file:
+        raise PlanError("which FILE is to be served?")
+    if arguments.memory is None:
+        raise PlanError("--memory SIZE: how much the service may take, for all jobs together")
+    if not 0 < arguments.slack < float("inf"):
+        raise PlanError(f"--slack {arguments.slack:g}: more than 0 seconds")
+    if arguments.idle is not None and not arguments.idle > 0:
+        raise PlanError(f"--idle {arguments.idle:g}: more than 0 seconds")
+    if arguments.jobs < 1:
+        raise PlanError(f"--jobs {arguments.jobs}: one or more")
+    files = [path for one in arguments.file for path in files_of(one)]
+    if arguments.background and (url := next(filter(is_url, files), None)):
+        raise PlanError(
+            f"{words.printable(url)}: --background leaves behind what fetches URLs: leave it out, and begin the "
+            "command by systemd, by the shell's &, or as a job's first step"
+        )
+    check_whole([one for one in files if not is_url(one)])
+    there_is = machine.memory_nbytes()
+    memory = size_of(arguments.memory, there_is)
+    if not 0 < memory <= there_is:
+        raise PlanError(
+            f"--memory {arguments.memory}: this node has {figures.size(there_is)} of memory (the limits of a container "
+            "count); give a part of that, such as 50%"
+        )
+    return files, memory
 
 
 def _one_of_several(

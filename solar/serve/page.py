@@ -49,7 +49,7 @@ class Page:
         try:
             self._server = _Server(self, port)
         except (OSError, OverflowError) as error:
-            raise PlanError(f"--page {port}: nobody can listen at {HERE}:{port}: {error}: choose another") from None
+            raise PlanError(f"--page {port}: nobody can listen at {HERE}:{port} ({error}): choose another") from None
         self.port: int = self._server.server_address[1]
         self.url = f"http://{HERE}:{self.port}/"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(EVERY,), name="solar-page")

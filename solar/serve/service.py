@@ -211,19 +211,19 @@ class Service:
         if speaks[0] != SPEAKS[0]:
             raise Refused(
                 f"this service (solar {__version__}) speaks version {SPEAKS[0]}, and the job (solar "
-                f"{message['solar'][:40]}) version {speaks[0]}: end it by `solar serve --stop` and start one of the "
-                "same version"
+                f"{message['solar'][:40]}) version {speaks[0]}: end it by its own `solar serve --stop`, or by `kill "
+                f"{os.getpid()}`, and start one of the same version"
             )
-        with self._lock:
-            if sum(bool(one.name) for one in self._callers) >= self.jobs:  # who has not said hello is not counted
-                raise Refused(f"{self.jobs} jobs are there, as many as this service takes (`--jobs`)", again=True)
-            caller.name, caller.process = f"{message['name'][:80]} (process {message['pid']})", message["pid"]
+        caller.name, caller.process = f"{message['name'][:80]} (process {message['pid']})", message["pid"]
         return {"is": "welcome", "speaks": list(SPEAKS), "solar": __version__, "memory": self.memory}, []
 
     def _data(self, caller: Client, _: dict[str, Any], descriptors: list[int]) -> Any:
         values, arrays = handed.take(descriptors[0])
         found = self._halls.known(facts_of(values, arrays)) or opened(values, arrays, self.served)
-        caller.data.append(found)
+        with self._lock:  # who only asks, or has it end, is not counted
+            if sum(bool(one.data) for one in self._callers if one is not caller) >= self.jobs:
+                raise Refused(f"{self.jobs} jobs are there, as many as this service takes (`--jobs`)", again=True)
+            caller.data.append(found)
         if len(caller.data) > MEMBERSHIPS:
             raise Fault("too many data sets")
         return {"is": "opened", "data": len(caller.data) - 1, "fields": found.fields}, []
