@@ -289,7 +289,7 @@ def test_trials_under_slurm_share_a_service(script: str, place: Path, tmp_path_f
 
 CANCELLED = """
 trap 'cat slurm-*.out >&2' EXIT
-job=$(sbatch --parsable --export=ALL examples/jobs/slurm-search-nodes.sbatch 2 scan.h5 endless.py) || exit
+job=$(sbatch --parsable --export=ALL "examples/jobs/$1" 2 scan.h5 endless.py) || exit
 until [ "$(grep --count begun slurm-"$job".out 2>/dev/null)" = 2 ]; do sleep 0.2; done
 ls /run/hosts/*/*
 pgrep --count --full 'solar serve'
@@ -311,22 +311,28 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("how", ["in order", "one hangs"])
+@pytest.mark.parametrize(
+    ("script", "how"),
+    [("slurm-search.sbatch", ""), ("slurm-search-nodes.sbatch", ""), ("slurm-search-nodes.sbatch", "one hangs")],
+)
 @pytest.mark.usefixtures("hosts")
-def test_services_of_a_cancelled_job_end_and_leave_nothing(how: str, place: Path) -> None:
+def test_services_of_a_cancelled_job_end_and_leave_nothing(script: str, how: str, place: Path) -> None:
     endless = TRIAL.replace("range(2)", "iter(int, 1)")
     (place / "endless.py").write_text(endless.replace("with DataLoader", 'print("begun", flush=True)\nwith DataLoader'))
     (place / "cancelled.sh").write_text(CANCELLED)  # a line of its own would be found by its text
     with h5py.File(place / "scan.h5", "w") as file:
         file["x"] = np.arange(800 * 64).reshape(800, 64)
     more = {"SERVICE_MEMORY": "1MiB", "TMPDIR": OWN, **NETWORK}
-    if how == "one hangs":
+    if how:
         (place / "bin").mkdir()
         (place / "bin" / "solar").write_text(HANGS)
         (place / "bin" / "solar").chmod(0o755)
         more["PATH"] = f"{place / 'bin'}{os.pathsep}{environment()['PATH']}"
-    said = on_hosts(place, "timeout", "300", "bash", "cancelled.sh", slurm=True, **more).split()
+    said = on_hosts(place, "timeout", "300", "bash", "cancelled.sh", script, slurm=True, **more).split()
     first, second = (f"/run/hosts/h{host}/{os.getuid()}:" for host in (1, 2))
-    assert said[:4] == [first, "solar-job-1", second, "solar-job-1"]
-    assert int(said[4]) >= 2
-    assert said[5:] == [first, second, "0"]
+    there, services = said[:-4], int(said[-4])
+    if "nodes" in script:
+        assert there == [first, "solar-job-1", second, "solar-job-1"] and services >= 2
+    else:
+        assert (there[0], there[2:]) == (first, [second]) and services >= 1
+    assert said[-3:] == [first, second, "0"]
