@@ -20,6 +20,7 @@ import pytest
 from serve_kit import FIELDS, HELLO, SAMPLES, Process, alone, check, job, piece_of, scan, serving, soon, together
 
 from solar import DataLoader, H5Dataset, PlanSampler
+from solar.cli import main
 from solar.errors import PlanError
 from solar.io.serve import doors, frames, handed
 from solar.serve.service import Service
@@ -125,6 +126,20 @@ def test_a_service_with_as_many_jobs_as_it_takes_says_who_is_there_and_ends(scan
         assert asked(service, HELLO, {"is": "status"})["told"]["jobs"][0]["batches"] > 0
         assert asked(service, HELLO, {"is": "stop"})["is"] == "stopping"
         assert soon(lambda: not service.path.exists())
+
+
+def test_a_status_has_as_many_jobs_as_a_frame_has_room_for(
+    scan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(scan, where=tmp_path) as service:
+        found = service.status()
+        job = {"name": "a training (process 123456)", "batches": 7, "told": 9, "seconds": 1 / 3, "rate": 1 / 3}
+        jobs = [{**job, "held": 1 / 3, "waits": False, "why": ""} for _ in range(3000)]
+        service.status = lambda: {**found, "jobs": [*jobs]}  # type: ignore[method-assign]
+        told = asked(service, HELLO, {"is": "status"})["told"]
+        assert len(told["jobs"]) > 200 and len(told["jobs"]) + told["more_jobs"] == len(jobs)
+        assert main(["serve", "--status", "--socket", str(service.path)]) == 0
+    assert f"and {told['more_jobs']:,} jobs more" in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_served_is_refused(scan: Path, tmp_path: Path) -> None:

@@ -203,6 +203,8 @@ def _said(path: Path, what: str) -> dict[str, Any]:
 
 def _lines(path: Path, told: dict[str, Any]) -> Iterator[str]:
     yield f"{words.printable(str(path))}: {figures.count(told['files'], 'file')}, {figures.size(told['memory'])}"
+    if "first_file" in told:  # one that an older version began does not say
+        yield f"  serves {words.printable(told['first_file'])}{' and others' if told['files'] > 1 else ''}"
     if told["nodes"] > 1:
         others = "  reads together with the services of {} nodes (it is rank {}): sent {:,} samples, received {:,}"
         yield others.format(told["nodes"], told["node"], told["sent_samples"], told["received_samples"])
@@ -215,6 +217,8 @@ def _lines(path: Path, told: dict[str, Any]) -> Iterator[str]:
         state = f"left behind: {job['why']}" if job["why"] else "waits for its next batch" if job["waits"] else "works"
         state += _pace(job)
         yield f"  {words.printable(job['name'])}: batch {job['batches']:,} of {job['told']:,} that it told; {state}"
+    if more := told.get("more_jobs", 0):
+        yield f"  and {figures.count(more, 'job')} more"
 
 
 def _pace(job: dict[str, Any]) -> str:

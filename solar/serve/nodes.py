@@ -34,7 +34,7 @@ MEET_WITHIN = 300.0  # seconds that services wait for each other when they begin
 SHORTEST, LONGEST = 0.5e-3, 0.01  # seconds between two looks for letters
 SAYS_SO = 1.0  # seconds after which one that has nothing to tell says that it is there
 SILENT, LOST = 5.0, 1800.0  # seconds without a word after which another is not waited for; and is given up
-ENDS_WITHIN = 60.0  # seconds that others have to end, as long as they are heard
+ALL_END_WITHIN = 60.0  # seconds that others have to end, as long as they are heard
 STOOD = 0.25  # seconds: what passes between two looks counts for no more, as this process may have stood still
 BY_PROCESSES = ("Open MPI", "PMI", "Slurm")  # launchers that begin services: torchrun begins trainings
 
@@ -310,7 +310,7 @@ class Nodes:
         self._say({"is": "last"})
         try:
             with reached():
-                until(asked(self._nobody_to_wait_for), ENDS_WITHIN)
+                until(asked(self._nobody_to_wait_for), ALL_END_WITHIN)
         except SolarError as error:
             log.info("%s", error)
         self._over.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -22,7 +23,7 @@ from solar.errors import SolarError
 from solar.io.ranks.node import HELLO_PATIENCE, is_own
 from solar.io.serve import handed
 from solar.io.serve.doors import listen, may_come, real
-from solar.io.serve.frames import OF_JOBS, SPEAKS, Fault, Refused, close_all, receive, send
+from solar.io.serve.frames import MOST_FRAME, OF_JOBS, SPEAKS, Fault, Refused, close_all, receive, send
 from solar.planner.pass_uses import SampleUses
 from solar.serve.conductor import ENTRIES
 from solar.serve.hall import Hall
@@ -269,7 +270,12 @@ class Service:
         return {"is": "left"}, []
 
     def _status(self, *_: Any) -> Any:
-        return {"is": "status", "told": self.status()}, []
+        told, more = self.status(), 0
+        while len(json.dumps(told)) > MOST_FRAME - 100:  # and what is around it
+            keeps = len(told["jobs"]) * 7 // 8
+            more += len(told["jobs"]) - keeps
+            del told["jobs"][keeps:]
+        return {"is": "status", "told": {**told, "more_jobs": more}}, []
 
     def _stop(self, caller: Client, *_: Any) -> Any:
         if not is_own(caller.peer):
@@ -290,7 +296,8 @@ class Service:
         counts = self._halls.counts()
         return {
             "pid": os.getpid(), "files": len(self.files), "memory": self.memory,
-            "seconds": time.monotonic() - self.began, "slack": self.slack, "connections": callers, "jobs": jobs[:1000],
+            "seconds": time.monotonic() - self.began, "slack": self.slack, "connections": callers, "jobs": jobs,
+            "first_file": real(min(self.files))[:1000],
             "read_bytes": counts.get("bytes", 0), "requests": counts.get("requests", 0),
             "held_bytes": counts.get("held_bytes", 0), "handed_bytes": counts.get("handed", 0),
             "head": max(halls, key=lambda one: one.memory).head if halls else -1.0,
