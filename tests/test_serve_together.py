@@ -33,6 +33,8 @@ _ = scan  # a fixture
 BATCH = 4
 SLOW = Storage(latency=1e-3, bandwidth=1e8, iops=500)  # over a gap of a sixth of the data is read, and not over all
 
+FLASH = Storage(latency=1e-4, bandwidth=4e8, iops=50_000)  # a request of one sample takes eight times its bytes
+
 
 class Wire:
     """Letters between nodes of this process."""
@@ -179,6 +181,29 @@ def test_ways_of_using_memory_are_chosen_again_where_other_jobs_are_there(
     [(one, here)] = nodes
     planned([(one, here[:2])])
     assert made == [(2, True), (32, False), (32, False), (2, True), (32, False)]
+
+
+@pytest.mark.parametrize("seeds", [[1], [1, 1]], ids=str)
+def test_where_a_part_of_the_next_epoch_is_known_what_memory_holds_for_it_leaves_room_for_this_one(
+    seeds: list[int], scan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A way that was chosen for two epochs holds all that it can for the second: then this one's samples come alone."""
+    monkeypatch.setattr("solar.serve.opened.profile.stored_or_guessed", lambda _: (FLASH, False))
+
+    def planned_from(begin: int, *, first: bool) -> Counts:
+        [(one, here)] = nodes_of(scan, [seeds], SAMPLES * 1024 // 4)
+        if first:
+            [window] = planned([(one, here)])
+            assert window.passes.ways[0].lasting
+        for member in one.members:
+            member.planned = begin
+        [window] = planned([(one, in_turn(one.members, [1.0] * len(seeds)))])
+        half = len(window.passes.segments) // 2
+        return total([count for plan in window.passes.plans for count in plan.counts[:half]])
+
+    for begin in (90, 150, 210):  # of 300 steps
+        took, fresh = (planned_from(begin, first=first) for first in (True, False))
+        assert FLASH.seconds(took.requests, took.bytes) <= FLASH.seconds(fresh.requests, fresh.bytes)
 
 
 @pytest.mark.parametrize(("shift", "grows"), [(0, False), (3, False), (3, True)])

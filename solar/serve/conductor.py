@@ -74,6 +74,7 @@ class Conductor:
         self.changed = threading.Condition()
         self.head = -1.0  # the place of the last read that a Run was told of
         self._ways, self._ways_for = list[KeepPolicy](), (0, 0, 0)  # samples of a step, bytes of the ring, epochs
+        self._ways_beyond = 0  # quarters of the next epoch that were known then
         self._parts: list[RunPart] = []
         self._run: Steps | Exchange | None = None
         self._before: dict[str, int] = {}  # counts of runs that are over
@@ -180,11 +181,14 @@ class Conductor:
         pieces, kept = packable(self._pieces, self.budget.scratch), self.budget.parts
         # What is cheapest shows in epochs: of a sixteenth of one hardly anything comes again. Of as many jobs it stays.
         epochs, storages = range(0, steps, longest), self.opened.storages()
-        if self._ways_for != (found := (batch, self._used, min(2, len(epochs)))):
+        # What lasts for a part of the next epoch may leave this one no room: of another part another way is cheaper.
+        found, beyond = (batch, self._used, min(2, len(epochs))), max(0, min(4, round(4 * steps / longest) - 4))
+        other = beyond != self._ways_beyond and any(way.lasting for way in self._ways)
+        if other or self._ways_for != found:
             few = [partial(made, longest, at) for at in epochs][: planned_together(most * longest, first=True)]
             none = [None] * len(pieces)
             self._ways = PlannedPasses(few, 0, pieces, kept, batch, storages, none, False).ways
-            self._ways_for = found
+            self._ways_for, self._ways_beyond = found, beyond
         passes = PlannedPasses(makers, 0, pieces, kept, batch, storages, self._ways, False, -(-longest // length))
         assert len(sizes) >= len(makers), "planning goes through all of them"
         spare = self._used // max(1, max(sizes) * nbytes) - 2
