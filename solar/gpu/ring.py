@@ -50,9 +50,9 @@ class Adopted:
 
     def close(self) -> None:
         """Frees what is not in use; what is, when another loader ends."""
-        self.left += self._memory
+        Adopted.left += self._memory
         self._memory = []
-        self.left[:] = [one for one in self.left if not _native.pool_disown(one.data_ptr())]
+        Adopted.left[:] = [one for one in Adopted.left if not _native.pool_disown(one.data_ptr())]
 
     def __del__(self) -> None:
         self.close()  # or the pool would hand out what was freed
