@@ -32,7 +32,7 @@ def compressed(source: str | Path, target: Path, codec: object, **options: objec
     assert found.holds, (found.differences, found.fields)
     assert {field.name for field in found.fields} == {part.name for part, _ in stored.parts}
     assert not [*target.parent.glob(".*solar-*")]
-    assert not [one for one in open_files() if ".solar-" in one]
+    assert not [one for one in open_files() if f"{target.parent}/.{target.name}.solar-" in one]
     return stored
 
 
