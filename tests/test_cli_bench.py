@@ -302,6 +302,6 @@ def test_damage_is_told_in_one_line_as_other_commands_tell_it(
     assert main(["digest", *command]) == 1
     digested = capfd.readouterr().err
     assert main(["bench", *command, "--seconds", "20ms", "--workers", "0", "--buffer", "0"]) == 1
-    said = capfd.readouterr().err
+    said = capfd.readouterr().err.splitlines(True)[-1]  # a slow machine is told before what takes so long
     assert "checksum is wrong" in said
     assert re.sub(r"sample \d+, offset \d+", "", said) == re.sub(r"sample \d+, offset \d+", "", digested)

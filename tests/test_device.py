@@ -129,7 +129,8 @@ def test_what_is_pinned_and_what_waits_on_the_device_is_bounded(
     [device] = made
     one = nbytes // 2  # the last batch is smaller
     assert {len(slot) for slot in device.slots} <= {nbytes, one, *map(pooled_nbytes, (nbytes, one))}
-    assert len(device.slots) <= loader.ahead + 1 + 3 * ring_module.SLOTS  # adopted, and of two iterators
+    most = loader.ahead + 2 * (1 + ring_module.SLOTS)  # that are adopted
+    assert len(device.slots) <= most + 2 * ring_module.SLOTS  # those of two iterators
     stats = loader.stats()
     assert 0 < stats["device_peak_bytes"] <= landing_module.COPIES_AHEAD * nbytes
     assert stats["device_bytes"] == 2 * SAMPLES * nbytes // 2
