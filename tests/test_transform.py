@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,9 +133,22 @@ def test_an_error_of_a_transform_comes_with_its_batch_and_the_next_batch_still_c
         DataLoader(H5Dataset(path, FIELDS, transform=transforms.failing_at_seven, **of_dataset), 4, **of_loader)
     )
     next(loader)
-    with pytest.raises(KeyError, match="sample seven"):
+    with pytest.raises(KeyError, match="sample seven") as raised:
         next(loader)
+    assert "at sample 7, counted from 0" in "".join(traceback.format_exception(raised.value))
     assert len(next(loader)) == 4
+
+
+def test_an_error_of_a_transform_says_which_sample_it_was_in_a_subset_and_without_a_loader(path: str) -> None:
+    dataset = H5Dataset(path, FIELDS, transform=transforms.failing_at_seven)
+    for ask in (
+        lambda: dataset[7 - len(dataset)],
+        lambda: dataset.__getitems__([3, 7]),
+        lambda: list(DataLoader(Subset(dataset, [9, 7]), 2)),
+    ):
+        with pytest.raises(KeyError) as raised:
+            ask()
+        assert raised.value.__notes__ == ["The transform was at sample 7, counted from 0 in the order of the files."]
 
 
 def test_a_process_that_dies_is_an_error_at_once(path: str) -> None:

@@ -142,14 +142,14 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         sample = _sample(self.read_batch([index]), 0)
-        return sample if self.transform is None else transformed(self.transform, [sample])[0]
+        return sample if self.transform is None else transformed(self.transform, [sample], self.checked([index]))[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[Any]:
         """The samples at these indices, read together. They share memory, which is freed with the last of them."""
         positions = np.asarray(list(indices))
         batch = self.read_batch(positions)
         samples = [_sample(batch, i) for i in range(len(positions))]
-        return samples if self.transform is None else transformed(self.transform, samples)
+        return samples if self.transform is None else transformed(self.transform, samples, self.checked(positions))
 
     def read_batch(self, indices: Sequence[int] | np.ndarray[Any, Any]) -> Any:
         """The samples at these indices in the structure of the fields: arrays stacked along axis 0, lists of text.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -15,11 +15,14 @@ Transform: TypeAlias = Callable[..., Any]
 Key: TypeAlias = tuple[int, int, int, int]  # seed, epoch, how often it was begun before, sample
 
 
-def transformed(transform: Transform, samples: list[Any]) -> list[Any]:
+def transformed(transform: Transform, samples: list[Any], numbers: Iterable[int]) -> list[Any]:
     """Transforms every sample, outside of a loader. Random numbers follow torch's global generator."""
     if not takes_rng(transform):
-        return [transform(sample) for sample in samples]
-    return [transform(sample, rng=np.random.default_rng(_drawn())) for sample in samples]
+        return [_of_one(transform, sample, number) for sample, number in zip(samples, numbers, strict=True)]
+    return [
+        _of_one(transform, sample, number, rng=np.random.default_rng(_drawn()))
+        for sample, number in zip(samples, numbers, strict=True)
+    ]
 
 
 def transformed_by_key(transform: Transform, samples: list[Any], keys: list[Key], thread_safe: bool) -> list[Any]:
@@ -28,17 +31,26 @@ def transformed_by_key(transform: Transform, samples: list[Any], keys: list[Key]
     A transform without `rng` may draw from the global generators of random, numpy and torch. They are seeded for every
     sample and restored afterwards. In threads, which share them, they are left alone.
     """
+    pairs = zip(samples, keys, strict=True)
     if takes_rng(transform):
-        pairs = zip(samples, keys, strict=True)
-        return [transform(sample, rng=np.random.default_rng(_entropy(key))) for sample, key in pairs]
+        return [_of_one(transform, sample, key[3], rng=np.random.default_rng(_entropy(key))) for sample, key in pairs]
     if thread_safe:
-        return [transform(sample) for sample in samples]
+        return [_of_one(transform, sample, key[3]) for sample, key in pairs]
     with global_generators_kept():
         made = []
-        for sample, key in zip(samples, keys, strict=True):
+        for sample, key in pairs:
             seed_global_generators(key)
-            made.append(transform(sample))
+            made.append(_of_one(transform, sample, key[3]))
         return made
+
+
+def _of_one(transform: Transform, sample: Any, number: int, **rng: np.random.Generator) -> Any:
+    """What the transform makes of a sample. Its error gets a note that says which sample it was."""
+    try:
+        return transform(sample, **rng)
+    except Exception as error:
+        error.add_note(f"The transform was at sample {number}, counted from 0 in the order of the files.")
+        raise
 
 
 def takes_rng(transform: Transform) -> bool:
