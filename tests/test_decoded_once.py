@@ -99,6 +99,26 @@ def test_of_one_epoch_nothing_would_be_decoded_again(tmp_path: Path, caplog: pyt
         assert ("all samples stay, kept decoded" in said) == ("chunks are decoded less often" in said) == taken
 
 
+def test_of_fields_that_are_kept_alike_is_told_once_and_hits_are_counted_for_each_field(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "solar")
+    written(tmp_path)
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["label"] = np.arange(SAMPLES)
+    settle(tmp_path / "a.h5")
+    data = H5Dataset(tmp_path / "a.h5", {"x": "x", "label": "label"})
+    with DataLoader(data, 32, sampler=PlanSampler(data, seed=3), epochs=3) as loader:
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            assert sum(len(batch["x"]) for batch in loader) == SAMPLES
+        hits = loader.stats()["buffer_hits"]
+        assert hits > 2 * SAMPLES  # more than there are samples in two epochs
+        assert f"{hits:,} fields of samples found in the buffer" in str(loader.report())
+    [said] = [line for line in caplog.messages if line.startswith("a buffer of ")]
+    assert said.count("all samples stay") == said.count("all samples stay, kept decoded") == 1
+
+
 def test_the_report_advises_a_buffer_for_what_is_decoded_at_each_use(tmp_path: Path) -> None:
     data, _ = written(tmp_path)
     with loader_of(data, "planned", buffer=0) as loader:

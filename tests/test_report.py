@@ -191,3 +191,11 @@ def test_where_a_service_makes_the_batches_the_advice_is_to_ask_it() -> None:
         "40 s for the service, or to copy its batches" in served and "buffer" not in served.partition("Most of it")[0]
     )
     assert "`solar serve --status` says what it reads and who waits for whom" in served
+    epochs = [(number, {**stats.as_dict(), "wait_seconds": {"buffer": 40.0}}) for number in (1, 2)]
+    assert "   buffer  " in _in_words(stats, epochs) and "  service  " in _in_words(stats, epochs, served=True)
+
+
+def _in_words(stats: Stats, epochs: Any, **told: Any) -> str:
+    """The rows of the epochs in a report."""
+    rows = report(stats.as_dict(), epochs, **told).splitlines()
+    return "\n".join(rows[rows.index(next(row for row in rows if row.startswith("epoch "))) :][:3])

@@ -32,7 +32,7 @@ FAMILIES = (
     ("stage_requests", "solar_stage_requests_total", "counter", "Of the requests, those to a stage on a local disk."),
     ("stage_bytes", "solar_stage_bytes_total", "counter", "Of the bytes read, those from a stage on a local disk."),
     ("stage_written", "solar_stage_written_bytes_total", "counter", "Bytes written to a stage on a local disk."),
-    ("buffer_hits", "solar_buffer_hits_total", "counter", "Samples found in the buffer."),
+    ("buffer_hits", "solar_buffer_hits_total", "counter", "Fields of samples that were found in the buffer."),
     ("exchanged_bytes", "solar_exchanged_bytes_total", "counter", "Bytes of samples had from ranks of other nodes."),
     ("device_bytes", "solar_device_bytes_total", "counter", "Bytes sent to the device."),
     ("device_hits", "solar_device_hits_total", "counter", "Samples found on the device."),

@@ -77,7 +77,7 @@ class Served(Buffered):
         files = sorted({one for layout in beneath.layouts() for one in (layout.asked or layout.paths)})
         first = doors.socket_of(files)
         paths = named or sorted(doors.found(), key=lambda one: one != first)
-        said = "no service is there: start one by `solar serve FILE --memory SIZE`"
+        said = "none is there: start one by `solar serve FILE --memory SIZE`"
         for path in paths:
             try:
                 found = Door(path, beneath)

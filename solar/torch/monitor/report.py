@@ -43,7 +43,7 @@ def report(
         return "No batch has been handed out." + (f" {_waiting(totals, waited)}" if waited else "")
     told = {**totals, "filters": frozenset(filters), "per_chunk": per_chunk, "memory": memory, "served": served}
     told["with_buffer"] = f" {buffer}" if buffer else ""
-    said = (_amounts(told), _by_source(counts or {}), *_table(epochs), *_times(told, waited))
+    said = (_amounts(told), _by_source(counts or {}), *_table(epochs, served), *_times(told, waited))
     return "\n".join(line for line in said if line)
 
 
@@ -58,7 +58,7 @@ def _amounts(totals: Mapping[str, Any]) -> str:
         (totals["stage_bytes"], f"{size(totals['stage_bytes'])} of it from the stage"),
         (totals["stage_written"], f"{size(totals['stage_written'])} written to the stage"),
         (totals["bytes_mapped"], f"{size(totals['bytes_mapped'])} copied from the page cache"),
-        (totals["buffer_hits"], f"{count(totals['buffer_hits'], 'sample')} found in the buffer"),
+        (totals["buffer_hits"], f"{count(totals['buffer_hits'], 'field')} of samples found in the buffer"),
         (totals["bytes_decoded"], f"{size(totals['bytes_decoded'])} decoded"),
         (totals["exchanged_bytes"], f"{size(totals['exchanged_bytes'])} had from ranks of other nodes"),
     )
@@ -83,7 +83,7 @@ def _by_source(counts: Mapping[str, int]) -> str:
     return f"Of the newest epoch, on all ranks: {listed}{more}."
 
 
-def _table(epochs: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
+def _table(epochs: Sequence[tuple[int, Mapping[str, Any]]], served: bool) -> list[str]:
     """A row for each epoch with samples, the first and the latest. No table for a single epoch."""
     epochs = [one for one in epochs if one[1]["samples"]]
     if len(epochs) < 2:
@@ -93,6 +93,7 @@ def _table(epochs: Sequence[tuple[int, Mapping[str, Any]]]) -> list[str]:
         waited = sum(one["wait_seconds"].values())
         passed = waited + one["busy_seconds"]
         most = max(one["wait_seconds"], key=lambda cause: one["wait_seconds"][cause]) if waited else ""
+        most = "service" if served and most == "buffer" else most
         samples = f"{one['samples'] / passed:,.0f}" if passed else ""
         share = _percent(waited / passed) if passed else ""
         rows.append((str(number), _time(passed), samples, share, most, size(one["bytes"]), f"{one['buffer_hits']:,}"))
