@@ -84,6 +84,14 @@ def test_a_value_beyond_its_bound_is_found_and_named(two: tuple[str, str], capsy
         assert json.loads(file.attrs["solar_verified"])["holds"] is False
 
 
+def test_files_in_the_wrong_order_are_told_the_right_one(two: tuple[str, str], capsys: Shown) -> None:
+    assert main(["verify", two[1], two[0]]) == 1
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == f"If {two[0]} is the original, it comes first: solar verify {two[0]} {two[1]}"
+    assert main(["verify", *two]) == 0
+    assert "comes first" not in capsys.readouterr().out
+
+
 def remove(name: str) -> Callable[[Any], None]:
     return lambda file: file.__delitem__(name)
 

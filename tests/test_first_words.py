@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kit import settle
 
-from solar import Crops, DataLoader, Field, H5Dataset, LayoutError, PlanError, PlanSampler, Ragged, Windows
+from solar import Crops, DataLoader, Field, H5Dataset, LayoutError, PlanSampler, Ragged, SolarError, Windows
 
 
 @pytest.fixture
@@ -71,6 +71,18 @@ MISTAKES = {
     "a kind in quotes": (lambda a, _: H5Dataset(a, "x", samples="windows"), r"Windows\(\.\.\.\) or Crops"),
     "a pattern as a field": (lambda a, _: H5Dataset(a, "/molecules/*/z"), r'samples="/group/\*"'),
     "a slice": (lambda a, _: H5Dataset(a, "x")[0:3], r"slice\(0, 3, None\): several by data\.__getitems__"),
+    "a field as an index": (lambda a, _: H5Dataset(a, {"x": "x"})["x"], "along axis 0, not by 'x'$"),
+    "a fraction as an index": (lambda a, _: H5Dataset(a, "x")[1.0], "along axis 0, not by 1.0$"),
+    "an index too far": (lambda a, _: H5Dataset(a, "x")[5], r"sample 5 of /x in .*\.h5, which has 5"),
+    "no path": (lambda *_: H5Dataset(None, "x"), "a path, a pattern, or a list of paths, not None"),
+    "a misspelt path": (
+        lambda a, _: H5Dataset(a.with_stem("aa"), "x"),
+        r"no such file or .* \(did you mean a.h5",
+    ),
+    "a misspelt folder": (
+        lambda a, _: H5Dataset(a.parent / "folder" / "one.h5", "x"),
+        "no such file or directory, nor is there a folder .*folder",
+    ),
     "numbers and text as keys": (
         lambda a, b: H5Dataset(a, {"x": "x", "t": Field("t", file=b, by="id")}),
         "the keys here are numbers, and there text",
@@ -87,7 +99,7 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_what_to_give_instead(mistake: str, mixed: tuple[Path, Path]) -> None:
     make, said = MISTAKES[mistake]
-    with pytest.raises((TypeError, ValueError, LayoutError, PlanError), match=said):
+    with pytest.raises((TypeError, ValueError, IndexError, SolarError), match=said):
         make(*mixed)
 
 

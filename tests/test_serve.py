@@ -356,7 +356,7 @@ def test_the_command_serves_says_and_ends(scan: Path, tmp_path: Path) -> None:
         assert told[0]["read_bytes"] > 0 and told[0]["handed_bytes"] >= 2 * SAMPLES * (1024 + 8)
         said = subprocess.run([*solar, "--status"], capture_output=True, check=True, text=True).stdout
         assert "1 file, 2 MiB" in said and "handed on" in said and "for more than 1.5 s" in said
-        assert f"  serves {scan}\n" in said
+        assert f"  serves {scan}\n" in said and said.endswith("  no training is there now\n")
         subprocess.run([*solar, "--stop"], check=True, capture_output=True)
         assert service.process.wait(20) == 0
         gone = subprocess.run([*solar, "--status"], capture_output=True, check=False, text=True)

@@ -280,7 +280,7 @@ def test_rows_at_places_alone_are_every_so_many(tmp_path: Path) -> None:
     data = H5Dataset(str(tmp_path / "a.h5"), "u", samples=Windows(4, ends="ends"))
     assert [sample.tolist() for sample in data] == [values[a].tolist() for a in (0, 3, 7, 11, 15, 19)]
     assert len(H5Dataset(str(tmp_path / "a.h5"), "u", samples=Windows(4, ends="ends", pad="edge"))) == 6
-    with pytest.raises(IndexError, match="sample 6 of the windows of /u, which has 6"):
+    with pytest.raises(IndexError, match=r"sample 6 of the windows of /u in .*, which has 6"):
         data[6]
 
 

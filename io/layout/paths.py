@@ -13,11 +13,13 @@ from __future__ import annotations
 import errno
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from solar.errors import LayoutError, ReadError
 from solar.io.far.fetch import ready
 from solar.io.far.place import listed, place_of
+from solar.io.layout.nearest import LOOKED_AT, nearest
 from solar.io.machine.identity import refuse_zarr
 from solar.values import is_url
 
@@ -33,6 +35,8 @@ def files_of(path: Paths) -> list[str]:
         return _files_of_one(os.fspath(path))
     if hasattr(path, "filename"):  # an open h5py.File, whose names would be taken for paths
         raise TypeError(f"give the path of the file, not the open {type(path).__name__}: {path.filename!r}")
+    if not isinstance(path, Iterable):
+        raise TypeError(f"a data set is of a path, a pattern, or a list of paths, not {path!r}")
     files = [file for one in path for file in _files_of_one(os.fspath(one))]
     if not files:
         raise LayoutError("asked for a data set of no files: the list of paths is empty")
@@ -54,10 +58,22 @@ def _files_of_one(path: str) -> list[str]:
         return _ordered([os.path.join(path, name) for name in names], f"{path}: no file ends in {' '.join(SUFFIXES)}")
     if os.path.exists(path) or not glob.has_magic(path):
         if not os.path.lexists(path):
-            raise ReadError(errno.ENOENT, "no such file or directory", path)
+            raise ReadError(errno.ENOENT, f"no such file or directory{_meant(path)}", path)
         return [os.path.abspath(path)]
     matches = [match for match in glob.glob(path, recursive=True) if not os.path.isdir(match)]
     return _ordered(matches, f"{path}: no file matches this pattern")
+
+
+def _meant(path: str) -> str:
+    """HDF5 files beside a missing one that are spelled almost alike; or else that its folder is not there either."""
+    folder, name = os.path.split(path)
+    try:
+        with os.scandir(folder or ".") as beside:
+            names = (one.name for one in islice(beside, LOOKED_AT))
+            found = nearest(name, (name for name in names if name.lower().endswith(SUFFIXES)))
+    except OSError:
+        return f", nor is there a folder {folder}"
+    return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 
 def _files_of_url(url: str) -> list[str]:

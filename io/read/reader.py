@@ -385,10 +385,10 @@ def checked_rows(asked: NDArray[Any], samples: int, name: str) -> NDArray[np.int
     if asked.size == 0:
         return np.empty(0, np.int64)
     if asked.dtype.kind not in "iu" or asked.ndim > 1:
-        which = f"{asked.reshape(-1)[0]!r}" if asked.dtype == object else f"{asked.dtype} of shape {asked.shape}"
-        lists = "; lists of samples come from a batch_sampler=" if asked.ndim > 1 and asked.dtype.kind in "iu" else ""
-        lists = lists or (": several by data.__getitems__([0, 1, 2])" if asked.dtype == object else "")
-        raise TypeError(f"samples are chosen by integers along axis 0, not by {which}{lists}")
+        which = f"{asked.dtype} of shape {asked.shape}" if asked.dtype.kind in "iu" else f"{asked.item(0)!r}"
+        hint = "; lists of samples come from a batch_sampler=" if asked.dtype.kind in "iu" else ""
+        which += ": several by data.__getitems__([0, 1, 2])" if which.startswith("slice(") else hint
+        raise TypeError(f"samples are chosen by integers along axis 0, not by {which}")
     rows = asked if asked.ndim else asked.reshape(1)
     # The ordinary case takes one pass, as every batch needs it: as unsigned integers, negative ones are too large.
     if rows.dtype in (np.int64, np.int32) and np.maximum.reduce(rows.view(f"u{rows.itemsize}")) < samples:

@@ -213,6 +213,8 @@ def _lines(path: Path, told: dict[str, Any]) -> Iterator[str]:
         f"{figures.size(told['handed_bytes'])}, {figures.size(told['held_bytes'])} held"
     )
     yield f"  nobody holds back others for more than {figures.duration(told['slack'])}"
+    if not told["jobs"]:
+        yield "  no training is there now"
     for job in told["jobs"]:
         state = f"left behind: {job['why']}" if job["why"] else "waits for its next batch" if job["waits"] else "works"
         state += _pace(job)

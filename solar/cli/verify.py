@@ -105,6 +105,8 @@ def as_text(found: Verified | Checked, arguments: argparse.Namespace) -> Iterato
     verdict = "holds" if found.holds else "does not hold"
     source, target = words.printable(arguments.source), words.printable(arguments.target)
     yield f"{target} {verdict} what {source} does, as read by {' and '.join(found.by)}"
+    if any(text.endswith(": attribute solar_bound is missing") for text in found.differences):
+        yield f"If {target} is the original, it comes first: solar verify {target} {source}"
 
 
 def _meanings(name: str, field: Kept) -> Iterator[str]:

@@ -123,6 +123,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         if isinstance(whole, Extents | Boxes):
             of = "boxes" if isinstance(whole, Boxes) else "rows" if self._by else "windows"
             self.numbers, self._name = len(whole), f"the {of} of {first.name}"
+        if len(files := first.asked or first.paths) == 1:
+            self._name += f" in {files[0]}"
         self.chosen = None if where is None else left_by(where, leaves(self.layouts), own)
         self.epoch = 0
         self._opened: list[Any] = []  # Reading, or RaggedReading; for the process `_process`
