@@ -45,6 +45,22 @@ def test_people_are_told_what_became_of_each_dataset(
     assert shown.err == ""  # done before the first line of progress is due
 
 
+def test_what_would_not_be_smaller_is_copied_and_how_to_compress_it_all_the_same_is_told(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 80), np.uint8)
+    path = make("a.h5", field=smooth(40, 40, 40), noise=noise)
+    settle(path)
+    line = ["compress", path, str(tmp_path / "b.h5"), "--lossless", "--force"]
+    advice = "--field NAME:HOW compresses also what would not be smaller"
+    assert main(line) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "/noise  copied, 125 KiB: it would not be smaller" in lines and advice in lines
+    assert main([*line, "--field", "noise:lossless"]) == 0
+    shown = capsys.readouterr().out
+    assert "/noise  40 × 40 × 80 uint8  lossless" in shown and advice not in shown
+
+
 def test_a_file_of_which_nothing_is_compressed_is_said_to_be_such(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,6 +92,10 @@ MISTAKES = {
     "so many boxes of a grid": (lambda *_: Crops((2, 2), per=4), 'with at="random" so many boxes'),
     "text as numbers": (lambda a, _: H5Dataset(a, Ragged("/names")), "is text: name it without Ragged"),
     "a word in capitals": (lambda a, _: DataLoader(H5Dataset(a, "x"), service="Auto"), "did you mean 'auto'"),
+    "a service that is no text": (
+        lambda a, _: DataLoader(H5Dataset(a, "x"), service=True),
+        "service=True: 'auto', 'auto:64GiB', or the path of a service's socket",
+    ),
     "no state": (lambda a, _: DataLoader(H5Dataset(a, "x")).load_state_dict(None), "no state of solar's DataLoader"),
 }
 

@@ -17,7 +17,7 @@ from solar.io.compress.codec import OUR_FILTER, Codec
 from solar.io.compress.filters import has_room
 from solar.io.compress.marks import Marks, marks_of
 from solar.io.compress.pieces import Pieces
-from solar.io.compress.selection import Codecs, Left, Part, select
+from solar.io.compress.selection import NOT_SMALLER, Codecs, Left, Part, select
 
 WINDOW = 1 << 30  # bytes of values in work at most, unless two tasks are more
 PER_CHUNK = 64  # bytes of libhdf5's index for each chunk
@@ -115,7 +115,7 @@ def prepare(
             )
             continue
         if nbytes >= part.stored_nbytes and codecs.get(part.name) is None:
-            left.append(Left(part.name, "it would not be smaller", part.stored_nbytes))
+            left.append(Left(part.name, NOT_SMALLER, part.stored_nbytes))
         else:
             parts.append(part)
             expected += nbytes

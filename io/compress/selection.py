@@ -24,6 +24,7 @@ SMALL_SKIPPED = 64 << 10  # bytes; smaller datasets are not worth compressing
 LONG_AXIS = 16 << 20  # bytes; smaller datasets with a single axis are labels, times, positions
 SPARSE = 4  # a dataset is sparse if all its values would take so many times the bytes written
 COMPRESSED = "solar compressed it already"
+NOT_SMALLER = "it would not be smaller"
 SMALL, ONE_AXIS = (
     "it is small",
     "it has a single axis",

@@ -19,7 +19,7 @@ from solar.cli.nearby import nearby
 from solar.cli.progress import ended_in_order, shown
 from solar.errors import PlanError, SolarError
 from solar.io.compress.codec import CODERS, FILTER_CHOICES, OUR_FILTER, PREDICTORS, Codec, parse
-from solar.io.compress.selection import COMPRESSED, ONE_AXIS, REST, SMALL, SMALL_SKIPPED, Left
+from solar.io.compress.selection import COMPRESSED, NOT_SMALLER, ONE_AXIS, REST, SMALL, SMALL_SKIPPED, Left
 from solar.io.compress.shares import compress_together
 from solar.io.compress.store import Stored, check_target, compress
 from solar.io.compress.unfinished import leftovers
@@ -310,6 +310,8 @@ def _copies(left: Sequence[Left]) -> Iterator[str]:
         yield f"{words.printable(one.name)}  copied, {figures.size(one.nbytes)}: {words.printable(one.reason)}"
     if others := len(left) - len(large):
         yield f"{figures.count(others, 'other dataset')} copied as stored (--json says why)"
+    if any(one.reason == NOT_SMALLER for one in large):
+        yield "--field NAME:HOW compresses also what would not be smaller"
 
 
 def _why_nothing(left: Sequence[Left]) -> Iterator[str]:

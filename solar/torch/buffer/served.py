@@ -32,6 +32,8 @@ class Served(Buffered):
 
     def __init__(self, service: str, *of_buffer: Any) -> None:
         self._service = service
+        if not isinstance(service, str):
+            raise TypeError(f"service={service!r}: 'auto', 'auto:64GiB', or the path of a service's socket, as text")
         if service.lower().partition(":")[0] == "auto" != service.partition(":")[0]:
             raise PlanError(f"service={service!r}: did you mean {service.lower()!r}? Else a path begins with ./ or /")
         if memory := _begun_with(service):
