@@ -131,8 +131,8 @@ class Field:
             "select": None if select is None else slices_of(select),
             "axes": None if axes is None else permutation_of(axes),
             "dtype": None if dtype is None else plain_of(dtype_of(dtype)),
-            "mean": None if mean is None else numbers_of("mean", mean),
-            "std": None if std is None else numbers_of("std", std),
+            "mean": None if mean is None else numbers_of("mean", mean, name),
+            "std": None if std is None else numbers_of("std", std, name),
             "cf": cf if isinstance(cf, Packings) else bool(cf),
             "missing": None if missing is None else number_of(missing),
         }

@@ -124,15 +124,19 @@ def number_of(missing: Any) -> float:
         raise TypeError(f"missing must be a number, which comes where values are missing, not {missing!r}") from None
 
 
-def numbers_of(word: str, given: ArrayLike) -> NDArray[Any]:
+def numbers_of(word: str, given: ArrayLike, name: str) -> NDArray[Any]:
+    """The mean or std of the Field of this name."""
     of_torch = type(given).__module__ == "torch"
     numbers = np.array(given.numpy() if of_torch else given, order="C")  # type: ignore[union-attr]  # a copy
     if numbers.dtype.kind not in "biufc":
-        raise TypeError(f"{word} must be a number or an array of numbers, not {type(given).__name__}")
+        raise TypeError(f"Field({name!r}): {word} must be a number or an array of numbers, not {type(given).__name__}")
     if word == "std" and not numbers.all():
-        raise ValueError("std has zeros, by which nothing can be divided; give 1 where values do not vary")
+        raise ValueError(
+            f"Field({name!r}): std has zeros, by which nothing can be divided; give 1 where values do not vary"
+        )
     if np.isnan(numbers).any():
-        raise ValueError(f"{word} has values that are no number (NaN); give {'1' if word == 'std' else '0'} there")
+        instead = "1" if word == "std" else "0"
+        raise ValueError(f"Field({name!r}): {word} has values that are no number (NaN); give {instead} there")
     numbers.setflags(write=False)
     return numbers
 

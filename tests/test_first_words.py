@@ -83,6 +83,12 @@ MISTAKES = {
         lambda a, _: H5Dataset(a.parent / "folder" / "one.h5", "x"),
         "no such file or directory, nor is there a folder .*folder",
     ),
+    "a std of 0": (lambda *_: Field("/x", std=[1.0, 0.0]), r"Field\('/x'\): std has zeros"),
+    "a mean that is no number": (
+        lambda *_: Field("/x", mean=float("nan")),
+        r"Field\('/x'\): mean has values",
+    ),
+    "a mean that is a word": (lambda *_: Field("/x", mean="4"), r"Field\('/x'\): mean must be a number"),
     "numbers and text as keys": (
         lambda a, b: H5Dataset(a, {"x": "x", "t": Field("t", file=b, by="id")}),
         "the keys here are numbers, and there text",
