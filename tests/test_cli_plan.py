@@ -132,7 +132,7 @@ def test_datasets_far_from_the_file_are_told_where_they_belong(capsys: pytest.Ca
         ),
         (["plan", "--memory", "1G", "--samples", "10"], "Give a FILE"),
         ([*SMALL, "--ranks", "2", "--ranks-per-node", "4"], "--ranks-per-node 4 of --ranks 2"),
-        ([*SMALL, "--profile", "/none"], "/none: the profile cannot be read"),
+        ([*SMALL, "--profile", "/none"], "`solar probe FOLDER` makes one"),
         ([*SMALL, "--plot", "out.gif"], "--plot out.gif: a picture is .html"),
         ([*SMALL, "--plot", "/none/out.html"], "there is no folder /none"),
         (["plan", "/none.h5", "--memory", "1G"], "/none.h5"),

@@ -71,8 +71,10 @@ def _meant(path: str) -> str:
         with os.scandir(folder or ".") as beside:
             names = (one.name for one in islice(beside, LOOKED_AT))
             found = nearest(name, (name for name in names if name.lower().endswith(SUFFIXES)))
-    except OSError:
+    except FileNotFoundError:
         return f", nor is there a folder {folder}"
+    except OSError:  # it may not be looked into
+        return ""
     return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 

@@ -242,7 +242,8 @@ def _read(path: str | os.PathLike[str]) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise PlanError(f"{os.fspath(path)}: the profile cannot be read: {error.strerror}") from error
+        hint = "; `solar probe FOLDER` makes one" if isinstance(error, FileNotFoundError) else ""
+        raise PlanError(f"{os.fspath(path)}: the profile cannot be read: {error.strerror}{hint}") from error
     try:
         kind = os.fstat(descriptor).st_mode
         data = os.read(descriptor, MOST_NBYTES + 1) if stat.S_ISREG(kind) else b""
