@@ -205,6 +205,8 @@ def test_memory_that_was_adopted_stays_until_nobody_uses_it() -> None:
     assert all(last != slot.data_ptr() for slot in device.slots)
     adopted.close()
     assert not any(device.slots[k] is one for k in range(2) for one in adopted.left)
+    adopted.take_the_place_of(0, torch.from_numpy(_native.take(nbytes)), 2)  # of a loader that goes on
+    assert len(device.slots) == 3
 
 
 def on_lazy(ahead: int = 2) -> tuple[DeviceCopier, Lazy]:

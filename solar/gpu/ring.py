@@ -51,7 +51,7 @@ class Adopted:
     def close(self) -> None:
         """Frees what is not in use; what is, when another loader ends."""
         Adopted.left += self._memory
-        self._memory = []
+        self._memory, self._made = [], Counter()
         Adopted.left[:] = [one for one in Adopted.left if not _native.pool_disown(one.data_ptr())]
 
     def __del__(self) -> None:
