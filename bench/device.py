@@ -156,16 +156,20 @@ def measure(plain: str, encoded: str, device: str, seconds: float, workers: list
         paced(batches, device, seconds / 3, 0)  # files come into the page cache, processes start
     for _ in range(ROUNDS):
         for name, batches in running.items():
-            many = TIMES * products if name == LARGE else products
+            many = times_of(name) * products
             rounds[name].append((paced(batches, device, seconds, 0), paced(batches, device, seconds, many)))
     for name, found in rounds.items():
         free, step = (statistics.median(column) for column in zip(*found, strict=True))
-        nbytes = BATCH * SIDE * SIDE * 4 * (TIMES if name == LARGE else 1)
-        rate = nbytes / free
+        rate = times_of(name) * BATCH * SIDE * SIDE * 4 / free
         tell(
             what=name, gigabytes_a_second=rate / 1e9, of_the_copy=rate / copied,
-            step_seconds=step, waited=max(0.0, 1 - without * (TIMES if name == LARGE else 1) / step),
+            step_seconds=step, waited=max(0.0, 1 - times_of(name) * without / step),
         )  # fmt: skip
+
+
+def times_of(name: str) -> int:
+    """How many times as large a peer's batches are."""
+    return TIMES if name == LARGE else 1
 
 
 def tell(**facts: Any) -> None:

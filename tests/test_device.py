@@ -169,7 +169,7 @@ def test_what_is_read_is_read_to_pinned_memory_and_not_copied_there(
     assert device.sources and all(map(device.has_pinned, device.sources))
 
 
-def test_memory_is_read_to_again_only_when_all_let_go_of_it_and_it_was_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_read_to_again_only_when_all_let_go_of_it_and_it_was_copied() -> None:
     landing, device = on_lazy()
     nbytes = ring_module.ADOPTED_FROM
     landing.land(torch.from_numpy(_native.take(nbytes)))  # whose place is taken

@@ -72,7 +72,7 @@ class Pool final : public BatchPool {
   bool disown(const std::byte* bytes) noexcept override;
 
  private:
-  Idle take_idle(std::size_t nbytes);
+  std::byte* take_idle(std::size_t nbytes);
 
   enum class Adopted { in_use, idle, disowned };  // the last: in use, and then no longer the pool's
   struct Other {
@@ -102,30 +102,30 @@ class PoolBlock final : public MemoryPool::Block {
   std::size_t size_;    // of the class
 };
 
-Idle Pool::take_idle(std::size_t nbytes) {
+std::byte* Pool::take_idle(std::size_t nbytes) {
   const std::lock_guard lock(pool_mutex());
   for (auto& [bytes, other] : adopted_) {
     if (other.state != Adopted::idle || other.nbytes != nbytes) continue;
     used_.emplace(bytes, nbytes);
     other.state = Adopted::in_use;
     used_nbytes_ += nbytes;
-    return {const_cast<std::byte*>(bytes), nbytes};
+    return const_cast<std::byte*>(bytes);
   }
   for (auto block = idle_.begin(); block != idle_.end(); ++block) {
     if (block->nbytes != nbytes) continue;
     used_.emplace(block->bytes, nbytes);
-    const Idle found = *block;
+    std::byte* const bytes = block->bytes;
     idle_.erase(block);
     idle_nbytes_ -= nbytes;
     used_nbytes_ += nbytes;
-    return found;
+    return bytes;
   }
-  return {nullptr, nbytes};
+  return nullptr;
 }
 
 std::unique_ptr<MemoryPool::Block> Pool::take(std::size_t nbytes) {
   const std::size_t size = size_class(nbytes);
-  std::byte* bytes = take_idle(size).bytes;
+  std::byte* bytes = take_idle(size);
   if (bytes == nullptr) {
     bytes = allocate(size);
     try {
