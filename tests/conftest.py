@@ -41,11 +41,13 @@ LONGEST = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--hosts", action="store_true", help="also tests on hosts made up of namespaces, and Slurm (root)")
+    parser.addoption("--budget", type=float, metavar="SECONDS", help="fail if all tests take more processor time")
     parser.addoption("--quick", action="store_true", help="skip those that are marked slow")
     parser.addoption("--skips", metavar="FILE", help="write the names of skipped tests there, for `pytest @FILE` later")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.import_plugin("processor_time")
     if config.pluginmanager.has_plugin("xdist"):
         config.pluginmanager.import_plugin("xdist_kit")
     # As the loader does: a fork server that torch's loader began would have each of its processes import torch.

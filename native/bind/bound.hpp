@@ -9,19 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "arrays.hpp"
 #include "solar/memory.hpp"
 #include "solar/reader.hpp"
 #include "solar/serve.hpp"
 
 namespace solar::bind {
-
-template <class T>
-using Array = nanobind::ndarray<const T, nanobind::ndim<1>, nanobind::c_contig, nanobind::device::cpu>;
-
-template <class T>
-std::span<const T> view(const Array<T>& array) {
-  return {array.data(), array.size()};
-}
 
 struct BoundSource {
   std::shared_ptr<const Source> native;

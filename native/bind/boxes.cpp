@@ -14,8 +14,7 @@ using solar::bind::Array;
 using solar::bind::BoundBoxes;
 using solar::bind::BoundSource;
 using solar::bind::view;
-
-using Writable = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using solar::bind::Writable;
 
 void put_together(const BoundBoxes& boxes, const Array<std::int64_t>& corners, const Array<std::int64_t>& places,
                   const Array<std::int32_t>& rows, const Array<std::uint8_t>& blocks, const Writable& out) {

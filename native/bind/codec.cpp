@@ -64,7 +64,7 @@ Number number_of(const Any& array) {
   throw nb::type_error("only float32, float64 and integers of 8 to 64 bits can be encoded");
 }
 
-solar::Array to_native(const Read& array) {
+solar::Array native_array(const Read& array) {
   solar::Array native{array.data(), number_of(array), {}};
   for (std::size_t i = 0; i < array.ndim(); ++i) native.shape.push_back(array.shape(i));
   return native;
@@ -76,7 +76,7 @@ nb::bytes to_python(const std::vector<std::byte>& bytes) { return nb::bytes(byte
 
 nb::bytes encode(const Read& array, double bound, const std::string& coder, const std::string& predictor,
                  const nb::bytes& tables, const nb::bytes& marks, const nb::bytes& limits) {
-  const solar::Array native = to_native(array);
+  const solar::Array native = native_array(array);
   const solar::Coder by = named(coders, coder, "coder");
   const solar::Predictor from = named(predictors, predictor, "predictor");
   std::vector<std::byte> chunk;
@@ -140,7 +140,7 @@ void decode_single(const nb::bytes& stored, const Written& out, const nb::bytes&
 nb::bytes train(const std::vector<Read>& arrays, double bound, const std::string& predictor, const nb::bytes& marks,
                 const nb::bytes& limits) {
   std::vector<solar::Array> native;
-  for (const Read& array : arrays) native.push_back(to_native(array));
+  for (const Read& array : arrays) native.push_back(native_array(array));
   const solar::Predictor from = named(predictors, predictor, "predictor");
   std::vector<std::byte> tables;
   {

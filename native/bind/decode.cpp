@@ -5,27 +5,23 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "filters.hpp"
 #include "solar/filter.hpp"
 
 namespace nb = nanobind;
 
 namespace {
 
-using Filters = std::vector<std::tuple<std::uint16_t, std::uint16_t, std::vector<std::uint32_t>>>;
-
-std::vector<solar::Filter> to_native(const Filters& filters) {
-  std::vector<solar::Filter> native;
-  for (const auto& [id, flags, values] : filters) native.push_back({id, flags, values});
-  return native;
-}
+using solar::bind::Filters;
+using solar::bind::native_filters;
 
 std::string unsupported(const Filters& filters, std::size_t itemsize) {
-  return solar::Pipeline::unsupported(to_native(filters), itemsize);
+  return solar::Pipeline::unsupported(native_filters(filters), itemsize);
 }
 
 nb::bytes decode(const Filters& filters, std::size_t itemsize, std::size_t nbytes, std::uint32_t mask,
                  const nb::bytes& stored) {
-  const solar::Pipeline pipeline(to_native(filters), itemsize, nbytes);
+  const solar::Pipeline pipeline(native_filters(filters), itemsize, nbytes);
   const solar::Bytes in(static_cast<const std::byte*>(stored.data()), stored.size());
   auto out = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(nbytes)));
   if (!out.is_valid()) nb::raise_python_error();

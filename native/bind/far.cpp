@@ -21,7 +21,7 @@ nb::tuple tuple_of(const solar::Identity& one) {
   return nb::make_tuple(one.nbytes, one.mtime_ns, one.inode, one.ctime_ns);
 }
 
-nb::object take() {
+nb::object take_order() {
   std::optional<solar::Far::Order> order;
   {
     nb::gil_scoped_release released;
@@ -76,7 +76,7 @@ void bind_far(nb::module_& module) {
   using namespace nb::literals;
   module.def("far_look", &look, "url"_a);
   module.def("far_read", &bytes_at, "url"_a, "was"_a, "offset"_a, "nbytes"_a);
-  module.def("far_take", &take);
+  module.def("far_take", &take_order);
   module.def("far_give", &give, "number"_a, "bytes"_a);
   module.def("far_is", &is, "number"_a, "nbytes"_a, "mtime_ns"_a, "inode"_a, "ctime_ns"_a);
   module.def("far_refuse", &refuse, "number"_a, "code"_a, "why"_a);

@@ -17,6 +17,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "arrays.hpp"
 #include "solar/attributes.hpp"
 #include "solar/groups.hpp"
 #include "solar/varying.hpp"
@@ -26,6 +27,7 @@ namespace nb = nanobind;
 
 namespace {
 
+using solar::bind::array;
 using solar::bind::bytes_of;
 using solar::bind::name_of;
 using solar::bind::text;
@@ -227,13 +229,6 @@ nb::dict read_attributes(nb::str python_path, nb::str python_name, nb::list pyth
   for (const solar::Attribute& one : found)
     out[text(one.name)] = nb::make_tuple(raw(one.datatype), one.values, raw(one.bytes), text(one.problem));
   return out;
-}
-
-template <class T>
-nb::object array(std::vector<T>&& values) {
-  auto* kept = new std::vector<T>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner).cast();
 }
 
 using Seen = nb::ndarray<std::uint64_t, nb::shape<1>, nb::c_contig, nb::device::cpu>;

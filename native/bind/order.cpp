@@ -9,21 +9,15 @@
 #include <cmath>
 #include <utility>
 
-#include "bound.hpp"
+#include "arrays.hpp"
 
 namespace nb = nanobind;
 
 namespace {
 
+using solar::bind::array;
 using solar::bind::Array;
 using solar::bind::view;
-
-template <class T>
-nb::object array(std::vector<T>&& values) {
-  auto* kept = new std::vector<T>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner).cast();
-}
 
 void check(bool right, const char* what) {
   if (!right) throw nb::value_error(what);

@@ -11,30 +11,20 @@
 #include <optional>
 #include <utility>
 
+#include "arrays.hpp"
+
 namespace nb = nanobind;
 
 namespace {
 
 using namespace solar::plan;
-
-template <class T>
-using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-std::span<const T> view(const Array<T>& array) {
-  return {array.data(), array.size()};
-}
+using solar::bind::array;
+using solar::bind::Array;
+using solar::bind::view;
 
 template <class T>
 std::vector<T> copy(const std::optional<Array<T>>& array) {
   return array ? std::vector<T>(array->data(), array->data() + array->size()) : std::vector<T>();
-}
-
-template <class T>
-nb::object array(std::vector<T>&& values) {
-  auto* kept = new std::vector<T>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner).cast();
 }
 
 nb::tuple numbers(const Counts& counts) {

@@ -18,7 +18,7 @@ using solar::MutableBytes;
 
 namespace {
 
-auto take(std::size_t nbytes) {
+auto take_block(std::size_t nbytes) {
   std::unique_ptr<MemoryPool::Block> block;
   {
     nb::gil_scoped_release released;
@@ -72,7 +72,7 @@ nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> array_of(std::unique_ptr<Memor
 
 void bind_pool(nb::module_& module) {
   using namespace nb::literals;
-  module.def("take", &take, "nbytes"_a);
+  module.def("take", &take_block, "nbytes"_a);
   module.def("pool_stats", &pool_stats);
   module.def("pool_nbytes", &pool_nbytes, "address"_a);
   module.def("pool_adopt", &pool_adopt, "address"_a, "nbytes"_a);

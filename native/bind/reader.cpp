@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "bound.hpp"
+#include "filters.hpp"
 #include "text.hpp"
 
 namespace nb = nanobind;
@@ -32,14 +33,15 @@ using solar::bind::BoundBoxes;
 using solar::bind::BoundSource;
 using solar::bind::bytes_of;
 using solar::bind::counts_of;
+using solar::bind::Filters;
 using solar::bind::name_of;
+using solar::bind::native_filters;
 using solar::bind::nanoseconds;
 using solar::bind::view;
 
-using Filters = std::vector<std::tuple<std::uint16_t, std::uint16_t, std::vector<std::uint32_t>>>;
 using BoundForm = std::tuple<std::vector<std::uint64_t>, Filters, nb::bytes>;
 
-solar::Form to_native(const BoundForm& bound, std::uint64_t itemsize, std::uint64_t decoded) {
+solar::Form native_form(const BoundForm& bound, std::uint64_t itemsize, std::uint64_t decoded) {
   const auto& [chunk, filters, fill] = bound;
   solar::Form form;
   form.chunk = chunk;
@@ -47,14 +49,12 @@ solar::Form to_native(const BoundForm& bound, std::uint64_t itemsize, std::uint6
   const auto* begin = static_cast<const std::byte*>(fill.data());
   form.fill.assign(begin, begin + fill.size());
   if (filters.empty()) return form;
-  std::vector<solar::Filter> native;
-  for (const auto& [id, flags, values] : filters) native.push_back({id, flags, values});
   std::uint64_t nbytes = itemsize;
   for (const std::uint64_t n : chunk) {
     if (__builtin_mul_overflow(nbytes, n, &nbytes))
       throw solar::Error(solar::Kind::layout, "a chunk of over 2^64 bytes");
   }
-  form.pipeline = solar::Pipeline(std::move(native), itemsize, decoded == 0 ? nbytes : decoded);
+  form.pipeline = solar::Pipeline(native_filters(filters), itemsize, decoded == 0 ? nbytes : decoded);
   return form;
 }
 
@@ -108,7 +108,7 @@ void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uin
   if (mapped) source->map();
   source->row_shape = std::move(row_shape);
   for (std::size_t i = 0; i < forms.size(); ++i) {
-    source->forms.push_back(to_native(forms[i], itemsize, form_nbytes.empty() ? 0 : form_nbytes[i]));
+    source->forms.push_back(native_form(forms[i], itemsize, form_nbytes.empty() ? 0 : form_nbytes[i]));
   }
   source->part_file = view(part_file);
   source->part_form = view(part_form);

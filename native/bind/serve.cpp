@@ -14,10 +14,9 @@ using solar::bind::Array;
 using solar::bind::BoundPool;
 using solar::bind::nanoseconds;
 using solar::bind::view;
+using solar::bind::Writable;
 
-using Writable = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-const char* word(solar::Guest::Came came) {
+const char* word_of_arrival(solar::Guest::Came came) {
   switch (came) {
     case solar::Guest::Came::here: return "here";
     case solar::Guest::Came::not_held: return "not held";
@@ -83,7 +82,7 @@ void bind_serve(nb::module_& module) {
               nb::gil_scoped_release released;
               came = guest.copy(number, samples, fields, each);
             }
-            return word(came);
+            return word_of_arrival(came);
           },
           "number"_a, "samples"_a, "out"_a, "each"_a = std::vector<std::size_t>())
       .def("wants", &Guest::wants, "number"_a)

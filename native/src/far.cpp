@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint64_t block_nbytes = 256 << 10;  // of metadata, fetched at a time
 constexpr std::uint64_t first_nbytes = 1 << 20;    // at a file's beginning, where most of it is
 constexpr std::uint64_t most_kept = 16 << 20;
-constexpr std::uint64_t page_nbytes = 4 << 10;       // of metadata that is expected
+constexpr std::uint64_t metadata_page_nbytes = 4 << 10;       // of metadata that is expected
 constexpr std::uint64_t expected_gap = 128 << 10;    // and that is fetched along
 constexpr std::uint64_t longest_expected = 1 << 20;  // fetched at a time
 constexpr std::uint64_t most_coming = most_kept / 2;
@@ -131,9 +131,9 @@ bool Far::copy_kept(const std::string& url, const Identity& was, std::uint64_t& 
 void Far::expect(const std::string& url, const Identity& was, std::uint64_t offset, std::uint64_t nbytes) {
   const std::lock_guard lock(mutex_);
   if (offset >= was.nbytes) return;
-  std::uint64_t end = offset + std::min(std::max(nbytes, page_nbytes), was.nbytes - offset);
-  end = std::min((end + page_nbytes - 1) / page_nbytes * page_nbytes, was.nbytes);
-  for (offset = offset / page_nbytes * page_nbytes; offset < end && expected_.size() < most_expected;
+  std::uint64_t end = offset + std::min(std::max(nbytes, metadata_page_nbytes), was.nbytes - offset);
+  end = std::min((end + metadata_page_nbytes - 1) / metadata_page_nbytes * metadata_page_nbytes, was.nbytes);
+  for (offset = offset / metadata_page_nbytes * metadata_page_nbytes; offset < end && expected_.size() < most_expected;
        offset += longest_expected) {
     expected_.push_back({url, was, offset, std::min(offset + longest_expected, end)});
   }

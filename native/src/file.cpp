@@ -17,7 +17,7 @@ namespace solar {
 
 namespace {
 
-[[noreturn]] void fail(const std::string& path, const std::string& what, int code, const Patience& patience = {}) {
+[[noreturn]] void fail_with_path(const std::string& path, const std::string& what, int code, const Patience& patience = {}) {
   throw Error(Kind::read, path + ": " + what + ": " + std::strerror(code) + patience.said(), code);
 }
 
@@ -80,7 +80,7 @@ Identity identity_of(const std::string& path) {
   struct stat status {};
   for (Patience patience; ::stat(path.c_str(), &status) != 0;) {
     const int code = errno;
-    if (!patience.again(code)) fail(path, "cannot be looked at", code, patience);
+    if (!patience.again(code)) fail_with_path(path, "cannot be looked at", code, patience);
   }
   return identity_in(status);
 }
@@ -103,7 +103,7 @@ File::File(const std::string& path, bool direct, bool only_plain) : path_(path),
       flags = 0;
       continue;
     }
-    if (code == EMFILE || code == ENFILE || !patience.again(code)) fail(path_, "cannot be opened", code, patience);
+    if (code == EMFILE || code == ENFILE || !patience.again(code)) fail_with_path(path_, "cannot be opened", code, patience);
     ++retries_;
   }
   if (direct && flags != 0) alignment_ = direct_alignment(descriptor_);
@@ -112,7 +112,7 @@ File::File(const std::string& path, bool direct, bool only_plain) : path_(path),
   const int code = ::fstat(descriptor_, &status) != 0 ? errno : refusal(status.st_mode, only_plain);
   if (code != 0) {
     ::close(descriptor_);
-    fail(path_, code == ENOTSUP ? "is no plain file" : "cannot be read", code);
+    fail_with_path(path_, code == ENOTSUP ? "is no plain file" : "cannot be read", code);
   }
   identity_ = identity_in(status);
 }
@@ -193,7 +193,7 @@ void File::read(std::uint64_t offset, MutableBytes out) const {
     const ssize_t got = read_some(&to, 1, offset);
     if (got < 0) {
       if (const int code = errno; !patience.again(code)) {
-        fail(path_, "reading " + std::to_string(out.size()) + " bytes at offset " + std::to_string(offset), code,
+        fail_with_path(path_, "reading " + std::to_string(out.size()) + " bytes at offset " + std::to_string(offset), code,
              patience);
       }
       continue;

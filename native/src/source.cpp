@@ -7,7 +7,7 @@ namespace solar {
 
 namespace {
 
-[[noreturn]] void fail(const Source& source, const std::string& what) {
+[[noreturn]] void refuse(const Source& source, const std::string& what) {
   throw Error(Kind::layout, source.name + ": " + what);
 }
 
@@ -15,24 +15,24 @@ namespace {
 void check_steps(const Source& source, std::span<const std::int64_t> first, const char* what) {
   bool falls = first.empty() || first.front() != 0;
   for (std::size_t i = 1; i < first.size(); ++i) falls |= first[i] < first[i - 1];
-  if (falls) fail(source, std::string(what) + " do not count up from 0");
+  if (falls) refuse(source, std::string(what) + " do not count up from 0");
 }
 
 void check_arrays(const Source& s) {
   const std::size_t parts = s.part_file.size();
   const std::size_t chunks = s.chunk_offset.size();
   if (s.part_form.size() != parts || s.part_first.size() != parts + 1 || s.part_chunks.size() != parts + 1) {
-    fail(s, "the arrays of parts differ in length");
+    refuse(s, "the arrays of parts differ in length");
   }
   if (s.chunk_nbytes.size() != chunks || s.chunk_mask.size() != chunks ||
       (!s.chunk_index.empty() && s.chunk_index.size() != chunks)) {
-    fail(s, "the arrays of chunks differ in length");
+    refuse(s, "the arrays of chunks differ in length");
   }
   check_steps(s, s.part_first, "the rows of the parts");
   check_steps(s, s.part_chunks, "the chunks of the parts");
-  if (static_cast<std::uint64_t>(s.part_chunks.back()) != chunks) fail(s, "the parts do not share out the chunks");
-  if (!(s.bypass >= 0 && s.bypass <= 1)) fail(s, "the share that bypasses the page cache is from 0 to 1");
-  if (s.itemsize == 0 || (s.swap != 0 && s.itemsize % s.swap != 0)) fail(s, "its element size is wrong");
+  if (static_cast<std::uint64_t>(s.part_chunks.back()) != chunks) refuse(s, "the parts do not share out the chunks");
+  if (!(s.bypass >= 0 && s.bypass <= 1)) refuse(s, "the share that bypasses the page cache is from 0 to 1");
+  if (s.itemsize == 0 || (s.swap != 0 && s.itemsize % s.swap != 0)) refuse(s, "its element size is wrong");
 }
 
 // A Form, made ready for checking the parts that have it.
@@ -44,15 +44,15 @@ struct Checked {
     row_nbytes = grid.chunk_row_nbytes();
     const std::size_t filters = form.pipeline.size();
     all_masked = filters >= 32 ? ~std::uint32_t{0} : (std::uint32_t{1} << filters) - 1;
-    if (!form.fill.empty() && form.fill.size() != source.itemsize) fail(source, "its fill value is not one element");
-    if (filters == 0 && form.nbytes != 0) fail(source, "chunks without filters have all rows");
+    if (!form.fill.empty() && form.fill.size() != source.itemsize) refuse(source, "its fill value is not one element");
+    if (filters == 0 && form.nbytes != 0) refuse(source, "chunks without filters have all rows");
     if (filters == 0) return;
-    if (rows == 0) fail(source, "contiguous data cannot have filters");
+    if (rows == 0) refuse(source, "contiguous data cannot have filters");
     std::uint64_t nbytes = 0;  // HDF5 has no chunk of 4 GiB
     if (__builtin_mul_overflow(rows, row_nbytes, &nbytes) || nbytes >> 32 != 0) {
-      fail(source, "a filtered chunk of 4 GiB or more");
+      refuse(source, "a filtered chunk of 4 GiB or more");
     }
-    if (form.nbytes > nbytes) fail(source, "a chunk of more bytes than its shape has");
+    if (form.nbytes > nbytes) refuse(source, "a chunk of more bytes than its shape has");
   }
 
   std::uint64_t rows = 0;        // of a chunk; 0: all of the part
@@ -81,24 +81,24 @@ void check_chunks(const Source& s, std::size_t part, std::uint32_t all_masked, s
   for (std::size_t k = begin; k < end; ++k) any |= bad(k);
   for (std::size_t k = begin; any != 0 && k < end; ++k) {
     if (bad(k) == 0) continue;
-    fail(s, where(s, part, k) + " (" + std::to_string(s.chunk_nbytes[k]) + " bytes at " +
+    refuse(s, where(s, part, k) + " (" + std::to_string(s.chunk_nbytes[k]) + " bytes at " +
                 std::to_string(s.chunk_offset[k]) + ") leaves its file of " + std::to_string(size) +
                 " bytes or is shorter than its " + std::to_string(raw) + " bytes of data");
   }
   if (s.chunk_index.empty()) {
-    if (end - begin > grid_chunks) fail(s, "more chunks than its shape has room for");
+    if (end - begin > grid_chunks) refuse(s, "more chunks than its shape has room for");
     return;
   }
   for (std::size_t k = begin + 1; k < end; ++k) any |= static_cast<unsigned>(s.chunk_index[k] <= s.chunk_index[k - 1]);
   if (any != 0 || (end > begin && s.chunk_index[end - 1] >= grid_chunks)) {
-    fail(s, "its chunks are out of order or outside its shape");
+    refuse(s, "its chunks are out of order or outside its shape");
   }
 }
 
 void check_part(const Source& s, std::size_t part, const std::vector<Checked>& forms) {
   const auto file = static_cast<std::size_t>(s.part_file[part]);
   const auto index = static_cast<std::size_t>(s.part_form[part]);
-  if (file >= s.files.size() || index >= forms.size()) fail(s, "a part names a file or form that is not there");
+  if (file >= s.files.size() || index >= forms.size()) refuse(s, "a part names a file or form that is not there");
   const Checked& form = forms[index];
   const auto rows = static_cast<std::uint64_t>(s.part_first[part + 1] - s.part_first[part]);
   if (form.tiles == 0 || rows == 0) return;  // nothing is ever read
@@ -108,7 +108,7 @@ void check_part(const Source& s, std::size_t part, const std::vector<Checked>& f
   std::uint64_t raw = 0;
   if (__builtin_mul_overflow(chunk_lines, form.tiles, &grid_chunks) ||
       __builtin_mul_overflow(chunk_rows, form.row_nbytes, &raw)) {
-    fail(s, "its shape or chunk shape is too large to exist");
+    refuse(s, "its shape or chunk shape is too large to exist");
   }
   check_chunks(s, part, form.all_masked, grid_chunks, raw);
 }

@@ -103,8 +103,6 @@ void integers_of(Bytes bytes, TileCoder coder, std::size_t values, const Work& w
     dense_tile(bytes, values, work, out);
 }
 
-std::size_t word_of(std::size_t itemsize) { return std::max<std::size_t>(itemsize, 4); }
-
 template <class Bits>
 void repeat_as(const std::byte* value, std::size_t count, std::byte* to) {
   Bits bits;
@@ -123,7 +121,7 @@ void repeat(const std::byte* value, std::size_t itemsize, std::size_t count, std
 }
 
 // Runs of equal values kept bit for bit, in the tile's own order.
-void put_runs(Bytes runs, std::size_t count, std::size_t itemsize, const Grid::Place& place, const Target& out) {
+void put_runs(Bytes runs, std::size_t count, std::size_t itemsize, const Grid::Place& place, const TileOutput& out) {
   const std::size_t each = 4 + word_of(itemsize), row = place.extent.x;
   std::byte value[8];
   std::size_t behind = 0;
@@ -142,7 +140,7 @@ void put_runs(Bytes runs, std::size_t count, std::size_t itemsize, const Grid::P
   }
 }
 
-void fill_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, const Target& out) {
+void fill_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, const TileOutput& out) {
   if (bytes.size() < word_of(itemsize)) damaged("a constant tile has no value");
   std::byte* const first = out.row(place, 0);
   const std::size_t row = place.extent.x * out.itemsize;
@@ -153,7 +151,7 @@ void fill_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, cons
     std::memcpy(out.row(place, y), first, row);
 }
 
-void copy_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, const Target& out) {
+void copy_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, const TileOutput& out) {
   const std::size_t row = place.extent.x * itemsize;
   if (bytes.size() < place.extent.values() * itemsize) damaged("a raw tile is cut short");
   for (std::size_t y = 0; y < place.extent.y * std::size_t{place.extent.z}; ++y)
@@ -182,7 +180,7 @@ void learned_tile(Bytes bytes, const Entry& entry, Extent extent, const Work& wo
 }
 
 // REQUIRES: a coder of residuals.
-void restore_tile(Bytes bytes, const Entry& entry, const Grid::Place& place, const Work& work, const Target& out) {
+void restore_tile(Bytes bytes, const Entry& entry, const Grid::Place& place, const Work& work, const TileOutput& out) {
   std::int32_t *const first = work.integers, *const second = first + most_values + slack;
   const std::size_t values = place.extent.values();
   const bool ordered = is_patched(entry.predictor), learned = is_learned(entry.predictor);
@@ -206,7 +204,7 @@ void restore_tile(Bytes bytes, const Entry& entry, const Grid::Place& place, con
       work.kernels.restore(made, place.extent.x, how, rows.at(z, y));
 }
 
-void decode_tile(const Checked& chunk, std::size_t tile, const Grid& grid, const Work& work, const Target& out) {
+void decode_tile(const Checked& chunk, std::size_t tile, const Grid& grid, const Work& work, const TileOutput& out) {
   const Entry entry = chunk.entry(tile);
   const Grid::Place place = grid.place(tile);
   const std::size_t itemsize = itemsize_of(chunk.header.number);
@@ -263,7 +261,7 @@ Restore restore_of(const Header& header, bool cast) {
           cast};
 }
 
-void Target::put(const std::byte* stored, std::size_t count, std::byte* to) const {
+void TileOutput::put(const std::byte* stored, std::size_t count, std::byte* to) const {
   if (!how.cast) {
     std::memcpy(to, stored, count * itemsize);
     return;
@@ -276,13 +274,13 @@ void Target::put(const std::byte* stored, std::size_t count, std::byte* to) cons
   });
 }
 
-std::byte* Target::row(const Grid::Place& place, std::size_t y) const {
+std::byte* TileOutput::row(const Grid::Place& place, std::size_t y) const {
   const std::size_t z = y / place.extent.y;
   return first + itemsize * (place.first + (z * grid.shape[2] + y % place.extent.y) * grid.shape[3]);
 }
 
 // Whether anything of a tile is.
-bool Target::is_in(const Wanted& wanted, const Grid::Place& place) const {
+bool TileOutput::is_in(const Wanted& wanted, const Grid::Place& place) const {
   for (std::size_t y = 0; y < place.extent.y * std::size_t{place.extent.z}; ++y) {
     const auto begin = static_cast<std::uint64_t>(row(place, y) - first);
     if (wanted.any(begin, begin + itemsize * place.extent.x)) return true;
@@ -306,15 +304,15 @@ void decode_checked(const Checked& chunk, MutableBytes out, Bytes tables, Scratc
                   restore_of(chunk.header, cast),
                   reinterpret_cast<std::int32_t*>(memory),
                   chunk.all.data() + chunk.all.size()};
-  const Target target{out.data(), work.restore.itemsize, grid, work.restore};
+  const TileOutput output{out.data(), work.restore.itemsize, grid, work.restore};
   if (wanted != nullptr) wanted->nbytes = 0;
   for (std::size_t tile = 0; tile < chunk.tiles; ++tile) {
     if (wanted != nullptr) {
       const Grid::Place place = grid.place(tile);
-      if (!target.is_in(*wanted, place)) continue;
-      wanted->nbytes += place.extent.values() * target.itemsize;
+      if (!output.is_in(*wanted, place)) continue;
+      wanted->nbytes += place.extent.values() * output.itemsize;
     }
-    decode_tile(chunk, tile, grid, work, target);
+    decode_tile(chunk, tile, grid, work, output);
   }
 }
 

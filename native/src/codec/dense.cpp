@@ -204,7 +204,7 @@ Stream deal(const Script& script, const Encoding& encoding) {
 }
 
 template <class T>
-void append(std::vector<std::byte>& out, const T* from, std::size_t count) {
+void append_items(std::vector<std::byte>& out, const T* from, std::size_t count) {
   const std::size_t at = out.size();
   out.resize(at + count * sizeof(T));
   if (count > 0) std::memcpy(out.data() + at, from, count * sizeof(T));
@@ -250,12 +250,12 @@ std::vector<std::byte> dense_tile(const Ints& residuals, const Encoding& encodin
   std::vector<std::byte> out;
   const std::uint32_t counts[2] = {static_cast<std::uint32_t>(stream.words.size()),
                                    static_cast<std::uint32_t>(script.escapes.size())};
-  append(out, counts, 2);
-  append(out, stream.starts, block);
-  append(out, stream.words.data(), stream.words.size());
+  append_items(out, counts, 2);
+  append_items(out, stream.starts, block);
+  append_items(out, stream.words.data(), stream.words.size());
   out.resize((out.size() + 3) / 4 * 4);
-  append(out, script.low.data(), script.low.size());
-  append(out, script.escapes.data(), script.escapes.size());
+  append_items(out, script.low.data(), script.low.size());
+  append_items(out, script.escapes.data(), script.escapes.size());
   return out;
 }
 

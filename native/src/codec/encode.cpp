@@ -12,8 +12,6 @@ namespace solar {
 namespace codec {
 namespace {
 
-std::size_t word_of(std::size_t itemsize) { return std::max<std::size_t>(itemsize, 4); }
-
 void append(std::vector<std::byte>& out, const void* from, std::size_t nbytes) {
   const std::size_t at = out.size();
   out.resize(at + nbytes);
@@ -249,7 +247,7 @@ void check_marks(const Array& array, const Marks& marks) {
 }
 
 // Where every value comes back bit for bit, so do marks.
-Marks needed(const Array& array, double bound, const Marks& marks) {
+Marks needed_marks(const Array& array, double bound, const Marks& marks) {
   const bool whole = array.number != Number::float32 && array.number != Number::float64;
   return bound == 0 || (whole && bound < 1) ? Marks{} : marks;
 }
@@ -262,7 +260,7 @@ constexpr std::size_t many = 32;  // values for each run that is kept, or fewer:
 std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables,
                               const Marks& marks) {
   codec::check_marks(array, marks);
-  const Marks kept = codec::needed(array, bound, marks);
+  const Marks kept = codec::needed_marks(array, bound, marks);
   std::vector<std::byte> chunk = codec::encode_once(array, bound, coder, predictor, tables, kept);
   if (kept.values.empty() && kept.limits.empty()) return chunk;
   const Chunk said = describe_codec(chunk);
@@ -275,7 +273,7 @@ std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Pre
 
 std::vector<std::byte> train(const std::vector<Array>& arrays, double bound, Predictor predictor, const Marks& marks) {
   for (const Array& array : arrays) codec::check_marks(array, marks);
-  const Marks kept = arrays.empty() ? Marks{} : codec::needed(arrays[0], bound, marks);
+  const Marks kept = arrays.empty() ? Marks{} : codec::needed_marks(arrays[0], bound, marks);
   if (predictor == Predictor::learned) return codec::learn_with(arrays, bound, kept);
   return codec::train_with(arrays, bound, predictor, kept, nullptr);
 }

@@ -1,6 +1,7 @@
 // The bytes of a chunk, as io/FORMAT.md says them, and the checks before anything of it is used.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -97,6 +98,9 @@ struct Grid {
 
 // What the tiles' entries and widths promise is there (keep.cpp); how dense tiles' streams end is not looked at.
 void check_tiles(const Checked& chunk);
+
+// The bytes that a value of its own takes in a chunk.
+inline std::size_t word_of(std::size_t itemsize) { return std::max<std::size_t>(itemsize, 4); }
 
 [[noreturn]] void damaged(const char* what);
 

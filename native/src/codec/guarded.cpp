@@ -66,7 +66,7 @@ std::vector<Run> with_marks(const T* values, std::vector<std::uint8_t> marked, c
 }
 
 template <class T>
-double needed(const Draft& draft, Coder coder) {
+double needed_bits(const Draft& draft, Coder coder) {
   return draft.constant ? 8.0 * static_cast<double>(draft.runs.size() * (4 + std::max<std::size_t>(4, sizeof(T))))
                         : cost_of<T>(draft, coder);
 }
@@ -89,7 +89,7 @@ Draft draft_guarded(const T* values, Extent extent, const Quantiser& how, std::u
   tried &= ~interpolations;
   if (!given || tried == 0 || draft.runs.size() * few <= count) return draft;
   Draft coded = draft_typed(values, extent, how, guard, tried, coder, learned);
-  return needed<T>(coded, coder) < needed<T>(draft, coder) ? std::move(coded) : std::move(draft);
+  return needed_bits<T>(coded, coder) < needed_bits<T>(draft, coder) ? std::move(coded) : std::move(draft);
 }
 
 }  // namespace

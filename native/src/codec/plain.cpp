@@ -84,7 +84,7 @@ std::int32_t* interpolate(const std::int32_t* residuals, Extent extent, std::uin
 }
 
 template <class T>
-void put(std::byte* out, std::size_t i, T value) {
+void put_value(std::byte* out, std::size_t i, T value) {
   std::memcpy(out + i * sizeof value, &value, sizeof value);
 }
 
@@ -92,17 +92,17 @@ void restore(const std::int32_t* values, std::size_t count, const Restore& how, 
   for (std::size_t i = 0; i < count; ++i) {
     const std::int32_t v = values[i];
     if (how.quanta == Quanta::bits) {
-      put(out, i, v < 0 ? v ^ 0x7fffffff : v);
+      put_value(out, i, v < 0 ? v ^ 0x7fffffff : v);
     } else if (how.quanta == Quanta::integer) {
       const std::uint64_t whole = how.whole_base + how.whole_step * static_cast<std::uint64_t>(std::int64_t{v});
       if (how.cast)
-        with_type(how.number, [&]<class T>(T) { put(out, i, static_cast<float>(static_cast<T>(whole))); });
+        with_type(how.number, [&]<class T>(T) { put_value(out, i, static_cast<float>(static_cast<T>(whole))); });
       else
         std::memcpy(out + i * how.itemsize, &whole, how.itemsize);
     } else if (how.itemsize == 4) {
-      put(out, i, std::fma(static_cast<float>(v), static_cast<float>(how.step), static_cast<float>(how.base)));
+      put_value(out, i, std::fma(static_cast<float>(v), static_cast<float>(how.step), static_cast<float>(how.base)));
     } else {
-      put(out, i, std::fma(static_cast<double>(v), how.step, how.base));
+      put_value(out, i, std::fma(static_cast<double>(v), how.step, how.base));
     }
   }
 }
@@ -136,7 +136,7 @@ bool dense_lorenzo(Lanes& of, const Residuals& from, std::int32_t* out, const Su
   return true;
 }
 
-void to_rows(const std::int32_t* from, Extent tile, std::int32_t* to) {
+void plain_to_rows(const std::int32_t* from, Extent tile, std::int32_t* to) {
   const Extent patch = patch_of(tile);
   const auto end = [](std::uint32_t first, std::uint32_t side, std::uint32_t length) {
     return std::min(first + side, length);
@@ -158,7 +158,7 @@ bool look_closer(const T*, std::size_t, const Asked&, std::int32_t*) {
 }  // namespace
 
 const Kernels& plain_kernels() {
-  static constexpr Kernels set{unpack,  symbols,     residuals, dense_lorenzo,      to_rows,
+  static constexpr Kernels set{unpack,  symbols,     residuals, dense_lorenzo,      plain_to_rows,
                                lorenzo, interpolate, restore,   look_closer<float>, look_closer<double>};
   return set;
 }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint8_t low_byte(int symbol) { return static_cast<std::uint8_t>(symbol); }
 
-void put(std::vector<std::byte>& out, std::uint32_t value) {
+void append_word(std::vector<std::byte>& out, std::uint32_t value) {
   if (value >= 128) out.push_back(static_cast<std::byte>(value | 128));
   out.push_back(static_cast<std::byte>(value >= 128 ? value >> 7 : value));
 }
@@ -46,8 +46,8 @@ std::vector<std::byte> pack_tables(const AllFrequencies& all) {
     while (last > first && table[low_byte(last)] == 0) --last;
     out.push_back(static_cast<std::byte>(first));
     out.push_back(static_cast<std::byte>(last - first + 1));
-    for (int symbol = first; symbol <= last; ++symbol) put(out, table[low_byte(symbol)]);
-    put(out, table[low_byte(escape)]);
+    for (int symbol = first; symbol <= last; ++symbol) append_word(out, table[low_byte(symbol)]);
+    append_word(out, table[low_byte(escape)]);
   }
   out.resize((out.size() + 3) / 4 * 4);
   return out;

@@ -17,7 +17,7 @@ struct Work {
 };
 
 // Where the array goes, and what its values are made of.
-struct Target {
+struct TileOutput {
   std::byte* first;
   std::size_t itemsize;
   const Grid& grid;

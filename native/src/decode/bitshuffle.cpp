@@ -5,6 +5,7 @@
 // is.
 #include <algorithm>
 
+#include "damaged.hpp"
 #include "solar/decode.hpp"
 
 namespace solar {
@@ -12,15 +13,14 @@ namespace {
 
 enum class Compressor : std::uint32_t { none = 0, lz4 = 2, zstd = 3 };
 
-[[noreturn]] void fail(const char* what) { throw Error(Kind::codec, what); }
 
 std::size_t default_block_items(std::size_t itemsize) { return std::max<std::size_t>(8192 / itemsize / 8 * 8, 128); }
 
 // Decompresses the next block to `out`.
-void decompress(Cursor& cursor, Compressor compressor, MutableBytes out) {
+void decompress_block(Cursor& cursor, Compressor compressor, MutableBytes out) {
   const Bytes stored = cursor.take(load_be32(cursor.take(4).data()));
   const std::size_t n = compressor == Compressor::lz4 ? decode_lz4_block(stored, out) : decode_zstd(stored, out);
-  if (n != out.size()) fail("a block is shorter than announced");
+  if (n != out.size()) damaged("a block is shorter than announced");
 }
 
 }  // namespace
@@ -29,7 +29,7 @@ std::size_t decode_bitshuffle(Bytes in, MutableBytes out, const Filter& filter, 
   const auto value = [&](std::size_t i) { return i < filter.values.size() ? filter.values[i] : 0; };
   const std::size_t itemsize = value(2);
   const auto compressor = Compressor{value(4)};
-  if (itemsize == 0) fail("the item size is zero");
+  if (itemsize == 0) damaged("the item size is zero");
   Cursor cursor(in, Kind::codec, "the container");
   std::uint64_t nbytes = in.size();
   std::size_t block_items = value(3);
@@ -37,10 +37,10 @@ std::size_t decode_bitshuffle(Bytes in, MutableBytes out, const Filter& filter, 
     nbytes = load_be64(cursor.take(8).data());
     block_items = load_be32(cursor.take(4).data()) / itemsize;
   }
-  if (nbytes > out.size()) fail("more than expected");
-  if (nbytes % itemsize) fail("the items are not whole");
+  if (nbytes > out.size()) damaged("more than expected");
+  if (nbytes % itemsize) damaged("the items are not whole");
   if (block_items == 0) block_items = default_block_items(itemsize);
-  if (block_items % 8) fail("a block is not a multiple of 8 items");
+  if (block_items % 8) damaged("a block is not a multiple of 8 items");
 
   const std::size_t items = nbytes / itemsize, shuffled = items / 8 * 8;
   if (compressor != Compressor::none)
@@ -52,7 +52,7 @@ std::size_t decode_bitshuffle(Bytes in, MutableBytes out, const Filter& filter, 
       block = cursor.take(size);
     } else {
       const auto room = MutableBytes(scratch.c).first(size);
-      decompress(cursor, compressor, room);
+      decompress_block(cursor, compressor, room);
       block = room;
     }
     bitunshuffle(block, out.subspan(item * itemsize, size), itemsize);

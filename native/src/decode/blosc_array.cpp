@@ -16,14 +16,14 @@ struct Shape {
   Index array{}, chunk{}, block{};
 };
 
-void expect(Cursor& in, std::size_t mark) {
+void expect_in_shape(Cursor& in, std::size_t mark) {
   if (in.u8() != mark) damaged("the shape of a blosc array is damaged");
 }
 
 void read_lengths(Cursor& in, std::size_t axes, bool wide, Index& lengths) {
-  expect(in, 0x90 + axes);
+  expect_in_shape(in, 0x90 + axes);
   for (std::size_t i = 0; i < axes; ++i) {
-    expect(in, wide ? 0xd3 : 0xd2);
+    expect_in_shape(in, wide ? 0xd3 : 0xd2);
     lengths[i] = wide ? load_be64(in.take(8).data()) : load_be32(in.take(4).data());
   }
 }

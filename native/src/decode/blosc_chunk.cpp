@@ -18,7 +18,7 @@ enum Blosc2Flags : unsigned { kDictionary = 1, kLazy = 8 };
 enum Filters : unsigned { kNoFilter, kByteShuffleFilter, kBitShuffleFilter, kDeltaFilter, kTruncatedFilter };
 enum Codecs : unsigned { kBloscLz, kLz4, kSnappy, kZlib, kZstd };
 
-std::size_t decompress(unsigned codec, Bytes in, MutableBytes out) {
+std::size_t decompress_stream(unsigned codec, Bytes in, MutableBytes out) {
   switch (codec) {
     case kBloscLz: return decode_blosclz(in, out);
     case kLz4: return decode_lz4_block(in, out);
@@ -36,7 +36,6 @@ void repeat(Bytes value, MutableBytes out) {
 
 }  // namespace
 
-void damaged(const char* what) { throw Error(Kind::codec, what); }
 void unsupported(const std::string& what) { throw Error(Kind::codec, what + " has no native decoder"); }
 
 Chunk::Chunk(Bytes in) {
@@ -179,7 +178,7 @@ void Chunk::decode_stream(Cursor& in, MutableBytes out) {
     if (stored.size() > unspent_) damaged("blosc blocks overlap");
     if (stored.size() == out.size()) {
       std::ranges::copy(stored, out.begin());
-    } else if (decompress(codec_, stored, out) != out.size()) {
+    } else if (decompress_stream(codec_, stored, out) != out.size()) {
       damaged("a blosc stream is shorter than its block");
     }
   }
@@ -227,7 +226,7 @@ namespace solar {
 
 std::size_t decode_blosc(Bytes in, MutableBytes out, Scratch& scratch) {
   blosc::Chunk chunk(in);
-  if (chunk.nbytes() > out.size()) blosc::damaged("the output is larger than its space");
+  if (chunk.nbytes() > out.size()) damaged("the output is larger than its space");
   chunk.decode(out.first(chunk.nbytes()), scratch);
   return chunk.nbytes();
 }

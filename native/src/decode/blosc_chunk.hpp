@@ -6,12 +6,12 @@
 
 #include <array>
 
+#include "damaged.hpp"
 #include "solar/bytes.hpp"
 #include "solar/filter.hpp"
 
 namespace solar::blosc {
 
-[[noreturn]] void damaged(const char* what);
 [[noreturn]] void unsupported(const std::string& what);
 
 // A chunk that is only one value, over and over.

@@ -8,7 +8,7 @@
 namespace solar::blosc {
 namespace {
 
-constexpr char kMagic[] = "b2frame";  // with its zero
+constexpr char kFrameMagic[] = "b2frame";  // with its zero
 constexpr unsigned kVersion = 2;
 
 // The fixed part is MessagePack whose marks never change: fields are found by their place.
@@ -29,14 +29,14 @@ enum Places : std::size_t {
 std::uint16_t read_be16(Cursor& in) { return __builtin_bswap16(in.u16()); }
 std::uint32_t read_be32(Cursor& in) { return load_be32(in.take(4).data()); }
 
-void expect(Cursor& in, unsigned mark) {
+void expect_in_frame(Cursor& in, unsigned mark) {
   if (in.u8() != mark) damaged("a blosc frame's metalayers are damaged");
 }
 
 }  // namespace
 
 Frame::Frame(Bytes in, std::size_t most) {
-  if (in.size() < kMetalayers || std::memcmp(in.data() + kMagicPlace, kMagic, sizeof kMagic) != 0) {
+  if (in.size() < kMetalayers || std::memcmp(in.data() + kMagicPlace, kFrameMagic, sizeof kFrameMagic) != 0) {
     damaged("this is no blosc frame");
   }
   const auto be32 = [&](std::size_t place) { return std::size_t{load_be32(in.data() + place)}; };
@@ -87,20 +87,20 @@ Chunk Frame::chunk(std::size_t i) {
 Bytes Frame::metalayer(std::string_view name) const {
   Cursor in(header_, Kind::codec, "a blosc frame's header");
   in.skip(kMetalayers);
-  expect(in, 0x93);
-  expect(in, 0xcd);
+  expect_in_frame(in, 0x93);
+  expect_in_frame(in, 0xcd);
   in.skip(2);
-  expect(in, 0xde);
+  expect_in_frame(in, 0xde);
   for (unsigned left = read_be16(in); left > 0; --left) {
     const unsigned mark = in.u8();
     if (mark >> 5 != 5) damaged("a blosc frame's metalayers are damaged");
     const Bytes key = in.take(mark & 31);
-    expect(in, 0xd2);
+    expect_in_frame(in, 0xd2);
     const std::size_t place = read_be32(in);
     if (!std::ranges::equal(key, std::as_bytes(std::span(name)))) continue;
     Cursor content(header_, Kind::codec, "a blosc frame's header");
     content.skip(place);
-    expect(content, 0xc6);
+    expect_in_frame(content, 0xc6);
     return content.take(read_be32(content));
   }
   return {};
@@ -116,12 +116,12 @@ std::size_t decode_blosc2(Bytes in, MutableBytes out, Scratch& scratch) {
     const Bytes shape = frame.metalayer(name);
     if (!shape.empty()) return blosc::decode_array(frame, shape, out, scratch);
   }
-  if (frame.nbytes() > out.size()) blosc::damaged("the output is larger than its space");
+  if (frame.nbytes() > out.size()) damaged("the output is larger than its space");
   std::size_t at = 0;
   for (std::size_t i = 0; i < frame.chunks(); ++i) {
     blosc::Chunk chunk = frame.chunk(i);
     if (chunk.nbytes() != std::min(frame.chunk_nbytes(), frame.nbytes() - at)) {
-      blosc::damaged("a blosc chunk has not the size it must have");
+      damaged("a blosc chunk has not the size it must have");
     }
     chunk.decode(out.subspan(at, chunk.nbytes()), scratch);
     at += chunk.nbytes();

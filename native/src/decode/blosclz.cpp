@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "copy.hpp"
+#include "damaged.hpp"
 #include "solar/decode.hpp"
 
 namespace solar {
@@ -10,7 +11,6 @@ namespace {
 constexpr std::size_t kNearest = 8191;  // distances up to here fit the short form
 constexpr std::size_t kMaxLiterals = 32;
 
-[[noreturn]] void fail(const char* what) { throw Error(Kind::codec, what); }
 
 class Input {
  public:
@@ -19,7 +19,7 @@ class Input {
   const std::byte* at() const { return at_; }
   std::size_t left() const { return static_cast<std::size_t>(end_ - at_); }
   std::size_t byte() {
-    if (at_ == end_) fail("a blosclz stream is cut short");
+    if (at_ == end_) damaged("a blosclz stream is cut short");
     return std::to_integer<std::size_t>(*at_++);
   }
   void skip(std::size_t n) { at_ += n; }
@@ -56,15 +56,15 @@ std::size_t decode_blosclz(Bytes stored, MutableBytes out) {
     const std::size_t control = in.byte() & (first ? 31 : 255);  // the first is a literal with a version above it
     if (control >= kMaxLiterals) {
       const Match match = read_match(in, control);
-      if (match.distance > out.size() - room()) fail("a blosclz match begins before the output");
-      if (match.length > room()) fail("the output is larger than its space");
+      if (match.distance > out.size() - room()) damaged("a blosclz match begins before the output");
+      if (match.length > room()) damaged("the output is larger than its space");
       at = room() - match.length >= copy_slack ? copy_wide(at, match.distance, match.length)
                                                : copy_tight(at, match.distance, match.length);
       continue;
     }
     const std::size_t n = control + 1;
-    if (n > in.left()) fail("a blosclz stream is cut short");
-    if (n > room()) fail("the output is larger than its space");
+    if (n > in.left()) damaged("a blosclz stream is cut short");
+    if (n > room()) damaged("the output is larger than its space");
     if (std::min(in.left(), room()) >= kMaxLiterals) {
       copy16(at, in.at());
       copy16(at + 16, in.at() + 16);

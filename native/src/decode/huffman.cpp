@@ -88,7 +88,7 @@ unsigned subtable_width(const Ordered& codes, unsigned nbits, unsigned width) {
   return nbits - width;
 }
 
-void build(std::span<const std::uint8_t> bits, std::span<const Entry> meanings, unsigned width, bool lone,
+void build_table(std::span<const std::uint8_t> bits, std::span<const Entry> meanings, unsigned width, bool lone,
            std::span<Entry> table) {
   Ordered codes = order(bits, lone);
   std::size_t at = 0;
@@ -123,15 +123,15 @@ void build(std::span<const std::uint8_t> bits, std::span<const Entry> meanings, 
 }  // namespace
 
 void build_lengths(std::span<const std::uint8_t> bits, Entry (&table)[length_entries]) {
-  build(bits, length_meanings, length_width, true, table);
+  build_table(bits, length_meanings, length_width, true, table);
 }
 
 void build_distances(std::span<const std::uint8_t> bits, Entry (&table)[distance_entries]) {
-  build(bits, distance_meanings, distance_width, true, table);
+  build_table(bits, distance_meanings, distance_width, true, table);
 }
 
 void build_precode(std::span<const std::uint8_t> bits, Entry (&table)[1u << precode_width]) {
-  build(bits, precode_meanings, precode_width, false, table);
+  build_table(bits, precode_meanings, precode_width, false, table);
 }
 
 const Codes& fixed_codes() {

@@ -7,11 +7,12 @@
 
 #include "checksum.hpp"
 #include "copy.hpp"
+#include "damaged.hpp"
 #include "huffman.hpp"
 #include "solar/decode.hpp"
 
 // Inside the fast loop nothing may stay a call: its state would live in memory instead of registers.
-#define SOLAR_INLINE __attribute__((always_inline))
+#define SOLAR_INFLATE_INLINE __attribute__((always_inline))
 
 namespace solar {
 namespace {
@@ -25,7 +26,6 @@ constexpr std::ptrdiff_t piece_nbytes = 16 << 10;
 constexpr std::ptrdiff_t fast_input = 24;
 constexpr std::ptrdiff_t fast_output = 2 + 258 + copy_slack;
 
-[[noreturn]] void fail(const char* what) { throw Error(Kind::codec, what); }
 
 struct State {
   const std::byte* in;
@@ -49,7 +49,7 @@ struct State {
     for (; nbits < 56 && in < in_end; nbits += 8) word |= std::to_integer<std::uint64_t>(*in++) << nbits;
   }
   void drop(unsigned n) {
-    if (n > nbits) fail("the stream is cut short");
+    if (n > nbits) damaged("the stream is cut short");
     word >>= n;
     nbits -= n;
   }
@@ -75,7 +75,7 @@ inline Entry subentry(const Entry* table, Entry e, std::uint64_t word) noexcept 
 }
 
 // Returns true at the end of the block, false after a piece of it. REQUIRES: s.roomy().
-SOLAR_INLINE inline bool inflate_fast(State& s, const Codes& codes) {
+SOLAR_INFLATE_INLINE inline bool inflate_fast(State& s, const Codes& codes) {
   constexpr std::uint64_t length_mask = (1u << length_width) - 1, distance_mask = (1u << distance_width) - 1;
   const std::byte* const in_last = s.in_end - fast_input;
   const std::byte* const out_last = s.out + std::min(s.out_end - s.out - fast_output, piece_nbytes);
@@ -85,20 +85,20 @@ SOLAR_INLINE inline bool inflate_fast(State& s, const Codes& codes) {
   const std::byte* const out_begin = s.out_begin;
   std::uint64_t word = s.word;
   std::uint64_t nbits = s.nbits;
-  const auto refill = [&]() SOLAR_INLINE {  // the bits above nbits, if set, are those that are or'ed in again
+  const auto refill = [&]() SOLAR_INFLATE_INLINE {  // the bits above nbits, if set, are those that are or'ed in again
     word |= load_le<std::uint64_t>(in) << (nbits & 63);
     in += 7 - (nbits >> 3 & 7);
     nbits |= 56;
   };
-  const auto drop = [&](Entry n) SOLAR_INLINE {
+  const auto drop = [&](Entry n) SOLAR_INFLATE_INLINE {
     word >>= n & 63;
     nbits -= n;  // of an Entry, only the low bits count
   };
-  const auto put_literal = [&](Entry e) SOLAR_INLINE {
+  const auto put_literal = [&](Entry e) SOLAR_INFLATE_INLINE {
     drop(e);
     *out++ = static_cast<std::byte>(payload(e));
   };
-  const auto next = [&]() SOLAR_INLINE { return codes.length[word & length_mask]; };
+  const auto next = [&]() SOLAR_INFLATE_INLINE { return codes.length[word & length_mask]; };
 
   bool ended = false;
   refill();
@@ -132,7 +132,7 @@ SOLAR_INLINE inline bool inflate_fast(State& s, const Codes& codes) {
         continue;
       }
       if (e & entry_special) {
-        if ((e & entry_end) != entry_end) fail("a length has no meaning");
+        if ((e & entry_end) != entry_end) damaged("a length has no meaning");
         drop(e);
         ended = true;
         break;
@@ -147,11 +147,11 @@ SOLAR_INLINE inline bool inflate_fast(State& s, const Codes& codes) {
         drop(distance_width);
         e = subentry(codes.distance, e, word);
       }
-      if (e & entry_special) fail("a distance has no meaning");
+      if (e & entry_special) damaged("a distance has no meaning");
     }
     const std::size_t distance = payload(e) + extra_bits(word, e);
     drop(e);
-    if (distance > static_cast<std::size_t>(out - out_begin)) fail("a distance reaches before the beginning");
+    if (distance > static_cast<std::size_t>(out - out_begin)) damaged("a distance reaches before the beginning");
     e = next();
     out = copy_match(out, distance, length);
     refill();
@@ -180,7 +180,7 @@ Entry take_symbol(State& s, const Entry* table, unsigned width) {
     s.drop(width);
     e = subentry(table, e, s.word);
   }
-  if ((e & entry_literal) == 0 && (e & entry_special) && (e & entry_end) != entry_end) fail("a code has no meaning");
+  if ((e & entry_literal) == 0 && (e & entry_special) && (e & entry_end) != entry_end) damaged("a code has no meaning");
   s.drop(code_bits(e));
   return e;
 }
@@ -193,7 +193,7 @@ void inflate_tight(State& s, const Codes& codes) {
     s.refill();
     Entry e = take_symbol(s, codes.length, length_width);
     if (e & entry_literal) {
-      if (s.out == s.out_end) fail("more than expected");
+      if (s.out == s.out_end) damaged("more than expected");
       *s.out++ = static_cast<std::byte>(payload(e));
       continue;
     }
@@ -202,8 +202,8 @@ void inflate_tight(State& s, const Codes& codes) {
     s.refill();
     e = take_symbol(s, codes.distance, distance_width);
     const std::size_t distance = take_value(s, e);
-    if (distance > static_cast<std::size_t>(s.out - s.out_begin)) fail("a distance reaches before the beginning");
-    if (length > static_cast<std::size_t>(s.out_end - s.out)) fail("more than expected");
+    if (distance > static_cast<std::size_t>(s.out - s.out_begin)) damaged("a distance reaches before the beginning");
+    if (length > static_cast<std::size_t>(s.out_end - s.out)) damaged("more than expected");
     s.out = copy_tight(s.out, distance, length);
   }
 }
@@ -216,12 +216,12 @@ void inflate_block(State& s, const Codes& codes) {
 
 void inflate_stored(State& s) {
   s.align();
-  if (s.in_end - s.in < 4) fail("the stream is cut short");
+  if (s.in_end - s.in < 4) damaged("the stream is cut short");
   const std::size_t n = load_le<std::uint16_t>(s.in);
-  if ((n ^ 0xffff) != load_le<std::uint16_t>(s.in + 2)) fail("a stored block is damaged");
+  if ((n ^ 0xffff) != load_le<std::uint16_t>(s.in + 2)) damaged("a stored block is damaged");
   s.in += 4;
-  if (n > static_cast<std::size_t>(s.in_end - s.in)) fail("the stream is cut short");
-  if (n > static_cast<std::size_t>(s.out_end - s.out)) fail("more than expected");
+  if (n > static_cast<std::size_t>(s.in_end - s.in)) damaged("the stream is cut short");
+  if (n > static_cast<std::size_t>(s.out_end - s.out)) damaged("more than expected");
   if (n) std::memcpy(s.out, s.in, n);
   s.in += n;
   s.out += n;
@@ -245,10 +245,10 @@ void take_code_lengths(State& s, std::span<std::uint8_t> bits) {
       bits[i++] = static_cast<std::uint8_t>(symbol);
       continue;
     }
-    if (symbol == 16 && i == 0) fail("a repeat has nothing before it");
+    if (symbol == 16 && i == 0) damaged("a repeat has nothing before it");
     const std::uint8_t value = symbol == 16 ? bits[i - 1] : std::uint8_t{0};
     const std::size_t times = symbol == 16 ? 3 + s.take(2) : symbol == 17 ? 3 + s.take(3) : 11 + s.take(7);
-    if (times > bits.size() - i) fail("a repeat is too long");
+    if (times > bits.size() - i) damaged("a repeat is too long");
     std::fill_n(bits.begin() + static_cast<std::ptrdiff_t>(i), times, value);
     i += times;
   }
@@ -256,20 +256,20 @@ void take_code_lengths(State& s, std::span<std::uint8_t> bits) {
 
 void inflate_dynamic(State& s, Codes& codes) {
   const std::size_t lengths = s.take(5) + 257, distances = s.take(5) + 1;
-  if (lengths > 286 || distances > 30) fail("a block has too many symbols");
+  if (lengths > 286 || distances > 30) damaged("a block has too many symbols");
   std::array<std::uint8_t, 286 + 30> bits{};
   take_code_lengths(s, std::span(bits).first(lengths + distances));
-  if (bits[256] == 0) fail("a block has no end");
+  if (bits[256] == 0) damaged("a block has no end");
   build_lengths(std::span(bits).first(lengths), codes.length);
   build_distances(std::span(bits).subspan(lengths, distances), codes.distance);
   inflate_block(s, codes);
 }
 
 void check_header(Bytes in) {
-  if (in.size() < 6) fail("the stream is cut short");
+  if (in.size() < 6) damaged("the stream is cut short");
   const unsigned method = std::to_integer<unsigned>(in[0]), flags = std::to_integer<unsigned>(in[1]);
-  if ((method & 15) != 8 || method >> 4 > 7 || (method * 256 + flags) % 31 != 0) fail("not a zlib stream");
-  if (flags & 32) fail("the stream needs a dictionary");
+  if ((method & 15) != 8 || method >> 4 > 7 || (method * 256 + flags) % 31 != 0) damaged("not a zlib stream");
+  if (flags & 32) damaged("the stream needs a dictionary");
 }
 
 }  // namespace
@@ -284,12 +284,12 @@ std::size_t inflate_zlib(Bytes in, MutableBytes out) {
     if (type == 0) inflate_stored(s);
     else if (type == 1) inflate_block(s, fixed_codes());
     else if (type == 2) inflate_dynamic(s, codes);
-    else fail("a block is of no known type");
+    else damaged("a block is of no known type");
     s.sum_up();
   }
   s.align();
-  if (s.in_end - s.in < 4) fail("the stream is cut short");
-  if (load_be32(s.in) != s.sum) fail("the Adler-32 checksum is wrong");
+  if (s.in_end - s.in < 4) damaged("the stream is cut short");
+  if (load_be32(s.in) != s.sum) damaged("the Adler-32 checksum is wrong");
   return static_cast<std::size_t>(s.out - s.out_begin);
 }
 

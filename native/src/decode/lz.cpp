@@ -2,12 +2,12 @@
 #include <algorithm>
 
 #include "copy.hpp"
+#include "damaged.hpp"
 #include "solar/decode.hpp"
 
 namespace solar {
 namespace {
 
-[[noreturn, gnu::cold, gnu::noinline]] void fail(const char* what) { throw Error(Kind::codec, what); }
 
 // Both sides of a sequence decoder; every step checks both.
 struct Sides {
@@ -25,7 +25,7 @@ struct Sides {
   std::size_t written() const { return static_cast<std::size_t>(out - out_begin); }
 
   std::size_t byte() {
-    if (in == in_end) fail("the block is cut short");
+    if (in == in_end) damaged("the block is cut short");
     return std::to_integer<std::size_t>(*in++);
   }
 
@@ -34,8 +34,8 @@ struct Sides {
       copy16(out, in);
       copy16(out + 16, in + 16);
     } else {
-      if (n > input()) fail("the block is cut short");
-      if (n > room()) fail("more than expected");
+      if (n > input()) damaged("the block is cut short");
+      if (n > room()) damaged("more than expected");
       if (n) std::memcpy(out, in, n);
     }
     in += n;
@@ -43,8 +43,8 @@ struct Sides {
   }
 
   void match(std::size_t distance, std::size_t length) {
-    if (distance == 0 || distance > written()) fail("a distance reaches before the beginning");
-    if (length > room()) fail("more than expected");
+    if (distance == 0 || distance > written()) damaged("a distance reaches before the beginning");
+    if (length > room()) damaged("more than expected");
     out = room() - length >= copy_slack ? copy_wide(out, distance, length) : copy_tight(out, distance, length);
   }
 };
@@ -92,7 +92,7 @@ void run_lz4(Sides& sides) {
     s.out += literals;
     const std::size_t distance = load_le<std::uint16_t>(s.in);
     s.in += 2;
-    if (distance - 1 >= s.written()) fail("a distance reaches before the beginning");
+    if (distance - 1 >= s.written()) damaged("a distance reaches before the beginning");
     if (length < 19 && distance >= 8) [[likely]] {
       const std::byte* const from = s.out - distance;
       copy8(s.out, from);
@@ -117,7 +117,7 @@ std::size_t decode_lz4_block(Bytes in, MutableBytes out) {
     const std::size_t token = s.byte();
     s.literals(long_length(s, token >> 4));
     if (s.in == s.in_end) return s.written();  // only the last sequence has no match
-    if (s.input() < 2) fail("the block is cut short");
+    if (s.input() < 2) damaged("the block is cut short");
     const std::size_t distance = load_le<std::uint16_t>(s.in);
     s.in += 2;
     s.match(distance, long_length(s, token & 15) + 4);
@@ -128,15 +128,15 @@ std::size_t decode_h5lz4(Bytes in, MutableBytes out) {
   Cursor cursor(in, Kind::codec, "the container");
   const std::uint64_t nbytes = load_be64(cursor.take(8).data());
   const std::uint64_t block = load_be32(cursor.take(4).data());
-  if (nbytes > out.size()) fail("more than expected");
-  if (block == 0 && nbytes > 0) fail("the block size is zero");
+  if (nbytes > out.size()) damaged("more than expected");
+  if (block == 0 && nbytes > 0) damaged("the block size is zero");
   for (std::uint64_t done = 0; done < nbytes;) {
     const std::uint64_t part = std::min(block, nbytes - done);
     const Bytes stored = cursor.take(load_be32(cursor.take(4).data()));
     if (stored.size() == part) {
       std::memcpy(out.data() + done, stored.data(), part);
     } else if (decode_lz4_block(stored, out.subspan(done, part)) != part) {
-      fail("a block is shorter than announced");
+      damaged("a block is shorter than announced");
     }
     done += part;
   }

@@ -28,9 +28,9 @@ struct Unfit {
   const char* reason;
 };
 
-class Packing {
+class BitPacking {
  public:
-  explicit Packing(const std::vector<std::uint32_t>& values) : values_(values) {
+  explicit BitPacking(const std::vector<std::uint32_t>& values) : values_(values) {
     if (values.size() < 5 || values[0] != values.size()) throw Unfit{"its parameters are not counted right"};
     packed_ = values[1] == 0;
     items_ = values[2];
@@ -139,7 +139,7 @@ void store(std::byte* out, std::uint64_t value, std::uint32_t size, bool big) {
   }
 }
 
-void unpack(BitReader& bits, const Run& run, std::byte* out) {
+void unpack_run(BitReader& bits, const Run& run, std::byte* out) {
   for (std::uint32_t i = 0; i < run.count; ++i)
     store(out + std::size_t{i} * run.size, bits.take(run.precision) << run.shift, run.size, run.big);
 }
@@ -148,7 +148,7 @@ void unpack(BitReader& bits, const Run& run, std::byte* out) {
 
 std::string nbit_problem(const Filter& filter) {
   try {
-    (void)Packing(filter.values);
+    (void)BitPacking(filter.values);
   } catch (const Unfit& unfit) {
     return unfit.reason;
   }
@@ -156,7 +156,7 @@ std::string nbit_problem(const Filter& filter) {
 }
 
 std::size_t decode_nbit(Bytes in, MutableBytes out, const Filter& filter) try {
-  const Packing packing(filter.values);
+  const BitPacking packing(filter.values);
   const std::uint64_t nbytes = packing.packed() ? packing.items() * packing.size() : in.size();
   if (nbytes > out.size()) throw Error(Kind::codec, "more than expected");
   if (!packing.packed()) {
@@ -166,7 +166,7 @@ std::size_t decode_nbit(Bytes in, MutableBytes out, const Filter& filter) try {
   BitReader bits(in);
   if (nbytes) std::memset(out.data(), 0, nbytes);
   for (std::uint64_t item = 0; item < nbytes; item += packing.size())
-    for (const Run& run : packing.runs()) unpack(bits, run, out.data() + item + run.at);
+    for (const Run& run : packing.runs()) unpack_run(bits, run, out.data() + item + run.at);
   return nbytes;
 } catch (const Unfit& unfit) {
   throw Error(Kind::codec, unfit.reason);

@@ -169,7 +169,7 @@ std::size_t decode_zstd(Bytes in, MutableBytes out) {
     } else if (magic >> 4 == zstd::kSkippable >> 4) {
       cursor.skip(cursor.u32());
     } else {
-      zstd::damaged("this is no frame");
+      damaged("this is no frame");
     }
   }
   return static_cast<std::size_t>(output.at - out.data());

@@ -4,6 +4,7 @@
 // negative, so a decoder may run on and check once. No byte outside the stream is read.
 #pragma once
 
+#include "damaged.hpp"
 #include "solar/bytes.hpp"
 
 // Functions that shift by variable amounts all day are compiled twice where the baseline has no BMI2.
@@ -15,8 +16,6 @@
 #define SOLAR_ZSTD_INLINE inline __attribute__((always_inline))
 
 namespace solar::zstd {
-
-[[noreturn]] inline __attribute__((cold, noinline)) void damaged(const char* what) { throw Error(Kind::codec, what); }
 
 inline bool has_bmi2() noexcept {
 #if defined(__x86_64__) && !defined(__BMI2__)

@@ -142,7 +142,7 @@ void run_plain(BackwardBits bits, unsigned count, Literals& literals, SequenceTa
   run_body(bits, count, literals, tables, out);
 }
 
-unsigned read_count(Cursor& in) {
+unsigned read_sequence_count(Cursor& in) {
   const unsigned first = in.u8();
   if (first < 128) return first;
   if (first < 255) return ((first - 128) << 8) + in.u8();
@@ -159,7 +159,7 @@ void Output::append(const std::byte* from, std::size_t n) {
 
 void decode_sequences(Bytes in, Literals literals, SequenceTables& tables, Output& out) {
   Cursor cursor(in, Kind::codec, "a sequences section");
-  const unsigned count = read_count(cursor);
+  const unsigned count = read_sequence_count(cursor);
   if (count > 0) {
     const unsigned modes = cursor.u8();
     Bytes rest = cursor.take(cursor.left());

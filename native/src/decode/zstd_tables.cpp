@@ -46,7 +46,7 @@ constexpr std::array<Distribution, 3> kPredefined{{
      6},
 }};
 
-void build(const Distribution& distribution, const Codes& codes, SequenceTable& table) {
+void build_sequences(const Distribution& distribution, const Codes& codes, SequenceTable& table) {
   table.log = distribution.log;
   for_each_state(distribution, [&](unsigned state, unsigned symbol, unsigned bits, unsigned next) {
     table.cells[state] = {static_cast<std::uint16_t>(next), static_cast<std::uint8_t>(bits), codes[symbol].extra,
@@ -57,7 +57,7 @@ void build(const Distribution& distribution, const Codes& codes, SequenceTable& 
 const SequenceTable& predefined(std::size_t which) {
   static const auto tables = [] {
     std::array<SequenceTable, 3> result;
-    for (std::size_t i = 0; i < 3; ++i) build(kPredefined[i], kCodes[i], result[i]);
+    for (std::size_t i = 0; i < 3; ++i) build_sequences(kPredefined[i], kCodes[i], result[i]);
     return result;
   }();
   return tables[which];
@@ -95,7 +95,7 @@ void SequenceTables::read(Bytes& in, unsigned modes) {
     }
     if (mode == kPredefinedMode) copy(predefined(i), current[i]);
     if (mode == kSingleMode) build_single(in, kCodes[i], kSymbols[i], current[i]);
-    if (mode == kCodedMode) build(read_distribution(in, kMaxLogs[i], kSymbols[i]), kCodes[i], current[i]);
+    if (mode == kCodedMode) build_sequences(read_distribution(in, kMaxLogs[i], kSymbols[i]), kCodes[i], current[i]);
     known[i] = true;
   }
 }

@@ -20,11 +20,6 @@ using Names = std::vector<std::string>;
 
 constexpr std::uint8_t shared_flag = 0x02;  // of a message
 
-std::string until_zero(Bytes bytes) {
-  const std::string all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  return all.substr(0, all.find('\0'));
-}
-
 // Text of variable length is an object in a global heap.
 std::vector<std::byte> text_of(Image& image, Bytes reference) {
   const HeapReference text = parse_reference(image.facts, reference);
@@ -45,7 +40,7 @@ struct Parts {
   Bytes datatype, dataspace, values;
 };
 
-Parts parts_of(const FileFacts& facts, Bytes message) {
+Parts message_parts(const FileFacts& facts, Bytes message) {
   Fields fields(message, facts, "attribute");
   const unsigned version = fields.u8();
   if (version < 1 || version > 3) fields.refuse("has version " + std::to_string(version));
@@ -93,7 +88,7 @@ void read_values(Image& image, const Parts& parts, Attribute& attribute) {
 
 // Appends the attribute of a message, if it is wanted and not there yet.
 void take(Image& image, Bytes message, const Names& wanted, std::vector<Attribute>& found) {
-  const Parts parts = parts_of(image.facts, message);
+  const Parts parts = message_parts(image.facts, message);
   const auto known = [&](const Attribute& one) { return one.name == parts.name; };
   if (std::ranges::find(wanted, parts.name) == wanted.end() || std::ranges::any_of(found, known)) return;
   Attribute attribute;

@@ -4,7 +4,7 @@ namespace solar::hdf5 {
 
 namespace {
 
-constexpr const char* what = "version 2 B-tree";
+constexpr const char* btree_name = "version 2 B-tree";
 constexpr std::size_t overhead = 10;  // of a node: signature, version, type, checksum
 
 struct Child {
@@ -24,8 +24,8 @@ class Tree {
   Tree(Image& image, std::uint64_t address, std::uint8_t type, std::uint16_t record_nbytes)
       : image_(image), type_(type), record_nbytes_(record_nbytes) {
     const FileFacts& facts = image.facts;
-    const std::vector<std::byte> bytes = image.read(address, 22u + facts.offset_width + facts.length_width, what);
-    Fields fields(bytes, facts, what);
+    const std::vector<std::byte> bytes = image.read(address, 22u + facts.offset_width + facts.length_width, btree_name);
+    Fields fields(bytes, facts, btree_name);
     fields.signature("BTHD");
     fields.version(0);
     if (fields.u8() != type) fields.refuse("is of another type");
@@ -75,8 +75,8 @@ class Tree {
   }
 
   void read(const Child& node, std::vector<Child>& pending, const std::function<void(Bytes)>& visit) {
-    const std::vector<std::byte> bytes = image_.read(node.address, node_nbytes_, what);
-    Fields fields(bytes, image_.facts, what);
+    const std::vector<std::byte> bytes = image_.read(node.address, node_nbytes_, btree_name);
+    Fields fields(bytes, image_.facts, btree_name);
     node.depth == 0 ? fields.signature("BTLF") : fields.signature("BTIN");
     fields.version(0);
     if (fields.u8() != type_) fields.refuse("has a node of another type");

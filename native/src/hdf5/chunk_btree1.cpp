@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint8_t chunk_node = 1;
 
 // One node, taken out of the file's bytes. Kept per level and used again.
-struct Node {
+struct ChunkNode {
   std::vector<std::uint64_t> keys;  // coordinates in chunks, rank + 1 each, one key more than children
   std::vector<ChunkWalk::Chunk> children;
 };
@@ -56,7 +56,7 @@ class Btree1 {
     return {level, entries};
   }
 
-  void read_node(std::uint64_t address, std::size_t level, Node& node) {
+  void read_node(std::uint64_t address, std::size_t level, ChunkNode& node) {
     Cursor cursor = open(address);
     const Head head = take_head(cursor, address);
     if (head.level != level) walk_.fail(address, "a B-tree node at the wrong level");
@@ -75,9 +75,9 @@ class Btree1 {
     check_order(address, node);
   }
 
-  Key key(const Node& node, std::size_t i) const { return Key(node.keys).subspan(i * width_, width_); }
+  Key key(const ChunkNode& node, std::size_t i) const { return Key(node.keys).subspan(i * width_, width_); }
 
-  void check_order(std::uint64_t address, const Node& node) const {
+  void check_order(std::uint64_t address, const ChunkNode& node) const {
     for (std::size_t i = 0; i < node.children.size(); ++i) {
       if (!before(key(node, i), key(node, i + 1))) walk_.fail(address, "keys out of order");
       if (node.children[i].offset == undefined_address) walk_.fail(address, "an entry without an address");
@@ -86,7 +86,7 @@ class Btree1 {
 
   // A level falls by one with each call: the depth is at most 256.
   void visit(std::uint64_t address, std::size_t level, Key low, Key high) {
-    Node& node = nodes_[level];
+    ChunkNode& node = nodes_[level];
     read_node(address, level, node);
     if (level > 0) expect_children(node);
     for (std::size_t i = 0; i < node.children.size(); ++i) {
@@ -105,15 +105,15 @@ class Btree1 {
   }
 
   // Expects what is below some children, from this one on, which are at this level.
-  void foresee(const Node& node, std::size_t from, std::size_t level) {
-    Node& below = nodes_[level];
+  void foresee(const ChunkNode& node, std::size_t from, std::size_t level) {
+    ChunkNode& below = nodes_[level];
     for (std::size_t i = from; i < std::min(from + ChunkWalk::foreseen, node.children.size()); ++i) {
       read_node(node.children[i].offset, level, below);
       expect_children(below);
     }
   }
 
-  void expect_children(const Node& node) const {
+  void expect_children(const ChunkNode& node) const {
     for (const auto& child : node.children) walk_.expect(child.offset, node_nbytes_);
   }
 
@@ -121,7 +121,7 @@ class Btree1 {
   std::size_t width_;  // of a key, in numbers
   std::uint64_t node_nbytes_ = 0;
   std::vector<std::uint64_t> steps_;  // elements in a chunk, along each number of a key
-  std::vector<Node> nodes_;           // by level; one of each is open at a time
+  std::vector<ChunkNode> nodes_;           // by level; one of each is open at a time
 };
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace solar::hdf5 {
 
 namespace {
 
-constexpr const char* what = "fractal heap";
+constexpr const char* fractal_heap_name = "fractal heap";
 
 unsigned log2_of(std::uint64_t power) { return static_cast<unsigned>(std::bit_width(power)) - 1; }
 
@@ -17,10 +17,10 @@ unsigned log2_of(std::uint64_t power) { return static_cast<unsigned>(std::bit_wi
 
 FractalHeap::FractalHeap(Image& image, std::uint64_t address) : image_(image), address_(address) {
   const FileFacts& facts = image.facts;
-  if (address == undefined_address) damaged(what, address, "cannot be read");
+  if (address == undefined_address) damaged(fractal_heap_name, address, "cannot be read");
   const std::size_t nbytes = 26u + 12u * facts.length_width + 3u * facts.offset_width;
-  std::vector<std::byte> bytes = image.read(address, nbytes, what);
-  Fields fields(bytes, facts, what);
+  std::vector<std::byte> bytes = image.read(address, nbytes, fractal_heap_name);
+  Fields fields(bytes, facts, fractal_heap_name);
   fields.signature("FRHP");
   fields.version(0);
   fields.skip(2);  // width of identifiers
@@ -82,9 +82,9 @@ Bytes FractalHeap::object(Bytes identifier) {
 }
 
 FractalHeap::Place FractalHeap::direct_block(std::uint64_t offset) {
-  if (root_ == undefined_address) damaged(what, address_, "has no blocks");
+  if (root_ == undefined_address) damaged(fractal_heap_name, address_, "has no blocks");
   if (root_rows_ == 0) {
-    if (offset >= first_nbytes_) damaged(what, address_, "has no object at " + std::to_string(offset));
+    if (offset >= first_nbytes_) damaged(fractal_heap_name, address_, "has no object at " + std::to_string(offset));
     return {root_, first_nbytes_, 0};
   }
   Place place{root_, 0, 0};
@@ -94,12 +94,12 @@ FractalHeap::Place FractalHeap::direct_block(std::uint64_t offset) {
     // blocks.
     const std::uint64_t inside = (offset - place.start) / width_;
     const unsigned row = inside < first_nbytes_ ? 0 : log2_of(inside) - log2_of(first_nbytes_) + 1;
-    if (row >= rows) damaged(what, address_, "has no object at " + std::to_string(offset));
+    if (row >= rows) damaged(fractal_heap_name, address_, "has no object at " + std::to_string(offset));
     place.nbytes = rows;
     place = entry(place, offset);
     if (row < direct_rows_) return place;
     const unsigned smallest = log2_of(first_nbytes_) + log2_of(width_);
-    if (log2_of(place.nbytes) < smallest) damaged(what, address_, "has damaged rows");
+    if (log2_of(place.nbytes) < smallest) damaged(fractal_heap_name, address_, "has damaged rows");
     rows = log2_of(place.nbytes) - smallest + 1;
   }
 }
@@ -113,11 +113,11 @@ FractalHeap::Place FractalHeap::entry(const Place& indirect, std::uint64_t offse
   const std::uint64_t nbytes = row_nbytes(row);
   const std::uint64_t row_start = row == 0 ? 0 : nbytes * width_;
   const std::uint64_t column = (inside - row_start) / nbytes;
-  Fields fields(bytes, image_.facts, what);
+  Fields fields(bytes, image_.facts, fractal_heap_name);
   fields.skip(5u + image_.facts.offset_width + offset_width_);
   fields.skip(static_cast<std::size_t>(row * width_ + column) * image_.facts.offset_width);
   const std::uint64_t address = fields.address();
-  if (address == undefined_address) damaged(what, address_, "has no block for " + std::to_string(offset));
+  if (address == undefined_address) damaged(fractal_heap_name, address_, "has no block for " + std::to_string(offset));
   return {address, nbytes, indirect.start + row_start + column * nbytes};
 }
 
@@ -126,7 +126,7 @@ Bytes FractalHeap::block(const Place& place, bool direct) {
   const std::uint64_t nbytes = direct ? place.nbytes : prefix + place.nbytes * width_ * image_.facts.offset_width + 4;
   if (const auto known = blocks_.find(place.address); known != blocks_.end()) {
     const Block& block = known->second;
-    if (block.start != place.start || block.bytes.size() != nbytes) damaged(what, address_, "has a block twice");
+    if (block.start != place.start || block.bytes.size() != nbytes) damaged(fractal_heap_name, address_, "has a block twice");
     return block.bytes;
   }
   std::vector<std::byte> bytes = image_.read(place.address, nbytes, "fractal heap block");
@@ -146,10 +146,10 @@ Bytes FractalHeap::block(const Place& place, bool direct) {
 // The checksum is in the block's header, and counts as zero in its own sum.
 void FractalHeap::verify_direct(std::vector<std::byte>& bytes) const {
   const std::size_t at = 5u + image_.facts.offset_width + offset_width_;
-  if (bytes.size() < at + 4) damaged(what, address_, "has a block without room");
+  if (bytes.size() < at + 4) damaged(fractal_heap_name, address_, "has a block without room");
   const std::uint32_t stored = load_le<std::uint32_t>(bytes.data() + at);
   std::memset(bytes.data() + at, 0, 4);
-  if (!has_sum(bytes, stored)) damaged(what, address_, "has a block with a wrong checksum");
+  if (!has_sum(bytes, stored)) damaged(fractal_heap_name, address_, "has a block with a wrong checksum");
 }
 
 }  // namespace solar::hdf5

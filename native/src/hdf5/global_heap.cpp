@@ -11,7 +11,7 @@ namespace hdf5 {
 
 namespace {
 
-constexpr const char* what = "global heap";
+constexpr const char* global_heap_name = "global heap";
 
 }  // namespace
 
@@ -26,28 +26,28 @@ HeapReference parse_reference(const FileFacts& facts, Bytes bytes) {
 
 std::vector<HeapObject> heap_objects(Image& image, std::uint64_t address) {
   const std::uint64_t head_nbytes = to_eights(8u + image.facts.length_width);  // of the collection, and of an object
-  const auto head_at = [&](std::uint64_t at) { return image.read(at, head_nbytes, what); };
+  const auto head_at = [&](std::uint64_t at) { return image.read(at, head_nbytes, global_heap_name); };
   const std::vector<std::byte> head = head_at(address);
-  Fields heap(head, image.facts, what);
+  Fields heap(head, image.facts, global_heap_name);
   heap.signature("GCOL");
   heap.version(1);
   heap.skip(3);
   const std::uint64_t size = heap.length();
-  image.absolute(address, size, what);
+  image.absolute(address, size, global_heap_name);
   std::vector<HeapObject> objects;
   for (std::uint64_t at = head_nbytes; at + head_nbytes <= size;) {
     const std::vector<std::byte> bytes = head_at(address + at);
-    Fields object(bytes, image.facts, what);
+    Fields object(bytes, image.facts, global_heap_name);
     const unsigned number = object.u16();
     object.skip(6);
     const std::uint64_t nbytes = object.length(), left = size - at - head_nbytes;
     if (number == 0) {  // a gap, whose size counts its head
-      if (nbytes < head_nbytes) damaged(what, address + at, "has a gap of no size");
-      if (nbytes > left + head_nbytes) damaged(what, address + at, "has an object that leaves it");
+      if (nbytes < head_nbytes) damaged(global_heap_name, address + at, "has a gap of no size");
+      if (nbytes > left + head_nbytes) damaged(global_heap_name, address + at, "has an object that leaves it");
       at += nbytes;
       continue;
     }
-    if (nbytes > left) damaged(what, address + at, "has an object that leaves it");
+    if (nbytes > left) damaged(global_heap_name, address + at, "has an object that leaves it");
     objects.push_back({number, address + at + head_nbytes, nbytes});
     at += head_nbytes + std::min(to_eights(nbytes), left);
   }
@@ -60,10 +60,10 @@ const HeapObject& object_at(const std::vector<HeapObject>& objects, std::uint32_
   const auto at = std::lower_bound(objects.begin(), objects.end(), number,
                                    [](const HeapObject& one, std::uint32_t wanted) { return one.number < wanted; });
   if (at == objects.end() || at->number != number) {
-    throw Error(Kind::layout, std::string(what) + " has no object " + std::to_string(number));
+    throw Error(Kind::layout, std::string(global_heap_name) + " has no object " + std::to_string(number));
   }
   if (nbytes > at->nbytes) {
-    damaged(what, at->address,
+    damaged(global_heap_name, at->address,
             "has an object that is too short: it has " + std::to_string(at->nbytes) + " bytes, and " +
                 std::to_string(nbytes) + " are wanted of it");
   }

@@ -12,11 +12,6 @@ namespace {
 
 std::string text(Bytes bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
-std::string until_zero(Bytes bytes) {
-  std::string all = text(bytes);
-  return all.substr(0, all.find('\0'));
-}
-
 // Two strings with a zero behind each, after a byte of version and flags, of which none are known. A value that says
 // anything else leads nowhere, but is no reason not to list the group.
 void parse_external(Bytes value, Link& link) {

@@ -15,12 +15,12 @@ namespace hdf5 {
 
 namespace {
 
-constexpr std::size_t deepest = 1000;
+constexpr std::size_t deepest_group = 1000;
 constexpr std::size_t most_kinds = 1 << 16;  // ways of storing one dataset
 constexpr std::uint64_t chunk_cost = 4;      // bytes of the budget for each chunk, which may be one of many datasets
 constexpr std::size_t most_groups = std::size_t{1} << 31;
 
-std::vector<std::string> parts_of(const std::string& path) {
+std::vector<std::string> path_parts(const std::string& path) {
   std::vector<std::string> parts;
   for (std::size_t begin = 0; begin < path.size();) {
     const std::size_t end = std::min(path.find('/', begin), path.size());
@@ -100,8 +100,8 @@ auto within(const std::string& path, Act act) {
 class Groups {
  public:
   Groups(const File& file, const std::string& pattern, const std::vector<std::string>& wanted)
-      : file_(file), image_(file), pattern_(parts_of(pattern)), wanted_(wanted) {
-    for (const std::string& name : wanted) ways_.push_back(parts_of(name));
+      : file_(file), image_(file), pattern_(path_parts(pattern)), wanted_(wanted) {
+    for (const std::string& name : wanted) ways_.push_back(path_parts(name));
     found_.columns.resize(wanted.size());
     kinds_.resize(wanted.size());
     found_.begins.push_back(0);
@@ -119,7 +119,7 @@ class Groups {
  private:
   // One group: a sample, or one of those on the way to it.
   void enter(const std::string& path, std::uint64_t address, const ObjectHeader& header, std::size_t level) {
-    if (level > deepest) throw Named(Kind::layout, path + ": is too deep in groups");
+    if (level > deepest_group) throw Named(Kind::layout, path + ": is too deep in groups");
     if (pattern_.empty() && !visited_.insert(address).second) return;
     const std::vector<Link> links = within(path, [&] { return links_of(image_, header); });
     if (pattern_.empty() ? has_any(links) : level == pattern_.size()) take(path, links);
@@ -243,7 +243,7 @@ class Groups {
 
 GroupTable read_groups(const File& file, const std::string& pattern, const std::vector<std::string>& wanted) {
   for (const std::string& name : wanted) {
-    if (hdf5::parts_of(name).empty()) throw Error(Kind::layout, file.path() + ": a dataset of a group has a name");
+    if (hdf5::path_parts(name).empty()) throw Error(Kind::layout, file.path() + ": a dataset of a group has a name");
   }
   try {
     return hdf5::Groups(file, pattern, wanted).read();

@@ -7,7 +7,7 @@ namespace solar::hdf5 {
 
 namespace {
 
-constexpr const char* what = "object header";
+constexpr const char* header_name = "object header";
 
 namespace flag {  // of a message
 constexpr unsigned shared = 0x02, not_shared = 0x04, fail_on_write = 0x08, mark = 0x10, was_unknown = 0x20,
@@ -85,7 +85,7 @@ class HeaderReader {
 
   ObjectHeader read() {
     std::byte start[4];
-    image_.read(header_.address, start, what);
+    image_.read(header_.address, start, header_name);
     if (std::memcmp(start, "OHDR", 4) == 0) {
       first_of_version_2();
     } else {
@@ -102,8 +102,8 @@ class HeaderReader {
  private:
   void first_of_version_1() {
     std::byte prefix[16];
-    image_.read(header_.address, prefix, what);
-    Fields fields(prefix, image_.facts, what);
+    image_.read(header_.address, prefix, header_name);
+    Fields fields(prefix, image_.facts, header_name);
     fields.version(1);
     header_.version = 1;
     fields.skip(1);
@@ -118,7 +118,7 @@ class HeaderReader {
 
   void first_of_version_2() {
     std::byte start[6];
-    image_.read(header_.address, start, what);
+    image_.read(header_.address, start, header_name);
     const unsigned version = load_le<std::uint8_t>(start + 4);
     const unsigned flags = load_le<std::uint8_t>(start + 5);
     if (version != 2 || (flags & ~0x3fu) != 0) refuse("has an unknown version or flag");
@@ -127,8 +127,8 @@ class HeaderReader {
     const std::size_t size_width = std::size_t{1} << (flags & 3);
     const std::size_t prefix = 6 + ((flags & 0x20) != 0 ? 16u : 0u) + ((flags & 0x10) != 0 ? 4u : 0u) + size_width;
     std::byte all[34];
-    image_.read(header_.address, MutableBytes(all, prefix), what);
-    Fields fields({all, prefix}, image_.facts, what);
+    image_.read(header_.address, MutableBytes(all, prefix), header_name);
+    Fields fields({all, prefix}, image_.facts, header_name);
     fields.skip(prefix - size_width);
     const std::uint64_t nbytes = fields.uint(size_width);
     if (nbytes > 0 && nbytes < message_prefix()) refuse("has a bad size");
@@ -148,12 +148,12 @@ class HeaderReader {
   }
 
   Bytes keep(std::uint64_t address, std::uint64_t nbytes) {
-    header_.blocks.push_back(image_.read(address, nbytes, what));
+    header_.blocks.push_back(image_.read(address, nbytes, header_name));
     return header_.blocks.back();
   }
 
   void verify(Bytes block) const {
-    Fields fields(block, image_.facts, what);
+    Fields fields(block, image_.facts, header_name);
     fields.skip(block.size() - 4);
     fields.checksum(block);
   }
@@ -161,7 +161,7 @@ class HeaderReader {
   std::size_t message_prefix() const { return header_.version == 1 ? 8 : tracks_order_ ? 6 : 4; }
 
   void messages(Bytes bytes, std::uint64_t address) {
-    Fields fields(bytes, image_.facts, what);
+    Fields fields(bytes, image_.facts, header_name);
     bool has_null = false;
     while (fields.left() >= message_prefix()) {
       const std::uint16_t type = header_.version == 1 ? fields.u16() : fields.u8();
@@ -213,7 +213,7 @@ class HeaderReader {
     }
   }
 
-  [[noreturn]] void refuse(const std::string& why) const { damaged(what, header_.address, why); }
+  [[noreturn]] void refuse(const std::string& why) const { damaged(header_name, header_.address, why); }
 
   Image& image_;
   ObjectHeader header_;
@@ -231,7 +231,7 @@ const Message* ObjectHeader::find(MessageType type) const {
 }
 
 ObjectHeader read_header(Image& image, std::uint64_t address) {
-  if (address == undefined_address) damaged(what, address, "cannot be read");
+  if (address == undefined_address) damaged(header_name, address, "cannot be read");
   return HeaderReader(image, address).read();
 }
 

@@ -1,11 +1,18 @@
 // Object headers: the messages that make an object a group, a dataset or a datatype.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "hdf5/image.hpp"
 
 namespace solar::hdf5 {
+
+// Text that is padded with zeros, or ends with one.
+inline std::string until_zero(Bytes bytes) {
+  const std::string all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return all.substr(0, all.find('\0'));
+}
 
 enum class MessageType : std::uint16_t {
   dataspace = 0x01,

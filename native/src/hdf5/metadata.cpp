@@ -11,7 +11,7 @@ namespace hdf5 {
 
 namespace {
 
-constexpr std::size_t deepest = 1000;
+constexpr std::size_t deepest_level = 1000;
 
 std::string shown(const std::string& path) { return path.empty() ? "/" : path; }
 
@@ -102,7 +102,7 @@ class Walk {
       } else {
         const Place place{here.file, link.address, here.name + "/" + link.name};
         if (!visited(place)) {
-          if (levels.size() <= deepest && path.size() <= longest_path) {
+          if (levels.size() <= deepest_level && path.size() <= longest_path) {
             enter({path, place}, levels, links > 0);
           } else {
             problem(path, "is too deep in groups");

@@ -42,14 +42,14 @@ constexpr Format formats[] = {
     {0, "/annex/objects/"sv, "a git-annex pointer, not the data: fetch them with `git annex get`"},
 };
 
-char lower(char letter) { return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter; }
+char lower_ascii(char letter) { return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter; }
 
 // A page of HTML may begin with spaces and a mark of its encoding, in small letters or capitals.
 bool is_html(std::string_view head) {
   if (head.starts_with("\xef\xbb\xbf")) head.remove_prefix(3);
   head.remove_prefix(std::min(head.find_first_not_of(" \t\r\n"), head.size()));
   std::string begin(head.substr(0, 14));
-  std::transform(begin.begin(), begin.end(), begin.begin(), lower);
+  std::transform(begin.begin(), begin.end(), begin.begin(), lower_ascii);
   return begin.starts_with("<!doctype html") || begin.starts_with("<html");
 }
 

@@ -9,7 +9,7 @@ namespace solar::hdf5 {
 
 namespace {
 
-constexpr const char* what = "superblock";
+constexpr const char* superblock_name = "superblock";
 constexpr char signature[] = "\x89HDF\r\n\x1a\n";
 
 struct Superblock {
@@ -22,7 +22,7 @@ struct Superblock {
 std::optional<std::uint64_t> find_signature(Image& image) {
   for (std::uint64_t at = 0; at + 8 <= image.file().nbytes(); at = at == 0 ? 512 : 2 * at) {
     std::byte found[8];
-    image.read(at, found, what);
+    image.read(at, found, superblock_name);
     if (std::memcmp(found, signature, 8) == 0) return at;
     if (at > (std::uint64_t{1} << 62)) break;
   }
@@ -32,7 +32,7 @@ std::optional<std::uint64_t> find_signature(Image& image) {
 std::string why_not_hdf5(Image& image) {
   const std::uint64_t nbytes = image.file().nbytes();
   if (nbytes == 0) return "0 bytes: empty, so no HDF5 file: was it written, or copied, to its end?";
-  const std::vector<std::byte> head = image.read(0, std::min<std::uint64_t>(nbytes, telling_nbytes), what);
+  const std::vector<std::byte> head = image.read(0, std::min<std::uint64_t>(nbytes, telling_nbytes), superblock_name);
   const std::string found = other_format(head);
   return found.empty() ? "is no HDF5 file: it has no HDF5 signature" : "is no HDF5 file: it looks like " + found;
 }
@@ -186,8 +186,8 @@ std::uint64_t read_superblock(Image& image) {
   if (!found) refuse(why_not_hdf5(image));
   const std::uint64_t start = *found;
   const std::uint64_t room = image.file().nbytes() - start;
-  const std::vector<std::byte> bytes = image.read(start, std::min<std::uint64_t>(room, 128), what);
-  Fields fields(bytes, image.facts, what);
+  const std::vector<std::byte> bytes = image.read(start, std::min<std::uint64_t>(room, 128), superblock_name);
+  Fields fields(bytes, image.facts, superblock_name);
   fields.skip(8);
   const unsigned version = fields.u8();
   if (version > 3) fields.refuse("has version " + std::to_string(version));

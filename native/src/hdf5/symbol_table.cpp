@@ -55,7 +55,7 @@ class LocalHeap {
 };
 
 // One node of the tree. Its names come after `after`, up to `last`, or libhdf5 would not find them.
-struct Node {
+struct SymbolNode {
   std::uint64_t address = undefined_address;
   int level = -1;        // of a child, -1: a symbol node
   bool bounded = false;  // the root has no bounds, and whatever level it says
@@ -63,13 +63,13 @@ struct Node {
   std::string last;
 };
 
-void check_order(const Node& node, const std::string& previous, const std::string& name) {
+void check_order(const SymbolNode& node, const std::string& previous, const std::string& name) {
   if (name <= previous || (node.bounded && (name <= node.after || name > node.last))) {
     throw Error(Kind::layout, "symbol node has names out of order: " + name);
   }
 }
 
-void read_symbols(Image& image, const Node& node, const LocalHeap& heap, std::vector<Link>& links) {
+void read_symbols(Image& image, const SymbolNode& node, const LocalHeap& heap, std::vector<Link>& links) {
   const std::size_t entry = image.facts.length_width + image.facts.offset_width + 24u;
   const std::vector<std::byte> bytes = image.read(node.address, 8 + image.symbol_node_entries * entry, "symbol node");
   Fields fields(bytes, image.facts, "symbol node");
@@ -96,7 +96,7 @@ void read_symbols(Image& image, const Node& node, const LocalHeap& heap, std::ve
   }
 }
 
-std::vector<Node> children_of(Image& image, const Node& node, const LocalHeap& heap) {
+std::vector<SymbolNode> children_of(Image& image, const SymbolNode& node, const LocalHeap& heap) {
   const FileFacts& facts = image.facts;
   const std::size_t n = image.group_node_entries;
   const std::size_t nbytes = 8u + 2u * facts.offset_width + n * facts.offset_width + (n + 1) * facts.length_width;
@@ -108,9 +108,9 @@ std::vector<Node> children_of(Image& image, const Node& node, const LocalHeap& h
   const unsigned count = fields.u16();
   if (type != 0 || (node.bounded && level != node.level) || count > n) fields.refuse("has a damaged node");
   fields.skip(2u * facts.offset_width);
-  std::vector<Node> children(count);
+  std::vector<SymbolNode> children(count);
   std::string key = count == 0 ? "" : heap.text(fields.length());
-  for (Node& child : children) {
+  for (SymbolNode& child : children) {
     child.after = node.bounded ? std::max(key, node.after) : key;
     child.address = fields.address();
     child.level = level - 1;
@@ -130,12 +130,12 @@ std::vector<Link> symbol_table_links(Image& image, const Message& message) {
   if (tree == undefined_address || names == undefined_address) fields.refuse("has no B-tree or no heap");
   const LocalHeap heap(image, names);
   std::vector<Link> links;
-  std::vector<Node> pending(1);
+  std::vector<SymbolNode> pending(1);
   pending[0].address = tree;
   while (!pending.empty()) {
-    const Node node = std::move(pending.back());
+    const SymbolNode node = std::move(pending.back());
     pending.pop_back();
-    for (Node& child : children_of(image, node, heap)) {
+    for (SymbolNode& child : children_of(image, node, heap)) {
       if (child.level < 0) {
         read_symbols(image, child, heap, links);
       } else {

@@ -11,7 +11,7 @@ namespace solar::read {
 
 namespace {
 
-constexpr std::uint64_t look_every_ns = 100'000'000;
+constexpr std::uint64_t descriptor_check_ns = 100'000'000;
 
 bool same(const File& file, const SourceFile& wanted) { return wanted.was.differs(file.identity()).empty(); }
 
@@ -30,7 +30,7 @@ std::shared_ptr<const File> open_checked(const SourceFile& wanted, bool direct) 
 // Whether what is open is what was inspected. One that was written to since is opened anew, which says so.
 bool Descriptors::still(Open& open, const SourceFile& wanted, std::uint64_t now_ns) const {
   if (!same(*open.file, wanted)) return false;  // of another inspection
-  if (now_ns - open.looked_ns < look_every_ns) return true;
+  if (now_ns - open.looked_ns < descriptor_check_ns) return true;
   open.looked_ns = now_ns;
   return open.file->unchanged();
 }

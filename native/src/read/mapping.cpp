@@ -13,7 +13,7 @@ namespace solar::read {
 
 namespace {
 
-constexpr std::int64_t look_every_ns = 100'000'000;
+constexpr std::int64_t mapping_check_ns = 100'000'000;
 constexpr unsigned looks = 64;
 
 // What the thread is copying, for the handler. initial-exec: reached in a signal handler without allocating.
@@ -82,7 +82,7 @@ Bytes Mapping::at(std::uint64_t offset, std::uint64_t nbytes) const noexcept {
 bool Mapping::warm(const File& file) const noexcept {
   const std::int64_t now = now_ns();
   std::int64_t before = looked_ns_.load(std::memory_order_relaxed);
-  if (now - before > look_every_ns && looked_ns_.compare_exchange_strong(before, now, std::memory_order_relaxed)) {
+  if (now - before > mapping_check_ns && looked_ns_.compare_exchange_strong(before, now, std::memory_order_relaxed)) {
     warm_.store(look(file), std::memory_order_relaxed);
   }
   return warm_.load(std::memory_order_relaxed);

@@ -10,7 +10,7 @@ namespace solar {
 
 namespace {
 
-constexpr std::chrono::nanoseconds glance = std::chrono::milliseconds(50);  // between looks at whether it closes
+constexpr std::chrono::nanoseconds closing_check = std::chrono::milliseconds(50);  // between looks at whether it closes
 constexpr std::chrono::nanoseconds fed_glance = std::chrono::milliseconds(2);  // and at whether more is to be asked for
 
 std::uint64_t now_ns() {
@@ -91,7 +91,7 @@ void Run::Impl::carry_out(std::shared_ptr<const Planned> epoch) {
 bool Run::Impl::begin(const Planned& epoch) {
   if (node == nullptr) return true;
   chain = run::chained(chain, epoch.digest);
-  const bool all = wait_for_ranks(Node::Count::begun, epochs + 1, [this] { return node->begin(epochs, chain, glance); });
+  const bool all = wait_for_ranks(Node::Count::begun, epochs + 1, [this] { return node->begin(epochs, chain, closing_check); });
   ++epochs;
   return all;
 }
@@ -127,7 +127,7 @@ void Run::Impl::issue(const Planned& epoch, std::size_t step) {
 
 // Whether all ranks of the node have come so far; false when it closes.
 bool Run::Impl::all_have(Node::Count count, std::uint64_t value) {
-  return node == nullptr || wait_for_ranks(count, value, [&] { return node->wait(count, value, glance); });
+  return node == nullptr || wait_for_ranks(count, value, [&] { return node->wait(count, value, closing_check); });
 }
 
 bool Run::Impl::wait_for_ranks(Node::Count count, std::uint64_t value, const std::function<bool()>& there) {
@@ -257,7 +257,7 @@ bool Run::Impl::settle(Reader::Ticket ticket, ReaderStats& of) {
     waited_for.assign(1, ticket);
     awaited.clear();
   }
-  while (!reader.wait(ticket, glance, &of)) {
+  while (!reader.wait(ticket, closing_check, &of)) {
     const std::lock_guard lock(mutex);
     if (closing) return false;
   }

@@ -20,7 +20,7 @@ namespace solar {
 namespace {
 
 constexpr std::size_t page = 4096;
-constexpr std::chrono::milliseconds glance(100);  // between looks at whether all are alive
+constexpr std::chrono::milliseconds alive_check(100);  // between looks at whether all are alive
 constexpr std::size_t counts = 4;
 constexpr std::size_t kept = 4;  // digests: nobody is more than one epoch before the others
 
@@ -169,7 +169,7 @@ bool Node::wait(Count count, std::uint64_t value, std::chrono::nanoseconds limit
     if (impl_->all_have(count, value)) return true;
     const auto left = deadline - std::chrono::steady_clock::now();
     if (left <= std::chrono::nanoseconds(0)) return false;
-    const auto nap = std::min<std::chrono::nanoseconds>(left, glance).count();
+    const auto nap = std::min<std::chrono::nanoseconds>(left, alive_check).count();
     const timespec time{static_cast<time_t>(nap / 1'000'000'000), static_cast<long>(nap % 1'000'000'000)};
     ::syscall(SYS_futex, &impl_->bell().rung, FUTEX_WAIT, rung, &time, nullptr, 0);
   }
