@@ -1,0 +1,104 @@
+"""Names in native code. The files of a folder are compiled as one (SOLAR_UNITY), so they share one anonymous namespace."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).parent.parent / "native"
+FOLDERS = sorted(
+    {path.parent.relative_to(NATIVE) for part in ("src", "bind") for path in (NATIVE / part).rglob("*.cpp")}
+)
+OF_A_PROCESSOR = re.compile(r"(avx2|avx512|neon)$")  # each is compiled by itself
+
+# Comments and lines of the preprocessor go, texts become a number.
+NO_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#(?:\\\n|[^\n])*", re.DOTALL | re.MULTILINE)
+TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'')
+
+
+def without_template(head: str) -> str:
+    """Returns a declaration without the `template <...>` before it."""
+    while head.startswith("template"):
+        depth = 0
+        for place, letter in enumerate(head):
+            depth += (letter == "<") - (letter == ">")
+            if letter == ">" and depth == 0:
+                break
+        head = head[place + 1 :].strip()
+    return head
+
+
+def name_of(declaration: str) -> str | None:
+    """Returns the name that a declaration at file scope makes; None for a member, and for what makes none."""
+    head = re.sub(r"\[\[.*?\]\]", "", without_template(" ".join(declaration.split()))).strip()
+    if found := re.match(r"(?:enum class|enum|struct|class|union)\s+(\w+)", head):
+        return found[1]
+    if found := re.match(r"using\s+(\w+)\s*=", head):
+        return found[1]
+    if not head or head.startswith(("using", "static_assert", "extern", "return", "namespace")):
+        return None
+    if found := re.match(r"[^=(]*?(\w+|operator\W+)\s*\(", head):
+        return None if head[: found.start(1)].rstrip().endswith("::") else found[1]
+    found = re.search(r"(\w+)\s*(?:\[[^\]]*\]\s*)*(?:=.*)?$", head)
+    return found and found[1]
+
+
+def names_in_anonymous_namespaces(code: str) -> set[str]:
+    names, scopes, head = set[str](), list[str](), ""
+    for piece in re.findall(r"[{};]|[^{};]+", TEXT.sub("0", NO_CODE.sub("", code))):
+        if piece not in "{};":
+            head = piece
+            continue
+        line = " ".join(head.split())
+        opens_namespace = piece == "{" and re.search(r"\bnamespace(?: [\w:]+)?$", line)
+        if (
+            piece in "{;"
+            and not opens_namespace
+            and set(scopes) <= {"namespace", "anonymous"}
+            and "anonymous" in scopes
+        ):
+            names |= {name for name in (name_of(head),) if name}
+        if piece == "{":
+            kind = "anonymous" if line.endswith("namespace") else "namespace"
+            scopes.append(kind if opens_namespace else "other")
+        elif piece == "}" and scopes:
+            scopes.pop()
+        head = ""
+    return names
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=str)
+def test_no_two_files_of_a_folder_give_a_name_two_meanings(folder: Path) -> None:
+    """Two functions of one name would become overloads of each other: a call could silently reach the other file's."""
+    files = defaultdict(list)
+    for path in sorted((NATIVE / folder).glob("*.cpp")):
+        if not OF_A_PROCESSOR.search(path.stem):
+            for name in names_in_anonymous_namespaces(path.read_text()):
+                files[name].append(path.name)
+    assert {name: where for name, where in files.items() if len(where) > 1} == {}
+
+
+def test_names_are_found_in_all_forms() -> None:
+    code = """
+    namespace solar {
+    class Outside {};
+    namespace {
+    constexpr int number = 3;  // of { nothing
+    constexpr char letters[] = "a{b";
+    using Bytes = std::span<const std::byte>;
+    struct Place { int x; void move(int by) { x += by; } };
+    enum class Kind { first, second };
+    template <class T, std::size_t N = sizeof(T)>
+    [[noreturn, gnu::cold]] void fail(const T& what) { throw what; }
+    std::vector<std::byte> read(int from) { if (from) { return {}; } return {}; }
+    bool operator<(const Place& a, const Place& b);
+    void Place::shown() {}
+    }  // namespace
+    int shown() { static int counted = 0; return ++counted; }
+    }
+    """
+    found = {"number", "letters", "Bytes", "Place", "Kind", "fail", "read", "operator<"}
+    assert names_in_anonymous_namespaces(code) == found
