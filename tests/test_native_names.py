@@ -1,4 +1,4 @@
-"""Names in native code. The files of a folder are compiled as one (SOLAR_UNITY), so they share one anonymous namespace."""
+"""Names in native code. The files of a folder are compiled as one (SOLAR_UNITY), with one anonymous namespace for all."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def without_template(head: str) -> str:
     """Returns a declaration without the `template <...>` before it."""
     while head.startswith("template"):
         depth = 0
+        place = 0
         for place, letter in enumerate(head):
             depth += (letter == "<") - (letter == ">")
             if letter == ">" and depth == 0:
