@@ -25,7 +25,7 @@ KERNELS := tests/test_device_decode.py
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
 .PHONY: demo test again test-all skipped extras integrations kernels mpio hosts lint types format tidy docs report
-.PHONY: core asan tsan aarch64 asan-python coverage fuzz compat clean-install bench bench-full gpu clean
+.PHONY: core asan tsan odr aarch64 asan-python coverage fuzz compat clean-install bench bench-full gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m bench.demo
@@ -121,6 +121,10 @@ report: $(VENV)/.bench
 # C++ tests: plain, under Address+UndefinedBehaviorSanitizer, under ThreadSanitizer. They need doctest's header.
 core asan tsan aarch64:
 	cd native && cmake --preset $@ -Wno-dev $(CMAKE_ARGS) >/dev/null && cmake --build --preset $@ --parallel $(shell nproc) && ctest --preset $@
+
+# Names that two files of native code define differently: all of it is linked as one, and nothing is run.
+odr:
+	cd native && cmake --preset odr -Wno-dev $(CMAKE_ARGS) >/dev/null && cmake --build --preset odr --parallel $(shell nproc)
 
 # The Python tests of native code with the extension under ASan+UBSan (CONTRIBUTING.md says why each flag is there).
 asan-python: $(VENV)/.dev

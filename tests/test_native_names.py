@@ -1,9 +1,10 @@
-"""Names in native code. The files of a folder are compiled as one (SOLAR_UNITY), with one anonymous namespace for all."""
+"""Names in native code: the files of a folder are compiled as one (SOLAR_UNITY), anonymous namespaces and all."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,9 @@ TEXT = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'')
 def without_template(head: str) -> str:
     """Returns a declaration without the `template <...>` before it."""
     while head.startswith("template"):
-        depth = 0
-        place = 0
-        for place, letter in enumerate(head):
-            depth += (letter == "<") - (letter == ">")
-            if letter == ">" and depth == 0:
-                break
-        head = head[place + 1 :].strip()
+        depths = accumulate((letter == "<") - (letter == ">") for letter in head)
+        end = next(place for place, depth in enumerate(depths) if depth == 0 and head[place] == ">")
+        head = head[end + 1 :].strip()
     return head
 
 
