@@ -35,7 +35,7 @@ NOBODY: dict[str, Any] = {
 
 
 def ask(port: int, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
-    with socket.create_connection(("127.0.0.1", port), 20) as peer:
+    with socket.create_connection(("127.0.0.1", port), 60) as peer:
         lines = [f"{method} {path} HTTP/1.0", *(f"{key}: {value}" for key, value in headers.items()), "", ""]
         peer.sendall("\r\n".join(lines).encode())
         with closing(http.client.HTTPResponse(peer, method=method)) as answer:
@@ -205,7 +205,7 @@ def test_garbage_ends_nothing(shown: tuple[Service, Page]) -> None:
         b"GET / HTTP/1.0\r\n" + b"a:b\r\n" * 500,
     ):
         with socket.create_connection(("127.0.0.1", shown[1].port)) as peer:
-            peer.settimeout(20)
+            peer.settimeout(60)
             with suppress(OSError):  # it may be closed before all was sent
                 peer.sendall(body)
                 peer.shutdown(socket.SHUT_WR)
