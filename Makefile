@@ -25,7 +25,7 @@ KERNELS := tests/test_device_decode.py
 NATIVE := $(shell find native io solar -name '*.cpp' -o -name '*.hpp' -o -name CMakeLists.txt 2>/dev/null)
 
 .PHONY: demo test again test-all skipped extras integrations kernels mpio hosts lint types format tidy docs report
-.PHONY: core asan tsan odr aarch64 asan-python coverage fuzz compat clean-install bench bench-full gpu clean
+.PHONY: core asan tsan odr aarch64 asan-python coverage fuzz compat clean-install bench bench-full gpu wheel clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m bench.demo
@@ -156,6 +156,10 @@ bench-full: $(VENV)/.bench
 # All that is to be shown on a GPU; writes bench/results/gpu.jsonl and the table of docs/gpu.md.
 gpu: $(VENV)/.dev $(VENV)/.gpu $(VENV)/.bench
 	$(BIN)/python -m bench.gpu --record
+
+# A wheel of this source for this machine and this Python, with the glibc that it needs in its name: build/wheels.
+wheel: $(VENV)/.installed
+	PYTHON=$(BIN)/python tools/wheel
 
 clean:
 	rm -rf build $(VENV) .pytest_cache .ruff_cache .mypy_cache

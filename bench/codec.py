@@ -141,9 +141,9 @@ def main() -> None:
             rows.append(row)
     field = all_sets()["turb64"]()[0]
     scaling = [
-        Scaling("turb64", coder, batch, *twice(field, coder, batch))
+        Scaling("turb64", coder, batch, *twice(field, coder, batch, *((64, 1) if asked.quick else ())))
         for coder in ("pack", "dense")
-        for batch in (32, 128)
+        for batch in ((32,) if asked.quick else (32, 128))
     ]
     print("\n" + codec_tables.summary(map(asdict, rows), map(asdict, scaling)))
     facts = {"bench": "codec", **machine.described(asked.out.parent.parent)}

@@ -29,7 +29,7 @@ from solar.io.read.encoded import tables_of
 Part = subprocess.Popen[str]
 
 
-def twice(field: NDArray[Any], coder: str, batch: int, rounds: int = 5) -> tuple[float, float]:
+def twice(field: NDArray[Any], coder: str, batch: int, samples: int = 1024, rounds: int = 5) -> tuple[float, float]:
     """How many times faster the loader is with two reader threads than with one, and two decoders are than one.
 
     A file in memory, epochs in turns. The decoders share nothing but the machine: they are what it allows. The loader's
@@ -39,7 +39,7 @@ def twice(field: NDArray[Any], coder: str, batch: int, rounds: int = 5) -> tuple
     with tempfile.TemporaryDirectory(prefix="solar-bench-") as folder, ExitStack() as ended:
         plain, small = Path(folder, "plain.h5"), Path(folder, "small.h5")
         with h5py.File(plain, "w") as file:
-            stored = file.create_dataset("x", (1024, *field.shape), field.dtype, chunks=(1, *field.shape))
+            stored = file.create_dataset("x", (samples, *field.shape), field.dtype, chunks=(1, *field.shape))
             for i in range(len(stored)):
                 stored[i] = np.roll(field, i, 2)
         solar.compress(plain, small, {None: f"rel=1e-3,coder={coder}"})

@@ -1,6 +1,6 @@
 """What an epoch costs by each policy, for the form of docs/cost.md: a table that `solar plan` fills.
 
-    python -m bench.costs [FILE]             # docs/cost-table.js; some minutes
+    python -m bench.costs [FILE] [--cells N] # docs/cost-table.js; some minutes
 
 The file is JSON after the name of a variable, so that a page on a disk can have it, too. Times and requests are of one
 epoch of SAMPLES samples. They grow with the number of samples, while the share of the data in memory stays.
@@ -8,10 +8,10 @@ epoch of SAMPLES samples. They grow with the number of samples, while the share 
 
 from __future__ import annotations
 
+import argparse
 import io
 import itertools
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import get_context
@@ -93,10 +93,15 @@ def table(path: Path = FILE) -> dict[str, Any]:
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
-    with get_context("spawn").Pool() as processes:
-        path.write_text(filled(processes.map(cell, cases(), chunksize=5)))
-    print(path)
+    parser = argparse.ArgumentParser(prog="python -m bench.costs", description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path, nargs="?", default=FILE)
+    parser.add_argument("--cells", type=int, help="only so many, to see that it runs (all)")
+    asked = parser.parse_args()
+    if asked.cells and asked.file == FILE:
+        parser.error("--cells: name another file, for the page needs all cells")
+    with get_context("spawn").Pool(asked.cells) as processes:
+        asked.file.write_text(filled(processes.map(cell, itertools.islice(cases(), asked.cells), chunksize=5)))
+    print(asked.file)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import functools
 import importlib.util
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,13 +27,12 @@ from typing import Any
 
 import numpy as np
 
-from bench import machine, records, report
-from bench.codec_fields import mean
-from bench.decoders_cases import Case, cases
+from bench import machine, records, report, tables
+from bench.decoders_cases import Case, cases, lacking
 
 ROOT = Path(__file__).parents[1]
 RECORDED = ROOT / "bench/results/decoders.jsonl"
-MARKS = ("<!-- decoders -->", "<!-- end of decoders -->")
+MARK = "decoders"  # of the place for the table in a document
 # As in bench/decoders.cpp.
 KINDS = ("ours", "rearrange", "lz4", "zstd", "deflate", "zlib", "blosc2", "bitshuffle", "parts")
 DECODERS = ("unshuffle", "bitunshuffle", "lz4", "zstd", "inflate", "blosc", "bitshuffle lz4", "bitshuffle zstd")
@@ -181,14 +181,16 @@ def markdown(record: dict[str, Any]) -> str:
         groups.setdefault(row["family"], []).append(row["ratio"])
     lines = ["| decoder | cases | " + " | ".join(f"{one} ÷ fastest library" for one in ours) + " | least | below .95 |"]
     lines.append("|---|--:|" + "--:|" * (len(ours) + 2))
-    for family, found in sorted(groups.items(), key=lambda group: mean(one["solar"] for one in group[1])):
-        means = " | ".join(f"{mean(one[name] for one in found):.2f}" for name in ours)
+    for family, found in sorted(
+        groups.items(), key=lambda group: statistics.geometric_mean(one["solar"] for one in group[1])
+    ):
+        means = " | ".join(f"{statistics.geometric_mean(one[name] for one in found):.2f}" for name in ours)
         solar = [one["solar"] for one in found]
         below = sum(one < 0.95 for one in solar)
         lines.append(f"| {family} | {len(found)} | {means} | {min(solar):.2f} | {below} |")
     slow = sorted((row for row in rows if row["ratio"]["solar"] < 0.95), key=lambda row: row["ratio"]["solar"])
     said = "; ".join(f"{row['family']}, {row['name']} {row['ratio']['solar']:.2f}" for row in slow)
-    return "\n\n".join([report.where(record), "\n".join(lines), f"Below .95: {said or 'none'}."])
+    return "\n\n".join([tables.where(record), "\n".join(lines), f"Below .95: {said or 'none'}."])
 
 
 def main() -> None:
@@ -197,10 +199,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="of timing for each case")
     parser.add_argument("--beside", type=Path, metavar="ARCHIVE", help="libsolar_core.a of another version, too")
     parser.add_argument("--record", action="store_true", help=f"adds a line to {RECORDED.relative_to(ROOT)}")
-    parser.add_argument("--into", type=Path, help=f"a document with the marks {' and '.join(MARKS)}")
+    parser.add_argument("--into", type=Path, help=f"a document with the mark <!-- {MARK} -->")
     asked = parser.parse_args()
     os.sched_setaffinity(0, [max(os.sched_getaffinity(0))])
-    if absent := [name for name in PLACES if load(name) is None]:
+    absent = [name for name in PLACES if load(name) is None]
+    if absent := dict.fromkeys([*absent, *lacking()]):
         print(f"left out: {', '.join(absent)}", file=sys.stderr)
     found = sorted(ROOT.glob("build/cp3*/libsolar_core.a"), key=lambda path: path.stat().st_mtime)
     if not found:
@@ -219,7 +222,7 @@ def main() -> None:
     if asked.record:
         records.append(RECORDED, record)
     if asked.into:
-        report.put_into(asked.into, text, MARKS)
+        report.put_into(asked.into, MARK, text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The formats and loaders that solar is judged by beside HDF5's, in an environment of their own: build/judges.
 
     python -m bench.judges          # makes it, some minutes
+    python -m bench.judges --list   # what it would install
 
 What it has not itself, such as torch and h5py, it takes from the environment that makes it. Those that need a newer
 Python than that have one more of their own, build/judges-newer, where such a Python is found. `python -m bench.shapes`
@@ -9,6 +10,7 @@ runs those that are there, and says of the others that they were not.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -63,6 +65,11 @@ def newer(least: tuple[int, int]) -> str | None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.judges", description=__doc__.splitlines()[0])
+    parser.add_argument("--list", action="store_true", help="print what would be installed, and install nothing")
+    if parser.parse_args().list:
+        print("\n".join([*PACKAGES, DATA, *NEWER_PACKAGES]))
+        return
     if not python().exists():
         venv.create(FOLDER, with_pip=True)
     own = subprocess.run(

@@ -38,7 +38,7 @@ def made() -> Iterator[Path | None]:
     try:
         yield found
     finally:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while found is not None and found.exists():  # what was in it may be about to go
             try:
                 found.rmdir()

@@ -53,7 +53,7 @@ def serving(*paths: Path | str, where: Path, memory: int = 2 << 20, **more: Any)
         yield service
     finally:
         service.stop()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 

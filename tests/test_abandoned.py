@@ -45,7 +45,7 @@ def test_abandoned_tickets_give_their_memory_back_and_are_not_read_to_their_end(
 
     def flat() -> bool:
         rows.start(np.array([3])).wait()
-        return _native.pool_stats()["in_use"] == before
+        return _native.pool_stats()["in_use"] <= before
 
     assert any(flat() for _ in range(1000))
 

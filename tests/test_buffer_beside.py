@@ -176,11 +176,12 @@ def test_closing_in_another_thread_ends_the_waiting_with_words(dataset: Any, mon
 
 
 def test_close_ends_threads_and_runs_and_the_next_pass_begins_anew(dataset: Any, runs: list[Running]) -> None:
+    before = set(threading.enumerate())
     loader = loader_of(dataset, "by a generator", buffer=BUFFER)
     iterator = iter(loader)
     next(iterator)
     loader.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "solar-planning"]
+    assert "solar-planning" not in {thread.name for thread in set(threading.enumerate()) - before}
     assert loader.stats()["resident_bytes"] == 0
     with pytest.raises(RuntimeError, match="closed"):
         next(iterator)

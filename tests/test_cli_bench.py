@@ -72,7 +72,7 @@ def test_both_readers_give_the_same_and_are_told_with_fixed_keys(
     assert theirs["memory"] == 4 * 8 * 82  # the batches that solar has on their way without a buffer
     assert answer["ratio"] == ours["median"] / theirs["median"]
     assert answer["step_seconds"] == 8 / ours["median"]
-    assert children() == before
+    assert children() <= before
 
 
 def test_rows_of_many_files_are_those_of_h5py(files: Path) -> None:

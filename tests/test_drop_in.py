@@ -208,7 +208,7 @@ def test_an_iterator_may_be_dropped_in_another_thread(path: str) -> None:
         next(iterator)
     thread = threading.Thread(target=iterators.clear)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -301,7 +301,7 @@ def test_a_timeout_error_of_the_users_own_code_stays_what_it_is(path: str) -> No
         raise TimeoutError("of mine")
 
     with pytest.raises(TimeoutError, match=r"^of mine$"):
-        next(iter(DataLoader(H5Dataset(path, "x"), 4, collate_fn=collate, timeout=5)))
+        next(iter(DataLoader(H5Dataset(path, "x"), 4, collate_fn=collate, timeout=60)))
 
 
 def test_a_failed_batch_is_not_kept_alive_by_its_error(path: str) -> None:

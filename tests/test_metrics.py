@@ -175,7 +175,7 @@ def test_prometheus_own_parser_reads_the_same() -> None:
 
 
 def ask(port: int, path: str = "/metrics", method: str = "GET") -> tuple[int, str | None, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path)
         answer = connection.getresponse()

@@ -192,7 +192,7 @@ def test_auto_finds_the_service_of_its_files(scan: Path, tmp_path: Path, monkeyp
     thread.start()
     job(data, 0, 8, None, found)
     service.stop()
-    thread.join(20)
+    thread.join(60)
     assert found[0][1]["served"] > 200  # of 300: a busy machine reads some alone while it joins
 
 

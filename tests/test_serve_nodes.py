@@ -138,7 +138,7 @@ def of_seeds(of: Path | H5Dataset, seeds: tuple[int, ...], sockets: list[str]) -
     def one(number: int) -> None:
         order, service = PlanSampler(data, seed=seeds[number]), sockets[number % len(sockets)]
         with DataLoader(data, 16, sampler=order, service=service, buffer=0, epochs=2) as loader:
-            begun.wait(30)
+            begun.wait(60)
             found[number] = epochs_of(loader)
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(len(seeds))]
@@ -207,7 +207,7 @@ def test_a_service_that_goes_ends_all_and_jobs_of_both_nodes_go_on(what: Any, sc
         ends.start()
         found = on_nodes(data, services, pause=0.004)
         ends.join(60)
-        code = services.process.wait(30)
+        code = services.process.wait(60)
     check(data, found)
     assert all(counts is None or counts["served"] > 0 for _, counts in found.values())
     assert (code == 0) == (what != signal.SIGKILL)

@@ -104,7 +104,7 @@ def test_a_loop_has_one_batch_while_the_next_is_made_and_there_are_no_others(dat
                 steps += 1
         assert loader.stats()["peak_bytes"] <= loader.buffer
     del batch
-    assert _native.pool_stats()["in_use"] == before
+    assert _native.pool_stats()["in_use"] <= before
 
 
 def order_of(dataset: H5Dataset, epoch: int) -> Any:

@@ -89,6 +89,8 @@ wanted = rows.start(np.array([17, 3])).wait().copy()
 gate.touch()
 pending = rows.start(np.array([17, 3]))
 others = [rows.start(np.arange(20)) for _ in range(5)]
+while "sample 3," not in pending.work.waiting_for():  # a thread has begun to read it
+    pass
 try:
     pending.wait(0.2)
 except TimeoutError as error:

@@ -212,16 +212,16 @@ def test_the_device_transform_is_called_last_with_each_batch(path: str) -> None:
 
 
 def test_iterators_left_early_leave_no_threads_and_no_memory(path: str) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for _ in range(5):
         loader = DataLoader(H5Dataset(path, FIELDS, transform=transforms.doubled, thread_safe=True), 2)
         next(iter(loader))
         assert loader.stats()["resident_bytes"] == 0
     gc.collect()
-    for thread in threading.enumerate():
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("solar-making"):
-            thread.join(10)
-    assert threading.active_count() <= before
+            thread.join(60)
+    assert set(threading.enumerate()) <= before
 
 
 def test_an_epoch_begun_again_has_other_random_numbers_unless_it_is_set_again(path: str) -> None:

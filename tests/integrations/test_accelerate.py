@@ -108,7 +108,7 @@ def test_it_is_a_solar_loader_with_all_its_options(numbered: str) -> None:
     def collate(samples: list[Any]) -> list[Any]:
         return samples
 
-    loader = DataLoader(H5Dataset(numbered, "i"), 4, True, collate_fn=collate, timeout=5, ahead=7)
+    loader = DataLoader(H5Dataset(numbered, "i"), 4, True, collate_fn=collate, timeout=60, ahead=7)
     prepared = prepare(Accelerator(cpu=True), loader)
     assert isinstance(prepared, DataLoader)
     assert isinstance(prepared, DataLoaderShard)
