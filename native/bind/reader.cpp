@@ -313,7 +313,8 @@ nb::tuple counts_of(const solar::ReaderStats& stats) {
   auto out = nb::steal<nb::tuple>(PyTuple_New(solar::named_counts.size()));
   if (!out.is_valid()) nb::raise_python_error();
   for (std::size_t i = 0; i < solar::named_counts.size(); ++i) {
-    PyTuple_SET_ITEM(out.ptr(), i, nb::int_(stats.*solar::named_counts[i].count).release().ptr());
+    nb::int_ count(stats.*solar::named_counts[i].count);
+    if (PyTuple_SetItem(out.ptr(), i, count.release().ptr()) != 0) nb::raise_python_error();
   }
   return out;
 }
