@@ -24,11 +24,13 @@ def kept(name: str, command: Sequence[str | os.PathLike[str]]) -> Path:
     if not _is_own(folder, stat.S_ISDIR):
         raise RuntimeError(f"{folder}: programs in it are run, and others could have made them: `chmod 700` it")
     if not os.path.lexists(program):
-        making, partial = tempfile.mkstemp(dir=folder)
-        os.close(making)
-        subprocess.run([*command, "-o", partial], check=True)
-        os.chmod(partial, 0o700)
-        os.replace(partial, program)
+        making = Path(tempfile.mkdtemp(dir=folder))
+        try:
+            subprocess.run([*command, "-o", making / name], check=True)
+            (making / name).chmod(0o700)
+            (making / name).replace(program)
+        finally:
+            shutil.rmtree(making)
     if not _is_own(program, stat.S_ISREG):
         raise RuntimeError(f"{program}: it is run, and somebody else could have made it: delete it")
     return program

@@ -1,8 +1,8 @@
 """A slowed file system: a folder mounted again, read-only, that answers as a disk-based parallel file system would.
 
 slowfs.cpp is the mount, model.hpp the model (read its first lines), replay.cpp the model without a mount. They are
-compiled on demand with the system's compiler, and kept among the user's caches; the mount needs libfuse3 and its headers
-(libfuse3-dev on Debian), /dev/fuse, and the right to mount.
+compiled on demand with the system's compiler, and kept among the user's caches; the mount needs libfuse3 and its
+headers (libfuse3-dev on Debian), /dev/fuse, and the right to mount.
 """
 
 from __future__ import annotations

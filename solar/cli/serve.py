@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--socket",
         metavar="PATH",
-        help="where it listens; else in the user's runtime folder; with --status also user:NAME:PATH of another user",
+        help="where it listens; else in your runtime folder; --status: or user:NAME:PATH",
     )
     add("--group", metavar="NAME", help="a group whose members may come, too; with --socket")
     add("--jobs", type=int, default=200, metavar="N", help="how many may be there at a time")

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from solar.errors import PlanError, SolarError
