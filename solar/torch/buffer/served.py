@@ -87,7 +87,8 @@ class Served(Buffered):
         try:
             paths = [given[0]] if given else sorted(doors.found(), key=lambda one: one != first)
         except (PlanError, OSError) as error:
-            return self._not_trusted(error)
+            self._not_trusted(error)
+            return None
         for path in paths:
             try:
                 found = Door(path, beneath, owner)
@@ -96,7 +97,8 @@ class Served(Buffered):
             except PlanError as error:
                 if given and not self._met:
                     raise
-                return self._not_trusted(error)
+                self._not_trusted(error)
+                return None
             except (SolarError, OSError) as error:
                 said = str(error)
         if given and not self._met and not given[0].exists():
