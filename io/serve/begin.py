@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solar.errors import PlanError, ReadError
-from solar.io.machine.late import asked, until
+from solar.io.machine.late import asked, until_others
 from solar.io.serve.doors import LOCK_FLAGS, connect, locked, private, real
 
 BEGINS_WITHIN = 30.0  # seconds
@@ -29,8 +29,11 @@ def begin(path: Path, files: Sequence[str], memory: str) -> None:
     finally:
         os.close(where)
     try:
-        if not until(asked(lambda: locked(turn)), BEGINS_WITHIN):
-            raise PlanError(f"{path}: another job has tried to start a service for {BEGINS_WITHIN:g} s")
+        try:
+            whom = f"another job, which starts a service at {path}"
+            until_others(asked(lambda: locked(turn)), "this training", lambda: whom, BEGINS_WITHIN)
+        except ReadError:
+            raise PlanError(f"{path}: another job has tried to start a service for {BEGINS_WITHIN:g} s") from None
         if not _listens(path):
             _run(path, files, memory)
     finally:
