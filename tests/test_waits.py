@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,12 +41,12 @@ def test_a_wait_that_lasts_is_said_once_and_ends_at_its_deadline(
 
 
 def test_a_short_wait_says_nothing(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    assert late.until_others(late.asked(lambda: clock[0] > late.SAYS_SO - 1), "batch 7", str, 60)
+    assert late.until_others(late.asked(lambda: clock[0] > late.SAID_AFTER - 1), "batch 7", str, 60)
     assert not caplog.messages
 
 
 def test_who_is_not_known_is_other_ranks(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
-    assert late.until_others(late.asked(lambda: clock[0] > late.SAYS_SO + 1), "this", str)
+    assert late.until_others(late.asked(lambda: clock[0] > late.SAID_AFTER + 1), "this", str)
     assert caplog.messages == ["this waits for other ranks; it gives up after 1800 s"]
 
 
@@ -67,7 +66,7 @@ def test_a_rank_whose_array_does_not_come_gives_up(clock: list[float], monkeypat
 def test_who_joins_a_node_says_who_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(node, "SAYS_SO", 0.1)
+    monkeypatch.setattr(node, "SAID_AFTER", 0.1)
     with pytest.raises(ReadError, match=r"rank 1 did not come within 0\.5 s"):
         node.join("a door of this test", 0, ["rank 0", "rank 1"], 4096, 0.5)
     assert caplog.messages == ["2 ranks of a node wait for rank 1; they give up after 0.5 s"]
@@ -79,7 +78,7 @@ import mpi4py.MPI
 from solar import DataLoader, H5Dataset, PlanSampler
 from solar.io.machine import late
 path, pid = sys.argv[1:]
-late.SAYS_SO = 0.5
+late.SAID_AFTER = 0.5
 rank, said = mpi4py.MPI.COMM_WORLD.rank, []
 
 class Hears(logging.Handler):

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 GLANCE = 0.2  # seconds between checks for Ctrl-C, and for whether waiting still makes sense
 OTHERS = "other ranks"
-SAYS_SO = 5.0  # seconds after which a wait for other ranks is said
+SAID_AFTER = 5.0  # seconds after which a wait for other ranks is said
 RANKS_PATIENCE = 1800.0  # seconds that ranks, and services of several nodes, wait for each other
 SHORTEST_NAP, LONGEST_NAP = 0.5e-3, 0.02  # seconds between two polls
 
@@ -71,7 +71,7 @@ def until_others(
     look: Callable[[], object] | None = None,
     level: int = logging.WARNING,
 ) -> T:
-    """`until`, for what other ranks have to do: after SAYS_SO seconds it says once whom it waits for.
+    """`until`, for what other ranks have to do: after SAID_AFTER seconds it says once whom it waits for.
 
     `what` is waited for, in words, and `whom` names those who have to do something, as far as that is known. Raises
     ReadError with the same words after `seconds`.
@@ -82,7 +82,7 @@ def until_others(
         nonlocal said
         if look is not None:
             look()
-        if not said and time.monotonic() - begun >= SAYS_SO:
+        if not said and time.monotonic() - begun >= SAID_AFTER:
             said = True
             log.log(level, "%s waits for %s; it gives up after %g s", what, whom() or OTHERS, seconds)
 

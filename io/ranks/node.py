@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from solar import _native
 from solar.errors import PlanError, ReadError
-from solar.io.machine.late import GLANCE, SAYS_SO, asked, until
+from solar.io.machine.late import GLANCE, SAID_AFTER, asked, until
 
 log = logging.getLogger("solar")
 
@@ -73,7 +73,7 @@ class _Hall(NamedTuple):
         """ReadError for those that are missing if it is too late, or if they never will come."""
         self.check()
         left = self.end - time.monotonic()
-        says_so = left < self.seconds - SAYS_SO and not self.said
+        says_so = left < self.seconds - SAID_AFTER and not self.said
         if left > 0 and not says_so:
             return
         late = missing()

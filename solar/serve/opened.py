@@ -34,7 +34,7 @@ PIECE = {
     "arrays": int,
 }  # fmt: skip
 MOST_PIECES = 64
-MOST_STEPS = 1 << 20  # rows of the windows of all fields
+MOST_WINDOW_ROWS = 1 << 20  # rows of the windows of all fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +236,7 @@ def _extents(arrays: list[NDArray[Any]]) -> Extents:
     if len(arrays) != 6 or any(one.dtype != np.int64 for one in arrays) or not len(arrays[5]):
         raise Fault("samples of several rows are told by six arrays")
     first, anchor, low, high, every, steps = arrays
-    if len(steps) > MOST_STEPS:
+    if len(steps) > MOST_WINDOW_ROWS:
         raise Fault("samples of more rows than a window has")
     fields: list[tuple[int, ...] | None] = []
     told, at = steps.tolist(), 0

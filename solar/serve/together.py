@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from solar.errors import ReadError
 from solar.io.exchange.exchanged import Exchange
-from solar.io.machine.late import RANKS_PATIENCE, SAYS_SO
+from solar.io.machine.late import RANKS_PATIENCE, SAID_AFTER
 from solar.io.ranks.mail import Mail
 from solar.io.read.run import Running
 from solar.planner.pass_uses import PassUses, SampleUses, in_lockstep
@@ -161,9 +161,9 @@ class Together:
             return self._ended.issuperset(missing()) if or_none else bool(self._over) or not missing()
 
         with self._changed:
-            if not self._changed.wait_for(known, SAYS_SO) and missing():
+            if not self._changed.wait_for(known, SAID_AFTER) and missing():
                 log.info("rank %d of %d services waits for what %s says", self.rank, self.ranks, _named(missing()))
-            self._changed.wait_for(known, RANKS_PATIENCE - SAYS_SO)
+            self._changed.wait_for(known, RANKS_PATIENCE - SAID_AFTER)
             if self._over and (missing() or not or_none):
                 raise ReadError(self._over)
             if missing():

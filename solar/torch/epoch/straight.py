@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from solar.io.machine.late import SAYS_SO, until
+from solar.io.machine.late import SAID_AFTER, until
 from solar.io.read.engine import COUNT_NAMES, Ticket
 from solar.io.read.reader import Pending, Rows
 from solar.io.read.run import Running
@@ -57,7 +57,7 @@ class ShortWay:
         if came is None:
             if not self._waits:
                 raise OffTheWay
-            came = until(way.take, SAYS_SO)
+            came = until(way.take, SAID_AFTER)
             if came is None:  # the long way says what it waits for
                 raise OffTheWay
         arrays, counts = came
