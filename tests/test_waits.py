@@ -117,3 +117,34 @@ def test_a_rank_that_is_stopped_is_named_by_those_who_wait_for_it(nodes: int, tm
     for epoch in range(3):
         both = [one["seen"][1000 * epoch : 1000 * (epoch + 1)] for one in (first, other)]
         assert sorted(both[0] + both[1]) == [*range(2000)]
+
+
+MEETS = """
+import json, logging, sys, time
+from pathlib import Path
+import mpi4py.MPI
+from solar.io.ranks import meeting
+from solar.io.ranks.peers import peers
+meeting.MEETING_PATIENCE, come = 0.2, Path(sys.argv[1])
+rank, said = mpi4py.MPI.COMM_WORLD.rank, []
+
+class Hears(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+        come.touch()
+
+logging.getLogger("solar").addHandler(Hears(logging.WARNING))
+found = peers("mpi")
+found.meet("getting to know each other", {}, {}, {})
+while rank == 1 and not come.exists():
+    time.sleep(0.01)
+found.meet("the first batch", {}, {}, {})
+print(json.dumps({"rank": rank, "said": said}))
+"""
+
+
+def test_a_rank_that_waits_for_others_to_meet_says_so(tmp_path: Path) -> None:
+    """Rank 1 comes as soon as it has been named."""
+    found = mpi_kit.under_mpi(2, MEETS, tmp_path / "come", seconds=120)
+    said = {one["rank"]: one["said"] for one in found}
+    assert said[0][-1].startswith("rank 0 waits for rank 1 to come for the first batch: all ranks must iterate this")
