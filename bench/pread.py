@@ -1,4 +1,4 @@
-"""bench/pread.c from Python: compiles it with the system's compiler, in the user's temporary folder, and calls it."""
+"""bench/pread.c from Python: compiles it with the system's compiler, keeps it among the user's caches, and calls it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import functools
 import hashlib
 import os
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from bench import compiled
 
 SOURCE = Path(__file__).with_name("pread.c")
 
@@ -30,12 +30,7 @@ def compiler() -> str | None:
 def build() -> ctypes.CDLL:
     """The compiled helper; compiled again only when its source has changed."""
     key = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    library = Path(tempfile.gettempdir()) / f"solar-bench-{os.getuid()}-{key}.so"
-    if not library.exists():
-        partial = library.with_suffix(f".{os.getpid()}")
-        command = [compiler() or "cc", "-O2", "-pthread", "-shared", "-fPIC", "-o", str(partial), str(SOURCE)]
-        subprocess.run(command, check=True)
-        partial.replace(library)
+    library = compiled.kept(f"pread-{key}.so", [compiler() or "cc", "-O2", "-pthread", "-shared", "-fPIC", SOURCE])
     return ctypes.CDLL(str(library))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import logging
 import os
 import shutil
 import socket
@@ -17,12 +18,14 @@ import pytest
 from limits_kit import in_a_fork
 from serve_kit import FIELDS, Process, alone, job, scan
 
-from solar import H5Dataset
+from solar import DataLoader, H5Dataset
+from solar.cli import main
+from solar.cli import serve as _serve_command  # imported here: a process of another user may not read its modules
 from solar.errors import PlanError, ReadError
 from solar.io.serve import doors
 from solar.io.serve.frames import Refused
 
-_ = scan  # a fixture
+_ = scan, _serve_command  # a fixture
 
 USER, MAIN, OTHER = 65499, 65500, 65501  # numbers that nobody has
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
@@ -44,7 +47,7 @@ def as_user(work: Callable[[], Any], groups: list[int] | None = None) -> Any:
 def place(scan: Path) -> Iterator[tuple[Path, Path]]:
     """A file that everybody may read, and a folder beside it: pytest's own are closed to others."""
     with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
+        Path(name).chmod(0o1777)
         path = Path(shutil.copy(scan, name))
         path.chmod(0o644)
         (Path(name) / "s").mkdir(mode=0o700)
@@ -68,12 +71,12 @@ def said(path: Path) -> str:
             return type(error).__name__
 
 
-def asked(path: Path, what: str) -> str:
+def asked(path: Path, what: str, owner: int | None = 0) -> str:
     try:
-        peer, _ = doors.greeted(path, 20, "test")
+        peer, _ = doors.greeted(path, 20, "test", owner)
         with peer:
             return str(doors.ask(peer, path, {"is": what}, {"status": "status", "stop": "stopping"}[what])[0]["is"])
-    except (Refused, ReadError) as error:
+    except (Refused, ReadError, PlanError) as error:
         return str(error)
 
 
@@ -91,7 +94,8 @@ def test_a_job_speaks_to_no_other_users_service(place: tuple[Path, Path]) -> Non
     """Whoever put it there: somebody who wants to be asked what a job reads, and to give it wrong numbers."""
     with Process(*place) as service:
         opened(service)
-        assert "a process of another user listens there" in as_user(lambda: asked(service.socket, "status"))
+        for owner in (None, USER):  # as found, and as named without a user
+            assert "belongs to root" in as_user(lambda owner=owner: asked(service.socket, "status", owner))
 
 
 @needs_root
@@ -107,7 +111,7 @@ def test_members_of_a_group_that_is_named_have_their_batches(place: tuple[Path, 
         assert (facts.st_mode & 0o777, facts.st_gid) == (0o660, number)
 
         def trained() -> Any:
-            job(H5Dataset(path, FIELDS), 1, 8, str(service.socket), found)
+            job(H5Dataset(path, FIELDS), 1, 8, f"user:root:{service.socket}", found)
             return found[1]
 
         had, counts = as_user(trained, [OTHER, number])
@@ -118,7 +122,6 @@ def test_members_of_a_group_that_is_named_have_their_batches(place: tuple[Path, 
         assert as_user(lambda: said(service.socket), [OTHER]) == "PermissionError"
         opened(service)
         assert as_user(lambda: said(service.socket), [OTHER]) == "b''"
-        assert "for none of your groups" in as_user(lambda: asked(service.socket, "status"), [number])
         assert asked(service.socket, "stop") == "stopping"
 
 
@@ -137,3 +140,160 @@ def test_a_group_needs_a_name_and_a_place(scan: Path, tmp_path: Path) -> None:
     ):
         ended = subprocess.run([*solar, *more], capture_output=True, text=True, check=False)
         assert ended.returncode == 1 and words in ended.stderr
+
+
+# --- a service that somebody else has put where this user's would be ----
+
+
+def in_temporary_folder(folder: Path) -> None:
+    """Has services be found in a folder for temporary files that everybody may write to."""
+    os.environ.pop("XDG_RUNTIME_DIR", None)
+    os.environ["TMPDIR"] = str(folder)
+
+
+@needs_root
+@pytest.mark.parametrize("service", ["auto", "auto:4MiB", None])
+def test_a_service_that_another_user_has_put_there_is_not_asked(
+    service: str | None, place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one for a group that the job's user is in: the first has numbers of its own, nobody knows which."""
+    path, _ = place
+    named, _, number, _ = next(one for one in grp.getgrall() if one.gr_gid not in (0, MAIN, OTHER))
+    where = path.parent / f"solar-{USER}"
+    where.mkdir()
+    os.chown(where, -1, number)
+    digest = alone(H5Dataset(path, FIELDS), 1, 8)
+    trap = where / doors.socket_of([str(path)]).name
+
+    def trained() -> Any:
+        in_temporary_folder(path.parent)
+        monkeypatch.setenv("SOLAR_SERVICE", "auto")
+        words, found = list[str](), dict[int, Any]()
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("solar").addHandler(handler)
+        job(H5Dataset(path, FIELDS), 1, 8, service, found)
+        return found[1], words
+
+    with Process(path, where, "--group", named, "--socket", str(trap), mode=0o750):
+        (had, counts), words = as_user(trained, [number])
+    assert had == digest and not counts, "it has read by itself"
+    [said] = words
+    assert "belongs to root, not to you" in said and "XDG_RUNTIME_DIR" in said and "reads by itself" in said
+
+
+@pytest.fixture
+def mine() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize("listener", ["a socket", "a link to a socket", "a file", "an open socket"])
+@pytest.mark.parametrize("folder", ["own", "of another", "open", "a link"])
+def test_nothing_is_connected_before_folder_and_socket_have_been_looked_at(
+    folder: str, listener: str, mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = mine / "real"
+    where.mkdir(mode=0o700)
+    path = where / "serve-0.sock"
+    with socket.socket(socket.AF_UNIX) as trap:
+        trap.bind(str(path))
+        trap.listen(1)
+        trap.settimeout(0)
+        path.chmod(0o666 if listener == "an open socket" else 0o600)
+        if listener in ("a link to a socket", "a file"):
+            path.rename(where / "other")
+            (path.symlink_to(where / "other") if listener == "a link to a socket" else path.write_text(""))
+        words = {"a socket": None, "a link to a socket": "no socket", "a file": "no socket"}.get(listener, "mode 600")
+        if folder == "a link":
+            (mine / "link").symlink_to(where)
+            path, words = mine / "link" / path.name, "no symbolic link"
+        elif folder == "open":
+            where.chmod(0o750)
+            words = "others may enter this folder"
+        elif folder == "of another":
+            user = os.geteuid() + 1
+            monkeypatch.setattr(os, "geteuid", lambda: user)
+            words = "not to you"
+        if words is None:
+            doors.connect(path, 5).close()
+            trap.accept()[0].close()
+            return
+        with pytest.raises(PlanError, match=words):
+            doors.connect(path, 5)
+        with pytest.raises(BlockingIOError):
+            trap.accept()
+
+
+@needs_root
+def test_who_listens_must_be_whose_socket_it_is(mine: Path) -> None:
+    """A socket may be given away, and whoever has bound it goes on listening."""
+    path = mine / "serve-0.sock"
+    with socket.socket(socket.AF_UNIX) as trap:
+        trap.bind(str(path))
+        trap.listen(1)
+        for one in (mine, path):
+            os.chown(one, USER, MAIN)
+        mine.chmod(0o700)
+        path.chmod(0o600)
+
+        def tried() -> str:
+            try:
+                doors.connect(path, 5).close()
+            except PlanError as error:
+                return str(error)
+            return ""
+
+        assert "a process of another user listens there (root)" in as_user(tried)
+        os.chown(mine, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("service", "words"),
+    [("user:", "user:NAME:PATH"), ("user:root:", "user:NAME:PATH"), ("user:no such:/s.sock", "no user 'no such'")],
+)
+def test_a_user_who_is_none_is_said_when_the_loader_is_made(service: str, words: str, scan: Path) -> None:
+    with pytest.raises(PlanError, match=words):
+        DataLoader(H5Dataset(scan, FIELDS), 8, service=service)
+
+
+@needs_root
+def test_a_named_service_of_another_user_is_refused_with_words_that_say_how_to_ask_for_it(
+    place: tuple[Path, Path],
+) -> None:
+    path, where = place
+    named, _, number, _ = next(one for one in grp.getgrall() if one.gr_gid not in (0, MAIN, OTHER))
+    os.chown(where, -1, number)
+    with Process(path, where, "--group", named, mode=0o750) as service:
+
+        def tried() -> str:
+            try:
+                job(H5Dataset(path, FIELDS), 1, 8, str(service.socket), {})
+            except PlanError as error:
+                return str(error)
+            return ""
+
+        assert "belongs to root" in (said := as_user(tried, [number])) and "service='user:root:PATH'" in said
+        where.chmod(0o770)  # members could put a socket of their own there
+        assert "others may write to this folder" in as_user(lambda: asked(service.socket, "status"), [number])
+        where.chmod(0o750)
+        told = as_user(lambda: main(["serve", "--status", "--socket", f"user:root:{service.socket}"]), [number])
+        assert told == 0
+
+
+def test_a_service_listens_in_the_folder_that_was_looked_at(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write to the folder above can exchange it meanwhile: nothing is made in what comes then."""
+    where = mine / "s"
+    where.mkdir(mode=0o700)
+    take = doors._take
+
+    def exchanged(lock: int, path: Path) -> None:
+        where.rename(mine / "looked at")
+        where.mkdir()
+        take(lock, path)
+
+    monkeypatch.setattr(doors, "_take", exchanged)
+    listener, lock = doors.listen(where / "s.sock")
+    listener.close()
+    os.close(lock)
+    assert list(where.iterdir()) == [] and (mine / "looked at" / "s.sock").is_socket()

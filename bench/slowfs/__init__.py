@@ -1,8 +1,8 @@
 """A slowed file system: a folder mounted again, read-only, that answers as a disk-based parallel file system would.
 
 slowfs.cpp is the mount, model.hpp the model (read its first lines), replay.cpp the model without a mount. They are
-compiled on demand with the system's compiler, in the user's temporary folder; the mount needs libfuse3 and its headers
-(libfuse3-dev on Debian), /dev/fuse, and the right to mount.
+compiled on demand with the system's compiler, and kept among the user's caches; the mount needs libfuse3 and its
+headers (libfuse3-dev on Debian), /dev/fuse, and the right to mount.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from bench import compiled
 
 HERE = Path(__file__).parent
 READY, GONE = 10.0, 10.0  # seconds until the mount is there, and until it is gone
@@ -86,14 +88,9 @@ def build(name: str, flags: Sequence[str] = ()) -> Path:
     """The program of `name`.cpp; compiled again only when a source has changed."""
     sources = b"".join((HERE / file).read_bytes() for file in ("model.hpp", f"{name}.cpp"))
     key = hashlib.sha256(sources + " ".join(flags).encode()).hexdigest()[:16]
-    program = Path(tempfile.gettempdir()) / f"solar-bench-{name}-{os.getuid()}-{key}"
-    if not program.exists():
-        partial = program.with_suffix(f".{os.getpid()}")
-        warnings = ["-Wall", "-Wextra", "-Werror"]
-        command = [compiler() or "c++", "-std=c++20", "-O2", *warnings, "-o", partial, HERE / f"{name}.cpp", *flags]
-        subprocess.run(command, check=True)
-        partial.replace(program)
-    return program
+    warnings = ["-Wall", "-Wextra", "-Werror"]
+    command = [compiler() or "c++", "-std=c++20", "-O2", *warnings, HERE / f"{name}.cpp", *flags]
+    return compiled.kept(f"{name}-{key}", command)
 
 
 @contextlib.contextmanager

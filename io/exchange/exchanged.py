@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from solar.errors import ReadError
 from solar.io.exchange.traffic import Traffic
 from solar.io.exchange.underway import Batch, Stretch, Underway
-from solar.io.machine.late import Late, until
+from solar.io.machine.late import Late, until, until_others
 from solar.io.ranks.mail import Mail
 from solar.io.ranks.mail import mail as mail
 from solar.io.read.run import Running
@@ -94,9 +94,15 @@ class Exchange:
                 raise RuntimeError("this run was closed")
             return self._underway.whole(number, nap)
 
-        batch = until(whole, seconds)
+        def missing() -> str:
+            return "" if self._traffic is None else self._traffic.waiting_for(number)
+
+        if seconds is None:
+            batch: Batch | None = until_others(whole, f"batch {number} of this run", missing)
+        else:
+            batch = until(whole, seconds)
         if batch is None:
-            raise Late.values(seconds, "" if self._traffic is None else self._traffic.waiting_for(number))
+            raise Late.values(seconds, missing())
         if batch.error is not None:
             try:
                 raise batch.error

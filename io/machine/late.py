@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from solar.errors import ReadError
+
+log = logging.getLogger("solar")
+
 T = TypeVar("T")
 
 GLANCE = 0.2  # seconds between checks for Ctrl-C, and for whether waiting still makes sense
+OTHERS = "other ranks"
+SAID_AFTER = 5.0  # seconds after which a wait for other ranks is said
+RANKS_PATIENCE = 1800.0  # seconds that ranks, and services of several nodes, wait for each other
 SHORTEST_NAP, LONGEST_NAP = 0.5e-3, 0.02  # seconds between two polls
 
 
@@ -53,3 +61,35 @@ def asked(test: Callable[[], T], longest: float = LONGEST_NAP) -> Callable[[floa
         return found
 
     return done
+
+
+def until_others(
+    done: Callable[[float], T],
+    what: str,
+    whom: Callable[[], str],
+    seconds: float = RANKS_PATIENCE,
+    look: Callable[[], object] | None = None,
+    level: int = logging.WARNING,
+) -> T:
+    """`until`, for what other ranks have to do: after SAID_AFTER seconds it says once whom it waits for.
+
+    `what` is waited for, in words, and `whom` names those who have to do something, as far as that is known. Raises
+    ReadError with the same words after `seconds`.
+    """
+    begun, said = time.monotonic(), False
+
+    def looked() -> None:
+        nonlocal said
+        if look is not None:
+            look()
+        if not said and time.monotonic() - begun >= SAID_AFTER:
+            said = True
+            log.log(level, "%s waits for %s; it gives up after %g s", what, whom() or OTHERS, seconds)
+
+    found = until(done, seconds, looked)
+    if not found:
+        raise ReadError(
+            f"{what} has waited for {whom() or OTHERS} for {seconds:g} s, and gives up: look whether those processes "
+            "are stopped, or wait for something themselves"
+        )
+    return found

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError
-from solar.io.machine.late import until
+from solar.io.machine.late import until_others
 from solar.io.ranks.mail import Bytes, Errand, Gone, Mail
 
 CAST_PIECE = 4 << 20  # bytes that are passed on together
@@ -26,7 +26,7 @@ def cast(mail: Mail, arrays: Sequence[NDArray[Any]], what: str) -> None:
     ended = threading.Event()
     broken: list[Gone] = []
     mail.run(_errand(mail, pieces, ended, broken))
-    until(ended.wait)
+    until_others(ended.wait, f"{what} of rank {mail.rank} of {mail.ranks}", str)
     mail.join(CAST_PARTING)
     if broken:
         raise PlanError(f"rank {mail.rank} of {mail.ranks} lost the others while {what} was sent to it: {broken[0]}")

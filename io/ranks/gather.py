@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from solar.errors import PlanError, SolarError
-from solar.io.machine.late import asked, until
+from solar.io.machine.late import asked, until, until_others
 from solar.io.ranks.alive import Watch, gone
 from solar.io.ranks.letters import LETTER_GRACE, MpiPost, Post, longest_nap
 from solar.io.ranks.world import detect
@@ -69,9 +70,10 @@ class Ranks:
                 self._post.send(rank, json.dumps({**letter, "process": self._watch.own}).encode())
 
     def _received(self, rank: int) -> Any:
-        letter = until(asked(partial(self._next, rank), longest_nap(self.ranks) / 10), GATHER_PATIENCE)
-        if letter is None:
-            raise SolarError(f"rank {rank} of {self.ranks} said nothing for {GATHER_PATIENCE / 3600:g} hours")
+        done, whom = asked(partial(self._next, rank), longest_nap(self.ranks) / 10), f"rank {rank} of {self.ranks}"
+        what = f"rank {self.rank} of {self.ranks}"
+        letter = until_others(done, what, lambda: whom, GATHER_PATIENCE, level=logging.INFO)  # it may have much to do
+        assert letter is not None
         if "left" in letter:
             raise SolarError(f"the other ranks cannot be reached: rank {rank} of {self.ranks} has given up")
         self._watch.meet({rank: letter["process"]})
@@ -93,7 +95,7 @@ class ByMpi(Ranks):
         self._mpi = started(world)
         post = MpiPost(self._mpi)
         super().__init__(detect(), "MPI", post)  # asked again: what MPI says must be what the launcher said
-        until(asked(post.ready))
+        until_others(asked(post.ready), f"{self.name}the command", str)
 
     def give_up(self) -> None:
         sys.stdout.flush()

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError, ReadError
-from solar.io.machine.late import asked, until
+from solar.io.machine.late import asked, until, until_others
 from solar.io.ranks.alive import BURIAL
 from solar.io.ranks.world import distributed_module, mpi_module
 
@@ -114,7 +114,7 @@ class MpiMail:
         self._own, self._tag = beside is None, MAIL_TAG
         if beside is None:
             self._communicator, request = mpi.COMM_WORLD.Idup()
-            until(asked(request.Test), look=check)
+            until_others(asked(request.Test), "the exchange of samples over MPI", str, look=check)
         else:
             self._communicator, self._tag = beside[0]._communicator, beside[1]
         self.rank, self.ranks = self._communicator.Get_rank(), self._communicator.Get_size()
@@ -259,7 +259,7 @@ def _group(distributed: Any, check: Callable[[], None]) -> Any:
             made.append(error)
 
     threading.Thread(target=make, name=NAME, daemon=True).start()
-    until(asked(lambda: made), look=check)
+    until_others(asked(lambda: made), "the exchange of samples over torch.distributed", str, look=check)
     if isinstance(made[0], Exception):
         until(asked(check), BURIAL)  # whose end it was may be seen to have ended only now
         raise ReadError(f"the ranks cannot exchange samples over torch.distributed ({made[0]})") from made[0]

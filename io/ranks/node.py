@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import socket
 import struct
@@ -14,7 +15,9 @@ from typing import Any, NamedTuple
 
 from solar import _native
 from solar.errors import PlanError, ReadError
-from solar.io.machine.late import GLANCE, asked, until
+from solar.io.machine.late import GLANCE, SAID_AFTER, asked, until
+
+log = logging.getLogger("solar")
 
 HELLO_PATIENCE = 2.0  # seconds that somebody who has connected has to say hello
 
@@ -38,7 +41,7 @@ def join(
     for different memory, and the errors of `check`, which is called now and then to see whether the others live.
     """
     end = time.monotonic() + seconds
-    hall = _Hall(door, list(names), nbytes, seconds, end, check)
+    hall = _Hall(door, list(names), nbytes, seconds, end, check, [])
     descriptor = _native.make_node(len(names), nbytes) if place == 0 else _come(hall, place)
     try:
         node = _native.Node(descriptor, place, list(names), nbytes)
@@ -64,14 +67,23 @@ class _Hall(NamedTuple):
     seconds: float
     end: float
     check: Callable[[], None]
+    said: list[str]  # whom it waits for, when that has been said
 
     def look(self, missing: Callable[[], Sequence[str]]) -> None:
         """ReadError for those that are missing if it is too late, or if they never will come."""
         self.check()
-        if time.monotonic() < self.end:
+        left = self.end - time.monotonic()
+        says_so = left < self.seconds - SAID_AFTER and not self.said
+        if left > 0 and not says_so:
             return
         late = missing()
         others = ", ".join(late[:8]) + (f" and {len(late) - 8} more" if len(late) > 8 else "")
+        if left > 0:
+            self.said.append(others)
+            log.warning(
+                "%d ranks of a node wait for %s; they give up after %g s", len(self.names), others, self.seconds
+            )
+            return
         raise ReadError(
             f"{len(self.names)} ranks of a node share a buffer, and {others} did not come within {self.seconds:g} s: "
             f"look for their errors; all must begin at the same time, in one network namespace"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.extents import Listing
-from solar.io.machine.late import Late, until
+from solar.io.machine.late import Late, until, until_others
 from solar.io.read.boxed import BoxRows
 from solar.io.read.engine import COUNT_NAMES, LAST_WAIT, Engine
 from solar.io.read.reader import Rows
@@ -98,9 +98,16 @@ class Running:
         batch.
         """
 
-        found = self.at_hand(number, samples, 0.0) or until(partial(self.at_hand, number, samples), seconds)
+        def missing() -> str:
+            return "" if self._run is None else self._run.waiting_for()
+
+        at_hand = partial(self.at_hand, number, samples)
+        found = at_hand(0.0)
+        if found is None and seconds is None and self._node is not None:
+            found = until_others(at_hand, f"batch {number} of this run", missing)
+        found = found or until(at_hand, seconds)
         if found is None:
-            raise Late.values(seconds, "" if self._run is None else self._run.waiting_for())
+            raise Late.values(seconds, missing())
         values, counts = found
         return values, dict(zip(COUNT_NAMES, counts, strict=False))
 

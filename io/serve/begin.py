@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from solar.errors import PlanError, ReadError
-from solar.io.machine.late import asked, until
-from solar.io.serve.doors import connect, locked, private, real
+from solar.io.machine.late import asked, until_others
+from solar.io.serve.doors import LOCK_FLAGS, connect, locked, private, real
 
 BEGINS_WITHIN = 30.0  # seconds
 LINGERS = 60.0  # seconds that it stays when nobody is there
@@ -21,11 +21,19 @@ def begin(path: Path, files: Sequence[str], memory: str) -> None:
 
     PlanError where it cannot be begun.
     """
-    private(path.parent)
-    turn = os.open(path.with_suffix(".begin"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    where = private(path.parent)
     try:
-        if not until(asked(lambda: locked(turn)), BEGINS_WITHIN):
-            raise PlanError(f"{path}: another job has tried to start a service for {BEGINS_WITHIN:g} s")
+        turn = os.open(path.with_suffix(".begin").name, LOCK_FLAGS, 0o600, dir_fd=where)
+    except OSError as error:
+        raise PlanError(f"{path}: no service can be started there: {error.strerror}") from error
+    finally:
+        os.close(where)
+    try:
+        try:
+            whom = f"another job, which starts a service at {path}"
+            until_others(asked(lambda: locked(turn)), "this training", lambda: whom, BEGINS_WITHIN)
+        except ReadError:
+            raise PlanError(f"{path}: another job has tried to start a service for {BEGINS_WITHIN:g} s") from None
         if not _listens(path):
             _run(path, files, memory)
     finally:

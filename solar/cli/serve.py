@@ -46,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("file", metavar="FILE", nargs="*", help="HDF5 files, directories of them, or quoted glob patterns")
     add("--memory", metavar="SIZE", help="all that is kept, for all jobs together: 64GiB, or 50%% of the memory")
-    add("--socket", metavar="PATH", help="where it listens; else in the user's runtime folder")
+    add(
+        "--socket",
+        metavar="PATH",
+        help="where it listens; else in your runtime folder; --status: or user:NAME:PATH",
+    )
     add("--group", metavar="NAME", help="a group whose members may come, too; with --socket")
     add("--jobs", type=int, default=200, metavar="N", help="how many may be there at a time")
     add("--slack", type=float, default=SLACK, metavar="SECONDS", help="how long one may hold back others (2 seconds)")
@@ -87,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if page is not None:
         print(f"its page is {page.url}, and what Prometheus reads {page.url}metrics", flush=True)
-    if arguments.background and not _alone(log):
+    if arguments.background and not _alone(log, group):
         return 0
     with page or nullcontext():
         service.run()
@@ -156,13 +160,16 @@ def _group(name: str, path: str | None) -> int:
         raise PlanError(f"--group {words.printable(name)}: there is no such group") from None
 
 
-def _alone(log: Path) -> bool:
+def _alone(log: Path, group: int | None) -> bool:
     """Whether this is the process that goes on: no terminal's, with its words in that file. The other one ends.
 
     It is forked before the engine's threads begin.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
-    words_of = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    where = doors.private(log.parent, group)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
+    words_of = os.open(log.name, flags, 0o600, dir_fd=where)
+    os.close(where)
     if os.fork():
         return False
     os.setsid()
@@ -172,13 +179,18 @@ def _alone(log: Path) -> bool:
 
 
 def _asked(arguments: argparse.Namespace) -> int:
-    paths = [Path(arguments.socket)] if arguments.socket else doors.found()
-    if arguments.file and not arguments.socket:
+    owner = None
+    if arguments.socket:
+        path, owner = doors.named(arguments.socket)
+        paths = [path]
+    elif arguments.file:
         paths = [doors.socket_of([path for one in arguments.file for path in files_of(one)])]
+    else:
+        paths = doors.found()
     answers = []
     for path in paths:
         try:
-            answers.append((path, _said(path, "stop" if arguments.stop else "status")))
+            answers.append((path, _said(path, "stop" if arguments.stop else "status", owner)))
         except ReadError:
             if arguments.socket or arguments.file:
                 raise
@@ -195,8 +207,8 @@ def _asked(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _said(path: Path, what: str) -> dict[str, Any]:
-    peer, _ = doors.greeted(path, ANSWER_WITHIN, "solar serve")
+def _said(path: Path, what: str, owner: int | None) -> dict[str, Any]:
+    peer, _ = doors.greeted(path, ANSWER_WITHIN, "solar serve", owner)
     with peer:
         return doors.ask(peer, path, {"is": what}, ANSWERS[what])[0]
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.errors import PlanError, ReadError, SolarError
-from solar.io.machine.late import asked, until
+from solar.io.machine.late import asked, until, until_others
 from solar.io.ranks.gather import reached, started
 from solar.io.ranks.letters import LETTER_GRACE, posted
 from solar.io.ranks.mail import Mail, numbered_mail
@@ -80,7 +80,7 @@ class Nodes:
         self.rank, self.ranks = found.rank, found.ranks
         self._check = found.check
         self._post = posted("mpi", found.rank, 0)
-        until(asked(self._post.ready), look=found.check)
+        until_others(asked(self._post.ready), "this service", lambda: "those of other nodes", MEET_WITHIN, found.check)
         self._mail = numbered_mail(found.check)
         self._others = [rank for rank in range(self.ranks) if rank != self.rank]
         self._lock, self._posting = threading.RLock(), threading.Lock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from solar.errors import ReadError
 from solar.io.exchange.exchanged import Exchange
+from solar.io.machine.late import RANKS_PATIENCE, SAID_AFTER
 from solar.io.ranks.mail import Mail
 from solar.io.read.run import Running
 from solar.planner.pass_uses import PassUses, SampleUses, in_lockstep
@@ -21,8 +23,9 @@ from solar.planner.sharing import Sharing
 from solar.serve.opened import SharedData
 from solar.serve.steps import Steps
 
+log = logging.getLogger("solar")
+
 STEPS_UNDERWAY = 16  # steps that are with the exchange, at most
-NODES_PATIENCE = 1800.0  # seconds that nodes wait for each other, as ranks do
 
 
 class Said(NamedTuple):
@@ -158,12 +161,13 @@ class Together:
             return self._ended.issuperset(missing()) if or_none else bool(self._over) or not missing()
 
         with self._changed:
-            self._changed.wait_for(known, NODES_PATIENCE)
+            if not self._changed.wait_for(known, SAID_AFTER) and missing():
+                log.info("rank %d of %d services waits for what %s says", self.rank, self.ranks, _named(missing()))
+            self._changed.wait_for(known, RANKS_PATIENCE - SAID_AFTER)
             if self._over and (missing() or not or_none):
                 raise ReadError(self._over)
             if missing():
-                whom = ", ".join(f"rank {rank}" for rank in missing())
-                raise ReadError(f"rank {self.rank} waited {NODES_PATIENCE:g} s for what {whom} says")
+                raise ReadError(f"rank {self.rank} waited {RANKS_PATIENCE:g} s for what {_named(missing())} says")
             found = {rank: self._came.pop((number, rank)) for _, rank in others}
         return [found.get(rank, Said(value, arrays)) for rank in range(self.ranks)]
 
@@ -229,6 +233,10 @@ class Together:
                 self._letters.bye(self, why)
         with self._changed:
             self._changed.notify_all()
+
+
+def _named(ranks: Iterable[int]) -> str:
+    return ", ".join(f"rank {rank}" for rank in ranks)
 
 
 def _side_by_side(made: PassUses, fields: int) -> PassUses:

@@ -79,8 +79,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     is smaller, and there is none where no sample of it is left.
 
     `service` is one that reads for several trainings of this machine (`solar serve`): "auto" for any that serves these
-    files, "auto:64GiB" to begin one with so much memory where there is none, or the path of its socket. None looks at
-    SOLAR_SERVICE. Without one, `buffer` is this training's own.
+    files, "auto:64GiB" to begin one with so much memory where there is none, the path of its socket, or
+    "user:NAME:PATH" for that of another user. None looks at SOLAR_SERVICE. Without one, `buffer` is this training's
+    own.
 
     >>> from solar import DataLoader, H5Dataset
     >>> loader = DataLoader(H5Dataset("scan.h5", {"x": "/x", "y": "/y"}), batch_size=64, shuffle=True)  # doctest: +SKIP

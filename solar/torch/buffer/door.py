@@ -25,10 +25,10 @@ ANSWER_WITHIN = 10.0  # seconds that a service has for an answer
 class Door:
     """A connection to a service that has opened this loader's data."""
 
-    def __init__(self, path: Path, beneath: SampleSource) -> None:
+    def __init__(self, path: Path, beneath: SampleSource, owner: int | None = None) -> None:
         self.path, self.held = path, served_data(beneath)
         self._lock = threading.Lock()
-        self._peer, welcome = doors.greeted(path, ANSWER_WITHIN, Path(sys.argv[0]).name)
+        self._peer, welcome = doors.greeted(path, ANSWER_WITHIN, Path(sys.argv[0]).name, owner)
         try:
             self.memory: int = welcome["memory"]
             descriptor = handed.hand(*told_of(beneath))

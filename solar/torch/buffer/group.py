@@ -13,6 +13,7 @@ import numpy as np
 
 from solar.errors import PlanError, SolarError
 from solar.io.exchange.exchanged import Exchange, mail
+from solar.io.machine.late import RANKS_PATIENCE
 from solar.io.ranks import detect, node
 from solar.io.ranks.meeting import TROUBLE
 from solar.io.ranks.peers import Peers, peers
@@ -30,7 +31,7 @@ from solar.values import RunPart
 
 log = logging.getLogger("solar")
 
-PATIENCE, PATIENCE_UNASKED = 1800.0, 60.0  # seconds that ranks wait for each other; where nobody asked for a buffer
+PATIENCE, PATIENCE_UNASKED = RANKS_PATIENCE, 60.0  # where somebody asked for a buffer, and where nobody did
 Exchanges = Literal["auto", "mpi", "torch", "read", "off"]
 Balance = Literal["torch", "equal", "uneven"]
 

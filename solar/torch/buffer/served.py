@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from solar.errors import PlanError, SolarError
@@ -33,7 +32,10 @@ class Served(Buffered):
     def __init__(self, service: str, *of_buffer: Any) -> None:
         self._service = service
         if not isinstance(service, str):
-            raise TypeError(f"service={service!r}: 'auto', 'auto:64GiB', or the path of a service's socket, as text")
+            raise TypeError(
+                f"service={service!r}: 'auto', 'auto:64GiB', the path of a service's socket, or 'user:NAME:PATH' for "
+                "the service of another user, as text"
+            )
         if service.lower().partition(":")[0] == "auto" != service.partition(":")[0]:
             raise PlanError(f"service={service!r}: did you mean {service.lower()!r}? Else a path begins with ./ or /")
         if memory := _begun_with(service):
@@ -41,11 +43,14 @@ class Served(Buffered):
                 size_of(memory, 0)
             except PlanError as error:
                 raise PlanError(f"service={service!r}: {error}") from None
+        elif service != "auto":
+            doors.named(service)  # whether there is such a user
         super().__init__(*of_buffer)
 
     def _reset(self) -> None:
         self._door: Door | None = None
         self._handed = Counter[str]()  # batches of runs that are over
+        self._warned = False  # of what is not trusted
         self._met = False  # there was one: from then on it may end, and come again
         super()._reset()
 
@@ -75,19 +80,28 @@ class Served(Buffered):
         if those_of(self._exchange, order) is not None:
             return _none('the ranks of one training share a buffer of their own; with exchange="off" each takes part')
         memory = _begun_with(self._service)
-        named = [] if memory or self._service == "auto" else [Path(self._service)]
+        given = None if memory or self._service == "auto" else doors.named(self._service)
         files = sorted({one for layout in beneath.layouts() for one in (layout.asked or layout.paths)})
-        first = doors.socket_of(files)
-        paths = named or sorted(doors.found(), key=lambda one: one != first)
+        first, owner = doors.socket_of(files), None if given is None else given[1]
         said = "none is there: start one by `solar serve FILE --memory SIZE`"
+        try:
+            paths = [given[0]] if given else sorted(doors.found(), key=lambda one: one != first)
+        except (PlanError, OSError) as error:
+            self._not_trusted(error)
+            return None
         for path in paths:
             try:
-                found = Door(path, beneath)
+                found = Door(path, beneath, owner)
                 self._met = True
                 return found
+            except PlanError as error:
+                if given and not self._met:
+                    raise
+                self._not_trusted(error)
+                return None
             except (SolarError, OSError) as error:
                 said = str(error)
-        if named and not self._met and not named[0].exists():
+        if given and not self._met and not given[0].exists():
             raise PlanError(f"service={self._service!r}: {said}")
         if memory:
             try:
@@ -100,6 +114,12 @@ class Served(Buffered):
             except (SolarError, OSError) as error:
                 said = str(error)
         return _none(said)
+
+    def _not_trusted(self, why: Exception) -> None:
+        """Says once, as a warning, that a service is not asked because of who could have put it there."""
+        level = logging.INFO if self._warned else logging.WARNING
+        self._warned = True
+        log.log(level, "%s: this training reads by itself", why)
 
     def _new_window(self, plan: PassPlan, amid: bool) -> Queued | None:
         """The service plans: it is told what is wanted."""

@@ -26,7 +26,7 @@ log = logging.getLogger("solar")
 
 COPIED, ALONE = 2, 4  # batches that are there before they are asked for: copied, or being read
 COME_WITHIN = 10.0  # seconds after which a batch that does not come is read alone
-NAP = 0.1
+NAP, MORE_NAPS = 0.1, 20  # seconds; and how many more of them later batches may take that do not come, all together
 FAR_OFF = 1 << 62  # a batch that there is not
 
 
@@ -58,6 +58,7 @@ class ServedRun:
         self._first, self._job = 0, -1  # of the membership: the number here of its first batch, and its own
         self._told = ""  # why the service refused it last
         self._late = False  # the last batch did not come
+        self._naps = int(COME_WITHIN / NAP) + MORE_NAPS  # that batches which do not come may still take
         self._refused = FAR_OFF  # the first batch that it does not belong to
         self._times, self._times_of = 0, -1  # that it was left behind before, in the pass that begins with that batch
         self._changed = threading.Condition()
@@ -191,11 +192,15 @@ class ServedRun:
             return None
         try:
             guest.wants(own)
-            naps = 1 if self._late else int(COME_WITHIN / NAP)
+            naps = 1 if self._late else min(self._naps, int(COME_WITHIN / NAP))
             came = any(guest.wait(own, NAP) or self._stops(stopped) for _ in range(naps))
             self._late = not came
             if not came or self._closing or stopped.is_set():
                 guest.has_made(own)
+                self._naps -= 0 if came else naps
+                if self._naps <= 0 and self._door is not None:
+                    took = COME_WITHIN + MORE_NAPS * NAP
+                    self._lost(ReadError(f"{self._door.path}: batches that did not come took {took:g} s"))
                 return None
             which, rows = self._uses(number)
             each = [len(of) for _, of in self._held.by_field(which, rows)]
@@ -246,8 +251,12 @@ class ServedRun:
     def _leave(self) -> None:
         job, self._guest, guest = self._job, None, self._guest
         if guest is not None and self._alive() and self._door is not None:
-            with suppress(SolarError):
+            try:
                 self._door.ask({"is": "leave", "job": job}, "left")
+            except Refused:
+                pass
+            except ReadError as error:  # what it says later would be taken for the answer to something else
+                self._lost(error)
 
     def _rejoin(self, number: int) -> None:
         """Joins, or joins again, for the batches from this one on."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from solar.io.machine.late import until
+from solar.io.machine.late import SAID_AFTER, until
 from solar.io.read.engine import COUNT_NAMES, Ticket
 from solar.io.read.reader import Pending, Rows
 from solar.io.read.run import Running
@@ -57,8 +57,9 @@ class ShortWay:
         if came is None:
             if not self._waits:
                 raise OffTheWay
-            came = until(way.take)
-            assert came is not None, "it is waited for without an end"
+            came = until(way.take, SAID_AFTER)
+            if came is None:  # the long way says what it waits for
+                raise OffTheWay
         arrays, counts = came
         there = time.perf_counter()
         data = way.assemble(list(map(torch.from_numpy, arrays)))
