@@ -19,7 +19,7 @@ from solar.io.layout.hdf5 import inspect, survey
 from solar.io.layout.paths import files_of
 from solar.io.machine import available as machine
 from solar.io.machine import figures, profile
-from solar.io.ranks.awaited import awaited
+from solar.io.ranks.awaited import Phase, awaited, showing
 from solar.io.read.engine import ROOM
 from solar.io.read.reader import read
 from solar.io.read.run import scratch_nbytes, threads
@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
         from solar.cli import plot  # only here: matplotlib takes its time
 
         plot.check(arguments.plot)  # before the work
-    with awaited("planning, and following the others use by use", about=guessed_seconds(cases)):
+    with showing(Phase("planning, and following the others use by use", about=guessed_seconds(cases))):
         answered = as_made(_answered(cases, job, arguments.jobs), job, cases, layouts)
     cached = _cached(arguments.file if layouts else None, cases)
     if arguments.plot:
