@@ -379,11 +379,11 @@ def test_a_memory_for_all_of_it_is_said_to_be_one(capsys: pytest.CaptureFixture[
 def test_a_share_of_memory_says_what_it_is_a_share_of(
     make: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    packed = make("b.h5", x=(np.zeros((400, 256), "f4"), {"chunks": (40, 256), "compression": "gzip"}))
+    packed = make("b.h5", x=(np.zeros((4000, 256), "f4"), {"chunks": (40, 256), "compression": "gzip"}))
     stored = inspect(packed, "x").stored_nbytes
-    memory = 40 << 10  # a tenth of 400 KiB
+    memory = 400 << 10  # a tenth of it
     assert main(["plan", packed, "--memory", str(memory), "--batch-size", "1"]) == 0
-    assert f"40 KiB on each node: 10% of the data set decoded, {min(1, memory / stored):.0%} as it is stored" in (
+    assert f"400 KiB on each node: 10% of the data set decoded, {min(1, memory / stored):.0%} as it is stored" in (
         capsys.readouterr().out
     )
 
