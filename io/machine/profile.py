@@ -11,7 +11,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -84,7 +84,8 @@ def disagreement(rounds: Sequence[Storage]) -> str:
     >>> disagreement([Storage(1e-3, 1e9, 500), Storage(1e-3, 4e8, 510)])
     'bandwidth differs 2.5 times (400 MB/s to 1 GB/s)'
     """
-    said = {"latency": figures.duration, "bandwidth": figures.rate, "iops": lambda value: f"{figures.short(value)}/s"}
+    said: dict[str, Callable[[float], str]] = {"latency": figures.duration, "bandwidth": figures.rate}
+    said["iops"] = lambda value: f"{figures.short(value)}/s"
     found = []
     for name, words in said.items():
         least, most = (of(getattr(one, name) for one in rounds) for of in (min, max))
