@@ -77,7 +77,7 @@ def test_ranks_counted_together_read_what_each_reads_alone(
 ) -> None:
     one = case(ranks, per_node, 0, samples=500, per_unit=per_unit)
     job = job_of([one], 0)
-    monkeypatch.setattr(planning, "TOGETHER", uses)
+    monkeypatch.setattr(planning, "COUNTED_TOGETHER", uses)
     made = planned(job, job.nodes - 1)
     for epoch in range(2):
         order = one.order.of(epoch)

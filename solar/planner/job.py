@@ -32,7 +32,7 @@ ALL_NODES = 1 << 26  # uses times nodes up to which each node is planned, and no
 LOADERS_PACE = AheadSpec(BATCHES_AHEAD, 0)  # without a transform or a Field that makes something
 EPOCHS_KEPT = 2  # whose division among ranks is kept, at least
 WHO_KEPT = 1 << 24  # uses whose division among ranks is kept, where these are more epochs: each node asks for all
-TOGETHER = 1 << 20  # uses of ranks that are counted together, where each reads for itself
+COUNTED_TOGETHER = 1 << 20  # uses of ranks that are counted together, where each reads for itself
 
 Epochs = Callable[[int], PassUses]  # what a rank, or its node, has of each
 
@@ -316,7 +316,7 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
     found: list[list[Counts]] = [[] for _ in epochs]
     used = [0 for _ in epochs]
     uses_of = lru_cache(EPOCHS_KEPT)(job.uses)  # the same shuffle for each field and rank
-    each = max(1, TOGETHER * world.ranks // max(1, job.order.uses))
+    each = max(1, COUNTED_TOGETHER * world.ranks // max(1, job.order.uses))
     groups = [ranks[begin : begin + each] for begin in range(0, len(ranks), each)]
     for piece, storage in zip(job.pieces, job.storages, strict=True):
         of_groups, way = [], KeepPolicy(direct=True, gap=job.gap + 1)
