@@ -73,7 +73,7 @@ def probe(
     rates = together(rate for one in rounds for rate in one)
     how = _in_words(rates, held, kind, Path(os.fspath(path)).is_dir())
     made = datetime.now(UTC).isoformat(timespec="seconds")
-    place = file if is_url(file) else str(Path(path).resolve())
+    place = file if is_url(file) else os.path.realpath(path)
     return Profile(
         place, made, how, rates, storage_of(rates), tuple(map(storage_of, rounds)), load, os.cpu_count() or 1
     )

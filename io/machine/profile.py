@@ -215,7 +215,7 @@ def _folder() -> Path:
 
 def mount_point(path: str | os.PathLike[str]) -> Path:
     """The folder at which the file system that holds `path` is mounted."""
-    here = Path(path).resolve()
+    here = Path(os.path.realpath(path))  # where links lead in a circle, Path.resolve raises before Python 3.13
     while not here.is_mount() and here != here.parent:
         here = here.parent
     return here
