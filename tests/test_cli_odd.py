@@ -62,3 +62,18 @@ def test_what_is_no_file_is_one_line(
     assert len([line for line in lines if line.startswith("solar")]) == 1
     assert "Traceback" not in said
     assert not (tmp_path / "out.h5").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["bench", "ok.h5", "--batch-size", "8", "--workers", "99999999999999999999"], "more than 1,024 processes"),
+        (["bench", "ok.h5", "--batch-size", "8", "--workers", "-1"], "cannot be below 0"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_soon(
+    arguments: list[str], why: str, odd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(odd)
+    assert main(arguments) == 1
+    assert why in capsys.readouterr().err
