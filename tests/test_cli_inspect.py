@@ -46,7 +46,7 @@ def test_one_dataset_is_shown_in_detail(zoo: str, capsys: pytest.CaptureFixture[
 def test_json_has_the_documented_keys_and_the_values_of_inspect(zoo: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "--json", zoo]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert set(told) == {"version", "files", "nbytes", "problems", "datasets", "links", "kinds", "shapes"}
+    assert set(told) == {"version", "files", "nbytes", "problems", "datasets", "links", "kinds", "imports", "shapes"}
     by_name = {dataset["name"]: dataset for dataset in told["datasets"]}
     deflate = by_name["/deflate"]
     assert deflate["shape"] == [10, 6, 5]

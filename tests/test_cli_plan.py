@@ -21,6 +21,7 @@ from solar.cli import compare, main, plot, quantities
 from solar.cli.compare import Case
 from solar.cli.trace import trace
 from solar.extents import windows
+from solar.io.layout.hdf5 import inspect
 from solar.io.machine import figures, profile
 from solar.planner import policies
 from solar.planner.budget import TooSmall
@@ -373,6 +374,34 @@ def test_a_memory_for_all_of_it_is_said_to_be_one(capsys: pytest.CaptureFixture[
     )
     assert main(SMALL) == 0
     assert "never again" not in capsys.readouterr().out
+
+
+def test_a_share_of_memory_says_what_it_is_a_share_of(
+    make: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed = make("b.h5", x=(np.zeros((4000, 256), "f4"), {"chunks": (40, 256), "compression": "gzip"}))
+    stored = inspect(packed, "x").stored_nbytes
+    memory = 400 << 10  # a tenth of it
+    assert main(["plan", packed, "--memory", str(memory), "--batch-size", "1"]) == 0
+    assert f"400 KiB on each node: 10% of the data set decoded, {min(1, memory / stored):.0%} as it is stored" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_long_plan_says_so_where_nobody_looks_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("solar.io.ranks.awaited.LINE_EVERY", 0.01)
+    real, asked_ = compare.planned, []
+
+    def until_told(*given: Any) -> Any:
+        while "planning" not in (said := capsys.readouterr().err):
+            asked_.append(said)
+            assert len(asked_) < 10**6
+        return real(*given)
+
+    monkeypatch.setattr(compare, "planned", until_told)
+    assert main(SMALL) == 0
 
 
 def case(samples: int, **changes: Any) -> Case:

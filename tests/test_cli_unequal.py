@@ -171,7 +171,7 @@ def test_fields_of_groups_are_not_guessed(command: str, tmp_path: Path, capsys: 
     groups_kit.written(path, [3, 5, 3, 2, 5, 5, 1, 5])
     assert main([command, str(path), "--batch-size", "2", *(["--memory", "1M"] if command == "plan" else [])]) == 1
     said = capsys.readouterr().err
-    assert f"it has 8 groups alike: if each is a sample, give '{path}' coords energy --groups '/molecules/*'" in said
+    assert f"it has 8 groups alike: if each is a sample, give '{path}' coords energy more/deep --groups" in said
     assert main(["plan", str(path), "coords", "energy", "--groups", "/molecules/*", "--memory", "1M", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["samples"] == 8
     assert main(["plan", str(path), "molecules/m1/coords", "--memory", "1M"]) == 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solar.planner.division import Division, Group, at_home, by_turns, divided, seated
+from solar.planner.division import Division, Group, at_home, by_turns, divided, largest, seated
 from solar.planner.regions import around
 from solar.planner.units import Units, uniform
 
@@ -97,6 +99,21 @@ def test_by_turns_each_rank_has_what_torch_gives_it_and_nothing_travels(world: t
             assert own.tolist() == list(range(starts[step] + rank, starts[step + 1], ranks))
         assert not len(one.elsewhere.uses) and not len(one.sent) and not len(one.come)
         assert one.sizes.tolist() == np.diff(one.batch.starts).tolist()
+
+
+@given(worlds(), st.booleans(), st.booleans(), st.sampled_from([1, 7, 1 << 18]))
+@settings(max_examples=200, deadline=None)
+def test_the_largest_batches_of_all_ranks_are_those_of_each_alone(
+    world: tuple[np.ndarray, ...], even: bool, sends: bool, at_a_time: int
+) -> None:
+    node_of, starts, homes = world
+    taken = at_home(homes, starts, node_of, even=even)
+    with mock.patch("solar.planner.division.SWEEP_BLOCK", at_a_time):
+        sizes, come = largest(starts, taken, homes, node_of, sends=sends)
+    for rank in range(len(node_of)):
+        one = divided(starts, taken, homes, rank, mates(node_of, rank), sends=sends)
+        assert sizes[rank] == one.sizes.max()
+        assert come[rank] == (np.bincount(one.come[:, 0], minlength=1).max() if sends else 0)
 
 
 def test_ranks_are_seated_node_by_node() -> None:

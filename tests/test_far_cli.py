@@ -63,7 +63,7 @@ def test_probe_measures_it(web: Web, capsys: pytest.CaptureFixture[str], monkeyp
     with h5py.File(web.folder / "large.h5", "w") as file:
         file["x"] = np.zeros((40, 1 << 20), "u1")
     settle(web.folder / "large.h5")
-    assert main(["probe", web.url("large.h5"), "--seconds", "1"]) == 0
+    assert main(["probe", web.url("large.h5"), "--seconds", "1", "--anyway"]) == 0
     capsys.readouterr()
     assert main(["plan", web.url("one.h5"), "x", "--memory", "1MiB", "--batch-size", "7"]) == 0
     assert "guessed" not in capsys.readouterr().out

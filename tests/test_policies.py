@@ -134,17 +134,27 @@ def test_the_smallest_units_are_pinned() -> None:
     assert done.peak_bytes == 10 + 20 + 100
 
 
-def test_a_batch_reads_a_chunk_once() -> None:
-    units = uniform(4, 50, per_unit=2, stored=30)
-    done = policies.pinned(sequence([0, 1, 2, 3], [1, 0, 2, 3]), units, ONE, batch=2, memory=0, storage=STORAGE)
-    assert counts(done) == (4, 0, 2, 60)
-    apart = policies.pinned(sequence([0, 1, 2, 3], [1, 2, 0, 3]), units, ONE, batch=2, memory=0, storage=STORAGE)
-    assert counts(apart) == (4, 0, 4, 120)
+def test_a_batch_reads_a_chunk_once_if_memory_holds_the_batch() -> None:
+    units, before = uniform(8, 50, per_unit=2, stored=60), [*range(8)]
+    room: dict[str, Any] = {"batch": 2, "storage": STORAGE}
+    in_chunks, across = sequence(before, [1, 0, 2, 3, 4, 5, 6, 7]), sequence(before, [1, 2, 0, 3, 5, 6, 4, 7])
+    done = policies.pinned(in_chunks, units, ONE, memory=100, **room)
+    assert counts(done) == (8, 0, 4, 240)
+    apart = policies.pinned(across, units, ONE, memory=100, **room)
+    assert counts(apart) == (8, 0, 8, 480)
     # Two ranks: 1 and 2 go to the first, 0 and 3 to the second.
-    ranks = policies.pinned(
-        sequence([0, 1, 2, 3], [1, 0, 2, 3]), units, World(0, 2), batch=2, memory=0, storage=STORAGE
-    )
-    assert counts(ranks) == (4, 0, 4, 120)
+    ranks = policies.pinned(in_chunks, units, World(0, 2, 0, 2), memory=200, **room)
+    assert counts(ranks) == (8, 0, 8, 480)
+
+
+@pytest.mark.parametrize("memory", [0, 99])
+@pytest.mark.parametrize("per_unit", [1, 2, 4])
+def test_without_room_for_a_batch_a_pinned_part_reads_what_torch_reads(per_unit: int, memory: int) -> None:
+    shuffle, units = shuffled(16), uniform(16, 50, per_unit=per_unit, stored=30)
+    none = policies.pinned(shuffle, units, ONE, batch=2, memory=memory, storage=STORAGE)
+    assert none == policies.torch(shuffle, units, ONE, batch=2, storage=STORAGE)
+    least = policies.lru(shuffle, units, ONE, memory=0, storage=STORAGE)
+    assert counts(least) == counts(none)
 
 
 def test_what_holds_everything_needs_no_room_for_batches() -> None:

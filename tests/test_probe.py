@@ -50,7 +50,10 @@ def test_a_folder_is_measured_with_a_file_that_is_gone_afterwards(tmp_path: Path
     assert not open_files() - before
     assert set(threading.enumerate()) <= threads
     assert made.path == str(tmp_path)
-    assert len(lines) == 1 + len(made.rates)
+    assert "writing" in lines[0]
+    assert [line[:13] for line in lines[1:]] == sorted(line[:13] for line in lines[1:])
+    assert {line[:13] for line in lines[1:]} == {f"round {number} of 3:" for number in (1, 2, 3)}
+    assert len(made.rounds) == 3
     assert made.storage == storage_of(made.rates)
 
 
@@ -77,7 +80,9 @@ def test_without_io_uring_threads_make_the_depth(large: str, monkeypatch: pytest
     found = probe(large, 0.1)
     depths = [rate.depth for rate in found.rates if rate.nbytes == SMALL_REQUEST]
     assert len(depths) >= 2
-    assert made == [pair for depth in depths for pair in ((1, depth), (depth, depth))]
+    assert made[1::2] == [(depth, depth) for _, depth in made[1::2]]
+    assert made[::2] == [(1, depth) for _, depth in made[1::2]]
+    assert {depth for _, depth in made} == set(depths)
 
 
 def test_a_file_is_only_read(large: str) -> None:
@@ -105,10 +110,11 @@ def test_where_nothing_bypasses_the_page_cache_it_is_emptied_and_that_is_said(
 
     monkeypatch.setattr(os, "open", refuse)
     monkeypatch.setattr(os, "posix_fadvise", count)
-    made = probe(large, 0.05)
+    lines: list[str] = []
+    made = probe(large, 0.05, told=lines.append)
     assert all(rate.bypassed == 0 for rate in made.rates if rate.nbytes == LARGE_REQUEST)
     assert "through the page cache" in made.how or "memory" in made.how
-    assert dropped == [(0, 0, os.POSIX_FADV_DONTNEED)] * (1 + len(made.rates))
+    assert dropped == [(0, 0, os.POSIX_FADV_DONTNEED)] * (1 + len(lines))
 
 
 def test_ctrl_c_removes_the_temporary_file(tmp_path: Path) -> None:
@@ -189,6 +195,20 @@ def test_noise_gives_a_storage_all_the_same() -> None:
     assert found.iops > 0
 
 
+def test_rounds_are_put_together_by_size_and_depth() -> None:
+    one, two, other = Rate(4096, 1, 10, 10, 1.0), Rate(4096, 1, 30, 20, 1.5), Rate(4096, 2, 7, 7, 1.0)
+    assert profile.together([one, other, two]) == (Rate(4096, 1, 40, 30, 2.5), other)
+
+
+def test_rounds_disagree_by_half_as_much_again() -> None:
+    truth = Storage(1e-3, 1e9, 500, depth=8)
+    assert profile.disagreement([truth, truth]) == ""
+    assert profile.disagreement([truth, replace(truth, bandwidth=1.49e9, iops=340, latency=6.8e-4, depth=2)]) == ""
+    said = profile.disagreement([truth, replace(truth, bandwidth=38e6), replace(truth, latency=5e-3)])
+    assert said == "latency differs 5 times (1 ms to 5 ms), bandwidth differs 26.3 times (38 MB/s to 1 GB/s)"
+    assert "iops differs 2 times (500/s to 1k/s)" in profile.disagreement([truth, replace(truth, iops=1000)])
+
+
 # --- profiles ----
 
 
@@ -215,6 +235,15 @@ def test_a_profile_that_cannot_be_stored_leaves_the_old_one(tmp_path: Path, monk
     assert [*tmp_path.iterdir()] == [path]
     with pytest.raises(PlanError, match="cannot be stored"):
         profile.save(profile_of(), path / "below")
+
+
+def test_a_profile_tells_the_load_and_what_each_round_found(tmp_path: Path) -> None:
+    storage = Storage(0.001, 1e9, 500, 8)
+    profile.save(profile_of(rounds=(storage,) * 3, load=9.5, cores=2), tmp_path / "p.json")
+    kept = json.loads((tmp_path / "p.json").read_text())
+    assert (kept["load"], kept["cores"]) == (9.5, 2)
+    assert kept["rounds"] == [{"latency": 0.001, "bandwidth": 1e9, "iops": 500, "depth": 8}] * 3
+    profile.load(tmp_path / "p.json")
 
 
 GOOD = {"solar_storage": 1, "latency": 0.001, "bandwidth": 1e9, "iops": 500, "depth": 8}

@@ -58,6 +58,8 @@ def place_of(url: str) -> FarPlace:
     if parts.scheme not in SCHEMES:
         known = ", ".join(f"{one}://" for one in SCHEMES)
         raise ReadError(errno.EINVAL, f"{parts.scheme}:// is not read; known are {known}", told(url))
+    if not parts.netloc and parts.scheme != "file":
+        raise ReadError(errno.EINVAL, "it names no host or bucket", told(url))
     if parts.query or parts.fragment:
         raise ReadError(
             errno.EINVAL, "it has a query (what follows the ?), as signed URLs have: they are not read; name the "

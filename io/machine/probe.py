@@ -2,7 +2,8 @@
 
 It makes small requests at random places, no two adjacent, and large ones in order, with more and more in flight until
 that gains nothing. They bypass the page cache if the file system allows it; if not, the file is dropped from the cache
-before each measurement. In a folder it writes a temporary file; a file is only read.
+before each measurement. In a folder it writes a temporary file; a file is only read. All is measured in three rounds:
+where these disagree, something else kept the machine or the storage busy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import stat
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,12 +31,13 @@ from solar.errors import PlanError, ReadError
 from solar.io.far.fetch import fetched, identity, ready
 from solar.io.far.place import told as in_public
 from solar.io.machine.late import GLANCE, until
-from solar.io.machine.profile import Profile, Rate, file_system, storage_of
+from solar.io.machine.profile import Profile, Rate, file_system, storage_of, together
 from solar.values import is_url
 
 SMALL_REQUEST = 4 << 10
 LARGE_REQUEST = 8 << 20
 DEPTHS = {SMALL_REQUEST: (1, 2, 4, 8, 16, 32, 64), LARGE_REQUEST: (1, 2, 4, 8, 16)}
+ROUNDS = 3  # of measuring everything
 LEAST = 4 * LARGE_REQUEST  # bytes of a file worth measuring
 SPARE_ROOM = 1.05  # times a temporary file's size must be free, so that nobody else's write fails for it
 WORTH_MORE_DEPTH = 1.05  # times the rate, below which more in flight has gained nothing
@@ -51,26 +53,38 @@ Told = Callable[[str], object]
 def probe(
     path: str | os.PathLike[str], seconds: float = 10.0, nbytes: int = 1 << 30, told: Told | None = None
 ) -> Profile:
-    """The profile of the storage that `path` lies on, measured in about so many seconds.
+    """The profile of the storage that `path` lies on, measured in about so many seconds: a third of them each round.
 
     In a folder it writes a temporary file of `nbytes`, and removes it in any case; a file is only read. `told` is
     called with a line of progress now and then.
     """
     told = told or _silent
+    load = _load()
     with contextlib.ExitStack() as after:
         file = os.fspath(path)
         if Path(file).is_dir():
             told(f"writing a temporary file of {nbytes:,} bytes in {file}")
             file = after.enter_context(temporary_file(file, nbytes))
         measured = _File.of(file)
-        rates = tuple(_rates(measured, seconds, told))
+        rounds = _rounds(measured, seconds, told)
         measured.drop()
         held = measured.held()  # not before the rates: looking brings in what is looked for
     kind = "an object store or the web" if is_url(file) else file_system(path)
+    rates = together(rate for one in rounds for rate in one)
     how = _in_words(rates, held, kind, Path(os.fspath(path)).is_dir())
     made = datetime.now(UTC).isoformat(timespec="seconds")
-    place = file if is_url(file) else str(Path(path).resolve())
-    return Profile(place, made, how, rates, storage_of(rates))
+    place = file if is_url(file) else os.path.realpath(path)
+    return Profile(
+        place, made, how, rates, storage_of(rates), tuple(map(storage_of, rounds)), load, os.cpu_count() or 1
+    )
+
+
+def _load() -> float | None:
+    """Returns the load average of the last minute. What measures adds to it, so it is asked for before."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
 
 
 def _silent(line: str) -> None:
@@ -192,11 +206,24 @@ def _is_held(descriptor: int, offset: int) -> bool:
         return False
 
 
-def _rates(file: _File, seconds: float, told: Told) -> Iterator[Rate]:
+def _rounds(file: _File, seconds: float, told: Told) -> list[tuple[Rate, ...]]:
+    """Returns the rates of each round. A round goes on in the file where the one before ended."""
+    places = {nbytes: itertools.cycle(_places(file, nbytes)) for nbytes in DEPTHS}
+    found = []
+    for number in range(1, ROUNDS + 1):
+
+        def of_round(line: str, number: int = number) -> None:
+            told(f"round {number} of {ROUNDS}: {line}")
+
+        found.append(tuple(_rates(file, seconds / ROUNDS, places, of_round)))
+    return found
+
+
+def _rates(file: _File, seconds: float, places_of: Mapping[int, Iterator[int]], told: Told) -> Iterator[Rate]:
     """Each size at each depth, until more in flight gains nothing twice."""
     share = seconds / sum(map(len, DEPTHS.values()))
     for nbytes, depths in DEPTHS.items():
-        places = itertools.cycle(_places(file, nbytes))
+        places = places_of[nbytes]
         most, in_vain = 0.0, 0
         for depth in depths:
             if depth > max(1, file.nbytes // nbytes // 4):

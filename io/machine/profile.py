@@ -11,7 +11,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,12 +19,13 @@ from typing import Any
 
 from solar.errors import PlanError
 from solar.io.far.place import place_of
-from solar.io.machine import whole
+from solar.io.machine import figures, whole
 from solar.values import Layout, Storage, is_url
 
 PROFILE_VERSION = 1
 MOST_NBYTES = 1 << 20  # of a profile; one is of 3 KB
 LONGEST_NAME = 80  # letters of a mount point in the name of its profile
+AGREEING = 1.5  # times as much is the most that any round measures of the least, or nobody knows what is true
 
 # What a storage can do: seconds, bytes a second, requests a second, requests in flight.
 RANGES = {"latency": (0.0, 100.0), "bandwidth": (1e3, 1e14), "iops": (1e-2, 1e10), "depth": (1.0, 4096.0)}
@@ -63,8 +64,45 @@ class Profile:
     path: str
     made: str  # when, UTC
     how: str  # in words
-    rates: tuple[Rate, ...]
+    rates: tuple[Rate, ...]  # of all rounds together
     storage: Storage
+    rounds: tuple[Storage, ...] = ()  # what each round measured
+    load: float | None = None  # the machine's load average when measuring began; None: unknown
+    cores: int = 0
+
+    @property
+    def busy(self) -> str:
+        """The load, in words; empty if it is unknown."""
+        if self.load is None:
+            return ""
+        return f"a load of {figures.rounded(self.load)} on {figures.count(self.cores, 'core')}"
+
+
+def disagreement(rounds: Sequence[Storage]) -> str:
+    """Returns by how much rounds of measuring disagree, in words; empty if they agree.
+
+    >>> disagreement([Storage(1e-3, 1e9, 500), Storage(1e-3, 4e8, 510)])
+    'bandwidth differs 2.5 times (400 MB/s to 1 GB/s)'
+    """
+    said: dict[str, Callable[[float], str]] = {"latency": figures.duration, "bandwidth": figures.rate}
+    said["iops"] = lambda value: f"{figures.short(value)}/s"
+    found = []
+    for name, words in said.items():
+        least, most = (of(getattr(one, name) for one in rounds) for of in (min, max))
+        if most > AGREEING * least:
+            found.append(f"{name} differs {figures.rounded(most / least)} times ({words(least)} to {words(most)})")
+    return ", ".join(found)
+
+
+def together(rates: Iterable[Rate]) -> tuple[Rate, ...]:
+    """Returns one Rate for each size and depth, with the requests and the time of all rounds."""
+    found: dict[tuple[int, int], Rate] = {}
+    for one in rates:
+        key = one.nbytes, one.depth
+        last = found.get(key, Rate(*key, 0, 0, 0.0))
+        bypassed, seconds = last.bypassed + one.bypassed, last.seconds + one.seconds
+        found[key] = Rate(*key, last.requests + one.requests, bypassed, seconds)
+    return tuple(found.values())
 
 
 def storage_of(rates: tuple[Rate, ...]) -> Storage:
@@ -177,7 +215,7 @@ def _folder() -> Path:
 
 def mount_point(path: str | os.PathLike[str]) -> Path:
     """The folder at which the file system that holds `path` is mounted."""
-    here = Path(path).resolve()
+    here = Path(os.path.realpath(path))  # where links lead in a circle, Path.resolve raises before Python 3.13
     while not here.is_mount() and here != here.parent:
         here = here.parent
     return here
@@ -201,8 +239,15 @@ def file_system(path: str | os.PathLike[str]) -> str:
 
 def save(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Writes a profile: whole or not at all, and readable by its owner only."""
-    facts = {"solar_storage": PROFILE_VERSION, "path": profile.path, "made": profile.made, "how": profile.how}
-    text = json.dumps({**facts, **_numbers(profile.storage), "rates": [asdict(one) for one in profile.rates]}, indent=1)
+    facts: dict[str, Any] = {
+        "solar_storage": PROFILE_VERSION,
+        "path": profile.path,
+        "made": profile.made,
+        "how": profile.how,
+    }
+    facts |= {**numbers(profile.storage), "load": profile.load, "cores": profile.cores}
+    facts |= {"rounds": [numbers(one) for one in profile.rounds], "rates": [asdict(one) for one in profile.rates]}
+    text = json.dumps(facts, indent=1)
     target = Path(path)
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -215,7 +260,8 @@ def save(profile: Profile, path: str | os.PathLike[str]) -> None:
             whole.sweep(target.parent)
 
 
-def _numbers(storage: Storage) -> dict[str, float]:
+def numbers(storage: Storage) -> dict[str, float]:
+    """Returns the numbers of a Storage that a profile has."""
     return {name: getattr(storage, name) for name in RANGES}
 
 
@@ -232,9 +278,9 @@ def load(path: str | os.PathLike[str]) -> Storage:
             f"{path}: no storage profile of version {PROFILE_VERSION} (solar_storage is {_short(found)}); "
             "make one with `solar probe`"
         )
-    numbers = {name: _number(path, facts, name) for name in RANGES}
-    depth = int(numbers.pop("depth"))
-    return Storage(**numbers, depth=depth)
+    known = {name: _number(path, facts, name) for name in RANGES}
+    depth = int(known.pop("depth"))
+    return Storage(**known, depth=depth)
 
 
 def _read(path: str | os.PathLike[str]) -> bytes:

@@ -68,5 +68,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the flush at exit would complain once more
         return 141
     except OSError as error:  # such as a file that went meanwhile
-        print(f"solar: {error}", file=sys.stderr)
+        print(f"solar: {said(error)}", file=sys.stderr)
         return 1

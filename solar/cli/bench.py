@@ -52,6 +52,7 @@ keys of --json: version (1), file, datasets, samples, nbytes (of a sample, on av
 """
 
 BENCH_ROUNDS = 5
+MOST_WORKERS = 1024  # that PyTorch is asked to begin
 TRYING = 30.0  # seconds after which no other setting is tried; or those of ten rounds, if that is more
 LONGEST_ROUNDS = 30.0  # seconds after which no other round begins; or those of fifteen
 LARGEST_READ = 16 << 30  # bytes that are read once before, at most
@@ -124,6 +125,8 @@ def _asked(arguments: argparse.Namespace) -> Contested:
         )
     if min(arguments.workers) < 0:
         raise PlanError(f"--workers {min(arguments.workers)}: a number of processes cannot be below 0")
+    if max(arguments.workers) > MOST_WORKERS:
+        raise PlanError(f"--workers {max(arguments.workers)}: more than {MOST_WORKERS:,} processes are not tried")
     return Contested(layouts, samples, sum(map(_nbytes, layouts.values(), every)))
 
 

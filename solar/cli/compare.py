@@ -209,8 +209,7 @@ def answer(cases: Sequence[Case], job: Job) -> Answer:
     begin = time.perf_counter()
     first = planned(job)
     seconds = (time.perf_counter() - begin) / len(first.epochs)
-    alike = job.nodes * job.order.uses > ALL_NODES
-    plans = [first, *(planned(job, node) for node in range(1, 1 if alike else job.nodes))]
+    plans = [first, *(planned(job, node) for node in range(1, _worked_out(job)))]
     ours = any(case.ours for case in cases)
     others, scaled = ({"one_by_one": _without(job)}, ()) if ours else _others(cases)
     later, whole = ([one.outcome(epochs) for one in plans] for epochs in (first.later, range(1)))
@@ -223,9 +222,15 @@ def answer(cases: Sequence[Case], job: Job) -> Answer:
     )  # fmt: skip
 
 
+def _worked_out(job: Job) -> int:
+    """Returns how many nodes are planned: all, or the first, which stands for the others."""
+    return 1 if job.nodes * job.order.uses > ALL_NODES else job.nodes
+
+
 def _without(job: Job) -> Outcome:
     """What it costs to read each batch by itself."""
-    plans = [planned(replace(job, memory=0), node) for node in range(job.nodes)]
+    alone = replace(job, memory=0)
+    plans = [planned(alone, node) for node in range(_worked_out(job))]
     later = [one.outcome(one.later) for one in plans]
     scan = sum(s.seconds(1, piece.units.total_nbytes) for piece, s in zip(job.pieces, job.storages, strict=True))
     return _of_nodes(later, job.nodes, scan)

@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Iterator
 
-from solar.errors import PlanError
+from solar.cli.words import said
+from solar.errors import PlanError, SolarError
 from solar.io.ranks.gather import ByMpi, Ranks
 from solar.io.ranks.world import detect
 
@@ -21,7 +22,9 @@ def together(exchange: str | None = None) -> Iterator[Ranks]:
     except SystemExit:
         raise
     except BaseException as error:  # of whatever kind: the others would wait for ever
-        if not isinstance(error, KeyboardInterrupt):
+        if isinstance(error, SolarError | OSError) and not isinstance(error, BrokenPipeError):
+            print(f"solar: {said(error)}", file=sys.stderr)
+        elif not isinstance(error, KeyboardInterrupt):
             sys.excepthook(*sys.exc_info())
         ranks.give_up()
         raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None

@@ -14,9 +14,10 @@ from typing import Any
 from solar import _native
 from solar.cli import words
 from solar.cli.cost import advice, commonest, cost, costs_in_words
+from solar.cli.lines import FIELDS_SHOWN, Shape, dataset_call, field_of, imports_of, keys_of, once_each
 from solar.cli.paint import Paint
 from solar.cli.plan import fields_of
-from solar.cli.shapes import FIELDS_SHOWN, Shape, dataset_call, field_of, keys_of, shapes_of
+from solar.cli.shapes import shapes_of
 from solar.cli.stored import ways
 from solar.cli.tree import Show, tree_lines
 from solar.errors import LayoutError
@@ -31,8 +32,9 @@ from solar.values import Layout, is_url
 
 DETAILS = """\
 keys of --json: version (1), files, nbytes, problems (damaged groups, links that lead nowhere), datasets, links (groups
-  that links lead to: name, file, target), kinds (files that are not alike: files, first, problem), shapes (kinds of
-  samples beside rows: kind, words, python: the line that reads them, "" where none does); of each dataset: name shape
+  that links lead to: name, file, target), kinds (files that are not alike: files, first, problem), imports (what
+  the lines of Python need), shapes (kinds of samples beside rows: kind, words, python: the line that reads them, ""
+  where none does); of each dataset: name shape
   dtype nbytes stored_nbytes samples sample_nbytes storage index chunk chunks fill (hexadecimal; "" is zeros),
   filters ([{id, name, flags, values}]), reader (direct, h5py or none), reason (why not direct), link (null, or the file
   and the name that a link leads to), packed (what attributes say of scale, offset and missing values, for
@@ -116,6 +118,7 @@ def as_json(found: FoundDataset) -> dict[str, Any]:
         "datasets": [_dataset(one, found.survey.headers.get(name)) for name, one in found.survey.layouts.items()],
         "links": [{"name": name, "file": file or None, "target": path} for name, (file, path) in links],
         "kinds": [{"files": len(one.files), "first": one.files[0], "problem": one.problem} for one in found.kinds],
+        "imports": imports_of(one.python for one in found.shapes),
         "shapes": [{"kind": one.kind, "words": one.words, "python": one.python} for one in found.shapes],
     }
 
@@ -159,7 +162,9 @@ def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint
     nbytes = _nbytes(files)
     title = Path(files[0]).name if len(files) == 1 else words.files(files)
     kinds = f" · {figures.count(number, 'layout')}" if (number := ways(files, layouts)) else ""
-    summary = f"{figures.size(nbytes)}{kinds} · {figures.count(len(layouts), 'dataset')}"
+    links = len(layouts) - (own := len(once_each(layouts)))
+    counted = figures.count(own, "dataset") + (f" · {figures.count(links, 'link')}" if links else "")
+    summary = f"{figures.size(nbytes)}{kinds} · {counted}"
     if found.kinds:
         summary = f"{figures.size(nbytes)} · {figures.count(len(found.kinds), 'kind')} of files"
     yield paint.signs(f"{paint('bold', words.printable(title))}  {paint('dim', summary)}")
@@ -171,9 +176,7 @@ def as_text(found: FoundDataset, in_detail: bool, everything: bool, paint: Paint
         yield from tree_lines(
             layouts, found.survey.aliases, _show(files[0], found.survey, in_detail, everything, paint)
         )
-        taken = {name for one in found.shapes for name in one.parts}
-        yield from _next(found.asked, {name: one for name, one in layouts.items() if name not in taken}, paint)
-        yield from _shapes(found.shapes, everything, paint)
+        yield from _in_python(found, layouts, everything, paint)
     if found.survey.problems:
         yield ""
         yield paint("red", figures.count(len(found.survey.problems), "problem"))
@@ -220,16 +223,37 @@ def _unlike(found: FoundDataset, everything: bool, paint: Paint) -> Iterator[str
 # --- what to type next ----
 
 
-def _next(asked: str, layouts: dict[str, Layout], paint: Paint) -> Iterator[str]:
-    """What to type next, with the full names: in Python, and on the command line where there is much to gain."""
-    named = {name: one for name, one in fields_of(layouts).items() if words.is_number(one.dtype)}
+def _in_python(found: FoundDataset, layouts: dict[str, Layout], everything: bool, paint: Paint) -> Iterator[str]:
+    """What to type next, in Python, and on the command line where there is much to gain."""
+    rows = _rows_in_python(found, layouts)
+    if lines := ([rows] if rows else []) + [one.python for one in found.shapes if one.python]:
+        yield ""
+        yield f"{paint('dim', 'imports:')} {imports_of(lines)}"
+    if rows:
+        yield f"{paint('dim', 'in Python:')} {paint.code(words.printable(rows))}"
+        yield from _smaller(found.asked, _fields(found, layouts), paint)
+    yield from _shapes(found.shapes, everything, paint)
+
+
+def _fields(found: FoundDataset, layouts: dict[str, Layout]) -> dict[str, Layout]:
+    """The fields of a sample that is a row, by the names of their datasets."""
+    taken = {name for one in found.shapes for name in one.parts}
+    left = fields_of({name: one for name, one in layouts.items() if name not in taken})
+    return {name: one for name, one in left.items() if words.is_number(one.dtype)}
+
+
+def _rows_in_python(found: FoundDataset, layouts: dict[str, Layout]) -> str:
+    """The line of Python that reads rows, with the full names; empty where there are none."""
+    named = _fields(found, layouts)
     if not named:
-        return
+        return ""
     shown = dict(list(zip(keys_of(named), named, strict=True))[:FIELDS_SHOWN])
     told = {key: field_of(name, named[name]) for key, name in shown.items()}
     more = f"  # and {figures.count(len(named) - FIELDS_SHOWN, 'field')} more" if len(named) > FIELDS_SHOWN else ""
-    yield ""
-    yield f"{paint('dim', 'in Python:')} {paint.code(words.printable(dataset_call(asked, told)))}{more}"
+    return dataset_call(found.asked, told) + more
+
+
+def _smaller(asked: str, named: dict[str, Layout], paint: Paint) -> Iterator[str]:
     plain = [one for one in named.values() if one.dtype.kind in "iuf" and not any(form.filters for form in one.forms)]
     own = [one for one in plain if not one.names]
     if sum(one.nbytes for one in own) >= WORTH_COMPRESSING and len(own[0].paths) == 1:

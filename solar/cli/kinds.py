@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from solar.blocks import Blocks, refused
 from solar.boxes import BoxBlocks, Boxes
 from solar.cli import quantities
-from solar.cli.shapes import groups_alike
+from solar.cli.alike import groups_alike
 from solar.errors import PlanError
 from solar.extents import Extents
 from solar.io.crops import Crops
@@ -285,12 +285,13 @@ def groups_of(arguments: argparse.Namespace) -> GroupNames | None:
 
 def no_groups(path: str, surveyed: Mapping[str, Layout], found: Mapping[str, Layout]) -> None:
     """Refuses fields that were found in groups alike instead of named: which of these are as long is chance."""
-    for pattern, groups, names in groups_alike(surveyed):
-        if any(name.rpartition("/")[0] in groups for name in found):
-            given = " ".join(map(shlex.quote, (path, *names, "--groups", pattern)))
+    for alike in groups_alike(surveyed):
+        held = {f"{group}/{name}" for group, members in alike.groups.items() for name in members}
+        if alike.fields and any(name in held for name in found):
+            given = " ".join(map(shlex.quote, (path, *alike.fields, "--groups", alike.pattern)))
             raise PlanError(
-                f"{path}: it has {count(len(groups), 'group')} alike: if each is a sample, give {given}; else name "
-                "the DATASETs that make up one"
+                f"{path}: it has {count(len(alike.groups), 'group')} alike: if each is a sample, give {given}; else "
+                "name the DATASETs that make up one"
             )
 
 

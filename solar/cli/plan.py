@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from solar.cli import jobs, kinds, mixtures, planned, quantities
 from solar.cli.compare import Answer, Case, answer, guessed_seconds, job_of, scratch_of
+from solar.cli.lines import once_each
 from solar.cli.requested import as_made
 from solar.errors import PlanError
 from solar.extents import Extents
@@ -19,7 +20,7 @@ from solar.io.layout.hdf5 import inspect, survey
 from solar.io.layout.paths import files_of
 from solar.io.machine import available as machine
 from solar.io.machine import figures, profile
-from solar.io.ranks.awaited import awaited
+from solar.io.ranks.awaited import Phase, awaited, showing
 from solar.io.read.engine import ROOM
 from solar.io.read.reader import read
 from solar.io.read.run import scratch_nbytes, threads
@@ -131,7 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
         from solar.cli import plot  # only here: matplotlib takes its time
 
         plot.check(arguments.plot)  # before the work
-    with awaited("planning, and following the others use by use", about=guessed_seconds(cases)):
+    with showing(Phase("planning, and following the others use by use", about=guessed_seconds(cases))):
         answered = as_made(_answered(cases, job, arguments.jobs), job, cases, layouts)
     cached = _cached(arguments.file if layouts else None, cases)
     if arguments.plot:
@@ -376,10 +377,6 @@ def layouts_of(path: str, names: list[str], *, alike: bool = True) -> dict[str, 
 def fields_of(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
     """Those that have as many samples as the largest, each once; none where none can be read."""
     usable = {name: one for name, one in layouts.items() if one.reader != "none" and one.nbytes and one.shape}
-    first: dict[object, str] = {}  # by where it is: the name that is its own, or else the first link's
-    for name, one in sorted(usable.items(), key=lambda item: bool(item[1].names)):
-        first.setdefault((one.paths, one.names or (one.name,) * len(one.paths)), name)
-    once = set(first.values())
-    usable = {name: one for name, one in usable.items() if name in once}
+    usable = once_each(usable)
     samples = max(usable.values(), key=lambda layout: layout.nbytes).samples if usable else 0
     return {name: layout for name, layout in usable.items() if layout.samples == samples}

@@ -210,13 +210,20 @@ def machine(cases: list[Case], memory: int) -> str:
     """The ranks, and how much of the data set their memory holds."""
     one = cases[0]
     nodes = -(-one.world.ranks // one.world.ranks_per_node)
-    total = sum(case.units.total_nbytes for case in cases)
     who = figures.count(one.world.ranks, "rank") if one.jobs == 1 else figures.count(one.jobs, "job")
-    stored = " as it is stored" if any(case.units.encoded for case in cases) else ""
+    stored = _share_of(memory * nodes, sum(case.units.total_nbytes for case in cases))
+    held = f"{stored} of the data set"
+    if any(case.units.encoded for case in cases):
+        decoded = _share_of(memory * nodes, sum(case.units.samples * case.units.sample_nbytes for case in cases))
+        held = f"{decoded} of the data set decoded, {stored} as it is stored"
     return (
         f"{who} on {figures.count(nodes, 'node')}, {one.batch} samples each a step; "
-        f"{figures.size(memory)} on each node: {min(1.0, memory * nodes / max(total, 1)):.0%} of the data set{stored}"
+        f"{figures.size(memory)} on each node: {held}"
     )
+
+
+def _share_of(room: int, nbytes: int) -> str:
+    return f"{min(1.0, room / max(nbytes, 1)):.0%}"
 
 
 def modelled(storage: Storage, source: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -63,8 +64,8 @@ def check(path: str) -> None:
     kind = Path(path).suffix.lower()
     if kind not in (".html", *PICTURES):
         raise PlanError(f"--plot {path}: a picture is .html, or with matplotlib {', '.join(PICTURES)}")
-    if not Path(path).resolve().parent.is_dir():
-        raise PlanError(f"--plot {path}: there is no folder {Path(path).resolve().parent}")
+    if not (folder := Path(os.path.realpath(path)).parent).is_dir():
+        raise PlanError(f"--plot {path}: there is no folder {folder}")
     if kind != ".html" and find_spec("matplotlib") is None:
         raise PlanError(f"--plot {path}: {kind} needs matplotlib, which is not installed; .html needs nothing")
 

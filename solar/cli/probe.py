@@ -10,17 +10,21 @@ from typing import Any
 
 from solar.cli import quantities, words
 from solar.cli.progress import ended_in_order
+from solar.errors import PlanError
 from solar.io.machine import figures, profile
 from solar.io.machine.probe import probe
 
 DETAILS = """\
 In a folder a temporary file is written, and removed afterwards, also after Ctrl-C. A file is only read; one that has
-lain there for a while and is larger than the servers' memory gives the truest numbers. What others do on the storage
-meanwhile is in them.
+lain there for a while and is larger than the servers' memory gives the truest numbers. Everything is measured three
+times. If a number of one round is more than 1.5 times that of another, the machine or the storage was busy with
+something else, and no profile is stored: run the command again, or give --anyway.
 
 `solar plan FILE` finds the profile by itself for files of that storage; `solar plan --profile` takes any.
-keys of --json: version (1), path, made, how, latency, bandwidth, iops, depth, gap, profile (where it was stored),
-  rates ([{nbytes, depth, requests, bypassed, seconds}])
+keys of --json: version (1), path, made, how, latency, bandwidth, iops, depth, gap, load (the load average before; null:
+  unknown), cores, rounds ([{latency, bandwidth, iops, depth}]), disagreement (of the rounds, in words; "": they agree),
+  profile (where it was stored; null: it was not), rates ([{nbytes, depth, requests, bypassed, seconds}] of all rounds)
+exit code: 1 where no profile was stored
 """
 
 
@@ -31,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size", metavar="SIZE", type=quantities.size, default=1 << 30, help="of the temporary file (1GiB)"
     )
     parser.add_argument("--output", metavar="FILE", help="where to store the profile (in the user's cache folder)")
+    parser.add_argument("--anyway", action="store_true", help="stores the profile even if the three rounds disagree")
     parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
 
 
@@ -39,33 +44,48 @@ def run(arguments: argparse.Namespace) -> int:
     with ended_in_order():  # so that the temporary file goes
         told = (lambda line: None) if arguments.json else (lambda line: print(line, flush=True))
         made = probe(arguments.path, arguments.seconds, arguments.size, told)
-    profile.save(made, where)
+    apart = profile.disagreement(made.rounds)
+    stored = None if apart and not arguments.anyway else str(where)
+    if stored is not None:
+        profile.save(made, stored)
     if arguments.json:
-        print(json.dumps(as_json(made, str(where)), indent=1))
+        print(json.dumps(as_json(made, stored, apart), indent=1))
     else:
-        for line in as_text(made, str(where)):
+        for line in as_text(made, stored, apart):
             print(line)
+    if stored is None:
+        raise PlanError(_not_stored(made, apart))
     return 0
 
 
-def as_json(made: profile.Profile, where: str) -> dict[str, Any]:
+def _not_stored(made: profile.Profile, apart: str) -> str:
+    load = f"; the machine had {made.busy}" if made.busy else ""
+    return (
+        f"{made.path}: no profile is stored: {len(made.rounds)} rounds of measuring disagree: {apart}{load}. Run it "
+        "again when the machine and the storage are less busy, for longer (--seconds), or store it with --anyway"
+    )
+
+
+def as_json(made: profile.Profile, where: str | None, apart: str) -> dict[str, Any]:
     """The answer of --json; its keys are listed in DETAILS."""
     storage = made.storage
-    numbers = {"latency": storage.latency, "bandwidth": storage.bandwidth, "iops": storage.iops}
     return {
         "version": 1,
         "path": made.path,
         "made": made.made,
         "how": made.how,
-        **numbers,
-        "depth": storage.depth,
+        **profile.numbers(storage),
         "gap": storage.gap,
+        "load": made.load,
+        "cores": made.cores,
+        "rounds": [profile.numbers(one) for one in made.rounds],
+        "disagreement": apart,
         "profile": where,
         "rates": [asdict(rate) for rate in made.rates],
     }
 
 
-def as_text(made: profile.Profile, where: str) -> Iterator[str]:
+def as_text(made: profile.Profile, where: str | None, apart: str) -> Iterator[str]:
     """The lines for people, after those of the measuring."""
     storage = made.storage
     yield ""
@@ -74,4 +94,10 @@ def as_text(made: profile.Profile, where: str) -> Iterator[str]:
     yield f"bandwidth  {figures.rate(storage.bandwidth)} in large ones"
     yield f"so a request costs as much as reading {figures.size(storage.gap)}"
     yield f"measured {made.how}"
-    yield f"stored in {words.printable(where)}"
+    if made.busy:
+        more = ": the machine was busy, and a quiet one may measure more" if (made.load or 0) > made.cores else ""
+        yield f"with {made.busy} before{more}"
+    if apart and where is not None:
+        yield f"{len(made.rounds)} rounds disagree, and it is stored all the same: {apart}"
+    if where is not None:
+        yield f"stored in {words.printable(where)}"

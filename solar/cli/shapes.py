@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,36 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.cli import words
+from solar.cli.alike import CLIP_STEPS, shapes_of_groups
+from solar.cli.known import known_shapes
+from solar.cli.lines import FIELDS_SHOWN, Shape, call, field_of, last_of, once_each, quoted, rows_of
 from solar.errors import LayoutError, SolarError
 from solar.io.layout.hdf5 import inspect
-from solar.io.layout.packing import packed
 from solar.io.layout.virtual import missing_sources
-from solar.io.machine import figures
 from solar.io.ragged import matrix_shape, varying_numbers
 from solar.io.windows import values_of
 from solar.values import Layout
 
-FIELDS_SHOWN = 6  # fields of a sample that are told by name
 GLANCES = 16  # datasets of each kind, of a file that may have thousands
 VALUES = 1 << 20  # that are read of a dataset, to see whether it tells parts
-CLIP = 16  # steps of the windows that are shown
 EDGE, LEAST_EDGE = 96, 16  # of the boxes that are shown, and of volumes that are worth boxes
-GROUPS = 8  # alike, that are worth to be samples
 CUBE = 4  # times as long as its shortest axis may the longest of a volume be
 LENGTH_NAMES = re.compile(r"(^|_)(lengths?|lens?|counts?|sizes?|num)$|^(n|num)_")
 PLACE_NAMES = re.compile(r"(^|_)(ends?|indptr|ptr|offsets?|stops?)$")
 ID_NAMES = re.compile(r"(^|_)(ids?|keys?|episode|event|run|traj|trajectory|sequence|patient)(_?(ids?|index|number))?$")
 
 Layouts = Mapping[str, Layout]
-
-
-class Shape(NamedTuple):
-    """What was seen."""
-
-    kind: str  # "groups" "csr" "ragged" "windows" "crops" "keys" "missing"
-    parts: list[str]  # datasets that are no fields by themselves, for they tell of others
-    words: str
-    python: str  # empty where nothing reads it yet
 
 
 class PartsTold(NamedTuple):
@@ -57,8 +45,11 @@ class PartsTold(NamedTuple):
 
 def shapes_of(asked: str, files: Sequence[str], layouts: Layouts) -> list[Shape]:
     """What the first of these files seems to hold. It reads a few small datasets, however many there are."""
-    found = [*_missing(files[0], layouts), *_matrices(asked, files[0], layouts)]
-    found += _groups(asked, {name: one for name, one in layouts.items() if name not in _parts_of(found)})
+    layouts = once_each(layouts)
+    found = [*_missing(files[0], layouts), *known_shapes(asked, files, layouts), *_matrices(asked, files[0], layouts)]
+    found += shapes_of_groups(
+        asked, files, {name: one for name, one in layouts.items() if name not in _parts_of(found)}
+    )
     taken = _parts_of(found)
     left = {name: one for name, one in layouts.items() if name not in taken and one.reader != "none" and one.shape}
     found += _varying(asked, left)
@@ -73,39 +64,7 @@ def _parts_of(shapes: Sequence[Shape]) -> set[str]:
     return {name for one in shapes for name in one.parts}
 
 
-# --- groups, matrices, lists, sources ----
-
-
-def _groups(asked: str, layouts: Layouts) -> Iterator[Shape]:
-    for pattern, groups, names in groups_alike(layouts):
-        fields = {name: quoted(name) for name in names}
-        said = f"{figures.count(len(groups), 'group')} alike, each a sample"
-        parts = [f"{group}/{name}" for group, members in groups.items() for name in members]
-        yield Shape("groups", parts, said, _call(asked, fields, f"samples={quoted(pattern)}"))
-
-
-def groups_alike(layouts: Layouts) -> Iterator[tuple[str, Mapping[str, Layouts], list[str]]]:
-    """Groups beside each other that hold the same datasets, and no groups: the pattern of their names, what each has,
-    and which of that are numbers.
-    """
-    by_group: dict[str, dict[str, Layout]] = defaultdict(dict)
-    for name, one in layouts.items():
-        group, _, last = name.rpartition("/")
-        by_group[group][last] = one
-    beside: dict[str, list[str]] = defaultdict(list)
-    for group in by_group:
-        if group:
-            beside[group.rpartition("/")[0]].append(group)
-    for above, groups in beside.items():
-        first = by_group[groups[0]]
-        alike = all(_group_kind(by_group[group]) == _group_kind(first) for group in groups)
-        fields = [name for name, one in first.items() if words.is_number(one.dtype)]
-        if len(groups) >= GROUPS and alike and fields and all(one.reader == "direct" for one in first.values()):
-            yield f"{above}/*", {group: by_group[group] for group in groups}, fields
-
-
-def _group_kind(members: Layouts) -> dict[str, Any]:
-    return {name: (one.dtype, one.shape[1:], len(one.shape), one.reader) for name, one in members.items()}
+# --- matrices, lists, sources ----
 
 
 def _missing(file: str, layouts: Layouts) -> Iterator[Shape]:
@@ -136,7 +95,7 @@ def _matrices(asked: str, file: str, layouts: Layouts) -> Iterator[Shape]:
 
 def _varying(asked: str, layouts: Layouts) -> Iterator[Shape]:
     for name in [name for name, one in layouts.items() if varying_numbers(one)][:GLANCES]:
-        yield Shape("ragged", [name], f"arrays of unequal length in {name}", _call(asked, {name: _ragged(name)}))
+        yield Shape("ragged", [name], f"arrays of unequal length in {name}", call(asked, {name: _ragged(name)}))
 
 
 # --- parts told by a dataset ----
@@ -146,17 +105,17 @@ def _telling(file: str, layouts: Layouts, numbers: Layouts) -> Iterator[PartsTol
     """The datasets whose values make parts of others' rows."""
     by_rows: dict[int, list[str]] = defaultdict(list)
     for name, one in numbers.items():
-        by_rows[_rows(one)].append(name)
+        by_rows[rows_of(one)].append(name)
     small = [name for name, one in layouts.items() if _is_column(one)]
     ints = [
-        name for name in small if layouts[name].dtype.kind in "iu" and any(n > _rows(layouts[name]) for n in by_rows)
+        name for name in small if layouts[name].dtype.kind in "iu" and any(n > rows_of(layouts[name]) for n in by_rows)
     ]
     for name in sorted(ints, key=lambda name: not _by_name(name))[:GLANCES]:
         yield from _lengths(name, _values(file, layouts[name]), by_rows)
     ids = [
         name
         for name in small
-        if ID_NAMES.search(_last(name)) and len(by_rows[_rows(layouts[name])]) > (name in numbers)
+        if ID_NAMES.search(last_of(name)) and len(by_rows[rows_of(layouts[name])]) > (name in numbers)
     ]
     for name in ids[:GLANCES]:
         values = _values(file, layouts[name])
@@ -166,7 +125,7 @@ def _telling(file: str, layouts: Layouts, numbers: Layouts) -> Iterator[PartsTol
 
 
 def _by_name(name: str) -> bool:
-    return bool(PLACE_NAMES.search(_last(name)) or LENGTH_NAMES.search(_last(name)))
+    return bool(PLACE_NAMES.search(last_of(name)) or LENGTH_NAMES.search(last_of(name)))
 
 
 def _lengths(name: str, values: NDArray[Any], by_rows: Mapping[int, Sequence[str]]) -> Iterator[PartsTold]:
@@ -174,12 +133,13 @@ def _lengths(name: str, values: NDArray[Any], by_rows: Mapping[int, Sequence[str
     if len(values) < 2 or values.dtype.kind not in "iu" or int(values.min()) < 0:
         return
     last, sizes = int(values[-1]), np.diff(values.astype(np.int64), prepend=0)
-    if last in by_rows and last > len(values) and (sizes >= 0).all():
+    named = _by_name(name) or bool((sizes[1:] > 0).all())  # numbers of atoms, say, often ascend a little
+    if named and last in by_rows and last > len(values) and (sizes >= 0).all():
         for word, doubt in _first_means(name, len(values), by_rows) if not values[0] else [("ends", "")]:
             yield PartsTold(name, word, len(values) - (word == "indptr"), int(sizes.max()), last, doubt)
         return
     total = int(values.sum(dtype=object))
-    if total in by_rows and total > len(values) and LENGTH_NAMES.search(_last(name)):
+    if total in by_rows and total > len(values) and LENGTH_NAMES.search(last_of(name)):
         yield PartsTold(name, "lengths", len(values), int(values.max()), total)
 
 
@@ -189,11 +149,11 @@ def _first_means(name: str, length: int, by_rows: Mapping[int, Sequence[str]]) -
     """
     rows = {"indptr": length - 1, "ends": length}
     beside = {one: word for word, parts in rows.items() for one in by_rows.get(parts, ()) if one != name}
-    beside = {one: word for one, word in beside.items() if not PLACE_NAMES.search(_last(one))}  # in doubt as this is
+    beside = {one: word for one, word in beside.items() if not PLACE_NAMES.search(last_of(one))}  # in doubt as this is
     found = {beside[one] for one in _near([*beside], name)}
-    if re.search(r"(^|_)(ends?|stops?)$", _last(name)):
+    if re.search(r"(^|_)(ends?|stops?)$", last_of(name)):
         found.add("ends")
-    elif re.search(r"(^|_)(indptr|ptr)$", _last(name)):
+    elif re.search(r"(^|_)(indptr|ptr)$", last_of(name)):
         found.add("indptr")
     if len(found) == 1:
         return [(found.pop(), "")]
@@ -202,37 +162,39 @@ def _first_means(name: str, length: int, by_rows: Mapping[int, Sequence[str]]) -
 
 def _of_parts(asked: str, told: PartsTold, numbers: Layouts) -> Iterator[Shape]:
     """The parts as samples, and windows that lie within them."""
-    rows = [name for name, one in numbers.items() if _rows(one) == told.rows]
+    rows = [name for name, one in numbers.items() if rows_of(one) == told.rows]
     group = told.name.rpartition("/")[0]
-    beside = [name for name, one in numbers.items() if _rows(one) == told.parts and name.rpartition("/")[0] == group]
+    beside = [name for name, one in numbers.items() if rows_of(one) == told.parts and name.rpartition("/")[0] == group]
     by = f"{told.word}={quoted(told.name)}"
     parts = f"the {told.parts:,} parts that {told.name} tells{f' {told.doubt}' if told.doubt else ''}"
     ragged = {name: _ragged(name, by) for name in _near(rows, told.name)}
     labels = {name: field_of(name, numbers[name]) for name in beside}
     if all(name in labels or _is_rows_of_numbers(numbers[name]) for name in ragged):
         fields = dict([*ragged.items(), *labels.items()][:FIELDS_SHOWN])
-        yield Shape("ragged", [told.name], f"{parts}, each a sample", _call(asked, fields))
+        yield Shape("ragged", [told.name], f"{parts}, each a sample", call(asked, fields))
     if told.longest < 2 or (told.doubt and told.word == "ends"):  # an empty part has no windows
         return
-    steps = f"range({min(CLIP, told.longest)})"
+    steps = f"range({min(CLIP_STEPS, told.longest)})"
     windows = {name: f"Field({quoted(name)}, steps={steps})" for name in _near(rows, told.name)}
     within = f"Windows({by.replace('indptr=', 'ends=')})"
-    yield Shape("windows", [told.name], f"windows within {parts}", _call(asked, windows, f"samples={within}"))
+    yield Shape("windows", [told.name], f"windows within {parts}", call(asked, windows, f"samples={within}"))
 
 
 def _keys(asked: str, file: str, layouts: Layouts, numbers: Layouts, taken: set[str]) -> Iterator[Shape]:
     """Columns whose values name each row, so that another file can be joined to it."""
     named = [
-        name for name, one in layouts.items() if _is_column(one) and ID_NAMES.search(_last(name)) and name not in taken
+        name
+        for name, one in layouts.items()
+        if _is_column(one) and ID_NAMES.search(last_of(name)) and name not in taken
     ]
     for name in named[:GLANCES]:
-        values, rows = _values(file, layouts[name]), _rows(layouts[name])
-        with_it = [one for one in numbers if one != name and _rows(numbers[one]) == rows]
+        values, rows = _values(file, layouts[name]), rows_of(layouts[name])
+        with_it = [one for one in numbers if one != name and rows_of(numbers[one]) == rows]
         if len(values) > 1 and with_it and len(np.unique(values)) == len(values):
             first = _near(with_it, name)[0]
             other = f'Field("/label", file="OTHER.h5", by={quoted(name)})'
             said = f"{name} names each row: labels of another file that has it, too"
-            yield Shape("keys", [], said, _call(asked, {first: field_of(first, numbers[first]), "/label": other}))
+            yield Shape("keys", [], said, call(asked, {first: field_of(first, numbers[first]), "/label": other}))
 
 
 # --- volumes ----
@@ -242,7 +204,7 @@ def _volumes(asked: str, numbers: Layouts) -> Iterator[Shape]:
     """Datasets of few rows that are nearly cubes: they may be meant as volumes."""
     by_shape: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for name, one in numbers.items():
-        shape = (_rows(one), *one.shape[1:])
+        shape = (rows_of(one), *one.shape[1:])
         if len(shape) > 2 and min(shape[-3:]) >= LEAST_EDGE and max(shape[-3:]) <= CUBE * min(shape[-3:]):
             by_shape[shape].append(name)
     for shape, names in list(by_shape.items())[:GLANCES]:
@@ -250,57 +212,16 @@ def _volumes(asked: str, numbers: Layouts) -> Iterator[Shape]:
         of_rows = ', volumes="rows"' if len(shape) > 3 else ""
         fields = {name: field_of(name, numbers[name]) for name in names}
         said = f"boxes of {words.times(box)}, if these are volumes"
-        yield Shape("crops", [], said, _call(asked, fields, f"samples=Crops({box}{of_rows})"))
-
-
-# --- lines of Python ----
-
-
-def _call(asked: str, fields: Mapping[str, str], more: str = "") -> str:
-    few = dict(list(fields.items())[:FIELDS_SHOWN])
-    return dataset_call(asked, dict(zip(keys_of(few), few.values(), strict=True)), more)
-
-
-def dataset_call(asked: str, fields: Mapping[str, str], more: str = "") -> str:
-    """The line that makes a data set of these fields."""
-    told = ", ".join(f"{quoted(key)}: {text}" for key, text in fields.items())
-    return f"H5Dataset({quoted(asked)}, {{{told}}}{f', {more}' if more else ''})"
-
-
-def keys_of(names: Sequence[str] | Mapping[str, Any]) -> list[str]:
-    """The last part of each name, where that is its own; else all of it."""
-    times = Counter(map(_last, names))
-    return [name.strip("/") if times[_last(name)] > 1 else _last(name) for name in names]
-
-
-def field_of(name: str, layout: Layout) -> str:
-    """A field as it is given to H5Dataset."""
-    return f"Field({quoted(name)}, cf=True)" if packed(layout) else quoted(name)
+        yield Shape("crops", [], said, call(asked, fields, f"samples=Crops({box}{of_rows})"))
 
 
 def _ragged(name: str, by: str = "") -> str:
     return f"Ragged({quoted(name)}{f', {by}' if by else ''})"
 
 
-def quoted(value: str) -> str:
-    """As Python writes it."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-# --- facts of datasets, in the first file ----
-
-
-def _last(name: str) -> str:
-    return name.rpartition("/")[2]
-
-
-def _rows(layout: Layout) -> int:
-    return int(layout.first_of_files[1]) if len(layout.first_of_files) > 1 else layout.samples
-
-
 def _is_column(layout: Layout) -> bool:
     """Whether it is a small row of whole numbers or text."""
-    return len(layout.shape) == 1 and layout.dtype.kind in "iuS" and 1 < _rows(layout) <= VALUES
+    return len(layout.shape) == 1 and layout.dtype.kind in "iuS" and 1 < rows_of(layout) <= VALUES
 
 
 def _is_rows_of_numbers(layout: Layout) -> bool:

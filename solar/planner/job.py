@@ -30,7 +30,9 @@ from solar.values import BATCHES_AHEAD, Outcome, Storage, World
 FOLLOWED = 1 << 26  # uses of a node after which no more epochs are planned: they go on as the last ones
 ALL_NODES = 1 << 26  # uses times nodes up to which each node is planned, and not just the first
 LOADERS_PACE = AheadSpec(BATCHES_AHEAD, 0)  # without a transform or a Field that makes something
-EPOCHS_KEPT = 2  # whose division among ranks is kept
+EPOCHS_KEPT = 2  # whose division among ranks is kept, at least
+WHO_KEPT = 1 << 24  # uses whose division among ranks is kept, where these are more epochs: each node asks for all
+COUNTED_TOGETHER = 1 << 20  # uses of ranks that are counted together, where each reads for itself
 
 Epochs = Callable[[int], PassUses]  # what a rank, or its node, has of each
 
@@ -85,7 +87,17 @@ class Job:
     @cached_property
     def who(self) -> Callable[[int], Who]:
         """Who takes and provides each use of an epoch: the same for all ranks that ask."""
-        return lru_cache(EPOCHS_KEPT)(lambda epoch: self.sharing(0).who(self.uses(epoch)))
+        kept = max(EPOCHS_KEPT, WHO_KEPT // max(1, self.order.uses))
+        return lru_cache(kept)(lambda epoch: self.sharing(0).who(self.uses(epoch)))
+
+    @cached_property
+    def needs(self) -> list[Needs]:
+        """What the batches of each rank take, by the first epoch."""
+        own = self.sharing(0)
+        if self.world.ranks == 1:  # its uses are those of all jobs
+            return [_needs_of(self, own.exchange, 0, 0)]
+        made = lru_cache(None)(partial(_needs_of, self, own.exchange))  # most ranks are alike
+        return [made(*facts) for facts in zip(*own.largest(self.uses(0), self.who(0)), strict=True)]
 
     def sharing(self, rank: int) -> Sharing:
         """The data set among the ranks, as this one sees it: as loaders divide it where nobody says `balance`."""
@@ -152,7 +164,7 @@ def planned(job: Job, node: int = 0) -> NodePlan:
     own = job.sharing(first)
     of_epoch = lru_cache(EPOCHS_KEPT)(partial(_part, job, own))
     pieces = job.pieces if job.world.ranks == 1 else own.planned()
-    taken = [_needs(job, rank, of_epoch(0) if rank == first else _part(job, job.sharing(rank), 0)) for rank in ranks]
+    taken = [job.needs[rank] for rank in ranks]
     longest = max(_batch(job), int(of_epoch(0).sizes.max(initial=0))) if job.world.ranks == 1 else job.batch
     budget = divided(job.memory, longest, taken, wholes([piece.region for piece in pieces]))
     batches = sum(one.beside + budget.staged * one.waiting for one in taken)
@@ -289,15 +301,10 @@ def _places(job: Job, batch: int) -> int:
     return max([batch, *(most_uses([one.extents], batch) for one in job.pieces if isinstance(one.extents, Blocks))])
 
 
-def _needs(job: Job, rank: int, first: PassUses) -> Needs:
-    """What the batches of a rank take, whose first epoch this is."""
-    batch, exchange = _batch(job), job.sharing(rank).exchange
-    if job.world.ranks > 1:  # of one alone, the uses are those of all jobs
-        batch = max(batch, int(first.sizes.max(initial=0)))
-    places = _places(job, batch)
-    own = needs(
-        job.fields, job.pace, places, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=first.inbox
-    )
+def _needs_of(job: Job, exchange: str, largest: int, inbox: int) -> Needs:
+    """Returns what the batches of a rank take whose largest one has so many samples."""
+    places = _places(job, max(_batch(job), largest))
+    own = needs(job.fields, job.pace, places, scratch=job.scratch, threads=job.threads, exchange=exchange, inbox=inbox)
     return own._replace(encodes=encoding_nbytes(job.pieces))
 
 
@@ -309,21 +316,29 @@ def _one_by_one(job: Job, node: int) -> NodePlan:
     found: list[list[Counts]] = [[] for _ in epochs]
     used = [0 for _ in epochs]
     uses_of = lru_cache(EPOCHS_KEPT)(job.uses)  # the same shuffle for each field and rank
+    each = max(1, COUNTED_TOGETHER * world.ranks // max(1, job.order.uses))
+    groups = [ranks[begin : begin + each] for begin in range(0, len(ranks), each)]
     for piece, storage in zip(job.pieces, job.storages, strict=True):
-        of_ranks, way = [], KeepPolicy(direct=True, gap=job.gap + 1)
-        for rank in ranks:
+        of_groups, way = [], KeepPolicy(direct=True, gap=job.gap + 1)
+        for group in groups:
 
-            def of(epoch: int, rank: int = rank, piece: Piece = piece) -> Any:
-                uses, each = uses_of(epoch), job.world.ranks
-                ends = [-(-(end - rank) // each) for end in uses.starts.tolist()]
-                which = None if uses.which is None else uses.which[rank::each]
-                return piece.rows(SampleUses(which, uses.rows[rank::each], np.array(ends, np.int64), epoch=epoch))
+            def of(epoch: int, group: range = group, piece: Piece = piece) -> Any:
+                return piece.rows(_rank_by_rank(uses_of(epoch), group, world.ranks))
 
             made = plan_rows(of, piece.units, memory=0, storage=storage, epochs=epochs, ahead=0, facts=(), way=way)
-            of_ranks.append(made.counts)
+            of_groups.append(made.counts)
             used = [own + len(of(epoch)[0]) for own, epoch in zip(used, epochs, strict=True)]
         for epoch in epochs:
-            found[epoch].append(total(counts[epoch] for counts in of_ranks))
+            found[epoch].append(total(counts[epoch] for counts in of_groups))
     taken = needs(job.fields, job.pace, _places(job, _batch(job)), scratch=job.scratch, threads=job.threads)
     batches = len(ranks) * (taken.beside + taken.ahead * taken.waiting)
     return NodePlan(found, used, [piece.units for piece in job.pieces], job.storages, [], None, batches)
+
+
+def _rank_by_rank(uses: SampleUses, some: range, ranks: int) -> SampleUses:
+    """Returns what some of the ranks use, each step of each rank as a step of its own: one rank after another."""
+    ends = np.stack([-(-(uses.starts - rank) // ranks) for rank in some])  # of each rank, among its own uses
+    sizes = np.diff(ends, axis=1)
+    rows = np.concatenate([uses.rows[rank::ranks][: end[-1]] for rank, end in zip(some, ends, strict=True)])
+    which = None if uses.which is None else np.concatenate([uses.which[rank::ranks] for rank in some])
+    return SampleUses(which, rows, np.concatenate(([0], np.cumsum(sizes))), epoch=uses.epoch)

@@ -100,11 +100,16 @@ class PassUses(NamedTuple):
         """How many samples come from other nodes to a batch, at most, with room for a later segment's."""
         if self.parcels is None or not len(self.parcels.come):
             return 0
-        return int(1.5 * np.bincount(self.parcels.come[:, 0]).max())
+        return with_room(int(np.bincount(self.parcels.come[:, 0]).max()))
 
     def same(self, other: PassUses) -> bool:
         """Whether the same samples come in the same batches."""
         return self.planned.same(other.planned) and self.batches.same(other.batches)
+
+
+def with_room(samples: int) -> int:
+    """Returns how many samples an inbox has room for, if so many come to a batch of the first segment."""
+    return int(1.5 * samples)
 
 
 def alone(uses: SampleUses) -> PassUses:

@@ -43,7 +43,9 @@ def lru(
     whole = sizes if as_stored else _whole_nbytes(units)
     uses = [unit_of(units, order.of(e)) for e in range(epoch + 1)]
     missed, peaks = [], np.zeros(-(-world.ranks // world.ranks_per_node), np.int64)
-    for rank in range(world.ranks):
+    fits = int(whole.min()) <= room  # or nothing is ever found again, however many ranks there are
+    missed += [] if fits else [uses[-1]]
+    for rank in range(world.ranks if fits else 0):
         own = [epoch_uses[rank :: world.ranks] for epoch_uses in uses]
         misses, peak = _lru_misses(np.concatenate(own), whole, room)
         missed.append(own[-1][misses[len(misses) - len(own[-1]) :]])
@@ -80,7 +82,8 @@ def pinned(
 
     Each use is a hit wherever the sample is held. A node keeps room for the batches of its ranks, unless nothing is
     left to be read; of units that differ in size the smallest are held, for they save the most requests. A batch reads
-    a unit once. Encoded chunks are held decoded, or as they are stored: whichever costs less.
+    a unit once if memory has room for the batches; without that room, each use reads it, as in `torch`. Encoded chunks
+    are held decoded, or as they are stored: whichever costs less.
     """
     ways = (False, True) if units.encoded else (False,)
     each = [_pinned(order.of(epoch), units, world, batch, memory, storage, as_stored) for as_stored in ways]
@@ -104,7 +107,7 @@ def _pinned(
         staged = max(staged, _staged(held_nbytes(units)[unit] * missed, world, batch))
         place = np.arange(len(unit))
         rank_and_step = place // (batch * world.ranks) * world.ranks + place % world.ranks
-        once = _distinct(rank_and_step[missed], unit[missed])
+        once = _distinct(rank_and_step[missed], unit[missed]) if staging <= memory else unit[missed]
         requests, nbytes = requests + len(once), nbytes + int(stored_nbytes(units)[once].sum())
         decoded += [once, unit[~missed]] if as_stored else [once]
     peak = fullest + staged

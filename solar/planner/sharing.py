@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.extents import Extents
-from solar.planner.division import Group, at_home, by_turns, divided, seated
-from solar.planner.pass_uses import PassUses, SampleUses
+from solar.planner.division import Group, at_home, by_turns, divided, largest, seated
+from solar.planner.pass_uses import PassUses, SampleUses, with_room
 from solar.planner.planned_passes import Piece
 from solar.planner.regions import around, homes
 from solar.planner.sweep import SWEEP_BLOCK
@@ -75,6 +75,11 @@ class Sharing:
             taken[found.here.uses] if shared else None,
         )
         return made, found.batch
+
+    def largest(self, uses: SampleUses, who: Who) -> tuple[list[int], list[int]]:
+        """Returns, for each rank, the samples of its largest batch, and the room of its inbox (`PassUses.inbox`)."""
+        sizes, come = largest(uses.starts, *who, self.node_of, sends=self.exchange in SENDING)
+        return sizes.tolist(), [with_room(one) for one in come.tolist()]
 
     def homes_of(self, uses: SampleUses) -> NDArray[np.int32]:
         """The rank at whose home each lies."""
