@@ -22,7 +22,8 @@ from solar.torch.buffer.buffer import Buffered
 from solar.torch.buffer.group import RankGroup, Room
 from solar.torch.buffer.located import Hold, PassPlan, located, rows_of
 from solar.torch.dataset import H5Dataset, Reading
-from solar.torch.order.position import EpochPosition, Indices, SamplerState
+from solar.torch.order.passage import EpochPosition
+from solar.torch.order.position import Indices, SamplerState
 from solar.torch.order.stream import Array, Pass, cut_at
 from solar.torch.ragged import InBlocks, most_blocks
 from solar.torch.source import SampleSource
