@@ -17,7 +17,7 @@ CAUSES = (
 )
 ROWS = 8  # epochs that are remembered one by one: the first, and the latest of the others
 NATIVE = (  # summed over batches
-    "requests", "retries", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits", "exchanged_bytes",
+    "requests", "calls", "retries", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits", "exchanged_bytes",
     "stage_requests", "stage_bytes", "stage_written",
 )  # fmt: skip
 
