@@ -110,9 +110,7 @@ def needs(
     return Needs(sum(read) + waiting, beside, scratch, threads, max(1, pace.ahead - pace.threads), decodes, lends)
 
 
-def divided(
-    nbytes: int, batch: int, needs: Sequence[Needs], wholes: Sequence[int] = (), apart: int = 1
-) -> Budget:
+def divided(nbytes: int, batch: int, needs: Sequence[Needs], wholes: Sequence[int] = (), apart: int = 1) -> Budget:
     """The budget of a buffer of so many bytes for these processes. TooSmall where it has no room for their batches.
 
     A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it. `wholes` are

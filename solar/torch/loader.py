@@ -171,6 +171,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                 f"{how} through all samples of a Mixture once, whatever their shares: give sampler=PlanSampler(mixture)"
             )
         self._course = SamplerState(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
+        self._course.in_advance = num_workers * (self.prefetch_factor or 0)
         self._stats = Stats()
         if self._on_device.keeps and buffer is None:
             buffer = 0

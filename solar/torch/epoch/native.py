@@ -53,6 +53,8 @@ class NativeIter(Draws):
         super().__init__(loader)
         self.passage: EpochPosition = self._sampler_iter.passage
         self.passage.base_seed = self._base_seed
+        if loader.num_workers > 0:
+            self._sampler_iter.begin_beside_workers()
         self._files = beneath  # everything it reads, including what is kept on a device
         self._course, self._stats, self._buffered = loader._course, loader._stats, loader._buffered
         self._indices: Iterator[Any] = self._sampler_iter
@@ -67,8 +69,7 @@ class NativeIter(Draws):
         self._ahead = loader.ahead or beneath.batches_ahead
         self._nbytes_ahead = NBYTES_AHEAD if loader.ahead is None else sys.maxsize
         self._most = 0  # how many batches as large as the newest may be ahead of the oldest
-        self._bar = loader._progress_bar()
-        self._handed_out = 0.0  # the time when the last batch was
+        self._bar, self._handed_out = loader._progress_bar(), 0.0  # the time when the last batch was
 
     # --- the consumer's side ----
 

@@ -62,6 +62,11 @@ class Indices:
         assert self._batches is not None
         return self._batches
 
+    def begin_beside_workers(self) -> None:
+        """Begins a pass of random order at once, for torch gives its workers index batches when it begins."""
+        if self.passage.order.draws:
+            self._batches = self.passage.order.draw_at_once(self._begun())
+
     def at_once(self) -> Pass | None:
         """All index batches of a pass that is known, in one go, unless one was taken; they count as drawn."""
         batches = self._begun()
@@ -106,6 +111,7 @@ class SamplerState:
         self._last_epoch: tuple[int, int] | None = None  # epoch and repeat of the last pass; None: the epoch was set
         self.pending: dict[str, Any] | None = None  # a loaded state that no pass has used yet
         self.newest: EpochPosition | None = None
+        self.in_advance = 0  # index batches that torch's workers would be given when a pass begins
         self.as_arrays = False  # known orders give arrays, for the native engine
         self.lasting_base_seed: int | None = None  # of persistent workers, which are seeded once
         self._last: EpochPosition | None = None  # the pass begun last
@@ -142,6 +148,7 @@ class SamplerState:
     def order(self) -> IndexStream:
         order = order_of(*self._samplers)
         order.draws_base_once, order.as_arrays = self._persistent, self.as_arrays
+        order.in_advance = self.in_advance if self.as_arrays else 0
         return order
 
     @property
