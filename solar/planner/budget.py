@@ -116,8 +116,8 @@ def divided(nbytes: int, batch: int, needs: Sequence[Needs], wholes: Sequence[in
     A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it. `wholes` are
     the bytes that hold all samples, in one way or another: near them threads take no more than what is missing, which
     doubles what is read again and again at most, or than what is left. Where something may be packed they take what
-    encoding takes, if that is little, and what long reads take beside it. `apart`: so many processes of this node have a
-    buffer of this size each, for the error alone.
+    encoding takes, if that is little, and what long reads take beside it. `apart`: so many processes of this node have
+    a buffer of this size each, for the error alone.
     """
     scratch = max(one.scratch for one in needs)
     least = sum(one._replace(scratch=scratch).least for one in needs)

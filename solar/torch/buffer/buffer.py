@@ -118,7 +118,7 @@ class Buffered:
                 return None
             if self._together is not None:
                 self._together.replaced = replaced
-            self._guessed = order.guessed
+            self._guessed, self.foreseen = order.guessed, order.is_foreseen
             left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
             return Room(self._together, self._chosen, self._apart, left)
 
@@ -182,7 +182,7 @@ class Buffered:
         nbytes, why = (0, "") if self._chosen or self._weighed is None else self._weighed()
         return f"A buffer (`buffer='25%'`, say) would help: {why}, as modelled." if nbytes else ""
 
-    served = False  # a service has made batches
+    served = foreseen = False  # a service has made batches; the order of the passes to come is known
 
     def held(self) -> str:
         """How it holds samples, where that is not as they are."""

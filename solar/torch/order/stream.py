@@ -137,6 +137,11 @@ class IndexStream:
         """
         return iter(())
 
+    @property
+    def is_foreseen(self) -> bool:
+        """Whether the later passes are known, and no guesses."""
+        return not self.guessed and type(self).later is not IndexStream.later
+
     def of_all(self, begun_at: int) -> Pass | None:
         """The pass of all ranks together that began after `begun_at` samples; None if they share no order."""
         return None
