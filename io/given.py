@@ -26,7 +26,7 @@ def slices_of(select: slice | Sequence[slice]) -> tuple[slice, ...]:
         raise TypeError(f"select must be a slice, or a tuple of slices, not {select!r}")
     if any(cut is None for cut in cuts):
         raise TypeError(
-            f"select={select!r}: None adds an axis in numpy, and select adds none; all of one is slice(None)"
+            f"select={select!r}: None adds an axis in numpy, and select adds none; all of an axis is slice(None)"
         )
     return tuple(map(slice_of, cuts))
 

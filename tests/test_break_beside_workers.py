@@ -95,3 +95,25 @@ def test_a_break_leaves_generators_where_torch_leaves_them(order: str, buffer: A
         assert len(ours) == len(theirs)
         for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             assert one == other, (workers, prefetched, number)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_of_the_users_is_asked_so_many_batches_ahead(workers: int, path: Path) -> None:
+    asked: list[int] = []
+
+    class Noting:
+        def __iter__(self) -> Any:
+            for batch in range(20):
+                asked.append(batch)
+                yield [batch]
+
+    loader = DataLoader(H5Dataset(path, "x"), batch_sampler=Noting(), num_workers=workers, ahead=3, buffer=0)
+    iterator = iter(loader)
+    assert not asked
+    for handed_out in range(1, 6):
+        next(iterator)
+        assert len(asked) <= handed_out + 3
+    iterator = iter(DataLoader(H5Dataset(path, "x"), batch_sampler=Noting(), num_workers=workers, buffer="1MiB"))
+    asked.clear()
+    next(iterator)
+    assert len(asked) == 20

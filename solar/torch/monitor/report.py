@@ -258,7 +258,8 @@ ADVICE: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "plan": lambda totals: (
         "its memory is allocated once, and the next epoch is planned while one runs."
         if totals["foreseen"]
-        else "its memory is allocated once. With a `generator` or a PlanSampler the next epoch is planned while one runs."
+        else "its memory is allocated once. With a `generator` or a PlanSampler the next epoch is planned while one "
+        "runs."
     ),
     "transform": lambda _: (
         "run it in threads (H5Dataset(..., thread_safe=True), if several may run it at once) or in processes "
