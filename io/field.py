@@ -15,7 +15,6 @@ from solar import _native
 from solar.errors import LayoutError
 from solar.io.given import (
     BFLOAT16,
-    Cut,
     Shape,
     axis_of,
     dtype_of,
@@ -56,7 +55,7 @@ class Field:
         ((x[select].transpose(axes)).astype(dtype) - mean) / std
 
     with mean and std cast to dtype first. Steps whose argument is not given are left out. `select` is a slice of the
-    sample's first axis, or a tuple with a slice for each axis (None: all of it). `mean` and `std` must broadcast
+    sample's first axis, or a tuple with a slice for each axis (slice(None): all of it). `mean` and `std` must broadcast
     against a sample once it is sliced and transposed: for images with three channels first, arrays of shape (3, 1, 1).
     With one of them, integers become float32 unless dtype says otherwise. There are no warnings: overflow gives inf.
 
@@ -82,7 +81,7 @@ class Field:
     nothing is cast or normalised. Numpy does the rest.
 
     >>> import numpy
-    >>> field = Field("x", select=(slice(1, 3), None), axes=(1, 0), mean=2, std=0.5)
+    >>> field = Field("x", select=(slice(1, 3), slice(None)), axes=(1, 0), mean=2, std=0.5)
     >>> field.shape_of((4, 3), "u2")
     ((3, 2), dtype('float32'))
     >>> field.convert(numpy.arange(12, dtype="u2").reshape(1, 4, 3))
@@ -112,7 +111,7 @@ class Field:
         axis: int | Sequence[int] | None = None,
         file: Any = None,
         by: str | None = None,
-        select: Cut | Sequence[Cut] = None,
+        select: slice | Sequence[slice] | None = None,
         axes: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
         mean: ArrayLike | None = None,

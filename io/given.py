@@ -18,19 +18,22 @@ MOST_STEPS = 2**31 - 1
 COUNTS = ("no", "one", "two", "three", "four", "five", "six")
 
 Shape = tuple[int, ...]
-Cut = slice | None
 
 
-def slices_of(select: slice | Sequence[Cut]) -> tuple[slice, ...]:
+def slices_of(select: slice | Sequence[slice]) -> tuple[slice, ...]:
     cuts = (select,) if isinstance(select, slice) else select
     if not isinstance(cuts, (tuple, list)):
-        raise TypeError(f"select must be a slice, or a tuple of slices and None, not {select!r}")
-    return tuple(slice(None) if cut is None else slice_of(cut) for cut in cuts)
+        raise TypeError(f"select must be a slice, or a tuple of slices, not {select!r}")
+    if any(cut is None for cut in cuts):
+        raise TypeError(
+            f"select={select!r}: None adds an axis in numpy, and select adds none; all of an axis is slice(None)"
+        )
+    return tuple(map(slice_of, cuts))
 
 
 def slice_of(cut: slice) -> slice:
     if not isinstance(cut, slice):
-        raise TypeError(f"select takes slices and None, not {cut!r}; one index i is slice(i, i + 1)")
+        raise TypeError(f"select takes slices, not {cut!r}; one index i is slice(i, i + 1)")
     try:
         parts = [None if part is None else operator.index(part) for part in (cut.start, cut.stop, cut.step)]
     except TypeError:
@@ -178,6 +181,6 @@ def text_of(key: str, value: Any) -> str:
 
 def cut_text(cut: slice) -> str:
     if cut == slice(None):
-        return "None"
+        return "slice(None)"
     parts = [cut.start, cut.stop] if cut.step is None else [cut.start, cut.stop, cut.step]
     return f"slice({', '.join(map(repr, parts))})"

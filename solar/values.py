@@ -31,6 +31,9 @@ def is_url(path: str) -> bool:
     return path.find("/") == path.find("://") + 1 > 1
 
 
+KEPT_ENCODED = 65535  # native/include/solar/codec.hpp: chunks of our codec, checked and as they are stored; in no file
+
+
 @dataclass(frozen=True)
 class World:
     """Which rank of how many this process is, and which of the ranks on its own node.
@@ -200,6 +203,12 @@ class Layout:
     def far(self) -> bool:
         """Whether it lies elsewhere: its files are URLs."""
         return any(map(is_url, self.paths))
+
+    @property
+    def stays_encoded(self) -> bool:
+        """Whether reading only checks its chunks, which are decoded elsewhere."""
+        filters = [one.id for form in self.forms for one in form.filters]
+        return bool(filters) and all(one == KEPT_ENCODED for one in filters)
 
     @property
     def stored_nbytes(self) -> int:

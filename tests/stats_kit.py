@@ -7,8 +7,8 @@ from typing import Any
 from solar.torch.monitor.stats import Stats
 
 KEYS = {
-    "epochs", "batches", "samples", "batch_bytes", "bytes", "bytes_mapped", "bytes_decoded", "requests", "bypassed",
-    "retries", "skipped", "buffer_hits", "exchanged_bytes", "resident_bytes", "peak_bytes", "busy_seconds",
+    "epochs", "batches", "samples", "batch_bytes", "bytes", "bytes_mapped", "bytes_decoded", "requests", "calls",
+    "bypassed", "retries", "skipped", "buffer_hits", "exchanged_bytes", "resident_bytes", "peak_bytes", "busy_seconds",
     "wait_seconds", "wait_share",
     "device_bytes", "device_peak_bytes", "device_copy_seconds", "device_decode_seconds",
     "device_hits", "device_resident_samples", "device_resident_bytes",

@@ -19,6 +19,7 @@ from solar import DataLoader, Field, H5Dataset, _native, compress, inspect
 from solar.errors import CodecError, PlanError
 from solar.io.read.encoded import KEPT_ENCODED, ROW_ALIGNMENT, SLACK, encoded
 from solar.io.read.reader import Rows
+from solar.torch.buffer import budget as sizing
 
 _ = pretended  # a fixture
 
@@ -78,7 +79,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_batches_decoded_on_the_device_are_those_decoded_on_the_host(
     pretended: str, options: dict[str, Any], folder: Path
 ) -> None:
-    moved = Field("counts", select=(slice(4, None, -2), None, slice(1, 4)), axes=(2, 0, 1))
+    moved = Field("counts", select=(slice(4, None, -2), slice(None), slice(1, 4)), axes=(2, 0, 1))
     fields = {
         "x": "x",
         "counts": ("counts", moved, Field("counts", select=slice(5, 5))),
@@ -94,6 +95,21 @@ def test_batches_decoded_on_the_device_are_those_decoded_on_the_host(
         _, there = loaders(H5Dataset(str(folder / "a.h5"), "x"), 6, decode="device", dtype=dtype)
         host = DataLoader(H5Dataset(str(folder / "a.h5"), "x"), 6)
         assert all_same((batch.to(torch.float16) for batch in host), there)
+
+
+@pytest.mark.parametrize("buffer", ["1MiB", None])
+def test_a_buffer_of_chunks_says_that_they_stay_encoded(
+    buffer: Any, pretended: str, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizing, "WORTH_A_BUFFER", 0.0)
+    monkeypatch.setattr(sizing, "LEAST_EPOCH_SECONDS", 0.0)
+    _, there = loaders(H5Dataset(str(folder / "a.h5"), "x"), 6, decode="device", buffer=buffer, shuffle=True)
+    with caplog.at_level("INFO", "solar"), there:
+        next(iter(there))
+    said = "\n".join(one.getMessage() for one in caplog.records if "buffer" in one.getMessage())
+    assert said
+    assert "decoded" not in said
+    assert "kept" not in said or "kept encoded" in said or "kept as stored" in said
 
 
 def test_fewer_bytes_cross_and_a_buffer_holds_more(pretended: str, folder: Path) -> None:

@@ -95,7 +95,8 @@ def test_every_counter_is_in_the_text_with_its_type() -> None:
     assert {name: value for (name, labels), value in series.items() if labels == none} == {
         "solar_epochs_total": 1, "solar_batches_total": 2, "solar_samples_total": 128, "solar_batch_bytes_total": 2000,
         "solar_read_bytes_total": 2000, "solar_mapped_bytes_total": 600, "solar_decoded_bytes_total": 4000,
-        "solar_requests_total": 16, "solar_bypassed_requests_total": 0, "solar_buffer_hits_total": 0,
+        "solar_requests_total": 16, "solar_calls_total": 0, "solar_bypassed_requests_total": 0,
+        "solar_buffer_hits_total": 0,
         "solar_exchanged_bytes_total": 0, "solar_retries_total": 0, "solar_skipped_samples_total": 0,
         "solar_device_bytes_total": 0, "solar_device_copy_seconds_total": 0, "solar_device_decode_seconds_total": 0,
         "solar_device_peak_bytes": 0, "solar_device_hits_total": 0, "solar_device_resident_samples": 0,

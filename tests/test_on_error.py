@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,7 @@ def test_a_chunk_of_many_samples_that_does_not_decode_is_looked_at_once(
     assert sorted(looked) == [0, 1, 2, 3]
     said = [one.getMessage() for one in caplog.records if "is left out" in one.getMessage()]
     assert sorted(int(text.split(" is left")[0].split()[-1]) for text in said) == [*range(32, 48)]
+    assert all(len(set(re.findall(r"sample (\d+)", text))) == 1 for text in said)  # none names another of its chunk
 
 
 def test_what_goes_bad_beside_a_chunk_that_is_known_to_be_is_left_out_too(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ ADVISED = {
     "all": ({"storage": 2.0}, {}, "All of it is storage: the files were read at 52.4 MB/s"),
     "most": ({"decode": 1.5, "storage": 1.0}, {}, r"Most of it is decode: .*More cores would help\.$"),
     "buffer": ({"buffer": 2.0, "storage": 1.0}, {}, "for batches to be put.*\n.*no larger buffer or faster storage"),
-    "plan": ({"plan": 2.0}, {}, "for the buffer to be planned and made.\n.*PlanSampler, and with `epochs`"),
+    "plan": ({"plan": 2.0}, {}, "for the buffer to be planned and made.\n.*PlanSampler the next epoch is planned"),
     "largest": ({"decode": 1.0, "storage": 0.9, "collate": 0.9}, {}, "The largest part of it is decode: "),
     "in the cache": ({"storage": 2.0}, {"bytes_mapped": 40 * MIB, "bytes_read": 0, "requests": 0},
                      "100 % of the bytes were in the page cache already, so faster storage would not help"),
@@ -107,6 +107,11 @@ def test_advice_is_of_the_cause_waited_for_most(waits: Any, changed: dict[str, i
     text = used(waits=waits, **changed).report()
     assert re.search(said, text), text
     assert text.splitlines()[-1].count("of it is") == 1
+
+
+def test_no_generator_is_advised_where_the_epochs_to_come_are_known() -> None:
+    assert "generator" not in used(waits={"plan": 2.0}).report(foreseen=True)
+    assert "With a `generator` or a PlanSampler" in used(waits={"plan": 2.0}).report()
 
 
 @pytest.mark.parametrize(

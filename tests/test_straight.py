@@ -19,7 +19,14 @@ from solar.torch.epoch.native import NativeIter
 
 SAMPLES, BATCH = 1000, 8  # the last batch is a whole one
 BUFFER = 1 << 20
-AS_IT_COMES = ("wait_share", "requests", "bytes", "bytes_mapped", "bypassed")  # mapped or read: as the system has it
+AS_IT_COMES = (
+    "wait_share",
+    "requests",
+    "calls",
+    "bytes",
+    "bytes_mapped",
+    "bypassed",
+)  # mapped or read: as the system has it
 
 
 @pytest.fixture(scope="module")

@@ -315,7 +315,8 @@ def test_a_buffer_too_small_for_one_node_is_an_error_on_all(tmp_path: Path) -> N
     apart = ["-launcher", "fork", "-hosts", "n0:2,n1:1"]
     program = """
 import re
-enough = int(re.search("at least buffer=([0-9]+)", attempt(buffer=1))[1])  # for one rank
+enough = int(re.search("at least buffer=([0-9]+)", attempt(buffer=1))[1])
+enough = mpi4py.MPI.COMM_WORLD.bcast(enough, 2)  # for one rank
 print(json.dumps(attempt(buffer=enough * 8 // 5)))
 """
     texts = said_by(3, program, path, options=apart)

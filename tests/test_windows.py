@@ -179,7 +179,9 @@ def test_transforms_draw_by_the_sample_whoever_makes_it(tmp_path: Path) -> None:
 
 def test_fields_convert_windows_as_numpy_does(tmp_path: Path) -> None:
     values = written(tmp_path / "a.h5", 40, {"chunks": (4, 3, 5)})
-    field = Field("u", steps=range(-2, 2), select=(slice(1, 4), None, slice(0, 2)), axes=(1, 0, 2), mean=3, std=2)
+    field = Field(
+        "u", steps=range(-2, 2), select=(slice(1, 4), slice(None), slice(0, 2)), axes=(1, 0, 2), mean=3, std=2
+    )
     data = H5Dataset(str(tmp_path / "a.h5"), {"a": field, "b": Field("u", steps=(0, 1), dtype="f8"), "c": "u"})
     for buffer in (0, "1MiB"):
         for batch in DataLoader(data, 5, buffer=buffer):

@@ -17,6 +17,20 @@ def size(nbytes: float) -> str:
     return f"{text} {unit}"
 
 
+def enough(nbytes: int) -> str:
+    """Bytes with a unit, rounded up: for advice that is to hold when it is followed.
+
+    >>> enough((3 << 29) + 1)
+    '1.6 GiB'
+    """
+    for power in range(5):
+        steps = 1 if power == 0 or nbytes >= 100 << 10 * power else 10  # of each unit
+        rounded = -(-nbytes * steps // (1 << 10 * power))
+        if rounded < 1024 * steps or power == 4:
+            break
+    return size(rounded * (1 << 10 * power) / steps)
+
+
 def rate(nbytes_a_second: float) -> str:
     """Bytes a second, as storage is sold: 250 MB/s, 1.25 GB/s.
 

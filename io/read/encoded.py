@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from solar import _native
-from solar.values import Filter, Form, Layout
+from solar.values import KEPT_ENCODED, Filter, Form, Layout
 
-KEPT_ENCODED = 65535  # native/include/solar/codec.hpp: chunks of our codec, checked and as they are stored; in no file
 MOST_TABLES = 64  # different tables at most
 LEARNED = 24  # a predictor (io/FORMAT.md)
 SLACK = 64  # zeros behind the largest chunk, at least: a decoder may read on past a chunk's end

@@ -234,7 +234,6 @@ void Reader::Impl::finished(Job& job) {
   if (!job.failed) {
     ReaderStats whole;
     if (job.batch.delivers()) whole.rows = job.batch.asked;
-    whole.stretches = job.batch.stretches;
     job.counts.add(whole);
     delivered.add(whole);
   }

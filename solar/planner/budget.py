@@ -110,18 +110,19 @@ def needs(
     return Needs(sum(read) + waiting, beside, scratch, threads, max(1, pace.ahead - pace.threads), decodes, lends)
 
 
-def divided(nbytes: int, batch: int, needs: Sequence[Needs], wholes: Sequence[int] = ()) -> Budget:
+def divided(nbytes: int, batch: int, needs: Sequence[Needs], wholes: Sequence[int] = (), apart: int = 1) -> Budget:
     """The budget of a buffer of so many bytes for these processes. TooSmall where it has no room for their batches.
 
     A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it. `wholes` are
     the bytes that hold all samples, in one way or another: near them threads take no more than what is missing, which
     doubles what is read again and again at most, or than what is left. Where something may be packed they take what
-    encoding takes, if that is little, and what long reads take beside it.
+    encoding takes, if that is little, and what long reads take beside it. `apart`: so many processes of this node have
+    a buffer of this size each, for the error alone.
     """
     scratch = max(one.scratch for one in needs)
     least = sum(one._replace(scratch=scratch).least for one in needs)
     if nbytes < least:
-        raise TooSmall(nbytes, least, len(needs))
+        raise TooSmall(nbytes * apart, least * apart, len(needs) * apart)
     threads = sum(one.threads for one in needs)
     waiting, beside = sum(one.waiting for one in needs), sum(one.beside for one in needs)
     lends = min(one.lends for one in needs)

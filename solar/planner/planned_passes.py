@@ -382,7 +382,8 @@ def _way_in_words(plan: Plan, piece: Piece) -> str:
     way = plan.way
     kept = f", {100 * way.pinned / piece.region.items:.0f} % of the samples stay"
     packed = f", {packed_ratio([plan])}"
-    stored = ", kept as stored" if plan.kept == "stored" else ", kept decoded" if piece.units.encoded else ""
+    decoded = "encoded" if piece.units.decoded_later else "decoded"
+    stored = ", kept as stored" if plan.kept == "stored" else f", kept {decoded}" if piece.units.encoded else ""
     stored = packed if plan.kept == "packed" else stored
     if way.pinned >= piece.region.items:
         return f"all samples stay{stored}"

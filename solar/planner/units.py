@@ -35,7 +35,7 @@ class Units:
     per_unit: int  # the most samples a unit holds
     sample_nbytes: int  # of one sample in memory, decoded
     stored_nbytes: int  # of the largest unit in storage
-    encoded: bool = False  # the stored bytes are not the samples' own
+    encoded: bool = False  # the stored bytes are not the samples' own, or are checked when they are read
     first: Places | None = None  # the first item of each unit, and at last the number of items
     offset: Places | None = None  # where each unit begins, counted over all files; beside `first`
     nbytes: Places | None = None  # what it takes there
@@ -46,6 +46,7 @@ class Units:
     chunk_nbytes: Places | None = None
     storable: bool = True  # memory may hold units as they are stored: all of them are whole chunks
     packing: RowPacking | None = None  # memory holds samples encoded so, instead of as they are
+    decoded_later: bool = False  # samples are chunks as they are stored: whoever gets them decodes them
 
     @property
     def held_nbytes(self) -> int:
@@ -193,6 +194,7 @@ def _listed(layout: Layout, found: UnitChunks) -> Units:
         offset if several else None,
         nbytes if several else None,
         not any(_row_by_row(form, layout.sample_shape) for form in layout.forms),
+        decoded_later=layout.stays_encoded,
     )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from solar import _native
 from solar.errors import ReadError, SolarError
 from solar.io.machine import figures
-from solar.io.machine.figures import size
+from solar.io.machine.figures import enough, size
 from solar.io.machine.late import Late
 from solar.io.serve.frames import Fault, Refused
 from solar.planner.pass_uses import SampleUses
@@ -72,11 +72,11 @@ class Hall(Conductor):
             wanted = together * self.opened.sample_nbytes
             if (least := least_of(wanted)) > self.memory:
                 there = figures.count(1 + sum(not one.left for one in self.members), "job")
-                least = least * self.of_all // self.memory
+                least = -(-least * self.of_all // self.memory)
                 others = " and of those of other nodes" if self.elsewhere else ""
                 raise Refused(
                     f"the batches of {there}{others} on their way take {size(2 * wanted)}, and {size(self.ring)} of "
-                    f"the memory is for them: give --memory {size(least)} or more",
+                    f"the memory is for them: give --memory {enough(least)} or more",
                     again=True,
                 )
             ledger = _native.Ledger(ENTRIES, len(self.opened.fields), most)

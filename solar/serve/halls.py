@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Collection
 
-from solar.io.machine.figures import size
+from solar.io.machine.figures import enough
 from solar.io.serve.frames import Refused
 from solar.planner.budget import TooSmall
 from solar.serve.hall import Hall
@@ -74,8 +74,8 @@ class Halls:
             except TooSmall as error:
                 if together is not None:
                     together.end("the memory is too small for these data")
-                least = error.least * self.memory // parts[data.facts]
-                raise Refused(f"--memory is too small for these data: give {size(least)} or more") from None
+                least = -(-error.least * self.memory // parts[data.facts])
+                raise Refused(f"--memory is too small for these data: give {enough(least)} or more") from None
             self._halls[data.facts] = made
             return made
 

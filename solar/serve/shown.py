@@ -155,7 +155,7 @@ def _jobs(told: Mapping[str, Any]) -> Iterator[str]:
 # (key of the status, name, counter or gauge, help)
 SERVICE_FAMILIES = (
     ("read_bytes", "solar_service_read_bytes", "counter", "Bytes read from files, for all jobs."),
-    ("requests", "solar_service_requests", "counter", "Read requests to the file system."),
+    ("requests", "solar_service_requests", "counter", "Requests to the storage, as solar plan counts them."),
     ("handed_bytes", "solar_service_handed_bytes", "counter", "Bytes of samples that jobs had."),
     ("held_bytes", "solar_service_held_bytes", "gauge", "Bytes of samples that are held now."),
     ("memory", "solar_service_memory_bytes", "gauge", "The most memory that is taken for samples and batches."),

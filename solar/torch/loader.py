@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Self, TypeVar
@@ -42,6 +43,13 @@ DEFAULTS: dict[str, Any] = {  # repr shows these arguments only if they differ
     **{"num_workers": 0, "pin_memory": False, "drop_last": False, "timeout": 0, "ahead": None, "buffer": None},
     **{"epochs": None, "exchange": "auto", "balance": None, "device": None, "dtype": None, "channels_last": False},
     **{"static": False, "decode": "host", "resident": None, "reader": "auto", "on_error": "raise", "service": None},
+}
+
+
+# What only the native engine heeds, and the values that ask nothing of it.
+NATIVE_ONLY: dict[str, tuple[Any, ...]] = {
+    **{"ahead": (None,), "buffer": (None, 0, "0"), "epochs": (None,), "storage": (None,)},
+    **{"exchange": ("auto", "off"), "service": (None,)},
 }
 
 
@@ -128,8 +136,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         on_error: OnError = "raise",
         service: str | None = None,
     ) -> None:
-        if ahead is not None and operator.index(ahead) < 1:
-            raise ValueError(f"ahead={ahead}: at least one batch must be read at a time")
+        _check_given(ahead, generator)
         # torch before 2.6 has no in_order: hand it on only when it says something.
         since_2_6: dict[str, Any] = {} if in_order else {"in_order": False}
         super().__init__(
@@ -172,6 +179,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                 f"{how} through all samples of a Mixture once, whatever their shares: give sampler=PlanSampler(mixture)"
             )
         self._course = SamplerState(self.sampler, self.batch_sampler, generator, dataset, persistent_workers)
+        self._course.in_advance = num_workers * (self.prefetch_factor or 0)
         self._stats = Stats()
         if self._on_device.keeps and buffer is None:
             buffer = 0
@@ -182,6 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._workers = Workers()
         self._live: weakref.WeakSet[Any] = weakref.WeakSet()
         self._engine_told = False
+        self._warn_of_no_effect()
         found = h5_beneath(dataset) if num_workers > 0 and multiprocessing_context is None else ""
         if not isinstance(found, str) and self._making(found).in_processes:
             self._workers.expect()
@@ -199,6 +208,19 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             if value is not default and value != default:
                 told.append(f"{name}={value!r}" if isinstance(value, PLAIN) else f"{name}=<{type(value).__name__}>")
         return f"{type(self).__name__}({', '.join(filter(None, told))})"
+
+    def _warn_of_no_effect(self) -> None:
+        given = [name for name, nothing in NATIVE_ONLY.items() if getattr(self, name) not in nothing]
+        if given and isinstance(found := h5_beneath(self.dataset), str):
+            told = ", ".join(f"{name}={getattr(self, name)!r}" for name in given)
+            have = "have" if len(given) > 1 else "has"
+            warnings.warn(f"{told} {have} no effect: torch's own loader makes these batches, for {found}", stacklevel=3)
+
+    def check_worker_number_rationality(self) -> None:
+        """Warns, as torch does, of more processes than the machine has cores, where processes are started."""
+        found = h5_beneath(self.dataset)
+        if isinstance(found, str) or self._making(found).in_processes:
+            super().check_worker_number_rationality()
 
     # --- iteration ----
 
@@ -292,8 +314,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if isinstance(found, str):
             return self._stats.report(buffer=buffer, counts=self._course.counts())
         share, counts = self._buffered.share(found), self._course.counts()
-        served = self._buffered.served
-        said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts, served)
+        told = (self._buffered.served, self._buffered.foreseen)
+        said = self._stats.report(found.filters(), found.samples_per_chunk(), share, buffer, counts, *told)
         return Report.of("\n".join(filter(None, (said, self._buffered.held(), found.staging()))), said.epochs)
 
     def sources(self) -> list[str]:
@@ -331,3 +353,17 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _live=weakref.WeakSet())
+
+
+def _check_given(ahead: Any, generator: Any) -> None:
+    """TypeError or ValueError for what these cannot be."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator={generator!r}: it is a torch.Generator, such as torch.Generator().manual_seed(3), or None"
+        )
+    try:
+        batches = 1 if ahead is None else operator.index(ahead)
+    except TypeError:
+        raise TypeError(f"ahead={ahead!r}: it is a number of batches, or None") from None
+    if batches < 1:
+        raise ValueError(f"ahead={ahead}: at least one batch must be read at a time")

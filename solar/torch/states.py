@@ -21,6 +21,7 @@ UNLIKE = {
     "digest": "by other {by} (their digest is {was}, this sampler's have {now}): what is left has nothing to do with "
     "what came before. Give the same again, or begin without the state",
 }
+MOST_BEHIND = 1_000_000  # batches that may be handed out before one that was drawn earlier
 MOST_PASSES = 1_000_000  # redrawn at most to bring a generator to its old state
 
 
@@ -36,11 +37,29 @@ def check_values(state: dict[str, Any]) -> None:
     for name in ("order", "parts"):
         if not isinstance(state.get(name, {}), dict):
             _refuse(name, state[name])
+    given = state.get("given", [])
+    if not isinstance(given, list):
+        _refuse("given", given)
+    for number in given:
+        _check_number("given", number, COUNT)
+    if "gaps" in state:
+        _check_gaps(state["gaps"])
     if not isinstance(state["order"].get("kind"), str):
         _refuse("the order's kind", state["order"].get("kind"))
     at, length = state["samples"], state["order"].get("num_samples", state["length"])
     if state["order"]["kind"] == "distributed" and isinstance(length, int) and at > length:
         raise PlanError(f"the state is damaged: it is behind {at} samples of {length}")
+
+
+def _check_gaps(gaps: Any) -> None:
+    """PlanError unless they are some numbers of batches, in order, below the number of those that they are of."""
+    if not isinstance(gaps, dict) or gaps.keys() != {"of", "left"} or not isinstance(gaps["left"], list):
+        _refuse("gaps", gaps)
+    _check_number("gaps", gaps["of"], (0, MOST_BEHIND))
+    least = 0
+    for number in gaps["left"]:
+        _check_number("gaps", number, (least, gaps["of"] - 1))
+        least = number + 1
 
 
 def check_order(told: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -30,8 +30,8 @@ class Lines;
 // Counts of a ticket, or of all of a Reader's: those of a Reader are the sum over its tickets, to the last byte.
 struct ReaderStats {
   std::uint64_t rows = 0;          // delivered
-  std::uint64_t requests = 0;      // to the file system
-  std::uint64_t stretches = 0;     // of storage that they read, where a plan says which: see Task
+  std::uint64_t requests = 0;      // stretches of a file, or messages to a server: what a plan counts, see Task
+  std::uint64_t calls = 0;         // of the system, or messages to a server: a long request takes several
   std::uint64_t buffer_hits = 0;   // rows of a batch that were in a buffer already: see Run
   std::uint64_t bypassed = 0;      // of these requests, made past the page cache
   std::uint64_t bytes_read = 0;    // asked of the file system, gaps included
@@ -54,7 +54,7 @@ struct NamedCount {
 inline constexpr std::array<NamedCount, 15> named_counts{{
     {"rows", &ReaderStats::rows},
     {"requests", &ReaderStats::requests},
-    {"stretches", &ReaderStats::stretches},
+    {"calls", &ReaderStats::calls},
     {"buffer_hits", &ReaderStats::buffer_hits},
     {"bypassed", &ReaderStats::bypassed},
     {"bytes_read", &ReaderStats::bytes_read},

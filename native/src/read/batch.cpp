@@ -47,7 +47,6 @@ void Batch::begin(const Work& work) {
   pack = work.pack;
   gap = work.gap;
   scratch = work.scratch;
-  stretches = 0;
   after = end = work.after == nullptr ? Place() : *work.after;
   goes_on_from_ = false;
   source = work.source;

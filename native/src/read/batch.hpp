@@ -105,6 +105,8 @@ class Batch {
   bool from_buffer() const noexcept { return task == Task::gather || task == Task::unpack || task == Task::decode; }
   // Whether piece i goes on with the stretch of the one before it. REQUIRES: in_stretches(), 0 < i < pieces.size().
   bool goes_on(std::size_t i) const noexcept;
+  // Whether what is read from piece i on is another request than what is read before it.
+  bool begins(std::size_t i) const noexcept;
   // Where the request of the pieces [from, to) ends: with them, or where the next begins if that goes on.
   std::uint64_t end_of(std::uint32_t to) const noexcept;
   // Where the request that begins with piece i does: with it, or where the stretch goes on.
@@ -134,7 +136,6 @@ class Batch {
   std::optional<Pack> pack;
   std::uint64_t gap = 0;
   std::uint64_t scratch = UINT64_MAX;
-  std::uint64_t stretches = 0;
   Place after, end;  // where the stretch before these ended, and, once they are planned by load or keep, where these do
   std::uint64_t row_nbytes = 0;
   std::uint64_t slot_nbytes = 0;       // of a sample in `out`

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "patience.hpp"
 #include "worker.hpp"
@@ -51,7 +52,6 @@ bool Worker::bypasses(Request& request) {
 
 // Like read_through: true when the bytes are here, false when they are on their way.
 bool Worker::read_past(Request& request) {
-  ++done_.bypassed;
   count(request);
   const std::size_t alignment = request.file->alignment();
   if (request.aligned(alignment)) {
@@ -86,11 +86,14 @@ std::size_t Worker::block_nbytes(const Request& request) const noexcept {
   return block <= std::min(scratch_, request.job->batch.scratch) / 2 ? block : 0;
 }
 
-void Worker::count(const Request& request) noexcept {
-  ++done_.requests;
+void Worker::count(Request& request) noexcept {
+  const std::uint64_t more = std::exchange(request.begins, false) || request.file->far() ? 1 : 0;
+  ++done_.calls;
+  done_.requests += more;
   done_.bytes_read += request.left;
+  if (request.file->alignment() != 0) done_.bypassed += more;
   if (request.way == Way::near || request.way == Way::check) {
-    ++done_.stage_requests;
+    done_.stage_requests += more;
     done_.stage_bytes += request.left;
   }
 }

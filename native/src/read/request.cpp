@@ -7,6 +7,7 @@ namespace solar::read {
 
 void Request::start(Job& of, std::uint32_t from, std::uint32_t to) {
   job = &of;
+  begins = of.batch.begins(from);
   begin = from;
   end = to;
   offset = from_ = of.batch.begin_of(from);

@@ -89,6 +89,14 @@ bool Batch::goes_on(std::size_t i) const noexcept {
   return near(before.offset + before.nbytes, here.offset);
 }
 
+bool Batch::begins(std::size_t i) const noexcept {
+  if (i == 0) return !goes_on_from_;
+  if (in_stretches()) return !goes_on(i);
+  const Piece &before = pieces[i - 1], &here = pieces[i];
+  if (before.how == How::fill || before.offset + before.nbytes != here.offset) return true;
+  return before.group != here.group && file_index(before) != file_index(here);
+}
+
 std::uint64_t Batch::end_of(std::uint32_t to) const noexcept {
   if (in_stretches() && to < pieces.size() && goes_on(to)) return pieces[to].offset;
   return pieces[to - 1].offset + pieces[to - 1].nbytes;
@@ -131,7 +139,6 @@ void Batch::cut_stretches() {
   for (std::uint32_t i = 0; i < pieces.size(); ++i) {
     const bool on = i > 0 && goes_on(i);
     const std::uint64_t more = parts_of(i);
-    if (!on && (i > 0 || !goes_on_from_)) ++stretches;
     if (!on || pieces[i].offset + pieces[i].nbytes - begin > call_limit_of(pieces[i]) || parts + more > parts_limit) {
       unit_begin.push_back(i);
       begin = pieces[i].offset;

@@ -87,7 +87,7 @@ class Worker {
   bool read_past(Request& request);
   std::byte* window(Request& request, std::uint64_t nbytes);
   std::size_t block_nbytes(const Request& request) const noexcept;
-  void count(const Request& request) noexcept;
+  void count(Request& request) noexcept;
   bool read_through(Request& request);
   bool read_laid_out(Request& request);
   bool read_at_once(Request& request);

@@ -239,7 +239,7 @@ bool Run::Impl::finish(Making& made) {
     ReaderStats own;
     try {
       if (!settle(made.tickets.back(), own)) return false;
-      done.requests += own.stretches;
+      done.requests += own.requests;
       done.bytes += own.bytes_read;
     } catch (const std::exception&) {
       made.error = std::current_exception();

@@ -249,7 +249,7 @@ bool PartRun::came(const Loading& loading, const Settle* settle, RunStats& stats
   try {
     const bool here = loading.ticket == 0 || reader_.wait(loading.ticket, std::chrono::nanoseconds(0), &own);
     if (!here && (settle == nullptr || !(*settle)(loading.ticket, own))) return false;
-    stats.requests += own.stretches;
+    stats.requests += own.requests;
     stats.bytes += own.bytes_read;
   } catch (const std::exception&) {
     if (node_ != nullptr) throw;  // others would use these pages

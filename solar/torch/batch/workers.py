@@ -69,6 +69,11 @@ class Wanted:
     persistent: bool
     dataset: Any
 
+    @classmethod
+    def of(cls, loader: Any) -> Wanted:
+        context, init = loader.multiprocessing_context, loader.worker_init_fn
+        return cls(loader.num_workers, context, init, loader.persistent_workers, loader.dataset)
+
 
 def makers(
     making: BatchMaker, first: Any, workers: Workers, wanted: Wanted, base_seed: int, ahead: int, *, per_worker: int

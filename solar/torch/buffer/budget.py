@@ -152,7 +152,8 @@ def auto(
         without, with_it = without + plain, with_it + swept
     if without < max(with_it + LEAST_EPOCH_SECONDS, WORTH_A_BUFFER * with_it):
         return 0, f"an epoch would take about {without:.2g} s without a buffer, {with_it:.2g} s with {size(memory)}"
-    why = "chunks are decoded less often" if fits else "the files do not fit into the page cache"
+    act = "copied and checked" if all(one.stays_encoded for one in layouts) else "decoded"
+    why = f"chunks are {act} less often" if fits else "the files do not fit into the page cache"
     return memory, f"{why}: an epoch takes about {with_it:.2g} s instead of {without:.2g} s"
 
 

@@ -71,6 +71,7 @@ class Buffered:
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._chosen: int | None = None  # bytes, once it is known what is to be read
+        self._apart = 1  # processes of this node that have a buffer of that size each
         self._warm = False  # chosen for what the page cache holds; ranks together may see that differently
         self._weighed: Callable[[], tuple[int, str]] | None = None  # what a buffer gains, where one is possible
         self._together: RankGroup | None = None
@@ -117,9 +118,9 @@ class Buffered:
                 return None
             if self._together is not None:
                 self._together.replaced = replaced
-            self._guessed = order.guessed
+            self._guessed, self.foreseen = order.guessed, order.is_foreseen
             left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
-            return Room(self._together, self._chosen, left)
+            return Room(self._together, self._chosen, self._apart, left)
 
     def _held_by_another(self, hold: Hold | None) -> bool:
         if self._holder is not None and self._holder.orphaned:
@@ -150,7 +151,7 @@ class Buffered:
         if left:
             return 0  # where nobody has asked for a buffer, it would draw from the sampler long before
         if self._nbytes is not None:
-            nbytes = max(1, self._nbytes // ranks)
+            self._apart, nbytes = ranks, max(1, self._nbytes // ranks)
         else:
             nbytes, why = self._weighed()
             self._warm = found is None and sizing.fit_page_cache(layouts, ranks)
@@ -181,7 +182,7 @@ class Buffered:
         nbytes, why = (0, "") if self._chosen or self._weighed is None else self._weighed()
         return f"A buffer (`buffer='25%'`, say) would help: {why}, as modelled." if nbytes else ""
 
-    served = False  # a service has made batches
+    served = foreseen = False  # a service has made batches; the order of the passes to come is known
 
     def held(self) -> str:
         """How it holds samples, where that is not as they are."""
@@ -284,7 +285,7 @@ class Buffered:
         """The window that begins here, how memory is divided, and what comes after it. Ends a run that cannot go on."""
         segment, beneath = plan.segment, plan.beneath
         all_, later = wholes([piece.region for piece in self._read(beneath)]), chain([lambda: segment], plan.later())
-        budget = divided(self._chosen or 0, plan.batch, needs, all_)
+        budget = divided(self._chosen or 0, plan.batch, needs, all_, self._apart)
         if self._together is not None:
             self._threads = sum(one.threads for one in needs)
         if budget != self._budget:

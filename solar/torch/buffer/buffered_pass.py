@@ -22,7 +22,8 @@ from solar.torch.buffer.buffer import Buffered
 from solar.torch.buffer.group import RankGroup, Room
 from solar.torch.buffer.located import Hold, PassPlan, located, rows_of
 from solar.torch.dataset import H5Dataset, Reading
-from solar.torch.order.position import EpochPosition, Indices, SamplerState
+from solar.torch.order.passage import EpochPosition
+from solar.torch.order.position import Indices, SamplerState
 from solar.torch.order.stream import Array, Pass, cut_at
 from solar.torch.ragged import InBlocks, most_blocks
 from solar.torch.source import SampleSource
@@ -47,7 +48,7 @@ class BufferedPass:
         course: SamplerState,
         pace: AheadSpec,
     ) -> None:
-        self.together, nbytes, self._epochs_left = room
+        self.together, nbytes, apart, self._epochs_left = room
         self._buffer, self._beneath, self._batches = buffer, beneath, batches
         self._passage, self._course, self._pace = passage, course, pace
         opened = beneath.first.opened()
@@ -65,8 +66,9 @@ class BufferedPass:
         self._hold: Hold | None = None
         self._started = 0  # batches
         self.ahead = pace.ahead
-        if course.batch_size:  # what is to be raised is raised before anything is drawn
-            divided(nbytes, course.batch_size, [needs(beneath, pace, course.batch_size)])
+        # What is to be raised is raised before anything is drawn. Ranks that read together raise it together.
+        if course.batch_size and self.together is None:
+            divided(nbytes, course.batch_size, [needs(beneath, pace, course.batch_size)], apart=apart)
 
     # --- which batches ----
 

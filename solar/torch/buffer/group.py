@@ -234,6 +234,7 @@ class Room(NamedTuple):
 
     together: RankGroup | None  # with whom
     nbytes: int
+    apart: int  # processes of this node that have as much each
     epochs_left: int | None
 
 

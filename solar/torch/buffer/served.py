@@ -69,7 +69,7 @@ class Served(Buffered):
                     return None
                 self._chosen, self._guessed = self._door.memory, order.guessed
                 left = None if self._epochs is None else max(0, self._epochs - course.epoch - 1)
-                return Room(None, ITS_OWN, left)
+                return Room(None, ITS_OWN, 1, left)
             self._chosen = None
         return super().room(beneath, course, order, own, replaced)
 

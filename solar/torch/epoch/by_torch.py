@@ -17,7 +17,8 @@ from torch.utils.data.dataloader import (
 )
 
 from solar.torch.epoch.carried import Carrying, WorkerStates, parts_of, restore_iterator, states_of
-from solar.torch.order.position import Draws, EpochPosition, Indices, has_state
+from solar.torch.order.passage import EpochPosition
+from solar.torch.order.position import Draws, Indices, has_state
 
 log = logging.getLogger("solar")
 
@@ -27,11 +28,16 @@ class _Counted(_BaseDataLoaderIter):
 
     _sampler_iter: Indices
     _handed_out: float = 0.0  # the time when the last batch was
+    _came = True  # torch has given a batch, or the error in its place, since it was asked for the next
+    _number: int | None = None  # of that batch; None: the next in order
+    _worker = 0  # that it came from
+    _passing: list[int] | None = None  # batches that are still passed over; None: nobody has looked
 
     def __init__(self, loader: Any) -> None:
         self._course = loader._course
         loaded = self._course.pending
         self._told_parts = _told_parts(loaded or {}, loader.num_workers)
+        self._given: list[int] = (loaded or {}).get("given", [])  # batches of each worker, before it was resumed
         self._stats = loader._stats
         self._device_transform = loader.device_transform
         self._landing = loader._on_device.landing(loader.dataset, loader._stats)
@@ -48,17 +54,17 @@ class _Counted(_BaseDataLoaderIter):
         asked = time.perf_counter()
         if self._handed_out:
             self._stats.busy(asked - self._handed_out)
+        self._came = self._num_workers == 0
         try:
-            data = self._first(passage) if passage.batches == 0 else super()._next_data()
+            data = self._next_of_torch(passage)
         except StopIteration:
             self._finish(passage)
             raise
         except Exception:  # which was this batch; the next one comes after it
-            passage.advance()
+            if self._came:
+                passage.advance(self._number)
             raise
-        before: int = passage.samples
-        passage.advance()
-        self._stats.batch(passage.samples - before, 0, {})
+        self._stats.batch(passage.advance(self._number), 0, {})
         if self._bar is not None:
             self._bar.update()
         came = time.perf_counter()
@@ -71,20 +77,40 @@ class _Counted(_BaseDataLoaderIter):
         self._handed_out = time.perf_counter()
         return data
 
-    def _first(self, passage: EpochPosition) -> Any:
-        """The first batch. If an iterable dataset has no state, earlier batches are read and thrown away."""
+    def _next_of_torch(self, passage: EpochPosition) -> Any:
+        """The next batch that was not handed out before the pass was resumed, or the error in its place."""
         data: Any = super()._next_data()
-        passed_over = passage.before[0]
-        if self._dataset_kind == _DatasetKind.Iterable and not self._told_parts and passed_over:
-            log.warning(
-                "%s goes on without a state: the %d batches handed out before are read again and passed over; "
-                "with state_dict and load_state_dict on it or on its iterator they need not be",
-                type(self._dataset).__name__,
-                passed_over,
-            )
-            for _ in range(passed_over):
-                data = super()._next_data()
+        if passage.batches == 0 and self._passing is None:
+            self._passing = self._passed_over(passage.before[0])
+        while self._passing and self._passes_over(self._passing):
+            data = super()._next_data()
         return data
+
+    def _passes_over(self, left: list[int]) -> bool:
+        """Whether the batch that came was handed out before. `left` are those of each worker, or of all together."""
+        worker = self._worker if len(left) > 1 else 0
+        left[worker] -= 1
+        return left[worker] >= 0
+
+    def _passed_over(self, batches: int) -> list[int]:
+        """How many batches of each worker, or of all, are read again: an iterable dataset may have no state."""
+        if self._dataset_kind != _DatasetKind.Iterable or self._told_parts or not batches:
+            return []
+        log.warning(
+            "%s goes on without a state: the %d batches handed out before are read again and passed over; "
+            "with state_dict and load_state_dict on it or on its iterator they need not be",
+            type(self._dataset).__name__,
+            batches,
+        )
+        given, workers = self._given, max(1, self._num_workers)
+        if given and len(given) != workers:
+            log.warning(
+                "the loaded state was taken with %s, and this loader has num_workers=%d: an iterable dataset may give "
+                "other batches then, so samples may be lost or come twice; make the loader with as many workers",
+                f"num_workers={len(given)}" if len(given) > 1 else "at most one worker",
+                self._num_workers,
+            )
+        return list(given) if len(given) == workers else [batches]
 
     def _finish(self, passage: EpochPosition) -> None:
         if not passage.finished:
@@ -102,6 +128,8 @@ class SingleProcessIter(_Counted, _SingleProcessDataLoaderIter, Draws):
         super().__init__(loader)
         restore_iterator(self._dataset_fetcher, self._told_parts)
         self.passage.parts = partial(_parts, self._dataset_fetcher)
+        if self._dataset_kind == _DatasetKind.Iterable:
+            self.passage.given = self.passage.all_batches
 
     def _restore(self, loader: Any) -> None:
         if "dataset" in self._told_parts:
@@ -127,6 +155,9 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
         if not first_iter:
             self._carried.begin_again()
         self.passage.parts = self._carried.state
+        self.passage.in_any_order = not getattr(self, "_in_order", True)
+        if self._dataset_kind == _DatasetKind.Iterable:
+            self.passage.given = self._carried.given.copy
 
     @property
     def _worker_init_fn(self) -> Callable[[int], None] | None:
@@ -149,10 +180,15 @@ class WorkersIter(_Counted, _MultiProcessingDataLoaderIter, Draws):
     def _get_data(self) -> Any:
         index, data = super()._get_data()  # type: ignore[no-untyped-call]
         self._carried.receive(data)
+        self._sent = index
         return index, data
 
     def _process_data(self, data: Any, *worker: int) -> Any:
+        self._came = True
+        if self.passage.in_any_order and self._dataset_kind == _DatasetKind.Map:
+            self._number = self.passage.number_of(self._sent)  # torch hands out what came last
         data = self._carried.hand_out(data, *worker)
+        self._worker = self._carried.last
         return super()._process_data(data, *worker)  # type: ignore[no-untyped-call]
 
 

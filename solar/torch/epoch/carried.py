@@ -128,6 +128,8 @@ class WorkerStates:
         self.next: int = told.get("next", 0)
         self.handed_out = [_pickled(states) for states in told.get("workers", [None] * workers)]
         self._received = list(self.handed_out)  # is ahead of what was handed out
+        self.given = [0] * workers  # batches that each worker gave in this epoch and that were handed out
+        self.last = 0  # the worker that gave the last of them
         self._own = own  # the dataset itself has a state
         self._lasting = lasting  # the workers are persistent
 
@@ -142,7 +144,8 @@ class WorkerStates:
         """The batch itself, which came from `worker`. torch before 2.6 does not give the worker."""
         carried = isinstance(data, Carried)
         last = data.worker if carried else worker[0] if worker else self.next
-        self.next = (last + 1) % len(self.handed_out)
+        self.next, self.last = (last + 1) % len(self.handed_out), last
+        self.given[last] += 1
         if not carried:
             return data
         self.handed_out[last] = data.states
@@ -151,6 +154,7 @@ class WorkerStates:
     def begin_again(self) -> None:
         """Called when persistent workers have begun another epoch."""
         self.handed_out = [_pickled(states) for states in self._again()]
+        self.given = [0] * len(self.given)
 
     def state(self, begun: bool) -> dict[str, Any]:
         """All states; if not `begun`, those in which these workers would begin an epoch now. Empty if there is none."""

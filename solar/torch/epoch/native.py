@@ -26,7 +26,8 @@ from solar.torch.buffer.group import placed
 from solar.torch.epoch.first import waited_for
 from solar.torch.epoch.skipping import UNREADABLE, LeftOut, skipping
 from solar.torch.epoch.straight import ShortWay, way_of
-from solar.torch.order.position import Draws, EpochPosition
+from solar.torch.order.passage import EpochPosition
+from solar.torch.order.position import Draws
 from solar.torch.samplers import check_no_rank_is_without
 from solar.torch.source import SampleSource
 
@@ -36,8 +37,7 @@ ITERATOR_CLOSED = "this iterator was closed with its loader"
 class NativeIter(Draws):
     """One epoch through the native engine. The base class draws from the generators as torch's own iterators do.
 
-    Like torch's iterators it has no reference to the loader, so either can be deleted first.
-    """
+    It has no reference to the loader, so either can be deleted first."""
 
     def __init__(self, loader: Any, beneath: SampleSource) -> None:
         self._coming: deque[Coming | Exception] = deque()
@@ -53,6 +53,8 @@ class NativeIter(Draws):
         super().__init__(loader)
         self.passage: EpochPosition = self._sampler_iter.passage
         self.passage.base_seed = self._base_seed
+        if loader.num_workers > 0:
+            self._sampler_iter.begin_beside_workers()
         self._files = beneath  # everything it reads, including what is kept on a device
         self._course, self._stats, self._buffered = loader._course, loader._stats, loader._buffered
         self._indices: Iterator[Any] = self._sampler_iter
@@ -62,30 +64,30 @@ class NativeIter(Draws):
         self._skipping = skipping(loader, beneath)  # it looks for bad samples on the host, also if decoded elsewhere
         self._device_transform = loader.device_transform
         self._workers, self._prefetch_factor = loader._workers, loader.prefetch_factor
-        context, init = loader.multiprocessing_context, loader.worker_init_fn
-        self._wanted = Wanted(loader.num_workers, context, init, loader.persistent_workers, self._dataset)
+        self._wanted = Wanted.of(loader)
         self._started = 0  # batches
         self._ahead = loader.ahead or beneath.batches_ahead
         self._nbytes_ahead = NBYTES_AHEAD if loader.ahead is None else sys.maxsize
         self._most = 0  # how many batches as large as the newest may be ahead of the oldest
-        self._bar = loader._progress_bar()
-        self._handed_out = 0.0  # the time when the last batch was
+        self._bar, self._handed_out = loader._progress_bar(), 0.0  # the time when the last batch was
 
     # --- the consumer's side ----
 
     def __next__(self) -> Any:
         """The next batch. torch's method, without its profiler range while the profiler is off."""
-        if (straight := self._straight) and (data := self._handed_straight(straight, time.perf_counter())) is not None:
+        with self._turns:
+            straight = self._straight
+            if straight and (data := self._handed_straight(straight, time.perf_counter())) is not None:
+                self._num_yielded += 1
+                return data
+            if profiling():
+                return super().__next__()
+            try:
+                data = self._next_data() if self._handed_out else waited_for(self)
+            except SolarError as error:  # its message matters, not its traceback
+                raise error.with_traceback(None) from error.__cause__
             self._num_yielded += 1
             return data
-        if profiling():
-            return super().__next__()
-        try:
-            data = self._next_data() if self._handed_out else waited_for(self)
-        except SolarError as error:  # its message matters, not its traceback
-            raise error.with_traceback(None) from error.__cause__
-        self._num_yielded += 1
-        return data
 
     def _next_data(self) -> Any:
         while True:
@@ -171,8 +173,7 @@ class NativeIter(Draws):
                 try:
                     return self._made(coming)
                 except UNREADABLE as error:
-                    samplers = self._sampler_failed and len(self._coming) == 1  # no sample is to blame
-                    if self._skipping is None or samplers:
+                    if self._skipping is None or (self._sampler_failed and len(self._coming) == 1):  # the sampler's
                         raise
                     samples = self._skipping.readable(error, self._timeout or None, self.passage.epoch)
                 coming = self._made_anew(samples)
@@ -288,11 +289,10 @@ class NativeIter(Draws):
         """The time when all was prepared. Counts the preparation, which is not waiting for the storage."""
         self._prepare()
         cause = "plan" if self._turn is not None else "start" if self._threads is not None else ""
-        if not cause:
-            return asked
-        now = time.perf_counter()
-        self._stats.waited(cause, now - asked)
-        return now
+        if cause:
+            begin, asked = asked, time.perf_counter()
+            self._stats.waited(cause, asked - begin)
+        return asked
 
     def _started_making(self) -> AheadSpec:
         if self._making.in_python:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -27,6 +28,8 @@ NOT_ALONE = (
     "on_error='skip': not one of the {samples} samples of a batch of this rank can be read, and were the batch left "
     "out, the other ranks would wait for ever: {error}"
 )
+
+SAMPLE = re.compile(r"(?<=, sample )\d+(?=, offset )")  # in an error: the one for which the chunk was read
 
 log = logging.getLogger("solar")
 
@@ -79,9 +82,9 @@ class Skipping:
         found = [_first(self._broken, ones) for ones in places]
         if not any(found):
             self._looked, found = True, self._found(places, seconds)
-        bad = [(sample, why) for sample, why in zip(samples, found, strict=True) if why is not None]
-        for sample, why in bad:
-            log.warning("on_error='skip': sample %s is left out: %s", sample, why)
+        bad = [one for one in zip(samples, places, found, strict=True) if one[2] is not None]
+        for sample, ones, why in bad:
+            log.warning("on_error='skip': sample %s is left out: %s", sample, _of_own(str(why), ones))
         for one in found:
             self._row = self._row + 1 if isinstance(one, ReadError) else 0
             if self._row == MANY:
@@ -144,6 +147,12 @@ def _line(layout: Layout, row: int) -> tuple[int, int]:
     if not form.filters or not form.chunk or not form.chunk[0]:
         return -1, row
     return part, (row - int(layout.part_first[part])) // form.chunk[0]
+
+
+def _of_own(text: str, places: dict[Place, int]) -> str:
+    """The error of a chunk that several samples share, with the row of the sample that is left out."""
+    own = next((row for place, row in places.items() if place[2] >= 0), None)
+    return text if own is None else SAMPLE.sub(str(own), text)
 
 
 def _first(errors: dict[Place, Exception], places: Iterable[Place]) -> Exception | None:

@@ -21,7 +21,7 @@ from solar.torch.batch.coming import Coming, profiling
 from solar.torch.batch.make import BatchMaker, here
 from solar.torch.batch.pending import PendingBatch, PendingField
 from solar.torch.buffer.buffered_pass import BufferedPass
-from solar.torch.order.position import EpochPosition
+from solar.torch.order.passage import EpochPosition
 from solar.torch.source import SampleSource
 
 Taken = tuple[Iterable[Any], tuple[int, ...]]  # the arrays of a batch, and the counts of reading it

@@ -23,6 +23,7 @@ def report(
     buffer: str = "",
     counts: Mapping[str, int] | None = None,
     served: bool = False,
+    foreseen: bool = False,
 ) -> str:
     """The text of a report, from the counters of Stats.as_dict and Stats.by_epoch and facts about the data.
 
@@ -32,7 +33,7 @@ def report(
     `counts` are the samples of each class or source that all ranks have had of the newest epoch.
 
     `buffer` says what a buffer would gain where there is none, or the one there is if it knew the epochs to come.
-    `served`: a service has made batches.
+    `served`: a service has made batches. `foreseen`: the order of the epochs to come is known.
 
     >>> from solar.torch.monitor.stats import Stats
     >>> report(Stats().as_dict())
@@ -42,6 +43,7 @@ def report(
     if not totals["batches"]:
         return "No batch has been handed out." + (f" {_waiting(totals, waited)}" if waited else "")
     told = {**totals, "filters": frozenset(filters), "per_chunk": per_chunk, "memory": memory, "served": served}
+    told["foreseen"] = foreseen
     told["with_buffer"] = f" {buffer}" if buffer else ""
     said = (_amounts(told), _by_source(counts or {}), *_table(epochs, served), *_times(told, waited))
     return "\n".join(line for line in said if line)
@@ -253,9 +255,11 @@ ADVICE: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "storage": _of_storage,
     "decode": _of_decoding,
     "buffer": _of_buffer,
-    "plan": lambda _: (
-        "its memory is allocated once. With a `generator` or a PlanSampler, and with `epochs`, the next epoch is "
-        "planned while one runs."
+    "plan": lambda totals: (
+        "its memory is allocated once, and the next epoch is planned while one runs."
+        if totals["foreseen"]
+        else "its memory is allocated once. With a `generator` or a PlanSampler the next epoch is planned while one "
+        "runs."
     ),
     "transform": lambda _: (
         "run it in threads (H5Dataset(..., thread_safe=True), if several may run it at once) or in processes "

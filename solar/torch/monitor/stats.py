@@ -17,8 +17,8 @@ CAUSES = (
 )
 ROWS = 8  # epochs that are remembered one by one: the first, and the latest of the others
 NATIVE = (  # summed over batches
-    "requests", "retries", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits", "exchanged_bytes",
-    "stage_requests", "stage_bytes", "stage_written",
+    "requests", "calls", "retries", "bypassed", "bytes_read", "bytes_mapped", "bytes_decoded", "buffer_hits",
+    "exchanged_bytes", "stage_requests", "stage_bytes", "stage_written",
 )  # fmt: skip
 
 # One for all Stats: it is held for less than a microsecond. Reentrant, for `held` is called when memory is let go, and
@@ -239,15 +239,18 @@ class Stats:
         buffer: str = "",
         counts: Mapping[str, int] | None = None,
         served: bool = False,
+        foreseen: bool = False,
     ) -> Report:
         """The counters as text: what was read, how long the training waited, why, and what would help.
 
         The arguments serve the advice: the HDF5 numbers of the data's filters, how many samples share a compressed
         chunk, the share of the data that the buffer holds, and what a buffer would gain where there is none. `counts`
-        are the samples of each class or source. `served`: a service has made batches.
+        are the samples of each class or source. `served`: a service has made batches. `foreseen`: the order of the
+        epochs to come is known.
         """
         epochs = self.by_epoch()
-        return Report.of(in_words(self.as_dict(), epochs, filters, per_chunk, memory, buffer, counts, served), epochs)
+        facts = (filters, per_chunk, memory, buffer, counts, served, foreseen)
+        return Report.of(in_words(self.as_dict(), epochs, *facts), epochs)
 
     def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
         return type(self), ()

@@ -34,11 +34,13 @@ class ShuffledByGenerator(IndexStream):
     """
 
     kind = "shuffled by generator"
+    draws = True
     told_by_all = ("seed", "replacement", "draws", "passes", "state")
     _state = ""
     _ahead: torch.Generator | None = None  # the copy
     _behind: Iterator[Any] | None = None  # draws from the user's
     _asked = False
+    _from = 0  # the samples before the first batch
     _trust = Trust(0, 0)  # it is the user's own, so mostly nobody else draws from it
 
     def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
@@ -89,6 +91,7 @@ class ShuffledByGenerator(IndexStream):
 
     def _drawn_after(self, samples: int) -> Iterator[Any]:
         """The index batches after the first `samples`. Nothing is drawn before the first batch is asked for."""
+        self._from = samples
         if self.as_arrays and self.batch_sampler is not None:
             return self.cut_late(partial(self._drawn_ahead, samples))
         return self._drawn_one_by_one(samples)
@@ -100,11 +103,17 @@ class ShuffledByGenerator(IndexStream):
     def _drawn_ahead(self, samples: int) -> Array:
         return shuffled(self.sampler, self._followed(samples))[samples:]
 
+    def draw_at_once(self, batches: Iterator[Any]) -> Iterator[Any]:
+        self._followed(self._from)
+        return batches
+
     def _followed(self, samples: int) -> torch.Generator:
         """A copy of the user's generator, which draws ahead; the user's own follows it."""
-        self._ahead = copied(self.sampler.generator)
-        self._behind = self.cut(islice(self._draws_again(), samples, None))
-        next(self._behind, None)
+        if self._ahead is None:
+            self._ahead = copied(self.sampler.generator)
+            self._behind = self.cut(islice(self._draws_again(), samples, None))
+            for _ in range(self.in_advance or 1):
+                next(self._behind, None)
         return self._ahead
 
     def _draws_again(self) -> Iterator[int]:
@@ -112,8 +121,11 @@ class ShuffledByGenerator(IndexStream):
         self.exhausted = True
 
     def asked(self) -> None:
-        """Draws with the user's generator as each batch reaches the consumer; the first was drawn when asked for."""
-        if self._asked and self._behind is not None:
+        """Draws with the user's generator as each batch reaches the consumer; the first was drawn when asked for.
+
+        Beside workers torch has drawn some batches then, and draws one more for each that it hands out.
+        """
+        if (self._asked or self.in_advance) and self._behind is not None:
             next(self._behind, None)
         self._asked = True
 

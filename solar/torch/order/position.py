@@ -1,9 +1,9 @@
-"""A loader's position in its epoch: what it drew from its samplers, what it handed out, and its state as JSON."""
+"""A loader's index batches from epoch to epoch: when they are drawn, where they begin, and the state as JSON."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from solar.errors import PlanError
-from solar.torch.order.stream import Array, Cuts, IndexStream, Pass
+from solar.torch.order.passage import EpochPosition, check_gaps_of
+from solar.torch.order.stream import Cuts, IndexStream, Pass
 from solar.torch.order.streams import BATCHING, order_of
 from solar.torch.states import check_order, check_values
 
@@ -20,65 +21,14 @@ STATE_VERSION = 1
 KEYS = {"epoch", "repeat", "length", "drawn", "begun", "batches", "samples", "order"}
 
 
-class EpochPosition:
-    """One pass over the samples: how it began, and how far the consumer is. Drawing is ahead of the consumer."""
-
-    def __init__(self, order: IndexStream, epoch: int) -> None:
-        self.order = order
-        self.epoch = epoch
-        self.repeat = 0  # how often in a row this epoch was begun before
-        self.base_seed: int | None = None
-        self.begun = False  # the first index was drawn
-        self.finished = False
-        self.before = (0, 0)  # batches and samples consumed before it began, when it was resumed
-        self.batches = 0
-        self.samples = 0
-        self.taken: Any = ()  # the samples of the batch handed out last
-        # The dataset's own states: as they are now, or (False) as a new epoch would begin.
-        self.parts: Callable[[bool], dict[str, Any]] = lambda begun: {}
-        self._drawn: deque[tuple[int, Any, Any]] = deque()  # of batches on their way: size, order's mark, samples
-        self._mark: Any = None
-        self._starts: Array | None = None  # of its batches, drawn in one go: they have no marks
-
-    def draw(self, batch: Any) -> None:
-        """An index batch was drawn."""
-        samples = 1 if self.order.batch_sampler is None else len(batch)
-        # The native engine knows them by itself, and an epoch of lists would take much memory.
-        self._drawn.append((samples, self.order.mark(batch), () if self.order.as_arrays else batch))
-
-    def draw_all(self, starts: Array) -> None:
-        """All index batches were drawn."""
-        self._starts = starts
-
-    def advance(self) -> None:
-        """The next batch was handed out."""
-        self.order.asked()
-        self.batches += 1
-        if self._drawn:
-            samples, self._mark, self.taken = self._drawn.popleft()
-            self.samples += samples
-        elif self._starts is not None:
-            self.samples = int(self._starts[min(self.batches, len(self._starts) - 1)])
-
-    def counts(self) -> dict[str, int]:
-        """How many samples of each class or source all ranks together have had of this epoch."""
-        return self.order.counts(self.epoch, self.order.consumed(self.before[1], self.batches, self.samples))
-
-    def state(self) -> dict[str, Any]:
-        batches, samples = self.before
-        state = {
-            "batches": batches + self.batches,
-            "samples": self.order.consumed(samples, self.batches, self.samples),
-            "order": self.order.tell(self._mark),
-        }
-        parts = self.parts(True)
-        return state | {"parts": parts} if parts else state
-
-
 class Draws(_BaseDataLoaderIter):
-    """The last base before torch's: restores the random state around torch's constructor, which draws from it."""
+    """The last base before torch's: restores the random state around torch's constructor, which draws from it.
+
+    Several threads may call `next` on one iterator: one at a time is served.
+    """
 
     def __init__(self, loader: Any) -> None:
+        self._turns = threading.RLock()
         with loader._course.torchs_draws():
             super().__init__(loader)
         self._base_seed: int = loader._course.base_seed(self._base_seed)
@@ -86,6 +36,10 @@ class Draws(_BaseDataLoaderIter):
 
     def _restore(self, loader: Any) -> None:
         """Called between torch's draws and its first look at the dataset."""
+
+    def __next__(self) -> Any:
+        with self._turns:
+            return super().__next__()
 
 
 class Indices:
@@ -108,10 +62,15 @@ class Indices:
         assert self._batches is not None
         return self._batches
 
+    def begin_beside_workers(self) -> None:
+        """Begins a pass of random order at once, for torch gives its workers index batches when it begins."""
+        if self.passage.order.draws:
+            self._batches = self.passage.order.draw_at_once(self._begun())
+
     def at_once(self) -> Pass | None:
         """All index batches of a pass that is known, in one go, unless one was taken; they count as drawn."""
         batches = self._begun()
-        if not isinstance(batches, Cuts):
+        if not isinstance(batches, Cuts) or self.passage.has_gaps:
             return None
         made = batches.at_once()
         self.passage.draw_all(made[1])
@@ -123,10 +82,11 @@ class Indices:
         assert batches is not None
         try:
             batch = next(batches)
+            while not self.passage.draw(batch):
+                batch = next(batches)
         except StopIteration:
             self.passage.order.ended()
             raise
-        self.passage.draw(batch)
         return batch
 
 
@@ -151,6 +111,7 @@ class SamplerState:
         self._last_epoch: tuple[int, int] | None = None  # epoch and repeat of the last pass; None: the epoch was set
         self.pending: dict[str, Any] | None = None  # a loaded state that no pass has used yet
         self.newest: EpochPosition | None = None
+        self.in_advance = 0  # index batches that torch's workers would be given when a pass begins
         self.as_arrays = False  # known orders give arrays, for the native engine
         self.lasting_base_seed: int | None = None  # of persistent workers, which are seeded once
         self._last: EpochPosition | None = None  # the pass begun last
@@ -187,6 +148,7 @@ class SamplerState:
     def order(self) -> IndexStream:
         order = order_of(*self._samplers)
         order.draws_base_once, order.as_arrays = self._persistent, self.as_arrays
+        order.in_advance = self.in_advance if self.as_arrays else 0
         return order
 
     @property
@@ -252,7 +214,7 @@ class SamplerState:
             order.begin(self._last.order if self._last is not None else None)
             batches = order.start() if fresh is None else fresh
         else:
-            passage.before = loaded["batches"], loaded["samples"]
+            passage.resume(loaded)
             passage.repeat = loaded["repeat"] if told.get("epoch", loaded["epoch"]) == self.epoch else 0
             batches = order.resume(told, *passage.before) if loaded["begun"] else order.start_foretold(told)
         self._last, self._last_epoch = passage, (passage.epoch, passage.repeat)
@@ -335,6 +297,8 @@ class SamplerState:
                 "make it with the same sampler and shuffle"
             )
         check_order(state["order"], order.told_by_all)
+        if "gaps" in state:
+            check_gaps_of(order)
 
     def __getstate__(self) -> dict[str, Any]:
         """The pickled state. A copy in another process begins anew, or at a loaded position."""

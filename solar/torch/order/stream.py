@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,6 +73,8 @@ class IndexStream:
     as_arrays = False  # if the samples are known beforehand, index batches are arrays instead of lists
     guessed = False  # its later passes follow from what the training does
     fixed = True  # it is the same whether it is drawn now or later
+    draws = False  # random numbers from generators of torch's or the user's, when the first batch is drawn
+    in_advance = 0  # index batches that torch's workers are given when a pass begins; 0: there are none
     draws_base_once = False  # persistent workers: torch draws a base seed only once, not for each pass
 
     def __init__(self, sampler: Any, batch_sampler: Any, generator: torch.Generator | None) -> None:
@@ -86,6 +88,10 @@ class IndexStream:
 
     def begin(self, last: IndexStream | None) -> None:
         """Called just before the first index is drawn; `last` is the order of the loader's previous pass."""
+
+    def draw_at_once(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Draws what torch draws when it gives its workers their first index batches; gives all of the batches."""
+        return chain(list(islice(batches, 1)), batches)
 
     def ended(self) -> None:
         """Called when there is no index batch left to draw."""
@@ -130,6 +136,11 @@ class IndexStream:
         Called when this pass was drawn to its end.
         """
         return iter(())
+
+    @property
+    def is_foreseen(self) -> bool:
+        """Whether the later passes are known, and no guesses."""
+        return not self.guessed and type(self).later is not IndexStream.later
 
     def of_all(self, begun_at: int) -> Pass | None:
         """The pass of all ranks together that began after `begun_at` samples; None if they share no order."""

@@ -31,6 +31,7 @@ from solar.torch.states import check_by
 
 FEW = 65  # random numbers that others may draw between two passes: a loader draws two, four if it shuffles
 STATIC = (list, tuple, range, SubsetRandomSampler, WeightedRandomSampler, SequentialSampler, RandomSampler)
+DRAWING = (SubsetRandomSampler, WeightedRandomSampler, RandomSampler)
 BATCHING = (BatchSampler, PlanBatchSampler)  # we know how these cut samples into batches
 
 
@@ -80,8 +81,10 @@ class Shuffled(KnownStream):
 
     kind = "shuffled"
     told_by_all = ("seed", "replacement", "draws")
-    guessed = True
+    guessed = draws = True
     _seed: int | None = None
+    _drawn: int | None = None  # the seed of a new pass, once it is drawn
+    _resumed = False
     _after: torch.Generator | None = None  # the global generator, right after it gave the seed
     _between: int | None = None  # numbers that others drew from it since the previous pass, if few
     _guess: int | None = None  # the seed of the next pass, if others draw as many again
@@ -91,7 +94,14 @@ class Shuffled(KnownStream):
         return super().start() if self._permutes() else IndexStream.start(self)
 
     def whole(self) -> Array:
-        return self._permutation(draw(None))
+        return self._permutation(draw(None) if self._drawn is None else self._drawn)
+
+    def draw_at_once(self, batches: Iterator[Any]) -> Iterator[Any]:
+        if not isinstance(batches, Cuts):
+            return super().draw_at_once(batches)
+        if not self._resumed:
+            self._drawn = draw(None)
+        return batches
 
     def _permutes(self) -> bool:
         return not self.sampler.replacement and self.sampler.num_samples == len(self.sampler.data_source)
@@ -154,7 +164,7 @@ class Shuffled(KnownStream):
 
     def resume(self, told: dict[str, Any], batches: int, samples: int) -> Iterator[Any]:
         check_drawing(self.sampler, told)
-        self._seed = int(told["seed"])
+        self._seed, self._resumed = int(told["seed"]), True
         if self._permutes():
             left = self._permutation(self._seed)[samples:]
             return self.cut(left if self.as_arrays else left.tolist())
@@ -248,13 +258,13 @@ class Custom(IndexStream):
         self._cuts = batch_sampler is None or type(batch_sampler) in BATCHING
         self._source = sampler if self._cuts else batch_sampler
         # The user's sampler may depend on the training so far: what it gives depends on when it is drawn.
-        self.fixed = type(self._source) in STATIC
+        self.fixed, self.draws = type(self._source) in STATIC, type(self._source) in DRAWING
         self._items: Iterator[Any] | None = None  # the source's iterator, which may have a state, too
         self._checksum = 0
         self._at_start: dict[str, Any] | None = None
 
     def begin(self, last: IndexStream | None) -> None:
-        self._at_start = self._states()
+        self._at_start = self._states() or {"checksum": 0}
 
     def start(self) -> Iterator[Any]:
         if self._cuts and self.batch_sampler is not None:
