@@ -84,7 +84,7 @@ def _trial(
     pairs = list(zip(arrays, outs, strict=True))
     return Trial(
         codec=asked,
-        bound=float(Fraction(exact.bound) * unit),
+        bound=asked.bound if asked.kind == "abs" else rounded_down(Fraction(exact.bound) * unit),
         ratio=nbytes / sum(map(len, chunks)),
         encode=nbytes / max(encoding, 1e-9),
         decode=nbytes / max(decoding, 1e-9),

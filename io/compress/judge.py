@@ -115,11 +115,11 @@ def _floats_beyond(before: Array, after: Array, same: Mask, bound: Fraction) -> 
     largest = _largest(here, there, apart)
     if bound == 0:
         return beyond | ~same, largest
-    low = _float_below(bound)
+    low = float_below(bound)
     high = low if low == bound else math.nextafter(low, math.inf)
     beyond |= np.isfinite(apart) & (apart > high)
     for end in {low, high} - {math.inf}:  # only here the rest decides: off by apart + rest, exactly
-        beyond |= (apart == end) & (rest > _float_below(bound - Fraction(end)))
+        beyond |= (apart == end) & (rest > float_below(bound - Fraction(end)))
     for at in np.flatnonzero(np.isinf(apart) | np.isnan(rest)):
         beyond.flat[at] = abs(Fraction(here.flat[at]) - Fraction(there.flat[at])) > bound
     return beyond, largest
@@ -132,7 +132,7 @@ def _largest(here: Array, there: Array, apart: Array) -> Fraction:
     return abs(Fraction(here.flat[at]) - Fraction(there.flat[at]))
 
 
-def _float_below(number: Fraction) -> float:
+def float_below(number: Fraction) -> float:
     """Returns the largest float that is not above the number."""
     if number > Fraction(sys.float_info.max):
         return sys.float_info.max

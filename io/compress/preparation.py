@@ -147,9 +147,7 @@ def _with_range(part: Part, pieces: Pieces, marks: Marks, pool: Executor, thread
         told(Progress("range", part.name, min(part.nbytes, (first + count) * part.grid.chunk_nbytes), part.nbytes))
     span = span_between([(least, largest)])
     if Fraction(part.codec.bound) * span > Fraction(sys.float_info.max):
-        raise LayoutError(
-            f"{part.name}: its values, {least:g} to {largest:g}, are too far apart for rel=: give abs=NUMBER"
-        )
+        raise LayoutError(f"its values, {least:g} to {largest:g}, are too far apart for rel=: give abs=NUMBER")
     if part.codec.filter != OUR_FILTER and rounded_down(Fraction(part.codec.bound) * span) == 0:
         raise CodecError(f"{part.codec.filter} needs a bound above 0, and its values are all the same: give abs=NUMBER")
     return replace(part, codec=part.codec.absolute(span), span=span)

@@ -65,7 +65,9 @@ class Part:
     @property
     def bound(self) -> float:
         """Returns its bound in the unit in which it was asked for; 0 while it is relative."""
-        return float(Fraction(self.codec.bound) * self.unit) if self.codec.kind != "rel" else 0.0
+        if self.asked.kind == "abs":
+            return self.asked.bound
+        return rounded_down(Fraction(self.codec.bound) * self.unit) if self.codec.kind != "rel" else 0.0
 
     @property
     def promise(self) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from solar.io.compress.check import TASKS_A_THREAD, Checked, check
 from solar.io.compress.codec import OUR_FILTER
 from solar.io.compress.diff import differences
 from solar.io.compress.filters import readable, registered
-from solar.io.compress.judge import Judged, Meaning, judged, meaning_of
+from solar.io.compress.judge import Judged, Meaning, float_below, judged, meaning_of
 from solar.io.compress.pieces import Restored, by_libhdf5
 from solar.io.compress.preparation import Progress, Told, in_order
 from solar.io.compress.selection import datasets_of, is_ours
@@ -38,7 +37,6 @@ from solar.io.read.reader import Rows
 
 VERIFIED = "solar_verified"  # the attribute with what was found
 MEANINGS = ("missing", "moved", "made", "crossed")  # counts of values with a special meaning, and of changes to it
-LARGEST = Fraction(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -140,8 +138,8 @@ def _compare(here: Any, there: Any, pool: Executor, threads: int, told: Told) ->
             parts.append(part)
             done += part.values * restored.dtype.itemsize
             told(Progress("verify", name, done, everything))
-        if said != (narrower := said.within(parts)):  # an older version rounded its share of the range up
-            said = narrower
+        rounded, said = said.bound, said.within(parts)
+        if said.bound < rounded or (said.bound > rounded and any(part.found.beyond for part in parts)):
             parts = list(_compare_dataset(original, reader, plug_in, said, pool, threads))
         fields.append(_together(name, said, parts))
         if other := next((part.other for part in parts if part.other), ""):
@@ -211,16 +209,16 @@ def _values_of(original: Any) -> Callable[[Any], NDArray[Any]]:
 def _together(name: str, said: _Said, pieces: list[_Piece]) -> Kept:
     found = [one.found for one in pieces]
     values, squares = sum(one.values for one in pieces), sum(one.squares for one in found)
-    span = float(min(_range_of(pieces), LARGEST))
+    span = float_below(_range_of(pieces))
     psnr = 20 * math.log10(span / math.sqrt(squares / values)) if 0 < squares < math.inf and span > 0 else math.inf
     return Kept(
         name=name,
         kind=said.kind,
-        bound=float(said.bound * said.unit),
+        bound=float_below(said.bound * said.unit),
         values=values,
         beyond=sum(one.beyond for one in found),
         first=next((one.first for one in pieces if one.first), ()),
-        largest=float(max((one.largest for one in found), default=Fraction(0)) * said.unit),
+        largest=float_below(max((one.largest for one in found), default=Fraction(0)) * said.unit),
         psnr=psnr,
         **{name: sum(getattr(one, name) for one in found) for name in MEANINGS},
         unit=said.unit_name,
@@ -247,10 +245,8 @@ class _Said:
     ours: bool  # whether the chunks are of our filter
 
     def within(self, pieces: list[_Piece]) -> _Said:
-        """Returns the same with a bound that is not above its share of the range, as it turned out to be."""
-        if self.share is None:
-            return self
-        return replace(self, bound=min(self.bound, self.share * _range_of(pieces)))
+        """Returns the same with its share of the range, as this turned out to be, in place of the bound stated."""
+        return self if self.share is None else replace(self, bound=self.share * _range_of(pieces))
 
 
 def _said(dataset: Any, original: Any) -> _Said:
@@ -264,7 +260,7 @@ def _said(dataset: Any, original: Any) -> _Said:
         of_stored = kind == "lossless" or meaning.scale is None or (kind == "abs" and said.get("unit") != "unpacked")
         unit = Fraction(1) if of_stored else abs(meaning.scale or Fraction(1))
         if kind == "abs" and asked is not None:
-            bound = min(bound, asked / unit)
+            bound = asked / unit
         if bound < 0:
             raise ValueError(bound)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:  # whatever JSON can hold

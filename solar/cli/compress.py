@@ -19,6 +19,7 @@ from solar.cli.nearby import nearby
 from solar.cli.progress import ended_in_order, shown
 from solar.errors import PlanError, SolarError
 from solar.io.compress.codec import CODERS, FILTER_CHOICES, OUR_FILTER, PREDICTORS, Codec, parse
+from solar.io.compress.exact import rounded_down
 from solar.io.compress.selection import COMPRESSED, NOT_SMALLER, ONE_AXIS, REST, SMALL, SMALL_SKIPPED, Left, Part
 from solar.io.compress.shares import compress_together
 from solar.io.compress.store import Stored, check_target, compress
@@ -347,5 +348,5 @@ def bound_in_words(part: Part) -> str:
     if of == "unpacked values":
         notes.append(f"{part.codec.bound:.4g} of the stored numbers")
     if asked.kind == "rel":
-        notes.append(f"rel {asked.bound:g} of the range {float(part.span * part.unit):.4g}")
+        notes.append(f"rel {asked.bound:g} of the range {rounded_down(part.span * part.unit):.4g}")
     return f"within {part.bound:.4g}" + (f" ({', '.join(notes)})" if notes else "")

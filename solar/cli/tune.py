@@ -21,6 +21,7 @@ from solar.cli.nearby import nearby
 from solar.cli.progress import Become, counted, doing, progress_by
 from solar.errors import PlanError
 from solar.io.compress.codec import Codec
+from solar.io.compress.exact import rounded_down
 from solar.io.layout.hdf5 import inspect
 from solar.io.libhdf5.opening import look, opened
 from solar.values import is_url
@@ -231,7 +232,7 @@ def _field_as_json(tuned: Tuned, fraction: float) -> dict[str, Any]:
         "samples": tuned.samples,
         "dtype": tuned.part.dtype.name,
         "batches": tuned.batches,
-        "span": float(tuned.part.span * tuned.part.unit),
+        "span": rounded_down(tuned.part.span * tuned.part.unit),
         "unit": tuned.rungs[-1].asked.unit_name(tuned.part.unit),
         "whole": tuned.whole,
         "sigma": tuned.sigma * tuned.unit if tuned.sigma else None,

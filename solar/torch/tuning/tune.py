@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from solar.errors import LayoutError, PlanError
 from solar.io.compress.codec import Codec
+from solar.io.compress.exact import rounded_down
 from solar.io.compress.selection import Part
 from solar.io.layout.hdf5 import inspect
 from solar.io.read.reader import Rows
@@ -236,7 +237,7 @@ def measure(
     """
     read = _Fields(task, without=name)
     count = _batches(read.samples, task.batch, batches)
-    bounds = [float(Fraction(exact.bound) * source.part.unit) for exact in source.codecs]
+    bounds = [rounded_down(Fraction(exact.bound) * source.part.unit) for exact in source.codecs]
     rungs = [Rung(codec, bound) for codec, bound in zip(asked, bounds, strict=True)]
     takers = [Taker(copy.deepcopy(state.model).to(task.device), task.loss, task.seed) for state in states]
     kept, seen = _Kept(len(rungs) + 1, len(takers)), _Seen(task.seed)
