@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 import solar
+from solar.io.compress import judge
 from solar.io.compress.codec import Codec
 from solar.io.compress.judge import judged, meaning_of
 from solar.io.compress.verify import Verified
@@ -177,3 +178,9 @@ def test_verify_finds_a_value_past_its_bound_in_a_file_and_holds_for_one_within(
         for field in found.fields:
             assert field.first == ((0, places[field.name]) if past else ())
             assert field.unit == {"packed": "unpacked values", "stored": "stored numbers"}.get(how, "")
+
+
+def test_the_judge_imports_nothing_of_the_encoder() -> None:
+    source = Path(judge.__file__).read_text()
+    taken = {line for line in source.splitlines() if "solar" in line and "import" in line.split()}
+    assert taken == {"from solar.io.compress.skeleton import H5_ERRORS"}

@@ -264,12 +264,6 @@ def test_what_would_be_lost_is_refused(make: Make, tmp_path: Path) -> None:
     assert not [*tmp_path.glob(".*")]
 
 
-def test_the_mode_of_the_file_is_the_users(make: Make, tmp_path: Path) -> None:
-    compress(make("a.h5", x=smooth(20, 40, 40)), tmp_path / "b.h5", "lossless")
-    (tmp_path / "plain").touch()
-    assert (tmp_path / "b.h5").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
 def test_a_link_for_a_name_is_followed(make: Make, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "link.h5").symlink_to(tmp_path / "store" / "b.h5")
