@@ -23,6 +23,8 @@ from solar.io.compress.skeleton import H5_ERRORS
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
+AT_ONCE = 1 << 18  # values that are compared at a time: each takes some arrays of floats
+ADDED_UP = ("beyond", "moved", "made", "crossed", "missing", "squares")  # of Judged
 LIMITS = (("valid_min", ">="), ("valid_max", "<="), ("valid_range", ">=<="))
 
 
@@ -70,6 +72,20 @@ class Judged:
 
 def judged(wanted: Array, got: Array, bound: Fraction, meaning: Meaning) -> Judged:
     """Compares what came back with the original. Both are contiguous and of the same stored type."""
+    here, there = wanted.reshape(-1), got.reshape(-1)
+    blocks = [slice(at, at + AT_ONCE) for at in range(0, here.size, AT_ONCE)]
+    parts = [_judged(here[block], there[block], bound, meaning) for block in blocks]
+    firsts = [block.start + one.first for block, one in zip(blocks, parts, strict=True) if one.first >= 0]
+    return Judged(
+        **{name: sum(getattr(one, name) for one in parts) for name in ADDED_UP},
+        first=min(firsts, default=-1),
+        largest=max((one.largest for one in parts), default=Fraction(0)),
+        least=min((one.least for one in parts), default=math.inf),
+        most=max((one.most for one in parts), default=-math.inf),
+    )
+
+
+def _judged(wanted: Array, got: Array, bound: Fraction, meaning: Meaning) -> Judged:
     same = wanted.view(f"u{wanted.itemsize}") == got.view(f"u{got.itemsize}")
     before, after = meaning.numbers(wanted), meaning.numbers(got)
     was, became = meaning.are_missing(before), meaning.are_missing(after)
