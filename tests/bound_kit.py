@@ -162,7 +162,8 @@ def _limits(rng: Random, values: Array, attributes: dict[str, Any], scale: Fract
     elif form == 1 and values.dtype.kind != "f":
         said = [np.float64(low), np.float64(high)]
     elif form == 2:
-        said = [np.nextafter(np.float64(low), np.inf), np.nextafter(np.float64(high), -np.inf)]
+        with np.errstate(over="ignore"):
+            said = [np.nextafter(np.float64(low), np.inf), np.nextafter(np.float64(high), -np.inf)]
     if "_Unsigned" in attributes and form != 0:
         return
     if rng.random() < 0.4:

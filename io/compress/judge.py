@@ -269,7 +269,8 @@ def _within_type(limit: Fraction, side: str, dtype: np.dtype[Any]) -> Iterator[t
         return
     if abs(limit) > Fraction(np.finfo(dtype).max.item()):
         return
-    near = dtype.type(float(limit))
+    with np.errstate(over="ignore"):
+        near = dtype.type(float(limit))
     inside = Fraction(near.item()) >= limit if side == ">=" else Fraction(near.item()) <= limit
     towards = np.inf if side == ">=" else -np.inf
     yield side, near if inside else np.nextafter(near, dtype.type(towards))
