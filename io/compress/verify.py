@@ -128,6 +128,9 @@ def _compare(here: Any, there: Any, pool: Executor, threads: int, told: Told) ->
         if original is None or original.shape != restored.shape:
             found.append(f"{name}: the original has no such dataset, or one of another shape")
             continue
+        if original.dtype.newbyteorder("=") != restored.dtype.newbyteorder("="):
+            found.append(f"{name}: its values were not compared: those of the original are of another type")
+            continue
         said = _said(restored, original)
         reader = Restored(restored, said.ours)
         plug_in = readable(reader.filters)
