@@ -38,7 +38,10 @@ def test_people_are_told_what_became_of_each_dataset(
     assert main(["compress", scan, str(tmp_path / "b.h5"), "--rel", "1e-3", "--field", "counts:lossless"]) == 0
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
-    assert any(line.startswith("/field  40 × 40 × 40 float32  within ") and "(rel 0.001)" in line for line in lines)
+    assert any(
+        line.startswith("/field  40 × 40 × 40 float32  within ") and "(rel 0.001 of the range " in line
+        for line in lines
+    )
     assert any(line.startswith("/counts  40 × 40 × 40 uint16  lossless: 125 KiB in ") for line in lines)
     assert "1 other dataset copied as stored (--json says why)" in lines
     assert lines[-1].startswith(f"{tmp_path / 'b.h5'}: ")
@@ -87,8 +90,8 @@ def test_the_keys_of_the_answer_are_fixed(scan: str, tmp_path: Path, capsys: pyt
     assert answer["nbytes"] == Path(out).stat().st_size
     counts, field = answer["datasets"]
     assert [*counts] == [
-        *("name", "kind", "asked", "bound", "coder", "filter", "samples", "chunk", "nbytes", "original_nbytes"),
-        *("stored_nbytes", "ratio", "why"),
+        *("name", "kind", "asked", "bound", "unit", "stored_bound", "coder", "filter", "samples", "chunk"),
+        *("nbytes", "original_nbytes", "stored_nbytes", "ratio", "why"),
     ]
     assert (counts["name"], counts["kind"], counts["bound"], counts["coder"]) == ("/counts", "abs", 0.01, "pack")
     assert (field["kind"], field["asked"], field["coder"], field["chunk"]) == ("rel", 1e-3, "dense", [5, 40, 40])

@@ -114,9 +114,22 @@ def test_a_chunk_of_many_samples_is_told_with_its_remedy(make: Callable[..., str
     assert "64 times the dataset" in what_to_do
     assert 'DataLoader(..., buffer="25%")' in what_to_do
     assert what_to_do.splitlines()[1:] == [
-        "solar compress OLD NEW --chunk-samples 1 --field x:rel=1e-3",
+        "solar compress OLD NEW --chunk-samples 1 --field x:lossless",
         "h5repack -l /x:CHUNK=1x64x64 OLD NEW",
     ]
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i2", "u8"])
+def test_nothing_lossy_is_recommended_to_somebody_who_asked_for_no_bound(
+    dtype: str, make: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"chunks": (64, 64, 64), "compression": "gzip"}
+    path = make("a.h5", x=(np.zeros((256, 64, 64), dtype), options))
+    assert main(["inspect", path, "x"]) == 0
+    shown = capsys.readouterr().out
+    assert "rel=" not in shown and "abs=" not in shown and "est is" not in shown
+    assert ("x:lossless" in shown) == (dtype != "f2")  # which the codec does not take
+    assert "h5repack" in shown
 
 
 def test_the_commands_told_do_what_they_say(make: Callable[..., str], tmp_path: Path) -> None:

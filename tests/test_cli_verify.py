@@ -53,7 +53,7 @@ def test_a_result_need_not_be_stored(two: tuple[str, str], capsys: Shown) -> Non
     assert [*answer] == ["version", "holds", "fields", "differences", "by"]
     assert [*answer["fields"][0]] == [
         *("name", "kind", "bound", "values", "beyond", "first", "largest", "psnr"),
-        *("missing", "moved", "made", "crossed"),
+        *("missing", "moved", "made", "crossed", "unit"),
     ]
 
 

@@ -16,8 +16,9 @@ from store_kit import smooth
 from solar import read
 from solar.errors import LayoutError, ReadError
 from solar.io.compress import grid
+from solar.io.compress.check import Checked
 from solar.io.compress.store import compress
-from solar.io.compress.verify import Checked, Verified, verify
+from solar.io.compress.verify import Verified, verify
 from solar.io.libhdf5 import slow
 
 FATAL = 299  # of the numbers that HDF5 leaves to tests

@@ -185,6 +185,7 @@ def test_each_way_in_which_a_compressed_file_differs_from_its_original_is_named(
     assert "/waves: of shape (64, 32, 32)" in text
     assert "/waves: the original has no such dataset, or one of another shape" in text
     assert "/counts: of type int32, not int64" in text
+    assert "/counts: its values were not compared: those of the original are of another type" in text
     assert "/kind: another type" in text
 
 

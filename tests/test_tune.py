@@ -164,6 +164,26 @@ def test_the_bound_recommended_is_the_last_one_below_the_fraction_and_the_comman
     assert shown.err == ""
 
 
+@pytest.mark.parametrize(
+    ("flag", "stored", "unit"), [("", 2.5, "unpacked values"), (" --stored", 50, "stored numbers")]
+)
+def test_bounds_of_packed_fields_are_in_the_unit_that_is_said(
+    flag: str, stored: float, unit: str, make: Make, tuned: Run, tmp_path: Path
+) -> None:
+    data = fields()
+    data["x"] = (data["x"] * 100).astype("i2")
+    path = make("a.h5", **data)
+    with h5py.File(path, "r+") as file:
+        file["x"].attrs["scale_factor"] = 20.0
+    line = "--model users_model:Linear --loss mse --input x --target y --steps 0 --batch-size 1 --batches 64 --abs 50"
+    (field,) = tuned(path, line + flag)["fields"]
+    rung = field["rungs"][1]
+    ((part, _),) = compress(path, tmp_path / "b.h5", {"x": rung["setting"]}).parts
+    assert (part.codec.bound, rung["bound"], field["unit"]) == (stored, 50, unit)
+    off = np.square(read(tmp_path / "b.h5", "x").astype("f8") - data["x"]).mean() ** 0.5
+    assert rung["rms_error"] == pytest.approx(off * (1 if flag else 20))
+
+
 def test_a_model_that_ignores_its_input_may_have_any_bound(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     path = make("a.h5", **fields(16))
     line = "--model users_model:Deaf --loss mae --input x --target y --batch-size 4 --steps 2 --abs 0.1,10"

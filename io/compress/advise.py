@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.io.compress.codec import Codec
-from solar.io.compress.marks import Marks, like_labels, marks_of
+from solar.io.compress.exact import rounded_down
+from solar.io.compress.marks import Marks, in_stored_unit, like_labels, marks_of
 from solar.io.compress.pieces import Pieces
 from solar.io.compress.preparation import trained
 from solar.io.compress.selection import REST, Part, select
@@ -28,11 +30,11 @@ class Trial:
     """The result of one setting on the sampled chunks of a dataset."""
 
     codec: Codec  # as asked
-    bound: float  # as a number
+    bound: float  # as a number, in the unit in which it was asked for
     ratio: float
     encode: float  # bytes of values a second, of one thread
     decode: float
-    largest: float  # difference
+    largest: float  # difference, in the same unit
     psnr: float  # dB; infinite where nothing differs
 
 
@@ -49,9 +51,12 @@ def tried(
     why = "" if named else like_labels(file[part.name], arrays)
     asked = [codec for codec in asked if codec.kind == "lossless" or not why] or [Codec("lossless")]
     span = marks.span(arrays)
-    return replace(part, why=why), [
-        _trial(marks.kept_by(codec.absolute(span)), codec, arrays, span, marks) for codec in asked
+    stored = [in_stored_unit(codec, file[part.name]) for codec in asked]
+    trials = [
+        _trial(marks.kept_by(codec.absolute(span)), one, arrays, span, marks, unit)
+        for (codec, unit), one in zip(stored, asked, strict=True)
     ]
+    return replace(part, why=why, unit=max(unit for _, unit in stored)), trials
 
 
 def candidates(file: Any, names: Sequence[str]) -> list[str]:
@@ -66,7 +71,9 @@ def _some(arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
     return [arrays[int(i)] for i in np.linspace(0, len(arrays) - 1, count)]
 
 
-def _trial(codec: Codec, asked: Codec, arrays: list[NDArray[Any]], span: float, marks: Marks) -> Trial:
+def _trial(
+    codec: Codec, asked: Codec, arrays: list[NDArray[Any]], span: Fraction, marks: Marks, unit: Fraction
+) -> Trial:
     exact = trained(codec, arrays)
     begin = time.perf_counter()
     chunks = [exact.encode(array) for array in arrays]
@@ -77,12 +84,12 @@ def _trial(codec: Codec, asked: Codec, arrays: list[NDArray[Any]], span: float, 
     pairs = list(zip(arrays, outs, strict=True))
     return Trial(
         codec=asked,
-        bound=exact.bound,
+        bound=asked.bound if asked.kind == "abs" else rounded_down(Fraction(exact.bound) * unit),
         ratio=nbytes / sum(map(len, chunks)),
         encode=nbytes / max(encoding, 1e-9),
         decode=nbytes / max(decoding, 1e-9),
-        largest=max(_native.compare(array, out, exact.bound)[2] for array, out in pairs),
-        psnr=_psnr(pairs, span, marks),
+        largest=max(_native.compare(array, out, exact.bound)[2] for array, out in pairs) * float(unit),
+        psnr=_psnr(pairs, rounded_down(span), marks),
     )
 
 
@@ -110,4 +117,4 @@ def settings(asked: Codec | None) -> Iterator[Codec]:
     """The settings to try: every coder with the given bound, or with several bounds."""
     for bound in BOUNDS if asked is None else (asked,):
         for coder in ("pack", "dense"):
-            yield Codec(bound.kind, bound.bound, coder, bound.predictor)
+            yield replace(bound, coder=coder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import CodecError
+from solar.io.compress.exact import rounded_down
 
 FILTER = _native.codec_filter()  # HDF5's number of the filter; the one constant is in native/include/solar/codec.hpp
 
@@ -44,7 +46,7 @@ FILTER_CHOICES = {
     "zstd": "every bit, after shuffle",
     "zfp": "abs and rel of finite floats; each chunk is looked at again",
 }
-_ENCODED_TYPES = frozenset({"f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"})
+ENCODED_TYPES = frozenset({"f4", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"})
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Codec:
     filter: str = OUR_FILTER  # or one of hdf5plugin's: others make the chunks, and only the bound is the codec's
     marks: bytes = b""  # special numbers of the arrays' type: kept bit for bit, and no other value becomes one
     limits: bytes = b""  # numbers of the same type that no value crosses: each stays below or above
+    stored: bool = False  # the bound of a packed dataset is in the unit of its stored numbers, not the unpacked ones
 
     def __post_init__(self) -> None:
         _check_name("kind of bound", self.kind, BOUND_KINDS)
@@ -92,11 +95,22 @@ class Codec:
         if self.filter != "zfp" and self.kind != "lossless":
             raise ValueError(f"{self.filter} keeps every bit: say lossless, or take zfp or {OUR_FILTER} for a bound")
 
-    def absolute(self, span: float) -> Codec:
-        """The same codec with its bound as a number, where values span `span`."""
-        return replace(self, kind="abs", bound=self.bound * span) if self.kind == "rel" else self
+    def absolute(self, span: float | Fraction) -> Codec:
+        """Returns the same codec with its bound as a number, never rounded up, for values that span `span`."""
+        if self.kind != "rel":
+            return self
+        return replace(self, kind="abs", bound=rounded_down(Fraction(self.bound) * Fraction(span)))
 
-    def encode(self, array: NDArray[Any], span: float | None = None) -> bytes:
+    def unit_name(self, unit: Fraction) -> str:
+        """Returns which numbers of a packed dataset the bound is about, where unpacking multiplies them by `unit`.
+
+        Empty if there is no bound, or if the numbers of the file are the values.
+        """
+        if self.kind == "lossless":
+            return ""
+        return "stored numbers" if self.stored else "unpacked values" if unit != 1 else ""
+
+    def encode(self, array: NDArray[Any], span: float | Fraction | None = None) -> bytes:
         """The array's chunk. A relative bound refers to `span`; without it, to the array's own span."""
         _check_numbers(array)
         if self.filter != OUR_FILTER:
@@ -115,7 +129,7 @@ class Codec:
         """The same codec with tables for data like these. A relative bound refers to their common span."""
         for array in arrays:
             _check_numbers(array)
-        bound = self.absolute(max(map(span_of, arrays), default=0.0)).bound if self.kind == "rel" else self.bound
+        bound = self.absolute(max(map(span_of, arrays), default=Fraction(0))).bound
         contiguous = [np.ascontiguousarray(array) for array in arrays]
         tables = _native.train(contiguous, bound, self.predictor, self.marks, self.limits)
         return replace(self, tables=tables)
@@ -129,28 +143,29 @@ class Codec:
 def parse(text: str) -> Codec:
     """The codec for settings such as "abs=1e-3", "rel=1e-4,coder=pack" or "lossless,filter=zstd".
 
-    >>> parse("rel=1e-4,coder=pack")
-    Codec(kind='rel', bound=0.0001, coder='pack', predictor='auto', tables=b'', filter='solar', marks=b'', limits=b'')
+    >>> parse("rel=1e-4,coder=pack").bound
+    0.0001
     """
     settings: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        _check_name("setting", key, {**BOUND_KINDS, "coder": "", "predictor": "", "filter": ""})
-        if bool(equals) is (key == "lossless"):
-            raise ValueError(f"{part.strip()!r} in {text!r}: write abs=NUMBER, rel=NUMBER or lossless")
+        _check_name("setting", key, {**BOUND_KINDS, "coder": "", "predictor": "", "filter": "", "stored": ""})
+        if bool(equals) is (key in ("lossless", "stored")):
+            raise ValueError(f"{part.strip()!r} in {text!r}: write abs=NUMBER, rel=NUMBER, lossless or stored")
         settings[key] = value
     kinds = [key for key in settings if key in BOUND_KINDS]
     if len(kinds) != 1 or len(settings) != len(text.split(",")):
         raise ValueError(f"{text!r} must name one of abs=NUMBER, rel=NUMBER and lossless, and each setting once")
     bound = _number(settings[kinds[0]], text)
     coder, predictor = (settings.get(key, "auto") for key in ("coder", "predictor"))
-    return Codec(kinds[0], bound, coder, predictor, filter=settings.get("filter", OUR_FILTER))
+    filter = settings.get("filter", OUR_FILTER)
+    return Codec(kinds[0], bound, coder, predictor, filter=filter, stored="stored" in settings)
 
 
-def span_of(array: NDArray[Any]) -> float:
-    """The largest minus the smallest finite value; 0 if there are none."""
+def span_of(array: NDArray[Any]) -> Fraction:
+    """Returns the largest minus the smallest finite value, exactly; 0 if there are none."""
     finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
-    return float(finite.max()) - float(finite.min()) if finite.size else 0.0
+    return Fraction(finite.max().item()) - Fraction(finite.min().item()) if finite.size else Fraction(0)
 
 
 def _number(text: str, whole: str) -> float:
@@ -170,7 +185,7 @@ def _check_name(what: str, name: str, known: dict[str, str]) -> None:
 
 def _check_numbers(array: NDArray[Any]) -> None:
     code = array.dtype.str[1:]
-    if array.dtype.fields is not None or code not in _ENCODED_TYPES:
+    if array.dtype.fields is not None or code not in ENCODED_TYPES:
         raise CodecError(
             f"arrays of {array.dtype} cannot be encoded, only float32, float64 and integers of 8 to 64 bits; "
             "convert them, or leave this data set as it is"

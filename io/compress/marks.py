@@ -7,21 +7,25 @@ crosses a limit of the valid range.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from solar.errors import CodecError
-from solar.io.compress.codec import Codec
+from solar.errors import CodecError, LayoutError
+from solar.io.compress.codec import OUR_FILTER, Codec
+from solar.io.compress.exact import exact, rounded_down
 from solar.io.compress.skeleton import H5_ERRORS
 
 MISSING = ("_FillValue", "missing_value")
 FLAGS = ("flag_values", "flag_masks")
+SCALING = ("scale_factor", "add_offset")
+STORED_ADVICE = "give the bound in the unit of the stored numbers (--stored), or set a number"
 MOST_MARKS, MOST_LIMITS = 16, 8  # most_marks and most_limits of native/include/solar/codec.hpp
 MOST_LABELS = 16  # different values at most, for data to look like labels
 ENOUGH_LABELS = 1024  # values needed to judge a dataset
@@ -39,13 +43,6 @@ class Marks:
     limits: NDArray[Any]
     read_as: np.dtype[Any]
 
-    def missing(self, values: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which of these values mean "missing"."""
-        found: NDArray[np.bool_] = np.isin(values, self.values)
-        if values.dtype.kind == "f" and np.isnan(self.values).any():
-            found |= np.isnan(values)
-        return found
-
     def real(self, values: NDArray[Any]) -> NDArray[np.bool_]:
         """Which values were measured: they are finite, and no marks."""
         found: NDArray[np.bool_] = np.isfinite(values) & ~np.isin(values, self.values)
@@ -55,21 +52,14 @@ class Marks:
         """The values as the numbers that they mean."""
         return values.view(self.read_as)
 
-    def span(self, arrays: list[NDArray[Any]]) -> float:
-        """The largest minus the smallest measured number; 0 if there is none."""
-        least, largest = math.inf, -math.inf
-        for array in arrays:
-            real = self.numbers(array[self.real(array)])
-            if real.size:
-                least, largest = min(least, float(real.min())), max(largest, float(real.max()))
-        return max(0.0, largest - least)
+    def extremes(self, values: NDArray[Any]) -> tuple[float | int, float | int]:
+        """Returns the least and the largest measured number, exactly; inf and -inf if there is none."""
+        real = self.numbers(values[self.real(values)])
+        return (real.min().item(), real.max().item()) if real.size else (math.inf, -math.inf)
 
-    def crossed(self, values: NDArray[Any], restored: NDArray[Any]) -> NDArray[np.bool_]:
-        """Which values crossed a limit of what is valid."""
-        found = np.zeros(values.shape, bool)
-        for limit in self.limits:
-            found |= (values < limit) != (restored < limit)
-        return found
+    def span(self, arrays: list[NDArray[Any]]) -> Fraction:
+        """Returns the largest minus the smallest measured number, exactly; 0 if there is none."""
+        return span_between(self.extremes(array) for array in arrays)
 
     def kept_by(self, codec: Codec) -> Codec:
         """The codec, set to keep marks and limits. A lossless one keeps them anyway."""
@@ -88,6 +78,14 @@ class Marks:
         if len(self.values) > MOST_MARKS:
             return f"{len(self.values)} values of it mean something else than a number"
         return f"{len(self.limits)} limits divide its values" if len(self.limits) > MOST_LIMITS else ""
+
+
+def span_between(extremes: Iterable[tuple[float | int, float | int]]) -> Fraction:
+    """Returns the largest minus the smallest of the least and largest numbers of several arrays, exactly."""
+    least, largest = math.inf, -math.inf
+    for low, high in extremes:
+        least, largest = min(least, low), max(largest, high)
+    return Fraction(largest) - Fraction(least) if least <= largest else Fraction(0)
 
 
 def marks_of(dataset: Any) -> Marks:
@@ -177,69 +175,143 @@ def _least_turned(dtype: np.dtype[Any]) -> Any:
 def _stored(value: Any, dtype: np.dtype[Any], other: np.dtype[Any]) -> Iterator[Any]:
     """A number as a stored value of this type; nothing if the type has no such value."""
     if dtype.kind == "f":
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"), suppress(OverflowError):  # text of hundreds of digits
             found = np.asarray(value).astype(dtype)[()]
-        if not np.isinf(found):
-            yield found
+            if not np.isinf(found):
+                yield found
         return
-    if not math.isfinite(value) or int(value) != value:
+    number = exact(value)
+    if number is None or number.denominator != 1:
         return
-    for kind in {dtype, other}:
-        if np.iinfo(kind).min <= int(value) <= np.iinfo(kind).max:
-            yield np.array([int(value)], kind).view(dtype)[0]
+    for kind in (dtype, other):
+        if np.iinfo(kind).min <= number <= np.iinfo(kind).max:
+            yield np.array([int(number)], kind).view(dtype)[0]
             return
 
 
 # --- limits ----
 
 
+Unpacking = tuple[Fraction, Fraction, np.dtype[Any]]  # scale, offset, and the type of these
+
+
 def _limits(dataset: Any, dtype: np.dtype[Any], other: np.dtype[Any]) -> Iterator[Any]:
     """The first value beyond each limit."""
+    unpacked = _unpacking(dataset)
     for name, ends in (("valid_min", "<"), ("valid_max", ">"), ("valid_range", "<>")):
-        said = _attribute(dataset, name)
-        numbers = _numbers(said)
+        numbers = _numbers(_attribute(dataset, name))
         if len(numbers) != len(ends):
             continue
         for number, end in zip(numbers, ends, strict=True):
-            if math.isnan(number):
+            if (limit := exact(number)) is None:
                 continue
-            if dtype.kind == "f":
-                yield from _first_floats(number, end, dtype)
-            else:
-                yield from _first_whole(_packed(dataset, number), end, dtype, other)
+            for at, way, inexact in _as_stored(number, limit, end, dtype, unpacked):
+                if dtype.kind == "f":
+                    yield from _first_floats(at, way, dtype)
+                else:
+                    yield from _first_whole(at, way, inexact, other, dtype)
 
 
-def _first_floats(number: Any, end: str, dtype: np.dtype[Any]) -> Iterator[Any]:
-    """The first values beyond the exact number, and beyond it as rounded to this type: people compare with either."""
+def _unpacking(dataset: Any) -> Unpacking | None:
+    """The scale, the offset and their type, where a dataset has a scale other than 0 or an offset."""
+    found = {name: _numbers(_attribute(dataset, name))[:1] for name in SCALING}
+    terms = [one for numbers in found.values() for one in numbers]
+    scale, offset = (exact(*found[name]) if found[name] else usual for name, usual in zip(SCALING, (1, 0), strict=True))
+    if not terms or not scale or offset is None:
+        return None
+    return Fraction(scale), Fraction(offset), np.result_type(*(np.asarray(one).dtype for one in terms))
+
+
+def _as_stored(
+    number: Any, limit: Fraction, end: str, dtype: np.dtype[Any], unpacked: Unpacking | None
+) -> Iterator[tuple[Fraction, str, bool]]:
+    """A limit among the stored numbers, which end of them it is, and whether people may have rounded it.
+
+    In netCDF, a limit of the unpacked type, wider than the stored one, refers to the unpacked values. Of stored numbers
+    that are no integers, and where it may be meant in either way, no value crosses it in any way.
+    """
+    kind = np.asarray(number).dtype
+    real = kind.kind == "f"
+    if unpacked is None or not (real and dtype.kind != "f"):
+        yield limit, end, real
+    if unpacked is None:
+        return
+    scale, offset, by = unpacked
+    wider = kind.itemsize > dtype.itemsize and (real or kind == by)
+    if (real and dtype.kind != "f") or wider:
+        turned = {"<": ">", ">": "<"}[end] if scale < 0 else end
+        yield (limit - offset) / scale, turned, True
+
+
+def _first_floats(limit: Fraction, end: str, dtype: np.dtype[Any]) -> Iterator[Any]:
+    """The first values beyond a limit, and beyond it as rounded to this type: people compare with either."""
     with np.errstate(over="ignore"):
-        near = np.asarray(number).astype(dtype)[()]
+        try:
+            near = dtype.type(float(limit))
+        except OverflowError:
+            return
         above = np.nextafter(near, dtype.type(np.inf))
     if np.isinf(near):
         return
     yield near if end == "<" else above
-    if float(near) != float(number):  # the exact one lies between near and a neighbour
-        yield above if float(near) < float(number) else near
+    if exact(near) != limit:  # which lies between near and a neighbour
+        yield above if Fraction(float(near)) < limit else near
 
 
-def _first_whole(number: float, end: str, dtype: np.dtype[Any], other: np.dtype[Any]) -> Iterator[Any]:
-    """The first integers beyond a limit. A packed limit is rounded, so it may be either of two."""
-    if not math.isfinite(number):
-        return
-    near = round(number)
-    if isinstance(number, float) and abs(number - near) <= 1e-5 * max(1.0, abs(number)):
-        firsts = {near, near + 1}
-    else:
-        firsts = {math.ceil(number) if end == "<" else math.floor(number) + 1}
+def _first_whole(limit: Fraction, end: str, inexact: bool, other: np.dtype[Any], dtype: np.dtype[Any]) -> Iterator[Any]:
+    """The first integers beyond a limit. One that people may have rounded may be either of two."""
+    near = round(limit)
+    firsts = {math.ceil(limit) if end == "<" else math.floor(limit) + 1}
+    if inexact and abs(limit - near) <= max(Fraction(1), abs(limit)) / 100_000:
+        firsts |= {near, near + 1}
     facts = np.iinfo(other)
     for first in firsts:
         if facts.min < first <= facts.max:
             yield np.array([first], other).view(dtype)[0]
 
 
-def _packed(dataset: Any, number: Any) -> Any:
-    """A limit in terms of the stored integers. In netCDF, a limit of another type refers to the unpacked values."""
-    scale, offset = (_numbers(_attribute(dataset, name)) for name in ("scale_factor", "add_offset"))
-    if not isinstance(number, (float, np.floating)) or not (scale or offset):
-        return number if isinstance(number, (int, np.integer)) else float(number)
-    by, beside = (float(scale[0]) if scale else 1.0), (float(offset[0]) if offset else 0.0)
-    return (float(number) - beside) / by if by else math.nan
+# --- the unit of a bound ----
+
+
+def scale_of(dataset: Any) -> Fraction:
+    """Returns how far apart two unpacked values are whose stored numbers are one apart: 1 unless the data is packed.
+
+    Raises LayoutError if the attribute scale_factor is there and is not one number.
+    """
+    try:
+        said = dataset.attrs.get(SCALING[0])  # None only where it is missing
+    except H5_ERRORS as error:
+        raise LayoutError(f"{_no_scale(dataset)} cannot be read: {error}; {STORED_ADVICE}") from error
+    if said is None:
+        return Fraction(1)
+    values = np.ravel(np.asarray(said)) if not isinstance(said, h5py.Empty) else np.empty(0)
+    if values.size != 1:
+        raise LayoutError(f"{_no_scale(dataset)} has {values.size} values, where there should be one; {STORED_ADVICE}")
+    if values.dtype.kind not in "iuf":
+        raise LayoutError(f"{_no_scale(dataset)} is {values.tolist()[0]!r}, which is no number; {STORED_ADVICE}")
+    if not (scale := exact(values[0])):
+        raise LayoutError(f"{_no_scale(dataset)} is {values[0]}: no value can be unpacked by it; {STORED_ADVICE}")
+    return abs(scale)
+
+
+def in_stored_unit(codec: Codec, dataset: Any) -> tuple[Codec, Fraction]:
+    """Returns the codec with an absolute bound in the unit of the stored numbers, never rounded up, and that unit.
+
+    The unit is the distance of unpacked values whose stored numbers are one apart; 1 where the bound is of stored
+    numbers, or where these are all that can be said of.
+    """
+    if codec.stored or codec.kind == "lossless":
+        return codec, Fraction(1)
+    if codec.kind == "rel":  # a share of the range is the same in either unit
+        with suppress(LayoutError):
+            return codec, scale_of(dataset)
+        return codec, Fraction(1)
+    unit = scale_of(dataset)
+    bound = rounded_down(Fraction(codec.bound) / unit)
+    if codec.filter != OUR_FILTER and bound == 0:
+        raise CodecError(f"{codec.filter} needs a bound above 0, and {codec.bound:g} is less than it can keep")
+    return replace(codec, bound=bound), unit
+
+
+def _no_scale(dataset: Any) -> str:
+    return f"{dataset.file.filename}: {dataset.name}: its attribute {SCALING[0]}"

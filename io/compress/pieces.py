@@ -94,11 +94,9 @@ class Pieces:
         numbers = sorted({int(at) for at in np.linspace(0, self._grid.chunks - 1, most)})
         return [self.chunks(number, 1)[0] for number in numbers]
 
-    def extremes(self, first: int, count: int, marks: Marks) -> tuple[float, float]:
+    def extremes(self, first: int, count: int, marks: Marks) -> tuple[float | int, float | int]:
         """The least and the largest measured number of some chunks; inf, -inf if there is none."""
-        values = self.values(first, count).ravel()
-        values = marks.numbers(values[marks.real(values)])
-        return (float(values.min()), float(values.max())) if values.size else (math.inf, -math.inf)
+        return marks.extremes(self.values(first, count).ravel())
 
 
 def _rows(path: str, part: Part) -> Rows | None:

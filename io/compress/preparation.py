@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,9 @@ from numpy.typing import NDArray
 
 from solar.errors import CodecError, LayoutError, ReadError, SolarError
 from solar.io.compress.codec import OUR_FILTER, Codec
+from solar.io.compress.exact import rounded_down
 from solar.io.compress.filters import has_room
-from solar.io.compress.marks import Marks, marks_of
+from solar.io.compress.marks import Marks, in_stored_unit, marks_of, span_between
 from solar.io.compress.pieces import Pieces
 from solar.io.compress.selection import NOT_SMALLER, Codecs, Left, Part, select
 
@@ -67,7 +70,7 @@ class Prepared:
 def codec_as_json(codec: Codec) -> dict[str, Any]:
     """For a journal, or an attribute."""
     said = asdict(codec) | {name: getattr(codec, name).hex() for name in ("tables", *KEPT)}
-    usual = {"filter": OUR_FILTER} | dict.fromkeys(KEPT, "")
+    usual = {"filter": OUR_FILTER, "stored": False} | dict.fromkeys(KEPT, "")
     return {key: value for key, value in said.items() if key not in usual or value != usual[key]}
 
 
@@ -76,9 +79,8 @@ def _codec_of_json(said: dict[str, Any]) -> Codec:
 
 
 def _part_as_json(part: Part) -> dict[str, Any]:
-    said = {
-        name: getattr(part, name) for name in ("name", "shape", "chunk", "stored_rows", "stored_nbytes", "span", "why")
-    }
+    said = {name: getattr(part, name) for name in ("name", "shape", "chunk", "stored_rows", "stored_nbytes", "why")}
+    said |= {name: str(getattr(part, name)) for name in ("span", "unit")}
     return said | {"dtype": part.dtype.str, "codec": codec_as_json(part.codec), "asked": codec_as_json(part.asked)}
 
 
@@ -92,7 +94,8 @@ def _part_of_json(said: dict[str, Any]) -> Part:
         asked=_codec_of_json(said["asked"]),
         stored_rows=said["stored_rows"],
         stored_nbytes=said["stored_nbytes"],
-        span=said["span"],
+        span=Fraction(said["span"]),
+        unit=Fraction(said["unit"]),
         why=said["why"],
     )
 
@@ -125,6 +128,8 @@ def prepare(
 def _ready(part: Part, path: str, dataset: Any, pool: Executor, threads: int, told: Told) -> tuple[Part, int]:
     """The part with its absolute bound and its tables, and its estimated bytes."""
     pieces, marks = Pieces(path, dataset, part), marks_of(dataset)
+    codec, unit = in_stored_unit(part.codec, dataset)
+    part = replace(part, codec=codec, unit=unit)
     if part.codec.kind == "rel":
         part = _with_range(part, pieces, marks, pool, threads, told)
     part = replace(part, codec=marks.kept_by(part.codec))
@@ -134,17 +139,16 @@ def _ready(part: Part, path: str, dataset: Any, pool: Executor, threads: int, to
 
 def _with_range(part: Part, pieces: Pieces, marks: Marks, pool: Executor, threads: int, told: Told) -> Part:
     """The part with its bound as a number: a share of the range of all its values."""
-    least, largest = math.inf, -math.inf
+    least: float | int = math.inf
+    largest: float | int = -math.inf
     work = ((task, pool.submit(pieces.extremes, *task, marks)) for task in part.grid.tasks(part.stored_rows))
     for (first, count), (low, high) in in_order(work, window(part, threads)):
         least, largest = min(least, low), max(largest, high)
         told(Progress("range", part.name, min(part.nbytes, (first + count) * part.grid.chunk_nbytes), part.nbytes))
-    span = largest - least if largest >= least else 0.0
-    if not math.isfinite(part.codec.bound * span):
-        raise LayoutError(
-            f"{part.name}: its values, {least:g} to {largest:g}, are too far apart for rel=: give abs=NUMBER"
-        )
-    if part.codec.filter != OUR_FILTER and part.codec.bound * span == 0:
+    span = span_between([(least, largest)])
+    if Fraction(part.codec.bound) * span > Fraction(sys.float_info.max):
+        raise LayoutError(f"its values, {least:g} to {largest:g}, are too far apart for rel=: give abs=NUMBER")
+    if part.codec.filter != OUR_FILTER and rounded_down(Fraction(part.codec.bound) * span) == 0:
         raise CodecError(f"{part.codec.filter} needs a bound above 0, and its values are all the same: give abs=NUMBER")
     return replace(part, codec=part.codec.absolute(span), span=span)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import h5py
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.errors import LayoutError, SolarError
 from solar.io.compress.codec import FILTER, OUR_FILTER, Codec
+from solar.io.compress.exact import rounded_down
 from solar.io.compress.filters import encoded, pipeline
 from solar.io.compress.grid import Grid, chunk_of
 from solar.io.compress.marks import labelled, marks_of
@@ -46,7 +48,8 @@ class Part:
     asked: Codec
     stored_rows: int  # of a chunk of the original
     stored_nbytes: int  # of the original
-    span: float = 0.0  # of its finite values, if the bound was relative
+    span: Fraction = Fraction(0)  # of its measured numbers, as they are stored, if the bound was relative
+    unit: Fraction = Fraction(1)  # a bound is this many times that of the stored numbers: see in_stored_unit
     why: str = ""  # the reason if it is lossless although a bound was asked for
 
     @property
@@ -58,6 +61,25 @@ class Part:
     def nbytes(self) -> int:
         """The bytes of its values."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def bound(self) -> float:
+        """Returns its bound in the unit in which it was asked for; 0 while it is relative."""
+        if self.asked.kind == "abs":
+            return self.asked.bound
+        return rounded_down(Fraction(self.codec.bound) * self.unit) if self.codec.kind != "rel" else 0.0
+
+    @property
+    def promise(self) -> dict[str, Any]:
+        """Returns what its attribute says of its bound: `bound` is that of the stored numbers."""
+        asked = self.asked
+        how = ("coder", asked.coder) if asked.filter == OUR_FILTER else ("filter", asked.filter)
+        said: dict[str, Any] = dict([("version", 1), ("kind", asked.kind), ("bound", self.codec.bound), how])
+        if asked.kind == "rel":
+            said |= {"asked": asked.bound, "range": rounded_down(self.span)}
+        elif asked.kind == "abs":
+            said |= {"asked": asked.bound, "unit": "stored" if asked.stored else "unpacked"}
+        return said
 
     @property
     def filters(self) -> tuple[tuple[int, tuple[int, ...]], ...]:

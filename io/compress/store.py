@@ -26,7 +26,7 @@ import h5py
 import numpy as np
 
 from solar.errors import LayoutError, PlanError, ReadError, SolarError
-from solar.io.compress.codec import OUR_FILTER, Codec, parse
+from solar.io.compress.codec import Codec, parse
 from solar.io.compress.filters import makers, registered
 from solar.io.compress.pieces import Pieces
 from solar.io.compress.preparation import Prepared, Progress, Told, codec_as_json, in_order, prepare, window
@@ -36,7 +36,7 @@ from solar.io.compress.unfinished import Leftover, Unfinished, leftover, leftove
 from solar.io.libhdf5.opening import look, opened
 
 BOUND_ATTRIBUTE = "solar_bound"  # the attribute of a compressed dataset with its bound
-ENCODER = 4  # the encoder's version in a journal: another may give other chunks for the same values
+ENCODER = 5  # the encoder's version in a journal: another may give other chunks for the same values
 SPARE_BYTES = 1.05  # times the estimated bytes must be free, so that nobody else's write fails for ours
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -66,10 +66,12 @@ def compress(
     """Writes the file `target`: all of the file `source`, with its samples compressed.
 
     `codec` applies to every dataset that looks like samples ("abs=1e-3", "rel=1e-4,coder=pack", "lossless"). It may be
-    a dict with a codec for each name: the name None means all others, the codec None means "leave it as it is". A
-    relative bound refers to the range of the whole dataset. `chunk_samples` is the number of samples in a chunk; by
-    default one, or several small ones, or a part of a large one. After a run that was ended, the next call goes on from
-    there. `force` overwrites `target` and starts again.
+    a dict with a codec for each name: the name None means all others, the codec None means "leave it as it is". An
+    absolute bound is in the unit of the values after scale_factor is applied ("abs=50,stored": of the numbers as they
+    are stored). A relative bound is a share of the range of the whole dataset: the largest minus the smallest measured
+    value. `target` gets the mode of `source`. `chunk_samples` is the number of samples in a chunk; by default one, or
+    several small ones, or a part of a large one. After a run that was ended, the next call goes on from there. `force`
+    overwrites `target` and starts again.
 
     >>> import h5py, numpy, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -258,7 +260,7 @@ class _Run:
             lost = self._write_file(unfinished, prepared)
             if facts_of(self.path) != self.facts:
                 raise LayoutError(f"{self.path} changed while it was compressed: begin again when nobody writes to it")
-            unfinished.publish(self.out, force)
+            unfinished.publish(self.out, force, self.path)
         except (KeyboardInterrupt, SystemExit, ReadError):
             unfinished.leave()
             raise
@@ -301,7 +303,7 @@ class _Run:
         lost = copy_structure(self.file, made, {part.name: part for part in prepared.parts}, told)
         self._all = sum(part.nbytes for part in prepared.parts)
         for part in prepared.parts:
-            made[part.name].attrs[BOUND_ATTRIBUTE] = np.bytes_(json.dumps(_bound_as_json(part)))
+            made[part.name].attrs[BOUND_ATTRIBUTE] = np.bytes_(json.dumps(part.promise))
         for part in prepared.parts:
             self._write_part(part, made[part.name].id, unfinished)
         return lost
@@ -371,13 +373,6 @@ def _nbytes_of(part: Part, first: int, count: int) -> int:
     """The bytes of the values in some chunks, without what lies outside the dataset."""
     box = part.grid.box(first, count)
     return int(part.dtype.itemsize * math.prod(side.stop - side.start for side in box))
-
-
-def _bound_as_json(part: Part) -> dict[str, Any]:
-    asked = part.asked
-    how = ("coder", asked.coder) if asked.filter == OUR_FILTER else ("filter", asked.filter)
-    said: dict[str, Any] = dict([("version", 1), ("kind", asked.kind), ("bound", part.codec.bound), how])
-    return said | ({"asked": asked.bound, "range": part.span} if asked.kind == "rel" else {})
 
 
 @contextmanager

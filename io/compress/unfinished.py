@@ -60,7 +60,7 @@ class Unfinished:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             text = json.dumps({"version": JOURNAL_VERSION, "target": target.name, "file": path.name, **head})
             _write(journal, text.encode() + b"\n")
-            _created(path, 0o666).close()
+            _created(path, 0o600).close()  # nobody else reads it before it has the mode of the original
         except OSError as error:
             raise ReadError(error.errno, f"nothing can be written here: {error.strerror}", str(path)) from error
         return cls(path, bool(head.get("placed")), journal)
@@ -93,9 +93,10 @@ class Unfinished:
             self.discard()
         self._journal.close()
 
-    def publish(self, target: Path, force: bool) -> None:
-        """Gives the file, once it is complete and on the disk, the name of the target."""
+    def publish(self, target: Path, force: bool, original: Path) -> None:
+        """Gives the file, once it is complete and on the disk, the mode of the original and the name of the target."""
         with self.path.open("rb") as file:
+            _keep_mode(file.fileno(), original.stat())
             os.fsync(file.fileno())
         if force:
             self.path.replace(target)
@@ -114,6 +115,18 @@ class Unfinished:
         _remove(self.path)
         _remove(Path(self._journal.name))
         self._journal.close()
+
+
+def _keep_mode(descriptor: int, original: os.stat_result) -> None:
+    """Gives a file the group and the mode of the original. If it cannot have the group, no group gains by that."""
+    mode = stat.S_IMODE(original.st_mode) & 0o777
+    if os.fstat(descriptor).st_gid != original.st_gid:
+        try:
+            os.fchown(descriptor, -1, original.st_gid)
+        except OSError:  # you are not in that group: a member of yours may do what everybody may
+            mode &= 0o707 | (mode & 0o007) << 3
+    with suppress(OSError):  # a file system without modes
+        os.fchmod(descriptor, mode)
 
 
 def _beside(target: Path, token: str, suffix: str) -> Path:

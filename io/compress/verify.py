@@ -1,7 +1,7 @@
 """Verifies a compressed file against its original, or checks that every chunk of a file can be decoded.
 
 h5py reads the original; if that has filters, which may crash, in a separate process. Our decoders decode the compressed
-file chunk by chunk, and libhdf5 reads it, too, if the plug-in is installed. Differences are computed without the codec.
+file chunk by chunk, and libhdf5 reads it, too, if the plug-in is installed. judge.py compares, without the encoder.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,12 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from solar import _native
 from solar.errors import LayoutError, SolarError
-from solar.io.compress.as_stored import slabs, stored_values
+from solar.io.compress.check import TASKS_A_THREAD, Checked, check
 from solar.io.compress.codec import OUR_FILTER
 from solar.io.compress.diff import differences
 from solar.io.compress.filters import readable, registered
-from solar.io.compress.grid import Grid
-from solar.io.compress.marks import Marks, marks_of
+from solar.io.compress.judge import Judged, Meaning, float_below, judged, meaning_of
 from solar.io.compress.pieces import Restored, by_libhdf5
 from solar.io.compress.preparation import Progress, Told, in_order
 from solar.io.compress.selection import datasets_of, is_ours
@@ -35,12 +34,9 @@ from solar.io.compress.store import BOUND_ATTRIBUTE
 from solar.io.layout.hdf5 import inspect
 from solar.io.libhdf5.opening import look, opened
 from solar.io.read.reader import Rows
-from solar.values import Layout
 
 VERIFIED = "solar_verified"  # the attribute with what was found
 MEANINGS = ("missing", "moved", "made", "crossed")  # counts of values with a special meaning, and of changes to it
-TASKS_A_THREAD = 2  # tasks for each thread
-READ_AT_ONCE = 16 << 20  # bytes read at a time
 
 
 @dataclass(frozen=True)
@@ -59,6 +55,7 @@ class Kept:
     moved: int = 0  # missing values that changed
     made: int = 0  # measured values that became missing ones
     crossed: int = 0  # values that crossed a limit of what is valid
+    unit: str = ""  # of bound and largest, where the data is packed: "unpacked values" or "stored numbers"
 
     @property
     def holds(self) -> bool:
@@ -78,32 +75,6 @@ class Verified:
     def holds(self) -> bool:
         """Whether every bound holds, and nothing else differs."""
         return not self.differences and all(field.holds for field in self.fields)
-
-
-@dataclass(frozen=True)
-class BadChunk:
-    """A chunk that cannot be decoded, or a dataset or group that cannot be read at all (chunk -1)."""
-
-    name: str
-    chunk: int
-    offset: int
-    nbytes: int
-    sample: int  # the first sample in it
-    why: str
-
-
-@dataclass(frozen=True)
-class Checked:
-    """The result of reading every chunk of a file."""
-
-    chunks: int
-    nbytes: int  # as stored
-    bad: tuple[BadChunk, ...]
-
-    @property
-    def holds(self) -> bool:
-        """Whether every chunk could be decoded."""
-        return not self.bad
 
 
 def verify(
@@ -128,7 +99,7 @@ def verify(
     with ThreadPoolExecutor(threads, "solar-verify") as pool:
         try:
             if target is None:
-                return _check(str(source), pool, threads, told)
+                return check(str(source), pool, threads, told)
             look(Path(source))
             look(Path(target))
             with opened(Path(source)) as here, opened(Path(target)) as there:
@@ -157,16 +128,23 @@ def _compare(here: Any, there: Any, pool: Executor, threads: int, told: Told) ->
         if original is None or original.shape != restored.shape:
             found.append(f"{name}: the original has no such dataset, or one of another shape")
             continue
-        parts, ours = [], _said(restored).get("filter", OUR_FILTER) == OUR_FILTER
-        reader = Restored(restored, ours)
+        if original.dtype.newbyteorder("=") != restored.dtype.newbyteorder("="):
+            found.append(f"{name}: its values were not compared: those of the original are of another type")
+            continue
+        said = _said(restored, original)
+        reader = Restored(restored, said.ours)
         plug_in = readable(reader.filters)
         by |= {"solar"} if reader.direct else {"libhdf5"}
         by |= {"libhdf5"} if plug_in else set()
-        for part in _compare_dataset(original, reader, plug_in, pool, threads):
+        parts = []
+        for part in _compare_dataset(original, reader, plug_in, said, pool, threads):
             parts.append(part)
             done += part.values * restored.dtype.itemsize
             told(Progress("verify", name, done, everything))
-        fields.append(_together(name, restored, parts))
+        rounded, said = said.bound, said.within(parts)
+        if said.bound < rounded or (said.bound > rounded and any(part.found.beyond for part in parts)):
+            parts = list(_compare_dataset(original, reader, plug_in, said, pool, threads))
+        fields.append(_together(name, said, parts))
         if other := next((part.other for part in parts if part.other), ""):
             found.append(f"{name}: {other}")
     return Verified(tuple(fields), tuple(found), tuple(sorted(by, reverse=True)) or ("solar",))
@@ -184,32 +162,27 @@ class _Piece:
     """The result of comparing a few chunks."""
 
     values: int
-    beyond: int
     first: tuple[int, ...]  # of all that are not as they should be; empty if there are none
-    largest: float
-    meanings: dict[str, int]
-    squares: float  # of the differences, summed
-    least: float
-    most: float
+    found: Judged
     other: str  # how libhdf5 reads them, if not as our decoder does
 
 
-def _compare_dataset(original: Any, reader: Restored, plug_in: bool, pool: Executor, threads: int) -> Iterator[_Piece]:
+def _compare_dataset(
+    original: Any, reader: Restored, plug_in: bool, said: _Said, pool: Executor, threads: int
+) -> Iterator[_Piece]:
     restored = reader.dataset
-    rows, bound = original.chunks[0] if original.chunks else 1, float(_said(restored)["bound"])
-    values_of, marks = _values_of(original), marks_of(original)
+    rows = original.chunks[0] if original.chunks else 1
+    values_of = _values_of(original)
 
     def one(first: int, count: int) -> _Piece:
         box = reader.grid.box(first, count)
         wanted = np.ascontiguousarray(values_of(box), restored.dtype)
         got = reader.values(first, count)
         other = _read_otherwise(restored, box, got) if plug_in and reader.direct else ""
-        beyond, at, largest = _native.compare(wanted, got, bound)
-        firsts, counts = _meanings(wanted, got, marks)
-        firsts += [at] if beyond else []
-        place = np.unravel_index(min(firsts), wanted.shape) if firsts else ()
+        found = judged(wanted, got, said.bound, said.meaning)
+        place = np.unravel_index(found.first, wanted.shape) if found.first >= 0 else ()
         where = tuple(int(side.start + i) for side, i in zip(box, place, strict=bool(place)))
-        return _Piece(wanted.size, beyond, where, largest, counts, *_spread(wanted, got, marks), other)
+        return _Piece(wanted.size, where, found, other)
 
     def begun() -> Iterator[tuple[None, Future[_Piece]]]:
         for task in reader.grid.tasks(rows):
@@ -236,54 +209,71 @@ def _values_of(original: Any) -> Callable[[Any], NDArray[Any]]:
     return lambda box: rows.start(np.arange(box[0].start, box[0].stop)).wait()[(slice(None), *box[1:])]
 
 
-def _meanings(wanted: NDArray[Any], got: NDArray[Any], marks: Marks) -> tuple[list[int], dict[str, int]]:
-    """How many values mean "missing", no longer do, newly do, and crossed a limit; the place of the first of each."""
-    missing, are = marks.missing(wanted), marks.missing(got)
-    bits = f"u{wanted.dtype.itemsize}"
-    moved = missing & (wanted.view(bits) != got.view(bits))
-    wrong = moved, are & ~missing, marks.crossed(wanted, got) & ~missing & ~are
-    firsts = [int(one.argmax()) for one in wrong if one.any()]
-    return firsts, {name: int(one.sum()) for name, one in zip(MEANINGS, (missing, *wrong), strict=True)}
-
-
-def _spread(wanted: NDArray[Any], got: NDArray[Any], marks: Marks) -> tuple[float, float, float]:
-    """The sum of squared differences, the least and the largest value, over the measured values."""
-    real = marks.real(wanted)
-    exact, off = (marks.numbers(values[real]).astype(np.float64) for values in (wanted, got))
-    if not exact.size:
-        return 0.0, math.inf, -math.inf
-    return float(np.square(exact - off).sum()), float(exact.min()), float(exact.max())
-
-
-def _together(name: str, dataset: Any, pieces: list[_Piece]) -> Kept:
-    said = _said(dataset)
-    values, squares = sum(one.values for one in pieces), sum(one.squares for one in pieces)
-    span = max((one.most for one in pieces), default=0.0) - min((one.least for one in pieces), default=0.0)
-    psnr = 20 * math.log10(span / math.sqrt(squares / values)) if squares > 0 and 0 < span < math.inf else math.inf
+def _together(name: str, said: _Said, pieces: list[_Piece]) -> Kept:
+    found = [one.found for one in pieces]
+    values, squares = sum(one.values for one in pieces), sum(one.squares for one in found)
+    span = float_below(_range_of(pieces))
+    psnr = 20 * math.log10(span / math.sqrt(squares / values)) if 0 < squares < math.inf and span > 0 else math.inf
     return Kept(
         name=name,
-        kind=said["kind"],
-        bound=float(said["bound"]),
+        kind=said.kind,
+        bound=float_below(said.bound * said.unit),
         values=values,
-        beyond=sum(one.beyond for one in pieces),
+        beyond=sum(one.beyond for one in found),
         first=next((one.first for one in pieces if one.first), ()),
-        largest=max((one.largest for one in pieces), default=0.0),
+        largest=float_below(max((one.largest for one in found), default=Fraction(0)) * said.unit),
         psnr=psnr,
-        **{name: sum(one.meanings[name] for one in pieces) for name in MEANINGS},
+        **{name: sum(getattr(one, name) for one in found) for name in MEANINGS},
+        unit=said.unit_name,
     )
 
 
-def _said(dataset: Any) -> dict[str, Any]:
-    """The bound that a compressed dataset states, from its attribute."""
+def _range_of(pieces: list[_Piece]) -> Fraction:
+    """Returns the largest minus the smallest measured number of all."""
+    least = min((one.found.least for one in pieces), default=math.inf)
+    most = max((one.found.most for one in pieces), default=-math.inf)
+    return Fraction(most) - Fraction(least) if least <= most else Fraction(0)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """The promise that a compressed dataset states, and what its original says of its values."""
+
+    kind: str
+    bound: Fraction  # of the stored numbers
+    share: Fraction | None  # of the range, where the bound is relative
+    unit: Fraction  # how far apart values are whose stored numbers are one apart, in the unit of the bound
+    unit_name: str
+    meaning: Meaning
+    ours: bool  # whether the chunks are of our filter
+
+    def within(self, pieces: list[_Piece]) -> _Said:
+        """Returns the same with its share of the range, as this turned out to be, in place of the bound stated."""
+        return self if self.share is None else replace(self, bound=self.share * _range_of(pieces))
+
+
+def _said(dataset: Any, original: Any) -> _Said:
+    """Reads the promise from the attribute of a compressed dataset."""
+    meaning = meaning_of(original)
     try:
         said: dict[str, Any] = json.loads(dataset.attrs[BOUND_ATTRIBUTE])
-        float(said["bound"])
-        str(said["kind"])
+        bound, kind = Fraction(float(said["bound"])), str(said["kind"])
+        asked = Fraction(float(said["asked"])) if "asked" in said else None
+        # Versions that named no unit took absolute bounds for those of the stored numbers.
+        of_stored = kind == "lossless" or meaning.scale is None or (kind == "abs" and said.get("unit") != "unpacked")
+        unit = Fraction(1) if of_stored else abs(meaning.scale or Fraction(1))
+        if kind == "abs" and asked is not None:
+            bound = asked / unit
+        if bound < 0:
+            raise ValueError(bound)
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:  # whatever JSON can hold
         raise LayoutError(
             f"{dataset.file.filename}: {dataset.name}: its attribute {BOUND_ATTRIBUTE} makes no sense"
         ) from error
-    return said
+    packed = meaning.scale != 1 and kind != "lossless"
+    name = "" if not packed else "stored numbers" if of_stored else "unpacked values"
+    ours = said.get("filter", OUR_FILTER) == OUR_FILTER
+    return _Said(kind, bound, asked if kind == "rel" else None, unit, name, meaning, ours)
 
 
 def store_result(target: str | os.PathLike[str], found: Verified, when: str) -> None:
@@ -292,104 +282,11 @@ def store_result(target: str | os.PathLike[str], found: Verified, when: str) -> 
         said: dict[str, Any] = {"when": when, "holds": found.holds, "differences": len(found.differences)}
         _set(file, said | {"read_by": found.by})
         for field in found.fields:
-            facts = {"bound": field.bound, "largest_error": field.largest, "beyond": field.beyond}
+            facts: dict[str, Any] = {"bound": field.bound, "largest_error": field.largest, "beyond": field.beyond}
+            facts |= {"unit": field.unit} if field.unit else {}
             facts |= {name: getattr(field, name) for name in MEANINGS}
             _set(file[field.name], {"when": when, "holds": field.holds, **facts})
 
 
 def _set(thing: Any, said: dict[str, Any]) -> None:
     thing.attrs[VERIFIED] = np.bytes_(json.dumps(said))
-
-
-# --- one file ----
-
-
-def _check(path: str, pool: Executor, threads: int, told: Told) -> Checked:
-    look(Path(path))
-    with opened(Path(path)) as file:
-        broken: dict[str, str] = {}
-        names = list(datasets_of(file, broken))
-        bad = [BadChunk(name, -1, 0, 0, 0, why) for name, why in broken.items()]
-        layouts = []
-        for name in names:
-            try:
-                layouts.append(inspect(path, name, cache=None))
-            except SolarError as error:  # a null dataspace, say, or a type that only libhdf5 knows
-                bad += [replace(one, why=str(error)) for one in _read_through(file, name)]
-        everything = sum(layout.stored_nbytes for layout in layouts)
-        chunks = done = 0
-        with Path(path).open("rb") as raw:
-            for layout in layouts:
-                work = _begun(layout, raw.fileno(), file, pool)
-                for (count, nbytes), found in in_order(work, TASKS_A_THREAD * threads):
-                    chunks, done = chunks + count, done + nbytes
-                    bad += found
-                    told(Progress("check", layout.name, done, everything))
-    return Checked(chunks, everything, tuple(bad))
-
-
-def _begun(
-    layout: Layout, descriptor: int, file: Any, pool: Executor
-) -> Iterator[tuple[tuple[int, int], Future[list[BadChunk]]]]:
-    if layout.reader == "none" or not layout.shape or layout.storage != "chunked":
-        yield (0, layout.stored_nbytes), pool.submit(_read_through, file, layout.name)
-        return
-    each = 256
-    for begin in range(0, len(layout.chunk_offset), each):
-        some = range(begin, min(begin + each, len(layout.chunk_offset)))
-        work = _decode_some if layout.reader == "direct" else _read_some
-        nbytes = int(layout.chunk_nbytes[some.start : some.stop].sum())
-        yield (len(some), nbytes), pool.submit(work, layout, descriptor, file, some)
-
-
-def _read_through(file: Any, name: str) -> list[BadChunk]:
-    """Reads a dataset without known chunks completely, by libhdf5."""
-    try:
-        dataset = file[name]
-        if dataset.shape is not None and dataset.id.get_storage_size():
-            for begin, count in slabs(dataset.shape, dataset.id.get_type().get_size(), READ_AT_ONCE):
-                stored_values(dataset.id, begin, count)
-    except H5_ERRORS as error:
-        return [BadChunk(name, -1, 0, 0, 0, str(error))]
-    return []
-
-
-def _decode_some(layout: Layout, descriptor: int, file: Any, some: range) -> list[BadChunk]:
-    form = layout.forms[0]
-    filters = [(one.id, one.flags, list(one.values)) for one in form.filters]
-    nbytes = math.prod(form.chunk) * layout.dtype.itemsize
-    bad = []
-    for i in some:
-        offset, length = int(layout.chunk_offset[i]), int(layout.chunk_nbytes[i])
-        try:
-            stored = os.pread(descriptor, length, offset)
-            if len(stored) != length:
-                raise LayoutError(f"the file ends {length - len(stored):,} bytes before the chunk does")
-            _native.decode(filters, layout.dtype.itemsize, nbytes, int(layout.chunk_mask[i]), stored)
-        except SolarError as error:
-            bad.append(_bad(layout, i, str(error)))
-    return bad
-
-
-def _read_some(layout: Layout, descriptor: int, file: Any, some: range) -> list[BadChunk]:
-    dataset, bad = file[layout.name], []
-    for i in some:
-        try:
-            by_libhdf5(dataset, _grid(layout).box(_number(layout, i)))
-        except SolarError as error:
-            bad.append(_bad(layout, i, str(error)))
-    return bad
-
-
-def _bad(layout: Layout, i: int, why: str) -> BadChunk:
-    number = _number(layout, i)
-    sample = _grid(layout).begin(number)[0]
-    return BadChunk(layout.name, number, int(layout.chunk_offset[i]), int(layout.chunk_nbytes[i]), sample, why)
-
-
-def _grid(layout: Layout) -> Grid:
-    return Grid(layout.shape, layout.forms[0].chunk, layout.dtype.itemsize)
-
-
-def _number(layout: Layout, i: int) -> int:
-    return int(layout.chunk_index[i]) if len(layout.chunk_index) else i

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -39,7 +40,8 @@ def copied(url: str, beside: Path, told: Told) -> Iterator[Path]:
     for other in beside.parent.glob(f".{beside.name[:180]}.solar-*.copy*"):  # of another object, or cut short
         if other != path:
             other.unlink(missing_ok=True)
-    if not path.exists():
+    if not _ours(path):
+        path.unlink(missing_ok=True)
         _bring(url, was, path, told)
     try:
         yield path
@@ -49,13 +51,23 @@ def copied(url: str, beside: Path, told: Told) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
+def _ours(path: Path) -> bool:
+    """Whether a file is there that nobody else can have written: the name of a copy can be foreseen."""
+    try:
+        facts = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
+
+
 def _bring(url: str, was: Identity, path: Path, told: Told) -> None:
     """All of it, or an error and nothing."""
     nbytes, free = was[0], shutil.disk_usage(path.parent).free
     if nbytes > free:
         raise PlanError(f"{url}: a copy of {size(nbytes)} is needed in {path.parent}, and {size(free)} are free there")
     part = path.with_name(path.name + ".part")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    part.unlink(missing_ok=True)  # of a run that was ended
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def piece(begin: int) -> int:
         bytes_of_it = memoryview(_native.far_read(url, was, begin, min(COPIED_PIECE, nbytes - begin)))

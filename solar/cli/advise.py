@@ -154,12 +154,18 @@ def as_json(path: str, found: list[Advice], arguments: argparse.Namespace, stora
                 "sample_nbytes": one.part.nbytes // one.part.shape[0],
                 "stored_nbytes": one.part.stored_nbytes,
                 "why": one.part.why,
+                "unit": _unit_name(one),
                 "now": _gain_as_json(one.now),
                 "trials": [_trial_as_json(trial) | _gain_as_json(gain) for trial, gain in one.trials],
             }
             for one in found
         ],
     }
+
+
+def _unit_name(one: Advice) -> str:
+    names = [trial.codec.unit_name(one.part.unit) for trial, _ in one.trials]
+    return max(names)  # of what is lossless it is empty
 
 
 def _trial_as_json(trial: Trial) -> dict[str, Any]:
@@ -175,7 +181,8 @@ def _gain_as_json(gain: Gain | None) -> dict[str, Any]:
 
 
 def _setting(codec: Codec) -> str:
-    return codec.kind if codec.kind == "lossless" else f"{codec.kind}={codec.bound:g}"
+    stored = ",stored" if codec.stored else ""
+    return codec.kind if codec.kind == "lossless" else f"{codec.kind}={codec.bound:g}{stored}"
 
 
 def as_text(found: list[Advice], arguments: argparse.Namespace, storage: Storage, source: str) -> Iterator[str]:
@@ -187,6 +194,8 @@ def as_text(found: list[Advice], arguments: argparse.Namespace, storage: Storage
             f"stored in {figures.size(part.stored_nbytes)}"
         )
         yield from _table(one)
+        if of := _unit_name(one):
+            yield f"  bound and off by: of the {of}"
         if part.why:
             name = words.printable(part.name[1:])
             yield f"  only lossless is tried, for {part.why}; --field {name}:rel=E tries a bound"

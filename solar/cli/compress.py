@@ -19,7 +19,8 @@ from solar.cli.nearby import nearby
 from solar.cli.progress import ended_in_order, shown
 from solar.errors import PlanError, SolarError
 from solar.io.compress.codec import CODERS, FILTER_CHOICES, OUR_FILTER, PREDICTORS, Codec, parse
-from solar.io.compress.selection import COMPRESSED, NOT_SMALLER, ONE_AXIS, REST, SMALL, SMALL_SKIPPED, Left
+from solar.io.compress.exact import rounded_down
+from solar.io.compress.selection import COMPRESSED, NOT_SMALLER, ONE_AXIS, REST, SMALL, SMALL_SKIPPED, Left, Part
 from solar.io.compress.shares import compress_together
 from solar.io.compress.store import Stored, check_target, compress
 from solar.io.compress.unfinished import leftovers
@@ -30,7 +31,9 @@ from solar.values import is_url
 
 DETAILS = """\
 The bounds: --abs E, no value is off by more than E; --rel E, by more than E x (largest - smallest) of the data set;
---lossless, every bit comes back. Fill values (_FillValue, missing_value, HDF5's own) do not count towards the range;
+--lossless, every bit comes back. Of packed data (scale_factor) E is in the unit of the unpacked values; with --stored,
+or x:abs=E,stored, in that of the stored numbers. Rounding of what unpacks comes on top. The range is that of all
+measured values of the data set. Fill values (_FillValue, missing_value, HDF5's own) do not count towards the range;
 they are kept exactly, no other value becomes one, and none crosses valid_min, valid_max or valid_range. Flags
 (flag_values, flag_masks) are kept bit for bit, unless --field names them with a bound. --field sets single data sets:
 
@@ -48,10 +51,11 @@ IN may be a URL: a copy then lies beside OUT until it is done.
 Under mpiexec, srun or torchrun all ranks encode, and rank 0 writes: mpiexec -n 8 solar compress in.h5 out.h5 --rel 1e-4
 
 keys of --json: version (1), file, nbytes, seconds, again (bytes of values that an earlier run had encoded), datasets
-  ([{name, kind, asked, bound, coder, filter, samples, chunk, nbytes, original_nbytes, stored_nbytes, ratio, why (it is
+  ([{name, kind, asked, bound, unit (of packed data: "unpacked values" or "stored numbers"; else ""), stored_bound (of
+  the stored numbers), coder, filter, samples, chunk, nbytes, original_nbytes, stored_nbytes, ratio, why (it is
   lossless though a bound was asked for; or empty)}]), left ([{name, reason, nbytes, unread}]), lost ([text]);
   with --advise: version, file, memory, batch, storage, datasets ([{name, samples, sample_nbytes, stored_nbytes, why
-  (only lossless is tried; or empty), now ({memory_share, scans, seconds} as it is), trials ([{setting, coder,
+  (only lossless is tried; or empty), unit, now ({memory_share, scans, seconds} as it is), trials ([{setting, coder,
   bound, ratio, encode, decode, largest_error, psnr, memory_share, scans, seconds}])}]); the last three
   only with --memory
 """
@@ -62,11 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("source", metavar="IN", help="an HDF5 file, or its URL")
     add("target", metavar="OUT", nargs="?", help="the file to be written")
     bounds = parser.add_argument_group("how exact").add_mutually_exclusive_group()
-    bounds.add_argument("--abs", metavar="E", type=_bound, help="no value is off by more than E")
+    bounds.add_argument("--abs", metavar="E", type=_bound, help="no value is off by more than E, as it is unpacked")
     bounds.add_argument(
         "--rel", metavar="E", type=_bound, help="no value is off by more than E times the data set's range"
     )
     bounds.add_argument("--lossless", action="store_true", help="every bit comes back")
+    add("--stored", action="store_true", help="--abs is of the numbers as stored, before scale_factor is applied")
     add("--field", metavar="NAME:HOW,...", action="append", default=[], help="of single data sets: x:abs=1e-3,y:keep")
     add("--coder", choices=CODERS, default="auto", help="pack decodes fastest, dense is smallest (auto: smallest)")
     add(
@@ -173,17 +178,18 @@ def _stopped(target: Path) -> str:
 
 def _codecs(arguments: argparse.Namespace) -> dict[str | None, Codec | None]:
     settings = {name: getattr(arguments, name) for name in ("coder", "predictor", "filter")}
+    stored = arguments.stored
     codecs: dict[str | None, Codec | None] = {}
     if arguments.lossless:
         codecs[REST] = _made("--lossless", lambda: Codec("lossless", **settings))
     elif arguments.abs is not None or arguments.rel is not None:
         kind, bound = ("abs", arguments.abs) if arguments.abs is not None else ("rel", arguments.rel)
-        codecs[REST] = _made(f"--{kind} {bound:g}", lambda: Codec(kind, bound, **settings))
+        codecs[REST] = _made(f"--{kind} {bound:g}", lambda: Codec(kind, bound, **settings, stored=stored))
     for text in arguments.field:
         for name, how in _fields(text):
             if name in codecs:
                 raise PlanError(f"--field {text}: {name} is there twice")
-            codecs[name] = None if how == "keep" else _parsed(name, how, settings)
+            codecs[name] = None if how == "keep" else _parsed(name, how, settings, stored)
     return codecs
 
 
@@ -208,10 +214,11 @@ def _fields(text: str) -> Iterator[tuple[str, str]]:
     yield from ((name, how.strip()) for name, how in found)
 
 
-def _parsed(name: str, how: str, settings: dict[str, str]) -> Codec:
+def _parsed(name: str, how: str, settings: dict[str, str], stored: bool) -> Codec:
     if re.search(rf"filter=(?!{OUR_FILTER}\b)", how):
         settings = {}  # coder and predictor are those of ours
     said = ",".join([how, *(f"{key}={value}" for key, value in settings.items() if f"{key}=" not in how)])
+    said += ",stored" if stored and "stored" not in how.split(",") else ""
     try:
         codec = parse(said)
     except ValueError as error:
@@ -237,7 +244,9 @@ def as_json(target: str, stored: Stored) -> dict[str, Any]:
                 "name": part.name,
                 "kind": part.asked.kind,
                 "asked": part.asked.bound,
-                "bound": part.codec.bound,
+                "bound": part.bound,
+                "unit": part.asked.unit_name(part.unit),
+                "stored_bound": part.codec.bound,
                 "coder": part.asked.coder,
                 "filter": part.asked.filter,
                 "samples": part.shape[0],
@@ -287,7 +296,7 @@ def as_text(target: str, stored: Stored) -> Iterator[str]:
         what = f"{words.printable(part.name)}  {words.times(part.shape)} {part.dtype.name}"
         small = f"{figures.size(part.nbytes)} in {figures.size(nbytes)}, {part.nbytes / max(nbytes, 1):.3g}:1"
         why = f", for {part.why}" if part.why else ""
-        yield f"{what}  {bound_in_words(part.asked, part.codec)}{why}: {small}"
+        yield f"{what}  {bound_in_words(part)}{why}: {small}"
     if stored.parts:
         yield from _copies(stored.left)
     else:
@@ -329,9 +338,15 @@ def _why_nothing(left: Sequence[Left]) -> Iterator[str]:
 COPIES_SHOWN = 8  # large datasets that are copied as they are, one line each
 
 
-def bound_in_words(asked: Codec, codec: Codec) -> str:
-    """What a bound is: lossless; within 0.001; within 0.0173 (rel 0.0001)."""
+def bound_in_words(part: Part) -> str:
+    """What a bound is: lossless; within 0.001; within 0.0173 (rel 0.0001 of the range 173); of which numbers."""
+    asked = part.asked
     if asked.kind == "lossless":
         return "lossless"
-    relative = f" (rel {asked.bound:g})" if asked.kind == "rel" else ""
-    return f"within {codec.bound:.4g}{relative}"
+    of = asked.unit_name(part.unit)
+    notes = [f"of the {of}"] if of else []
+    if of == "unpacked values":
+        notes.append(f"{part.codec.bound:.4g} of the stored numbers")
+    if asked.kind == "rel":
+        notes.append(f"rel {asked.bound:g} of the range {rounded_down(part.span * part.unit):.4g}")
+    return f"within {part.bound:.4g}" + (f" ({', '.join(notes)})" if notes else "")

@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from dataclasses import dataclass
 
-from solar.io.compress.codec import FILTER
+from solar.io.compress.codec import ENCODED_TYPES, FILTER
 from solar.io.machine.figures import count, size
 from solar.values import Form, Layout
 
@@ -104,7 +104,8 @@ def advice(layout: Layout) -> str:
         return (
             f"Read one by one in random order, an epoch decodes {epoch}: {one.waste:.0f} times the dataset. A batch "
             "decodes each of its chunks once, so larger batches help. So does memory in which samples wait for their "
-            'turn: DataLoader(..., buffer="25%"). Best is one sample in a chunk:\n' + _rewrite(layout)
+            'turn: DataLoader(..., buffer="25%"). Or store one sample in a chunk, every bit as it is:\n'
+            + _rewrite(layout)
         )
     if one.reads > 1 and one.read_nbytes < FEW_BYTES:
         return f"Such small reads cost more than their bytes. Store one sample in a chunk:\n{_rewrite(layout)}"
@@ -117,10 +118,9 @@ def _rewrite(layout: Layout) -> str:
     repack = f"h5repack -l {shlex.quote(f'{layout.name}:CHUNK={chunk}')} OLD NEW"
     if is_ours(layout):
         return f"solar compress ORIGINAL NEW --chunk-samples 1 --field {shlex.quote(f'{layout.name[1:]}:...')}"
-    how = {"i": "lossless", "u": "lossless", "f": "rel=1e-3"}.get(layout.dtype.kind)
-    if how is None:
+    if layout.dtype.kind not in "iuf" or layout.dtype.str[1:] not in ENCODED_TYPES:
         return repack
-    field = shlex.quote(f"{layout.name[1:]}:{how}")
+    field = shlex.quote(f"{layout.name[1:]}:lossless")
     return f"solar compress OLD NEW --chunk-samples 1 --field {field}\n{repack}"
 
 

@@ -21,6 +21,7 @@ from solar.cli.nearby import nearby
 from solar.cli.progress import Become, counted, doing, progress_by
 from solar.errors import PlanError
 from solar.io.compress.codec import Codec
+from solar.io.compress.exact import rounded_down
 from solar.io.layout.hdf5 import inspect
 from solar.io.libhdf5.opening import look, opened
 from solar.values import is_url
@@ -43,9 +44,10 @@ as `solar compress` would give them back. The noise is how far gradients of such
 of a tenth of it (--fraction) adds half a percent to it, as batches smaller by one percent would. More: docs/lossy.md.
 
 keys of --json: version (1), file, model, loss, batch, seed, steps, fraction, fields ([{name, samples, dtype, batches,
-  span (of rel), whole (numbers), sigma (Poisson's, of counts, or null), anew (the change if they were counted again),
-  states ([{name, noise, error (of noise, a share), mean_gradient}]), rungs ([{setting, bound, ratio, decode, rms_error,
-  changes, shared}]; these two and anew of each state, as shares of its noise), ignored, recommended}]), command
+  span (of rel), unit (of packed fields: "unpacked values" or "stored numbers"; else ""), whole (numbers), sigma
+  (Poisson's, of counts, or null), anew (the change if they were counted again), states ([{name, noise, error (of noise,
+  a share), mean_gradient}]), rungs ([{setting, bound, ratio, decode, rms_error, changes, shared}]; these two and anew
+  of each state, as shares of its noise), ignored, recommended}]), command
 """
 LADDER = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 ALREADY = "the answer leaves out by how much these values are off already; give the original file"
@@ -72,7 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     ladder = how.add_mutually_exclusive_group()
     ladder.add_argument("--rel", metavar="E,...", type=_ladder, help="the bounds, as shares of the range (1e-5 to 0.1)")
-    ladder.add_argument("--abs", metavar="E,...", type=_ladder, help="the bounds, as they are")
+    ladder.add_argument("--abs", metavar="E,...", type=_ladder, help="the bounds, in the unit of the unpacked values")
+    how.add_argument("--stored", action="store_true", help="bounds of packed fields are of the numbers as stored")
     how.add_argument("--seed", metavar="S", type=quantities.seed, default=0, help="of weights, batches and dropout (0)")
     add("--quiet", action="store_true", help="shows no progress")
     add("--json", action="store_true", help="for programs: one JSON object")
@@ -132,8 +135,8 @@ def _tuned(task: Training, inputs: list[str], arguments: argparse.Namespace, bec
     from solar.torch.tuning import tune  # as above
     from solar.torch.tuning.as_stored import AsStored
 
-    kind = "abs" if arguments.abs else "rel"
-    asked = [Codec("lossless"), *(Codec(kind, bound) for bound in arguments.abs or arguments.rel or LADDER)]
+    kind, bounds = "abs" if arguments.abs else "rel", arguments.abs or arguments.rel or LADDER
+    asked = [Codec("lossless"), *(Codec(kind, bound, stored=arguments.stored) for bound in bounds)]
     threads = len(os.sched_getaffinity(0))
     tune.check(task, arguments.batches)
     look(Path(task.path))
@@ -205,7 +208,8 @@ def _recommended(tuned: Tuned, fraction: float) -> Rung:
 
 
 def _setting(codec: Codec) -> str:
-    return codec.kind if codec.kind == "lossless" else f"{codec.kind}={codec.bound:g}"
+    stored = ",stored" if codec.stored else ""
+    return codec.kind if codec.kind == "lossless" else f"{codec.kind}={codec.bound:g}{stored}"
 
 
 def _command(arguments: argparse.Namespace, found: list[Tuned]) -> str:
@@ -228,9 +232,10 @@ def _field_as_json(tuned: Tuned, fraction: float) -> dict[str, Any]:
         "samples": tuned.samples,
         "dtype": tuned.part.dtype.name,
         "batches": tuned.batches,
-        "span": tuned.part.span,
+        "span": rounded_down(tuned.part.span * tuned.part.unit),
+        "unit": tuned.rungs[-1].asked.unit_name(tuned.part.unit),
         "whole": tuned.whole,
-        "sigma": tuned.sigma,
+        "sigma": tuned.sigma * tuned.unit if tuned.sigma else None,
         "anew": [_finite(share) for share in tuned.shares(tuned.anew)] if tuned.anew else None,
         "states": [
             {"name": name, "noise": noise.size, "error": noise.error, "mean_gradient": noise.mean}
@@ -242,7 +247,7 @@ def _field_as_json(tuned: Tuned, fraction: float) -> dict[str, Any]:
                 "bound": rung.bound,
                 "ratio": rung.effort.ratio,
                 "decode": rung.effort.decode,
-                "rms_error": rung.effort.off,
+                "rms_error": rung.effort.off * tuned.unit,
                 "changes": [_finite(share) for share in tuned.shares(rung.changes)],
                 "shared": [_finite(share) for share in tuned.shared(rung)],
             }
@@ -281,7 +286,7 @@ def _table(tuned: Tuned) -> Iterator[str]:
                 f"{rung.bound:.3g}" if rung.bound else "",
                 f"{rung.effort.ratio:.1f}",
                 f"{rung.effort.decode / 1e9:.1f} GB/s",
-                f"{off:.3g}" if off else "nothing",
+                f"{off * tuned.unit:.3g}" if off else "nothing",
                 *([_percent(off / sigma)] if sigma else []),
                 *map(_percent, tuned.shares(rung.changes)),
             ]
@@ -305,10 +310,11 @@ def _remarks(tuned: Tuned, arguments: argparse.Namespace) -> Iterator[str]:
             f"; that mean is {noise.mean:.3g} long"
         )
     yield "  last columns: by how much compressed inputs change it, in % of what it is off the mean"
-    yield "  off by: root mean square error of the values"
+    of = tuned.rungs[-1].asked.unit_name(tuned.part.unit)
+    yield f"  off by: root mean square error of the values{f'; it and the bound are of the {of}' if of else ''}"
     if tuned.sigma:
         said = " and ".join(_percent(share) for share in tuned.shares(tuned.anew or []))
-        yield f"  counts have Poisson noise: sigma is {tuned.sigma:.3g} as a root mean square"
+        yield f"  counts have Poisson noise: sigma is {tuned.sigma * tuned.unit:.3g} as a root mean square"
         yield f"  the same measurement once more would change it by {said}"
     yield from _verdict(tuned, arguments.fraction)
     yield from _shared(tuned, arguments)

@@ -15,7 +15,8 @@ from solar.cli import quantities, words
 from solar.cli.nearby import nearby
 from solar.cli.progress import ended_in_order, shown
 from solar.errors import PlanError
-from solar.io.compress.verify import Checked, Kept, Verified, store_result, verify
+from solar.io.compress.check import Checked
+from solar.io.compress.verify import Kept, Verified, store_result, verify
 from solar.io.machine.figures import count, size
 from solar.values import is_url
 
@@ -29,7 +30,8 @@ What _FillValue, missing_value and the fill value say is missing must come back 
 nothing may cross valid_min, valid_max and valid_range. These values are counted apart.
 
 keys of --json, of two files: version (1), holds, fields ([{name, kind, bound, values, beyond, first, largest, psnr,
-  missing, moved (missing ones that came back as others), made (others that came back as missing), crossed}]),
+  missing, moved (missing ones that came back as others), made (others that came back as missing), crossed, unit (of
+  bound and largest where the data is packed: "unpacked values" or "stored numbers"; else "")}]),
   differences ([text]), by (who read OUT); of one: version, holds, chunks, nbytes, bad ([{name, chunk, offset, nbytes,
   sample, why}])
 """
@@ -86,18 +88,19 @@ def as_text(found: Verified | Checked, arguments: argparse.Namespace) -> Iterato
     for field in found.fields:
         name = words.printable(field.name)
         kept = f"; {count(field.missing, 'missing value')}: all kept" if field.missing else ""
+        of = f" (of the {field.unit})" if field.unit else ""
         if not field.holds:
             yield from _meanings(name, field)
         if field.beyond:
             yield (
                 f"{name}  {field.beyond:,} of {field.values:,} values are off by more than {field.bound:.6g}: "
-                f"by up to {field.largest:.6g}, the first at {list(field.first)}"
+                f"by up to {field.largest:.6g}{of}, the first at {list(field.first)}"
             )
         elif field.bound == 0 and field.holds:
             yield f"{name}  all of {field.values:,} values are the same, bit for bit{kept}"
         elif field.holds:
             quality = "" if math.isinf(field.psnr) else f", PSNR {field.psnr:.1f} dB"
-            yield f"{name}  off by {field.largest:.6g} at most, {field.bound:.6g} was allowed{quality}{kept}"
+            yield f"{name}  off by {field.largest:.6g} at most, {field.bound:.6g} was allowed{of}{quality}{kept}"
     for text in found.differences[:BAD_CHUNKS_SHOWN]:
         yield words.printable(text)
     if len(found.differences) > BAD_CHUNKS_SHOWN:

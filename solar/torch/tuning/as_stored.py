@@ -6,14 +6,14 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solar.io.compress.codec import Codec
-from solar.io.compress.marks import like_labels, marks_of
+from solar.io.compress.marks import in_stored_unit, like_labels, marks_of
 from solar.io.compress.pieces import Pieces
 from solar.io.compress.preparation import Told, prepare, trained
 from solar.io.compress.selection import Part
@@ -60,7 +60,9 @@ class AsStored:
         self._marks = marks_of(dataset)
         arrays = self._pieces.sampled()
         self.labels = like_labels(dataset, arrays)  # why no bound should be put on them; empty
-        self.codecs = [trained(self._marks.kept_by(codec.absolute(self.part.span)), arrays) for codec in asked]
+        stored = [in_stored_unit(codec, dataset) for codec in asked]
+        self.part = replace(self.part, unit=max(unit for _, unit in stored))
+        self.codecs = [trained(self._marks.kept_by(codec.absolute(self.part.span)), arrays) for codec, _ in stored]
         # A row of chunks holds whole samples; of large ones it has several chunks, else one.
         self._per_row = math.prod(self._grid.counts[1:])
 

@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torch.nn import functional
 
 from solar.errors import LayoutError, PlanError
 from solar.io.compress.codec import Codec
+from solar.io.compress.exact import rounded_down
 from solar.io.compress.selection import Part
 from solar.io.layout.hdf5 import inspect
 from solar.io.read.reader import Rows
@@ -80,7 +82,7 @@ class Rung:
     """The effect of one bound."""
 
     asked: Codec
-    bound: float  # as a number
+    bound: float  # as a number, in the unit in which it was asked for
     effort: Effort = field(default_factory=Effort)
     changes: list[Change] = field(default_factory=list)  # in each state
 
@@ -116,6 +118,11 @@ class Tuned:
                 break
             found = rung
         return found
+
+    @property
+    def unit(self) -> float:
+        """Returns how far apart values are whose stored numbers are one apart, in the unit of the bounds."""
+        return float(self.part.unit)
 
     @property
     def ignored(self) -> bool:
@@ -230,7 +237,8 @@ def measure(
     """
     read = _Fields(task, without=name)
     count = _batches(read.samples, task.batch, batches)
-    rungs = [Rung(codec, exact.bound) for codec, exact in zip(asked, source.codecs, strict=True)]
+    bounds = [rounded_down(Fraction(exact.bound) * source.part.unit) for exact in source.codecs]
+    rungs = [Rung(codec, bound) for codec, bound in zip(asked, bounds, strict=True)]
     takers = [Taker(copy.deepcopy(state.model).to(task.device), task.loss, task.seed) for state in states]
     kept, seen = _Kept(len(rungs) + 1, len(takers)), _Seen(task.seed)
     order = np.random.default_rng([task.seed, 2]).permutation(read.samples)
