@@ -178,7 +178,9 @@ def files(tmp_path: Path) -> Path:
     flow = rng.random((2, 9, 4, 4)).astype("f4")
     demo = {"obs/eye": counts[:8], "actions": phase[:8]}
     atoms = {"positions": phase[:9, 0, :3], "numbers": np.arange(9), "n_atoms": [2, 3, 0, 4], "energy": phase[:4, 0, 0]}
+    row = np.dtype([("energy", "f8"), ("particle", [("charge", "i1")])])
     for name, datasets in {
+        "table": {"df/table": np.array([(0.5, (1,)), (1.5, (-1,))], row)},
         "episodes": episodes,
         "era5/2019": {"t2m": phase[:20]},
         "era5/2020": {"t2m": phase[20:50]},

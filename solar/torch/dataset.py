@@ -5,10 +5,9 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch.utils.data
@@ -22,25 +21,22 @@ from solar.io.layout.hdf5 import Samples
 from solar.io.layout.index import Folder
 from solar.io.layout.paths import Paths
 from solar.io.libhdf5.mpio import By
-from solar.io.lying import Lying, Where, left_by, rows_of, shape_of
+from solar.io.lying import Lying, Where, left_by, shape_of
 from solar.io.machine.identity import check_unchanged
 from solar.io.ragged import Columns
 from solar.io.ranks.awaited import awaited
-from solar.io.read.as_float import straight
-from solar.io.read.boxed import BoxRows
-from solar.io.read.reader import Pending, Rows, checked_rows
-from solar.io.read.stage import Tier, tier_of
+from solar.io.read.reader import checked_rows
+from solar.io.read.stage import tier_of
 from solar.io.unequal import by_sample
 from solar.io.windows import Windows
-from solar.torch.batch.pending import PendingBatch, PendingField, leaves, mapped
+from solar.torch.batch.pending import PendingBatch, leaves, mapped
 from solar.torch.batch.transform import Transform, transformed
 from solar.torch.kinds import groups_of, lying
 from solar.torch.one_by_one import one_by_one
-from solar.torch.ragged import RaggedReading
+from solar.torch.reading import Read, reading_of
 from solar.values import Layout
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
-Asked = tuple[Any, Array, "np.ndarray[Any, Any] | None"]  # what reads, samples, their places
 
 
 class H5Dataset(torch.utils.data.Dataset[Any]):
@@ -204,14 +200,18 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     @property
     def reads(self) -> list[Read]:
-        """What is read: a dataset for each field, but one for all windows of the same dataset."""
+        """What is read: a dataset for each field, but one for all windows, or all columns, of the same dataset."""
         found: dict[Any, Read] = {}
-        for number, (layout, own) in enumerate(zip(leaves(self.layouts), leaves(self.extents), strict=True)):
-            key = (layout.paths, layout.name) if isinstance(own, Extents) else number
+        every = zip(leaves(self.layouts), leaves(self.extents), leaves(self.fields), strict=True)
+        for number, (layout, own, field) in enumerate(every):
+            column = own is None and field is not None and field.column is not None
+            key = (layout.paths, layout.name) if isinstance(own, Extents) or column else number
             before = found.get(key)
             if before is not None and isinstance(own, Extents) and isinstance(before.extents, Extents):
                 whole = own.of_fields((*before.extents.fields, *own.fields))
                 found[key] = Read(layout, whole, (*before.fields, number))
+            elif before is not None:
+                found[key] = before._replace(fields=(*before.fields, number))
             else:
                 found[key] = Read(layout, own, (number,))
         return list(found.values())
@@ -221,12 +221,20 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         numbers = [number for read in self.reads for number in read.fields]
         return [field for _, field in sorted(zip(numbers, fields, strict=True), key=itemgetter(0))]
 
+    def by_field(self, values: Sequence[Any]) -> list[Any]:
+        """What a buffer gives for `reads`, one item for each field in its own order; columns share the rows."""
+        given, found = iter(values), list[Any]()
+        for read in self.reads:
+            count = len(read.fields)
+            found += [next(given)] * count if read.rows is None else [next(given) for _ in range(count)]
+        return self.in_order(found)
+
     def opened(self) -> list[Any]:
         """The readers of `reads`, one each. Each process makes its own."""
         if self._process != os.getpid():
             given = leaves(self.fields)
             kept = self._page_cache, self.tier
-            self._opened = [_reading(read, [given[n] for n in read.fields], *kept) for read in self.reads]
+            self._opened = [reading_of(read, [given[n] for n in read.fields], *kept) for read in self.reads]
             self._straight = [leaf.straight(self._page_cache) for leaf in self._opened]
             self._process = os.getpid()
         return self._opened
@@ -250,63 +258,6 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         files = first.files[0] if len(first.files) == 1 else f"{len(first.files)} files"
         names = ", ".join(layout.name for layout in (first, *others))
         return f"H5Dataset({len(self)} samples of {names} in {files})"
-
-
-class Read(NamedTuple):
-    """A dataset that is read, and the numbers of the fields that come of it."""
-
-    layout: Layout
-    extents: Lying | Columns
-    fields: tuple[int, ...]
-
-    @property
-    def rows(self) -> Extents | None:
-        """Which rows samples are made of; None where each is one, or of unequal length, or a box."""
-        return self.extents if isinstance(self.extents, Extents) else None
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What reads a dataset, and the Fields that come of it; None: as stored."""
-
-    rows: Rows
-    fields: list[Field | None]
-
-    def straight(self, page_cache: bool | None) -> Reading:
-        """What reads directly as float32, where the one Field asks for nothing else; otherwise this."""
-        if len(self.fields) > 1 or isinstance(self.rows, BoxRows):
-            return self
-        layout, field = straight(self.rows.layout, self.fields[0])
-        if layout is self.rows.layout:
-            return self
-        return Reading(Rows(layout, True, page_cache, extents=self.rows.extents, tier=self.rows.tier), [field])
-
-    def started(self, asked: Sequence[Asked], samples: int) -> list[PendingField]:
-        """Starts reading samples of one data set, or those of several into one batch, of so many."""
-        out = self.rows.room(samples) if len(asked) > 1 else None
-        parts = [reader.rows.start(rows, out, here) for reader, rows, here in asked]
-        places = np.empty(samples, np.int64)
-        for reader, rows, here in asked:
-            places[slice(None) if here is None else here] = reader.rows.rows_of(rows)
-        return self.pending(parts, places)
-
-    def pending(self, parts: list[Pending], places: np.ndarray[Any, Any]) -> list[PendingField]:
-        """The fields of what is read in these parts, of samples with their places at these rows."""
-        if len(self.fields) == 1:
-            return [PendingField(parts, self.fields[0], places)]
-        first = PendingField(parts, self.fields[0], places, lambda values: self.rows.parts(values)[0])
-        return [first, *(self._beside(first, at) for at in range(1, len(self.fields)))]
-
-    def _beside(self, first: PendingField, at: int) -> PendingField:
-        return PendingField([], self.fields[at], first.rows, lambda values: self.rows.parts(values)[at], first)
-
-
-def _reading(
-    read: Read, fields: list[Field | None], page_cache: bool | None, tier: Tier | None
-) -> Reading | RaggedReading:
-    if isinstance(read.extents, Columns):
-        return RaggedReading(read.extents, page_cache, tier)
-    return Reading(rows_of(read.layout, read.extents, page_cache, tier), fields)
 
 
 def start_together(

@@ -21,10 +21,11 @@ from solar.torch.batch.pending import PendingBatch, PendingField, leaves
 from solar.torch.buffer.buffer import Buffered
 from solar.torch.buffer.group import RankGroup, Room
 from solar.torch.buffer.located import Hold, PassPlan, located, rows_of
-from solar.torch.dataset import H5Dataset, Reading
+from solar.torch.dataset import H5Dataset
 from solar.torch.order.position import EpochPosition, Indices, SamplerState
 from solar.torch.order.stream import Array, Pass, cut_at
 from solar.torch.ragged import InBlocks, most_blocks
+from solar.torch.reading import Reading
 from solar.torch.source import SampleSource
 
 PLANNED_SECONDS = 1.6e-7  # that a use takes of 50 million, on one core: a guess, which is only shown
@@ -275,7 +276,7 @@ def made_nbytes(opened: Reading) -> int:
     rows, made = opened.rows, []
     for at, field in enumerate(opened.fields):
         if field is not None:
-            shape, dtype = field.shape_of(rows.shapes[at], rows.dtype)
+            shape, dtype = field.shape_of(rows.shapes[at if rows.extents is not None else 0], rows.dtype)
             made.append(math.prod(shape) * dtype.itemsize)
     kept = rows.sample_nbytes if 0 < len(made) < len(opened.fields) else 0  # for those that stay as they were read
     return sum(made) + kept
@@ -312,7 +313,7 @@ class RunBatch(PendingBatch):
         if values is None:
             cut, places = self._cut, self._samples if self._cut is None else self._cut.places
             came, counts = self._running.wait(self._number, places, seconds)
-            values = self._dataset.in_order(came if cut is None else cut.fields(came))
+            values = self._dataset.by_field(came if cut is None else cut.fields(came))
             self._counts = {**counts, "made_by_run": 1}
             self._came = values if self.alone else None
         self._running.let_go(self._number)

@@ -19,7 +19,7 @@ from solar.io.read.run import Running
 from solar.torch.batch.collate import Collation
 from solar.torch.batch.coming import Coming, profiling
 from solar.torch.batch.make import BatchMaker, here
-from solar.torch.batch.pending import PendingBatch, PendingField
+from solar.torch.batch.pending import PendingBatch, PendingField, leaves
 from solar.torch.buffer.buffered_pass import BufferedPass
 from solar.torch.order.position import EpochPosition
 from solar.torch.source import SampleSource
@@ -88,8 +88,9 @@ class ShortWay:
 
 def assembly(beneath: SampleSource, collation: Collation | None) -> Assemble | None:
     """None where it takes more than naming them."""
-    rows, structure = [one.rows for one in beneath.first.opened()], beneath.first.layouts
-    if beneath.first.draws or any(one.extents is not None for one in rows):
+    opened, structure = beneath.first.opened(), beneath.first.layouts
+    rows = [one.rows for one in opened]
+    if beneath.first.draws or any(one.extents is not None for one in rows) or len(leaves(structure)) > len(rows):
         return None  # places are of an epoch; and fields that are read together are cut apart
     if collation is None or not all(collation.as_they_are(one.dtype, 1 + len(one.sample_shape)) for one in rows):
         return None
