@@ -34,6 +34,11 @@ from solar.io.given import (
 from solar.io.layout.packing import Packings, packings_of
 from solar.values import Layout
 
+OPTIONS = (
+    *("steps", "axis", "file", "by", "column", "constant", "attribute"),
+    *("select", "axes", "dtype", "mean", "std", "cf", "missing"),
+)
+
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class Field:
@@ -64,6 +69,9 @@ class Field:
     With `column` x is one column of a compound table: `data[i]["energy"]` with column="energy". A dot leads to a column
     within a column: "particle.energy".
 
+    With constant=True it is no dataset of rows: each sample has the whole dataset of its file, which is read once. With
+    `attribute`, it has this attribute of the dataset or group.
+
     With `file` the dataset is one of another file, or of other files, row for row: Field("label", file="labels.h5").
     With `by`, a dataset of keys that both have, its rows come in the order in which these say: by="id".
 
@@ -87,6 +95,8 @@ class Field:
     axis: int | tuple[int, ...] | None  # that samples lie along, as it was given
     file: Any  # where it is; None: where the others are
     column: str | None  # of a compound table; None: all of the row
+    constant: bool  # each file has it once
+    attribute: str | None  # of the dataset or group, which is meant in its place
     by: str | None  # the keys that join its rows to those of the others; None: their numbers do
     select: tuple[slice, ...] | None
     axes: tuple[int, ...] | None
@@ -105,6 +115,8 @@ class Field:
         file: Any = None,
         by: str | None = None,
         column: str | None = None,
+        constant: bool = False,
+        attribute: str | None = None,
         select: Cut | Sequence[Cut] = None,
         axes: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
@@ -122,6 +134,8 @@ class Field:
             "file": None if file is None else file_of(file),
             "by": by,
             "column": None if column is None else column_of(column),
+            "constant": bool(constant) or attribute is not None,
+            "attribute": attribute,
             "select": None if select is None else slices_of(select),
             "axes": None if axes is None else permutation_of(axes),
             "dtype": None if dtype is None else plain_of(dtype_of(dtype)),
@@ -141,6 +155,10 @@ class Field:
             raise TypeError(f"{self}: by is the name of one dataset, which both files have, not {type(by).__name__}")
         if by is not None and (file is None or steps is not None or axis is not None):
             raise ValueError(f"{self}: by names keys by which rows of another file are found; give it beside file")
+        if attribute is not None and (not isinstance(attribute, str) or column is not None or cf):
+            raise TypeError(f"{self}: attribute is the name of one attribute, and neither column nor cf go with it")
+        if self.constant and (steps is not None or axis is not None or by is not None):
+            raise ValueError(f"{self}: a constant is the same for all samples of a file: steps, axis and by are not")
         if column is not None and cf:
             raise ValueError(f"{self}: cf=True unpacks whole datasets, not a column; give mean and std instead")
         if missing is not None and not cf:
@@ -225,7 +243,8 @@ class Field:
 
     def only(self, **options: Any) -> bool:
         """Whether these options are all that it does with a sample, wherever that lies."""
-        return self == Field(self.name, steps=self.steps, axis=self.axis, file=self.file, by=self.by, **options)
+        lies = {"steps": self.steps, "axis": self.axis, "file": self.file, "by": self.by, "constant": self.constant}
+        return self == Field(self.name, **lies, **options)
 
     @property
     def _normalises(self) -> bool:
@@ -330,12 +349,11 @@ class Field:
         forms = tuple(None if term is None else (term.shape, term.dtype) for term in (self.mean, self.std))
         dtype = None if self.dtype is None else self.dtype.str  # to numpy float64 equals None
         lies = self.name, self.steps, self.axis, self.file, self.by
-        return *lies, self.column, cuts, self.axes, dtype, forms, self.cf, self.missing
+        return *lies, self.column, self.constant, self.attribute, cuts, self.axes, dtype, forms, self.cf, self.missing
 
     @property
     def _options(self) -> dict[str, Any]:
-        keys = ("steps", "axis", "file", "by", "column", "select", "axes", "dtype", "mean", "std", "cf", "missing")
-        options = {key: getattr(self, key) for key in keys}
+        options = {key: getattr(self, key) for key in OPTIONS if key != "constant" or self.attribute is None}
         return {key: value for key, value in options.items() if value is not None and value is not False}
 
     def __repr__(self) -> str:

@@ -14,9 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 VALUES = "errors values extents blocks boxes _native"
-IO = (
-    "io.far io.field io.ragged io.unequal io.varying io.windows io.crops io.joined io.lying io.given io.layout io.read "
-)
+IO = "io.constants io.locate io.far "
+IO += "io.field io.ragged io.unequal io.varying io.windows io.crops io.joined io.lying io.given io.layout io.read "
 IO += "io.read io.libhdf5 io.ranks io.exchange io.workers io.machine io.serve"
 
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
@@ -47,6 +46,8 @@ MAY_IMPORT = {
     "io.crops": f"{VALUES} io.layout io.read",
     "io.joined": f"{VALUES} io.field io.read",
     "io.lying": f"{VALUES} io.crops io.joined io.field io.layout io.ragged io.read io.unequal io.windows",
+    "io.constants": f"{VALUES} io.field io.layout io.read",
+    "io.locate": f"{VALUES} io.lying io.ragged",
     "io.exchange": f"{VALUES} io.machine io.ranks io.read",
     "io.compress": f"{VALUES} io.layout io.read io.libhdf5 io.machine io.ranks",
     "io.plain": "values io.far io.libhdf5",

@@ -21,6 +21,7 @@ from solar.io.layout.hdf5 import Samples
 from solar.io.layout.index import Folder
 from solar.io.layout.paths import Paths
 from solar.io.libhdf5.mpio import By
+from solar.io.locate import Lines, lines_of
 from solar.io.lying import Lying, Where, left_by, shape_of
 from solar.io.machine.identity import check_unchanged
 from solar.io.ragged import Columns
@@ -29,6 +30,7 @@ from solar.io.read.reader import checked_rows
 from solar.io.read.stage import tier_of
 from solar.io.unequal import by_sample
 from solar.io.windows import Windows
+from solar.torch.batch.constants import Beside, constants_of, without_constants
 from solar.torch.batch.pending import PendingBatch, leaves, mapped
 from solar.torch.batch.transform import Transform, transformed
 from solar.torch.kinds import groups_of, lying
@@ -102,6 +104,9 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
             raise TypeError("fields: name the datasets a sample is made of")
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable with a sample, not {type(transform).__name__}")
+        self.constants = constants_of(path, fields, cache)
+        if self.constants is not None:
+            fields = without_constants(fields)
         with awaited(f"opening {Path(path).name}" if isinstance(path, str | os.PathLike) else "opening files"):
             self.layouts, own = lying(path, fields, samples, reader, cache, together)
         of_field = iter(own)
@@ -186,12 +191,19 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         fields = []
         for one in self._straight:
             fields += one.started([(one, rows, None)], len(rows))
-        return PendingBatch(self.layouts, self.in_order(fields))
+        return PendingBatch(self.layouts, self.in_order(fields), beside([self], None, rows))
 
     def rows_of(self, samples: Array) -> Array:
         """The row that each of these samples is, or has its place at."""
         extents = leaves(self.extents)[0]
         return extents.of(samples).start if isinstance(extents, Extents | Boxes) else samples
+
+    def lines(self, samples: Array) -> Lines:
+        """Where these samples lie, counted with those that `where` leaves out; as the first field of these files."""
+        every = zip(leaves(self.layouts), leaves(self.extents), leaves(self.fields), strict=True)
+        layout, own, _ = next((one for one in every if one[2] is None or one[2].file is None), (None,) * 3)
+        assert layout is not None, "not all fields are of other files"
+        return lines_of(layout, own, samples)
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The rows that indices mean, counted from 0. IndexError for an index out of range."""
@@ -245,6 +257,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         now = {
             "chosen": None,
+            "constants": None,
             "groups": None,
             "epoch": 0,
             "_by": False,
@@ -282,12 +295,25 @@ def start_together(
     for number, one in enumerate(parts[0][0]):
         asked = [(opened[number], rows[here], here) for opened, here in parts]
         fields += one.started(asked, len(rows))
-    return PendingBatch(datasets[0].layouts, datasets[0].in_order(fields))
+    return PendingBatch(datasets[0].layouts, datasets[0].in_order(fields), beside(datasets, which, rows))
+
+
+def beside(datasets: Sequence[H5Dataset], which: Array | None, rows: Array) -> Beside | None:
+    """What a batch of these samples has beside what is read for it; None: nothing."""
+    if datasets[0].constants is None:
+        return None
+    files = np.empty(len(rows), np.int64)
+    for number, dataset in enumerate(datasets):
+        here = slice(None) if which is None else which == number
+        files[here] = dataset.lines(rows[here]).files
+    return Beside([one.constants for one in datasets if one.constants is not None], which, files)
 
 
 def alike(one: H5Dataset, other: H5Dataset) -> bool:
     """Whether samples of both may stand in one batch, made in the same way."""
     if (one.transform, one.thread_safe) != (other.transform, other.thread_safe):
+        return False
+    if (one.constants and one.constants.facts) != (other.constants and other.constants.facts):
         return False
     facts = [mapped(dataset.layouts, lambda layout: (layout.dtype, layout.reader)) for dataset in (one, other)]
     shapes = [list(map(_shape_and_steps, leaves(dataset.layouts), leaves(dataset.extents))) for dataset in (one, other)]

@@ -17,11 +17,12 @@ from solar.planner import budget
 from solar.planner.budget import AheadSpec as AheadSpec
 from solar.planner.budget import Needs, SampleBytes, divided
 from solar.planner.pass_uses import PassUses, alone
+from solar.torch.batch.constants import Beside
 from solar.torch.batch.pending import PendingBatch, PendingField, leaves
 from solar.torch.buffer.buffer import Buffered
 from solar.torch.buffer.group import RankGroup, Room
 from solar.torch.buffer.located import Hold, PassPlan, located, rows_of
-from solar.torch.dataset import H5Dataset
+from solar.torch.dataset import H5Dataset, beside
 from solar.torch.order.position import EpochPosition, Indices, SamplerState
 from solar.torch.order.stream import Array, Pass, cut_at
 from solar.torch.ragged import InBlocks, most_blocks
@@ -200,10 +201,12 @@ class BufferedPass:
         if self._by_row:
             rows = self._beneath.rows_of(which, self._beneath.numbered(which, names, epoch))
             fields = [PendingField([], one.field, rows) for one in self._fields]
+        constants = beside(self._beneath.datasets, which, names)
         if uses.which is not None:
             names = self._beneath.names(uses.which[here], names)
         nbytes = len(names) * self._row_nbytes
-        made = RunBatch(self._beneath.first, fields, nbytes, self._hold.run, self._hold.base + number, len(names), cut)
+        run, at = self._hold.run, self._hold.base + number
+        made = RunBatch(self._beneath.first, fields, nbytes, run, at, len(names), cut, constants)
         made.alone = self._pace.threads == 0
         if self._segment.weights is not None:
             made.weight = float(self._segment.weights[number])
@@ -267,6 +270,8 @@ def needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = ""
         batch = most_blocks(beneath.datasets, batch)
     else:
         fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in beneath.first.opened()]
+    if beneath.first.constants is not None:
+        fields.append(SampleBytes(0, beneath.first.constants.nbytes))
     scratch = max(scratch_nbytes(rows.read_as) for rows in rows_of(beneath))
     return budget.needs(fields, pace, batch, scratch=scratch, threads=threads(), exchange=exchange, inbox=inbox)
 
@@ -296,8 +301,9 @@ class RunBatch(PendingBatch):
         number: int,
         samples: int,
         cut: InBlocks | None = None,
+        constants: Beside | None = None,
     ) -> None:
-        super().__init__(dataset.layouts, fields)
+        super().__init__(dataset.layouts, fields, constants)
         self.nbytes, self._dataset = nbytes, dataset
         self._cut = cut  # what the samples are to be cut of blocks by
         self._running, self._number, self._samples = running, number, samples

@@ -90,7 +90,9 @@ def assembly(beneath: SampleSource, collation: Collation | None) -> Assemble | N
     """None where it takes more than naming them."""
     opened, structure = beneath.first.opened(), beneath.first.layouts
     rows = [one.rows for one in opened]
-    if beneath.first.draws or any(one.extents is not None for one in rows) or len(leaves(structure)) > len(rows):
+    if beneath.first.constants is not None or len(leaves(structure)) > len(rows):
+        return None  # which are put beside what is read; columns of a table share its rows
+    if beneath.first.draws or any(one.extents is not None for one in rows):
         return None  # places are of an epoch; and fields that are read together are cut apart
     if collation is None or not all(collation.as_they_are(one.dtype, 1 + len(one.sample_shape)) for one in rows):
         return None
