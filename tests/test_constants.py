@@ -188,7 +188,7 @@ def test_a_mask_of_a_file_of_its_own_goes_with_all(tmp_path: Path) -> None:
     ("fields", "said"),
     [
         (Field("label", constant=True), "every field is a constant of its file, and none says what samples there are"),
-        (("x", Field("lable", constant=True)), "there is no lable; did you mean /label"),
+        (("x", Field("labels", constant=True)), "there is no labels; did you mean /label"),
         (("x", Field("det", attribute="gian")), "run0.h5: det has no attribute 'gian'"),
         (("x", Field("nothing", attribute="gain")), "there is no"),
         (("x", Field("x", constant=True)), "run1.h5: /x has shape (0, 3, 4), which does not fit shape (14, 3, 4) in "),
@@ -204,7 +204,7 @@ def test_what_is_no_constant_is_told(fields: Any, said: str, tmp_path: Path) -> 
 
 def test_constants_do_not_grow_without_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [str(path) for path in written(tmp_path)]
-    monkeypatch.setattr("solar.io.constants.MOST_NBYTES", 24)
+    monkeypatch.setattr("solar.io.constants.CONSTANT_NBYTES", 24)
     with pytest.raises(LayoutError, match="constants are held in memory, and the different values of the files take "):
         H5Dataset(paths, ("x", Field("det/mask", constant=True)))
     H5Dataset(paths[:2], ("x", Field("det/mask", constant=True)))

@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-VALUES = "errors values extents blocks boxes _native"
-IO = "io.constants io.locate io.far "
+VALUES = "errors values extents group_names blocks boxes _native"
+IO = "io.constants io.in_groups io.locate io.far "
 IO += "io.field io.ragged io.unequal io.varying io.windows io.crops io.joined io.lying io.given io.layout io.read "
 IO += "io.read io.libhdf5 io.ranks io.exchange io.workers io.machine io.serve"
 
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
     "errors": "",
-    "values": "errors extents",
+    "group_names": "",
+    "values": "errors extents group_names",
     "extents": "_native",
     "blocks": "extents values",
     "boxes": "extents",
@@ -46,7 +47,8 @@ MAY_IMPORT = {
     "io.crops": f"{VALUES} io.layout io.read",
     "io.joined": f"{VALUES} io.field io.read",
     "io.lying": f"{VALUES} io.crops io.joined io.field io.layout io.ragged io.read io.unequal io.windows",
-    "io.constants": f"{VALUES} io.field io.layout io.read",
+    "io.constants": f"{VALUES} io.field io.layout io.ragged io.read",
+    "io.in_groups": f"{VALUES} io.field io.layout io.lying io.ragged io.unequal io.windows",
     "io.locate": f"{VALUES} io.lying io.ragged",
     "io.exchange": f"{VALUES} io.machine io.ranks io.read",
     "io.compress": f"{VALUES} io.layout io.read io.libhdf5 io.machine io.ranks",
@@ -74,7 +76,8 @@ MAY_IMPORT = {
     "torch.reading": f"{VALUES} {IO} torch.batch torch.ragged",
     "torch.dataset": f"{VALUES} {IO} torch.batch torch.kinds torch.one_by_one torch.reading",
     "torch.source": f"{VALUES} {IO} torch.dataset torch.batch torch.ragged",
-    "serve": f"{VALUES} io.exchange io.layout io.machine io.ragged io.ranks io.read io.serve io.unequal planner",
+    "serve": f"{VALUES} io.exchange io.in_groups io.layout io.machine io.ragged io.ranks io.read io.serve io.unequal "
+    "planner",
     "torch.buffer": f"{VALUES} {IO} planner serve torch.batch torch.dataset torch.monitor torch.order torch.ragged "
     "torch.reading torch.source",
     "gpu.kernels": VALUES,

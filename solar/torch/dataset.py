@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch.utils.data
@@ -15,13 +15,14 @@ import torch.utils.data
 from solar.boxes import Boxes
 from solar.errors import LayoutError, PlanError
 from solar.extents import Extents
+from solar.io.constants import check_beside
 from solar.io.crops import Crops
 from solar.io.field import Field
 from solar.io.layout.hdf5 import Samples
 from solar.io.layout.index import Folder
 from solar.io.layout.paths import Paths
 from solar.io.libhdf5.mpio import By
-from solar.io.locate import Lines, lines_of
+from solar.io.locate import SampleRows, lines_of
 from solar.io.lying import Lying, Where, left_by, shape_of
 from solar.io.machine.identity import check_unchanged
 from solar.io.ragged import Columns
@@ -39,6 +40,14 @@ from solar.torch.reading import Read, reading_of
 from solar.values import Layout
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Location(NamedTuple):
+    """Where a sample lies, or several: file, row, and group."""
+
+    file: Any
+    row: Any
+    group: Any
 
 
 class H5Dataset(torch.utils.data.Dataset[Any]):
@@ -104,15 +113,18 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
             raise TypeError("fields: name the datasets a sample is made of")
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable with a sample, not {type(transform).__name__}")
-        self.constants = constants_of(path, fields, cache)
-        if self.constants is not None:
-            fields = without_constants(fields)
+        check_beside(leaves(fields))
+        every, fields = fields, without_constants(fields)
         with awaited(f"opening {Path(path).name}" if isinstance(path, str | os.PathLike) else "opening files"):
             self.layouts, own = lying(path, fields, samples, reader, cache, together)
         of_field = iter(own)
         self.extents = mapped(self.layouts, lambda _: next(of_field))  # None: samples are rows
         self.groups = groups_of(fields, samples)
+        groups = leaves(self.layouts)[0].groups if self.groups is None else None
+        self.constants = constants_of(path, every, groups, cache)
         self.fields = _fields(fields, self.layouts, self.extents)
+        elsewhere = [isinstance(field, Field) and field.file is not None for field in leaves(fields)]
+        self._main = elsewhere.index(False)
         self._by = any(isinstance(field, Field) and field.by is not None for field in leaves(fields))
         self.transform = transform
         self.thread_safe = thread_safe
@@ -198,12 +210,36 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         extents = leaves(self.extents)[0]
         return extents.of(samples).start if isinstance(extents, Extents | Boxes) else samples
 
-    def lines(self, samples: Array) -> Lines:
+    def locate(self, sample: Any) -> Location:
+        """Where a sample lies: its file, its row there, and its group; of an array of samples, arrays of these.
+
+        Of a window the row is that of its place, of a box or a ragged sample its first row. Rows of groups are counted
+        in their group, whose name is empty in other files.
+
+        >>> import h5py, tempfile
+        >>> path = tempfile.mkdtemp() + "/scan.h5"
+        >>> with h5py.File(path, "w") as file:
+        ...     file["x"] = range(10)
+        >>> H5Dataset([path, path], "x").locate(13).row
+        3
+        """
+        samples = self.checked(sample)
+        layout, at = self._first()[0], self.lines(samples)
+        names, parts, rows = layout.groups, at.parts, at.rows
+        if self.groups is not None:  # each is a group
+            parts, rows = samples, np.zeros_like(samples)
+        groups = np.array([names[part] if names is not None else "" for part in parts.tolist()], object)
+        files = np.array(layout.files, object)[at.files]
+        found = Location(files, rows, groups)
+        return found if np.ndim(sample) else Location(files[0], int(rows[0]), groups[0])
+
+    def lines(self, samples: Array) -> SampleRows:
         """Where these samples lie, counted with those that `where` leaves out; as the first field of these files."""
-        every = zip(leaves(self.layouts), leaves(self.extents), leaves(self.fields), strict=True)
-        layout, own, _ = next((one for one in every if one[2] is None or one[2].file is None), (None,) * 3)
-        assert layout is not None, "not all fields are of other files"
-        return lines_of(layout, own, samples)
+        return lines_of(*self._first(), samples)
+
+    def _first(self) -> tuple[Layout, Lying | Columns]:
+        """The first field that is not of another file, and where its samples lie."""
+        return leaves(self.layouts)[self._main], leaves(self.extents)[self._main]
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The rows that indices mean, counted from 0. IndexError for an index out of range."""
@@ -258,6 +294,7 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         now = {
             "chosen": None,
             "constants": None,
+            "_main": 0,
             "groups": None,
             "epoch": 0,
             "_by": False,
@@ -302,11 +339,11 @@ def beside(datasets: Sequence[H5Dataset], which: Array | None, rows: Array) -> B
     """What a batch of these samples has beside what is read for it; None: nothing."""
     if datasets[0].constants is None:
         return None
-    files = np.empty(len(rows), np.int64)
+    files, parts = np.empty((2, len(rows)), np.int64)
     for number, dataset in enumerate(datasets):
         here = slice(None) if which is None else which == number
-        files[here] = dataset.lines(rows[here]).files
-    return Beside([one.constants for one in datasets if one.constants is not None], which, files)
+        files[here], _, parts[here] = dataset.lines(rows[here])
+    return Beside([one.constants for one in datasets if one.constants is not None], which, files, parts)
 
 
 def alike(one: H5Dataset, other: H5Dataset) -> bool:

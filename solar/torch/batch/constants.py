@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from solar.io.constants import Constant, check_beside, constant_of, is_constant
+from solar.group_names import GroupNames
+from solar.io.constants import Constant, constant_of, is_constant
 from solar.io.layout.index import Folder
 from solar.io.layout.paths import Paths
 from solar.torch.batch.pending import arranged, leaves, mapped
+from solar.torch.batch.ragged import RaggedBatch
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 _READ = -1
@@ -28,25 +30,28 @@ class Constants:
     @property
     def facts(self) -> tuple[Any, ...]:
         """What must be the same of data sets whose samples come in one batch."""
-        forms = [(one.values.dtype, one.values.shape[1:]) for one in self.values]
+        forms = [(one.values.dtype, one.values.shape[1:], one.per_group, one.form) for one in self.values]
         return self.fields, forms, self.structure
 
     @property
     def nbytes(self) -> int:
         """The bytes that they add to a sample."""
-        return sum(one.values[:1].nbytes for one in self.values)
+        return sum(one.values[:1].nbytes if one.first is None else _longest(one) for one in self.values)
 
 
-def constants_of(path: Paths, fields: Any, cache: Folder) -> Constants | None:
+def _longest(constant: Constant) -> int:
+    assert constant.first is not None, "its values are of unequal length"
+    return int(np.diff(constant.first).max(initial=0)) * constant.values[:1].nbytes
+
+
+def constants_of(path: Paths, fields: Any, groups: GroupNames | None, cache: Folder) -> Constants | None:
     """Reads the constants among these fields; None where there are none."""
-    every = leaves(fields)
-    found = [field for field in every if is_constant(field)]
-    check_beside(found, every)
+    found = [field for field in leaves(fields) if is_constant(field)]
     if not found:
         return None
     numbers = iter(range(len(found)))
     structure = mapped(fields, lambda field: next(numbers) if is_constant(field) else _READ)
-    return Constants(found, [constant_of(path, field, cache) for field in found], structure)
+    return Constants(found, [constant_of(path, field, groups, cache) for field in found], structure)
 
 
 def without_constants(fields: Any) -> Any:
@@ -65,6 +70,7 @@ class Beside:
     constants: Sequence[Constants]  # of each H5Dataset
     which: Array | None  # the H5Dataset of each sample; None: there is one
     files: Array  # the file of each sample
+    parts: Array  # and its group
 
     def put(self, parts: Iterable[Any], given: Any) -> Any:
         """Returns the batch of the fields that were read and the constants; `given` makes what the user gets."""
@@ -73,15 +79,33 @@ class Beside:
         merged = (next(read) if number == _READ else given(self._values(number)) for number in numbers)
         return arranged(first.structure, merged)
 
-    def _values(self, number: int) -> np.ndarray[Any, Any]:
-        if self.which is None or len(self.constants) == 1:
-            return self.constants[0].values[number].of(self.files)
-        form = self.constants[0].values[number].values
-        found = np.empty((len(self.files), *form.shape[1:]), form.dtype)
-        for at, own in enumerate(self.constants):
-            here = self.which == at
-            found[here] = own.values[number].of(self.files[here])
+    def _values(self, number: int) -> Any:
+        every = [one.values[number] for one in self.constants]
+        numbers, form = self.parts if every[0].per_group else self.files, every[0].values
+        if self.which is None or len(every) == 1:
+            here: list[Any] = [slice(None)]
+        else:
+            here = [self.which == at for at in range(len(every))]
+        if every[0].first is not None:
+            return self._unequal(every, numbers, here)
+        found = np.empty((len(numbers), *form.shape[1:]), form.dtype)
+        for own, at in zip(every, here, strict=True):
+            found[at] = own.of(numbers[at])
         return found
+
+    def _unequal(self, every: Sequence[Constant], numbers: Array, here: Sequence[Any]) -> RaggedBatch:
+        found = [own.rows_of(numbers[at]) for own, at in zip(every, here, strict=True)]
+        lengths = np.empty(len(numbers), np.int64)
+        for (_, own), at in zip(found, here, strict=True):
+            lengths[at] = own
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        form, values = every[0].form, every[0].values
+        out = np.empty((int(offsets[-1]), *values.shape[1:]), values.dtype)
+        for one, (rows, own), at in zip(every, found, here, strict=True):
+            within = np.arange(len(rows)) - np.repeat(np.cumsum(own) - own, own)
+            out[np.repeat(offsets[:-1][at], own) + within] = one.values[rows]
+        assert form is not None, "it says how their batches come"
+        return RaggedBatch(out, offsets, form)
 
 
 def arranged_with(constants: Constants | None, structure: Any, parts: Iterator[Any]) -> Any:
