@@ -50,6 +50,9 @@ class Ragged:
     another and where each sample begins and ends among them; "padded", zeros behind shorter samples, and a mask that is
     True where there are values. Padded samples are as long as the longest of their batch, or have this `length`.
 
+    In groups ("/mol/*/positions") rows differ in shape from group to group; with `constant` each row of a group has the
+    whole dataset: "/mol/*/numbers".
+
     >>> import h5py, numpy, tempfile
     >>> from solar import DataLoader, H5Dataset, Ragged
     >>> path = tempfile.mkdtemp() + "/hits.h5"

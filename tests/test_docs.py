@@ -181,6 +181,15 @@ def files(tmp_path: Path) -> Path:
     row = np.dtype([("energy", "f8"), ("particle", [("charge", "i1")])])
     for name, datasets in {
         **{f"masked/{n}": {"x": phase[:9, :3], "mask": phase[n, :3] > 0.5, "label": n * 1.5} for n in (1, 2)},
+        "conformers": {
+            f"mol/{name}/{part}": values
+            for name, (n, atoms) in {"CH4": (5, 5), "N2": (1, 2), "O3": (9, 3)}.items()
+            for part, values in {
+                "positions": rng.random((n, atoms, 3)),
+                "energy": rng.random(n),
+                "numbers": np.arange(atoms),
+            }.items()
+        },
         "table": {"df/table": np.array([(0.5, (1,)), (1.5, (-1,))], row)},
         "episodes": episodes,
         "era5/2019": {"t2m": phase[:20]},
