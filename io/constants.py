@@ -24,7 +24,9 @@ from solar.io.ragged import BatchForm, Ragged
 from solar.io.read.reader import Rows
 from solar.values import Layout
 
-READ_AT_ONCE = 64 << 20  # bytes that are read at a time, about, so that equal values of many files take little memory
+CONSTANTS_AT_ONCE = (
+    64 << 20
+)  # bytes that are read at a time, about, so that equal values of many files take little memory
 CONSTANT_NBYTES = 1 << 30  # of the different values of one constant
 
 
@@ -105,7 +107,10 @@ def _read(layout: Layout, field: Any, where: str) -> Constant:
     """Reads all samples of a Layout, some at a time."""
     if layout.sample_nbytes > CONSTANT_NBYTES:
         raise _too_large(where)
-    rows, step = Rows(layout, native_order=True, mapped=False), max(1, READ_AT_ONCE // max(1, layout.sample_nbytes))
+    rows, step = (
+        Rows(layout, native_order=True, mapped=False),
+        max(1, CONSTANTS_AT_ONCE // max(1, layout.sample_nbytes)),
+    )
     found = _Distinct(where)
     for begin in range(0, layout.samples, step):
         numbers = np.arange(begin, min(begin + step, layout.samples))

@@ -59,7 +59,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     rows, with its `axis` samples lie along that. With samples="files" each file is one sample; with "groups", or a
     pattern, "/runs/*", each group. samples=Windows(...) says where windows lie, Crops(...) where boxes are cut out of
     volumes. A name with a star, "/mol/*/energy", means the rows of many groups. A Field with constant=True is what each
-    file, or group, has once. Samples are numpy arrays in the machine's byte order; a dataset with one number per sample gives scalars.
+    file, or group, has once. Samples are numpy arrays in the machine's byte order; a dataset with one number per sample
+    gives scalars.
 
     `transform` is called with each sample before collation: transform(sample), or transform(sample, rng) with a
     numpy.random.Generator that solar's loader seeds by its seed, the epoch and the sample. It runs in `num_workers`
