@@ -12,6 +12,8 @@ import torch
 from buffer_kit import equal
 from everyday_kit import check, check_service
 from kit import settle
+from test_together import case, check_counts, run
+from test_together import check as check_together
 from torch.utils.data import ConcatDataset
 
 from solar import DataLoader, Field, H5Dataset, LayoutError, Ragged, SolarError, Windows, inspect
@@ -271,3 +273,25 @@ def test_a_damaged_conformer_is_named_with_its_group(tmp_path: Path) -> None:
     data = H5Dataset(path, FIELDS)
     with pytest.raises(SolarError, match=r"\(of .*a.h5: /mol/O3/positions, row 3\)"):
         data[16]
+
+
+@pytest.mark.slow(but=["2-1"])
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (2, 2)])
+def test_ranks_that_read_together_share_rows_of_groups(ranks: int, nodes: int, tmp_path: Path) -> None:
+    path, samples = tmp_path / "a.h5", 0
+    with h5py.File(path, "w") as file:
+        for number, (n, atoms) in enumerate([(19, 3), (4, 7), (0, 2), (31, 5), (16, 1)]):
+            numbers = np.arange(samples, samples + n)
+            options = {"chunks": (8, atoms, 3), "maxshape": (None, atoms, 3), "compression": "gzip"} if n else {}
+            values = np.random.default_rng(number).random((n, atoms, 3))
+            file.create_dataset(f"g/m{number}/v", data=values, **options)
+            file[f"g/m{number}/y"] = np.repeat(numbers, 3).reshape(n, 3)
+            samples += n
+    settle(path)
+    given = {"samples": samples, "fields": {"y": "/g/*/y"}, "known": 3}
+    cases = [case([str(path)], **given, tail=tail, buffer=400_000 * ranks) for tail in ("pad", "drop")]
+    more = {"ragged": {"v": "/g/*/v"}, "unequal": "varying"}
+    cases += [case([str(path)], **given, **more, tail=tail, buffer=400_000 * ranks) for tail in ("pad", "exact")]
+    for one, found in zip(cases, run("mpi", ranks, tmp_path, cases, nodes), strict=True):
+        check_together(one, found, torchs=not found[0]["exchange"])
+        check_counts(found)
