@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from solar import _native
 from solar.errors import LayoutError
+from solar.io.column import column_of, dtype_of_column, values_of_column
+from solar.io.converted import Converted, by_native_code, by_numpy, check_out, memory
 from solar.io.given import (
     BFLOAT16,
     Shape,
@@ -30,20 +30,13 @@ from solar.io.given import (
     steps_of,
     text_of,
 )
-from solar.io.layout.packing import Packing, Packings, packings_of
+from solar.io.layout.packing import Packings, packings_of
 from solar.values import Layout
 
-
-class Converted(NamedTuple):
-    """How samples of one shape and dtype are converted, and the result's shape and dtype."""
-
-    shape: Shape
-    dtype: np.dtype[Any]
-    mean: NDArray[Any] | None  # of that dtype; of float32 for bfloat16
-    std: NDArray[Any] | None
-    unpacks: bool
-    cast: bool  # cast, unpacked or normalised: values change, not only places
-    native: bool
+OPTIONS = (
+    *("steps", "axis", "file", "by", "column", "constant", "attribute"),
+    *("select", "axes", "dtype", "mean", "std", "cf", "missing"),
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -72,6 +65,12 @@ class Field:
     along several: of axis=(0, 1), samples are `data[i, j]`, j running first. `steps` beside it are counted along the
     last of these, one after another: axis=(0, 1), steps=range(4) is `data[i, j : j + 4]`.
 
+    With `column` x is one column of a compound table: `data[i]["energy"]` with column="energy". A dot leads to a column
+    within a column: "particle.energy".
+
+    With constant=True it is no dataset of rows: each sample has the whole dataset of its file, which is read once. With
+    `attribute`, it has this attribute of the dataset or group.
+
     With `file` the dataset is one of another file, or of other files, row for row: Field("label", file="labels.h5").
     With `by`, a dataset of keys that both have, its rows come in the order in which these say: by="id".
 
@@ -94,6 +93,9 @@ class Field:
     steps: tuple[int, ...] | None  # rows of a window, counted from its place
     axis: int | tuple[int, ...] | None  # that samples lie along, as it was given
     file: Any  # where it is; None: where the others are
+    column: str | None  # of a compound table; None: all of the row
+    constant: bool  # each file has it once
+    attribute: str | None  # of the dataset or group, which is meant in its place
     by: str | None  # the keys that join its rows to those of the others; None: their numbers do
     select: tuple[slice, ...] | None
     axes: tuple[int, ...] | None
@@ -111,6 +113,9 @@ class Field:
         axis: int | Sequence[int] | None = None,
         file: Any = None,
         by: str | None = None,
+        column: str | None = None,
+        constant: bool = False,
+        attribute: str | None = None,
         select: slice | Sequence[slice] | None = None,
         axes: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
@@ -127,6 +132,9 @@ class Field:
             "axis": None if axis is None else axis_of(axis),
             "file": None if file is None else file_of(file),
             "by": by,
+            "column": None if column is None else column_of(column),
+            "constant": bool(constant) or attribute is not None,
+            "attribute": attribute,
             "select": None if select is None else slices_of(select),
             "axes": None if axes is None else permutation_of(axes),
             "dtype": None if dtype is None else plain_of(dtype_of(dtype)),
@@ -146,6 +154,12 @@ class Field:
             raise TypeError(f"{self}: by is the name of one dataset, which both files have, not {type(by).__name__}")
         if by is not None and (file is None or steps is not None or axis is not None):
             raise ValueError(f"{self}: by names keys by which rows of another file are found; give it beside file")
+        if attribute is not None and (not isinstance(attribute, str) or column is not None or cf):
+            raise TypeError(f"{self}: attribute is the name of one attribute, and neither column nor cf go with it")
+        if self.constant and (steps is not None or axis is not None or by is not None):
+            raise ValueError(f"{self}: a constant is the same for all samples of a file: steps, axis and by are not")
+        if column is not None and cf:
+            raise ValueError(f"{self}: cf=True unpacks whole datasets, not a column; give mean and std instead")
         if missing is not None and not cf:
             raise ValueError(f"{self}: which values are missing is known by cf=True alone; give that as well")
         whole = self.dtype is not None and self.dtype.kind not in "fc" and self.dtype != BFLOAT16
@@ -167,6 +181,8 @@ class Field:
     def shape_of(self, sample_shape: Sequence[int], dtype: DTypeLike) -> tuple[Shape, np.dtype[Any]]:
         """The converted shape and dtype of such samples. ValueError where this Field does not fit them."""
         given = np.dtype(dtype)
+        if self.column is not None:
+            given = dtype_of_column(given, self.column, self.name)
         converted = self._converted((*sample_shape, *given.shape), given.base)
         return converted.shape, converted.dtype
 
@@ -181,15 +197,17 @@ class Field:
         batch = np.asarray(batch)
         if batch.ndim == 0:
             raise ValueError(f"{self}: a batch is samples along axis 0, not a single value")
+        if self.column is not None:
+            batch = values_of_column(batch, self.column, self.name)
         converted = self._converted(batch.shape[1:], batch.dtype)
         if self.cf:
             batch = batch.view(self._packings.kinds[0].seen)
         if out is not None:
-            _check_out(out, (len(batch), *converted.shape), converted.dtype, batch)
-        elif not converted.cast and self.select is None and self.axes is None:
+            check_out(out, (len(batch), *converted.shape), converted.dtype, batch)
+        elif not converted.cast and self.select is None and self.axes is None and self.column is None:
             return batch
         else:
-            out = _memory((len(batch), *converted.shape), converted.dtype)
+            out = memory((len(batch), *converted.shape), converted.dtype)
         view = batch if self.select is None else batch[(slice(None), *self.select)]
         if self.axes is not None:
             view = view.transpose(0, *(1 + axis for axis in self.axes))
@@ -200,7 +218,7 @@ class Field:
         return out
 
     def _make(self, view: NDArray[Any], out: NDArray[Any], converted: Converted, rows: Any) -> None:
-        make = _by_native_code if converted.native else _by_numpy
+        make = by_native_code if converted.native else by_numpy
         if not converted.unpacks:
             return make(view, out, converted, None, None)
         for begin, end, packing in self._packings.runs(rows, len(view)):
@@ -224,7 +242,8 @@ class Field:
 
     def only(self, **options: Any) -> bool:
         """Whether these options are all that it does with a sample, wherever that lies."""
-        return self == Field(self.name, steps=self.steps, axis=self.axis, file=self.file, by=self.by, **options)
+        lies = {"steps": self.steps, "axis": self.axis, "file": self.file, "by": self.by, "constant": self.constant}
+        return self == Field(self.name, **lies, **options)
 
     @property
     def _normalises(self) -> bool:
@@ -284,7 +303,8 @@ class Field:
             return target
         if dtype.kind == "V":
             raise ValueError(
-                f"{self.name} is of dtype {dtype}, which cannot be cast to {name_of(target)}; leave dtype away"
+                f"{self.name} is of dtype {dtype}, which cannot be cast to {name_of(target)}; leave dtype away, or "
+                "name one of its columns: column="
             )
         if dtype.kind == "c" and target.kind != "c":
             raise ValueError(
@@ -328,12 +348,11 @@ class Field:
         forms = tuple(None if term is None else (term.shape, term.dtype) for term in (self.mean, self.std))
         dtype = None if self.dtype is None else self.dtype.str  # to numpy float64 equals None
         lies = self.name, self.steps, self.axis, self.file, self.by
-        return *lies, cuts, self.axes, dtype, forms, self.cf, self.missing
+        return *lies, self.column, self.constant, self.attribute, cuts, self.axes, dtype, forms, self.cf, self.missing
 
     @property
     def _options(self) -> dict[str, Any]:
-        keys = ("steps", "axis", "file", "by", "select", "axes", "dtype", "mean", "std", "cf", "missing")
-        options = {key: getattr(self, key) for key in keys}
+        options = {key: getattr(self, key) for key in OPTIONS if key != "constant" or self.attribute is None}
         return {key: value for key, value in options.items() if value is not None and value is not False}
 
     def __repr__(self) -> str:
@@ -342,55 +361,3 @@ class Field:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Field, self.name, **self._options), ()
-
-
-# --- how a batch is converted ----
-
-
-def _memory(shape: Shape, dtype: np.dtype[Any]) -> NDArray[Any]:
-    nbytes = math.prod(shape) * dtype.itemsize
-    if dtype.hasobject or nbytes == 0:
-        return np.empty(shape, dtype)
-    return np.ndarray(shape, dtype, _native.take(nbytes))
-
-
-def _check_out(out: NDArray[Any], shape: Shape, dtype: np.dtype[Any], batch: NDArray[Any]) -> None:
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a numpy array, not {type(out).__name__}")
-    if (out.shape, out.dtype) != (shape, dtype):
-        raise ValueError(f"out must be of shape {shape} and {dtype}; it is of shape {out.shape} and {out.dtype}")
-    if not out.flags.carray:
-        raise ValueError("out must be contiguous in C order, aligned and writeable")
-    if np.may_share_memory(out, batch):
-        raise ValueError("out must not share memory with the batch")
-
-
-def _by_native_code(
-    view: NDArray[Any], out: NDArray[Any], converted: Converted, packing: Packing | None, instead: float | None
-) -> None:
-    if converted.cast:
-        told = None if packing is None else packing.told(instead)
-        _native.convert(view, out, converted.mean, converted.std, told)
-    else:  # whatever they mean, they are only bytes here
-        item = f"V{converted.dtype.itemsize}"
-        _native.convert(view.view(item), out.view(item))
-
-
-def _by_numpy(
-    view: NDArray[Any], out: NDArray[Any], converted: Converted, packing: Packing | None, instead: float | None
-) -> None:
-    with np.errstate(all="ignore"):
-        if packing is not None:  # which only native code does
-            unpacked = np.empty(view.shape, packing.work)
-            _native.convert(view, unpacked, packing=packing.told(None))
-            view = unpacked
-        if out.dtype == BFLOAT16:
-            _native.convert(view.astype(np.float32), out, converted.mean, converted.std)
-            return
-        np.copyto(out, view, casting="unsafe")
-        if converted.mean is not None:
-            np.subtract(out, converted.mean, out=out)
-        if converted.std is not None:
-            np.divide(out, converted.std, out=out)
-        if instead is not None:
-            np.copyto(out, instead, where=np.isnan(out))

@@ -50,6 +50,9 @@ class Ragged:
     another and where each sample begins and ends among them; "padded", zeros behind shorter samples, and a mask that is
     True where there are values. Padded samples are as long as the longest of their batch, or have this `length`.
 
+    In groups ("/mol/*/positions") rows differ in shape from group to group; with `constant` each row of a group has the
+    whole dataset: "/mol/*/numbers".
+
     >>> import h5py, numpy, tempfile
     >>> from solar import DataLoader, H5Dataset, Ragged
     >>> path = tempfile.mkdtemp() + "/hits.h5"
@@ -70,12 +73,15 @@ class Ragged:
     ids: str | None = None
     batch: Literal["jagged", "flat", "padded"] = "jagged"
     length: int | None = None
+    constant: bool = False
 
     def __post_init__(self) -> None:
         told = {word: getattr(self, word) for word in RAGGED_BY if getattr(self, word) is not None}
         for word, name in {"name": self.name, **told}.items():
             if not isinstance(name, str):
                 raise TypeError(f"{word} is the name of a dataset, not {type(name).__name__}")
+        if told and self.constant:
+            raise ValueError(f"{self.name}: a constant is the whole dataset of a group; leave {', '.join(told)} away")
         if len(told) > 1:
             raise ValueError(f"{' and '.join(told)}: one dataset tells where samples end; give one of them")
         if self.batch not in BATCHES:
@@ -161,7 +167,7 @@ class Columns:
         """The Layout as if each sample were a row: in which file it is."""
         own = self.layouts[0]
         files = np.arange(len(own.dataset_first))
-        in_files = np.searchsorted(own.part_file, files)  # where each sample is a part
+        in_files = self.first[np.searchsorted(own.part_file, files)]  # where samples lie in groups
         return replace(own, shape=(len(self), *own.shape[1:]), part_first=self.first, dataset_first=in_files)
 
     @cached_property
@@ -183,9 +189,10 @@ class Columns:
         part = int(np.searchsorted(self.first, sample, side="right")) - 1
         if not own.spread:
             return f"{own.paths[part]}: {self.given.name}, sample {sample - int(self.first[part])}"
-        file = int(own.part_file[part])  # of which each sample is a part
+        file = int(own.part_file[part])
         if self.groups is not None:
-            return f"{own.paths[file]}: {self.groups[sample]}/{self.given.name}"
+            row = "" if len(self) == len(self.groups) else f", row {sample - int(self.first[part])}"
+            return f"{own.paths[file]}: {self.groups[part]}/{self.given.name.rpartition('*/')[2]}{row}"
         return f"{own.paths[file]}: {self.given.name}, sample {sample - int(np.searchsorted(own.part_file, file))}"
 
 

@@ -105,6 +105,8 @@ def _refuse(layout: Layout, parts: Stretches, reach: tuple[int, int]) -> None:
 
 
 def _parts(path: Paths, layout: Layout, given: Windows, cache: Folder, together: bool) -> Stretches:
+    if layout.groups is not None:
+        return Stretches(layout.part_first[:-1], layout.part_first[1:], "groups")
     begins, ends = layout.first_of_files[:-1], layout.first_of_files[1:]
     word = next((word for word in TOLD_BY if getattr(given, word) is not None), None)
     if word is None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from solar.errors import LayoutError, PlanError
 from solar.extents import Extents, Listing
+from solar.group_names import GroupNames
 
 BATCHES_AHEAD, BATCHES_AHEAD_FROM_AFAR = 4, 64  # that are read before they are asked for, where nobody says how many
 READERS = ("direct", "h5py", "mpio", "mpio-collective", "none")
@@ -124,6 +125,7 @@ class Layout:
     # Of datasets whose rows are those of others: which of `paths` each is in itself, and its first sample. Else empty.
     dataset_file: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     dataset_first: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    groups: GroupNames | None = None  # whose datasets its parts are, or, where groups are samples, its samples
     # Not in the digest, for copies on other machines have others. Empty: not known.
     file_inode: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     file_ctime_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))

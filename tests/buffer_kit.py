@@ -165,7 +165,7 @@ def equal(ours: Any, theirs: Any) -> bool:
         return isinstance(ours, torch.Tensor) and ours.dtype == theirs.dtype and torch.equal(ours, theirs)
     if isinstance(theirs, dict):
         return ours.keys() == theirs.keys() and all(equal(ours[key], theirs[key]) for key in theirs)
-    if isinstance(theirs, list):
+    if isinstance(theirs, (list, tuple)):
         return len(ours) == len(theirs) and all(map(equal, ours, theirs))
     return bool(ours == theirs)
 

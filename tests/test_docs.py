@@ -161,7 +161,7 @@ def test_python_in_a_page_compiles(page: Path) -> None:
 def files(tmp_path: Path) -> Path:
     """A folder with the files that the pages speak of."""
     rng = np.random.default_rng(3)
-    for folder in ("runs", "cosmo", "era5", "cases", "strain"):
+    for folder in ("runs", "cosmo", "era5", "cases", "strain", "masked"):
         (tmp_path / folder).mkdir()
     counts, phase = rng.integers(0, 50, (100, 12, 12)).astype("u2"), rng.random((100, 4, 4)).astype("f4")
     scan = {"counts": counts, "truth/phase": phase, "label": np.arange(100)}
@@ -178,7 +178,19 @@ def files(tmp_path: Path) -> Path:
     flow = rng.random((2, 9, 4, 4)).astype("f4")
     demo = {"obs/eye": counts[:8], "actions": phase[:8]}
     atoms = {"positions": phase[:9, 0, :3], "numbers": np.arange(9), "n_atoms": [2, 3, 0, 4], "energy": phase[:4, 0, 0]}
+    row = np.dtype([("energy", "f8"), ("particle", [("charge", "i1")])])
     for name, datasets in {
+        **{f"masked/{n}": {"x": phase[:9, :3], "mask": phase[n, :3] > 0.5, "label": n * 1.5} for n in (1, 2)},
+        "conformers": {
+            f"mol/{name}/{part}": values
+            for name, (n, atoms) in {"CH4": (5, 5), "N2": (1, 2), "O3": (9, 3)}.items()
+            for part, values in {
+                "positions": rng.random((n, atoms, 3)),
+                "energy": rng.random(n),
+                "numbers": np.arange(atoms),
+            }.items()
+        },
+        "table": {"df/table": np.array([(0.5, (1,)), (1.5, (-1,))], row)},
         "episodes": episodes,
         "era5/2019": {"t2m": phase[:20]},
         "era5/2020": {"t2m": phase[20:50]},
@@ -207,6 +219,10 @@ def files(tmp_path: Path) -> Path:
             for dataset, values in datasets.items():
                 file[dataset] = values
         settle(tmp_path / f"{name}.h5")
+    for n in (1, 2):
+        with h5py.File(tmp_path / f"masked/{n}.h5", "r+") as file:
+            file.create_group("detector").attrs["gain"] = n * 0.5
+        settle(tmp_path / f"masked/{n}.h5")
     with h5py.File(tmp_path / "cells.h5", "r+") as file:
         file["X"].attrs.update({"encoding-type": "csr_matrix", "shape": [3, 3]})
     suffixes = {"cells": "h5ad", "era5/2019": "nc", "era5/2020": "nc", "flow": "hdf5", "demos": "hdf5"}

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-VALUES = "errors values extents blocks boxes _native"
-IO = (
-    "io.far io.field io.ragged io.unequal io.varying io.windows io.crops io.joined io.lying io.given io.layout io.read "
-)
+VALUES = "errors values extents group_names blocks boxes _native"
+IO = "io.constants io.in_groups io.locate io.far "
+IO += "io.field io.ragged io.unequal io.varying io.windows io.crops io.joined io.lying io.given io.layout io.read "
 IO += "io.read io.libhdf5 io.ranks io.exchange io.workers io.machine io.serve"
 
 # shelf: what it may import of solar. A shelf is a folder, or a file that lies in none.
 MAY_IMPORT = {
     "errors": "",
-    "values": "errors extents",
+    "group_names": "",
+    "values": "errors extents group_names",
     "extents": "_native",
     "blocks": "extents values",
     "boxes": "extents",
@@ -36,7 +36,9 @@ MAY_IMPORT = {
     "io.ranks": f"{VALUES} io.machine",
     "io.layout": f"{VALUES} io.far io.machine io.ranks io.libhdf5",
     "io.given": "",
-    "io.field": f"{VALUES} io.given io.layout",
+    "io.column": "",
+    "io.converted": "_native io.given io.layout",
+    "io.field": f"{VALUES} io.column io.converted io.given io.layout",
     "io.read": f"{VALUES} io.far io.field io.layout io.libhdf5 io.machine",
     "io.windows": f"{VALUES} io.layout io.read",
     "io.ragged": f"{VALUES} io.layout io.varying io.windows",
@@ -45,6 +47,9 @@ MAY_IMPORT = {
     "io.crops": f"{VALUES} io.layout io.read",
     "io.joined": f"{VALUES} io.field io.read",
     "io.lying": f"{VALUES} io.crops io.joined io.field io.layout io.ragged io.read io.unequal io.windows",
+    "io.constants": f"{VALUES} io.field io.layout io.ragged io.read",
+    "io.in_groups": f"{VALUES} io.field io.layout io.lying io.ragged io.unequal io.windows",
+    "io.locate": f"{VALUES} io.lying io.ragged",
     "io.exchange": f"{VALUES} io.machine io.ranks io.read",
     "io.compress": f"{VALUES} io.layout io.read io.libhdf5 io.machine io.ranks",
     "io.plain": "values io.far io.libhdf5",
@@ -68,11 +73,13 @@ MAY_IMPORT = {
     "torch.metrics": "io.ranks torch.monitor",
     "torch.ragged": f"{VALUES} {IO} torch.batch",
     "torch.kinds": f"{VALUES} {IO} torch.batch",
-    "torch.dataset": f"{VALUES} {IO} torch.batch torch.kinds torch.one_by_one torch.ragged",
+    "torch.reading": f"{VALUES} {IO} torch.batch torch.ragged",
+    "torch.dataset": f"{VALUES} {IO} torch.batch torch.kinds torch.one_by_one torch.reading",
     "torch.source": f"{VALUES} {IO} torch.dataset torch.batch torch.ragged",
-    "serve": f"{VALUES} io.exchange io.layout io.machine io.ragged io.ranks io.read io.serve io.unequal planner",
+    "serve": f"{VALUES} io.exchange io.in_groups io.layout io.machine io.ragged io.ranks io.read io.serve io.unequal "
+    "planner",
     "torch.buffer": f"{VALUES} {IO} planner serve torch.batch torch.dataset torch.monitor torch.order torch.ragged "
-    "torch.source",
+    "torch.reading torch.source",
     "gpu.kernels": VALUES,
     "gpu": f"{VALUES} {IO} gpu.kernels torch.batch torch.buffer torch.dataset torch.monitor torch.source",
     "torch.epoch": f"{VALUES} {IO} gpu torch.batch torch.buffer torch.order torch.samplers torch.source",

@@ -12,7 +12,7 @@ import os
 import time
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError
+from solar.group_names import GroupNames as GroupNames
+from solar.io.layout.being_written import naming_writers
 from solar.io.layout.extents import running
 from solar.io.layout.forms import dtype_of, reason_of
 from solar.io.layout.index import SETTLED_NS, Folder, default_folder, keep, kept_file, quietly
@@ -35,21 +37,6 @@ COLUMN = ("kind", "shape", "first", "chunk_index", "offset", "nbytes", "mask")
 
 Identity = tuple[int, int, int, int]
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class GroupNames:
-    """The names of many groups, one after another, without an object for each."""
-
-    text: bytes
-    begins: NDArray[np.uint64]
-
-    def __len__(self) -> int:
-        return len(self.begins) - 1
-
-    def __getitem__(self, number: int) -> str:
-        begin, end = self.begins[number : number + 2].tolist()
-        return self.text[begin:end].decode(errors="surrogateescape")
 
 
 class Column(NamedTuple):
@@ -91,25 +78,30 @@ def grouped(
     files = files_of(path)
     tables: list[GroupTable] = []
     with awaited("looking for groups", lambda: len(tables), len(files), "files"):
-        tables += (_table(file, pattern, list(wanted), cache) for file in files)
+        tables += (table_of(file, pattern, list(wanted), cache) for file in files)
     for file, table in zip(files, tables, strict=True):
         if not len(table.names):
             where = f"whose names fit {pattern!r}" if pattern else "that have " + ", ".join(wanted)
             raise LayoutError(f"{file}: there are no groups {where}; `solar inspect` lists what there is")
     fields = [
-        _field(files, [table.identity for table in tables], pattern, name, columns, wants_rows)
+        field_of(files, [table.identity for table in tables], pattern, name, columns, wants_rows)
         for name, wants_rows, *columns in zip(wanted, ragged, *(table.columns for table in tables), strict=True)
     ]
+    names = names_of(tables)
+    return [own._replace(layout=replace(own.layout, groups=names)) for own in fields], names
+
+
+def names_of(tables: Sequence[GroupTable]) -> GroupNames:
     begins = [table.names.begins for table in tables]
     behind = running([len(table.names.text) for table in tables]).astype(np.uint64)
     whole = [one[:-1] + at for one, at in zip(begins, behind[:-1], strict=True)]
-    return fields, GroupNames(b"".join(table.names.text for table in tables), np.concatenate((*whole, behind[-1:])))
+    return GroupNames(b"".join(table.names.text for table in tables), np.concatenate((*whole, behind[-1:])))
 
 
 # --- a dataset of all groups as a Layout ----
 
 
-def _field(
+def field_of(
     files: list[str], identities: list[Identity], pattern: str, name: str, columns: list[Column], wants_rows: bool
 ) -> GroupField:
     dtype = _dtype(files, columns)
@@ -261,11 +253,12 @@ def _as_rows(files: list[str], name: str, columns: list[Column], shapes: Array) 
 # --- from the file, or from the cache ----
 
 
-def _table(file: str, pattern: str, wanted: list[str], cache: Folder) -> GroupTable:
+def table_of(file: str, pattern: str, wanted: list[str], cache: Folder) -> GroupTable:
     kept = _place(file, pattern, wanted, cache)
     if kept is not None and (found := quietly(lambda: _loaded(kept))) is not None:
         return found
-    text, begins, columns, identity = _native.read_groups(file, pattern, wanted)
+    with naming_writers([file]):
+        text, begins, columns, identity = _native.read_groups(file, pattern, wanted)
     made = [
         Column(kinds, kind, shape.reshape(len(begins) - 1, rank), first, index, offset, nbytes, mask)
         for kinds, kind, rank, shape, first, index, offset, nbytes, mask in columns

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from solar import _native
 from solar.errors import LayoutError, SolarError
+from solar.io.layout.being_written import naming_writers
 from solar.io.layout.extents import chunk_arrays, running
 from solar.io.layout.forms import dtype_of, forms_of
 from solar.io.layout.found import check_group
+from solar.io.layout.group_rows import alike_rows, is_pattern
 from solar.io.layout.index import Folder
 from solar.io.layout.metadata import read_together
 from solar.io.layout.nearest import hint, listed, nearest
@@ -66,7 +68,7 @@ def inspect(
     `path`: a file, a list of files, a directory (its HDF5 files) or a glob pattern. Files of the last two are sorted by
     the bytes of their paths. Several files make one data set, one after another.
     `field`: a name, or names in a tuple, list or dict (also nested), which make up one sample together. The Layouts are
-    returned in the same structure.
+    returned in the same structure. A name with stars, "/mol/*/energy", means the rows of many groups, in order.
     `samples`: "rows", a sample is an index along axis 0; "files", a sample is the whole dataset of one file.
     `cache`: the folder for the chunk tables of large datasets; "auto" for the user's, None for none.
     `together`: all ranks of MPI or torch.distributed call this with the same arguments. Rank 0 reads the metadata and
@@ -87,9 +89,13 @@ def inspect(
         _structured(field, names.append)
 
     def read() -> list[Layout]:
-        return _read(files_of(path), names, samples, cache)
+        files = files_of(path)
+        with naming_writers(files):
+            return _read(files, names, samples, cache)
 
     these = peers() if together else None
+    if these is not None and names is not None and any("*" in name for name in names):
+        raise LayoutError("together=True: names with stars are looked for by each rank: leave together= out")
     layouts = read() if these is None else read_together(these, *_asked(path, names, samples), read)
     if names is None:
         return {layout.name: layout for layout in layouts}
@@ -132,7 +138,8 @@ def survey(files: list[str], *, samples: Samples = "rows", cache: Folder = "auto
 
     A dataset that cannot be read is there too, with reader "none" and the reason.
     """
-    first = _native.read_metadata(files[0], most=MOST_SURVEYED)
+    with naming_writers(files):
+        first = _native.read_metadata(files[0], most=MOST_SURVEYED)
     datasets = first["datasets"] + first["linked"]
     if first["linked"]:
         datasets.sort(key=lambda dataset: [os.fsencode(part) for part in dataset["name"].split("/")])
@@ -163,6 +170,10 @@ def _structured(field: Any, one: Callable[[str], Any]) -> Any:
 
 
 def _inspect_one(files: list[str], name: str, per_file: bool, cache: Folder) -> Layout:
+    if is_pattern(files[0], name):
+        if per_file:
+            raise LayoutError(f'{name}: stars mean rows of many groups; with samples="files" name a dataset')
+        return alike_rows(files, name, cache)
     try:
         if len(files) == 1:
             found = [_native.read_metadata(files[0], name)]

@@ -40,8 +40,6 @@ def hint(name: str, shapes: Mapping[str, Sequence[int]], file: str) -> str:
 
     `shapes` of the datasets of `file`, by their names.
     """
-    if "*" in name:
-        return 'names of fields have no pattern; where each group is a sample, say samples="/group/*", and its datasets'
     found = nearest(name, shapes)
     return f"did you mean {' or '.join(found)}?" if found else listed(shapes, file)
 

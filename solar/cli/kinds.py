@@ -25,6 +25,7 @@ from solar.errors import PlanError
 from solar.extents import Extents
 from solar.io.crops import Crops
 from solar.io.field import Field
+from solar.io.in_groups import in_groups, lying_in_groups
 from solar.io.layout.blocks import in_blocks
 from solar.io.layout.groups import GroupNames, grouped
 from solar.io.layout.hdf5 import inspect
@@ -254,7 +255,14 @@ def lying(arguments: argparse.Namespace, layouts: dict[str, Layout]) -> tuple[di
     if unequal(arguments):
         given, groups = _of_unequal_length(arguments), arguments.groups
         of = [*given.values()]
-        found, columns = of_groups(arguments.file, of, _of_groups(groups)) if groups else of_rows(arguments.file, of)
+        found: Sequence[Layout]
+        columns: Sequence[Any]
+        if groups:
+            found, columns = of_groups(arguments.file, of, _of_groups(groups))
+        elif in_groups(arguments.file, of):
+            found, columns = lying_in_groups(arguments.file, of, "rows", "auto")
+        else:
+            found, columns = of_rows(arguments.file, of)
         return dict(zip(given, found, strict=True)), dict(zip(given, columns, strict=True))
     every = [_field(arguments, name) for name in layouts]
     fields: list[Field | None] = [one if isinstance(one, Field) else None for one in every]

@@ -25,6 +25,7 @@ from solar.io.field import Field
 from solar.io.machine import available as machine
 from solar.io.ragged import Columns
 from solar.io.read.encoded import Encoded, encoded
+from solar.torch.batch.constants import arranged_with
 from solar.torch.batch.make import BatchMaker
 from solar.torch.batch.pending import leaves, mapped
 from solar.torch.buffer.budget import Size, in_bytes
@@ -188,8 +189,7 @@ class OnDevice:
                 for finish, ours in zip(finishes, layouts, strict=True)
             ]
         made = [_view(one, [each[k] for each in layouts], left) for k, one in enumerate(datasets)]
-        waiting = iter(finishes)
-        return made, mapped(datasets[0].layouts, lambda _: next(waiting))
+        return made, arranged_with(datasets[0].constants, datasets[0].layouts, iter(finishes))
 
     def _seen(self, field: Field | None, layouts: list[Layout], device: torch.device, batched: bool) -> _Seen:
         """How one field is read for the device, and finished there."""

@@ -14,8 +14,9 @@ from solar.gpu.cache import DeviceCache, Slots
 from solar.gpu.finish import as_signed
 from solar.gpu.parts import walked
 from solar.torch.batch.coming import Coming
+from solar.torch.batch.constants import Beside
 from solar.torch.batch.pending import TENSOR_KINDS, PendingBatch, PendingField, leaves
-from solar.torch.dataset import H5Dataset, start_together
+from solar.torch.dataset import H5Dataset, beside, start_together
 from solar.torch.source import Array, SampleSource
 from solar.values import Layout
 
@@ -23,8 +24,10 @@ from solar.values import Layout
 class MissingBatch(PendingBatch):
     """A batch that is being read; its fields of numbers have only the samples that are not on the device."""
 
-    def __init__(self, structure: Any, fields: list[PendingField], slots: Slots) -> None:
-        super().__init__(structure, fields)
+    def __init__(
+        self, structure: Any, fields: list[PendingField], slots: Slots, constants: Beside | None = None
+    ) -> None:
+        super().__init__(structure, fields, constants)
         self.slots = slots  # of all its samples
 
 
@@ -51,7 +54,7 @@ class ResidentSource(SampleSource):
         others = _fields(self.parts.others, which, rows)
         layouts = self.first.layouts
         fields = [next(numbers if stays(layout) else others) for layout in leaves(layouts)]
-        return MissingBatch(layouts, fields, slots), names
+        return MissingBatch(layouts, fields, slots, beside(self.datasets, which, rows)), names
 
 
 def parted(datasets: Sequence[H5Dataset]) -> Parts:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from solar.blocks import refused
 from solar.errors import SolarError
 from solar.extents import Extents
+from solar.io.in_groups import in_groups, lying_in_groups
 from solar.io.layout.blocks import blocks_of
 from solar.io.layout.hdf5 import inspect
 from solar.io.machine import profile
@@ -210,7 +211,13 @@ def _layout(files: Any, told: dict[str, Any]) -> Layout:
     if [type(one) for one in how] != [str, str, int] or how[0] not in ("matrix", "", *RAGGED_BY):
         raise Fault("a piece that is held as nothing is")
     word, other, part = how
-    columns = columns_of(files, CSR(name) if word == "matrix" else Ragged(name, **({word: other} if word else {})))
+    columns: Any = None
+    if not word and in_groups(files, [name]):
+        columns = lying_in_groups(files, [name], "rows", "auto")[1][0]
+        if columns is None:
+            raise Fault("rows of groups that are all alike are held as rows")
+    else:
+        columns = columns_of(files, CSR(name) if word == "matrix" else Ragged(name, **({word: other} if word else {})))
     if not 0 <= part < len(columns.layouts):
         raise Fault("a piece of a field that has no such part")
     if why := next(filter(None, map(refused, columns.layouts)), ""):

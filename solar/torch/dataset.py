@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,31 +15,39 @@ import torch.utils.data
 from solar.boxes import Boxes
 from solar.errors import LayoutError, PlanError
 from solar.extents import Extents
+from solar.io.constants import check_beside
 from solar.io.crops import Crops
 from solar.io.field import Field
 from solar.io.layout.hdf5 import Samples
 from solar.io.layout.index import Folder
 from solar.io.layout.paths import Paths
 from solar.io.libhdf5.mpio import By
-from solar.io.lying import Lying, Where, left_by, rows_of, shape_of
+from solar.io.locate import SampleRows, lines_of
+from solar.io.lying import Lying, Where, left_by, shape_of
 from solar.io.machine.identity import check_unchanged
 from solar.io.ragged import Columns
 from solar.io.ranks.awaited import awaited
-from solar.io.read.as_float import straight
-from solar.io.read.boxed import BoxRows
-from solar.io.read.reader import Pending, Rows, checked_rows
-from solar.io.read.stage import Tier, tier_of
+from solar.io.read.reader import checked_rows
+from solar.io.read.stage import tier_of
 from solar.io.unequal import by_sample
 from solar.io.windows import Windows
-from solar.torch.batch.pending import PendingBatch, PendingField, leaves, mapped
+from solar.torch.batch.constants import Beside, constants_of, without_constants
+from solar.torch.batch.pending import PendingBatch, leaves, mapped
 from solar.torch.batch.transform import Transform, transformed
 from solar.torch.kinds import groups_of, lying
 from solar.torch.one_by_one import one_by_one
-from solar.torch.ragged import RaggedReading
+from solar.torch.reading import Read, reading_of
 from solar.values import Layout
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
-Asked = tuple[Any, Array, "np.ndarray[Any, Any] | None"]  # what reads, samples, their places
+
+
+class Location(NamedTuple):
+    """Where a sample lies, or several: file, row, and group."""
+
+    file: Any
+    row: Any
+    group: Any
 
 
 class H5Dataset(torch.utils.data.Dataset[Any]):
@@ -51,7 +58,9 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     unpacks, slices, transposes, casts or normalises the dataset in native code; with its `steps` it is a window of
     rows, with its `axis` samples lie along that. With samples="files" each file is one sample; with "groups", or a
     pattern, "/runs/*", each group. samples=Windows(...) says where windows lie, Crops(...) where boxes are cut out of
-    volumes. Samples are numpy arrays in the machine's byte order; a dataset with one number per sample gives scalars.
+    volumes. A name with a star, "/mol/*/energy", means the rows of many groups. A Field with constant=True is what each
+    file, or group, has once. Samples are numpy arrays in the machine's byte order; a dataset with one number per sample
+    gives scalars.
 
     `transform` is called with each sample before collation: transform(sample), or transform(sample, rng) with a
     numpy.random.Generator that solar's loader seeds by its seed, the epoch and the sample. It runs in `num_workers`
@@ -106,12 +115,18 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
             raise TypeError("fields: name the datasets a sample is made of")
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable with a sample, not {type(transform).__name__}")
+        check_beside(leaves(fields))
+        every, fields = fields, without_constants(fields)
         with awaited(f"opening {Path(path).name}" if isinstance(path, str | os.PathLike) else "opening files"):
             self.layouts, own = lying(path, fields, samples, reader, cache, together)
         of_field = iter(own)
         self.extents = mapped(self.layouts, lambda _: next(of_field))  # None: samples are rows
         self.groups = groups_of(fields, samples)
+        groups = leaves(self.layouts)[0].groups if self.groups is None else None
+        self.constants = constants_of(path, every, groups, cache)
         self.fields = _fields(fields, self.layouts, self.extents)
+        elsewhere = [isinstance(field, Field) and field.file is not None for field in leaves(fields)]
+        self._main = elsewhere.index(False)
         self._by = any(isinstance(field, Field) and field.by is not None for field in leaves(fields))
         self.transform = transform
         self.thread_safe = thread_safe
@@ -190,12 +205,43 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         fields = []
         for one in self._straight:
             fields += one.started([(one, rows, None)], len(rows))
-        return PendingBatch(self.layouts, self.in_order(fields))
+        return PendingBatch(self.layouts, self.in_order(fields), beside([self], None, rows))
 
     def rows_of(self, samples: Array) -> Array:
         """The row that each of these samples is, or has its place at."""
         extents = leaves(self.extents)[0]
         return extents.of(samples).start if isinstance(extents, Extents | Boxes) else samples
+
+    def locate(self, sample: Any) -> Location:
+        """Where a sample lies: its file, its row there, and its group; of an array of samples, arrays of these.
+
+        Of a window the row is that of its place, of a box or a ragged sample its first row. Rows of groups are counted
+        in their group, whose name is empty in other files.
+
+        >>> import h5py, tempfile
+        >>> path = tempfile.mkdtemp() + "/scan.h5"
+        >>> with h5py.File(path, "w") as file:
+        ...     file["x"] = range(10)
+        >>> H5Dataset([path, path], "x").locate(13).row
+        3
+        """
+        samples = self.checked(sample)
+        layout, at = self._first()[0], self.lines(samples)
+        names, parts, rows = layout.groups, at.parts, at.rows
+        if self.groups is not None:  # each is a group
+            parts, rows = samples, np.zeros_like(samples)
+        groups = np.array([names[part] if names is not None else "" for part in parts.tolist()], object)
+        files = np.array(layout.files, object)[at.files]
+        found = Location(files, rows, groups)
+        return found if np.ndim(sample) else Location(files[0], int(rows[0]), groups[0])
+
+    def lines(self, samples: Array) -> SampleRows:
+        """Where these samples lie, counted with those that `where` leaves out; as the first field of these files."""
+        return lines_of(*self._first(), samples)
+
+    def _first(self) -> tuple[Layout, Lying | Columns]:
+        """The first field that is not of another file, and where its samples lie."""
+        return leaves(self.layouts)[self._main], leaves(self.extents)[self._main]
 
     def checked(self, indices: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The rows that indices mean, counted from 0. IndexError for an index out of range."""
@@ -204,14 +250,18 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
 
     @property
     def reads(self) -> list[Read]:
-        """What is read: a dataset for each field, but one for all windows of the same dataset."""
+        """What is read: a dataset for each field, but one for all windows, or all columns, of the same dataset."""
         found: dict[Any, Read] = {}
-        for number, (layout, own) in enumerate(zip(leaves(self.layouts), leaves(self.extents), strict=True)):
-            key = (layout.paths, layout.name) if isinstance(own, Extents) else number
+        every = zip(leaves(self.layouts), leaves(self.extents), leaves(self.fields), strict=True)
+        for number, (layout, own, field) in enumerate(every):
+            column = own is None and field is not None and field.column is not None
+            key = (layout.paths, layout.name) if isinstance(own, Extents) or column else number
             before = found.get(key)
             if before is not None and isinstance(own, Extents) and isinstance(before.extents, Extents):
                 whole = own.of_fields((*before.extents.fields, *own.fields))
                 found[key] = Read(layout, whole, (*before.fields, number))
+            elif before is not None:
+                found[key] = before._replace(fields=(*before.fields, number))
             else:
                 found[key] = Read(layout, own, (number,))
         return list(found.values())
@@ -221,12 +271,20 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         numbers = [number for read in self.reads for number in read.fields]
         return [field for _, field in sorted(zip(numbers, fields, strict=True), key=itemgetter(0))]
 
+    def by_field(self, values: Sequence[Any]) -> list[Any]:
+        """What a buffer gives for `reads`, one item for each field in its own order; columns share the rows."""
+        given, found = iter(values), list[Any]()
+        for read in self.reads:
+            count = len(read.fields)
+            found += [next(given)] * count if read.rows is None else [next(given) for _ in range(count)]
+        return self.in_order(found)
+
     def opened(self) -> list[Any]:
         """The readers of `reads`, one each. Each process makes its own."""
         if self._process != os.getpid():
             given = leaves(self.fields)
             kept = self._page_cache, self.tier
-            self._opened = [_reading(read, [given[n] for n in read.fields], *kept) for read in self.reads]
+            self._opened = [reading_of(read, [given[n] for n in read.fields], *kept) for read in self.reads]
             self._straight = [leaf.straight(self._page_cache) for leaf in self._opened]
             self._process = os.getpid()
         return self._opened
@@ -237,6 +295,8 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         now = {
             "chosen": None,
+            "constants": None,
+            "_main": 0,
             "groups": None,
             "epoch": 0,
             "_by": False,
@@ -250,63 +310,6 @@ class H5Dataset(torch.utils.data.Dataset[Any]):
         files = first.files[0] if len(first.files) == 1 else f"{len(first.files)} files"
         names = ", ".join(layout.name for layout in (first, *others))
         return f"H5Dataset({len(self)} samples of {names} in {files})"
-
-
-class Read(NamedTuple):
-    """A dataset that is read, and the numbers of the fields that come of it."""
-
-    layout: Layout
-    extents: Lying | Columns
-    fields: tuple[int, ...]
-
-    @property
-    def rows(self) -> Extents | None:
-        """Which rows samples are made of; None where each is one, or of unequal length, or a box."""
-        return self.extents if isinstance(self.extents, Extents) else None
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What reads a dataset, and the Fields that come of it; None: as stored."""
-
-    rows: Rows
-    fields: list[Field | None]
-
-    def straight(self, page_cache: bool | None) -> Reading:
-        """What reads directly as float32, where the one Field asks for nothing else; otherwise this."""
-        if len(self.fields) > 1 or isinstance(self.rows, BoxRows):
-            return self
-        layout, field = straight(self.rows.layout, self.fields[0])
-        if layout is self.rows.layout:
-            return self
-        return Reading(Rows(layout, True, page_cache, extents=self.rows.extents, tier=self.rows.tier), [field])
-
-    def started(self, asked: Sequence[Asked], samples: int) -> list[PendingField]:
-        """Starts reading samples of one data set, or those of several into one batch, of so many."""
-        out = self.rows.room(samples) if len(asked) > 1 else None
-        parts = [reader.rows.start(rows, out, here) for reader, rows, here in asked]
-        places = np.empty(samples, np.int64)
-        for reader, rows, here in asked:
-            places[slice(None) if here is None else here] = reader.rows.rows_of(rows)
-        return self.pending(parts, places)
-
-    def pending(self, parts: list[Pending], places: np.ndarray[Any, Any]) -> list[PendingField]:
-        """The fields of what is read in these parts, of samples with their places at these rows."""
-        if len(self.fields) == 1:
-            return [PendingField(parts, self.fields[0], places)]
-        first = PendingField(parts, self.fields[0], places, lambda values: self.rows.parts(values)[0])
-        return [first, *(self._beside(first, at) for at in range(1, len(self.fields)))]
-
-    def _beside(self, first: PendingField, at: int) -> PendingField:
-        return PendingField([], self.fields[at], first.rows, lambda values: self.rows.parts(values)[at], first)
-
-
-def _reading(
-    read: Read, fields: list[Field | None], page_cache: bool | None, tier: Tier | None
-) -> Reading | RaggedReading:
-    if isinstance(read.extents, Columns):
-        return RaggedReading(read.extents, page_cache, tier)
-    return Reading(rows_of(read.layout, read.extents, page_cache, tier), fields)
 
 
 def start_together(
@@ -331,12 +334,25 @@ def start_together(
     for number, one in enumerate(parts[0][0]):
         asked = [(opened[number], rows[here], here) for opened, here in parts]
         fields += one.started(asked, len(rows))
-    return PendingBatch(datasets[0].layouts, datasets[0].in_order(fields))
+    return PendingBatch(datasets[0].layouts, datasets[0].in_order(fields), beside(datasets, which, rows))
+
+
+def beside(datasets: Sequence[H5Dataset], which: Array | None, rows: Array) -> Beside | None:
+    """What a batch of these samples has beside what is read for it; None: nothing."""
+    if datasets[0].constants is None:
+        return None
+    files, parts = np.empty((2, len(rows)), np.int64)
+    for number, dataset in enumerate(datasets):
+        here = slice(None) if which is None else which == number
+        files[here], _, parts[here] = dataset.lines(rows[here])
+    return Beside([one.constants for one in datasets if one.constants is not None], which, files, parts)
 
 
 def alike(one: H5Dataset, other: H5Dataset) -> bool:
     """Whether samples of both may stand in one batch, made in the same way."""
     if (one.transform, one.thread_safe) != (other.transform, other.thread_safe):
+        return False
+    if (one.constants and one.constants.facts) != (other.constants and other.constants.facts):
         return False
     facts = [mapped(dataset.layouts, lambda layout: (layout.dtype, layout.reader)) for dataset in (one, other)]
     shapes = [list(map(_shape_and_steps, leaves(dataset.layouts), leaves(dataset.extents))) for dataset in (one, other)]

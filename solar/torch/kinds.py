@@ -8,15 +8,17 @@ from typing import Any
 from solar.errors import LayoutError
 from solar.io.crops import Crops
 from solar.io.field import Field
+from solar.io.in_groups import in_groups, lying_in_groups
 from solar.io.layout.hdf5 import Samples, inspect
 from solar.io.layout.index import Folder
 from solar.io.layout.paths import Paths
 from solar.io.libhdf5.mpio import By, by_mpio
 from solar.io.lying import Lying, lying_of
 from solar.io.ragged import CSR, Columns, Ragged
-from solar.io.unequal import Found, name_of, of_groups, of_rows
+from solar.io.unequal import name_of, of_groups, of_rows
 from solar.io.windows import Windows
 from solar.torch.batch.pending import leaves, mapped
+from solar.values import Layout
 
 SAMPLES_MAY_BE = '"rows", "files", "groups", a pattern of groups such as "/runs/*", Windows(...) or Crops(...)'
 Groups = tuple[str, list[str], list[bool]]  # the pattern of their names, what is read of each, and whether as rows
@@ -47,6 +49,12 @@ def lying(
             )
         pattern = "" if samples == "groups" else samples
         return _arranged(fields, of_groups(path, leaves(fields), pattern, cache))
+    if in_groups(path, leaves(fields)):
+        if together or reader != "auto":
+            raise LayoutError(
+                "rows of groups are looked for by each rank, and read natively: leave together= and reader= out"
+            )
+        return _arranged(fields, lying_in_groups(path, leaves(fields), samples, cache))
     given = [field if isinstance(field, Field) else None for field in leaves(fields)]
     look: dict[str, Any] = {"cache": cache, "together": together}
     # Where samples do not lie along the first axis, how long that is need not be the same for all.
@@ -68,7 +76,7 @@ def lying(
     return layouts, columns if unequal else lying_of(path, leaves(layouts), given, samples, look)
 
 
-def _arranged(fields: Any, found: Found) -> tuple[Any, Sequence[Columns | None]]:
+def _arranged(fields: Any, found: tuple[list[Layout], Any]) -> tuple[Any, Any]:
     """The Layouts in the structure of the fields; and of each where its samples lie."""
     layouts = iter(found[0])
     return mapped(fields, lambda _: next(layouts)), found[1]

@@ -94,7 +94,13 @@ Superblock version_2_and_3(Image& image, Fields& fields, Bytes bytes, unsigned v
   block.end = fields.address();
   block.root = fields.address();
   fields.checksum(bytes);
-  if (version == 3 && (flags & 5u) != 0) {
+  if (version == 3 && (flags & 4u) != 0) {
+    refuse(
+        "is being written (SWMR: single writer, multiple readers), or its writer did not close it: a training needs a "
+        "file that stays as it is, so wait until the writer has closed it, or read it with h5py.File(path, swmr=True); "
+        "if no writer is left, run `h5clear -s` on it");
+  }
+  if (version == 3 && (flags & 1u) != 0) {
     refuse("is open for writing, or was not closed by its writer: close it there, or run `h5clear -s` on it");
   }
   return block;

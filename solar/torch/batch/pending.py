@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ import torch
 from solar.io.field import Field
 from solar.io.given import BFLOAT16
 from solar.io.read.reader import Pending
+
+if TYPE_CHECKING:
+    from solar.torch.batch.constants import Beside
 
 TENSOR_KINDS = "biufc"  # what torch makes tensors of; a batch of anything else is a list of its samples
 NBYTES_AHEAD = 1 << 30  # that these take at most, if there is more than one
@@ -50,8 +53,8 @@ class PendingBatch:
 
     weight: float | None = None  # in the step of all ranks, where they have different numbers of samples
 
-    def __init__(self, structure: Any, fields: list[PendingField]) -> None:
-        self._structure = structure
+    def __init__(self, structure: Any, fields: list[PendingField], beside: Beside | None = None) -> None:
+        self._structure, self._beside = structure, beside
         self.fields = fields
         self.nbytes = 0  # of memory that it fills
         self.converts = False  # whether any field is converted
@@ -83,7 +86,8 @@ class PendingBatch:
                 values if one.field is None else one.field.convert(values, rows=one.rows)
                 for one, values in zip(self.fields, arrived, strict=True)
             ]
-        return arranged(self._structure, map(_given, arrived))
+        parts = map(_given, arrived)
+        return arranged(self._structure, parts) if self._beside is None else self._beside.put(parts, _given)
 
 
 def _given(values: Array) -> Any:

@@ -17,15 +17,17 @@ from solar.planner import budget
 from solar.planner.budget import AheadSpec as AheadSpec
 from solar.planner.budget import Needs, SampleBytes, divided
 from solar.planner.pass_uses import PassUses, alone
+from solar.torch.batch.constants import Beside
 from solar.torch.batch.pending import PendingBatch, PendingField, leaves
 from solar.torch.buffer.buffer import Buffered
 from solar.torch.buffer.group import RankGroup, Room
 from solar.torch.buffer.located import Hold, PassPlan, located, rows_of
-from solar.torch.dataset import H5Dataset, Reading
+from solar.torch.dataset import H5Dataset, beside
 from solar.torch.order.passage import EpochPosition
 from solar.torch.order.position import Indices, SamplerState
 from solar.torch.order.stream import Array, Pass, cut_at
 from solar.torch.ragged import InBlocks, most_blocks
+from solar.torch.reading import Reading
 from solar.torch.source import SampleSource
 
 PLANNED_SECONDS = 1.6e-7  # that a use takes of 50 million, on one core: a guess, which is only shown
@@ -201,10 +203,12 @@ class BufferedPass:
         if self._by_row:
             rows = self._beneath.rows_of(which, self._beneath.numbered(which, names, epoch))
             fields = [PendingField([], one.field, rows) for one in self._fields]
+        constants = beside(self._beneath.datasets, which, names)
         if uses.which is not None:
             names = self._beneath.names(uses.which[here], names)
         nbytes = len(names) * self._row_nbytes
-        made = RunBatch(self._beneath.first, fields, nbytes, self._hold.run, self._hold.base + number, len(names), cut)
+        run, at = self._hold.run, self._hold.base + number
+        made = RunBatch(self._beneath.first, fields, nbytes, run, at, len(names), cut, constants)
         made.alone = self._pace.threads == 0
         if self._segment.weights is not None:
             made.weight = float(self._segment.weights[number])
@@ -268,6 +272,8 @@ def needs(beneath: SampleSource, pace: AheadSpec, batch: int, exchange: str = ""
         batch = most_blocks(beneath.datasets, batch)
     else:
         fields = [SampleBytes(one.rows.sample_nbytes, made_nbytes(one)) for one in beneath.first.opened()]
+    if beneath.first.constants is not None:
+        fields.append(SampleBytes(0, beneath.first.constants.nbytes))
     scratch = max(scratch_nbytes(rows.read_as) for rows in rows_of(beneath))
     return budget.needs(fields, pace, batch, scratch=scratch, threads=threads(), exchange=exchange, inbox=inbox)
 
@@ -277,7 +283,7 @@ def made_nbytes(opened: Reading) -> int:
     rows, made = opened.rows, []
     for at, field in enumerate(opened.fields):
         if field is not None:
-            shape, dtype = field.shape_of(rows.shapes[at], rows.dtype)
+            shape, dtype = field.shape_of(rows.shapes[at if rows.extents is not None else 0], rows.dtype)
             made.append(math.prod(shape) * dtype.itemsize)
     kept = rows.sample_nbytes if 0 < len(made) < len(opened.fields) else 0  # for those that stay as they were read
     return sum(made) + kept
@@ -297,8 +303,9 @@ class RunBatch(PendingBatch):
         number: int,
         samples: int,
         cut: InBlocks | None = None,
+        constants: Beside | None = None,
     ) -> None:
-        super().__init__(dataset.layouts, fields)
+        super().__init__(dataset.layouts, fields, constants)
         self.nbytes, self._dataset = nbytes, dataset
         self._cut = cut  # what the samples are to be cut of blocks by
         self._running, self._number, self._samples = running, number, samples
@@ -314,7 +321,7 @@ class RunBatch(PendingBatch):
         if values is None:
             cut, places = self._cut, self._samples if self._cut is None else self._cut.places
             came, counts = self._running.wait(self._number, places, seconds)
-            values = self._dataset.in_order(came if cut is None else cut.fields(came))
+            values = self._dataset.by_field(came if cut is None else cut.fields(came))
             self._counts = {**counts, "made_by_run": 1}
             self._came = values if self.alone else None
         self._running.let_go(self._number)

@@ -19,7 +19,7 @@ from solar.io.read.run import Running
 from solar.torch.batch.collate import Collation
 from solar.torch.batch.coming import Coming, profiling
 from solar.torch.batch.make import BatchMaker, here
-from solar.torch.batch.pending import PendingBatch, PendingField
+from solar.torch.batch.pending import PendingBatch, PendingField, leaves
 from solar.torch.buffer.buffered_pass import BufferedPass
 from solar.torch.order.passage import EpochPosition
 from solar.torch.source import SampleSource
@@ -89,7 +89,10 @@ class ShortWay:
 
 def assembly(beneath: SampleSource, collation: Collation | None) -> Assemble | None:
     """None where it takes more than naming them."""
-    rows, structure = [one.rows for one in beneath.first.opened()], beneath.first.layouts
+    opened, structure = beneath.first.opened(), beneath.first.layouts
+    rows = [one.rows for one in opened]
+    if beneath.first.constants is not None or len(leaves(structure)) > len(rows):
+        return None  # which are put beside what is read; columns of a table share its rows
     if beneath.first.draws or any(one.extents is not None for one in rows):
         return None  # places are of an epoch; and fields that are read together are cut apart
     if collation is None or not all(collation.as_they_are(one.dtype, 1 + len(one.sample_shape)) for one in rows):
