@@ -19,7 +19,15 @@ from solar.io.read.run import Run, Running
 from solar.planner.budget import Budget, Needs, divided
 from solar.planner.packed import encoding_nbytes, packable
 from solar.planner.pass_uses import PassUses
-from solar.planner.planned_passes import Piece, PlannedPasses, goes_on, in_words, planned_together, ways_after
+from solar.planner.planned_passes import (
+    Piece,
+    PlannedPasses,
+    goes_on,
+    in_words,
+    planned_together,
+    tables_of,
+    ways_after,
+)
 from solar.planner.share import wholes
 from solar.planner.sweep import Counts, KeepPolicy, total
 from solar.torch.buffer import budget as sizing
@@ -283,14 +291,16 @@ class Buffered:
     ) -> tuple[PlannedPasses, Budget, Iterator[Callable[[], PassUses]]] | None:
         """The window that begins here, how memory is divided, and what comes after it. Ends a run that cannot go on."""
         segment, beneath = plan.segment, plan.beneath
-        all_, later = wholes([piece.region for piece in self._read(beneath)]), chain([lambda: segment], plan.later())
-        budget = divided(self._chosen or 0, plan.batch, needs, all_)
+        pieces, later = self._read(beneath), chain([lambda: segment], plan.later())
+        all_ = wholes([piece.region for piece in pieces])
+        budget = divided(self._chosen or 0, plan.batch, needs, all_, tables_of(pieces))
         if self._together is not None:
             self._threads = sum(one.threads for one in needs)
         if budget != self._budget:
             if amid:
                 return None
-            self._end()
+            if self.running is not None:  # else what is known of the pieces stays
+                self._end()
         uses = len(segment.planned.rows) * slots_of(beneath)
         makers = list(islice(later, planned_together(uses, first=True)))
         window = apart(lambda stopped: self._planned(makers, beneath, budget, stopped))
