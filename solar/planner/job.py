@@ -16,17 +16,9 @@ from solar.planner import costs
 from solar.planner.budget import AheadSpec, Budget, Needs, SampleBytes, divided, needs
 from solar.planner.course import plan_rows
 from solar.planner.order import ShuffledUses, steps
-from solar.planner.packed import encoding_nbytes, packable
+from solar.planner.packed import encoding_nbytes, packable, tables_of
 from solar.planner.pass_uses import PassUses, SampleUses, alone, in_lockstep, once_a_step
-from solar.planner.planned_passes import (
-    SEGMENTS,
-    Piece,
-    PlannedPasses,
-    goes_on,
-    planned_together,
-    tables_of,
-    ways_after,
-)
+from solar.planner.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, planned_together, ways_after
 from solar.planner.regions import whole
 from solar.planner.served import budget_of_jobs
 from solar.planner.share import wholes

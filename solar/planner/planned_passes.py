@@ -80,11 +80,6 @@ class Piece:
         return (samples, starts) if self.extents is None else (Listing(self.extents, samples), starts * self.slots)
 
 
-def tables_of(pieces: Sequence[Piece]) -> int:
-    """Returns the bytes that a process needs, beside what is kept, to know where samples of unequal length lie."""
-    return sum(piece.tables_nbytes for piece in pieces)
-
-
 def _told(piece: Piece, segment: PassUses, script: Script) -> Told:
     """What a segment is for one part: this rank's samples, if they are boxes, of the blocks of all of its node."""
     if not isinstance(piece.extents, BoxBlocks):

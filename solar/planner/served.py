@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.planner.budget import Budget, Needs, TooSmall, divided
-from solar.planner.packed import encoding_nbytes
+from solar.planner.packed import encoding_nbytes, tables_of
 from solar.planner.pass_uses import SampleUses
-from solar.planner.planned_passes import Piece, tables_of
+from solar.planner.planned_passes import Piece
 from solar.planner.share import wholes
 
 FOR_BATCHES = 8  # batches on their way take one part of so many of the memory, at most

@@ -340,4 +340,3 @@ class Service:
             "node": 0 if self.nodes is None else self.nodes.rank,
             "sent_samples": counts.get("sent_rows", 0), "received_samples": counts.get("received_rows", 0),
         }  # fmt: skip
-

@@ -17,17 +17,9 @@ from typing import Any
 from solar.errors import PlanError, ReadError
 from solar.io.read.run import Run, Running
 from solar.planner.budget import Budget, Needs, divided
-from solar.planner.packed import encoding_nbytes, packable
+from solar.planner.packed import encoding_nbytes, packable, tables_of
 from solar.planner.pass_uses import PassUses
-from solar.planner.planned_passes import (
-    Piece,
-    PlannedPasses,
-    goes_on,
-    in_words,
-    planned_together,
-    tables_of,
-    ways_after,
-)
+from solar.planner.planned_passes import Piece, PlannedPasses, goes_on, in_words, planned_together, ways_after
 from solar.planner.share import wholes
 from solar.planner.sweep import Counts, KeepPolicy, total
 from solar.torch.buffer import budget as sizing
@@ -292,15 +284,14 @@ class Buffered:
         """The window that begins here, how memory is divided, and what comes after it. Ends a run that cannot go on."""
         segment, beneath = plan.segment, plan.beneath
         pieces, later = self._read(beneath), chain([lambda: segment], plan.later())
-        all_ = wholes([piece.region for piece in pieces])
-        budget = divided(self._chosen or 0, plan.batch, needs, all_, tables_of(pieces))
+        every = wholes([piece.region for piece in pieces])
+        budget = divided(self._chosen or 0, plan.batch, needs, every, tables_of(pieces))
         if self._together is not None:
             self._threads = sum(one.threads for one in needs)
-        if budget != self._budget:
+        if budget != self._budget and self.running is not None:
             if amid:
                 return None
-            if self.running is not None:  # else what is known of the pieces stays
-                self._end()
+            self._end()
         uses = len(segment.planned.rows) * slots_of(beneath)
         makers = list(islice(later, planned_together(uses, first=True)))
         window = apart(lambda stopped: self._planned(makers, beneath, budget, stopped))
