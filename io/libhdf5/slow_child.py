@@ -249,7 +249,7 @@ def swapped(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
     """
     held = (dtype.base.metadata or {}).get("vlen")
     for name in dtype.names or ():
-        swapped(values[name], dtype.fields[name][0])
+        swapped(values[name], dtype[name])
     if not isinstance(held, np.dtype):
         return values
     flat = values.reshape(-1)  # a view, or else a copy of a member, whose arrays are swapped in place
