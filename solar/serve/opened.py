@@ -34,7 +34,6 @@ PIECE = {
     "arrays": int,
 }  # fmt: skip
 MOST_PIECES = 64
-MOST_STEPS = 1 << 20  # rows of the windows of all fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +44,6 @@ class SharedData:
     pieces: list[Piece]
     rows: list[Rows]
     told: tuple[Any, list[NDArray[Any]]]  # as a job told it
-    told_nbytes: int = 0  # that this takes
 
     @property
     def apart(self) -> int:
@@ -110,17 +108,6 @@ class SharedData:
         """The least memory that reading takes beside what is kept."""
         return max(scratch_nbytes(one.layout) for one in self.rows)
 
-    @property
-    def samples(self) -> int:
-        """Of all data sets."""
-        return sum(self.samples_of(number) for number in {piece.dataset for piece in self.pieces})
-
-    def samples_of(self, dataset: int) -> int:
-        """Of this one."""
-        pairs = zip(self.pieces, self.rows, strict=True)
-        piece, one = next((piece, one) for piece, one in pairs if piece.dataset == dataset)
-        return one.layout.samples if piece.extents is None else len(piece.extents)
-
     def storages(self) -> list[Storage]:
         """What reading each costs."""
         known = (profile.stored_or_guessed(one.layout.paths[0])[0] for one in self.rows)
@@ -171,8 +158,6 @@ def opened(values: Any, arrays: list[NDArray[Any]], served: Collection[str]) -> 
 def _piece(told: dict[str, Any], arrays: list[NDArray[Any]], served: Collection[str]) -> tuple[Piece, Rows]:
     if not all(isinstance(one, str) for one in told["files"]) or not (0 <= told["field"] < 64 > told["dataset"] >= 0):
         raise Fault("a piece with a value of another type")
-    if len(set(told["files"])) < len(told["files"]):
-        raise Refused(f"{told['files'][0]}: a file is told twice: each job reads such data by itself")
     for path in told["files"]:
         if real(path) not in served:
             raise Refused(f"{path}: this service does not serve that file: start one that does, by `solar serve`")
@@ -223,8 +208,8 @@ def _of_groups(files: Any, how: list[Any]) -> Layout:
     """What is held of one dataset of each of many groups: a row of each, or blocks of their rows."""
     if [type(one) for one in how] != [str, str, list, list, int] or not 0 <= how[4] < len(how[2]) == len(how[3]):
         raise Fault("groups that are told as none are")
-    if len(how[2]) > MOST_PIECES or not all(isinstance(name, str) for name in how[2]):
-        raise Fault("names of datasets are texts, and few")
+    if not all(isinstance(name, str) for name in how[2]):
+        raise Fault("the name of a dataset is a text")
     fields = [Ragged(name) if as_rows else name for name, as_rows in zip(how[2], how[3], strict=True)]
     layouts, columns = of_groups(files, fields, how[1])
     own, layout = columns[how[4]], layouts[how[4]]
@@ -236,14 +221,12 @@ def _extents(arrays: list[NDArray[Any]]) -> Extents:
     if len(arrays) != 6 or any(one.dtype != np.int64 for one in arrays) or not len(arrays[5]):
         raise Fault("samples of several rows are told by six arrays")
     first, anchor, low, high, every, steps = arrays
-    if len(steps) > MOST_STEPS:
-        raise Fault("samples of more rows than a window has")
     fields: list[tuple[int, ...] | None] = []
-    told, at = steps.tolist(), 0
-    while at < len(told):  # of each field its number of rows, -1: the row itself, and their steps
-        count, at = told[at], at + 1
-        fields.append(None if count < 0 else tuple(told[at : at + count]))
-        at += max(count, 0)
+    told = steps.tolist()
+    while told:  # of each field its number of rows, -1: the row itself, and their steps
+        count, told = told[0], told[1:]
+        fields.append(None if count < 0 else tuple(told[:count]))
+        told = told[max(count, 0) :]
     return Extents(first, anchor, low, high, int(every[0]), tuple(fields))
 
 

@@ -11,10 +11,11 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from solar import __version__
@@ -31,14 +32,11 @@ from solar.serve.member import Member
 from solar.serve.nodes import Nodes
 from solar.serve.opened import SharedData, facts_of, opened
 from solar.serve.pace import SLACK, typical
-from solar.serve.told import OF_TEXT, check_length, check_room, ledger_nbytes, member_nbytes, order_nbytes, order_of
 
 log = logging.getLogger("solar")
 
 IDLE_CALLER = 60.0  # seconds that one who takes part in nothing may stay
 MEMBERSHIPS = 16  # of one job
-BESIDE_JOBS = 64  # connections more than jobs: of who only asks, and of who is refused
-MOST_DATA = 32  # that differ, of all jobs
 LATELY = 128  # batches by which its pace is told
 TICK = 0.05
 
@@ -53,7 +51,6 @@ class Client:
     data: list[SharedData] = field(default_factory=list)
     members: dict[int, tuple[Hall, Member]] = field(default_factory=dict)
     next: int = 0
-    telling: int = 0  # bytes that what it tells just now takes
     lately: deque[float] = field(default_factory=lambda: deque(maxlen=LATELY))  # seconds that its batches took
 
 
@@ -72,7 +69,6 @@ class Service:
         self._halls = Halls(memory, slack)
         self._callers: set[Client] = set()
         self._lock = threading.RLock()
-        self._taking = threading.Lock()  # one order, or one text, is looked at at a time: while it is, it takes more
         self._stopping = threading.Event()
         self.group = group  # whose members may come, beside the user
         self._listener, self._held = listen(path, group)
@@ -102,11 +98,11 @@ class Service:
             self.close()
 
     def _let_in(self, peer: socket.socket) -> None:
+        if not may_come(peer, self.group):
+            peer.close()
+            return
         caller = Client(peer)
         with self._lock:
-            if not may_come(peer, self.group) or len(self._callers) >= self.jobs + BESIDE_JOBS:
-                peer.close()
-                return
             self._callers.add(caller)
         try:
             threading.Thread(target=self._serve, args=(caller,), name="solar-caller", daemon=True).start()
@@ -169,7 +165,6 @@ class Service:
                 try:
                     self._answer(caller, message, descriptors)
                 finally:
-                    caller.telling = 0
                     close_all(descriptors)
                 peer.settimeout(None if caller.members else IDLE_CALLER)
         except Fault as error:
@@ -224,50 +219,21 @@ class Service:
         return {"is": "welcome", "speaks": list(SPEAKS), "solar": __version__, "memory": self.memory}, []
 
     def _data(self, caller: Client, _: dict[str, Any], descriptors: list[int]) -> Any:
-        with self._taking:
-            text, others = handed.sizes(descriptors[0])
-            self._make_room(caller, OF_TEXT * text + others)
-            values, arrays = handed.take(descriptors[0])
-            facts = facts_of(values, arrays)
-        found = self._halls.known(facts) or self._of_others(facts) or opened(values, arrays, self.served)
-        found = replace(found, told_nbytes=caller.telling) if found.told[0] is values else found
+        values, arrays = handed.take(descriptors[0])
+        found = self._halls.known(facts_of(values, arrays)) or opened(values, arrays, self.served)
         with self._lock:  # who only asks, or has it end, is not counted
             if sum(bool(one.data) for one in self._callers if one is not caller) >= self.jobs:
                 raise Refused(f"{self.jobs} jobs are there, as many as this service takes (`--jobs`)", again=True)
-            if len(caller.data) >= MEMBERSHIPS:
-                raise Fault("too many data sets")
-            if len({one.facts for other in self._callers for one in other.data} | {found.facts}) > MOST_DATA:
-                raise Refused(f"{MOST_DATA} data sets are read that differ, as many as a service takes", again=True)
             caller.data.append(found)
+        if len(caller.data) > MEMBERSHIPS:
+            raise Fault("too many data sets")
         return {"is": "opened", "data": len(caller.data) - 1, "fields": found.fields}, []
-
-    def _of_others(self, facts: str) -> SharedData | None:
-        """Returns these data if a job has opened them."""
-        with self._lock:
-            return next((one for other in self._callers for one in other.data if one.facts == facts), None)
-
-    def _make_room(self, caller: Client, more: int) -> None:
-        """Notes that what this job tells takes so much. Raises Refused where that has no room."""
-        with self._lock:
-            data = {one.facts: one.told_nbytes for other in self._callers for one in other.data}
-            members = [one for other in self._callers for _, one in other.members.values()]
-            taken = sum(data.values()) + sum(map(member_nbytes, members))
-            check_room(self.memory, taken + sum(one.telling for one in self._callers), more)
-            caller.telling = more
-
-    def _order(self, caller: Client, descriptor: int, data: SharedData, most: int) -> SampleUses:
-        """Returns an order that a job tells, for batches of so many samples, or 0: the job's ledger is there."""
-        with self._taking:
-            nbytes = sum(handed.sizes(descriptor))
-            check_length(nbytes, data)
-            self._make_room(caller, order_nbytes(nbytes, len(data.pieces) > 1) + ledger_nbytes(most))
-            return order_of(handed.take(descriptor)[1], data)
 
     def _join(self, caller: Client, message: dict[str, Any], descriptors: list[int]) -> Any:
         if not 0 <= message["data"] < len(caller.data) or len(caller.members) >= MEMBERSHIPS:
             raise Fault("no such data, or too many memberships")
         data = caller.data[message["data"]]
-        uses = self._order(caller, descriptors[0], data, message["batch"])
+        uses = _uses(handed.take(descriptors[0]), data)
         wanted = self._wanted()
         hall = self._halls.of(data, wanted)
         try:
@@ -293,7 +259,7 @@ class Service:
         hall, member = self._member(caller, message)
         if member.left:
             raise Refused(f"it was left behind: {member.why}", again=True)
-        hall.more(member, self._order(caller, descriptors[0], hall.opened, 0))
+        hall.more(member, _uses(handed.take(descriptors[0]), hall.opened))
         return {"is": "noted"}, []
 
     def _leave(self, caller: Client, message: dict[str, Any], _: list[int]) -> Any:
@@ -340,3 +306,26 @@ class Service:
             "node": 0 if self.nodes is None else self.nodes.rank,
             "sent_samples": counts.get("sent_rows", 0), "received_samples": counts.get("received_rows", 0),
         }  # fmt: skip
+
+
+def _uses(came: tuple[Any, list[NDArray[Any]]], data: SharedData) -> SampleUses:
+    """The order that was told, checked."""
+    _, arrays = came
+    datasets = 1 + max(piece.dataset for piece in data.pieces)
+    if [one.dtype for one in arrays] != [np.int32, np.int64, np.uint8][: 2 + (datasets > 1)]:
+        raise Fault("an order is rows, where batches begin, and of several data sets the number of each")
+    rows, starts = arrays[0], arrays[1]
+    which = arrays[2].astype(np.int64) if datasets > 1 else None
+    if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(rows) or np.any(np.diff(starts) < 1):
+        raise Fault("batches begin one after another, and have samples")
+    if (which is not None and len(which) != len(rows)) or int(rows.min()) < 0:
+        raise Fault("an order with samples that there are not")
+    for number in range(datasets):
+        own = rows if which is None else rows[which == number]
+        piece, one = next((p, r) for p, r in zip(data.pieces, data.rows, strict=True) if p.dataset == number)
+        there = one.layout.samples if piece.extents is None else len(piece.extents)
+        if len(own) and int(own.max()) >= there:
+            raise Fault("an order with samples that there are not")
+    if which is not None and int(which.max()) >= datasets:
+        raise Fault("an order with data sets that there are not")
+    return SampleUses(which, rows, np.array(starts))
