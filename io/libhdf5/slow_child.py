@@ -247,7 +247,8 @@ def swapped(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[An
 
     h5py hands their bytes out as they are in the file, and calls them native.
     """
-    held = (dtype.base.metadata or {}).get("vlen")
+    metadata: Any = dtype.base.metadata or {}
+    held = metadata.get("vlen")
     for name in dtype.names or ():
         swapped(values[name], dtype[name])
     if not isinstance(held, np.dtype):
