@@ -7,7 +7,7 @@ size. So a Layout of rows is seen as one of blocks of rows, and a batch uses all
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,7 +21,9 @@ from solar.values import Form, Layout
 HELD_NBYTES = 16 << 10  # bytes of a block, at most, where a chunk is larger
 SMALLER = 8  # a block is no smaller than one part of so many of that, but where samples are
 TABLED = 64  # bytes that a block takes beside its own, in tables and in planning, about
+CHUNK_TABLED, BLOCK_TABLED, USE_TABLED = 60, 12, 24  # bytes of each in a loader's plans and tables, about
 MOST_USES = 1 << 25  # of blocks, by all samples
+SAMPLES_AT_ONCE = 1 << 13  # whose blocks are listed together: what that takes is gone before the next
 
 Places = NDArray[np.int64]
 
@@ -69,14 +71,30 @@ class Blocks:
         """How many blocks a sample has part in, on average."""
         return max(1, math.ceil(self.counts.mean())) if len(self) else 1
 
+    @property
+    def tables_nbytes(self) -> int:
+        """The bytes, about, that a loader notes for chunks, blocks, and the uses of blocks in an epoch."""
+        listed = len(self.layout.chunk_offset) * CHUNK_TABLED
+        return listed + int(self.first[-1]) * BLOCK_TABLED + int(self.counts.sum()) * USE_TABLED
+
     def uses(self, samples: NDArray[np.integer], starts: Places) -> tuple[NDArray[np.int32], Places]:
         """The blocks that the samples of each step have part in, each once, in order; and where each step begins."""
+        found, counts = [np.empty(0, np.int32)], [np.zeros(1, np.int64)]
+        for first, last in _stretches(starts):
+            blocks, each = self._used(samples[starts[first] : starts[last]], starts[first : last + 1] - starts[first])
+            found.append(blocks)
+            counts.append(each)
+        return np.concatenate(found), np.cumsum(np.concatenate(counts))
+
+    def _used(self, samples: NDArray[np.integer], starts: Places) -> tuple[NDArray[np.int32], Places]:
+        """Returns what `uses` does of a few steps, with how many blocks each of them has."""
         steps = len(starts) - 1
         step = np.repeat(np.arange(steps), np.diff(starts))
         blocks, of = self._all(samples)
         every = int(self.first[-1]) or 1
         wanted = distinct(step[of] * every + blocks)
-        return (wanted % every).astype(np.int32), np.searchsorted(wanted, np.arange(steps + 1) * every)
+        ends = np.searchsorted(wanted, np.arange(steps + 1) * every)
+        return (wanted % every).astype(np.int32), np.diff(ends)
 
     def cut(self, samples: Places) -> Cut:
         """Where the rows of these samples lie in the blocks that `uses` says of one step of them."""
@@ -124,6 +142,16 @@ class Blocks:
         if not self.chunk:
             return rows // self.per
         return rows // self.chunk * -(-self.chunk // self.per) + rows % self.chunk // self.per
+
+
+def _stretches(starts: Places) -> Iterator[tuple[int, int]]:
+    """Yields the first and the last of so many steps that these have about SAMPLES_AT_ONCE samples."""
+    steps, first = len(starts) - 1, 0
+    while first < steps:
+        behind = int(np.searchsorted(starts, starts[first] + SAMPLES_AT_ONCE, side="right")) - 1
+        last = min(max(behind, first + 1), steps)
+        yield first, last
+        first = last
 
 
 def most_uses(every: Sequence[Blocks], samples: int) -> int:
@@ -265,6 +293,9 @@ def _of_samples(layout: Layout, begin: Places, length: Places) -> Blocks:
     entries, of = _with_chunks(layout, *_listed(rows, per, size, np.flatnonzero(written), base), alone)
     entries[:, 0] += np.where(alone, first[:-1] - first[at][joined], 0)[of]
     index, offset, nbytes, mask = entries.T
+    part_chunks = _running(np.bincount(joined[of], minlength=len(at)))
+    if np.array_equal(index, np.arange(len(index)) - np.repeat(part_chunks[:-1], np.diff(part_chunks))):
+        index = index[:0]  # all are there, in order
     made = replace(
         layout,
         shape=(int(first[-1]), per, *layout.sample_shape),
@@ -272,7 +303,7 @@ def _of_samples(layout: Layout, begin: Places, length: Places) -> Blocks:
         part_file=file[at],
         part_form=form[at],
         part_first=np.append(first[at], first[-1]),
-        part_chunks=_running(np.bincount(joined[of], minlength=len(at))),
+        part_chunks=part_chunks,
         chunk_index=index.astype(np.uint64),
         chunk_offset=offset.astype(np.uint64),
         chunk_nbytes=nbytes.astype(np.uint64),

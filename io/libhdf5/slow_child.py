@@ -232,16 +232,36 @@ def read(dataset: Any, rows: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any
     if dataset.shape is None:
         raise Unreadable("its dataspace is null: it has no values")
     if rows is None:
-        whole: np.ndarray[Any, Any] = dataset[...]
-        return whole
+        return swapped(dataset[...], dataset.dtype)
     if rows.ndim == 2:
-        box: np.ndarray[Any, Any] = dataset[tuple(slice(int(begin), int(end)) for begin, end in rows)]
-        return box
+        return swapped(dataset[tuple(slice(int(begin), int(end)) for begin, end in rows)], dataset.dtype)
     value = np.empty((len(rows), *dataset.shape[1:]), dataset.dtype)
     starts = np.flatnonzero(np.diff(rows, prepend=rows[:1] - 2) != 1)
     for first, last in zip(starts, np.append(starts[1:], len(rows)), strict=True):
         value[first:last] = dataset[int(rows[first]) : int(rows[last - 1]) + 1]
-    return value
+    return swapped(value, dataset.dtype)
+
+
+def swapped(values: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Returns the values, with arrays of variable length in the order of this machine.
+
+    h5py hands their bytes out as they are in the file, and calls them native.
+    """
+    metadata: Any = dtype.base.metadata or {}
+    held = metadata.get("vlen")
+    for name in dtype.names or ():
+        swapped(values[name], dtype[name])
+    if not isinstance(held, np.dtype):
+        return values
+    flat = values.reshape(-1)  # a view, or else a copy of a member, whose arrays are swapped in place
+    for place, one in enumerate(flat):
+        if not isinstance(one, np.ndarray):
+            continue
+        if held.hasobject:
+            swapped(one, held)
+        elif held.kind in "iufc" and not held.isnative and one.dtype.isnative:
+            flat[place] = one.byteswap(inplace=one.flags.writeable)
+    return values
 
 
 def made_of(dataset: Any, far: bool = False) -> dict[str, Any]:

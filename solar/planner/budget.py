@@ -110,14 +110,22 @@ def needs(
     return Needs(sum(read) + waiting, beside, scratch, threads, max(1, pace.ahead - pace.threads), decodes, lends)
 
 
-def divided(nbytes: int, batch: int, needs: Sequence[Needs], wholes: Sequence[int] = (), apart: int = 1) -> Budget:
+def divided(
+    nbytes: int,
+    batch: int,
+    needs: Sequence[Needs],
+    wholes: Sequence[int] = (),
+    tables: int = 0,
+    apart: int = 1,
+) -> Budget:
     """The budget of a buffer of so many bytes for these processes. TooSmall where it has no room for their batches.
 
     A batch has up to `batch` samples. Fewer batches wait than should, where these would take much of it. `wholes` are
     the bytes that hold all samples, in one way or another: near them threads take no more than what is missing, which
     doubles what is read again and again at most, or than what is left. Where something may be packed they take what
-    encoding takes, if that is little, and what long reads take beside it. `apart`: so many processes of this node have
-    a buffer of this size each, for the error alone.
+    encoding takes, if that is little, and what long reads take beside it. `tables` are the bytes that each process
+    needs to know where samples lie; they take up to half of what is left for what is kept. `apart` is the number of
+    processes of this node that have a buffer of this size each: only the error says it.
     """
     scratch = max(one.scratch for one in needs)
     least = sum(one._replace(scratch=scratch).least for one in needs)
@@ -130,12 +138,13 @@ def divided(nbytes: int, batch: int, needs: Sequence[Needs], wholes: Sequence[in
     staged = max(1, min(*(one.ahead for one in needs), room // max(waiting, 1)))
     left = nbytes - beside - staged * waiting
     part = DECODE_SHARE if any(one.decodes for one in needs) else READ_SHARE
-    most = min((abs(left - one) for one in wholes), default=left)
+    most = min((abs(left - one - len(needs) * tables) for one in wholes), default=left)
     each = max(scratch, min(READER_SCRATCH, left // (part * threads), most // threads))
     encodes = max(one.encodes for one in needs)
     if 0 < encodes * threads * ENCODE_SHARE <= left:
         each = max(each, encodes + min(ENCODED_READS, left // (ENCODED_SHARE * threads)))
-    return Budget(nbytes, staged, each, left - threads * each, batch, lends)
+    parts = left - threads * each
+    return Budget(nbytes, staged, each, parts - min(len(needs) * tables, parts // 2), batch, lends)
 
 
 def pooled_nbytes(nbytes: int) -> int:

@@ -16,7 +16,7 @@ from solar.planner import costs
 from solar.planner.budget import AheadSpec, Budget, Needs, SampleBytes, divided, needs
 from solar.planner.course import plan_rows
 from solar.planner.order import ShuffledUses, steps
-from solar.planner.packed import encoding_nbytes, packable
+from solar.planner.packed import encoding_nbytes, packable, tables_of
 from solar.planner.pass_uses import PassUses, SampleUses, alone, in_lockstep, once_a_step
 from solar.planner.planned_passes import SEGMENTS, Piece, PlannedPasses, goes_on, planned_together, ways_after
 from solar.planner.regions import whole
@@ -166,7 +166,7 @@ def planned(job: Job, node: int = 0) -> NodePlan:
     pieces = job.pieces if job.world.ranks == 1 else own.planned()
     taken = [job.needs[rank] for rank in ranks]
     longest = max(_batch(job), int(of_epoch(0).sizes.max(initial=0))) if job.world.ranks == 1 else job.batch
-    budget = divided(job.memory, longest, taken, wholes([piece.region for piece in pieces]))
+    budget = divided(job.memory, longest, taken, wholes([piece.region for piece in pieces]), tables_of(pieces))
     batches = sum(one.beside + budget.staged * one.waiting for one in taken)
     return _followed(job, of_epoch, packable(pieces, budget.scratch), budget, batches)
 

@@ -16,3 +16,8 @@ def packable(pieces: Sequence[Piece], scratch: int) -> list[Piece]:
 def encoding_nbytes(pieces: Sequence[Piece]) -> int:
     """What a thread needs to encode a row of any of these; 0 where none may be held packed."""
     return max((one.packing.scratch for one in pieces if one.packing is not None), default=0)
+
+
+def tables_of(pieces: Sequence[Piece]) -> int:
+    """Returns the bytes that a process needs, beside what is kept, to know where samples of unequal length lie."""
+    return sum(piece.tables_nbytes for piece in pieces)

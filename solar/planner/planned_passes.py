@@ -65,6 +65,11 @@ class Piece:
             return self.units.sample_nbytes // math.prod(self.extents.block) * math.prod(self.extents.boxes.box)
         return self.slots * self.units.sample_nbytes
 
+    @property
+    def tables_nbytes(self) -> int:
+        """The bytes of what a process notes of blocks and their uses; of rows this is little, and not counted."""
+        return self.extents.tables_nbytes if isinstance(self.extents, Blocks) else 0
+
     def rows(self, uses: SampleUses) -> tuple[NDArray[np.int32] | Listing, NDArray[np.int64]]:
         """What the batches use of it: rows, and where each batch begins among them."""
         samples, starts = uses.of(self.dataset)
@@ -194,8 +199,10 @@ class PlannedPasses:
         places = [np.zeros(len(own), np.int64) for _ in range(1 + max(piece.field for piece in self.pieces))]
         for piece, one in zip(self.pieces, told, strict=True):
             assert one.positions is not None, "each use of a block, and beside blocks, has its place"
-            taken = np.concatenate(([0], np.cumsum(one.positions >= 0)))
-            places[piece.field] += np.diff(taken[one.script.starts])
+            starts = one.script.starts
+            if len(one.positions) and int(one.positions.min()) < 0:  # some go to other ranks' batches
+                starts = np.concatenate(([0], np.cumsum(one.positions >= 0)))[starts]
+            places[piece.field] += np.diff(starts)
         most: NDArray[np.int64] = np.maximum.reduce([own, *places])
         return most
 
@@ -300,7 +307,7 @@ def _part(piece: Piece, plan: Plan, memory: int, batch: int) -> RunPart:
 
 def _places(starts: NDArray[np.int64], first: NDArray[np.int64] | int = 0) -> NDArray[np.int32]:
     """0, 1, 2, ... of each step, from that of its first on."""
-    return (np.arange(starts[-1]) - np.repeat(starts[:-1] - first, np.diff(starts))).astype(np.int32)
+    return np.arange(starts[-1], dtype=np.int32) - np.repeat((starts[:-1] - first).astype(np.int32), np.diff(starts))
 
 
 def _own_places(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solar.planner.budget import Budget, Needs, TooSmall, divided
-from solar.planner.packed import encoding_nbytes
+from solar.planner.packed import encoding_nbytes, tables_of
 from solar.planner.pass_uses import SampleUses
 from solar.planner.planned_passes import Piece
 from solar.planner.share import wholes
@@ -43,7 +43,7 @@ def least_of(batches: int) -> int:
 def divided_for_steps(memory: int, ring: int, pieces: Sequence[Piece], nbytes: int, scratch: int, cores: int) -> Budget:
     """The budget where so much is for steps, and a sample of them takes `nbytes`. TooSmall where nothing is left."""
     own = Needs(ring, 0, scratch, cores, 1, scratch > nbytes, encodes=encoding_nbytes(pieces))
-    return divided(memory, 1, [own], wholes([piece.region for piece in pieces]))
+    return divided(memory, 1, [own], wholes([piece.region for piece in pieces]), tables_of(pieces))
 
 
 def budget_of_jobs(

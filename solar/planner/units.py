@@ -18,6 +18,7 @@ from solar.values import Form, Layout, RowPacking
 Places = NDArray[np.int64]
 FAR = 1 << 40  # bytes that are put between two files: no request reaches from one into the other
 MOST_SAMPLES = 2**31 - 1  # samples of a data set, which plans number by 32 bits
+PARTS_AT_ONCE = 1 << 13  # of a Layout, whose units are listed together: what that takes is gone before the next
 PAGES = 32  # about so many to a unit that is held as it is stored
 PAGE = range(8, 17)  # the power of two that a page may be
 
@@ -136,7 +137,11 @@ def of_layout(layout: Layout) -> Units:
     bases = np.concatenate(([0], np.cumsum(layout.file_nbytes.astype(np.int64) + FAR)[:-1]))[layout.part_file]
     alone = np.array([_row_by_row(form, layout.sample_shape) for form in layout.forms])[layout.part_form]
     runs = np.flatnonzero(np.diff(alone, prepend=not alone[0], append=not alone[-1])).tolist()
-    alike = [(_rows if alone[part] else _lines)(layout, range(part, end), bases) for part, end in pairwise(runs)]
+    alike = [
+        (_rows if alone[part] else _lines)(layout, range(begin, min(begin + PARTS_AT_ONCE, end)), bases)
+        for part, end in pairwise(runs)
+        for begin in range(part, end, PARTS_AT_ONCE)
+    ]
     found = UnitChunks(*(np.concatenate(columns) for columns in zip(*alike, strict=True)))
     return _evenly(layout, found) or _listed(layout, found)
 
@@ -163,6 +168,8 @@ def _evenly(layout: Layout, found: UnitChunks) -> Units | None:
 def _listed(layout: Layout, found: UnitChunks) -> Units:
     """Units with a list of where they lie, in the order of storage; what was never written comes last."""
     counts, chunks, offset, nbytes = found
+    if counts.max() == 1 == chunks.min():
+        return _listed_rows(layout, offset, nbytes)
     chunk_first = np.concatenate(([0], np.cumsum(chunks)))
     begin = np.full(len(counts), np.iinfo(np.int64).max)
     begin[chunks > 0] = offset[chunk_first[:-1][chunks > 0]]
@@ -195,6 +202,27 @@ def _listed(layout: Layout, found: UnitChunks) -> Units:
         nbytes if several else None,
         not any(_row_by_row(form, layout.sample_shape) for form in layout.forms),
         decoded_later=layout.stays_encoded,
+    )
+
+
+def _listed_rows(layout: Layout, offset: Places, nbytes: Places) -> Units:
+    """What `_listed` gives of units that are one sample in one chunk each, of which there may be very many."""
+    place, item = np.argsort(offset, kind="stable"), None
+    if np.any(place[1:] < place[:-1]):
+        item = np.empty(len(place), np.int32)
+        item[place] = np.arange(len(place), dtype=np.int32)
+        offset, nbytes = offset[place], nbytes[place]
+    return Units(
+        layout.samples,
+        1,
+        layout.sample_nbytes,
+        int(nbytes.max()),
+        any(form.filters for form in layout.forms),
+        np.arange(len(place) + 1),
+        offset,
+        nbytes,
+        item,
+        storable=not any(_row_by_row(form, layout.sample_shape) for form in layout.forms),
     )
 
 
@@ -265,7 +293,7 @@ def _rows(layout: Layout, parts: range, bases: Places) -> UnitChunks:
     there = at >= 0
     place = (at + row % rows[part] * layout.sample_nbytes)[there]
     return UnitChunks(
-        np.ones(len(row), np.int64), there.astype(np.int64), place, np.full(len(place), layout.sample_nbytes)
+        np.ones(len(row), np.int8), there.astype(np.int8), place, np.full(len(place), layout.sample_nbytes)
     )
 
 

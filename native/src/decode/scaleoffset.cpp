@@ -140,10 +140,11 @@ std::size_t decode_scaleoffset(Bytes in, MutableBytes out, const Filter& filter)
   cursor.skip(header_nbytes - cursor.position());
   if (width > 8 * p.itemsize) throw Error(Kind::codec, "the numbers have more bits than the items");
   if (width == 8 * p.itemsize) {
-    const Bytes items = cursor.take(nbytes);
+    const std::size_t left = std::min<std::size_t>(nbytes, cursor.left());  // fewer, where another filter was before it
+    const Bytes items = cursor.take(p.big ? left / p.itemsize * p.itemsize : left);
     if (p.big) copy_reversed(items, p.itemsize, out.data());
-    else if (nbytes) std::memcpy(out.data(), items.data(), nbytes);
-    return nbytes;
+    else if (!items.empty()) std::memcpy(out.data(), items.data(), items.size());
+    return items.size();
   }
   Packed packed{BitReader(cursor.take(cursor.left())), width, minimum};
   unpack(packed, p, out.data());

@@ -123,7 +123,11 @@ void take_dense(Image& image, Bytes info, const Names& wanted, std::vector<Attri
     const auto hash = load_le<std::uint32_t>(record.data() + 13);
     const auto named = [&](const std::string& name) { return lookup3(std::as_bytes(std::span(name))) == hash; };
     if (std::ranges::none_of(wanted, named)) return;
-    if ((load_le<std::uint8_t>(record.data() + 8) & shared_flag) != 0) throw Elsewhere{""};
+    if ((load_le<std::uint8_t>(record.data() + 8) & shared_flag) != 0) {
+      std::vector<std::byte> place = {std::byte{3}, std::byte{1}};  // the form that a shared message has in a header
+      place.insert(place.end(), record.begin(), record.begin() + 8);
+      return take(image, content(image, Message{MessageType::attribute, shared_flag, place}), wanted, found);
+    }
     const Bytes object = heap.object(record.first(8));
     image.spend(object.size());
     take(image, object, wanted, found);
@@ -136,8 +140,7 @@ std::vector<Attribute> attributes_of(Image& image, const ObjectHeader& header, c
     for (const Message& message : header.messages) {
       if (message.type == MessageType::attribute_info) take_dense(image, message.body, wanted, found);
       if (message.type != MessageType::attribute) continue;
-      if ((message.flags & shared_flag) != 0) throw Elsewhere{""};
-      take(image, message.body, wanted, found);
+      take(image, content(image, message), wanted, found);
     }
   } catch (const Elsewhere&) {
     throw Error(Kind::layout, "its attributes are stored in a way that only libhdf5 reads; write the file anew");

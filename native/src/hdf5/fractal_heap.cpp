@@ -68,7 +68,12 @@ Bytes FractalHeap::object(Bytes identifier) {
   const unsigned flags = fields.u8();
   const unsigned kind = (flags >> 4) & 3;
   if ((flags & 0xc0) != 0 || kind == 3) fields.refuse("is of unknown kind");
-  if (kind != 0) throw Elsewhere{"its group has a link that is not in the heap's blocks"};
+  if (kind == 2) {  // it is in the identifier itself
+    const std::size_t nbytes = (flags & 0x0f) + 1u;
+    if (identifier.size() > 17) throw Elsewhere{"a link or a message of it is in a long identifier of its heap"};
+    return fields.take(nbytes);
+  }
+  if (kind != 0) throw Elsewhere{"a link or a message of it is not in the blocks of its heap"};
   const std::uint64_t offset = fields.uint(offset_width_);
   const std::uint64_t nbytes = fields.uint(length_width_);
   const Place place = direct_block(offset);

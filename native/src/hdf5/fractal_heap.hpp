@@ -12,7 +12,7 @@ class FractalHeap {
  public:
   FractalHeap(Image& image, std::uint64_t address);
 
-  // The object's bytes, valid as long as the heap.
+  // The object's bytes, valid as long as the heap and the identifier.
   Bytes object(Bytes identifier);
 
  private:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "hdf5/fractal_heap.hpp"
+
 namespace solar::hdf5 {
 
 namespace {
@@ -66,13 +68,24 @@ bool is_old_time(Bytes body) {
   return body.size() >= 16 && std::all_of(body.begin(), body.begin() + 14, is_digit);
 }
 
-// Where the header of the committed object is. REQUIRES: the message is shared.
+// The bytes of a message that lies in the file's heap of shared messages; empty if it lies elsewhere.
+std::vector<std::byte> in_shared_heap(Image& image, const Message& message) {
+  Fields fields(message.body, image.facts, "shared message");
+  if (fields.u8() != 3 || fields.u8() != 1) return {};
+  const auto found = image.shared_heaps.find(static_cast<std::uint16_t>(message.type));
+  if (found == image.shared_heaps.end()) fields.refuse("is in a heap that the file does not have");
+  auto& heap = image.heaps[found->second];
+  if (!heap) heap = std::make_shared<FractalHeap>(image, found->second);
+  const Bytes bytes = heap->object(fields.take(8));
+  return {bytes.begin(), bytes.end()};
+}
+
+// Where the header of the committed object is. REQUIRES: the message is shared, and in no heap.
 std::uint64_t committed_address(const Image& image, const Message& message) {
   Fields fields(message.body, image.facts, "shared message");
   const unsigned version = fields.u8();
   const unsigned place = fields.u8();
   if (version < 1 || version > 3) fields.refuse("has version " + std::to_string(version));
-  if (version == 3 && place == 1) throw Elsewhere{"part of its description is in the file's heap of shared messages"};
   if (version == 3 && place != 2) fields.refuse("is in no known place");
   if (version == 1) fields.skip(6u + image.facts.length_width);
   return fields.address();
@@ -237,6 +250,7 @@ ObjectHeader read_header(Image& image, std::uint64_t address) {
 
 std::vector<std::byte> content(Image& image, const Message& message) {
   if (!(message.flags & flag::shared)) return {message.body.begin(), message.body.end()};
+  if (std::vector<std::byte> held = in_shared_heap(image, message); !held.empty()) return held;
   const ObjectHeader committed = read_header(image, committed_address(image, message));
   const Message* found = committed.find(message.type);
   if (found == nullptr || (found->flags & flag::shared)) {
@@ -248,6 +262,9 @@ std::vector<std::byte> content(Image& image, const Message& message) {
 std::shared_ptr<const std::vector<std::byte>> datatype_of(Image& image, const Message& message) {
   const auto read = [&] { return std::make_shared<const std::vector<std::byte>>(content(image, message)); };
   if (!(message.flags & flag::shared)) return read();
+  if (std::vector<std::byte> held = in_shared_heap(image, message); !held.empty()) {
+    return std::make_shared<const std::vector<std::byte>>(std::move(held));
+  }
   auto& known = image.datatypes[committed_address(image, message)];
   if (!known) known = read();
   return known;

@@ -59,7 +59,7 @@ struct ObjectHeader {
 // Reads all blocks of the header, with their checksums; refuses what libhdf5 refuses.
 ObjectHeader read_header(Image& image, std::uint64_t address);
 
-// The message's own bytes, or those of the committed object it refers to. Throws Elsewhere for the shared-message heap.
+// The message's own bytes, or those of the committed object, or in the heap of shared messages, that it refers to.
 std::vector<std::byte> content(Image& image, const Message& message);
 
 // The same for a datatype. A committed one is read once, however many datasets are of it.

@@ -33,6 +33,8 @@ inline constexpr std::uint64_t largest_structure = 256 << 20;
 // Where the next one begins, of what begins at multiples of 8.
 inline constexpr std::uint64_t to_eights(std::uint64_t nbytes) { return (nbytes + 7) / 8 * 8; }
 
+class FractalHeap;
+
 class Image {
  public:
   explicit Image(const File& file);
@@ -52,6 +54,9 @@ class Image {
   std::uint16_t symbol_node_entries = 8;
   // Committed datatypes read so far, by the address of their headers.
   std::unordered_map<std::uint64_t, std::shared_ptr<const std::vector<std::byte>>> datatypes;
+  // The heap of shared messages of each type, where the file has one; and those heaps that were opened.
+  std::unordered_map<std::uint16_t, std::uint64_t> shared_heaps;
+  std::unordered_map<std::uint64_t, std::shared_ptr<FractalHeap>> heaps;
 
  private:
   static constexpr std::uint64_t page_nbytes = 8192;

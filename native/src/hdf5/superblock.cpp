@@ -136,8 +136,8 @@ void check_file_space(Image& image, const Message& message) {
   for (int i = 0; persists && i < 12; ++i) fields.address();
 }
 
-// Where shared messages are kept: what needs them is left to libhdf5, which opens no file in which this is damaged.
-void check_shared_table(Image& image, const Message& message) {
+// Where shared messages are kept: notes the heap of each type of message.
+void read_shared_table(Image& image, const Message& message) {
   constexpr std::size_t most_indexes = 8;
   Fields fields(message.body, image.facts, "shared message table");
   fields.version(0);
@@ -148,7 +148,16 @@ void check_shared_table(Image& image, const Message& message) {
   const std::vector<std::byte> bytes = image.read(address, nbytes, "shared message table");
   Fields table(bytes, image.facts, "shared message table");
   table.signature("SMTB");
-  table.skip(nbytes - 8);
+  for (std::size_t i = 0; i < indexes; ++i) {
+    table.skip(2);  // version and kind of the index, which only a writer looks into
+    const unsigned types = table.u16();
+    table.skip(10);
+    table.address();
+    const std::uint64_t heap = table.address();
+    for (std::uint16_t type = 0; type < 16; ++type) {
+      if ((types >> type & 1) != 0 && heap != undefined_address) image.shared_heaps.emplace(type, heap);
+    }
+  }
   table.checksum(bytes);
 }
 
@@ -172,7 +181,7 @@ void check_extension(Image& image, std::uint64_t address) {
         break;
       }
       case MessageType::file_space: check_file_space(image, message); break;
-      case MessageType::shared_table: check_shared_table(image, message); break;
+      case MessageType::shared_table: read_shared_table(image, message); break;
       case MessageType::cache_image:
         fields.version(0);
         fields.skip(1);

@@ -9,7 +9,7 @@ namespace solar::run {
 
 namespace {
 
-constexpr std::size_t fed_rows = 1 << 16;  // of a load that was fed: some 100 bytes each until it has come
+constexpr std::size_t fed_rows = 1 << 13;  // of a load that was fed: some 150 bytes each until it has come
 constexpr std::size_t most_fed = 4;
 constexpr std::uint64_t piece_nbytes =
     2 << 20;  // of a load that is waited for by itself: with its holes about one long call

@@ -27,9 +27,11 @@ def samples_of(arrays: Any) -> list[Any]:
 
 
 def collated(samples: list[Any], where: str = "batch") -> Any:
-    """torch's default_collate. Its error says where samples differ in shape and what to do; `where` names them."""
+    """Calls torch's default_collate. An error says what torch makes no tensor of, and what to do; `where` names it."""
     try:
         return default_collate(samples)
+    except TypeError as error:
+        raise _explained(error, samples[0], where) from None
     except RuntimeError:
         said = _unlike(samples, where)
         if not said:
@@ -55,6 +57,36 @@ def _unlike(samples: list[Any], where: str) -> str:
     return next((said for name, part in parts if (said := _unlike(part, name))), "")
 
 
+def _converted(sample: Any, where: str) -> Any:
+    """Calls torch's default_convert. An error says what torch makes no tensor of."""
+    try:
+        return default_convert(sample)  # type: ignore[no-untyped-call]
+    except TypeError as error:
+        raise _explained(error, sample, where) from None
+
+
+def _explained(error: TypeError, sample: Any, where: str) -> TypeError:
+    """Returns the error with words about numpy's uint64 scalars; any other error as it is."""
+    if not (name := _wide_scalar(sample, where)):
+        return error
+    return TypeError(
+        f"{name}: torch makes no tensor of numpy's uint64 scalars ({error}), though it does of arrays of them. Name "
+        'the dataset as Field("...", dtype="int64"), which keeps values below 2**63, or give the H5Dataset a '
+        "transform that makes an int, or an array, of each"
+    )
+
+
+def _wide_scalar(sample: Any, where: str) -> str:
+    """Returns which part of a sample is a scalar of uint64; empty if none is."""
+    if isinstance(sample, Mapping):
+        parts = [(f"{where}[{key!r}]", part) for key, part in sample.items()]
+    elif isinstance(sample, (tuple, list)):
+        parts = [(f"{where}[{place}]", part) for place, part in enumerate(sample)]
+    else:
+        return where if isinstance(sample, np.uint64) else ""
+    return next((name for key, part in parts if (name := _wide_scalar(part, key))), "")
+
+
 class Collation:
     """Turns a batch of arrays into tensors with torch's types and torch's errors.
 
@@ -66,7 +98,7 @@ class Collation:
         self._dtypes: dict[tuple[np.dtype[Any], bool], torch.dtype | None] = {}
 
     def __call__(self, arrays: Any, where: str = "batch") -> Any:
-        if isinstance(arrays, np.ndarray) and (dtype := self._dtype_of(arrays)) is not None:
+        if isinstance(arrays, np.ndarray) and (dtype := self._dtype_of(arrays, where)) is not None:
             tensor = torch.from_numpy(arrays)
             if tensor.dtype is not dtype:
                 tensor = tensor.to(dtype)
@@ -84,7 +116,7 @@ class Collation:
                 for place, part in enumerate(arrays)
             ]
         samples = samples_of(arrays)
-        return collated(samples, where) if self._auto_collation else default_convert(samples[0])  # type: ignore[no-untyped-call]
+        return collated(samples, where) if self._auto_collation else _converted(samples[0], where)
 
     def as_they_are(self, dtype: np.dtype[Any], ndim: int) -> bool:
         """Whether the tensor of batches of so many axes is their memory, as torch.from_numpy gives it."""
@@ -97,11 +129,11 @@ class Collation:
     def _is_text(self, part: Any) -> bool:
         return self._auto_collation and isinstance(part, list) and isinstance(default_collate(part[:1]), list)
 
-    def _dtype_of(self, batch: np.ndarray[Any, Any]) -> torch.dtype | None:
+    def _dtype_of(self, batch: np.ndarray[Any, Any], where: str = "batch") -> torch.dtype | None:
         """The dtype of torch's tensor for such a batch; None where torch makes none. Raises what torch raises."""
         key = (batch.dtype, batch.ndim == 1)
         if key not in self._dtypes:
             sample = np.zeros((1,) * batch.ndim, batch.dtype)[0]
-            made = default_collate([sample]) if self._auto_collation else default_convert(sample)  # type: ignore[no-untyped-call]
+            made = collated([sample], where) if self._auto_collation else _converted(sample, where)
             self._dtypes[key] = made.dtype if isinstance(made, torch.Tensor) else None
         return self._dtypes[key]

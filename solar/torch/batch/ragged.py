@@ -62,11 +62,12 @@ class RaggedBatch:
 
     def tensors(self) -> Any:
         """The batch as torch has it."""
+        if self.form.batch == "padded":
+            padded, there = _padded(self.values, np.diff(self.offsets), self.form.length)
+            return torch.from_numpy(padded), torch.from_numpy(there)
         values, offsets = torch.from_numpy(self.values), torch.from_numpy(self.offsets)
         if self.form.batch == "flat":
             return values, offsets
-        if self.form.batch == "padded":
-            return _padded(values, offsets, self.form.length)
         return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
 
 
@@ -120,14 +121,16 @@ def dense(values: Array, columns: Array, offsets: Array, length: int) -> Array:
     return rows
 
 
-def _padded(values: torch.Tensor, offsets: torch.Tensor, length: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The samples with zeros behind shorter ones, and where there are values."""
-    lengths = offsets.diff()
-    longest = int(lengths.max()) if len(lengths) else 0
+def _padded(values: Array, lengths: Array, length: int | None) -> tuple[Array, Array]:
+    """Returns the samples with zeros behind shorter ones, and a mask of where there are values.
+
+    numpy does it for every type: torch cannot assign through a mask where integers are unsigned.
+    """
+    longest = int(lengths.max(initial=0))
     if length is not None and longest > length:
         raise ValueError(f"a sample of {longest} rows, and length={length}: give a larger length, or leave it away")
-    there = torch.arange(longest if length is None else length) < lengths[:, None]
-    padded = values.new_zeros(*there.shape, *values.shape[1:])
+    there = np.arange(longest if length is None else length) < lengths[:, None]
+    padded = np.zeros((*there.shape, *values.shape[1:]), values.dtype)
     padded[there] = values
     return padded, there
 

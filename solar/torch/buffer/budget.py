@@ -165,9 +165,17 @@ def small_pieces(layout: Layout) -> int:
 
 
 def all_of_it(
-    held: Sequence[Layout], wanted: int, given: Storage | None, needs: Needs, ranks: int, epochs: int | None
+    held: Sequence[Layout],
+    wanted: int,
+    given: Storage | None,
+    needs: Needs,
+    ranks: int,
+    epochs: int | None,
+    tables: int,
 ) -> tuple[int, str]:
     """The same of boxes and samples of unequal length, which want so many bytes of these in an epoch: all or nothing.
+
+    `tables` are the bytes that a process needs to know where they lie.
 
     No smaller copy can be made of them, so nothing is modelled: with all of it held, each chunk is decoded once.
     """
@@ -175,7 +183,7 @@ def all_of_it(
         return 0, FITS if fit_page_cache(held, ranks) else "what is not encoded is held where buffer= says how much"
     there_is = machine.free_nbytes() // FREE // ranks
     everything = sum(layout.nbytes for layout in held)
-    memory = everything + everything // 8 + 3 * needs.least  # some batches are ready
+    memory = everything + everything // 8 + 2 * tables + 3 * needs.least  # some batches are ready
     if memory > there_is:
         return (
             0,

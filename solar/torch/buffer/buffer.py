@@ -17,7 +17,7 @@ from typing import Any
 from solar.errors import PlanError, ReadError
 from solar.io.read.run import Run, Running
 from solar.planner.budget import Budget, Needs, divided
-from solar.planner.packed import encoding_nbytes, packable
+from solar.planner.packed import encoding_nbytes, packable, tables_of
 from solar.planner.pass_uses import PassUses
 from solar.planner.planned_passes import Piece, PlannedPasses, goes_on, in_words, planned_together, ways_after
 from solar.planner.share import wholes
@@ -284,11 +284,12 @@ class Buffered:
     ) -> tuple[PlannedPasses, Budget, Iterator[Callable[[], PassUses]]] | None:
         """The window that begins here, how memory is divided, and what comes after it. Ends a run that cannot go on."""
         segment, beneath = plan.segment, plan.beneath
-        all_, later = wholes([piece.region for piece in self._read(beneath)]), chain([lambda: segment], plan.later())
-        budget = divided(self._chosen or 0, plan.batch, needs, all_, self._apart)
+        pieces, later = self._read(beneath), chain([lambda: segment], plan.later())
+        every = wholes([piece.region for piece in pieces])
+        budget = divided(self._chosen or 0, plan.batch, needs, every, tables_of(pieces), self._apart)
         if self._together is not None:
             self._threads = sum(one.threads for one in needs)
-        if budget != self._budget:
+        if budget != self._budget and self.running is not None:
             if amid:
                 return None
             self._end()

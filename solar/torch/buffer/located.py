@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from solar.blocks import refused
+from solar.blocks import Blocks, refused
 from solar.boxes import BoxBlocks
 from solar.errors import PlanError
 from solar.io.read.reader import Rows
@@ -93,7 +93,8 @@ def gains(
         else layout.nbytes
         for layout, own in held
     )
-    return sizing.all_of_it([layout for layout, _ in held], wanted, storage, needs, ranks, epochs)
+    tables = sum(own.tables_nbytes for _, own in held if isinstance(own, Blocks))
+    return sizing.all_of_it([layout for layout, _ in held], wanted, storage, needs, ranks, epochs, tables)
 
 
 def slots_of(beneath: SampleSource) -> int:
