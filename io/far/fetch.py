@@ -13,12 +13,14 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from solar import _native
 from solar.errors import ReadError
+from solar.io.machine.late import started
 from solar.io.far.place import place_of, store_of, told
 from solar.values import is_url
 
@@ -52,7 +54,11 @@ class _Fetchers:
         self._quickest = 0.0  # seconds, of a request
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         _native.far_begin(min(UNDER_WAY, memory // UNDER_WAY_PART))
-        self._grow()
+        try:
+            self._grow()
+        except ReadError:  # there is no thread to take orders: refuse them
+            _native.far_end()
+            raise
 
     @classmethod
     def get(cls, url: str) -> _Fetchers:
@@ -91,14 +97,13 @@ class _Fetchers:
         with self._growing:
             most = min(max(IN_FLIGHT, int(EACH_SECOND * self._quickest)), MOST_IN_FLIGHT)
             if len(self._threads) < most:
-                thread = threading.Thread(target=self._work, name="solar-far", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._threads.append(started("solar-far", self._work))
 
     def _work(self) -> None:
         while (order := _native.far_take()) is not None:
             if _native.far_waiting():
-                self._grow()
+                with suppress(ReadError):  # then fewer threads fetch
+                    self._grow()
             number, url, offset, nbytes, was = order
             begin = time.monotonic()
             try:
