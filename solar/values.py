@@ -19,6 +19,7 @@ from solar.errors import LayoutError, PlanError
 from solar.extents import Extents, Listing
 
 BATCHES_AHEAD, BATCHES_AHEAD_FROM_AFAR = 4, 64  # that are read before they are asked for, where nobody says how many
+UNVERSIONED = "unversioned+"  # before http:// or https://
 READERS = ("direct", "h5py", "mpio", "mpio-collective", "none")
 
 
@@ -29,6 +30,15 @@ def is_url(path: str) -> bool:
     (True, False, False)
     """
     return path.find("/") == path.find("://") + 1 > 1
+
+
+def is_unversioned(path: str) -> bool:
+    """Whether it is a URL whose object is read although its server tells no version of it from another.
+
+    >>> is_unversioned("unversioned+https://example.org/scan.h5"), is_unversioned("https://example.org/scan.h5")
+    (True, False)
+    """
+    return path.startswith(UNVERSIONED)
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,12 @@ Identity Far::look(const std::string& url) {
   constexpr std::size_t most_seen = 4096;
   if (seen_.size() >= most_seen) seen_.clear();
   seen_[url] = {now, std::chrono::steady_clock::now()};
+  if (now.mtime_ns == 0 && now.inode == 0) {  // nothing tells whether what is kept is of this version
+    kept_.remove_if([&](const Block& one) {
+      if (one.url == url) kept_nbytes_ -= one.bytes.size();
+      return one.url == url;
+    });
+  }
   return now;
 }
 
