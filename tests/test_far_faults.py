@@ -269,9 +269,11 @@ def test_a_server_that_drips_is_given_up_in_the_time_that_is_said(web: Web, monk
         return True
 
     data, _ = data_of(web, drips)
-    with DataLoader(data, batch_size=6, buffer=0, ahead=1) as loader:
-        with pytest.raises(ReadError, match=r"one\.h5: /x, sample "):
-            next(iter(loader))
+    with (
+        DataLoader(data, batch_size=6, buffer=0, ahead=1) as loader,
+        pytest.raises(ReadError, match=r"one\.h5: /x, sample "),
+    ):
+        next(iter(loader))
     assert ranges
     assert len(set(ranges)) == len(ranges)  # the library asks for what is left, once; nobody begins again
 

@@ -68,7 +68,7 @@ def started(name: str, target: Callable[..., object], *args: Any) -> threading.T
     try:
         thread.start()
     except (RuntimeError, MemoryError) as error:  # RuntimeError: can't start new thread
-        what = f"the system starts no thread for reading ({name}): run fewer programs, or raise `ulimit -u` or the memory"
+        what = f"the system starts no thread for reading ({name}): run fewer programs, or raise `ulimit -u`"
         raise ReadError(errno.EAGAIN, what) from error
     return thread
 
