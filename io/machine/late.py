@@ -78,7 +78,8 @@ def within(seconds: float, work: Callable[[], T], doing: str) -> T:
 
     A system call on a file system that hangs does not return, and hears no signal. So the thread is left to itself.
     """
-    done, found = threading.Event(), []
+    done = threading.Event()
+    found: list[tuple[Any, BaseException | None]] = []
 
     def act() -> None:
         try:
@@ -93,4 +94,5 @@ def within(seconds: float, work: Callable[[], T], doing: str) -> T:
     [(result, error)] = found
     if error is not None:
         raise error
-    return result  # type: ignore[return-value]  # of work
+    made: T = result
+    return made
