@@ -87,6 +87,7 @@ def _sources(holder: str, dataset: Any) -> Iterator[tuple[Path, str]]:
 def _places(holder: str, name: str) -> Iterator[Path]:
     """Where libhdf5 looks for a source's file, as far as something is there."""
     local = Path(name).name if name.startswith("/") else name
-    folders = [*os.environ.get("HDF5_VDS_PREFIX", "").split(":"), Path(holder).parent, Path(holder).resolve().parent]
+    own = [Path(holder).parent, Path(holder).resolve().parent]
+    folders = [*map(Path, os.environ.get("HDF5_VDS_PREFIX", "").split(":")), *own]
     found = [Path(holder)] if name == "." else [Path(name), *(Path(folder, local) for folder in folders)]
     return (place for place in dict.fromkeys(found) if place.is_file())
