@@ -20,6 +20,7 @@ from solar.extents import Extents, Listing
 from solar.group_names import GroupNames
 
 BATCHES_AHEAD, BATCHES_AHEAD_FROM_AFAR = 4, 64  # that are read before they are asked for, where nobody says how many
+UNVERSIONED = "unversioned+"  # before http:// or https://
 READERS = ("direct", "h5py", "mpio", "mpio-collective", "none")
 
 
@@ -33,6 +34,15 @@ def is_url(path: str) -> bool:
 
 
 KEPT_ENCODED = 65535  # native/include/solar/codec.hpp: chunks of our codec, checked and as they are stored; in no file
+
+
+def is_unversioned(path: str) -> bool:
+    """Whether it is a URL whose object is read although its server tells no version of it from another.
+
+    >>> is_unversioned("unversioned+https://example.org/scan.h5"), is_unversioned("https://example.org/scan.h5")
+    (True, False)
+    """
+    return path.startswith(UNVERSIONED)
 
 
 @dataclass(frozen=True)

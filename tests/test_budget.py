@@ -93,7 +93,7 @@ def test_a_storage_may_be_a_profile_and_must_exist(make: Callable[..., str], tmp
     made = profile.Profile("x", "now", "by hand", rates, DISK)
     profile.save(made, tmp_path / "disk.json")
     loader = DataLoader(dataset, storage=tmp_path / "disk.json")
-    assert loader._buffered._storage == Storage(DISK.latency, DISK.bandwidth, DISK.iops, DISK.depth)
+    assert loader._buffered.storage == Storage(DISK.latency, DISK.bandwidth, DISK.iops, DISK.depth)
     with pytest.raises(PlanError, match="the profile cannot be read"):
         DataLoader(dataset, storage="nowhere.json")
 

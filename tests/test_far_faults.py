@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +16,14 @@ from far_kit import Asked, Web, served
 from faults_kit import TABLE, check_page, table_of_the_page
 from stage_kit import SAMPLES, written
 
-from solar import DataLoader, H5Dataset, ReadError
+from solar import DataLoader, H5Dataset, ReadError, _native
+from solar.cli import main as cli
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
-from solar.io.far import place
+from solar.io.far import fetch, place
+from solar.io.layout import index
+
+RETRIES, TIMEOUT = place.RETRIES, place.TIMEOUT
 
 ENOUGH = 60.0  # seconds in which whatever hangs would not have ended
 
@@ -239,3 +244,97 @@ def test_a_fault_of_one_sample_may_be_left_out(web: Web) -> None:
     size[0] = (web.folder / "one.h5").stat().st_size
     with DataLoader(data, batch_size=20, buffer=0, on_error="skip") as loader:
         assert SAMPLES // 2 < sum(len(batch["x"]) for batch in loader) < SAMPLES
+
+
+def test_a_server_that_drips_is_given_up_in_the_time_that_is_said(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then would be asked for five times, each time for as long as a request may take."""
+    monkeypatch.setattr(place, "TIMEOUT", "1s")
+    monkeypatch.setattr(place, "RETRIES", {**place.RETRIES, "max_retries": 1})
+    monkeypatch.setattr(fetch, "REPEATED_FOR", 0.5)  # less than a request takes that is given up
+    ranges = []
+
+    def drips(asked: Asked, before: int) -> bool:
+        if asked.command != "GET":
+            return False
+        path = web.folder / "one.h5"
+        size = path.stat().st_size
+        first, last = asked.range(size)
+        ranges.append(first)
+        asked.head(206, last + 1 - first, path, f"bytes {first}-{last}/{size}")
+        asked.close_connection = True
+        with contextlib.suppress(OSError):  # who asked has enough
+            for at in range(first, last + 1):
+                asked.wfile.write(asked.bytes_of(path, at, 1))
+                time.sleep(0.2)
+        return True
+
+    data, _ = data_of(web, drips)
+    with (
+        DataLoader(data, batch_size=6, buffer=0, ahead=1) as loader,
+        pytest.raises(ReadError, match=r"one\.h5: /x, sample "),
+    ):
+        next(iter(loader))
+    assert ranges
+    assert len(set(ranges)) == len(ranges)  # the library asks for what is left, once; nobody begins again
+
+
+def test_a_request_takes_a_minute_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    longest = RETRIES["retry_timeout"].total_seconds() + float(TIMEOUT.rstrip("s"))
+    assert longest <= 60
+    assert fetch.REPEATED_FOR + float(TIMEOUT.rstrip("s")) <= 60
+
+
+# --- servers that tell no version of an object from another ----
+
+
+@contextlib.contextmanager
+def without_marks() -> Iterator[None]:
+    """Neither ETag nor Last-Modified."""
+    with pytest.MonkeyPatch.context() as patched:
+        send = Asked.send_header
+        unsaid = ("ETag", "Last-Modified")
+        patched.setattr(Asked, "send_header", lambda self, name, value: name in unsaid or send(self, name, value))
+        yield
+
+
+def test_an_object_whose_versions_cannot_be_told_apart_is_refused(web: Web) -> None:
+    """Two files of one size, one after the other under one name, came as one epoch."""
+    with without_marks():
+        with pytest.raises(ReadError, match=r"neither ETag nor Last-Modified.*unversioned\+"):
+            data_of(web)
+        assert cli(["inspect", web.url("one.h5")]) == 1
+
+
+def test_one_that_loses_its_mark_is_refused_while_it_is_read(web: Web) -> None:
+    data, _ = data_of(web)
+    with without_marks(), pytest.raises(ReadError, match="neither ETag nor Last-Modified"):
+        epoch(data)
+
+
+def test_it_is_read_where_that_is_asked_for_in_words_and_nothing_of_it_is_kept(
+    web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(index, "WORTH_KEEPING", 1)
+    stage = tmp_path / "stage"
+    stage.mkdir()
+    values = written(web.folder / "one.h5", "gzip")
+    with without_marks():
+        data = H5Dataset("unversioned+" + web.url("one.h5"), {"x": "x"}, stage=stage)
+        with DataLoader(data, batch_size=20, buffer=0) as loader:
+            assert np.array_equal(np.concatenate([batch["x"].numpy() for batch in loader]), values)
+            assert "tells no version of it from another" in loader.report()
+        assert not [*stage.rglob("*.stage")]
+        assert not [*tmp_path.glob("cache/**/*.index")]
+        values = written(web.folder / "one.h5", "gzip", seed=1)
+        place.store_of.cache_clear()
+        _native.far_forget()
+        fetch._Fetchers.here = None
+        again = H5Dataset("unversioned+" + web.url("one.h5"), {"x": "x"}, stage=stage)
+        assert np.array_equal(epoch(again), values)
+
+
+def test_the_words_are_for_web_servers_alone() -> None:
+    with pytest.raises(ReadError, match=r"unversioned\+s3:// is not read"):
+        H5Dataset("unversioned+s3://bucket/one.h5", "x")

@@ -12,7 +12,7 @@ import pytest
 from far_kit import Asked, Web, served
 from stage_kit import written
 
-from solar import DataLoader, H5Dataset, ReadError
+from solar import DataLoader, H5Dataset, LayoutError, ReadError, inspect, read
 from solar.cli import main
 
 pytest.importorskip("obstore", reason="obstore is not installed: pip install 'solar[remote]'")
@@ -105,3 +105,46 @@ def test_errors(code: int, web: Web, caplog: pytest.LogCaptureFixture, capfd: py
     assert main(["inspect", url(web, "another.h5")]) == 1
     captured = capfd.readouterr()
     assert told(str(raised.value) + repr(raised.value) + captured.out + captured.err + caplog.text) == []
+
+
+SECRET = "sesamethatnobodysees"
+WITH_SECRETS = {
+    "a fragment": f"https://host.invalid/one.h5#{SECRET}",
+    "a fragment behind spaces": f"https://host.invalid/one.h5#my {SECRET}",
+    "a query": f"https://host.invalid/one.h5?key={SECRET}",
+    "a query behind a bracket and a quote": f"https://host.invalid/one.h5?key=)'{SECRET}",
+    "both": f"s3://bucket/one*.h5?a={SECRET}#b={SECRET}",
+    "a password": f"https://me:{SECRET}@host.invalid/one.h5",
+    "a password with a slash": f"https://me:a/b{SECRET}@host.invalid/one.h5",
+    "another scheme": f"ftp://me:{SECRET}@host.invalid/one.h5#{SECRET}",
+    "no URL": f"https://[host.invalid/one.h5#{SECRET}",
+    "a word before": f"unversioned+https://host.invalid/one.h5#{SECRET}",
+}
+
+
+@pytest.mark.parametrize("kind", WITH_SECRETS)
+def test_a_url_that_is_refused_is_not_repeated_with_its_secret(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    given = WITH_SECRETS[kind]
+    for command in (
+        ["inspect", given, "--json"],
+        ["plan", given, "x"],
+        ["digest", given, "x", "--batch-size", "4"],
+        ["probe", given],
+        ["compress", given, str(tmp_path / "out.h5"), "--lossless"],
+        ["verify", given],
+        ["verify", "in.h5", given],
+        ["stage", given, "--to", str(tmp_path)],
+        ["bench", given, "x"],
+    ):
+        assert main(command) == 1
+    said = []
+    for use in (H5Dataset, inspect, read):
+        with pytest.raises((ReadError, LayoutError)) as raised:
+            use([given], "x")
+        said += [str(raised.value), repr(raised.value)]
+    captured = capfd.readouterr()
+    assert SECRET not in captured.out + captured.err + caplog.text + "".join(said)
+    assert "host.invalid" in "".join(said) or kind == "both"

@@ -33,6 +33,7 @@ from faults_kit import (
     check_page,
     engine,
     fault,
+    injected,
     outcome,
     reads,
     table_of_the_page,
@@ -41,12 +42,13 @@ from faults_kit import (
     written,
 )
 
-from solar import DataLoader, H5Dataset, compress, inspect
+from solar import DataLoader, H5Dataset, ReadError, compress, inspect
 from solar.io.layout import index
 from solar.io.machine import profile, whole
 
 HEAD = ["what happens", "what becomes of the epoch"]
 OTHERS_HEAD = ["what else happens", "what becomes of it"]
+HANGS = 60.0  # seconds that a call does not return, if nobody ends the fault
 LOOK = 0.12  # seconds after which a change of an open file is seen
 
 
@@ -295,3 +297,20 @@ def test_the_page_lists_every_fault() -> None:
     if not TABLE:
         assert list(table_of_the_page(HEAD, len(CASES))) == list(CASES)
         assert list(table_of_the_page(OTHERS_HEAD, len(OTHERS))) == list(OTHERS)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_a_file_system_that_hangs_when_files_are_looked_at_is_waited_for_as_long_as_timeout_says(
+    way: Way, tmp_path: Path
+) -> None:
+    """The check that files are unchanged is no call of the consumer's thread: that would hang with the system."""
+    path = written(tmp_path)
+    data = H5Dataset(path, {"x": "x"}, page_cache=way.page_cache)
+    with engine(way), DataLoader(data, batch_size=BATCH, buffer=way.buffer, timeout=0.3) as loader:
+        with injected([fault("look", delay=HANGS)]):
+            began = time.monotonic()
+            with pytest.raises(ReadError, match=r"did not come in 0\.3 s: .*the file system of .*scan"):
+                next(iter(loader))
+            assert time.monotonic() - began < HANGS / 2
+        batches = [batch["x"].numpy() for batch in loader]
+    assert np.array_equal(np.concatenate(batches), truth_of(path))

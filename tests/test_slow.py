@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import h5py
@@ -12,7 +13,7 @@ import pytest
 from kit import same
 
 import solar
-from solar.io.libhdf5 import slow
+from solar.io.libhdf5 import slow, slow_thread
 from solar.io.machine import child_end
 
 
@@ -138,3 +139,21 @@ def test_a_missing_filter_is_named_with_what_to_install(tmp_path: Path) -> None:
         dataset.write_direct_chunk((0,), b"nonsense", 0)
     with pytest.raises(solar.LayoutError, match="filter 310"):
         solar.read(path, "x")
+
+
+def test_where_no_thread_can_be_started_a_read_is_an_error_and_the_next_one_comes(
+    zoo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = solar.H5Dataset(zoo, {"x": "vlen"})
+    theirs = solar.read(zoo, "vlen", 1)
+    monkeypatch.setattr(slow_thread._Thread, "waiting", None)
+
+    def refuses(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuses)
+        with pytest.raises(solar.ReadError, match="starts no thread"):
+            data.start_batch([1])
+    coming = data.start_batch([1])
+    assert same(coming.arrived(60.0)[0][0], theirs)

@@ -200,7 +200,8 @@ def test_what_was_found_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[st
     raw(tmp_path, [(0, 48), (8, 48)])
     assert main(["inspect", str(tmp_path / "v.h5")]) == 0
     told = capsys.readouterr().out
-    assert "virtual: 40 samples from 5 files, read natively · 8 samples that nothing holds, of the fill value" in told
+    assert "virtual: 40 samples from 5 files, read natively: " in told
+    assert f"{paths[0]}, {paths[1]}, {paths[2]} and 2 more · 8 samples that nothing holds, of the fill value" in told
     assert 'H5Dataset("' in told
     assert main(["inspect", str(tmp_path / "e.h5")]) == 0
     assert "external: 12 samples from 2 files, read natively" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from solar.errors import LayoutError
 from solar.io.compress.as_stored import chunk_begins, slabs, stored_values
 from solar.io.compress.skeleton import H5_ERRORS, OUR_ATTRIBUTES, check_readable, leads_elsewhere
+from solar.io.libhdf5 import elsewhere
 
 COMPARED_AT_ONCE = 16 << 20  # bytes of values compared at a time
 
@@ -152,9 +153,11 @@ def _datasets(two: _Two, path: str, ours: Any, theirs: Any) -> Iterator[str]:
     if ours.shape is None or 0 in ours.shape or ours.is_virtual:
         return
     try:
+        for one in (ours, theirs):
+            elsewhere.check_all(one)
         if not _same_values(two, ours, theirs):
             yield f"{path}: its values differ"
-    except LayoutError as error:
+    except (LayoutError, elsewhere.Unreadable) as error:
         yield f"{path}: its values cannot be compared: {error}"
     except H5_ERRORS as error:
         if ours.id.get_storage_size() != theirs.id.get_storage_size():  # what nobody here can read

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,15 @@ import numpy as np
 from solar import _native
 from solar.errors import ReadError
 from solar.io.far.place import place_of, store_of, told
-from solar.values import is_url
+from solar.io.machine.late import started
+from solar.values import UNVERSIONED, is_unversioned, is_url
 
 IN_FLIGHT, MOST_IN_FLIGHT = 64, 256  # threads, and so requests in flight; and where each takes long
 EACH_SECOND = 3200.0  # requests that a process makes: so many are in flight, times what the quickest takes
 UNDER_WAY, UNDER_WAY_PART = 256 << 20, 64  # bytes asked for that have not come, at most; or that part of the memory
+REPEATED_FOR = 30.0  # seconds from the first request for some bytes, after which no other one for them begins
 TRIES, PAUSE = 5, 0.1  # of an answer that is cut; seconds before the second, and twice as long each time after
+REFUSALS = (errno.ESTALE, errno.EREMOTEIO, errno.ENOTSUP)  # of ours
 LAST_REQUEST = 2.0  # seconds that requests in flight have to finish when the program ends
 
 Identity = tuple[int, int, int, int]  # as in native/include/solar/file.hpp: bytes, mtime_ns, inode, ctime_ns
@@ -52,7 +56,11 @@ class _Fetchers:
         self._quickest = 0.0  # seconds, of a request
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         _native.far_begin(min(UNDER_WAY, memory // UNDER_WAY_PART))
-        self._grow()
+        try:
+            self._grow()
+        except ReadError:  # there is no thread to take orders: refuse them
+            _native.far_end()
+            raise
 
     @classmethod
     def get(cls, url: str) -> _Fetchers:
@@ -91,14 +99,13 @@ class _Fetchers:
         with self._growing:
             most = min(max(IN_FLIGHT, int(EACH_SECOND * self._quickest)), MOST_IN_FLIGHT)
             if len(self._threads) < most:
-                thread = threading.Thread(target=self._work, name="solar-far", daemon=True)
-                self._threads.append(thread)
-                thread.start()
+                self._threads.append(started("solar-far", self._work))
 
     def _work(self) -> None:
         while (order := _native.far_take()) is not None:
             if _native.far_waiting():
-                self._grow()
+                with suppress(ReadError):  # then fewer threads fetch
+                    self._grow()
             number, url, offset, nbytes, was = order
             begin = time.monotonic()
             try:
@@ -120,7 +127,7 @@ def identity(url: str) -> Identity:
     import obstore
 
     root, path = place_of(url)
-    return _identity_in(obstore.head(store_of(root), path))
+    return _identity_in(obstore.head(store_of(root), path), url)
 
 
 def fetched(url: str, offset: int, nbytes: int, was: Identity) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -128,23 +135,26 @@ def fetched(url: str, offset: int, nbytes: int, was: Identity) -> np.ndarray[Any
     import obstore
 
     root, path = place_of(url)
+    begin, answer = time.monotonic(), None
     for tried in range(TRIES):
-        answer = obstore.get(store_of(root), path, options={"range": (offset, offset + nbytes)})
-        _check(answer, offset, nbytes, was)
         try:
+            answer = obstore.get(store_of(root, again=tried > 0), path, options={"range": (offset, offset + nbytes)})
+            _check(answer, url, offset, nbytes, was)
             # No more is taken than was asked for, whatever the server goes on to send.
             return np.frombuffer(next(iter(answer.stream(min_chunk_size=nbytes)), b""), np.uint8)
-        except obstore.exceptions.BaseError:  # cut amid the answer, which the library does not ask for again
-            if tried == TRIES - 1:
+        except obstore.exceptions.GenericError:
+            # The library repeats a request that is not answered, but not one that is cut amid the answer.
+            last = tried == TRIES - 1 or time.monotonic() - begin + PAUSE * 2**tried > REPEATED_FOR
+            if answer is None or last:
                 raise
             time.sleep(PAUSE * 2**tried)
     raise AssertionError("unreachable")
 
 
-def _check(answer: Any, offset: int, nbytes: int, was: Identity) -> None:
+def _check(answer: Any, url: str, offset: int, nbytes: int, was: Identity) -> None:
     if tuple(answer.range) != (offset, offset + nbytes):
         raise OSError(errno.EREMOTEIO, f"the server answered with bytes {answer.range[0]} to {answer.range[1]}")
-    now = _identity_in(answer.meta)
+    now = _identity_in(answer.meta, url)
     if now != tuple(was):
         raise OSError(errno.ESTALE, f"changed since it was inspected ({_differs(was, now)}); make the H5Dataset again")
 
@@ -153,16 +163,23 @@ def _differs(was: Identity, now: Identity) -> str:
     return f"size {was[0]} -> {now[0]}" if was[0] != now[0] else "modification time or ETag differ"
 
 
-def _identity_in(meta: Mapping[str, Any]) -> Identity:
+def _identity_in(meta: Mapping[str, Any], url: str) -> Identity:
     mark = meta.get("e_tag") or meta.get("version") or ""
     number = int.from_bytes(hashlib.blake2b(mark.encode(), digest_size=8).digest(), "little") | 1 if mark else 0
     modified = meta.get("last_modified")
-    return int(meta["size"]), 0 if modified is None else int(modified.timestamp()) * 10**9, number, number >> 2
+    seconds = 0 if modified is None else int(modified.timestamp())  # the library takes 1970 where nobody says
+    if not number and not seconds and not is_unversioned(url):
+        raise OSError(
+            errno.ENOTSUP, "its server sends neither ETag nor Last-Modified, so that one version of it cannot be told "
+            "from another and a batch could be made of both: have the server send one of them, or copy the file to a "
+            f"local disk; to read it all the same, put {UNVERSIONED} before its URL (docs/remote.md)"
+        )  # fmt: skip
+    return int(meta["size"]), seconds * 10**9, number, number >> 2
 
 
 def _refusal(error: BaseException) -> tuple[int, str]:
     """An error code, and words, for an error of the library."""
-    if isinstance(error, ReadError) or (isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.EREMOTEIO)):
+    if isinstance(error, ReadError) or (isinstance(error, OSError) and error.errno in REFUSALS):
         return error.errno or errno.EREMOTEIO, str(error.strerror or error)
     import obstore.exceptions as library
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from solar.errors import LayoutError, ReadError
-from solar.values import is_url
+from solar.values import UNVERSIONED, is_unversioned, is_url
 
 SCHEMES = ("http", "https", "s3", "gs", "az", "abfs", "abfss", "file")
 TIMEOUT, CONNECT_TIMEOUT = "30s", "10s"  # of one request
@@ -46,24 +46,26 @@ def place_of(url: str) -> FarPlace:
     FarPlace(root='https://example.org', path='runs/scan 1.h5')
     """
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url.removeprefix(UNVERSIONED))
         secret = parts.username is not None or parts.password is not None
+        _ = parts.port if parts.scheme.startswith("http") else None  # a ValueError, unless it is a number
     except ValueError:
-        raise ReadError(errno.EINVAL, "it is no URL", told(url)) from None
+        raise ReadError(errno.EINVAL, "it is no URL", public(url)) from None
     if secret and parts.scheme not in ("abfs", "abfss"):  # whose containers stand before an @
         raise ReadError(
             errno.EINVAL, "it holds a user's name or password, which would be printed and kept: take them out; "
-            "they are looked for in the environment (docs/remote.md)", told(url)
+            "they are looked for in the environment (docs/remote.md)", public(url)
         )  # fmt: skip
-    if parts.scheme not in SCHEMES:
+    if parts.scheme not in SCHEMES or (is_unversioned(url) and not parts.scheme.startswith("http")):
         known = ", ".join(f"{one}://" for one in SCHEMES)
-        raise ReadError(errno.EINVAL, f"{parts.scheme}:// is not read; known are {known}", told(url))
+        scheme = UNVERSIONED * is_unversioned(url) + parts.scheme
+        raise ReadError(errno.EINVAL, f"{scheme}:// is not read; known are {known}", public(url))
     if not parts.netloc and parts.scheme != "file":
-        raise ReadError(errno.EINVAL, "it names no host or bucket", told(url))
-    if parts.query or parts.fragment:
+        raise ReadError(errno.EINVAL, "it names no host or bucket", public(url))
+    if "?" in url or "#" in url:
         raise ReadError(
-            errno.EINVAL, "it has a query (what follows the ?), as signed URLs have: they are not read; name the "
-            "object by s3://, gs:// or az://", told(url)
+            errno.EINVAL, "it has a query or a fragment (what follows the ? or the #), as signed URLs have: they are "
+            "not read; name the object by s3://, gs:// or az://; in a name write %3F and %23", public(url)
         )  # fmt: skip
     return FarPlace(f"{parts.scheme}://{parts.netloc}", unquote(parts.path).lstrip("/"))
 
@@ -80,8 +82,11 @@ def beside(url: str, name: str) -> str | None:
 
 
 @lru_cache(maxsize=STORES)
-def store_of(root: str) -> Any:
-    """The store, of the library that fetches; one for each of the latest roots, so that connections are used again."""
+def store_of(root: str, again: bool = False) -> Any:
+    """The store, of the library that fetches; one for each of the latest roots, so that connections are used again.
+
+    With `again` it makes each request once: whoever asks again counts the time since the first request.
+    """
     import obstore.store
 
     options: dict[str, Any] = {"timeout": TIMEOUT, "connect_timeout": CONNECT_TIMEOUT}
@@ -90,7 +95,7 @@ def store_of(root: str) -> Any:
     if root == "file://":
         return obstore.store.LocalStore("/")
     make: Any = obstore.store.from_url  # its type knows no options that all stores have
-    return make(root, client_options=options, retry_config=RETRIES)
+    return make(root, client_options=options, retry_config={**RETRIES, "max_retries": 0} if again else RETRIES)
 
 
 def listed(url: str, suffixes: Iterable[str]) -> list[str]:
@@ -99,7 +104,7 @@ def listed(url: str, suffixes: Iterable[str]) -> list[str]:
 
     root, path = place_of(url)
     if root.startswith("http"):
-        raise LayoutError(f"{url}: a web server does not tell what lies there: give a list of URLs")
+        raise LayoutError(f"{public(url)}: a web server does not tell what lies there: give a list of URLs")
     whole = path.endswith("/") or not path
     fixed = path if whole else re.split(r"[*?\[]", path)[0].rpartition("/")[0]
     ends = tuple(suffixes)
@@ -115,11 +120,23 @@ def listed(url: str, suffixes: Iterable[str]) -> list[str]:
     return sorted(found, key=lambda one: one.encode("utf-8", "surrogateescape"))
 
 
-def told(text: str) -> str:
-    """What may be printed of a URL, or of the library's words: without users, passwords and queries, in one line.
+def public(url: str) -> str:
+    """What may be printed of a URL that is refused: no user and password, no query and no fragment.
 
-    >>> told("https://me:secret@example.org/a.h5?token=1")
-    'https://example.org/a.h5?...'
+    >>> public("https://me:a/secret@example.org/a.h5?token='1"), public("https://example.org/a.h5#my token")
+    ('https://example.org/a.h5?...', 'https://example.org/a.h5#...')
+    """
+    scheme, _, rest = url.partition("://")
+    place = re.split(r"[?#]", rest, maxsplit=1)[0]
+    mark = f"{rest[len(place)]}..." if len(place) < len(rest) else ""
+    return told(f"{scheme}://{place.rpartition('@')[2]}") + mark
+
+
+def told(text: str) -> str:
+    """What may be printed of a URL, or of the library's words: without users, passwords, queries and fragments.
+
+    >>> told("https://me:secret@example.org/a.h5?token=1"), told("https://example.org/a.h5#token=1")
+    ('https://example.org/a.h5?...', 'https://example.org/a.h5#...')
     """
     # What a server says beside its status may repeat what it was sent, key and token; its code does not.
     code = re.search(r"<Code>(\w{1,60})</Code>", text)
@@ -129,6 +146,7 @@ def told(text: str) -> str:
             text = text.replace(value, "...")
     text = re.sub(r"(?<=://)[^/@\s]*@", "", text)
     text = re.sub(r"\?[^\s\"')]+", "?...", text)
+    text = re.sub(r"(://[^\s\"'#]*#)[^\s\"']+", r"\1...", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = " ".join(lines[: next((at for at, one in enumerate(lines) if one.startswith("Debug source")), 3)])
     return line if len(line) <= LONGEST_TOLD else line[:LONGEST_TOLD] + "..."

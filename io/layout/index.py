@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from solar import _native
 from solar.io.machine import whole
 from solar.io.ranks.awaited import awaited
-from solar.values import is_url
+from solar.values import is_unversioned, is_url
 
 WORTH_KEEPING = 100_000  # chunks; a smaller table is walked in less than a tenth of a second
 FOLDER_NBYTES = 4 << 30  # what the cache folder may grow to
@@ -55,7 +55,7 @@ class Table:
 def chunk_table(path: str, dataset: _native.Dataset, cache: Folder = "auto") -> Table:
     """The table of a chunked dataset that is in this file. `cache`: a folder, "auto" for the user's, None for none."""
     grid = math.prod(-(-size // chunk) for size, chunk in zip(dataset["shape"], dataset["chunk"], strict=True) if chunk)
-    if cache is None or grid < WORTH_KEEPING:
+    if cache is None or grid < WORTH_KEEPING or is_unversioned(path):
         return _walked(path, dataset, grid)
     key = _key(path, dataset)
     kept = (default_folder() if cache == "auto" else Path(cache)) / f"{key.hex()}.index"

@@ -21,7 +21,7 @@ from solar.io.far.fetch import ready
 from solar.io.far.place import listed, place_of
 from solar.io.layout.nearest import LOOKED_AT, nearest
 from solar.io.machine.identity import refuse_zarr
-from solar.values import is_url
+from solar.values import UNVERSIONED, is_url
 
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".nxs", ".cxi", ".nc", ".nc4")
 
@@ -79,7 +79,7 @@ def _meant(path: str) -> str:
 
 
 def _files_of_url(url: str) -> list[str]:
-    several = url.endswith("/") or (glob.has_magic(url) and not url.startswith("http"))
+    several = url.endswith("/") or (glob.has_magic(url) and not url.removeprefix(UNVERSIONED).startswith("http"))
     if not several:
         place_of(url)
     ready([url])

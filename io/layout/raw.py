@@ -9,9 +9,10 @@ import os
 import numpy as np
 
 from solar import _native
-from solar.errors import ReadError
+from solar.errors import LayoutError, ReadError
 from solar.io.far.place import beside
 from solar.io.layout.stretches import Made, Place
+from solar.io.libhdf5 import elsewhere
 from solar.values import is_url
 
 
@@ -30,7 +31,7 @@ def of_raw_files(file: str, dataset: _native.Dataset, external: list[tuple[str, 
             continue
         if nbytes % row_nbytes:
             raise Unresolved(f"{name} ends within a row")
-        path, facts = _from_afar(file, name) if is_url(file) else _here(name)
+        path, facts = _from_afar(file, name) if is_url(file) else _here(file, name)
         if offset + nbytes > facts["file_nbytes"]:
             raise Unresolved(f"{path} is shorter than its share of the values: libhdf5 gives zeros for the rest")
         there = {"storage": "contiguous", "elsewhere": "", "address": offset, "nbytes": nbytes, **facts}
@@ -44,9 +45,14 @@ def of_raw_files(file: str, dataset: _native.Dataset, external: list[tuple[str, 
     return Made(places, np.arange(len(places)), np.zeros(len(places), np.int64), np.array(rows, np.int64))
 
 
-def _here(name: str) -> tuple[str, dict[str, int]]:
-    """The path of a raw file, and its identity."""
-    path = os.path.abspath(name)  # a relative name is relative to the working directory, as libhdf5 has it
+def _here(file: str, name: str) -> tuple[str, dict[str, int]]:
+    """The path of a raw file, and its identity; LayoutError if it must not be read for this file."""
+    try:
+        path = os.path.abspath(elsewhere.raw_file(file, name))  # relative to the working directory, as libhdf5 has it
+    except elsewhere.Unreadable as error:
+        raise LayoutError(f"{file}: {error}") from None
+    except (OSError, ValueError, RuntimeError) as error:  # a loop of links
+        raise Unresolved(f"its raw file {name} cannot be found: {error}") from None
     if os.environ.get("HDF5_EXTFILE_PREFIX"):
         raise Unresolved("HDF5_EXTFILE_PREFIX is set")
     try:

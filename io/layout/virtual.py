@@ -24,6 +24,7 @@ from solar.io.libhdf5 import slow
 OUTSIDE = ("virtual", "external")  # storages whose values are elsewhere
 VIRTUAL_DEPTH = 8  # virtual datasets within each other
 MOST_STRETCHES = 100_000  # of rows; with more, planning would take longer than libhdf5
+MOST_NAMED = 8  # raw files in a message
 IRREGULAR = "it maps what is no regular pattern of rows"
 UNLIMITED = 2**64 - 1  # HDF5's word for "as many as there are"
 
@@ -56,7 +57,7 @@ def _resolved(file: str, dataset: _native.Dataset, per_file: bool) -> tuple[list
     try:
         facts = slow.made_of(file, dataset["target"] or dataset["name"])
     except SolarError as error:
-        if dataset["storage"] == "virtual":  # its shape is not known
+        if dataset["storage"] == "virtual" or isinstance(error, LayoutError):  # its shape is not known; it is refused
             raise
         return dataset["shape"], _why(dataset, str(error))
     shape = dataset["shape"] if facts["shape"] is None else list(facts["shape"])
@@ -71,7 +72,8 @@ def _resolved(file: str, dataset: _native.Dataset, per_file: bool) -> tuple[list
         if len(made.rows) > MOST_STRETCHES:
             raise _too_many(len(made.rows))
     except Unresolved as why:
-        return shape, _why(dataset, str(why))
+        raw = ", ".join(dict.fromkeys(str(name) for name, *_ in facts["external"][:MOST_NAMED]))
+        return shape, _why(dataset, f"{why}; its raw files: {raw}" if raw else str(why))
     return shape, made
 
 

@@ -27,6 +27,7 @@ holds objects field by field; objects one after another, each a tag and what the
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -42,12 +43,21 @@ import numpy as np
 if TYPE_CHECKING:
     from solar.io.machine.child_end import Caller
 
+
+def _beside(name: str) -> Any:
+    """A module of this folder, which is no package in the process."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+elsewhere = _beside("elsewhere")
+Unreadable: type[Exception] = elsewhere.Unreadable
 LENGTH = struct.Struct("<Q")
 ALL_ROWS, BOX, SOURCES = -1, -2, -3
-
-
-class Unreadable(Exception):
-    """The dataset is of a kind that cannot be read at all."""
 
 
 # --- values to bytes and back (the caller decodes with the same functions) ----
@@ -184,6 +194,7 @@ class OpenDataset:
         self._sources: dict[Path, Any] = {}  # sources and their identities when opened: libhdf5 keeps them open, too
         self._file: Any = None
         self.dataset: Any = None
+        self._checked = False
 
     def of(self, path: str, name: str) -> Any:
         import h5py
@@ -198,8 +209,12 @@ class OpenDataset:
             if not isinstance(self.dataset, h5py.Dataset):
                 raise Unreadable("it is a group, not a dataset")
             self._sources = {place: identity_of(place) for place in checked_sources(path, self.dataset)}
-            self._key = key
+            self._key, self._checked = key, False
         return self.dataset
+
+    def check(self) -> None:
+        """Unreadable if its values, or those of its sources, are where they must not be."""
+        self._checked = self._checked or elsewhere.check_all(self.dataset) is None
 
 
 def identity_of(place: Path) -> tuple[int, ...]:
@@ -217,10 +232,10 @@ def checked_sources(path: str, dataset: Any) -> list[Path]:
     libhdf5 itself refuses a folder, and "." is a virtual dataset's own file.
     """
     places = []
-    names = [one[0] for one in dataset.external or ()]
-    names += [one.file_name for one in dataset.virtual_sources()] if dataset.is_virtual else []
-    for name in dict.fromkeys(names):
-        for place in (Path(name), Path(path).parent / name):  # as libhdf5 takes it for raw files, and for virtual ones
+    raw = [elsewhere.raw_file(dataset.file.filename, one[0]) for one in dataset.external or ()]
+    names = [one.file_name for one in dataset.virtual_sources()] if dataset.is_virtual else []
+    for name in dict.fromkeys([*raw, *names]):
+        for place in (Path(name), Path(path).parent / name):
             if place.exists() and not (place.is_file() or place.is_dir()):
                 raise Unreadable(f"its values are to be in {place}, which is no plain file")
             places.append(place)
@@ -372,6 +387,7 @@ def answer(caller: Caller, request: dict[str, Any], kept: OpenDataset) -> tuple[
         dataset = kept.of(request["path"], request["dataset"])
         if request["rows"] == SOURCES:
             return made_of(dataset), b""
+        kept.check()
         rows = np.frombuffer(payload, np.int64) if request["rows"] != ALL_ROWS else None
         if rows is not None and request["rows"] == BOX:
             rows = rows.reshape(-1, 2)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from solar.io.libhdf5 import slow
 from solar.io.machine.identity import unchanged
+from solar.io.machine.late import started
 from solar.values import Layout
 
 
@@ -88,8 +89,9 @@ class _Thread:
     @classmethod
     def queue(cls) -> SimpleQueue[SlowRead]:
         if cls.waiting is None:
-            cls.waiting = SimpleQueue()
-            threading.Thread(target=cls.serve, args=(cls.waiting,), name="solar-h5py", daemon=True).start()
+            waiting: SimpleQueue[SlowRead] = SimpleQueue()
+            started("solar-h5py", cls.serve, waiting)
+            cls.waiting = waiting  # only now: what is put into a queue without a thread is waited for without an end
         return cls.waiting
 
     @classmethod

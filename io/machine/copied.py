@@ -15,6 +15,7 @@ from solar import _native
 from solar.errors import PlanError, SolarError
 from solar.io.far.fetch import Identity, ready
 from solar.io.machine.figures import size
+from solar.values import is_unversioned
 
 COPIED_PIECE = 8 << 20  # bytes of a request
 COPIED_TOGETHER = 16  # of them
@@ -40,7 +41,7 @@ def copied(url: str, beside: Path, told: Told) -> Iterator[Path]:
     for other in beside.parent.glob(f".{beside.name[:180]}.solar-*.copy*"):  # of another object, or cut short
         if other != path:
             other.unlink(missing_ok=True)
-    if not _ours(path):
+    if not _ours(path) or is_unversioned(url):
         path.unlink(missing_ok=True)
         _bring(url, was, path, told)
     try:

@@ -1,12 +1,14 @@
-"""Waiting: the loop that polls until something is there, and the error for our own time limits."""
+"""Waiting: the loop that polls until something is there, the error for our own time limits, and work in a thread."""
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from solar.errors import ReadError
 
@@ -93,3 +95,42 @@ def until_others(
             "are stopped, or wait for something themselves"
         )
     return found
+
+
+def started(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
+    """Starts a daemon thread. ReadError where the system starts no more of them.
+
+    Hand work over, or say that the thread is there, only after this has returned.
+    """
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:  # RuntimeError: can't start new thread
+        what = f"the system starts no thread for reading ({name}): run fewer programs, or raise `ulimit -u`"
+        raise ReadError(errno.EAGAIN, what) from error
+    return thread
+
+
+def within(seconds: float, work: Callable[[], T], doing: str) -> T:
+    """The result of `work`, which runs in a thread of its own. Late after so many seconds, with what it was `doing`.
+
+    A system call on a file system that hangs does not return, and hears no signal. So the thread is left to itself.
+    """
+    done = threading.Event()
+    found: list[tuple[Any, BaseException | None]] = []
+
+    def act() -> None:
+        try:
+            found.append((work(), None))
+        except BaseException as error:
+            found.append((None, error))
+        done.set()
+
+    started("solar-look", act)
+    if not until(done.wait, seconds):
+        raise Late(f"no answer after {seconds:g} s: {doing}")
+    [(result, error)] = found
+    if error is not None:
+        raise error
+    made: T = result
+    return made

@@ -28,7 +28,7 @@ from solar import _native
 from solar.errors import PlanError
 from solar.io.layout.index import SETTLED_NS
 from solar.io.machine import figures, quantities, whole
-from solar.values import Layout, is_url
+from solar.values import Layout, is_unversioned, is_url
 
 STAGE_BLOCK = 4096  # native/include/solar/stage.hpp
 HEADER_PAGE = struct.Struct("<8sII16sQI4x")  # magic, version, block, token, bytes of the far file, claims
@@ -284,6 +284,10 @@ class _Opening:
 
     def _file(self, layout: Layout, at: int, runs: Runs) -> tuple[_native.Stage, int] | None:
         if not len(runs):
+            return None
+        if is_unversioned(layout.paths[at]):
+            why = f"the server of {layout.paths[at]} tells no version of it from another"
+            self._became.problems[why] = None
             return None
         just_now = time.time_ns() - int(layout.file_mtime_ns[at]) < SETTLED_NS
         if just_now and not is_url(layout.paths[at]):  # an object has a mark of its own for each time it is written

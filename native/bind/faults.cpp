@@ -23,12 +23,13 @@ using solar::faults::Fault;
 using BoundFault = std::tuple<std::string, std::string, std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t, int,
                               std::uint64_t, double>;
 
-constexpr std::array<std::pair<const char*, Call>, 6> calls{{{"open", Call::open},
+constexpr std::array<std::pair<const char*, Call>, 7> calls{{{"open", Call::open},
                                                              {"read", Call::read},
                                                              {"ring", Call::ring},
                                                              {"map", Call::map},
                                                              {"memory", Call::memory},
-                                                             {"write", Call::write}}};
+                                                             {"write", Call::write},
+                                                             {"look", Call::look}}};
 
 Call call_of(const std::string& word) {
   for (const auto& [name, call] : calls) {

@@ -19,6 +19,7 @@ constexpr std::uint64_t expected_gap = 128 << 10;    // and that is fetched alon
 constexpr std::uint64_t longest_expected = 1 << 20;  // fetched at a time
 constexpr std::uint64_t most_coming = most_kept / 2;
 constexpr std::size_t most_expected = 4096;
+constexpr std::chrono::milliseconds glance{200};       // between looks whether anything is answered at all
 constexpr std::chrono::milliseconds until_looked{5};  // whether another thread has taken in what is waited for
 constexpr std::chrono::seconds seen_for{2};  // every answer says of which file it is, so that no wrong byte is used
 
@@ -55,36 +56,54 @@ bool Far::Mailbox::take(Result& result, std::chrono::nanoseconds limit) {
   return true;
 }
 
-void Far::place(Order order, Pending pending) {
+std::uint64_t Far::place(Order order, Pending pending) {
   const std::shared_ptr<Mailbox> to = pending.to;
   const std::uint64_t tag = pending.tag;
   {
     const std::lock_guard lock(mutex_);
     if (fetches_) {
+      if (pending_.empty()) answered_ = std::chrono::steady_clock::now();
       order.number = ++last_;
       pending_.emplace(order.number, std::move(pending));
       orders_.push_back(std::move(order));
       has_order_.notify_one();
-      return;
+      return last_;
     }
   }
   to->put({tag, -ENOTSUP, "nothing here fetches it: open it by H5Dataset, which needs pip install 'solar[remote]'"});
+  return 0;
 }
 
-void Far::order(const std::string& url, const Identity& was, std::vector<iovec> parts, std::uint64_t offset,
-                std::uint64_t tag, std::shared_ptr<Mailbox> to) {
+bool Far::silent() const {
+  const std::lock_guard lock(mutex_);
+  return std::chrono::steady_clock::now() - answered_ > patience_;
+}
+
+// The result of the only order of this mailbox. Who fetches gives up each order in time, so that one of those under way
+// is answered again and again; if none is, they are stuck, and the order is withdrawn.
+Far::Result Far::result_of(std::uint64_t number, Mailbox& box) {
+  Result result;
+  while (!box.take(result, glance)) {
+    if (!silent() || !take_pending(number).to) continue;  // what is being given comes at once
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience_).count();
+    return {0, -ETIMEDOUT,
+            "no answer to any request for " + std::to_string(seconds) +
+                " s: the threads that fetch are stuck; look at the network and the server, and begin the program again"};
+  }
+  return result;
+}
+
+std::uint64_t Far::order(const std::string& url, const Identity& was, std::vector<iovec> parts, std::uint64_t offset,
+                         std::uint64_t tag, std::shared_ptr<Mailbox> to) {
   Pending pending{false, std::move(parts), 0, tag, std::move(to), nullptr};
   for (const iovec& part : pending.parts) pending.nbytes += part.iov_len;
-  place({0, url, offset, pending.nbytes, was}, std::move(pending));
+  return place({0, url, offset, pending.nbytes, was}, std::move(pending));
 }
 
 void Far::read(const std::string& url, const Identity& was, std::uint64_t offset, MutableBytes out) {
   if (out.empty()) return;
   const auto box = std::make_shared<Mailbox>();
-  order(url, was, {{out.data(), out.size()}}, offset, 0, box);
-  Result result;
-  while (!box->take(result, std::chrono::hours(1))) {
-  }
+  const Result result = result_of(order(url, was, {{out.data(), out.size()}}, offset, 0, box), *box);
   if (result.nbytes < 0) {
     const std::string where = std::to_string(out.size()) + " bytes at offset " + std::to_string(offset);
     throw Error(Kind::read, url + ": reading " + where + ": " + result.why, static_cast<int>(-result.nbytes));
@@ -101,15 +120,18 @@ Identity Far::look(const std::string& url) {
   }
   Identity now;
   const auto box = std::make_shared<Mailbox>();
-  place({0, url, 0, 0, {}}, {false, {}, 0, 0, box, &now});
-  Result result;
-  while (!box->take(result, std::chrono::hours(1))) {
-  }
+  const Result result = result_of(place({0, url, 0, 0, {}}, {false, {}, 0, 0, box, &now}), *box);
   if (result.nbytes < 0) throw Error(Kind::read, url + ": " + result.why, static_cast<int>(-result.nbytes));
   const std::lock_guard lock(mutex_);
   constexpr std::size_t most_seen = 4096;
   if (seen_.size() >= most_seen) seen_.clear();
   seen_[url] = {now, std::chrono::steady_clock::now()};
+  if (now.mtime_ns == 0 && now.inode == 0) {  // nothing tells whether what is kept is of this version
+    kept_.remove_if([&](const Block& one) {
+      if (one.url == url) kept_nbytes_ -= one.bytes.size();
+      return one.url == url;
+    });
+  }
   return now;
 }
 
@@ -203,6 +225,7 @@ bool Far::has_come(const std::string& url, const Identity& was, std::uint64_t of
              same(block.was, was);
     });
     if (!coming) return waited;
+    if (std::chrono::steady_clock::now() - answered_ > patience_) return false;  // who reads it says so
   }
 }
 
@@ -240,13 +263,17 @@ bool Far::may_take() const noexcept {
 
 std::optional<Far::Order> Far::take() {
   std::unique_lock lock(mutex_);
-  has_order_.wait(lock, [this] { return may_take() || !fetches_; });
-  if (orders_.empty()) return std::nullopt;
-  Order order = std::move(orders_.front());
-  orders_.pop_front();
-  under_way_ += order.nbytes;
-  pending_.at(order.number).taken = true;
-  return order;
+  for (;;) {
+    has_order_.wait(lock, [this] { return may_take() || !fetches_; });
+    if (orders_.empty()) return std::nullopt;
+    Order order = std::move(orders_.front());
+    orders_.pop_front();
+    const auto found = pending_.find(order.number);
+    if (found == pending_.end()) continue;  // it was withdrawn
+    under_way_ += order.nbytes;
+    found->second.taken = true;
+    return order;
+  }
 }
 
 Far::Pending Far::take_pending(std::uint64_t number) {
@@ -256,6 +283,7 @@ Far::Pending Far::take_pending(std::uint64_t number) {
   Pending pending = std::move(found->second);
   pending_.erase(found);
   if (pending.taken) under_way_ -= pending.nbytes;
+  answered_ = std::chrono::steady_clock::now();
   if (may_take()) has_order_.notify_one();
   return pending;
 }
@@ -292,8 +320,9 @@ void Far::refuse(std::uint64_t number, int code, std::string why) {
   pending.to->put({pending.tag, -std::int64_t{std::max(code, 1)}, std::move(why)});
 }
 
-void Far::begin(std::uint64_t most_under_way) noexcept {
+void Far::begin(std::uint64_t most_under_way, std::chrono::nanoseconds patience) noexcept {
   const std::lock_guard lock(mutex_);
+  patience_ = patience;
   most_under_way_ = most_under_way;
   fetches_ = true;
 }

@@ -170,6 +170,36 @@ TEST_CASE("whichever allocation of a run fails, its batches are right or end wit
   CHECK(failures > 100);
 }
 
+TEST_CASE("a run whose thread could not be started starts it with the next epoch") {
+  const Folder folder;
+  const made::Sample sample = made::random_source(folder, 0);
+  sample.source->check();
+  made::Random random(0);
+  const Plan plan(*sample.source, false, sample.source->row_nbytes(), 1, random);
+  const auto first = std::make_shared<const Made>(plan.epochs().front());
+  const Values right = wanted(sample, plan.uses().front());
+  Reader reader(1, 4, 64, Backend::pread);
+  bool failed = true;
+  for (std::int64_t n = 0; failed; ++n) {
+    CAPTURE(n);
+    Run run(reader, MemoryPool::make(0), 2, 1 << 20);
+    run.part({sample.source, 0, plan.pages, sample.source->row_nbytes(), false, false, 1, 64});
+    left = n;
+    counting = true;
+    try {
+      run.append(first->sizes, {first->epoch()}, first);
+      failed = false;
+    } catch (const std::bad_alloc&) {
+    }
+    counting = false;
+    if (!failed) break;  // its thread may have missed an allocation, too
+    run.append(first->sizes, {first->epoch()}, first);
+    Run::Batch batch;
+    REQUIRE(run.take(60s, batch));
+    CHECK(same(batch, right));
+  }
+}
+
 TEST_CASE("many small rows that a run begins with are asked for a few at a time, and are one request all the same") {
   constexpr std::int64_t rows = 1 << 20, row_nbytes = 8, steps = 30, batch = 64;
   const Folder folder;

@@ -84,6 +84,26 @@ TEST_CASE("without anybody who fetches, an order is refused in words") {
   CHECK_THROWS_AS(File("test://here/nobody"), Error);
 }
 
+TEST_CASE("where those who fetch are stuck, who waits is told so, and what comes later is not written") {
+  Far::get().begin(64 << 20, 50ms);
+  std::uint64_t taken = 0;
+  std::jthread stuck([&taken] { taken = Far::get().take()->number; });
+  Values out(100);
+  CHECK_THROWS_WITH_AS(Far::get().read(url, {1000, 7, 0, 0}, 5, out), doctest::Contains("no answer to any request"),
+                       Error);
+  stuck.join();
+  Far::get().give(taken, Values(100, std::byte{1}));
+  CHECK(out == Values(100));
+  CHECK_THROWS_WITH_AS(Far::get().look(url), doctest::Contains("no answer to any request"), Error);
+  std::jthread fetches([] {
+    const auto order = Far::get().take();  // not the one that was withdrawn
+    Far::get().give(order->number, Identity{1000, 7, 0, 0});
+  });
+  Far::get().begin(64 << 20);
+  CHECK(Far::get().look(url).nbytes == 1000);
+  Far::get().end();
+}
+
 TEST_CASE("metadata is fetched in large pieces, which are kept") {
   Values bytes(3 << 20);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 31 >> 3);

@@ -36,7 +36,8 @@ keys of --json: version (1), files, nbytes, problems (damaged groups, links that
   the lines of Python need), shapes (kinds of samples beside rows: kind, words, python: the line that reads them, ""
   where none does); of each dataset: name shape
   dtype nbytes stored_nbytes samples sample_nbytes storage index chunk chunks fill (hexadecimal; "" is zeros),
-  filters ([{id, name, flags, values}]), reader (direct, h5py or none), reason (why not direct), link (null, or the file
+  filters ([{id, name, flags, values}]), reader (direct, h5py or none), reason (why not direct), values_in (the files
+  that hold the values of an external or virtual dataset that is read natively), link (null, or the file
   and the name that a link leads to), packed (what attributes say of scale, offset and missing values, for
   Field(name, cf=True); "" where nothing), cost ({samples_per_chunk, chunks_per_sample, reads, read_nbytes,
   decoded_nbytes, waste}, or null), words, advice
@@ -143,6 +144,7 @@ def _dataset(layout: Layout, header: int | None) -> dict[str, Any]:
         "filters": [dict(asdict(one), name=_native.filter_name(one.id)) for one in filters],
         "reader": layout.reader,
         "reason": layout.reason,
+        "values_in": [one for one in layout.paths if one not in layout.files] if layout.spread else [],
         "link": {"file": layout.paths[0], "name": layout.names[0]} if layout.names else None,
         "packed": packed(layout, header),
         "cost": asdict(known) if known else None,

@@ -13,6 +13,7 @@ from solar.io.machine import figures
 from solar.values import Filter, Layout
 
 WAYS = 3  # of storing a dataset that are told
+FILES_NAMED = 3  # that hold the values of a dataset
 
 
 def how_stored(layout: Layout) -> str:
@@ -38,9 +39,11 @@ def _from_others(layout: Layout) -> str:
     """How many files hold the samples, where these are other datasets's or raw files, and with which filters."""
     filled = np.diff(layout.part_chunks) > 0
     samples = np.diff(layout.part_first)
-    files = len(np.unique(layout.part_file[filled]))
+    numbers = np.unique(layout.part_file[filled])
+    files, named = len(numbers), [words.printable(layout.paths[number]) for number in numbers[:FILES_NAMED].tolist()]
     many = figures.count(int(samples[filled].sum()), "sample")
-    parts = [f"{many} from {figures.count(files, 'file')}, read natively"]
+    names = ", ".join(named) + (f" and {files - len(named)} more" if files > len(named) else "")
+    parts = [f"{many} from {figures.count(files, 'file')}, read natively: {names}"]
     if missing := int(samples[~filled].sum()):
         parts.append(f"{figures.count(missing, 'sample')} that nothing holds, of the fill value")
     filters = dict.fromkeys(" + ".join(map(_filter_name, form.filters)) for form in layout.forms if form.filters)

@@ -17,6 +17,7 @@ from solar.cli.progress import ended_in_order, shown
 from solar.errors import PlanError
 from solar.io.compress.check import Checked
 from solar.io.compress.verify import Kept, Verified, store_result, verify
+from solar.io.far.place import public
 from solar.io.machine.figures import count, size
 from solar.values import is_url
 
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if is_url(arguments.target or ""):
-        raise PlanError(f"{arguments.target}: OUT is a file here; copy it to a local disk first")
+        raise PlanError(f"{public(arguments.target)}: OUT is a file here; copy it to a local disk first")
     quiet = arguments.quiet or arguments.json
     with ended_in_order(), nearby(arguments.source, quiet) as source, shown(quiet) as told:
         found = verify(source, arguments.target, threads=arguments.threads, told=told)

@@ -13,6 +13,8 @@ from torch.utils.data import ConcatDataset, Subset
 from solar.boxes import Boxes
 from solar.errors import ReadError
 from solar.io.machine.identity import check_unchanged
+from solar.io.machine.late import Late, within
+from solar.io.machine.profile import stored_or_guessed
 from solar.io.ragged import Columns
 from solar.io.read.stage import said
 from solar.torch.batch.pending import PendingBatch, leaves
@@ -119,6 +121,34 @@ class SampleSource:
     def firsts(self) -> Array:
         """The number of the first sample of each H5Dataset, counted as if all were concatenated."""
         return np.cumsum([0, *(dataset.numbers for dataset in self.datasets[:-1])])
+
+
+def looked_at(
+    files: SampleSource, beneath: SampleSource, buffered: Any, seconds: float, *, gone: bool
+) -> ReadError | None:
+    """What `files.replaced` gives, and all else that is asked of file systems before the first batch of an epoch.
+
+    With a limit it is asked in a thread of its own, for a call of the system does not return from a file system that
+    hangs. ReadError after so many seconds.
+    """
+    if not seconds:
+        return files.replaced(gone=gone)
+
+    def look() -> ReadError | None:
+        if (replaced := files.replaced(gone=gone)) is None:
+            paths = {layout.paths[0] for layout in beneath.layouts()}
+            buffered.storage = buffered.storage or {path: stored_or_guessed(path) for path in paths}
+            for dataset in beneath.datasets:
+                dataset.opened()
+        return replaced
+
+    first, *others = dict.fromkeys(path for layout in beneath.layouts() for path in layout.paths)
+    more = f" and {len(others)} more files" if others else ""
+    try:
+        return within(seconds, look, f"still waiting for the file system of {first}{more}")
+    except Late as error:
+        text = f"the first batch of {beneath.datasets[0]} did not come in {seconds:g} s: {error}"
+        raise ReadError(text) from None
 
 
 def h5_beneath(dataset: Any) -> SampleSource | str:

@@ -64,9 +64,9 @@ class Far {
 
   // For who wants bytes: the memory stays until the result was taken. A part without an address is a hole: nobody wants
   // its bytes.
-  void order(const std::string& url, const Identity& was, std::vector<iovec> parts, std::uint64_t offset,
-             std::uint64_t tag, std::shared_ptr<Mailbox> to);
-  // The same, and waits for it. Error(read) with the words of who fetched.
+  std::uint64_t order(const std::string& url, const Identity& was, std::vector<iovec> parts, std::uint64_t offset,
+                      std::uint64_t tag, std::shared_ptr<Mailbox> to);
+  // The same, and waits for it. Error(read) with the words of who fetched, or if nobody answers anything.
   void read(const std::string& url, const Identity& was, std::uint64_t offset, MutableBytes out);
   // Like read, of metadata: more is fetched than is asked, and what was is kept for a while, a few MiB of it.
   void read_kept(const std::string& url, const Identity& was, std::uint64_t offset, MutableBytes out);
@@ -83,8 +83,8 @@ class Far {
   void give(std::uint64_t number, const Identity& now);
   void refuse(std::uint64_t number, int code, std::string why);
   // Somebody fetches from here on, so many bytes at a time; until end(), which refuses what is ordered. Without, an order
-  // is refused in words.
-  void begin(std::uint64_t most_under_way) noexcept;
+  // is refused in words. After `patience` without an answer to any order, who waits for one in read or look gives up.
+  void begin(std::uint64_t most_under_way, std::chrono::nanoseconds patience = longest_silence) noexcept;
   void end();
   // Orders that nobody has taken yet.
   std::size_t waiting() const;
@@ -114,7 +114,11 @@ class Far {
     std::chrono::steady_clock::time_point at;
   };
 
-  void place(Order order, Pending pending);
+  static constexpr std::chrono::seconds longest_silence{150};  // more than twice what a request may take
+
+  std::uint64_t place(Order order, Pending pending);
+  Result result_of(std::uint64_t number, Mailbox& box);
+  bool silent() const;
   Pending take_pending(std::uint64_t number);
   bool may_take() const noexcept;
   bool copy_kept(const std::string& url, const Identity& was, std::uint64_t& offset, MutableBytes& out);
@@ -127,6 +131,8 @@ class Far {
   std::deque<Order> orders_;
   std::unordered_map<std::uint64_t, Pending> pending_;
   std::uint64_t last_ = 0;
+  std::chrono::nanoseconds patience_ = longest_silence;
+  std::chrono::steady_clock::time_point answered_;  // some order, or when the oldest of those under way was made
   bool fetches_ = false;
   std::uint64_t under_way_ = 0;  // bytes that were taken, and not given yet
   std::uint64_t most_under_way_ = 0;

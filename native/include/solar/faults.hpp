@@ -13,7 +13,8 @@
 namespace solar::faults {
 
 // `ring`: what io_uring says of a read, once it has come; `write`: to a stage file.
-enum class Call { open, read, ring, map, memory, write };
+// `look`: stat, by whoever checks that a file is the one that was inspected.
+enum class Call { open, read, ring, map, memory, write, look };
 
 struct Fault {
   Call call = Call::read;

@@ -104,6 +104,7 @@ void Run::append(std::vector<std::int64_t> sizes, std::vector<Epoch> parts, std:
   const std::uint64_t digest = impl_->node == nullptr ? 0 : run::digest(sizes.size(), impl_->parts, parts);
   auto made = std::make_shared<Planned>(Planned{std::move(sizes), std::move(parts), std::move(keep), digest});
   for (Epoch& epoch : made->parts) epoch.sizes = made->sizes;
+  std::shared_ptr<const Planned> refused;  // let go outside the lock
   const std::lock_guard lock(impl_->mutex);
   if (impl_->closing) throw Error(Kind::read, "the Run is closed");
   impl_->planned.push_back(std::move(made));
@@ -117,6 +118,9 @@ void Run::append(std::vector<std::int64_t> sizes, std::vector<Epoch> parts, std:
     impl_->thread.emplace([impl = impl_.get()] { impl->conduct(); });
   } catch (...) {
     impl_->ended = true;
+    impl_->begun = false;  // the next epoch tries again, and this one is not part of it
+    refused = std::move(impl_->planned.back());
+    impl_->planned.pop_back();
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw;
   }

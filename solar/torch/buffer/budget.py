@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -74,6 +74,9 @@ def in_bytes(given: int | float | str, there_is: int, name: str = "buffer") -> i
     return int(given * there_is) if isinstance(given, float) else given
 
 
+Given = Storage | Mapping[str, tuple[Storage, str]] | None  # by the user, or found out before; by path
+
+
 def checked_storage(storage: Profile) -> Storage | None:
     """The Storage that was given, or is in the profile that was named."""
     if storage is None or isinstance(storage, Storage):
@@ -89,21 +92,23 @@ def ranks_here() -> int:
         return 1
 
 
-def storage_of(
-    layout: Layout, given: Storage | None, cores: int | None = None, *, warm: bool = False
-) -> tuple[Storage, str]:
+def storage_of(layout: Layout, given: Given, cores: int | None = None, *, warm: bool = False) -> tuple[Storage, str]:
     """What reading it and decoding it, on so many cores (None: this process's), costs; and where that is known from.
 
     `warm`: it is read from the page cache.
     """
-    storage, source = (given, "as given") if given is not None else profile.stored_or_guessed(layout.paths[0])
+    if isinstance(given, Storage):
+        storage, source = given, "as given"
+    else:
+        path = layout.paths[0]
+        storage, source = (given or {}).get(path) or profile.stored_or_guessed(path)
     if warm:
         storage, source = replace(profile.MEMORY, decode=storage.decode), "the page cache"
     return profile.with_decoding(storage, layout, cores or threads()), source
 
 
 def storages_of(
-    layouts: Sequence[Layout], given: Storage | None, cores: int | None, *, warm: bool
+    layouts: Sequence[Layout], given: Given, cores: int | None, *, warm: bool
 ) -> tuple[list[Storage], list[str]]:
     """The same for all of them; each source once."""
     storages, sources = zip(*(storage_of(layout, given, cores, warm=warm) for layout in layouts), strict=True)
@@ -120,7 +125,7 @@ def fit_page_cache(layouts: Sequence[Layout], ranks: int) -> bool:
 def auto(
     reads: Sequence[tuple[Layout, Extents | None]],
     batch: int,
-    given: Storage | None,
+    given: Given,
     needs: Needs,
     ranks: int,
     epochs: int | None,
@@ -167,7 +172,7 @@ def small_pieces(layout: Layout) -> int:
 def all_of_it(
     held: Sequence[Layout],
     wanted: int,
-    given: Storage | None,
+    given: Given,
     needs: Needs,
     ranks: int,
     epochs: int | None,

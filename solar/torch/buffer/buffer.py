@@ -35,7 +35,7 @@ from solar.values import RowPacking
 
 log = logging.getLogger("solar")
 
-BUFFER_ATTRIBUTES = ("_nbytes", "_asked", "_epochs", "_storage", "_stats", "_exchange", "_balance")  # of a copy
+BUFFER_ATTRIBUTES = ("_nbytes", "_asked", "_epochs", "storage", "_stats", "_exchange", "_balance")  # of a copy
 
 
 class Buffered:
@@ -58,7 +58,7 @@ class Buffered:
         if epochs is not None and operator.index(epochs) < 1:
             raise ValueError(f"epochs={epochs}: at least one, or None where nobody knows")
         self._nbytes, self._asked = sizing.asked(buffer), str(buffer)
-        self._epochs, self._storage, self._stats = epochs, sizing.checked_storage(storage), stats
+        self._epochs, self.storage, self._stats = epochs, sizing.checked_storage(storage), stats
         self._exchange, self._balance = exchange, balance
         if self._nbytes in (0, None) and balance in ("equal", "uneven"):
             raise PlanError(
@@ -113,7 +113,7 @@ class Buffered:
             self._reset()
         with self._lock:
             if self._chosen is None:
-                self._chosen = self._choose(beneath, course, order, own)
+                self._chosen = self._choose(beneath, course, order, own, replaced)
             if not self._chosen or self._held_by_another(None):
                 return None
             if self._together is not None:
@@ -135,8 +135,9 @@ class Buffered:
         return True
 
     def _choose(
-        self, beneath: SampleSource, course: SamplerState, order: IndexStream, own: Callable[[int], Needs]
-    ) -> int:
+        self, beneath: SampleSource, course: SamplerState, order: IndexStream, own: Callable[[int], Needs],
+        replaced: ReadError | None,
+    ) -> int:  # fmt: skip
         """The bytes of the buffer, of all ranks of the node if they have one together, 0 for none. Says why."""
         layouts = layouts_of(beneath)
         if refused := not_held(beneath, self._asked if self._nbytes else ""):
@@ -147,7 +148,7 @@ class Buffered:
         found = None if left else those_of(self._exchange, order)
         ranks = sizing.ranks_here() if found is None else 1  # that have a buffer each
         batch, all_ = course.batch_size or 1, 1 if found is None else found.ranks
-        self._weighed = cache(partial(gains, beneath, batch * all_, self._storage, own(batch), ranks, self._epochs))
+        self._weighed = cache(partial(gains, beneath, batch * all_, self.storage, own(batch), ranks, self._epochs))
         if left:
             return 0  # where nobody has asked for a buffer, it would draw from the sampler long before
         if self._nbytes is not None:
@@ -165,7 +166,7 @@ class Buffered:
                 facts = {name: getattr(course.cutter, name) for name in ("batch_size", "drop_last")}
                 facts |= {"buffer": self._asked, "epochs": self._epochs}
                 of, wanted = (beneath, order, self._exchange, self._balance), self._nbytes or self._exchange != "auto"
-                self._together = RankGroup(found, *of, facts, nbytes, bool(wanted))
+                self._together = RankGroup(found, *of, facts, nbytes, bool(wanted), replaced)
         except PlanError as error:
             if self._nbytes is not None or self._exchange != "auto":
                 raise
@@ -318,7 +319,7 @@ class Buffered:
             assert beneath is not None, "what is read is told with the first passes"
             pieces = packable(self._read(beneath), budget.scratch)
             ways = list(self._ways[1]) if self._ways[0] == kind else [None] * len(pieces)
-            storages, _ = sizing.storages_of(layouts_of(beneath), self._storage, self._threads, warm=self._warm)
+            storages, _ = sizing.storages_of(layouts_of(beneath), self.storage, self._threads, warm=self._warm)
         first = 0 if last is None else last.segments.stop
         makers = [unless(stopped, make) for make in makers]
         window = PlannedPasses(makers, first, pieces, budget.parts, budget.batch, storages, ways, last is not None)
@@ -330,7 +331,7 @@ class Buffered:
         if not self._pieces:
             found = pieces_of(beneath) if self._together is None else self._together.pieces()
             if self._packings is None:
-                storages, _ = sizing.storages_of(layouts_of(beneath), self._storage, None, warm=self._warm)
+                storages, _ = sizing.storages_of(layouts_of(beneath), self.storage, None, warm=self._warm)
                 self._packings = packings(found, layouts_of(beneath), storages, self._chosen or 0, self._together)
             self._pieces = with_packings(found, self._packings)
         return self._pieces
@@ -345,7 +346,7 @@ class Buffered:
         rows = rows_of(beneath) * (len(parts) // len(window.pieces))
         self.running = begin(rows, parts, budget.staged, budget.scratch, lends=budget.lends)
         self._stats.held(self.running.nbytes)
-        _, sources = sizing.storages_of(layouts_of(beneath), self._storage, self._threads, warm=self._warm)
+        _, sources = sizing.storages_of(layouts_of(beneath), self.storage, self._threads, warm=self._warm)
         log.info("a buffer of %s: %s; storage %s", budget.in_words(), in_words(window), ", ".join(sources))
 
     def _append(self, window: PlannedPasses) -> Queued:

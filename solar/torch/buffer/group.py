@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from solar.errors import PlanError, SolarError
+from solar.errors import PlanError, ReadError, SolarError
 from solar.io.exchange.exchanged import Exchange, mail
 from solar.io.machine.late import RANKS_PATIENCE
 from solar.io.ranks import detect, node
@@ -97,6 +97,7 @@ class RankGroup:
         facts: Mapping[str, Any],
         nbytes: int,
         wanted: bool,
+        replaced: ReadError | None,
     ) -> None:
         datasets = beneath.datasets
         anywhere = "boxes" if beneath.boxes else "samples of unequal length" if beneath.ragged else ""
@@ -115,7 +116,7 @@ class RankGroup:
         data += [own.digest[:16] for one in datasets for own in leaves(one.extents)[:8] if own is not None][:8]
         same = {"data": data, "length": sum(map(len, datasets)), **facts, "exchange": exchange, "balance": balance}
         least = {"alone": alone, "nbytes": nbytes}
-        self.replaced = beneath.replaced(gone=True)
+        self.replaced = replaced
         same[TROUBLE] = None if self.replaced is None else str(self.replaced)
         try:
             self._met = with_.meet(f"the first batch of {self._name}", same, own, least, self._seconds)

@@ -29,7 +29,7 @@ from solar.torch.epoch.straight import ShortWay, way_of
 from solar.torch.order.passage import EpochPosition
 from solar.torch.order.position import Draws
 from solar.torch.samplers import check_no_rank_is_without
-from solar.torch.source import SampleSource
+from solar.torch.source import SampleSource, looked_at
 
 ITERATOR_CLOSED = "this iterator was closed with its loader"
 
@@ -252,7 +252,7 @@ class NativeIter(Draws):
 
     def _prepare(self) -> None:
         """Starts threads and processes for the first batch; again after Ctrl-C. A replaced file is an error."""
-        replaced = self._files.replaced(gone=self._skipping is None)
+        replaced = looked_at(self._files, self._beneath, self._buffered, self._timeout, gone=self._skipping is None)
         try:
             if replaced is None or self._buffered.has_mates(self.passage.order):
                 self._begin_pass(replaced)
