@@ -122,19 +122,39 @@ def test_groups_of_one_series_are_found_among_others(tmp_path: Path, told: Told)
     assert len(run(line)) == 9
 
 
-def test_conformers_that_cannot_be_read_are_named(tmp_path: Path, told: Told) -> None:
-    with h5py.File(path := tmp_path / "conformers.h5", "w") as file:
+def conformers(path: Path, more: tuple[int, ...] = ()) -> None:
+    """Molecules with a row for each conformer; numbers of atoms and conformers differ from molecule to molecule."""
+    rng = np.random.default_rng(5)
+    with h5py.File(path, "w") as file:
         for number in range(9):
-            n, conformers = 3 + number % 4, 2 + number % 3
+            n, rows = 3 + number % 4, 2 + number % 3
             group = file.create_group(f"C{number}H{n}")
-            group["coordinates"] = np.zeros((conformers, n, 3), "f4")
-            group["energy"], group["atomic_numbers"] = np.zeros(conformers), np.full(n, 6, "u1")
+            group["coordinates"] = rng.random((rows, n, *(n for _ in more), 3)).astype("f4")
+            group["energy"], group["atomic_numbers"] = rng.random(rows), np.full(n, 6, "u1")
+
+
+def test_conformers_are_rows_with_what_each_molecule_has_once(tmp_path: Path, told: Told) -> None:
+    conformers(path := tmp_path / "conformers.h5")
     found = told(path)
-    assert found.keys() == {"groups"}
-    said, rest = found["groups"]
-    assert not said["python"] and "coordinates cannot be read: from group to group they differ" in said["words"]
+    assert found.keys() == {"rows", "groups"}
+    (line,) = found["rows"]
+    assert "9 groups alike of 2 to 4 rows, each row a sample" in line["words"]
+    data = run(line)
+    with h5py.File(path) as file:
+        rows = [(group, row) for group in file.values() for row in range(len(group["energy"]))]
+        for sample, (group, row) in zip(data, rows, strict=True):
+            expected = {"coordinates": group["coordinates"][row], "energy": group["energy"][row]}
+            alike(sample, {**expected, "atomic_numbers": group["atomic_numbers"][()]})
+    (rest,) = found["groups"]
     assert "without coordinates" in rest["words"]
     assert [len(sample["atomic_numbers"]) for sample in run(rest)] == [3 + i % 4 for i in range(9)]
+
+
+def test_what_differs_in_two_axes_of_a_row_cannot_be_read_and_is_named(tmp_path: Path, told: Told) -> None:
+    conformers(path := tmp_path / "conformers.h5", more=(1,))
+    said, rest = told(path)["groups"]
+    assert not said["python"] and "coordinates cannot be read: from group to group they differ" in said["words"]
+    assert "without coordinates" in rest["words"]
 
 
 def test_rows_with_text_are_read_without_it(tmp_path: Path, told: Told, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,18 +206,22 @@ def test_a_table_is_named_with_its_columns_and_its_indexes_are_no_samples(
     tmp_path: Path, told: Told, indexed: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = [("index", "i8"), ("energy", "f8"), ("values_block_0", "f8", (2,)), ("name", "S3")]
+    values = np.zeros(100, columns)
+    values["index"], values["energy"], values["values_block_0"] = np.arange(100), np.arange(100) / 7, [[1, 2]] * 100
     with h5py.File(path := tmp_path / "table.h5", "w") as file:
-        file.create_dataset("df/table", data=np.zeros(100, columns), chunks=(64,))
+        file.create_dataset("df/table", data=values, chunks=(64,))
         if indexed:  # as PyTables does
             file["df/_i_table/index/sortedLR"] = np.arange(131201)
             file["df/_i_table/index/bounds"] = np.zeros((0, 127), "i8")
     found = told(path)
     assert found.keys() == {"table"}
     (line,) = found["table"]
-    assert "/df/table is a table of 100 rows with the columns index, energy, values_block_0, name" in line["words"]
-    assert "such as /df/energy" in line["words"] and not line["python"]
+    assert "/df/table is a table of 100 rows, and its columns are fields, without name" in line["words"]
+    data = run(line)
+    assert len(data) == 100
+    alike(data[77], {name: values[name][77] for name in ("index", "energy", "values_block_0")})
     main(["inspect", str(path)])
-    assert "in Python" not in capsys.readouterr().out
+    assert 'column="energy"' in capsys.readouterr().out
 
 
 def test_a_frame_is_read_by_its_blocks_whose_columns_are_named(

@@ -259,8 +259,8 @@ def test_native_code_below_bind_knows_no_python_hdf5_or_mpi() -> None:
             assert not forbidden.search(path.read_text()), path
 
 
-def test_no_source_file_exceeds_four_hundred_lines() -> None:
+def test_no_source_file_exceeds_a_thousand_lines() -> None:
     for folder in ("solar", "io", "native/include", "native/src", "native/bind", "bench"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in {".py", ".cpp", ".hpp"} and not path.is_symlink():
-                assert len(path.read_text().splitlines()) <= 400, path
+                assert len(path.read_text().splitlines()) <= 1000, path

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from solar.cli.lines import Shape, call, last_of, numbers_of, quoted
+from solar.cli.lines import Shape, call, numbers_of, quoted
 from solar.io.machine import figures
 from solar.values import Layout
 
@@ -16,7 +16,6 @@ GROUPS = 8  # of any names that are worth to be samples
 IN_SERIES = 2  # the same of names that differ only in their numbers
 MEMBERS_SHOWN = 16  # fields of groups that are told by name
 CLIP_STEPS = 16  # steps of the windows that are shown
-GROUPS_NAMED = 8  # groups that are named one by one in a line
 OF_STEPS = re.compile(r"(^|/)(actions?|obs|observations?|rewards?|dones?|qpos|qvel|states?|timestamps?|frames?)(/|$)")
 COPIES = re.compile(r"(^|/)next_")  # of what other fields have one row later: told last
 
@@ -101,10 +100,13 @@ def shapes_of_groups(asked: str, files: Sequence[str], layouts: Layouts) -> Iter
 def _shapes(asked: str, found: GroupsAlike, *, alone: bool) -> Iterator[Shape]:
     said = f"{figures.count(len(found.groups), 'group')} alike"
     left = f", without {', '.join(found.others)}, which is no number" if found.others else ""
+    rows = [*_of_rows(asked, found, said, left)] if alone else []
     if found.unlike:
-        why = f"{said}, of which {' and '.join(found.unlike)} cannot be read"
-        yield Shape("groups", [], f"{why}: from group to group they differ in more than the first axis", "")
-        left = f", without {', '.join([*found.unlike, *found.others])}"
+        yield from rows
+        if not rows:
+            why = f"{said}, of which {' and '.join(found.unlike)} cannot be read"
+            yield Shape("groups", [], f"{why}: from group to group they differ in more than the first axis", "")
+        rows, left = [], f", without {', '.join([*found.unlike, *found.others])}"
     if not found.fields:
         return
     more = len(found.fields) - MEMBERS_SHOWN
@@ -114,48 +116,39 @@ def _shapes(asked: str, found: GroupsAlike, *, alone: bool) -> Iterator[Shape]:
         "groups", [], f"{said}, each a sample{left}",
         call(asked, fields, f"samples={quoted(found.pattern)}", MEMBERS_SHOWN),
     )  # fmt: skip
-    rows = [] if found.unlike or not alone else [*_of_rows(asked, found, said, left)]
     of_steps = any(OF_STEPS.search(name) for name in found.fields)
     yield from [*rows, whole] if of_steps else [whole, *rows]
 
 
 def _of_rows(asked: str, found: GroupsAlike, said: str, left: str) -> Iterator[Shape]:
-    """The rows of groups whose datasets have a row for each step."""
-    lengths = []
-    for members in found.groups.values():
-        rows = {members[name].shape[0] if members[name].shape else 0 for name in found.fields}
-        if len(rows) != 1 or min(rows) < 2:
-            return
-        lengths += [*rows]
-    if len(found.fields) < 2 or not (each := _each_of(asked, found)):
+    """The rows of groups that have one for each step, or for each conformer of a molecule; and windows of such rows."""
+    groups = [*found.groups.values()]
+    names = [*found.unlike, *found.fields][:MEMBERS_SHOWN]
+    first = [each[(*found.unlike, *found.fields)[0]].shape[:1] for each in groups]
+    rows = [name for name in names if [each[name].shape[:1] for each in groups] == first]
+    once = [name for name in names if name not in rows]
+    ragged = [name for name in rows if len({each[name].shape[1:] for each in groups}) > 1]
+    lengths = [count for shape in first for count in shape]
+    if len(names) < 2 or len(lengths) < len(groups) or min(lengths) < 1 or not {*found.unlike} <= {*rows}:
         return
-    few = found.fields[:MEMBERS_SHOWN]
-    keys = dict(zip(_keys(few), (f'f"{{g}}/{name}"' for name in few), strict=True))
+    if any(len({each[name].shape[2:] for each in groups}) > 1 for name in ragged):  # they differ in two axes
+        return
+    if not found.unlike and (once or min(lengths) < 2):
+        return
     between = str(lengths[0]) if min(lengths) == max(lengths) else f"{min(lengths)} to {max(lengths)}"
-
-    def line(fields: Mapping[str, str]) -> str:
-        told = ", ".join(f"{quoted(key)}: {text}" for key, text in fields.items())
-        return f"ConcatDataset([H5Dataset({quoted(asked)}, {{{told}}}) for g in {each}])"
-
+    full = {name: quoted(f"{found.pattern}/{name}") for name in rows}
+    constants = {name: _constant(f"{found.pattern}/{name}", [each[name] for each in groups]) for name in once}
+    words = f"{said} of {between} rows, each row a sample{left}"
+    yield Shape("rows", [], words, call(asked, full | constants, most=MEMBERS_SHOWN))
+    if found.unlike:
+        return
     steps = min(CLIP_STEPS, *lengths)
-    clips = {key: f"Field({name}, steps=range({steps}))" for key, name in keys.items()}
-    yield Shape("rows", [], f"{said} of {between} rows, each row a sample{left}", line(keys))
-    yield Shape("windows", [], f"windows of {steps} rows within these groups{left}", line(clips))
+    clips = {name: f"Field({text}, steps=range({steps}))" for name, text in full.items()}
+    words = f"windows of {steps} rows within these groups{left}"
+    yield Shape("windows", [], words, call(asked, clips, most=MEMBERS_SHOWN))
 
 
-def _keys(names: Sequence[str]) -> list[str]:
-    times = Counter(map(last_of, names))
-    return [name if times[last_of(name)] > 1 else last_of(name) for name in names]
-
-
-def _each_of(asked: str, found: GroupsAlike) -> str:
-    """An expression of Python that gives the names of the groups, in the order of h5py; "" where it would be long."""
-    names = [*found.groups]
-    if any(character in name for name in names for character in '{}"\\'):
-        return ""
-    if len(names) <= GROUPS_NAMED:
-        return f"({', '.join(map(quoted, names))})"
-    if found.star != "*":
-        return ""
-    of = f"h5py.File({quoted(asked)})[{quoted(found.above or '/')}]"
-    return f'[f"{found.above}/{{name}}" for name, one in {of}.items() if isinstance(one, h5py.Group)]'
+def _constant(name: str, layouts: Sequence[Layout]) -> str:
+    """What each group has once, as a field: ragged where its length differs from group to group."""
+    kind = "Field" if len({one.shape for one in layouts}) == 1 else "Ragged"
+    return f"{kind}({quoted(name)}, constant=True)"

@@ -27,7 +27,7 @@ Layouts = Mapping[str, Layout]
 def known_shapes(asked: str, files: Sequence[str], layouts: Layouts) -> list[Shape]:
     """What is known of a file by the names of its datasets."""
     return [
-        *_tables(files[0], layouts),
+        *_tables(asked, layouts),
         *_frames(asked, files[0], layouts),
         *_well(asked, layouts),
         *_of_files(asked, files, layouts),
@@ -37,7 +37,7 @@ def known_shapes(asked: str, files: Sequence[str], layouts: Layouts) -> list[Sha
 # --- tables ----
 
 
-def _tables(file: str, layouts: Layouts) -> Iterator[Shape]:
+def _tables(asked: str, layouts: Layouts) -> Iterator[Shape]:
     """Compound datasets, which PyTables and pandas (format="table") write with indexes beside them."""
     for name, one in layouts.items():
         columns = one.dtype.names
@@ -45,15 +45,14 @@ def _tables(file: str, layouts: Layouts) -> Iterator[Shape]:
             continue
         group = name.rpartition("/")[0]
         parts = [name, *(other for other in layouts if PYTABLES_INDEX.match(other.removeprefix(group)))]
-        told = ", ".join(columns[:COLUMNS_SHOWN]) + (" …" if len(columns) > COLUMNS_SHOWN else "")
-        said = f"{name} is a table of {one.samples:,} rows with the columns {told}: PyTorch has no numbers like these"
-        how = f"so write columns that you train on as datasets of their own, such as {group}/{_own(one)}"
-        yield Shape("table", parts, f"{said}, {how}", "")
-
-
-def _own(table: Layout) -> str:
-    names = table.dtype.names or ()
-    return next((name for name in names if name != "index"), "column")
+        numbers = [column for column in columns if words.is_number(one.dtype[column].base)]
+        others = [column for column in columns if column not in numbers]
+        left = f", without {', '.join(others[:COLUMNS_SHOWN])}, which is no number" if others else ""
+        more = len(numbers) - COLUMNS_SHOWN
+        left += f" (and {figures.count(more, 'column')} more)" if more > 0 else ""
+        fields = {column: f"Field({quoted(name)}, column={quoted(column)})" for column in numbers}
+        said = f"{name} is a table of {one.samples:,} rows, and its columns are fields{left}"
+        yield Shape("table", parts, said, call(asked, fields, most=COLUMNS_SHOWN) if fields else "")
 
 
 def _frames(asked: str, file: str, layouts: Layouts) -> Iterator[Shape]:

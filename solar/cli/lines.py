@@ -14,9 +14,7 @@ from solar.values import Layout
 
 FIELDS_SHOWN = 6  # fields of a sample that are told by name
 IMPORTS = {
-    "h5py": ("h5py",),
     "solar": ("CSR", "Crops", "Field", "H5Dataset", "Ragged", "Windows"),
-    "torch.utils.data": ("ConcatDataset",),
 }
 
 
@@ -71,8 +69,7 @@ def imports_of(lines: Iterable[str]) -> str:
     """Returns the imports that these lines need, as one line; empty if there are no lines."""
     used = set(re.findall(r"[A-Za-z_]\w*", re.sub(r'"(\\.|[^"\\])*"', "", " ".join(lines))))
     found = {module: [name for name in names if name in used] for module, names in IMPORTS.items()}
-    told = [f"from {module} import {', '.join(names)}" for module, names in found.items() if names and module != "h5py"]
-    return "; ".join((["import h5py"] if found["h5py"] else []) + told)
+    return "; ".join(f"from {module} import {', '.join(names)}" for module, names in found.items() if names)
 
 
 def once_each(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
