@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -55,6 +56,18 @@ def changed(path: Path, offset: int, bits: int = 1, nbytes: int = 1) -> None:
     with path.open("r+b") as file:
         before = os.pread(file.fileno(), nbytes, offset)
         os.pwrite(file.fileno(), bytes(byte ^ bits for byte in before), offset)
+
+
+def test_a_folder_that_somebody_else_has_locked_is_given_up_in_words(
+    tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "a.h5")
+    monkeypatch.setattr(stage, "LOCK_WAIT", 0.1)
+    data = H5Dataset(str(tmp_path / "a.h5"), {"x": "x"}, stage=disk)
+    own(disk).mkdir(mode=0o700, exist_ok=True)
+    with (own(disk) / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "its lock was not free for 0 s" in said(data)
 
 
 def test_a_flipped_bit_is_noticed_and_its_block_is_read_from_afar_and_staged_again(staged: Any) -> None:
