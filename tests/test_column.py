@@ -72,7 +72,7 @@ def test_a_column_is_converted_and_cut_into_windows_as_any_field(tmp_path: Path)
     table = written(tmp_path / "a.h5")
     fields = {
         "past": Field(
-            "/df/table", column="particle.at", steps=range(-2, 1), dtype="f8", mean=2, select=(None, slice(1))
+            "/df/table", column="particle.at", steps=range(-2, 1), dtype="f8", mean=2, select=(slice(None), slice(1))
         ),
         "next": Field("/df/table", column="index", steps=(1,)),
     }

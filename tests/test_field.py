@@ -255,7 +255,7 @@ def test_the_axes_of_an_array_type_are_axes_of_the_sample() -> None:
         (
             {"select": (None, slice(3))},
             TypeError,
-            "select adds none; all of one is slice",
+            "select adds none; all of an axis is slice",
         ),
         ({"axes": 1}, TypeError, "tuple of integers"),
         ({"axes": (0, "a")}, TypeError, "not integers"),

@@ -69,7 +69,6 @@ def mixed(tmp_path: Path) -> tuple[Path, Path]:
 MISTAKES = {
     "a class, not what is made of it": (lambda a, _: H5Dataset(a, "x", samples=Windows), r"Windows\(\.\.\.\) or Crops"),
     "a kind in quotes": (lambda a, _: H5Dataset(a, "x", samples="windows"), r"Windows\(\.\.\.\) or Crops"),
-    "a pattern as a field": (lambda a, _: H5Dataset(a, "/molecules/*/z"), r'samples="/group/\*"'),
     "a slice": (lambda a, _: H5Dataset(a, "x")[0:3], r"slice\(0, 3, None\): several by data\.__getitems__"),
     "a field as an index": (lambda a, _: H5Dataset(a, {"x": "x"})["x"], "along axis 0, not by 'x'$"),
     "a fraction as an index": (lambda a, _: H5Dataset(a, "x")[1.0], "along axis 0, not by 1.0$"),
@@ -100,7 +99,7 @@ MISTAKES = {
     "a word in capitals": (lambda a, _: DataLoader(H5Dataset(a, "x"), service="Auto"), "did you mean 'auto'"),
     "a service that is no text": (
         lambda a, _: DataLoader(H5Dataset(a, "x"), service=True),
-        "service=True: 'auto', 'auto:64GiB', or the path of a service's socket",
+        "service=True: 'auto', 'auto:64GiB', the path of a service's socket, or 'user:NAME:PATH'",
     ),
     "no state": (lambda a, _: DataLoader(H5Dataset(a, "x")).load_state_dict(None), "no state of solar's DataLoader"),
 }

@@ -179,7 +179,8 @@ def test_a_loader_gives_the_samples_of_the_order_and_tells_their_sources(
     of = Mixture({"real": (kept["real"], 0.6), "made": (kept["made"], 0.4)}, epoch="all")
     sampler = PlanSampler(of, 1, 0, seed=5)
     storage = Storage(latency=1e-3, bandwidth=1e8, iops=500)
-    with DataLoader(of, 7, sampler=sampler, buffer=buffer, epochs=3, storage=storage) as loader:
+    own = {"buffer": buffer, "epochs": 3, "storage": storage} if native else {}
+    with DataLoader(of, 7, sampler=sampler, **own) as loader:
         for epoch in range(3):
             loader.set_epoch(epoch)
             found, sources = [], []

@@ -274,7 +274,7 @@ def test_the_storage_counts_what_was_planned(asked: Asked, slowed: tuple[Any, Pa
     assert least.bytes <= nbytes <= wanted.bytes
     assert nbytes == stats["bytes"] or asked.epochs is None
     if asked.epochs is not None:
-        assert stats["requests"] <= pieces <= 1.05 * stats["requests"] + 1  # a call may be cut on its way to the mount
+        assert stats["calls"] <= pieces <= 1.05 * stats["calls"] + 1  # a call may be cut on its way to the mount
     # What goes on is one request there, whichever batches it is for; a thread that is late makes it two.
     some = 2 + pieces // 20
     assert requests <= wanted.requests + some

@@ -106,9 +106,8 @@ def test_blocks_cover_each_sample_once_and_stay_in_the_file(lengths: list[int], 
         nbytes = blocks.per * columns.layouts[0].sample_nbytes
         assert (layout.chunk_nbytes == nbytes).all()
         assert (layout.chunk_offset + layout.chunk_nbytes <= len(content)).all()
-        block_of = {
-            int(index): int(offset) for index, offset in zip(layout.chunk_index, layout.chunk_offset, strict=True)
-        }
+        indices = layout.chunk_index if len(layout.chunk_index) else range(len(layout.chunk_offset))
+        block_of = {int(index): int(offset) for index, offset in zip(indices, layout.chunk_offset, strict=True)}
         for number, expected in enumerate(samples):
             used, _ = blocks.uses(np.array([number]), np.array([0, 1]))
             cut = blocks.cut(np.array([number]))

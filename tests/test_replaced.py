@@ -374,4 +374,4 @@ def test_a_file_that_goes_while_a_command_runs_is_one_line(
 
     monkeypatch.setattr("solar.cli.inspect.run", gone)
     assert main(["inspect", str(path)]) == 1
-    assert capsys.readouterr().err == f"solar: [Errno 2] No such file or directory: '{path}'\n"
+    assert capsys.readouterr().err == f"solar: {path}: no such file or directory\n"

@@ -37,7 +37,7 @@ def test_counts_of_batches_add_up() -> None:
     found = {key: totals[key] for key in KEYS - {"wait_seconds", "wait_share"}}
     assert found == {
         "epochs": 1, "batches": 2, "samples": 74, "batch_bytes": 1500, "bytes": 1050, "bytes_mapped": 300,
-        "bytes_decoded": 5, "requests": 9, "bypassed": 2, "buffer_hits": 1, "exchanged_bytes": 0,
+        "bytes_decoded": 5, "requests": 9, "calls": 0, "bypassed": 2, "buffer_hits": 1, "exchanged_bytes": 0,
         "retries": 0, "skipped": 0, "resident_bytes": 0, "peak_bytes": 0, "busy_seconds": 0.0,
         "device_bytes": 0, "device_peak_bytes": 0, "device_copy_seconds": 0.0, "device_decode_seconds": 0.0,
         "device_hits": 0, "device_resident_samples": 0, "device_resident_bytes": 0,

@@ -112,6 +112,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.slow(every=3)
 @pytest.mark.parametrize("kind", MADE)
+@pytest.mark.filterwarnings("ignore:buffer=.* has no effect")  # where the class makes its samples itself
 @pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"num_workers": 2}, {"buffer": "1MiB"}], ids=str)
 def test_batches_are_what_the_class_makes_of_its_samples(kind: Any, options: dict[str, Any], path: str) -> None:
     dataset, expected = kind(path, "x"), torch.from_numpy(MADE[kind])

@@ -21,7 +21,7 @@ import numpy as np
 from solar import _native
 from solar.errors import ReadError
 from solar.io.far.place import place_of, store_of, told
-from solar.io.machine.late import started
+from solar.io.threads import start_thread
 from solar.values import UNVERSIONED, is_unversioned, is_url
 
 IN_FLIGHT, MOST_IN_FLIGHT = 64, 256  # threads, and so requests in flight; and where each takes long
@@ -99,7 +99,7 @@ class _Fetchers:
         with self._growing:
             most = min(max(IN_FLIGHT, int(EACH_SECOND * self._quickest)), MOST_IN_FLIGHT)
             if len(self._threads) < most:
-                self._threads.append(started("solar-far", self._work))
+                self._threads.append(start_thread("solar-far", self._work))
 
     def _work(self) -> None:
         while (order := _native.far_take()) is not None:

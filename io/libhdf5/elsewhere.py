@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-DEEPEST = 8  # virtual datasets within each other
+MOST_NESTED = 8  # virtual datasets within each other
 MOST_COUNTED = 100_000  # sources whose names are counted
 
 
@@ -56,8 +56,8 @@ def check_all(dataset: Any, depth: int = 0) -> None:
         raw_file(holder, name)
     if not dataset.is_virtual:
         return
-    if depth == DEEPEST:
-        raise Unreadable(f"its sources are virtual, too, more than {DEEPEST} times over")
+    if depth == MOST_NESTED:
+        raise Unreadable(f"its sources are virtual, too, more than {MOST_NESTED} times over")
     for file, name in _sources(holder, dataset):
         try:
             with h5py.File(file, "r", locking=False) as source:

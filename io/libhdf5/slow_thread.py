@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from solar.io.libhdf5 import slow
 from solar.io.machine.identity import unchanged
-from solar.io.machine.late import started
+from solar.io.threads import start_thread
 from solar.values import Layout
 
 
@@ -90,7 +90,7 @@ class _Thread:
     def queue(cls) -> SimpleQueue[SlowRead]:
         if cls.waiting is None:
             waiting: SimpleQueue[SlowRead] = SimpleQueue()
-            started("solar-h5py", cls.serve, waiting)
+            start_thread("solar-h5py", cls.serve, waiting)
             cls.waiting = waiting  # only now: what is put into a queue without a thread is waited for without an end
         return cls.waiting
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import threading
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from solar.errors import ReadError
+from solar.io.threads import start_thread
 
 log = logging.getLogger("solar")
 
@@ -97,20 +97,6 @@ def until_others(
     return found
 
 
-def started(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Starts a daemon thread. ReadError where the system starts no more of them.
-
-    Hand work over, or say that the thread is there, only after this has returned.
-    """
-    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
-    try:
-        thread.start()
-    except (RuntimeError, MemoryError) as error:  # RuntimeError: can't start new thread
-        what = f"the system starts no thread for reading ({name}): run fewer programs, or raise `ulimit -u`"
-        raise ReadError(errno.EAGAIN, what) from error
-    return thread
-
-
 def within(seconds: float, work: Callable[[], T], doing: str) -> T:
     """The result of `work`, which runs in a thread of its own. Late after so many seconds, with what it was `doing`.
 
@@ -126,7 +112,7 @@ def within(seconds: float, work: Callable[[], T], doing: str) -> T:
             found.append((None, error))
         done.set()
 
-    started("solar-look", act)
+    start_thread("solar-look", act)
     if not until(done.wait, seconds):
         raise Late(f"no answer after {seconds:g} s: {doing}")
     [(result, error)] = found

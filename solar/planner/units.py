@@ -168,7 +168,7 @@ def _evenly(layout: Layout, found: UnitChunks) -> Units | None:
 def _listed(layout: Layout, found: UnitChunks) -> Units:
     """Units with a list of where they lie, in the order of storage; what was never written comes last."""
     counts, chunks, offset, nbytes = found
-    if counts.max() == 1 == chunks.min():
+    if counts.max() == 1 == chunks.min() == chunks.max():
         return _listed_rows(layout, offset, nbytes)
     chunk_first = np.concatenate(([0], np.cumsum(chunks)))
     begin = np.full(len(counts), np.iinfo(np.int64).max)
@@ -223,6 +223,7 @@ def _listed_rows(layout: Layout, offset: Places, nbytes: Places) -> Units:
         nbytes,
         item,
         storable=not any(_row_by_row(form, layout.sample_shape) for form in layout.forms),
+        decoded_later=layout.stays_encoded,
     )
 
 
