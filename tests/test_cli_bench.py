@@ -98,6 +98,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_of_any_kind_are_compared(kind: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked, samples, nbytes = KINDS[kind]
@@ -111,6 +112,7 @@ def test_samples_of_any_kind_are_compared(kind: str, files: Path, capsys: pytest
     assert not [one for one in answer["readers"][1]["tried"] if "failed" in one]
 
 
+@pytest.mark.slow
 def test_samples_that_a_mask_leaves_are_compared(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     left = sum(int(np.count_nonzero(h5py.File(files / f"{name}.h5")["i"])) for name in "ab")
     asked = ["x", "--where", "i", "--batch-size", "8", "--seconds", "10ms", "--buffer", "0", "--workers", "0"]
@@ -286,6 +288,7 @@ def test_a_reader_that_fails_is_told_with_its_last_words(files: Path, capsys: py
     assert "solar cannot read it: buffer='much': 'much' is not a size" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_damage_is_told_in_one_line_as_other_commands_tell_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,7 @@ def rows_of(loader: DataLoader[Any]) -> list[torch.Tensor]:
     return loader._on_device._tier[1]._rows or []
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("resident", ["100kB", 1 << 30, 100])
 @pytest.mark.parametrize("options", [{}, {"decode": "device"}, {"buffer": "4MiB", "decode": "device"}], ids=str)
 def test_batches_are_those_without(pretended: str, options: dict[str, Any], resident: Any, folder: Path) -> None:

@@ -26,6 +26,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write(tmp_path_factory.mktemp("training"))
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.filterwarnings("ignore:.*jit.script:DeprecationWarning")  # torch's own
 @pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # torch's own, on Python 3.13.0
 @pytest.mark.parametrize("static", [False, True])

@@ -46,6 +46,7 @@ def both(kind: str, folder: Path, web: Web, monkeypatch: pytest.MonkeyPatch, **s
         return KINDS[kind](folder, **stage), here
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("buffer", [0, "800KiB", None])
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_the_file_here(
@@ -127,6 +128,7 @@ def test_an_old_index_is_fetched_in_few_round_trips_and_little_more_than_its_byt
     assert most[0] > 8
 
 
+@pytest.mark.slow
 def test_workers_and_processes_fetch_for_themselves(tmp_path: Path, web: Web) -> None:
     values = written(tmp_path / "one.h5")
     data = pickle.loads(pickle.dumps(H5Dataset(web.url("one.h5"), {"x": "x"}, transform=twice)))

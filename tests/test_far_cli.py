@@ -69,6 +69,7 @@ def test_probe_measures_it(web: Web, capsys: pytest.CaptureFixture[str], monkeyp
     assert "guessed" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_bench_compares_with_h5py_over_requests_of_its_own(
     web: Web, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

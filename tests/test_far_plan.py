@@ -73,6 +73,7 @@ def logged(sent: list[Sent]) -> tuple[int, int]:
     return len(sent), sum(one.nbytes for one in sent)
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("memory", [600_000, 1_000_000])
 @pytest.mark.parametrize("layout", ["contiguous", "chunks", "gzip"])
 @pytest.mark.parametrize("kind", [rows, windows])
@@ -94,6 +95,7 @@ def large(path: Path, samples: int, **options: Any) -> None:
     settle(path)
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("memory", [0, 8 << 20, 64 << 20])
 @pytest.mark.parametrize("layout", ["contiguous", "chunks"])
 def test_so_is_that_of_stretches_longer_than_a_request(

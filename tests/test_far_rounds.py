@@ -110,6 +110,7 @@ def sparse(path: Path, kind: str, rows: int) -> None:
     settle(path)
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.parametrize("buffer", [0, "1GiB", None])
 @pytest.mark.parametrize("kind", INDEXES)
 def test_the_first_shuffled_batch_takes_at_most_ten(kind: str, buffer: Any, tmp_path: Path) -> None:

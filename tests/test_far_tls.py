@@ -110,6 +110,7 @@ def proxy() -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy"])
 def test_a_proxy_is_named_by_the_environment(name: str, tmp_path: Path, web: Web) -> None:
     values = written(tmp_path / "one.h5", samples=20)

@@ -40,6 +40,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "x.h5"), str(tmp_path / "labels.h5")
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("by", ["id", "name"])
 def test_rows_are_found_by_their_keys(files: tuple[str, str], by: str) -> None:
     path, labels = files

@@ -126,6 +126,7 @@ def test_batches_are_torchs_and_reads_the_plans(name: str, tmp_path: Path) -> No
 WARM = Storage(latency=1e-5, bandwidth=5e9, iops=1e6)  # decoding takes the time
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("dtype", ["u2", ">i2"])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_rows_out_of_chunks_with_filters_are_packed(
@@ -179,6 +180,7 @@ def test_it_reads_less_than_a_buffer_of_the_same_size(tmp_path: Path, monkeypatc
         assert loader.stats()["bytes"] > 1.8 * packed
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("why", ["noise", "fits", "small rows", "fast storage", "chunks with a filter", "halves"])
 def test_where_it_does_not_pay_samples_are_held_as_they_are(why: str, tmp_path: Path) -> None:
     values, options, share, more = counts("u2"), {}, 0.15, {}

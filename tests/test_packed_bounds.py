@@ -53,6 +53,7 @@ FORMS: dict[str, tuple[Any, int]] = {  # of a scale, and by how much stored numb
 }
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_bound_is_in_the_unit_of_the_unpacked_values_whatever_form_the_scale_has(form: str, tmp_path: Path) -> None:
     scale, most = FORMS[form]
@@ -69,6 +70,7 @@ def test_a_bound_is_in_the_unit_of_the_unpacked_values_whatever_form_the_scale_h
     assert field.largest == most * abs(float(np.ravel(1 if scale is None else scale)[0]))
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize(
     ("scale", "says"),
     [
@@ -164,6 +166,7 @@ def test_settings_say_that_a_bound_is_of_stored_numbers() -> None:
 # --- relative bounds, and limits of whole numbers that no float can tell apart ----
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("dtype", ["i8", "u8"])
 @pytest.mark.parametrize("rel", [0.3, 1e-2, 1e-5])
 def test_whole_numbers_of_64_bits_do_not_cross_their_limits(dtype: str, rel: float, tmp_path: Path) -> None:

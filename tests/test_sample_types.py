@@ -67,6 +67,7 @@ def slowly(samples: list[np.ndarray[Any, Any]], form: str) -> list[torch.Tensor]
     return [torch.from_numpy(padded), torch.from_numpy(there)]
 
 
+@pytest.mark.slow(every=6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ragged_samples_of_every_type_come_in_every_form(kind: str, way: str, tmp_path: Path) -> None:

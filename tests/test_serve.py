@@ -54,6 +54,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow(every=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_jobs_have_the_batches_that_they_would_have_alone(kind: str, scan: Path, tmp_path: Path) -> None:
     data = [KINDS[kind](scan) for _ in range(3)]

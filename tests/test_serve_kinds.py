@@ -114,6 +114,7 @@ def _slices(data: H5Dataset) -> H5Dataset:
     return H5Dataset(data.layouts["u"].paths[0], Field("u", axis=1))
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_jobs_have_the_batches_that_they_would_have_alone(kind: str, tmp_path: Path) -> None:
     data = [KINDS[kind](tmp_path) for _ in range(3)]

@@ -57,6 +57,7 @@ def _travelled(services: Services) -> bool:
     return all(sent == received for sent, received in pairs)
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_jobs_of_two_nodes_have_the_batches_that_they_would_have_alone(kind: str, scan: Path, tmp_path: Path) -> None:
     data = [KINDS[kind](scan) for _ in range(4)]
@@ -81,6 +82,7 @@ def test_three_nodes_of_which_one_has_no_job(scan: Path, tmp_path: Path) -> None
     assert status[2]["handed_bytes"] == 0 and status[2]["sent_samples"] > SAMPLES and status[2]["read_bytes"] >= third
 
 
+@pytest.mark.slow
 def test_jobs_come_and_go_at_different_times(scan: Path, tmp_path: Path) -> None:
     data, found = H5Dataset(scan, "x"), dict[int, Any]()
     with Services(scan, where=tmp_path / "s", memory="1MiB") as services:
@@ -100,6 +102,7 @@ def test_jobs_come_and_go_at_different_times(scan: Path, tmp_path: Path) -> None
         assert found[seed][1]["served"] > 100
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("seeds", [(1, 1), (1, 2), (1, 2, 3, 4)], ids=str)
 def test_both_nodes_together_read_what_one_service_for_all_reads(
     seeds: tuple[int, ...], scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,6 +152,7 @@ def of_seeds(of: Path | H5Dataset, seeds: tuple[int, ...], sockets: list[str]) -
     return [found[number] for number in range(len(seeds))]
 
 
+@pytest.mark.slow
 def test_several_data_sets_at_a_time_divide_the_memory_of_all_nodes(scan: Path, tmp_path: Path) -> None:
     """Those who read one when another comes join again, on every node."""
     data, found = [H5Dataset(scan, name) for name in ("x", "z")], dict[int, Any]()
@@ -188,6 +192,7 @@ def test_a_job_that_rests_holds_back_those_of_another_node_for_the_slack_and_no_
         assert all(one.equal(other) for one, other in zip(seen, whole, strict=True))
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGTERM, "stop"], ids=["killed", "ended", "told to end"])
 def test_a_service_that_goes_ends_all_and_jobs_of_both_nodes_go_on(what: Any, scan: Path, tmp_path: Path) -> None:
     data = [H5Dataset(scan, FIELDS) for _ in range(4)]
@@ -319,6 +324,7 @@ def test_data_that_one_node_cannot_open_are_refused_on_all_in_words(scan: Path, 
     assert found[1][1] is None or found[1][1]["served"] == 0
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize(
     ("arguments", "hosts", "said"),
     [

@@ -65,6 +65,7 @@ MADE = {"a matrix": cells, "unequal": points, "boxes": boxes, "all of a field in
 # --- what is planned, and where it lies ----
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("seeds", [[[1], [1]], [[1, 2], [], [2, 4]]], ids=str)
 @pytest.mark.parametrize("kind", MADE)
 def test_each_job_finds_its_samples_of_each_field_in_the_memory_of_its_node(
@@ -117,6 +118,7 @@ def provided(data: SharedData, uses: SampleUses, sizes: Any) -> Memory:
     return found
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("seeds", [[[1], [1]], [[1], [2]]], ids=str)
 @pytest.mark.parametrize(("kind", "share"), [("a matrix", 0.5), ("unequal", 2), ("boxes", 2)])
 def test_what_all_plan_to_read_is_what_one_service_of_all_the_memory_would(

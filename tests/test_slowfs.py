@@ -81,6 +81,7 @@ def test_reads_far_apart_take_a_token_each_wait_side_by_side_and_share_the_link(
     assert counts["requests"] == len(reads)
 
 
+@pytest.mark.slow(every=3)
 @needs_compiler
 @pytest.mark.parametrize("nbytes", [4 * KB, 64 * KB, MB])
 def test_a_stretch_read_piece_by_piece_is_one_request(nbytes: int) -> None:
@@ -104,6 +105,7 @@ def test_several_streams_are_known_at_once() -> None:
     assert requests([read for stream in streams for read in stream]) == 40
 
 
+@pytest.mark.slow(every=8)
 @needs_compiler
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))), ids=str)
 def test_pieces_asked_for_together_may_come_in_any_order(order: tuple[int, ...]) -> None:
@@ -125,6 +127,7 @@ def test_a_hole_that_is_never_read_makes_two_requests() -> None:
     assert requests([(0, 0, 0, 0, MB), (1, 10, 0, 3 * MB, MB), (2, 600 * MS, 0, MB, 2 * MB)]) == 2  # too late for that
 
 
+@pytest.mark.slow(every=4)
 @needs_compiler
 @pytest.mark.parametrize("rpc", [MB, 4 * MB, 16 * MB])
 @pytest.mark.parametrize("order", ["ascending", "descending", "side by side"])

@@ -88,6 +88,7 @@ ORDERS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow(every=4)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("workers", [2, 0])

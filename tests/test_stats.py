@@ -240,6 +240,7 @@ def test_memory_may_be_let_go_in_the_midst_of_counting() -> None:
     assert stats.as_dict()["resident_bytes"] < 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("often_switched")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # of os.fork, since Python 3.12
 def test_a_child_forked_while_a_thread_counts_can_count() -> None:

@@ -296,6 +296,7 @@ def test_a_checkpointed_part_is_calculated_again_and_exact() -> None:
         assert off(gradients(model), exact) < 0.01
 
 
+@pytest.mark.slow(every=3)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("bound", [{"": 0.01}, {"0": 0.01, "3": 0.01}, "auto"])
 def test_a_compiled_model_is_packed_layer_by_layer_as_without(backend: str, bound: Any) -> None:

@@ -29,6 +29,7 @@ def test_a_stream_that_blocks_pays_for_both() -> None:
     assert Storage(latency=8e-3, bandwidth=1e8, depth=4).seconds(1000, 1e8) == pytest.approx(9 / 4)
 
 
+@pytest.mark.slow(every=5)
 @pytest.mark.skipif(not slowfs.compiler(), reason="there is no C++ compiler for the model of the slowed file system")
 @pytest.mark.parametrize("flight", [2, 8])
 @pytest.mark.parametrize(
