@@ -14,6 +14,8 @@ BEGIN_VENV = @test -x $(BIN)/python || { echo "$(SETTING_UP)"; $(PYTHON) -m venv
 INSTALL := tools/install $(BIN)/pip --constraint constraints.txt
 comma := ,
 SKIPS := build/skips
+# Seconds of processor time that the tests of `make test` take, as tests/processor_time.py counts: it fails at a tenth more.
+BUDGET := 420
 EXTRAS := dev,integrations,gpu,docs,bench,examples
 EXTRAS_MADE = $(addprefix $(VENV)/., $(subst $(comma), ,$(EXTRAS)))
 # DLIO and PhysicsNeMo without what they ask for (TensorFlow, DALI, CUDA, Warp), which the tests do not use; The Well
@@ -32,7 +34,7 @@ demo: $(VENV)/.installed
 
 # Some of each kind, in a few minutes: those that are marked slow are left out, and counted in the end.
 test: $(VENV)/.dev
-	$(PYTEST) -rfE --quick --skips=$(SKIPS)
+	$(PYTEST) -rfE --quick --skips=$(SKIPS) --budget $(BUDGET)
 
 # What has failed, once more and one by one: not more than three, for more are no accident.
 again:

@@ -84,7 +84,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     ]
     if total > budget * MARGIN:
         lines.append(
-            "That is more than a tenth too much: make tests quicker, or mark as slow what a quicker one covers."
+            "That is over a tenth too much: make tests quicker, or mark as slow what a quicker one covers."
         )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
