@@ -157,6 +157,9 @@ def test_a_chunk_of_which_all_filters_are_skipped_is_copied() -> None:
         [(NBIT, 0, []), (SHUFFLE, 0, [4]), (DEFLATE, 1, [6])],
         [(SCALEOFFSET, 0, [2, 0]), (DEFLATE, 1, [6])],
         [(SCALEOFFSET, 0, [2, 0]), (SHUFFLE, 0, []), (LZF, 1, [])],
+        [(DEFLATE, 0, [1]), (SCALEOFFSET, 0, [2, 0])],
+        [(DEFLATE, 0, [1]), (SCALEOFFSET, 0, [2, 0]), (LZF, 1, [])],
+        [(SHUFFLE, 0, [4]), (DEFLATE, 0, [1]), (SCALEOFFSET, 0, [2, 0])],
     ],
     ids=str,
 )
