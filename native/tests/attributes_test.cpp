@@ -134,14 +134,14 @@ TEST_CASE("an attribute with fewer bytes than its type needs is a problem") {
   CHECK(says(attributes_in(file_of({cut})).at(0).problem, "fewer bytes than its values need"));
 }
 
-TEST_CASE("a shared type that is nowhere is a problem, and one in the shared heap is libhdf5's") {
+TEST_CASE("a shared type that is nowhere is a problem, and so is one in a shared heap that is not there") {
   Writer nowhere, in_heap;
   nowhere.u(0x0203, 2);
   nowhere.u(1 << 20, 8);
   in_heap.u(0x0103, 2);
   in_heap.u(0, 8);
   CHECK(says(attributes_in(file_of({number(3, "scale", 7, nowhere, 1)})).at(0).problem, "object header"));
-  CHECK(says(attributes_in(file_of({number(3, "scale", 7, in_heap, 1)})).at(0).problem, "heap of shared messages"));
+  CHECK(says(attributes_in(file_of({number(3, "scale", 7, in_heap, 1)})).at(0).problem, "in a heap that the file does not have"));
 }
 
 TEST_CASE("whatever byte of an attribute is changed, it is found, or an Error or a problem") {

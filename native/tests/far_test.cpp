@@ -85,6 +85,7 @@ TEST_CASE("without anybody who fetches, an order is refused in words") {
 }
 
 TEST_CASE("where those who fetch are stuck, who waits is told so, and what comes later is not written") {
+  const std::string url = "test://here/stuck";
   Far::get().begin(64 << 20, 50ms);
   std::uint64_t taken = 0;
   std::jthread stuck([&taken] { taken = Far::get().take()->number; });
