@@ -83,9 +83,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         f"{total:.0f} s of processor time for {len(_seconds)} tests; the budget is {budget:.0f} s."
     ]
     if total > budget * MARGIN:
-        lines.append(
-            "That is over a tenth too much: make tests quicker, or mark as slow what a quicker one covers."
-        )
+        lines.append("That is over a tenth too much: make tests quicker, or mark as slow what a quicker one covers.")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -121,7 +121,8 @@ void convert(nb::handle source_array, nb::handle out_array, nb::handle mean_arra
     nb::gil_scoped_release released;
     return solar::rearrange(view, source.itemsize(), out.bytes());
   }
-  const std::optional<Number> from = number_if_known(source), to = is_bfloat16(out) ? Number::bfloat16 : number_if_known(out);
+  const std::optional<Number> from = number_if_known(source),
+                              to = is_bfloat16(out) ? Number::bfloat16 : number_if_known(out);
   const bool known = to == Number::float32 || to == Number::float64 || to == Number::bfloat16;
   if (!from || !known || !out.aligned())
     throw nb::type_error(("cannot convert items of format " + std::string(source.format()) + " to " +

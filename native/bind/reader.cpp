@@ -35,8 +35,8 @@ using solar::bind::bytes_of;
 using solar::bind::counts_of;
 using solar::bind::Filters;
 using solar::bind::name_of;
-using solar::bind::native_filters;
 using solar::bind::nanoseconds;
+using solar::bind::native_filters;
 using solar::bind::view;
 
 using BoundForm = std::tuple<std::vector<std::uint64_t>, Filters, nb::bytes>;

@@ -14,12 +14,12 @@ namespace {
 constexpr std::uint64_t block_nbytes = 256 << 10;  // of metadata, fetched at a time
 constexpr std::uint64_t first_nbytes = 1 << 20;    // at a file's beginning, where most of it is
 constexpr std::uint64_t most_kept = 16 << 20;
-constexpr std::uint64_t metadata_page_nbytes = 4 << 10;       // of metadata that is expected
+constexpr std::uint64_t metadata_page_nbytes = 4 << 10;  // of metadata that is expected
 constexpr std::uint64_t expected_gap = 128 << 10;    // and that is fetched along
 constexpr std::uint64_t longest_expected = 1 << 20;  // fetched at a time
 constexpr std::uint64_t most_coming = most_kept / 2;
 constexpr std::size_t most_expected = 4096;
-constexpr std::chrono::milliseconds glance{200};       // between looks whether anything is answered at all
+constexpr std::chrono::milliseconds glance{200};      // between looks whether anything is answered at all
 constexpr std::chrono::milliseconds until_looked{5};  // whether another thread has taken in what is waited for
 constexpr std::chrono::seconds seen_for{2};  // every answer says of which file it is, so that no wrong byte is used
 
@@ -86,9 +86,10 @@ Far::Result Far::result_of(std::uint64_t number, Mailbox& box) {
   while (!box.take(result, glance)) {
     if (!silent() || !take_pending(number).to) continue;  // what is being given comes at once
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(patience_).count();
-    return {0, -ETIMEDOUT,
-            "no answer to any request for " + std::to_string(seconds) +
-                " s: the threads that fetch are stuck; look at the network and the server, and begin the program again"};
+    return {
+        0, -ETIMEDOUT,
+        "no answer to any request for " + std::to_string(seconds) +
+            " s: the threads that fetch are stuck; look at the network and the server, and begin the program again"};
   }
   return result;
 }

@@ -17,7 +17,8 @@ namespace solar {
 
 namespace {
 
-[[noreturn]] void fail_with_path(const std::string& path, const std::string& what, int code, const Patience& patience = {}) {
+[[noreturn]] void fail_with_path(const std::string& path, const std::string& what, int code,
+                                 const Patience& patience = {}) {
   throw Error(Kind::read, path + ": " + what + ": " + std::strerror(code) + patience.said(), code);
 }
 
@@ -104,7 +105,8 @@ File::File(const std::string& path, bool direct, bool only_plain) : path_(path),
       flags = 0;
       continue;
     }
-    if (code == EMFILE || code == ENFILE || !patience.again(code)) fail_with_path(path_, "cannot be opened", code, patience);
+    if (code == EMFILE || code == ENFILE || !patience.again(code))
+      fail_with_path(path_, "cannot be opened", code, patience);
     ++retries_;
   }
   if (direct && flags != 0) alignment_ = direct_alignment(descriptor_);
@@ -194,8 +196,8 @@ void File::read(std::uint64_t offset, MutableBytes out) const {
     const ssize_t got = read_some(&to, 1, offset);
     if (got < 0) {
       if (const int code = errno; !patience.again(code)) {
-        fail_with_path(path_, "reading " + std::to_string(out.size()) + " bytes at offset " + std::to_string(offset), code,
-             patience);
+        fail_with_path(path_, "reading " + std::to_string(out.size()) + " bytes at offset " + std::to_string(offset),
+                       code, patience);
       }
       continue;
     }

@@ -82,8 +82,8 @@ void check_chunks(const Source& s, std::size_t part, std::uint32_t all_masked, s
   for (std::size_t k = begin; any != 0 && k < end; ++k) {
     if (bad(k) == 0) continue;
     refuse(s, where(s, part, k) + " (" + std::to_string(s.chunk_nbytes[k]) + " bytes at " +
-                std::to_string(s.chunk_offset[k]) + ") leaves its file of " + std::to_string(size) +
-                " bytes or is shorter than its " + std::to_string(raw) + " bytes of data");
+                  std::to_string(s.chunk_offset[k]) + ") leaves its file of " + std::to_string(size) +
+                  " bytes or is shorter than its " + std::to_string(raw) + " bytes of data");
   }
   if (s.chunk_index.empty()) {
     if (end - begin > grid_chunks) refuse(s, "more chunks than its shape has room for");

@@ -141,7 +141,8 @@ TEST_CASE("a shared type that is nowhere is a problem, and so is one in a shared
   in_heap.u(0x0103, 2);
   in_heap.u(0, 8);
   CHECK(says(attributes_in(file_of({number(3, "scale", 7, nowhere, 1)})).at(0).problem, "object header"));
-  CHECK(says(attributes_in(file_of({number(3, "scale", 7, in_heap, 1)})).at(0).problem, "in a heap that the file does not have"));
+  CHECK(says(attributes_in(file_of({number(3, "scale", 7, in_heap, 1)})).at(0).problem,
+             "in a heap that the file does not have"));
 }
 
 TEST_CASE("whatever byte of an attribute is changed, it is found, or an Error or a problem") {

@@ -89,7 +89,7 @@ unsigned subtable_width(const Ordered& codes, unsigned nbits, unsigned width) {
 }
 
 void build_table(std::span<const std::uint8_t> bits, std::span<const Entry> meanings, unsigned width, bool lone,
-           std::span<Entry> table) {
+                 std::span<Entry> table) {
   Ordered codes = order(bits, lone);
   std::size_t at = 0;
   unsigned code = 0;

@@ -284,7 +284,8 @@ std::size_t inflate_zlib(Bytes in, MutableBytes out) {
     if (type == 0) inflate_stored(s);
     else if (type == 1) inflate_block(s, fixed_codes());
     else if (type == 2) inflate_dynamic(s, codes);
-    else damaged("a block is of no known type");
+    else
+      damaged("a block is of no known type");
     s.sum_up();
   }
   s.align();

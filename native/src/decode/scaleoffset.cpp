@@ -143,7 +143,8 @@ std::size_t decode_scaleoffset(Bytes in, MutableBytes out, const Filter& filter)
     const std::size_t left = std::min<std::size_t>(nbytes, cursor.left());  // fewer, where another filter was before it
     const Bytes items = cursor.take(p.big ? left / p.itemsize * p.itemsize : left);
     if (p.big) copy_reversed(items, p.itemsize, out.data());
-    else if (!items.empty()) std::memcpy(out.data(), items.data(), items.size());
+    else if (!items.empty())
+      std::memcpy(out.data(), items.data(), items.size());
     return items.size();
   }
   Packed packed{BitReader(cursor.take(cursor.left())), width, minimum};

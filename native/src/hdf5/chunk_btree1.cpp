@@ -121,7 +121,7 @@ class Btree1 {
   std::size_t width_;  // of a key, in numbers
   std::uint64_t node_nbytes_ = 0;
   std::vector<std::uint64_t> steps_;  // elements in a chunk, along each number of a key
-  std::vector<ChunkNode> nodes_;           // by level; one of each is open at a time
+  std::vector<ChunkNode> nodes_;      // by level; one of each is open at a time
 };
 
 }  // namespace

@@ -131,7 +131,8 @@ Bytes FractalHeap::block(const Place& place, bool direct) {
   const std::uint64_t nbytes = direct ? place.nbytes : prefix + place.nbytes * width_ * image_.facts.offset_width + 4;
   if (const auto known = blocks_.find(place.address); known != blocks_.end()) {
     const Block& block = known->second;
-    if (block.start != place.start || block.bytes.size() != nbytes) damaged(fractal_heap_name, address_, "has a block twice");
+    if (block.start != place.start || block.bytes.size() != nbytes)
+      damaged(fractal_heap_name, address_, "has a block twice");
     return block.bytes;
   }
   std::vector<std::byte> bytes = image_.read(place.address, nbytes, "fractal heap block");

@@ -42,7 +42,9 @@ constexpr Format formats[] = {
     {0, "/annex/objects/"sv, "a git-annex pointer, not the data: fetch them with `git annex get`"},
 };
 
-char lower_ascii(char letter) { return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter; }
+char lower_ascii(char letter) {
+  return letter >= 'A' && letter <= 'Z' ? static_cast<char>(letter - 'A' + 'a') : letter;
+}
 
 // A page of HTML may begin with spaces and a mark of its encoding, in small letters or capitals.
 bool is_html(std::string_view head) {

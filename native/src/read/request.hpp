@@ -25,7 +25,7 @@ enum class Way : std::uint8_t {
 
 struct Request {
   Job* job = nullptr;
-  bool begins = false;  // a stretch, which is not counted yet
+  bool begins = false;               // a stretch, which is not counted yet
   std::uint32_t begin = 0, end = 0;  // pieces
   std::shared_ptr<const File> file;
   Way way = Way::plain;

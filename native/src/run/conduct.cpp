@@ -91,7 +91,8 @@ void Run::Impl::carry_out(std::shared_ptr<const Planned> epoch) {
 bool Run::Impl::begin(const Planned& epoch) {
   if (node == nullptr) return true;
   chain = run::chained(chain, epoch.digest);
-  const bool all = wait_for_ranks(Node::Count::begun, epochs + 1, [this] { return node->begin(epochs, chain, closing_check); });
+  const bool all =
+      wait_for_ranks(Node::Count::begun, epochs + 1, [this] { return node->begin(epochs, chain, closing_check); });
   ++epochs;
   return all;
 }
