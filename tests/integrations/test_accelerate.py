@@ -112,7 +112,7 @@ def test_it_is_a_solar_loader_with_all_its_options(numbered: str) -> None:
     prepared = prepare(Accelerator(cpu=True), loader)
     assert isinstance(prepared, DataLoader)
     assert isinstance(prepared, DataLoaderShard)
-    assert (prepared.collate_fn, prepared.timeout, prepared.ahead) == (collate, 5, 7)
+    assert (prepared.collate_fn, prepared.timeout, prepared.ahead) == (collate, 60, 7)
     assert prepared.dataset is loader.dataset
     assert prepared.stats()["batches"] == 0
     assert len(list(prepared)) == 14
