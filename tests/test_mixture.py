@@ -170,8 +170,7 @@ def numbered(batch: Any) -> list[int]:
     return [row[0] // 3 for row in batch["x"].tolist()]
 
 
-@pytest.mark.parametrize("buffer", [0, 40_000, None])
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(("native", "buffer"), [(True, 0), (True, 40_000), (True, None), (False, None)])
 def test_a_loader_gives_the_samples_of_the_order_and_tells_their_sources(
     files: dict[str, H5Dataset], buffer: int | None, native: bool
 ) -> None:

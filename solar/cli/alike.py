@@ -124,7 +124,7 @@ def _of_rows(asked: str, found: GroupsAlike, said: str, left: str) -> Iterator[S
     """The rows of groups that have one for each step, or for each conformer of a molecule; and windows of such rows."""
     groups = [*found.groups.values()]
     names = [*found.unlike, *found.fields][:MEMBERS_SHOWN]
-    first = [each[(*found.unlike, *found.fields)[0]].shape[:1] for each in groups]
+    first = [each[names[0]].shape[:1] for each in groups]
     rows = [name for name in names if [each[name].shape[:1] for each in groups] == first]
     once = [name for name in names if name not in rows]
     ragged = [name for name in rows if len({each[name].shape[1:] for each in groups}) > 1]
