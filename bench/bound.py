@@ -4,8 +4,8 @@ Every number type, one to four axes, all kinds of values (smooth, noise of any s
 counts, steps, mostly zero, whole ranges of integers), with NaN, infinities, zeros of either sign and extremes put among
 them; bounds from none to all of the range, and below one ulp. Every value is looked at: within the bound by
 _native.compare, which is not the codec; bit for bit where there is no bound, and where it is no finite number. Every
-array is encoded several times: with each coder, with predictors as they are chosen, in the order of patches, and by
-learned patterns. Every tenth chunk is also decoded by the plain decoder, to the same bytes. Ends with status 1 if one
+array is encoded several times: with each coder, with predictors as they are chosen, and in the order of
+patches. Every tenth chunk is also decoded by the plain decoder, to the same bytes. Ends with status 1 if one
 value is not so.
 """
 
@@ -28,7 +28,7 @@ Random = np.random.Generator
 TYPES = ("f4", "f4", "f4", "f8", "f8", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")
 SHARES = (0.0, 0.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-5, 1e-7)  # of the range
 LARGEST = 6.6  # a chunk has up to 10 ** this many values
-WAYS = (("auto", "auto"), ("dense", "patches"), ("pack", "patches"), ("dense", "learned"), ("pack", "auto"))
+WAYS = (("auto", "auto"), ("dense", "patches"), ("pack", "patches"), ("pack", "auto"))
 
 KINDS: tuple[Callable[[Random, int], Array], ...] = (
     lambda rng, n: (
@@ -85,7 +85,7 @@ def bound_of(rng: Random, array: Array) -> float:
 def wrong(rng: Random, array: Array, bound: float, way: tuple[str, str], tiles: dict[str, int]) -> str:
     """What does not hold for this array; empty if all does. Adds to `tiles` how many had which predictor."""
     coder, predictor = way
-    trained = predictor == "learned" or (coder == "dense" and rng.random() < 0.5)
+    trained = coder == "dense" and rng.random() < 0.5
     tables = _native.train([array], bound, predictor) if trained else b""
     stored = _native.encode(array, bound, coder, predictor, tables)
     said = _native.describe_codec(stored)
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     asked = parser.parse_args()
     end, arrays, values = time.monotonic() + asked.seconds, 0, 0
-    tiles = dict.fromkeys(("interpolated", "patched", "learned"), 0)
+    tiles = dict.fromkeys(("interpolated", "patched"), 0)
     while time.monotonic() < end:
         rng = np.random.default_rng([asked.seed, arrays])
         array = array_of(rng)

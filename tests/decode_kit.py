@@ -74,7 +74,7 @@ def encoded(array: NDArray[Any], *codecs: Codec, tables: bytes = b"", out: str =
 
 def golden() -> dict[str, Case]:
     index = json.loads((GOLDEN / "index.json").read_text())
-    index = {name: of for name, of in index.items() if not name.startswith("learned")}  # no kernel knows them
+    index = {name: of for name, of in index.items() if not name.startswith("learned")}  # nobody reads them any more
     read = {name: (GOLDEN / f"{name}.chunk").read_bytes() for name in index}
     return {
         name: Case(of["type"], of["shape"], [read[name]], bytes.fromhex(of["tables"])) for name, of in index.items()

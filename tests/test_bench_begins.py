@@ -33,7 +33,6 @@ SMALLEST = {
     "bench.gpu": "--quick --device cpu --steps decode --out {new}/out",
     "bench.handing": "--quick --folder {new}",
     "bench.judges": "--list",
-    "bench.learned": "--quick --bounds 1e-2 --out {new}/out turb64",
     "bench.loader": "--quick --parts overhead --folder {new} --out {new}/out",
     "bench.lossy": "--quick --case flow --folder {new} --out {new}/out",
     "bench.markers": "--quick",

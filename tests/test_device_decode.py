@@ -129,10 +129,10 @@ def test_a_damaged_or_foreign_chunk_is_an_error_before_it_is_copied() -> None:
 
 @pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("name", ["learned", "learned-inside"])
-def test_what_was_learned_is_refused_in_words(name: str, checked: bool) -> None:
+def test_a_chunk_of_the_learned_predictor_is_refused_in_words(name: str, checked: bool) -> None:
     of = json.loads((GOLDEN / "index.json").read_text())[name]
     case = Case(of["type"], of["shape"], [(GOLDEN / f"{name}.chunk").read_bytes()], bytes.fromhex(of["tables"]))
-    with pytest.raises(CodecError, match="which the host alone decodes"):
+    with pytest.raises(CodecError, match="which solar no longer reads"):
         case.decoder().inspect(*rows_of(case.chunks), checked=checked)
 
 

@@ -172,8 +172,8 @@ def test_golden_chunks_are_read_through_libhdf5() -> None:
     with h5py.File("golden", "w", driver="core", backing_store=False) as file:
         for name, case in json.loads((GOLDEN / "index.json").read_text()).items():
             like = np.empty(case["shape"], case["type"])
-            if like.size == 0 or like.ndim == 0:
-                continue  # HDF5 has no such chunks
+            if like.size == 0 or like.ndim == 0 or name.startswith("learned"):
+                continue  # HDF5 has no such chunks, and solar no longer reads these
             tables = bytes.fromhex(case["tables"])
             stored = (GOLDEN / f"{name}.chunk").read_bytes()
             x = ready_made(file, name, like[None], filter_values(Codec("abs", 1.0, tables=tables)))

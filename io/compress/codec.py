@@ -35,8 +35,8 @@ PREDICTORS = {
     "xyz": "from the neighbours in space",
     "interpolation": "cubic, between values ever closer together",
     "patches": "as x to xyz, whichever is smallest, stored in the order of small patches",
-    "learned": "experimental: as auto, and from patterns learned of the data set",
 }
+REMOVED = "predictor learned was removed after solar 0.1.0: leave it out, or say predictor auto"
 OUR_FILTER = "solar"
 FILTER_CHOICES = {
     OUR_FILTER: "the bounded codec",
@@ -71,6 +71,8 @@ class Codec:
     def __post_init__(self) -> None:
         _check_name("kind of bound", self.kind, BOUND_KINDS)
         _check_name("coder", self.coder, CODERS)
+        if self.predictor == "learned":
+            raise ValueError(REMOVED)
         _check_name("predictor", self.predictor, PREDICTORS)
         if not (math.isfinite(self.bound) and self.bound >= 0):
             raise ValueError(f"a bound must be a number of 0 (bit for bit) or more, not {self.bound}")

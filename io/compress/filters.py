@@ -27,7 +27,7 @@ _ASKED = 7  # values that a writer needs, beside the lengths of a chunk
 _MOST_KEPT = 16 + 8  # marks and limits, of two values each
 _TYPE_NUMBERS = {"f4": 1, "f8": 2, "i1": 3, "u1": 4, "i2": 5, "u2": 6, "i4": 7, "u4": 8, "i8": 9, "u8": 10}
 _CODERS = {"auto": 0, "pack": 1, "dense": 2}
-_PREDICTORS = {"auto": 255, "none": 0, "x": 1, "xy": 3, "xyz": 7, "interpolation": 8, "patches": 16, "learned": 24}
+_PREDICTORS = {"auto": 255, "none": 0, "x": 1, "xy": 3, "xyz": 7, "interpolation": 8, "patches": 16}
 
 
 def register() -> str:

@@ -165,7 +165,7 @@ def _with_tables(part: Part, pieces: Pieces, pool: Executor) -> tuple[Part, int]
 def trained(codec: Codec, arrays: list[NDArray[Any]]) -> Codec:
     """The codec with tables for values like these. It uses fewer arrays until the tables fit the filter's values."""
     step = 1
-    needed = codec.filter == OUR_FILTER and (codec.coder != "pack" or codec.predictor == "learned")
+    needed = codec.filter == OUR_FILTER and codec.coder != "pack"
     while needed and step <= len(arrays):
         found = codec.trained(arrays[::step])
         if has_room(found, arrays[0].ndim):

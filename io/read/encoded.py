@@ -13,7 +13,6 @@ from solar import _native
 from solar.values import KEPT_ENCODED, Filter, Form, Layout
 
 MOST_TABLES = 64  # different tables at most
-LEARNED = 24  # a predictor (io/FORMAT.md)
 SLACK = 64  # zeros behind the largest chunk, at least: a decoder may read on past a chunk's end
 ROW_ALIGNMENT = 128  # bytes, of which a row is a multiple
 
@@ -69,8 +68,6 @@ def _refused(layout: Layout) -> str:
         return f"{where} is not stored by solar's codec alone: `solar compress` makes a file that is"
     if not layout.dtype.isnative or layout.dtype.str[1:] not in CODES:
         return f"{where} is of {layout.dtype}, which the codec does not store as such"
-    if any(_learned(form.filters[0].values) for form in layout.forms):
-        return f"{where} is foretold by what was learned of it (--predictor learned), which the host alone decodes"
     if any(form.chunk != (1, *layout.sample_shape) for form in layout.forms):
         return f"{where} has chunks of {layout.forms[0].chunk}, not one of {(1, *layout.sample_shape)} for each sample"
     whole = np.array_equal(np.diff(layout.part_chunks), np.diff(layout.part_first)) and layout.samples > 0
@@ -91,13 +88,6 @@ def only_ours(layout: Layout) -> bool:
 def behind_tables(values: Sequence[int]) -> int:
     """Where the tables end in the values of a filter message (io/FORMAT.md); 0 if it has no place for tables."""
     return 2 + -(-values[1] // 4) if len(values) > 1 and values[0] == 1 else 0
-
-
-def _learned(values: tuple[int, ...]) -> bool:
-    """Whether the values of a filter message ask for the learned predictor."""
-    end = behind_tables(values)
-    asked = values[end:] if end else ()
-    return len(asked) > 3 and asked[0] == 1 and asked[3] == LEARNED
 
 
 def tables_of(values: tuple[int, ...]) -> bytes:

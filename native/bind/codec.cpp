@@ -20,15 +20,14 @@ using Written = nb::ndarray<nb::c_contig, nb::device::cpu>;
 
 constexpr std::array<std::pair<std::string_view, solar::Coder>, 3> coders{
     {{"auto", solar::Coder::smaller}, {"pack", solar::Coder::pack}, {"dense", solar::Coder::dense}}};
-constexpr std::array<std::pair<std::string_view, solar::Predictor>, 8> predictors{
+constexpr std::array<std::pair<std::string_view, solar::Predictor>, 7> predictors{
     {{"auto", solar::Predictor::tried},
      {"none", solar::Predictor::none},
      {"x", solar::Predictor::x},
      {"xy", solar::Predictor::xy},
      {"xyz", solar::Predictor::xyz},
      {"interpolation", solar::Predictor::interpolation},
-     {"patches", solar::Predictor::patches},
-     {"learned", solar::Predictor::learned}}};
+     {"patches", solar::Predictor::patches}}};
 constexpr std::array<std::pair<std::string_view, solar::Path>, 4> paths{{{"plain", solar::Path::plain},
                                                                          {"avx2", solar::Path::avx2},
                                                                          {"avx512", solar::Path::avx512},
@@ -167,7 +166,6 @@ nb::dict describe(const nb::bytes& stored) {
   said["dense"] = chunk.tiles_dense;
   said["interpolated"] = chunk.tiles_interpolated;
   said["patched"] = chunk.tiles_patched;
-  said["learned"] = chunk.tiles_learned;
   said["kept"] = chunk.outliers;
   return said;
 }

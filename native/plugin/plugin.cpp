@@ -80,6 +80,7 @@ Memory encoded(const Settings& settings, Bytes values, const Library& hdf5) {
                 "the data set does not say how its chunks are encoded: it was made where this plug-in "
                 "was missing, or for chunks that come ready made");
   const Asked& asked = *settings.asked;
+  asked.check_writable();
   if (values.size() != asked.nbytes())
     throw Error(Kind::codec, "a chunk of " + std::to_string(values.size()) + " bytes came where the data set has " +
                                  std::to_string(asked.nbytes()));
@@ -157,6 +158,7 @@ void complete(const Library& hdf5, Id properties, Id type) {
   if (count > values.size()) return;  // whoever gave so many knew all of them
   Settings settings = parse(std::span(values).first(count));
   if (!settings.asked) return;
+  settings.asked->check_writable();
   check_is_first(hdf5, properties);
   settings.asked->type = type_in(hdf5, type);
   settings.asked->chunk = chunk_in(hdf5, properties);

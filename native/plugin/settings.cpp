@@ -20,7 +20,7 @@ constexpr std::array<Type, 10> known{{{1, Number::float32, 4, "H5T_IEEE_F32LE_g"
                                       {9, Number::int64, 8, "H5T_STD_I64LE_g"},
                                       {10, Number::uint64, 8, "H5T_STD_U64LE_g"}}};
 constexpr std::array predictors{Predictor::none,          Predictor::x,       Predictor::xy,      Predictor::xyz,
-                                Predictor::interpolation, Predictor::patches, Predictor::learned, Predictor::tried};
+                                Predictor::interpolation, Predictor::patches, removed_predictor, Predictor::tried};
 constexpr std::uint32_t version = 1, asked_version = 1, with_marks = 2;
 
 [[noreturn]] void impossible(const char* what) {
@@ -85,6 +85,13 @@ std::size_t Asked::nbytes() const {
   for (const std::size_t length : chunk)
     if (__builtin_mul_overflow(nbytes, length, &nbytes)) impossible("a chunk is too large");
   return nbytes;
+}
+
+void Asked::check_writable() const {
+  if (predictor == removed_predictor)
+    throw Error(Kind::codec,
+                "the data set asks for the learned predictor, which was removed after solar 0.1.0: write to a new data "
+                "set with another predictor, such as auto");
 }
 
 Settings parse(std::span<const unsigned> values) {

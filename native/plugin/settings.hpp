@@ -19,6 +19,9 @@ struct Type {
 };
 std::span<const Type> types();
 
+// The learned predictor's number: chunks of such a data set that do not use it are still read, and none is written.
+inline constexpr Predictor removed_predictor{24};
+
 struct Asked {
   double bound = 0;
   Coder coder = Coder::smaller;
@@ -28,6 +31,7 @@ struct Asked {
   std::vector<std::byte> marks, limits;  // numbers of the type (Marks)
 
   std::size_t nbytes() const;  // of a chunk; REQUIRES: a type
+  void check_writable() const;  // throws Error(Kind::codec) if no chunk can be encoded like this
 };
 
 struct Settings {

@@ -272,37 +272,6 @@ TEST_CASE("chunks made to deceive, with right checksums, end in an error or in v
   }
 }
 
-// Patches that are sums of two patterns, more or less of each.
-Made<float> woven() {
-  Made<float> out{{40, 48}, std::vector<float>(40 * 48)};
-  double patterns[2][64], parts[2][30];
-  for (auto& pattern : patterns)
-    for (double& value : pattern) value = uniform(-1, 1);
-  for (auto& of : parts)
-    for (double& value : of) value = uniform(-50, 50);
-  for (std::size_t i = 0; i < out.values.size(); ++i) {
-    const std::size_t y = i / 48, x = i % 48, patch = y / 8 * 6 + x / 8, at = y % 8 * 8 + x % 8;
-    out.values[i] = static_cast<float>(patterns[0][at] * parts[0][patch] + patterns[1][at] * parts[1][patch]);
-  }
-  return out;
-}
-
-TEST_CASE("what patterns foretell keeps the bound by every path, and ends in an error or in values when it deceives") {
-  const Made<float> from = woven();
-  for (const Coder coder : all_coders) check_bound(from, 0.1, coder, Predictor::learned);
-  for (std::size_t kind = 0; kind < 4; ++kind)
-    check_bound(made<float>(kind, 3000), 0.1, Coder::smaller, Predictor::learned);
-  const std::vector<std::byte> good = encode(from.array(), 0.1, Coder::smaller, Predictor::learned);
-  REQUIRE(describe_codec(good).tiles_learned == 1);
-  CHECK_THROWS_AS(check_codec(good, Number::float32, 4 * from.values.size(), {}), Error);
-  for (int i = 0; i < 400; ++i) {
-    std::vector<std::byte> bad = good;
-    for (std::size_t k = 0; k <= below(3); ++k) bad[below(bad.size())] = static_cast<std::byte>(random_bits());
-    seal(bad);
-    check_agreement(bad, from.values.size());
-  }
-}
-
 TEST_CASE("tables that lie about themselves are refused") {
   const Made<float> from = made<float>(1, 3000);
   const std::vector<std::byte> good = train({from.array()}, 0.1, Predictor::x);

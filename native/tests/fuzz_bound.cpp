@@ -20,8 +20,8 @@ namespace {
 using namespace solar;
 
 constexpr std::size_t most_values = 1 << 15;
-constexpr std::array predictors{Predictor::none,          Predictor::x,     Predictor::xy,      Predictor::xyz,
-                                Predictor::interpolation, Predictor::tried, Predictor::patches, Predictor::learned};
+constexpr std::array predictors{Predictor::none,          Predictor::x,     Predictor::xy,     Predictor::xyz,
+                                Predictor::interpolation, Predictor::tried, Predictor::patches};
 constexpr std::array coders{Coder::smaller, Coder::pack, Coder::dense};
 
 // Printed when the process ends, as the fuzzer's own counts are.

@@ -3,7 +3,7 @@
 // The input is a chunk. It is tried as it is, and once more with its length and checksum put right, or nothing would
 // ever come behind these two. What decodes also passes the checks for decoders elsewhere, is kept as it is stored, and
 // comes as halves or cast to float32, the same by every path. How many decoded, and how many of them held tiles in the
-// order of patches or learned ones, is told at the end.
+// order of patches, is printed at the end.
 #include <algorithm>
 #include <bit>
 #include <optional>
@@ -24,8 +24,8 @@ constexpr std::size_t most_nbytes = 1 << 22;  // more is slow, and no different
 
 // Printed when the process ends, as the fuzzer's own counts are.
 struct Count {
-  unsigned long long decoded = 0, patched = 0, learned = 0;
-  ~Count() { std::fprintf(stderr, "decoded: %llu, patched: %llu, learned: %llu\n", decoded, patched, learned); }
+  unsigned long long decoded = 0, patched = 0;
+  ~Count() { std::fprintf(stderr, "decoded: %llu, patched: %llu\n", decoded, patched); }
 } count;
 
 // 0: it says nothing.
@@ -136,8 +136,7 @@ void try_keeping(Bytes chunk, std::size_t nbytes) {
   const std::size_t room = chunk.size() + 16;
   const solar::Filter filter{solar::kept_filter, 0, {type->code, static_cast<std::uint32_t>(nbytes), 0, 77}};
   try {
-    if (solar::describe_codec(chunk).tiles_learned == 0)
-      solar::check_codec(chunk, number, nbytes, {});  // the host's alone
+    solar::check_codec(chunk, number, nbytes, {});
     fuzz::Values kept(room);
     fuzz::require(solar::keep_codec(chunk, kept, filter) == room, "a kept chunk has not all bytes");
     fuzz::require(std::equal(chunk.begin(), chunk.end(), kept.begin()), "a kept chunk is another one");
@@ -160,7 +159,6 @@ void try_all(Bytes chunk) {
   const solar::Chunk said = solar::describe_codec(chunk);
   ++count.decoded;
   count.patched += said.tiles_patched > 0;
-  count.learned += said.tiles_learned > 0;
   if (said.number == solar::Number::float32) try_halves(chunk, nbytes);
   if (!solar::codec::is_real(said.number)) try_casting(chunk, *plain);
 }

@@ -18,7 +18,7 @@ from solar.cli.gather import together
 from solar.cli.nearby import nearby
 from solar.cli.progress import ended_in_order, shown
 from solar.errors import PlanError, SolarError
-from solar.io.compress.codec import CODERS, FILTER_CHOICES, OUR_FILTER, PREDICTORS, Codec, parse
+from solar.io.compress.codec import CODERS, FILTER_CHOICES, OUR_FILTER, PREDICTORS, REMOVED, Codec, parse
 from solar.io.compress.exact import rounded_down
 from solar.io.compress.selection import COMPRESSED, NOT_SMALLER, ONE_AXIS, REST, SMALL, SMALL_SKIPPED, Left, Part
 from solar.io.compress.shares import compress_together
@@ -76,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--coder", choices=CODERS, default="auto", help="pack decodes fastest, dense is smallest (auto: smallest)")
     add(
         "--predictor",
+        type=_predictor,
         choices=PREDICTORS,
         default="auto",
         help="how values are predicted from their neighbours (auto: tried)",
@@ -92,6 +93,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quiet", action="store_true", help="shows no progress")
     add("--json", action="store_true", help="for programs: one JSON object")
     advise.add_arguments(parser)
+
+
+def _predictor(text: str) -> str:
+    if text == "learned":
+        raise argparse.ArgumentTypeError(REMOVED)
+    return text
 
 
 def _bound(text: str) -> float:

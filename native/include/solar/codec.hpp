@@ -32,7 +32,7 @@ inline constexpr std::uint16_t cast_filter = 65534;
 
 // How a value is foretold from those before it: Lorenzo's way along any of three axes (0 to 7: x 1, y 2, z 4), or by
 // cubic interpolation; `patches`: whichever of Lorenzo's ways is smallest, in the order of patches; `tried` takes for
-// each tile what makes it small; `learned` the same, or patterns that train() learned (experimental).
+// each tile what makes it small.
 enum class Predictor : std::uint8_t {
   none = 0,
   x = 1,
@@ -40,7 +40,6 @@ enum class Predictor : std::uint8_t {
   xyz = 7,
   interpolation = 8,
   patches = 16,
-  learned = 24,
   tried = 255
 };
 
@@ -105,8 +104,7 @@ struct Chunk {
   std::uint32_t flags;
   double bound, step;
   std::uint64_t tables;  // their checksum; 0: none needed
-  std::size_t tiles_raw, tiles_constant, tiles_pack, tiles_dense, tiles_interpolated, tiles_patched, tiles_learned,
-      outliers;
+  std::size_t tiles_raw, tiles_constant, tiles_pack, tiles_dense, tiles_interpolated, tiles_patched, outliers;
 };
 Chunk describe_codec(Bytes in);
 

@@ -13,6 +13,9 @@ namespace solar {
 namespace codec {
 namespace {
 
+// Reserved for the learned predictor, which wrote chunks once (io/FORMAT.md).
+constexpr unsigned first_learned = 24, last_learned = 25;
+
 std::size_t padded(std::size_t values) { return (values + block - 1) / block * block; }
 
 // Widths of the blocks, and how many words they take.
@@ -158,42 +161,18 @@ void copy_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, cons
     out.put(bytes.data() + y * row, place.extent.x, out.row(place, y));
 }
 
-// The integers of a learned tile: latents in its bytes first, then residuals.
-void learned_tile(Bytes bytes, const Entry& entry, Extent extent, const Work& work) {
-  std::int32_t *const first = work.integers, *const second = first + most_values + slack,
-                      *const third = second + most_values + slack;
-  const Basis& basis = work.coding.basis;
-  if (!work.tabled || !basis.fits(extent)) damaged("its tables hold nothing learned for such tiles");
-  if (entry.origin != 0) damaged("a learned tile has an origin");
-  Cursor at(bytes, Kind::codec, "a tile of the chunk");
-  const std::uint32_t words = at.u32(), how = at.u32(), axes = how >> 8;
-  const auto coder = static_cast<TileCoder>(how & 255);
-  if ((coder != TileCoder::pack && coder != TileCoder::dense) || axes > 7) damaged("its latents' coder is unknown");
-  const Bytes latents = at.take(4 * std::size_t{words}), residuals = at.take(at.left());
-  integers_of(latents, coder, latents_of(basis, extent), work, third);
-  sum_latents(third, patches_along(extent), basis.count, axes);
-  std::int32_t* const coded = entry.predictor == last_learned ? second : first;
-  integers_of(residuals, entry.coder, extent.values(), work, coded);
-  if (coded == second) work.kernels.to_rows(second, extent, first);
-  foretell(basis, extent, third, second);
-  for (std::size_t i = 0; i < extent.values(); ++i) first[i] = add(first[i], second[i]);
-}
-
 // REQUIRES: a coder of residuals.
 void restore_tile(Bytes bytes, const Entry& entry, const Grid::Place& place, const Work& work, const TileOutput& out) {
   std::int32_t *const first = work.integers, *const second = first + most_values + slack;
   const std::size_t values = place.extent.values();
-  const bool ordered = is_patched(entry.predictor), learned = is_learned(entry.predictor);
+  const bool ordered = is_patched(entry.predictor);
   Restore how = work.restore;
   const Rows rows{out.row(place, 0), out.itemsize * out.grid.shape[3],
                   out.itemsize * out.grid.shape[3] * out.grid.shape[2]};
-  const Sums sums{place.extent, learned ? 0u : entry.predictor & 7u, entry.origin, second, how, rows};
+  const Sums sums{place.extent, entry.predictor & 7u, entry.origin, second, how, rows};
   if (entry.predictor < first_interpolation && entry.coder == TileCoder::dense && place.extent.x >= 16)
     return dense_tile(bytes, values, work, first, &sums);
-  if (learned)
-    learned_tile(bytes, entry, place.extent, work);
-  else
-    integers_of(bytes, entry.coder, values, work, ordered ? second : first);
+  integers_of(bytes, entry.coder, values, work, ordered ? second : first);
   if (ordered) work.kernels.to_rows(second, place.extent, first);
   if (!is_interpolation(entry.predictor)) return work.kernels.lorenzo(first, sums);
   const std::int32_t* made = work.kernels.interpolate(first, place.extent, stride_of(entry.predictor), entry.origin,
@@ -245,7 +224,11 @@ void check_steps(const Header& header) {
 
 // Of all tiles, also those that need none: decoders elsewhere are only given what check_tiles lets pass.
 void check_predictor(const Entry& entry, Quanta quanta) {
-  if (entry.predictor > last_interpolation && !is_patched(entry.predictor) && !is_learned(entry.predictor))
+  if (entry.predictor >= first_learned && entry.predictor <= last_learned)
+    throw Error(Kind::codec,
+                "the chunk was written with the learned predictor, which solar no longer reads: decompress its file with "
+                "solar 0.1.0, or compress the original again");
+  if (entry.predictor > last_interpolation && !is_patched(entry.predictor))
     damaged("its predictor is unknown");
   if (is_interpolation(entry.predictor) && quanta != Quanta::real) damaged("what is interpolated is no real number");
 }

@@ -220,19 +220,6 @@ void take(Way& way, std::int32_t first, Draft& draft) {
 // The order of patches takes longer to decode, which is more of what `pack` takes: its gain has to be worth it.
 constexpr double patches_worth(Coder coder) { return coder == Coder::pack ? 0.9 : 0.97; }
 
-// The draft by what was learned.
-Draft taught_draft(const Ints& integers, Extent extent, const std::vector<Run>& runs, Coder coder,
-                   const Learned& learned) {
-  Latents found = latents_for(learned.basis, learned.projector, integers, extent, coder);
-  Draft draft;
-  draft.predictor = static_cast<std::uint8_t>(found.predictor);
-  draft.residuals = std::move(found.residuals);
-  draft.latents = std::move(found.latents);
-  draft.latent_axes = found.axes;
-  draft.runs = runs;
-  return draft;
-}
-
 // The other where there is one that is worth it.
 template <class T>
 Draft better(Draft best, Draft other, Coder coder, double worth) {
@@ -249,7 +236,7 @@ Draft better(Draft best, Draft other, Coder coder, double worth) {
 
 template <class T>
 Draft draft_typed(const T* values, Extent extent, const Quantiser& how, const Guard<T>& guard, std::uint32_t tried,
-                  Coder coder, const Learned* learned) {
+                  Coder coder) {
   const std::size_t count = extent.values();
   Draft best;
   best.constant = constant(values, count, how.bound, guard, best.bits);
@@ -274,15 +261,11 @@ Draft draft_typed(const T* values, Extent extent, const Quantiser& how, const Gu
   }
   Draft other;
   if (ordered.bits >= 0) other.runs = best.runs;
-  Draft taught;
-  if (learned != nullptr && !integers.empty() && learned->basis.fits(extent))
-    taught = taught_draft(integers, extent, best.runs, coder, *learned);
   if constexpr (std::is_floating_point_v<T>)
     if ((tried & interpolations) && smooth)
       best = smoothest(values, extent, how, guard, tried, coder, best.residuals.empty() ? nullptr : &best);
   if (ordered.bits >= 0) take(ordered, first, other);
-  best = better<T>(std::move(best), std::move(other), coder, patches_worth(coder));
-  return better<T>(std::move(best), std::move(taught), coder, 1);
+  return better<T>(std::move(best), std::move(other), coder, patches_worth(coder));
 }
 
 double estimate(const Ints& residuals, Coder coder) {
@@ -302,24 +285,14 @@ double estimate(const Ints& residuals, Coder coder) {
   return bits;
 }
 
-template Draft draft_typed(const float*, Extent, const Quantiser&, const Guard<float>&, std::uint32_t, Coder,
-                           const Learned*);
-template Draft draft_typed(const double*, Extent, const Quantiser&, const Guard<double>&, std::uint32_t, Coder,
-                           const Learned*);
-template Draft draft_typed(const std::int8_t*, Extent, const Quantiser&, const Guard<std::int8_t>&, std::uint32_t, Coder,
-                           const Learned*);
-template Draft draft_typed(const std::uint8_t*, Extent, const Quantiser&, const Guard<std::uint8_t>&, std::uint32_t, Coder,
-                           const Learned*);
-template Draft draft_typed(const std::int16_t*, Extent, const Quantiser&, const Guard<std::int16_t>&, std::uint32_t, Coder,
-                           const Learned*);
-template Draft draft_typed(const std::uint16_t*, Extent, const Quantiser&, const Guard<std::uint16_t>&, std::uint32_t, Coder,
-                           const Learned*);
-template Draft draft_typed(const std::int32_t*, Extent, const Quantiser&, const Guard<std::int32_t>&, std::uint32_t, Coder,
-                           const Learned*);
-template Draft draft_typed(const std::uint32_t*, Extent, const Quantiser&, const Guard<std::uint32_t>&, std::uint32_t, Coder,
-                           const Learned*);
-template Draft draft_typed(const std::int64_t*, Extent, const Quantiser&, const Guard<std::int64_t>&, std::uint32_t, Coder,
-                           const Learned*);
-template Draft draft_typed(const std::uint64_t*, Extent, const Quantiser&, const Guard<std::uint64_t>&, std::uint32_t, Coder,
-                           const Learned*);
+template Draft draft_typed(const float*, Extent, const Quantiser&, const Guard<float>&, std::uint32_t, Coder);
+template Draft draft_typed(const double*, Extent, const Quantiser&, const Guard<double>&, std::uint32_t, Coder);
+template Draft draft_typed(const std::int8_t*, Extent, const Quantiser&, const Guard<std::int8_t>&, std::uint32_t, Coder);
+template Draft draft_typed(const std::uint8_t*, Extent, const Quantiser&, const Guard<std::uint8_t>&, std::uint32_t, Coder);
+template Draft draft_typed(const std::int16_t*, Extent, const Quantiser&, const Guard<std::int16_t>&, std::uint32_t, Coder);
+template Draft draft_typed(const std::uint16_t*, Extent, const Quantiser&, const Guard<std::uint16_t>&, std::uint32_t, Coder);
+template Draft draft_typed(const std::int32_t*, Extent, const Quantiser&, const Guard<std::int32_t>&, std::uint32_t, Coder);
+template Draft draft_typed(const std::uint32_t*, Extent, const Quantiser&, const Guard<std::uint32_t>&, std::uint32_t, Coder);
+template Draft draft_typed(const std::int64_t*, Extent, const Quantiser&, const Guard<std::int64_t>&, std::uint32_t, Coder);
+template Draft draft_typed(const std::uint64_t*, Extent, const Quantiser&, const Guard<std::uint64_t>&, std::uint32_t, Coder);
 }  // namespace solar::codec

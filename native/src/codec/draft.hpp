@@ -46,14 +46,6 @@ inline Ints blocks_of(std::size_t values) {
   return made;
 }
 
-// Of a learned predictor: latents, parted along axes and in whole blocks, and what they leave.
-struct Latents {
-  unsigned predictor = 0, axes = 0;
-  Ints latents, residuals;
-  double bits = 0;  // about
-};
-Latents latents_for(const Basis& basis, const Projector& projector, const Ints& integers, Extent extent, Coder coder);
-
 struct Draft {
   bool constant = false, raw = false;
   std::uint64_t bits = 0;  // of the constant
@@ -61,9 +53,7 @@ struct Draft {
   std::int32_t origin = 0;
   Ints residuals;  // whole blocks, zeros at the end
   std::vector<Run> runs;
-  unsigned latent_axes = 0;
-  Ints latents;  // of a learned one
-  // Of one in the order of patches or learned: about what it would have been without, and by which predictor.
+  // For one in the order of patches: about what it would have taken in rows, and by which predictor.
   double bits_in_rows = -1;
   std::uint8_t predictor_in_rows = 0;
 };
@@ -73,17 +63,9 @@ inline constexpr std::uint32_t interpolations = 7u << 8;
 inline constexpr std::uint32_t lorenzos = 1u << 0 | 1u << 1 | 1u << 3 | 1u << 7;
 inline constexpr std::uint32_t in_patches = lorenzos << patched;
 
-// What was learned, for a writer.
-struct Learned {
-  explicit Learned(const Basis& learned) : basis(learned), projector(basis) {}
-  Basis basis;
-  Projector projector;
-};
-
-// One tile's values, gathered. `tried`: which predictors may be chosen to be small with `coder`. `learned`: another to
-// be tried, or nothing.
+// Drafts one tile from its gathered values. `tried`: the predictors that may be chosen to be small with `coder`.
 Draft draft_tile(const void* values, Number number, Extent extent, const Quantiser& how, std::uint32_t tried,
-                 Coder coder, const Learned* learned);
+                 Coder coder);
 
 // The draft of an interpolation: predictor 8, 9 or 10. float and double.
 template <class T>
@@ -92,16 +74,14 @@ Draft interpolate(const T* values, Extent extent, const Quantiser& how, const Gu
 // The draft of a tile whose marks, if there are any, are quantised as all else is.
 template <class T>
 Draft draft_typed(const T* values, Extent extent, const Quantiser& how, const Guard<T>& guard, std::uint32_t tried,
-                  Coder coder, const Learned* learned);
+                  Coder coder);
 
 // About how many bits the coder needs for these residuals, and for all of a tile.
 double estimate(const Ints& residuals, Coder coder);
 template <class T>
 double cost_of(const Draft& draft, Coder coder) {
-  constexpr double latents_beside = 700;  // bits of a second stream
   const std::size_t kept = draft.runs.size() * (4 + std::max<std::size_t>(4, sizeof(T)));
-  const double latents = draft.latents.empty() ? 0 : estimate(draft.latents, coder) + latents_beside;
-  return estimate(draft.residuals, coder) + latents + 8.0 * static_cast<double>(kept);
+  return estimate(draft.residuals, coder) + 8.0 * static_cast<double>(kept);
 }
 
 // A chunk's header without its lengths, and the drafts of its tiles, made when they are taken.
@@ -109,14 +89,12 @@ double cost_of(const Draft& draft, Coder coder) {
 class Tiling;
 class Drafts {
  public:
-  Drafts(const Array& array, double bound, Predictor predictor, Coder coder, const Marks& marks,
-         const Learned* learned = nullptr);
+  Drafts(const Array& array, double bound, Predictor predictor, Coder coder, const Marks& marks);
   Drafts(Drafts&&) noexcept;
   ~Drafts();
   std::size_t tiles() const;
-  Draft take(std::size_t tile);      // once each
-  std::vector<Draft> all();          // likewise
-  std::vector<Integers> integers();  // of the tiles that are coded and drafted as they are: Predictor::none
+  Draft take(std::size_t tile);  // once each
+  std::vector<Draft> all();      // likewise
 
   Header header;
 

@@ -110,14 +110,12 @@ struct Look {
 // An array's tiles of one extent, whose drafts are made when they are asked for.
 class Tiling {
  public:
-  Tiling(const Array& array, const Quantiser& how, Coder coder, const Header& header, std::uint32_t tried,
-         const Learned* learned)
+  Tiling(const Array& array, const Quantiser& how, Coder coder, const Header& header, std::uint32_t tried)
       : array_(array),
         how_(how),
         coder_(coder),
         grid_(header),
         tried_(tried),
-        learned_(learned),
         drafts_(grid_.tiles()) {}
 
   std::size_t tiles() const { return drafts_.size(); }
@@ -159,7 +157,7 @@ class Tiling {
   }
 
  private:
-  using Votes = std::array<std::size_t, last_learned + 1>;
+  using Votes = std::array<std::size_t, last_patched + 1>;
 
   static std::uint32_t best_of(const Votes& votes) {
     std::uint32_t best = 0;
@@ -174,8 +172,7 @@ class Tiling {
     if (!drafts_[tile]) {
       gathered_.resize(grid_.tile.values() * itemsize_of(array_.number));
       gather(array_, grid_, tile, gathered_.data());
-      drafts_[tile] =
-          draft_tile(gathered_.data(), array_.number, grid_.place(tile).extent, how_, tried_, coder_, learned_);
+      drafts_[tile] = draft_tile(gathered_.data(), array_.number, grid_.place(tile).extent, how_, tried_, coder_);
     }
     return *drafts_[tile];
   }
@@ -188,7 +185,7 @@ class Tiling {
     const auto itemsize = static_cast<double>(itemsize_of(array_.number));
     const double kept = 8 * (4 + std::max(4.0, itemsize)) * static_cast<double>(draft.runs.size());
     if (draft.constant) return 8.0 * entry_nbytes + 8 * itemsize + kept;
-    return beside(draft) + kept + estimate(draft.residuals, coder_) + (draft.latents.empty() ? 0 : 700 + estimate(draft.latents, coder_));
+    return beside(draft) + kept + estimate(draft.residuals, coder_);
   }
 
   const Array& array_;
@@ -196,7 +193,6 @@ class Tiling {
   Coder coder_;
   Grid grid_;
   std::uint32_t tried_;
-  const Learned* learned_;
   std::vector<std::optional<Draft>> drafts_;
   std::vector<std::byte> gathered_;
 };
@@ -205,12 +201,11 @@ namespace {
 
 // The tiling that makes the chunk smallest, as far as some of its tiles tell. Others than the usual take longer to
 // decode, and have to be worth it.
-Tiling choose_tiling(const Array& array, const Quantiser& how, Coder coder, const Header& header,
-                     const Learned* learned) {
+Tiling choose_tiling(const Array& array, const Quantiser& how, Coder coder, const Header& header) {
   const auto of = [&](Extent tile, std::uint32_t tried) {
     Header other = header;
     other.tile = tile;
-    return Tiling(array, how, coder, other, tried, learned);
+    return Tiling(array, how, coder, other, tried);
   };
   Tiling usual = of(usual_tile(header.shape), predictors(Predictor::tried, usual_tile(header.shape)));
   if (!how.coded) return usual;
@@ -237,8 +232,7 @@ void gather(const Array& array, const Grid& grid, std::size_t tile, std::byte* o
       std::memcpy(out, from + itemsize * (place.first + (z * grid.shape[2] + y) * grid.shape[3]), row);
 }
 
-Drafts::Drafts(const Array& array, double bound, Predictor predictor, Coder coder, const Marks& marks,
-               const Learned* learned) {
+Drafts::Drafts(const Array& array, double bound, Predictor predictor, Coder coder, const Marks& marks) {
   check_bound(bound);
   header.number = array.number;
   fold(array.shape, header);
@@ -254,10 +248,10 @@ Drafts::Drafts(const Array& array, double bound, Predictor predictor, Coder code
                                               : std::bit_cast<std::uint64_t>(how.base);
   header.flags = (bound == 0 ? lossless : 0u) | (how.lattice ? lattice : 0u);
   if (values == 0) return;
-  if (predictor == Predictor::tried || predictor == Predictor::learned)
-    tiling_ = std::make_unique<Tiling>(choose_tiling(array, how, coder, header, learned));
+  if (predictor == Predictor::tried)
+    tiling_ = std::make_unique<Tiling>(choose_tiling(array, how, coder, header));
   else
-    tiling_ = std::make_unique<Tiling>(array, how, coder, header, predictors(predictor, header.tile), nullptr);
+    tiling_ = std::make_unique<Tiling>(array, how, coder, header, predictors(predictor, header.tile));
   header.tile = tiling_->extent();
 }
 
@@ -265,14 +259,6 @@ Drafts::Drafts(Drafts&&) noexcept = default;
 Drafts::~Drafts() = default;
 std::size_t Drafts::tiles() const { return tiling_ ? tiling_->tiles() : 0; }
 Draft Drafts::take(std::size_t tile) { return tiling_->take(tile); }
-std::vector<Integers> Drafts::integers() {
-  std::vector<Integers> found;
-  const Grid grid(header);
-  for (std::size_t tile = 0; tile < tiles(); ++tile)
-    if (Draft draft = take(tile); !draft.residuals.empty())
-      found.push_back({grid.place(tile).extent, std::move(draft.residuals)});
-  return found;
-}
 std::vector<Draft> Drafts::all() {
   std::vector<Draft> drafts;
   for (std::size_t tile = 0; tile < tiles(); ++tile) drafts.push_back(take(tile));

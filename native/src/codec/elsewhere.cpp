@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "codec/format.hpp"
-#include "codec/learned.hpp"
 #include "codec/tables.hpp"
 #include "solar/codec.hpp"
 
@@ -40,12 +39,6 @@ TablesAt check_codec(Bytes in, Number number, std::size_t nbytes, Bytes given) {
     for (const std::uint64_t bits : {chunk.header.step, chunk.header.base})
       if (!std::isfinite(std::bit_cast<double>(bits))) codec::damaged("its step is no number");
   codec::check_tiles(chunk);
-  for (std::size_t tile = 0; tile < chunk.tiles; ++tile)
-    if (codec::is_learned(chunk.entry(tile).predictor))
-      throw Error(
-          Kind::codec,
-          "the chunk is foretold by what was learned of its data set (--predictor learned), which the host alone "
-          "decodes: give decode='host'");
   return tables_at(chunk, given);
 }
 

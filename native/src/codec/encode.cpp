@@ -34,20 +34,6 @@ std::vector<std::byte> coded(const Ints& residuals, Coder coder, const Encoding*
   return take ? packed : dense;
 }
 
-// Both streams of a learned tile: latents before residuals.
-std::vector<std::byte> coded_learned(const Draft& draft, Coder coder, const Encoding* encoding, TileCoder& by) {
-  TileCoder of_latents{};
-  const std::vector<std::byte> latents = coded(draft.latents, coder, encoding, of_latents);
-  const std::vector<std::byte> residuals = coded(draft.residuals, coder, encoding, by);
-  const auto words = static_cast<std::uint32_t>(latents.size() / 4);
-  const std::uint32_t head[2] = {words, static_cast<std::uint32_t>(of_latents) | draft.latent_axes << 8};
-  std::vector<std::byte> out;
-  append(out, head, sizeof head);
-  append(out, latents.data(), latents.size());
-  append(out, residuals.data(), residuals.size());
-  return out;
-}
-
 std::vector<std::byte> tile_bytes(const Array& array, const Grid& grid, std::size_t tile, const Draft& draft,
                                   Coder coder, const Encoding* encoding, Entry& entry) {
   const std::size_t itemsize = itemsize_of(array.number),
@@ -58,8 +44,7 @@ std::vector<std::byte> tile_bytes(const Array& array, const Grid& grid, std::siz
       entry.coder = TileCoder::constant;
       append(bytes, &draft.bits, word_of(itemsize));
     } else {
-      bytes = is_learned(draft.predictor) ? coded_learned(draft, coder, encoding, entry.coder)
-                                          : coded(draft.residuals, coder, encoding, entry.coder);
+      bytes = coded(draft.residuals, coder, encoding, entry.coder);
     }
     for (const Run& run : draft.runs) {
       append(bytes, &run.first, 2);
@@ -145,15 +130,12 @@ const Encoding& encoding_of(Bytes packed) {
   return *made;
 }
 
-// `inside`: the tables given are to lie in the chunk.
-std::vector<std::byte> encode_with(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables,
-                                   bool inside, const Marks& marks) {
-  const Basis basis = predictor == Predictor::learned ? basis_in(tables) : Basis{};
-  const std::unique_ptr<const Learned> learned = basis.count > 0 ? std::make_unique<const Learned>(basis) : nullptr;
-  Drafts drafts(array, bound, predictor, coder, marks, learned.get());
+std::vector<std::byte> encode_once(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables,
+                                   const Marks& marks) {
+  Drafts drafts(array, bound, predictor, coder, marks);
   const Grid grid(drafts.header);
   const Flat flat(array, drafts.header);
-  Chosen chosen{{tables.begin(), tables.end()}, inside};
+  Chosen chosen{{tables.begin(), tables.end()}, false};
   const Encoding* encoding = nullptr;
   std::vector<Draft> held;  // all of them, where they say which tables are best
   if (coder != Coder::pack) {
@@ -163,18 +145,17 @@ std::vector<std::byte> encode_with(const Array& array, double bound, Coder coder
   }
   std::vector<Entry> entries(drafts.tiles());
   std::vector<std::vector<std::byte>> parts;
-  bool dense = false, taught = false;
+  bool dense = false;
   std::size_t nbytes = header_nbytes + entries.size() * entry_nbytes + checksum_nbytes;
   for (std::size_t tile = 0; tile < entries.size(); ++tile) {
     const Draft draft = held.empty() ? drafts.take(tile) : std::move(held[tile]);
     parts.push_back(tile_bytes(array, grid, tile, draft, coder, encoding, entries[tile]));
     dense |= entries[tile].coder == TileCoder::dense;
-    taught |= is_learned(entries[tile].predictor);
     nbytes += parts.back().size();
   }
   Header& header = drafts.header;
-  if (dense || taught) header.tables = tables_checksum(chosen.packed);
-  if ((dense || taught) && chosen.inside) header.tables_nbytes = static_cast<std::uint32_t>(chosen.packed.size());
+  if (dense) header.tables = tables_checksum(chosen.packed);
+  if (dense && chosen.inside) header.tables_nbytes = static_cast<std::uint32_t>(chosen.packed.size());
   if (header.tables_nbytes > 0) header.flags |= tables_inline;
   if (flat.nbytes < nbytes + header.tables_nbytes) return write(flat, array);
   std::vector<std::byte> out(header_nbytes);
@@ -187,55 +168,6 @@ std::vector<std::byte> encode_with(const Array& array, double bound, Coder coder
   }
   put_header(header, entries, out);
   return out;
-}
-
-std::vector<std::byte> train_with(const std::vector<Array>& arrays, double bound, Predictor predictor,
-                                  const Marks& marks, const Learned* learned) {
-  std::vector<Draft> drafts;
-  std::vector<const Draft*> all;
-  for (const Array& array : arrays)
-    std::ranges::move(Drafts(array, bound, predictor, Coder::dense, marks, learned).all(), std::back_inserter(drafts));
-  for (std::size_t i = 0, count = drafts.size(); i < count; ++i) {
-    if (drafts[i].latents.empty()) continue;
-    Ints latents = drafts[i].latents;  // what is added may move all drafts
-    drafts.emplace_back().residuals = std::move(latents);
-  }
-  for (const Draft& tile : drafts)
-    if (!tile.residuals.empty()) all.push_back(&tile);
-  return pack_tables(trained(all, 8));
-}
-
-// HDF5's tools read 256 values of a filter; some of them say other things than tables and patterns.
-constexpr std::size_t most_tables = 4 * (256 - 20);
-
-// Tables, and behind them patterns: as many as there is room for.
-std::vector<std::byte> learn_with(const std::vector<Array>& arrays, double bound, const Marks& marks) {
-  std::vector<Integers> tiles;
-  for (const Array& array : arrays)
-    std::ranges::move(Drafts(array, bound, Predictor::none, Coder::dense, marks).integers(), std::back_inserter(tiles));
-  std::vector<std::byte> tables;
-  for (std::size_t most = most_patterns; most > 0; most /= 2) {
-    const Basis basis = learn(tiles, most);
-    if (basis.count == 0) break;
-    const Learned learned(basis);
-    const std::vector<std::byte> patterns = pack_basis(basis);
-    tables = train_with(arrays, bound, Predictor::learned, marks, &learned);
-    if (tables.size() + patterns.size() > most_tables && most > 1) continue;
-    append(tables, patterns.data(), patterns.size());
-    return tables;
-  }
-  return train_with(arrays, bound, Predictor::tried, marks, nullptr);
-}
-
-std::vector<std::byte> encode_once(const Array& array, double bound, Coder coder, Predictor predictor, Bytes tables,
-                                   const Marks& marks) {
-  if (predictor != Predictor::learned || !tables.empty())
-    return encode_with(array, bound, coder, predictor, tables, false, marks);
-  // Nobody has learned of other arrays: it is learned of this one alone, and lies in the chunk if that is worth it.
-  const std::vector<std::byte> own = learn_with({array}, bound, marks);
-  std::vector<std::byte> taught = encode_with(array, bound, coder, predictor, own, true, marks);
-  std::vector<std::byte> plain = encode_with(array, bound, coder, Predictor::tried, {}, false, marks);
-  return taught.size() < plain.size() ? taught : plain;
 }
 
 void check_marks(const Array& array, const Marks& marks) {
@@ -274,8 +206,13 @@ std::vector<std::byte> encode(const Array& array, double bound, Coder coder, Pre
 std::vector<std::byte> train(const std::vector<Array>& arrays, double bound, Predictor predictor, const Marks& marks) {
   for (const Array& array : arrays) codec::check_marks(array, marks);
   const Marks kept = arrays.empty() ? Marks{} : codec::needed_marks(arrays[0], bound, marks);
-  if (predictor == Predictor::learned) return codec::learn_with(arrays, bound, kept);
-  return codec::train_with(arrays, bound, predictor, kept, nullptr);
+  std::vector<codec::Draft> drafts;
+  for (const Array& array : arrays)
+    std::ranges::move(codec::Drafts(array, bound, predictor, Coder::dense, kept).all(), std::back_inserter(drafts));
+  std::vector<const codec::Draft*> all;
+  for (const codec::Draft& tile : drafts)
+    if (!tile.residuals.empty()) all.push_back(&tile);
+  return codec::pack_tables(codec::trained(all, 8));
 }
 
 std::vector<std::uint32_t> client_data(Bytes tables) {

@@ -72,32 +72,31 @@ double needed_bits(const Draft& draft, Coder coder) {
 }
 
 template <class T>
-Draft draft_guarded(const T* values, Extent extent, const Quantiser& how, std::uint32_t tried, Coder coder,
-                    const Learned* learned) {
+Draft draft_guarded(const T* values, Extent extent, const Quantiser& how, std::uint32_t tried, Coder coder) {
   const std::size_t count = extent.values();
   const Guard<T> guard(how.marks, how.bound), idle;
-  if (!guard.concerns(values, count)) return draft_typed(values, extent, how, idle, tried, coder, learned);
+  if (!guard.concerns(values, count)) return draft_typed(values, extent, how, idle, tried, coder);
   const std::vector<std::uint8_t> marked = guard.marked(values, count);
   const auto marks = static_cast<std::size_t>(std::ranges::count(marked, 1));
   if (marks == 0 || marks == count || !how.coded)
-    return draft_typed(values, extent, how, guard, tried, coder, learned);
+    return draft_typed(values, extent, how, guard, tried, coder);
   const std::vector<T> smooth = filled(values, marked, extent.x);
   const Guard<T>& left = guard.concerns(smooth.data(), count) ? guard : idle;
-  Draft draft = draft_typed(smooth.data(), extent, how, left, tried, coder, learned);
+  Draft draft = draft_typed(smooth.data(), extent, how, left, tried, coder);
   draft.runs = with_marks(values, marked, draft.runs);
   const bool given = std::ranges::any_of(guard.marks(), [&](T mark) { return gives(mark, how); });
   tried &= ~interpolations;
   if (!given || tried == 0 || draft.runs.size() * few <= count) return draft;
-  Draft coded = draft_typed(values, extent, how, guard, tried, coder, learned);
+  Draft coded = draft_typed(values, extent, how, guard, tried, coder);
   return needed_bits<T>(coded, coder) < needed_bits<T>(draft, coder) ? std::move(coded) : std::move(draft);
 }
 
 }  // namespace
 
 Draft draft_tile(const void* values, Number number, Extent extent, const Quantiser& how, std::uint32_t tried,
-                 Coder coder, const Learned* learned) {
+                 Coder coder) {
   return with_type(number, [&]<class T>(T) {
-    return draft_guarded(static_cast<const T*>(values), extent, how, tried, coder, learned);
+    return draft_guarded(static_cast<const T*>(values), extent, how, tried, coder);
   });
 }
 

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "codec/kernels.hpp"
-#include "codec/learned.hpp"
 #include "codec/number.hpp"
 #include "codec/patches.hpp"
 #include "codec/quantise.hpp"
@@ -79,7 +78,6 @@ Chunk describe_codec(Bytes in) {
     ++*counts[static_cast<std::size_t>(entry.coder)];
     chunk.tiles_interpolated += codec::is_interpolation(entry.predictor);
     chunk.tiles_patched += codec::is_patched(entry.predictor);
-    chunk.tiles_learned += codec::is_learned(entry.predictor);
     chunk.outliers += entry.runs;
   }
   return chunk;

@@ -3,7 +3,6 @@
 #include <string>
 
 #include "codec/format.hpp"
-#include "codec/learned.hpp"
 #include "codec/tile.hpp"
 #include "solar/codec.hpp"
 
@@ -38,16 +37,6 @@ std::size_t least_nbytes(Bytes tile, TileCoder coder, std::size_t values, std::s
   }
 }
 
-// What lies before a learned tile's residuals.
-std::size_t latents_nbytes(Bytes tile, const Entry& entry) {
-  if (!codec::is_learned(entry.predictor) || entry.coder < TileCoder::pack) return 0;
-  Cursor at(tile, Kind::codec, "a tile of the chunk");
-  const std::size_t words = at.u32();
-  at.skip(4);
-  at.take(4 * words);
-  return 8 + 4 * words;
-}
-
 void check_runs(Bytes runs, std::size_t each, std::size_t values) {
   std::size_t behind = 0;
   for (; !runs.empty(); runs = runs.subspan(each)) {
@@ -64,9 +53,8 @@ void check_tile(const codec::Checked& chunk, std::size_t tile, std::size_t value
   const Bytes bytes = chunk.bytes_of(tile);
   if (kept > bytes.size()) damaged("a tile lacks values kept bit for bit");
   const Bytes coded = bytes.first(bytes.size() - kept);
-  const Bytes own = coded.subspan(latents_nbytes(coded, entry));
-  if (least_nbytes(own, entry.coder, values, itemsize) > own.size()) damaged("a tile is cut short");
   codec::check_predictor(entry, chunk.header.quanta);
+  if (least_nbytes(coded, entry.coder, values, itemsize) > coded.size()) damaged("a tile is cut short");
   check_runs(bytes.last(kept), each, values);
 }
 

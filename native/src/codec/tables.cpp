@@ -72,20 +72,22 @@ AllFrequencies frequencies_of(Cursor& at) {
   return all;
 }
 
+// Patterns of the learned predictor may lie behind the tables. It is no longer read, but chunks beside it are.
+void skip_patterns(Cursor& at) {
+  if (at.left() == 0) return;
+  const std::size_t count = at.u8();
+  at.skip(3);
+  if (count == 0 || count > 8 || at.left() != 64 * count) damaged("there is more behind its coding tables than there can be");
+}
+
 }  // namespace
 
 AllFrequencies parse_tables(Bytes packed) {
   Cursor at(packed, Kind::codec, "the list of coding tables");
   const AllFrequencies all = frequencies_of(at);
-  if (at.left() > 3) basis_in(packed);
+  at.skip(at.left() % 4);  // zeros to a whole word
+  skip_patterns(at);
   return all;
-}
-
-Basis basis_in(Bytes packed) {
-  Cursor at(packed, Kind::codec, "the list of coding tables");
-  frequencies_of(at);
-  at.skip(at.left() % 4);  // all of it is whole words
-  return at.left() == 0 ? Basis{} : parse_basis(at.take(at.left()));
 }
 
 std::uint64_t tables_checksum(Bytes packed) { return std::max<std::uint64_t>(1, zstd::xxhash64(packed)); }
@@ -108,7 +110,6 @@ void Coding::take(Bytes bytes) {
   packed.clear();
   made = 0;
   frequencies = parse_tables(bytes);
-  basis = basis_in(bytes);
   packed.assign(bytes.begin(), bytes.end());
 }
 

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "codec/learned.hpp"
 #include "solar/bytes.hpp"
 
 namespace solar::codec {
@@ -29,7 +28,6 @@ using AllFrequencies = std::array<Frequencies, table_count>;
 
 std::vector<std::byte> pack_tables(const AllFrequencies& all);  // whole words
 AllFrequencies parse_tables(Bytes packed);                      // throws Error(codec)
-Basis basis_in(Bytes packed);                                   // what was learned lies behind; or nothing; throws
 std::uint64_t tables_checksum(Bytes packed);                    // never 0
 Bytes builtin_tables();
 
@@ -41,7 +39,6 @@ std::array<std::int8_t, table_size> spread(const Frequencies& frequencies);
 struct Coding {
   std::vector<std::byte> packed;
   AllFrequencies frequencies;
-  Basis basis;
   std::uint32_t made = 0;
   alignas(64) std::uint32_t places[table_count * table_size];
 

@@ -13,7 +13,7 @@ from solar import _native
 from solar.errors import CodecError
 
 DENSE = 3  # a coder (io/FORMAT.md)
-LEARNED = 24  # the first predictor that no kernel knows
+LEARNED = 24  # a predictor that was removed, and the first that no kernel knows
 NOWHERE, INSIDE, BUILTIN, GIVEN = range(4)  # where a chunk's tables are, as native says
 FLAGS_AT, TABLES_AT = 8, 64  # where a chunk says that its tables are inside, and which they are (io/FORMAT.md)
 
@@ -109,8 +109,8 @@ def _needs_two(rows: NDArray[np.uint8], tiles: NDArray[np.int64]) -> bool:
     predictors = _of_tiles(rows, tiles, 4)
     if (predictors >= LEARNED).any():
         raise CodecError(
-            "a chunk is foretold by what was learned of its data set (--predictor learned), which the host alone "
-            "decodes: give decode='host'"
+            "the chunk was written with the learned predictor, which solar no longer reads: decompress its file with "
+            "solar 0.1.0, or compress the original again"
         )
     return bool(((predictors >= 8) | (predictors & 6 == 6)).any())
 
