@@ -1,4 +1,4 @@
-"""Names in native code: the files of a folder are compiled as one (SOLAR_UNITY), anonymous namespaces and all."""
+"""Names in native code: SOLAR_UNITY compiles the files of a folder, and some tests, as one, anonymous namespaces and all."""
 
 from __future__ import annotations
 
@@ -68,35 +68,25 @@ def names_in_anonymous_namespaces(code: str) -> set[str]:
     return names
 
 
+def with_two_meanings(paths: list[Path]) -> dict[str, list[str]]:
+    files = defaultdict(list)
+    for path in paths:
+        for name in names_in_anonymous_namespaces(path.read_text()):
+            files[name].append(path.name)
+    return {name: where for name, where in files.items() if len(where) > 1}
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=str)
 def test_no_two_files_of_a_folder_give_a_name_two_meanings(folder: Path) -> None:
     """Two functions of one name would become overloads of each other: a call could silently reach the other file's."""
-    files = defaultdict(list)
-    for path in sorted((NATIVE / folder).glob("*.cpp")):
-        if not OF_A_PROCESSOR.search(path.stem):
-            for name in names_in_anonymous_namespaces(path.read_text()):
-                files[name].append(path.name)
-    assert {name: where for name, where in files.items() if len(where) > 1} == {}
+    paths = [path for path in sorted((NATIVE / folder).glob("*.cpp")) if not OF_A_PROCESSOR.search(path.stem)]
+    assert with_two_meanings(paths) == {}
 
 
-def test_names_are_found_in_all_forms() -> None:
-    code = """
-    namespace solar {
-    class Outside {};
-    namespace {
-    constexpr int number = 3;  // of { nothing
-    constexpr char letters[] = "a{b";
-    using Bytes = std::span<const std::byte>;
-    struct Place { int x; void move(int by) { x += by; } };
-    enum class Kind { first, second };
-    template <class T, std::size_t N = sizeof(T)>
-    [[noreturn, gnu::cold]] void fail(const T& what) { throw what; }
-    std::vector<std::byte> read(int from) { if (from) { return {}; } return {}; }
-    bool operator<(const Place& a, const Place& b);
-    void Place::shown() {}
-    }  // namespace
-    int shown() { static int counted = 0; return ++counted; }
-    }
-    """
-    found = {"number", "letters", "Bytes", "Place", "Kind", "fail", "read", "operator<"}
-    assert names_in_anonymous_namespaces(code) == found
+def test_no_two_tests_that_are_compiled_as_one_give_a_name_two_meanings() -> None:
+    (listed,) = re.findall(r"set\(together\s+([^)]*)\)", (NATIVE / "CMakeLists.txt").read_text())
+    groups = [line.split() for line in re.findall(r'"([^"]+)"', listed)]
+    assert len(groups) > 4
+    assert len({name for group in groups for name in group}) == sum(map(len, groups))
+    for group in groups:
+        assert with_two_meanings([NATIVE / "tests" / f"{name}_test.cpp" for name in group]) == {}

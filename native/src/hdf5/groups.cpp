@@ -111,32 +111,57 @@ class Groups {
 
   GroupTable read() {
     const std::uint64_t root = read_superblock(image_);
-    enter("", root, read_header(image_, root), 0);
+    walk(root);
     found_.identity = file_.identity();
     return std::move(found_);
   }
 
  private:
-  // One group: a sample, or one of those on the way to it.
-  void enter(const std::string& path, std::uint64_t address, const ObjectHeader& header, std::size_t level) {
+  // A group whose members are being visited.
+  struct Entered {
+    std::string path;
+    std::vector<Link> links;
+    std::size_t next = 0;  // of the links
+  };
+
+  // Visits each group before those in it. The groups on the way lie on the heap: a damaged file may be very deep, and a
+  // thread's stack is small.
+  void walk(std::uint64_t root) {
+    std::vector<Entered> way;
+    enter(way, "", root, read_header(image_, root));
+    while (!way.empty()) {
+      Entered& group = way.back();
+      if (group.next == group.links.size())
+        way.pop_back();
+      else
+        follow(way, group.path, group.links[group.next++]);
+    }
+  }
+
+  // Takes the group as a sample if it is one, and puts it on the way if there may be samples in it.
+  void enter(std::vector<Entered>& way, const std::string& path, std::uint64_t address, const ObjectHeader& header) {
+    const std::size_t level = way.size();
     if (level > deepest_group) throw Named(Kind::layout, path + ": is too deep in groups");
     if (pattern_.empty() && !visited_.insert(address).second) return;
-    const std::vector<Link> links = within(path, [&] { return links_of(image_, header); });
+    std::vector<Link> links = within(path, [&] { return links_of(image_, header); });
     if (pattern_.empty() ? has_any(links) : level == pattern_.size()) take(path, links);
-    if (!pattern_.empty() && level == pattern_.size()) return;
-    for (const Link& link : links) {
-      if (pattern_.empty() ? is_wanted(link.name) : !fits(link.name, pattern_[level])) continue;
-      const std::string below = path + "/" + link.name;
-      image_.spend(below.size());
-      if (link.kind != Link::Kind::hard) {
-        if (pattern_.empty()) continue;  // as h5py's visititems
-        throw Named(Kind::layout, below +
-                                      ": is a link; groups are samples only where they lie in the file themselves: " +
-                                      "give a pattern that leaves it out");
-      }
-      const ObjectHeader inner = within(below, [&] { return read_header(image_, link.address); });
-      if (is_group(inner)) enter(below, link.address, inner, level + 1);
+    if (pattern_.empty() || level < pattern_.size()) way.push_back({path, std::move(links)});
+  }
+
+  // REQUIRES: the link is of the last group on the way, which may move when another is put there.
+  void follow(std::vector<Entered>& way, const std::string& path, const Link& link) {
+    if (pattern_.empty() ? is_wanted(link.name) : !fits(link.name, pattern_[way.size() - 1])) return;
+    const std::string below = path + "/" + link.name;
+    image_.spend(below.size());
+    if (link.kind != Link::Kind::hard) {
+      if (pattern_.empty()) return;  // as h5py's visititems
+      throw Named(Kind::layout, below +
+                                    ": is a link; groups are samples only where they lie in the file themselves: " +
+                                    "give a pattern that leaves it out");
     }
+    const std::uint64_t address = link.address;
+    const ObjectHeader inner = within(below, [&] { return read_header(image_, address); });
+    if (is_group(inner)) enter(way, below, address, inner);
   }
 
   bool is_wanted(const std::string& name) const {
