@@ -1,4 +1,4 @@
-"""Names in native code: SOLAR_UNITY compiles the files of a folder, and some tests, as one, anonymous namespaces and all."""
+"""Names in native code: SOLAR_UNITY compiles files of a folder, and some tests, as one with their anonymous names."""
 
 from __future__ import annotations
 
