@@ -136,14 +136,14 @@ void make_source(BoundSource* self, nb::str name, nb::list paths, Array<std::uin
 }
 
 // The memory of any Python object that lends it, held until the Reader is done with it.
-class Lent {
+class PythonBuffer {
  public:
-  explicit Lent(nb::handle object) {
+  explicit PythonBuffer(nb::handle object) {
     if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) != 0) nb::raise_python_error();
   }
-  ~Lent() { PyBuffer_Release(&buffer_); }
-  Lent(const Lent&) = delete;
-  Lent& operator=(const Lent&) = delete;
+  ~PythonBuffer() { PyBuffer_Release(&buffer_); }
+  PythonBuffer(const PythonBuffer&) = delete;
+  PythonBuffer& operator=(const PythonBuffer&) = delete;
   solar::MutableBytes bytes() const {
     return {static_cast<std::byte*>(buffer_.buf), static_cast<std::size_t>(buffer_.len)};
   }
@@ -182,7 +182,7 @@ class BoundReader {
 
   solar::Reader::Ticket begin(solar::Work work, const Array<std::int64_t>& rows, nb::handle out,
                               const std::optional<Array<std::int64_t>>& positions) {
-    const auto lent = std::make_shared<Lent>(out);
+    const auto lent = std::make_shared<PythonBuffer>(out);
     solar::Reader::Ticket ticket = 0;
     work.rows = view(rows);
     work.out = lent->bytes();
@@ -255,7 +255,7 @@ class BoundReader {
   solar::Reader& native() { return reader_; }
 
  private:
-  using Outputs = std::unordered_map<solar::Reader::Ticket, std::shared_ptr<Lent>>;
+  using Outputs = std::unordered_map<solar::Reader::Ticket, std::shared_ptr<PythonBuffer>>;
 
   // Lets go of the outputs of abandoned tickets that have ended. That may run Python code, which may come back here.
   void sweep() {

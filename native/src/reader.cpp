@@ -5,8 +5,8 @@
 
 namespace solar {
 
-using read::Batch;
 using read::Job;
+using read::ReadPlan;
 using read::Worker;
 
 namespace {
@@ -100,7 +100,7 @@ bool Reader::Impl::wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderSta
   const auto deadline = std::chrono::steady_clock::now() + std::min(limit, longest_wait);
   std::exception_ptr error;
   std::shared_ptr<const Source> source;  // let go outside the lock
-  Batch::Remains remains;                // as well
+  ReadPlan::Remains remains;             // as well
   {
     std::unique_lock lock(mutex);
     bool in_time = true;
@@ -170,7 +170,7 @@ Job* Reader::Impl::next(Job* held, bool block, std::uint32_t& unit) {
     unit = held->next_unit.fetch_add(1, std::memory_order_relaxed);
     if (unit < held->batch.units()) return held;
   }
-  Batch::Remains remains;  // let go outside the lock
+  ReadPlan::Remains remains;  // let go outside the lock
   std::unique_lock lock(mutex);
   if (held != nullptr) remains = leave(*held);
   for (std::size_t i = 0; !closing;) {
@@ -219,12 +219,12 @@ void Reader::Impl::plan(Job& job, std::unique_lock<std::mutex>& lock) {
 }
 
 // The thread no longer holds the Job, which is used again when its ticket was waited for.
-Batch::Remains Reader::Impl::leave(Job& job) {
-  return --job.users == 0 && job.forgotten ? forget(job) : Batch::Remains();
+ReadPlan::Remains Reader::Impl::leave(Job& job) {
+  return --job.users == 0 && job.forgotten ? forget(job) : ReadPlan::Remains();
 }
 
 // The Job may be used again. Gives what is too large to be kept till then.
-Batch::Remains Reader::Impl::forget(Job& job) {
+ReadPlan::Remains Reader::Impl::forget(Job& job) {
   spare.push_back(&job);
   return job.batch.release_large();
 }

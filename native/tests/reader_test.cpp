@@ -134,7 +134,7 @@ TEST_CASE("the plan of a large batch is not kept, that of a small one is") {
     std::vector<std::int64_t> rows(count);
     for (std::size_t i = 0; i < count; ++i) rows[i] = static_cast<std::int64_t>(i * 7 % 100);
     Values out(count * 8);
-    read::Batch batch;
+    read::ReadPlan batch;
     Work work;
     work.source = source;
     work.rows = rows;

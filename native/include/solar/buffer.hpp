@@ -1,7 +1,8 @@
-// The memory of a run: pages of one size, of which each key that is held has as many as it needs, anywhere.
+// A Buffer is the memory of a run, in pages of one size. Each key that it holds has as many pages as it needs, at any
+// place.
 //
-// What a key is, the owner says: a row, or a line of chunks kept as they are stored. Keys are taken and dropped by one
-// thread. Any thread may meanwhile write and read the pages of a key, as long as that key stays.
+// The owner decides what a key is: a row, or a line of chunks kept as they are stored. One thread takes and drops keys.
+// Any thread may read and write the pages of a key while the key is held.
 #pragma once
 
 #include <cstddef>
@@ -14,24 +15,24 @@ namespace solar {
 
 class Buffer {
  public:
-  // Nothing but address space is used until pages are written to; or the memory given is, which must stay. Throws
-  // std::bad_alloc.
+  // Uses `memory` if it is given, which must outlive the buffer. Otherwise it reserves address space, which takes
+  // memory once pages are written. Throws std::bad_alloc.
   Buffer(std::size_t keys, std::size_t pages, std::size_t page_nbytes, std::byte* memory = nullptr);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
   bool holds(std::size_t key) const noexcept { return first_[key] != none; }
-  // Holds the key in so many free pages. Throws Error(plan) where there are too few, or the key is held.
+  // Holds the key in this many free pages. Throws Error(plan) if there are too few, or if the key is held already.
   void take(std::size_t key, std::size_t pages);
-  // REQUIRES: it is held.
+  // Frees the pages of the key. REQUIRES: the key is held.
   void drop(std::size_t key) noexcept;
 
-  // Page `number` of a key that is held: from 0 to as many as it took.
+  // Returns a page of a key. REQUIRES: the key is held, and `number` is less than the pages that it took.
   std::byte* page(std::size_t key, std::size_t number) const noexcept;
-  // Calls run(memory, nbytes) for each page that holds the bytes [at, at + nbytes) of a key.
-  template <class Run>
-  void each_run(std::size_t key, std::uint64_t at, std::uint64_t nbytes, Run&& run) const;
+  // Calls function(memory, nbytes) for each page that holds the bytes [at, at + nbytes) of a key.
+  template <class Function>
+  void each_run(std::size_t key, std::uint64_t at, std::uint64_t nbytes, Function&& function) const;
 
   std::size_t page_nbytes() const noexcept { return page_nbytes_; }
   std::size_t held_nbytes() const noexcept { return held_ * page_nbytes_; }
@@ -52,13 +53,13 @@ class Buffer {
   std::size_t mapped_ = 0;  // of its own
 };
 
-template <class Run>
-void Buffer::each_run(std::size_t key, std::uint64_t at_byte, std::uint64_t nbytes, Run&& run) const {
+template <class Function>
+void Buffer::each_run(std::size_t key, std::uint64_t at_byte, std::uint64_t nbytes, Function&& function) const {
   std::uint32_t page = first_[key];
   for (; at_byte >= page_nbytes_; at_byte -= page_nbytes_) page = next_[page];
   while (nbytes > 0) {
     const std::uint64_t here = nbytes < page_nbytes_ - at_byte ? nbytes : page_nbytes_ - at_byte;
-    run(at(page) + at_byte, here);
+    function(at(page) + at_byte, here);
     nbytes -= here;
     at_byte = 0;
     page = next_[page];

@@ -19,18 +19,18 @@ struct Extents {
   std::int64_t every = 1;
   std::vector<std::int64_t> steps, sizes;
 
-  struct Place {
+  struct RowLimits {
     std::int64_t row, low, high;
   };
 
   std::int64_t samples() const noexcept { return first.back(); }
   std::size_t slots() const noexcept { return steps.size(); }
   // REQUIRES: 0 <= sample < samples().
-  Place place(std::int64_t sample) const noexcept {
+  RowLimits place(std::int64_t sample) const noexcept {
     const auto s = static_cast<std::size_t>(std::upper_bound(first.begin(), first.end(), sample) - first.begin()) - 1;
     return {anchor[s] + (sample - first[s]) * every, low[s], high[s]};
   }
-  std::int64_t row(const Place& place, std::size_t k) const noexcept {
+  std::int64_t row(const RowLimits& place, std::size_t k) const noexcept {
     return std::clamp(place.row + steps[k], place.low, place.high - 1);
   }
   // Calls act(k, slot) for each row of the sample at `position` of so many: all of the first field, then all of the second.

@@ -1,6 +1,7 @@
-// Batch memory that is used again: large blocks, huge pages where the kernel has them, no page faults after the first use.
+// A MemoryPool hands out the memory of batches, and uses it again: large blocks, in huge pages if the kernel has them,
+// without page faults after the first use.
 //
-// take() and the release of a Block may happen in any thread. At most `keep` bytes stay idle in the pool.
+// Any thread may call take() and destroy a Block. The pool keeps at most `keep` bytes that nobody uses.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@ class BatchPool;
 
 class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
  public:
-  // Owns its bytes; gives them back to the pool (which outlives it) when destroyed.
+  // A Block owns its bytes. Its destructor gives them back to the pool, which the block keeps alive.
   class Block;
 
   static std::shared_ptr<BatchPool> make(std::size_t keep);
@@ -33,14 +34,15 @@ class MemoryPool::Block {
   virtual MutableBytes bytes() = 0;
 };
 
-// A pool that also hands out memory of somebody else's, such as what a device copies from: it is taken before other.
+// A BatchPool can also hand out memory that belongs to somebody else, such as memory that a device copies from. It
+// hands out such memory first.
 class BatchPool : public MemoryPool {
  public:
-  // The whole of the memory in use that holds this byte; none: it is not the pool's.
+  // Returns all of the block in use that holds this byte, or nothing if the byte is not the pool's.
   virtual MutableBytes whole(const std::byte* byte) const = 0;
-  // Hands these bytes out until they are disowned, in place of as many that lie idle.
+  // Hands out these bytes until disown() is called, and frees as many idle bytes of its own.
   virtual void adopt(MutableBytes bytes) = 0;
-  // Whether they are not the pool's any more. While they are in use they are: ask again.
+  // Gives up adopted bytes. Returns false while they are in use: call it again then.
   virtual bool disown(const std::byte* bytes) noexcept = 0;
 };
 

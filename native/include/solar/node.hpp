@@ -1,11 +1,12 @@
-// What the processes of one node share: the memory of a buffer, and how far each of them has come.
+// A Node is what the processes of one node share: the memory of a buffer, and the progress of each process.
 //
-// It is an anonymous file (memfd): nothing is left of it when the last process is gone, however it goes. Every process
-// counts what it has loaded and made in a line of its own; the others wait for that. A process that dies lets go of a
-// lock on its line, which the kernel does for it; one that fails says why, and one that leaves says so: each of these
-// ends the waiting of all others for it.
-// Its own counts a process tells from one thread; any thread may wait. In a process forked from this one it has neither
-// memory nor lock: waiting is an Error(read) there, and all else does nothing.
+// It is an anonymous file (memfd), so nothing is left of it once the last process has ended, in whatever way. Each
+// process counts what it has loaded and made in a record of its own, and the others wait for these counts. The kernel
+// releases the lock on the record of a process that dies. A process that fails stores the reason, and one that leaves
+// stores that. Each of these ends the waiting of all other processes for it.
+//
+// One thread of a process stores its counts; any thread may wait. A process forked from this one has neither the memory
+// nor the lock: there, waiting throws Error(read), and all other calls do nothing.
 #pragma once
 
 #include <chrono>
@@ -21,11 +22,12 @@ namespace solar {
 
 class Node {
  public:
-  // The descriptor of the file for so many ranks and bytes, for the one that makes it: the others get it from there.
+  // Makes the file for this many ranks and bytes, and returns its descriptor. One process calls it and passes the
+  // descriptor on to the others.
   static int make(unsigned ranks, std::size_t nbytes);
 
-  // Its own descriptor is opened, so that this one may be closed. `rank` is the place among `names`, which errors call
-  // the ranks by. Throws Error(read), or Error(plan) where the file was made for other ranks or bytes.
+  // Opens a descriptor of its own, so the caller may close this one. Errors name rank i by names[i]. Throws
+  // Error(read), or Error(plan) if the file was made for another number of ranks or bytes.
   Node(int descriptor, unsigned rank, std::vector<std::string> names, std::size_t nbytes);
   ~Node();
   Node(const Node&) = delete;
@@ -36,20 +38,21 @@ class Node {
   const std::string& name(unsigned rank) const;
   MutableBytes memory() const noexcept;
 
-  // What each rank counts. It only grows.
+  // What each rank counts. No count ever decreases.
   enum class Count { joined, begun, loaded, made };
   void tell(Count count, std::uint64_t value) noexcept;
-  // Waits until all ranks have told at least `value`; false when `limit` passed first. Throws when one of those that
-  // have not has failed (its error), or has left or is gone: Error(read), "rank 3 of 8 is gone: ...".
+  // Waits until the count of every rank is at least `value`. Returns false if `limit` passes first. If a rank that is
+  // behind has failed, throws its error; if it has left or died, throws Error(read), "rank 3 of 8 is gone: ...".
   bool wait(Count count, std::uint64_t value, std::chrono::nanoseconds limit) const;
-  // Those that have not told it.
+  // Returns the ranks whose count is below `value`.
   std::vector<unsigned> behind(Count count, std::uint64_t value) const;
-  // Begins epoch `number`, one after another from 0 on, by a plan of this digest, once all do; false when `limit`
-  // passed first: then this is called again. Throws Error(plan) where another has another plan, and as wait() does.
+  // Waits until all ranks begin epoch `number` with a plan of this digest. Epochs are numbered from 0 without gaps.
+  // Returns false if `limit` passes first: call it again then. Throws Error(plan) if another rank has another plan, and
+  // what wait() throws.
   bool begin(std::uint64_t number, std::uint64_t digest, std::chrono::nanoseconds limit);
-  // This rank cannot go on, and why. What it has heard from another is told on as it is.
+  // Tells the others that this rank cannot go on, and why. An error that came from another rank is passed on unchanged.
   void fail(const Error& why) noexcept;
-  // This rank looks at the memory no more, and loads nothing more: who waits for that is told.
+  // Tells the others that this rank no longer uses the memory and loads nothing more.
   void leave() noexcept;
 
  private:

@@ -1,10 +1,11 @@
-// Carries out reads with native threads: rows of a Source into memory the caller owns.
+// A Reader reads rows of a Source into memory of the caller, with threads of its own.
 //
-// submit() returns at once; wait() blocks until that ticket's rows are in place, or throws its first error.
-// submit, wait, waiting_for, progress, abandon, stats and close may be called from any thread. Reads are sorted, joined when the
-// gap between two costs less than a request, split over the threads, and land in the caller's memory without a copy
-// where no decoding is needed.
-// The caller keeps source and `out` alive until wait() returned or close() returned true.
+// submit() returns a ticket at once. wait() blocks until the rows of a ticket are in place, or throws the first error
+// of the ticket. Any thread may call any function. The Reader sorts reads, joins two if the gap between them costs less
+// than a request, and divides them among its threads. Bytes that need no decoding go to the caller's memory without a
+// copy.
+//
+// The caller keeps the source and `out` alive until wait() has returned or close() has returned true.
 #pragma once
 
 #include <array>
@@ -73,9 +74,9 @@ enum class Backend { automatic, pread, uring };
 
 // What becomes of the rows of a ticket.
 //
-// fetch, load, pack and keep read in stretches, as a plan counts them: what is neighboured, or less than a gap apart, is read in
-// one go, holes included, in as many requests as that takes. Rows that are runs of bytes are read alone; of others the
-// whole line of chunks that they are in.
+// fetch, load, pack and keep read in stretches, as a plan counts them. A stretch is bytes of a file that are adjacent
+// or less than a gap apart; it is read with its holes, in as many requests as it needs. A row that is one run of bytes
+// is read alone. For other rows, the whole line of chunks is read.
 enum class Task : std::uint8_t {
   read,    // they are read to `out`
   fetch,   // the same, in stretches
@@ -99,7 +100,7 @@ struct Pack {
 };
 
 // A place in the files of a Source.
-struct Place {
+struct FileOffset {
   std::size_t file = SIZE_MAX;  // none
   std::uint64_t offset = 0;
 };
@@ -121,7 +122,7 @@ struct Work {
   const read::Lines* lines = nullptr;  // to keep and to decode
   std::uint64_t gap = 0;
   std::optional<Pack> pack = std::nullopt;  // to pack
-  Place* after =
+  FileOffset* after =
       nullptr;  // to load, to pack and to keep: where the last stretch ended, which goes on; then where this ends
   std::uint64_t scratch = UINT64_MAX;  // bytes that a thread may use beside, where one request needs no more
 };
@@ -139,29 +140,30 @@ class Reader {
   Reader(unsigned threads, unsigned depth, std::uint64_t gap, Backend backend, std::uint64_t scratch = most_scratch);
   ~Reader();  // close(), unless that was given up before: then it leaves the threads, and what they use, as they are
 
-  // Row i goes to slot i of `out`, of source->row_nbytes() each, or to slot positions[i]: then `out` may have more slots
-  // than there are rows, and those that are not named are not touched. With counts, counts[i] rows from rows[i] on go
-  // to as many slots. A row out of range throws std::out_of_range here, an `out` that does not fit, or positions that are
-  // out of range or not unique, std::invalid_argument.
+  // Reads row i to slot i of `out`, or to slot positions[i]. A slot has source->row_nbytes() bytes. With positions,
+  // `out` may have more slots than there are rows; slots that are not named stay as they are. With counts, reads
+  // counts[i] rows from rows[i] on to as many consecutive slots. Throws std::out_of_range if a row does not exist, and
+  // std::invalid_argument if `out` has the wrong size, or if positions are out of range or not unique.
   Ticket submit(std::shared_ptr<const Source> source, std::span<const std::int64_t> rows, MutableBytes out,
                 Positions positions = {}, Positions counts = {});
-  // The same for any work. The buffer stays as the source does, and its keys as long as the ticket.
+  // Does the same for any work. The caller keeps the buffer alive as long as the source, and its keys held until the
+  // ticket has ended.
   Ticket submit(const Work& work);
-  // Returns false when `limit` passed first (the ticket stays valid). A ticket is forgotten once waited for; `counts`
-  // are then its own, also where it throws.
+  // Waits until the ticket has ended. Returns false if `limit` passes first; the ticket then stays valid. Otherwise the
+  // ticket is forgotten, and `counts` is set to what it counted, even if wait() throws its error.
   bool wait(Ticket ticket, std::chrono::nanoseconds limit, ReaderStats* counts = nullptr);
-  // "file: dataset, sample 17, offset 123" of bytes the ticket waits for: those longest on their way, else of the first
-  // that nobody has asked for yet, and then what the threads wait for instead. Empty when it waits for nothing, or there
-  // is no such ticket.
+  // Returns what the ticket waits for, as "file: dataset, sample 17, offset 123": the bytes that were asked for first,
+  // or else the first bytes that nobody has asked for yet, and what the threads wait for instead. Returns an empty
+  // string if the ticket waits for nothing or does not exist.
   std::string waiting_for(Ticket ticket) const;
-  // How many pieces of the tickets up to this one are done, of all that this Reader ever had, and how many there are.
+  // Returns how many pieces of the tickets up to `last` are done, since the Reader was made, and how many there are.
   std::pair<std::uint64_t, std::uint64_t> progress(Ticket last) const;
-  // Nobody wants this ticket's rows: what has not begun is dropped, and so it soon ends, with Error(read) where rows
-  // are missing. It is waited for like any other, for `out` is written to until then. An unknown ticket is ignored.
+  // Drops the work of this ticket that has not begun. The ticket ends soon, with Error(read) if rows are missing. The
+  // caller must still wait for it, because `out` is written to until then. An unknown ticket is ignored.
   void abandon(Ticket ticket) noexcept;
-  // Drops what has not begun, finishes what has, joins the threads. Waiting after close throws Error(read).
-  // Returns false when `limit` passed first, for a read that never returns: the threads are still there, and write to
-  // their tickets' memory should it return after all. One may close again.
+  // Drops work that has not begun, finishes work that has, and joins the threads. Later calls of wait() throw
+  // Error(read). Returns false if `limit` passes while a read does not return. The threads then still exist, and write
+  // to the memory of their tickets if the read returns after all; close() may be called again.
   bool close(std::chrono::nanoseconds limit = std::chrono::nanoseconds::max());
 
   Backend backend() const;  // which one runs

@@ -1,18 +1,19 @@
-// Carries out plans: reads into buffers of hard size, and puts batches together from them, ahead of whoever takes them.
+// A Run carries out a plan: it reads rows into buffers of fixed size, and makes batches of them before they are taken.
 //
-// A thread of its own goes from step to step, in the order that the planner counts with:
-//   1. what the plan reads before this step gets its pages in the buffer, and is asked for;
-//   2. it waits until fewer than `staged` batches wait to be taken, and for the reads whose rows this step uses;
-//   3. the Reader's threads put the batch together; rows that are in no buffer are read straight into it;
-//   4. what is used for the last time gives its pages back, and the batch is there to be taken.
-// A failed read is no failed plan: its rows count as not held, and are read again with the batches that use them. So an
-// error comes with the batch that has the bad row, and with no other.
+// A Run has one thread, which goes from step to step in the order of the plan. In each step:
+//   1. It takes pages of the buffer for the rows that the plan reads before this step, and asks the Reader for them.
+//   2. It waits until fewer than `staged` batches wait to be taken, and until the rows of this step have come.
+//   3. The threads of the Reader copy the rows into the batch. Rows that are in no buffer are read straight into it.
+//   4. It frees the pages of rows that were used for the last time. The batch can now be taken.
+// If a read fails, its rows count as not held, and are read again with the batches that use them. An error therefore
+// comes with the batch that has the bad row, and with no other.
 //
-// With a Node, several processes do this together, each with its rank: they append the same uses and loads, share the
-// buffers, read each a part of what is loaded, and put their own batches together. A failed load then fails all of them,
-// and so does an epoch that is not the same for all. Of a part that keeps nothing each reads its own: it may differ.
+// With a Node, several processes carry out one plan, each as one rank. They append the same uses and loads and share
+// the buffers. Each rank reads a part of what is loaded, and makes its own batches. If a load fails, all ranks fail,
+// and so they do if an epoch is not the same for all of them. A part without a buffer is read by each rank for itself,
+// and may differ between ranks.
 //
-// part() is called before append(), by one thread; all else by any thread. The Reader must outlive the Run.
+// One thread calls part(), before append(). Any thread may call the other functions. The Reader must outlive the Run.
 #pragma once
 
 #include <chrono>
@@ -102,16 +103,17 @@ class Run {
   // The next epoch, of every part; `sizes` has the samples of each batch. The arrays stay as long as `keep`, which comes back
   // by retired(). Throws std::invalid_argument where arrays do not fit each other.
   void append(std::vector<std::int64_t> sizes, std::vector<Epoch> parts, std::shared_ptr<const void> keep);
-  // The next batch. False when `limit` passed first. Throws its error: then it is taken, too.
+  // Moves the next batch to `batch`. Returns false if `limit` passes first. If the batch failed, throws its error; the
+  // batch then counts as taken.
   bool take(std::chrono::nanoseconds limit, Batch& batch);
   // What the next batch waits for: see Reader::waiting_for; or the ranks of the Node.
   std::string waiting_for() const;
   // The last ticket that the batch being made waits for: see Reader::progress. 0: it waits for none yet.
   Reader::Ticket due() const;
   RunStats stats() const;
-  // What was appended with epochs that are over, for the caller to destroy.
+  // Returns the `keep` of epochs that are over, for the caller to destroy.
   std::vector<std::shared_ptr<const void>> retired();
-  // Gives up what is on its way. False when `limit` passed first, for a read that does not return; one may close again.
+  // Drops all work. Returns false if `limit` passes while a read does not return; close() may then be called again.
   bool close(std::chrono::nanoseconds limit = std::chrono::nanoseconds::max());
 
  private:

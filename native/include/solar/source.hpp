@@ -1,7 +1,8 @@
-// Where the rows of one field lie: the native form of a Layout that is read directly.
+// A Source says where the rows of one field lie. It is the native form of a Layout that is read directly.
 //
-// Immutable; any thread may use it. It does not own the big arrays: `keep` does (numpy arrays, or a mapped cache).
-// A part is one dataset of one file. Its data are a grid of chunks; contiguous data are a grid of one chunk without filters.
+// A Source does not change, and any thread may use it. It does not own its large arrays: `keep` owns them (numpy
+// arrays, or a mapped cache). A part is one dataset of one file. Its data are a grid of chunks; contiguous data are a
+// grid of one chunk without filters.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ namespace read {
 class Mappings;
 }
 
-// What parts have in common: most data sets have one Form.
+// A Form is what several parts have in common. Most data sets have one.
 struct Form {
   std::vector<std::uint64_t> chunk;  // chunk shape, rank = 1 + row rank; chunk[0] == 0: as many rows as the part has
   Pipeline pipeline;
@@ -32,12 +33,12 @@ struct SourceFile {
   std::string path;
   Identity was;  // when it was inspected, and must be when it is opened for reading
 
-  // Error(read) unless this is its identity.
+  // Throws Error(read) unless `now` is the identity that the file had.
   void check(const Identity& now) const;
 };
 
-// Looks at files by their paths, several at a time. Error(read) for the first of them that is another now; or, if that
-// is asked, is gone (with errno).
+// Checks the identity of files, several at a time. Throws Error(read) for the first file that has changed or, if `gone`
+// is true, that no longer exists (with errno).
 void check_unchanged(std::span<const SourceFile> files, bool gone, unsigned threads);
 
 struct Source {
@@ -65,9 +66,10 @@ struct Source {
   std::shared_ptr<const void> keep;
 
   std::uint64_t row_nbytes() const;
-  // Lets its files be mapped. REQUIRES: the files are set; called by the maker.
+  // Allows its files to be mapped into memory. Called by the thread that makes the Source. REQUIRES: `files` is set.
   void map();
-  // Throws Error(layout) unless all arrays fit each other and no extent leaves its file. Called once, by the maker.
+  // Throws Error(layout) unless all arrays fit each other and all data lie within their files. Called once, by the
+  // thread that makes the Source, before any other uses it.
   void check() const;
 };
 

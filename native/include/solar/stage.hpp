@@ -1,11 +1,13 @@
-// The bytes of one far file that lie on a local disk: written when they are first read, and read from there again.
+// A Stage keeps bytes of a remote file on a local disk. They are written when they are first read, and later read from
+// there.
 //
-// The stage file (io/FORMAT.md; solar.io.read.stage makes it) has them at their own offsets, and behind them an entry for
-// each block: 0, or the sum of its bytes. Entries are written after the bytes, and compared with them when a process first
-// reads a block back: what a crash, a full disk or a bad one left half done is not believed. Several threads and processes
-// may write the same block, for they write the same.
-// There is no lock, so it is of use in a forked process. Nothing here throws for what the local disk does: it is then no
-// longer written to, or read, and says why. Any thread may use it.
+// The stage file (io/FORMAT.md; solar.io.read.stage makes it) has the bytes at their own offsets, and behind them an
+// entry for each block: 0, or the checksum of its bytes. Entries are written after the bytes. A process compares an
+// entry with the bytes when it first reads the block, so it does not trust what a crash, a full disk or a bad disk left
+// incomplete. Several threads and processes may write the same block, because all write the same bytes.
+//
+// Any thread may use a Stage, and so may a forked process, because there is no lock. An error of the local disk throws
+// nothing: the stage is then no longer written or read, and stopped() or lost() says why.
 #pragma once
 
 #include <atomic>

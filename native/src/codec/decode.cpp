@@ -124,7 +124,8 @@ void repeat(const std::byte* value, std::size_t itemsize, std::size_t count, std
 }
 
 // Runs of equal values kept bit for bit, in the tile's own order.
-void put_runs(Bytes runs, std::size_t count, std::size_t itemsize, const Grid::Place& place, const TileOutput& out) {
+void put_runs(Bytes runs, std::size_t count, std::size_t itemsize, const Grid::PlacedTile& place,
+              const TileOutput& out) {
   const std::size_t each = 4 + word_of(itemsize), row = place.extent.x;
   std::byte value[8];
   std::size_t behind = 0;
@@ -143,7 +144,7 @@ void put_runs(Bytes runs, std::size_t count, std::size_t itemsize, const Grid::P
   }
 }
 
-void fill_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, const TileOutput& out) {
+void fill_tile(Bytes bytes, std::size_t itemsize, const Grid::PlacedTile& place, const TileOutput& out) {
   if (bytes.size() < word_of(itemsize)) damaged("a constant tile has no value");
   std::byte* const first = out.row(place, 0);
   const std::size_t row = place.extent.x * out.itemsize;
@@ -154,7 +155,7 @@ void fill_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, cons
     std::memcpy(out.row(place, y), first, row);
 }
 
-void copy_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, const TileOutput& out) {
+void copy_tile(Bytes bytes, std::size_t itemsize, const Grid::PlacedTile& place, const TileOutput& out) {
   const std::size_t row = place.extent.x * itemsize;
   if (bytes.size() < place.extent.values() * itemsize) damaged("a raw tile is cut short");
   for (std::size_t y = 0; y < place.extent.y * std::size_t{place.extent.z}; ++y)
@@ -162,7 +163,8 @@ void copy_tile(Bytes bytes, std::size_t itemsize, const Grid::Place& place, cons
 }
 
 // REQUIRES: a coder of residuals.
-void restore_tile(Bytes bytes, const Entry& entry, const Grid::Place& place, const Work& work, const TileOutput& out) {
+void restore_tile(Bytes bytes, const Entry& entry, const Grid::PlacedTile& place, const Work& work,
+                  const TileOutput& out) {
   std::int32_t *const first = work.integers, *const second = first + most_values + slack;
   const std::size_t values = place.extent.values();
   const bool ordered = is_patched(entry.predictor);
@@ -185,7 +187,7 @@ void restore_tile(Bytes bytes, const Entry& entry, const Grid::Place& place, con
 
 void decode_tile(const Checked& chunk, std::size_t tile, const Grid& grid, const Work& work, const TileOutput& out) {
   const Entry entry = chunk.entry(tile);
-  const Grid::Place place = grid.place(tile);
+  const Grid::PlacedTile place = grid.place(tile);
   const std::size_t itemsize = itemsize_of(chunk.header.number);
   const Bytes bytes = chunk.bytes_of(tile);
   const std::size_t kept = std::size_t{entry.runs} * (4 + word_of(itemsize));
@@ -257,13 +259,13 @@ void TileOutput::put(const std::byte* stored, std::size_t count, std::byte* to) 
   });
 }
 
-std::byte* TileOutput::row(const Grid::Place& place, std::size_t y) const {
+std::byte* TileOutput::row(const Grid::PlacedTile& place, std::size_t y) const {
   const std::size_t z = y / place.extent.y;
   return first + itemsize * (place.first + (z * grid.shape[2] + y % place.extent.y) * grid.shape[3]);
 }
 
 // Whether anything of a tile is.
-bool TileOutput::is_in(const Wanted& wanted, const Grid::Place& place) const {
+bool TileOutput::is_in(const Wanted& wanted, const Grid::PlacedTile& place) const {
   for (std::size_t y = 0; y < place.extent.y * std::size_t{place.extent.z}; ++y) {
     const auto begin = static_cast<std::uint64_t>(row(place, y) - first);
     if (wanted.any(begin, begin + itemsize * place.extent.x)) return true;
@@ -291,7 +293,7 @@ void decode_checked(const Checked& chunk, MutableBytes out, Bytes tables, Scratc
   if (wanted != nullptr) wanted->nbytes = 0;
   for (std::size_t tile = 0; tile < chunk.tiles; ++tile) {
     if (wanted != nullptr) {
-      const Grid::Place place = grid.place(tile);
+      const Grid::PlacedTile place = grid.place(tile);
       if (!output.is_in(*wanted, place)) continue;
       wanted->nbytes += place.extent.values() * output.itemsize;
     }

@@ -224,7 +224,7 @@ Tiling choose_tiling(const Array& array, const Quantiser& how, Coder coder, cons
 }  // namespace
 
 void gather(const Array& array, const Grid& grid, std::size_t tile, std::byte* out) {
-  const Grid::Place place = grid.place(tile);
+  const Grid::PlacedTile place = grid.place(tile);
   const std::size_t itemsize = itemsize_of(array.number), row = place.extent.x * itemsize;
   const auto* from = static_cast<const std::byte*>(array.values);
   for (std::size_t z = 0; z < place.extent.z; ++z)

@@ -165,7 +165,7 @@ Grid::Grid(const Header& header) : tile(header.tile) {
   n[3] = parts(shape[3], tile.x);
 }
 
-Grid::Place Grid::place(std::size_t index) const {
+Grid::PlacedTile Grid::place(std::size_t index) const {
   const std::size_t x = index % n[3] * tile.x, y = index / n[3] % n[2] * tile.y,
                     z = index / (n[3] * n[2]) % n[1] * tile.z;
   const std::size_t w = index / (n[3] * n[2] * n[1]);

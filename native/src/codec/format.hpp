@@ -85,11 +85,11 @@ struct Grid {
   explicit Grid(const Header& header);
   std::size_t tiles() const { return n[0] * n[1] * n[2] * n[3]; }
   // The tile's extent, and its first value's position in the array.
-  struct Place {
+  struct PlacedTile {
     Extent extent;
     std::size_t first;
   };
-  Place place(std::size_t tile) const;
+  PlacedTile place(std::size_t tile) const;
 
   std::size_t n[4];
   std::size_t shape[4];

@@ -23,8 +23,8 @@ struct TileOutput {
   const Grid& grid;
   const Restore& how;
 
-  std::byte* row(const Grid::Place& place, std::size_t y) const;  // y counts over the planes
-  bool is_in(const Wanted& wanted, const Grid::Place& place) const;
+  std::byte* row(const Grid::PlacedTile& place, std::size_t y) const;  // y counts over the planes
+  bool is_in(const Wanted& wanted, const Grid::PlacedTile& place) const;
   // Values as the chunk stores them, as the array has them.
   void put(const std::byte* stored, std::size_t count, std::byte* to) const;
 };

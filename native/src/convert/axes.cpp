@@ -8,8 +8,8 @@ namespace {
 
 constexpr std::size_t long_enough = 64;  // items along the innermost axis that pay for the walk to them
 
-bool continues(const Place& outer, const Axis& inner) {
-  const Place end = Place{}.after(inner.step, inner.size);
+bool continues(const Offsets& outer, const Axis& inner) {
+  const Offsets end = Offsets{}.after(inner.step, inner.size);
   return outer.source == end.source && outer.mean == end.mean && outer.deviation == end.deviation;
 }
 
@@ -23,7 +23,7 @@ std::vector<Axis> joined(const Strided& source, const Term& mean, const Term& de
   for (std::size_t i = source.shape.size(); i-- > 0;) {
     const std::size_t size = source.shape[i];
     if (size == 1) continue;
-    const Place place{source.strides[i], out, step(mean, i), step(deviation, i)};
+    const Offsets place{source.strides[i], out, step(mean, i), step(deviation, i)};
     if (!axes.empty() && continues(place, axes.back())) {
       axes.back().size *= size;
     } else {
@@ -39,7 +39,7 @@ std::vector<Axis> joined(const Strided& source, const Term& mean, const Term& de
 void join_repeated(Walk& walk) {
   if (walk.outer.empty() || walk.along.size >= long_enough) return;
   const Axis& repeats = walk.outer.back();
-  const std::ptrdiff_t end = Place{}.after(walk.along.step, walk.along.size).source;
+  const std::ptrdiff_t end = Offsets{}.after(walk.along.step, walk.along.size).source;
   if (repeats.step.source != end || !std::ranges::all_of(walk.outer, same_terms_all_along)) return;
   walk.period = walk.along.size;
   walk.along.size *= repeats.size;

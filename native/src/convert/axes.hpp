@@ -10,10 +10,10 @@
 namespace solar::converting {
 
 // Where the walk is, or how far one step takes it: in bytes of the source, in values of the output and the terms.
-struct Place {
+struct Offsets {
   std::ptrdiff_t source = 0, out = 0, mean = 0, deviation = 0;
 
-  Place after(const Place& step, std::size_t steps) const {
+  Offsets after(const Offsets& step, std::size_t steps) const {
     const auto n = static_cast<std::ptrdiff_t>(steps);
     return {source + n * step.source, out + n * step.out, mean + n * step.mean, deviation + n * step.deviation};
   }
@@ -21,7 +21,7 @@ struct Place {
 
 struct Axis {
   std::size_t size = 1;
-  Place step;
+  Offsets step;
 };
 
 // Output is written along `along`. Where the source is dense along another axis, that one is `across`, and both are
@@ -38,7 +38,7 @@ struct Walk {
 Walk plan(const Strided& source, std::size_t itemsize, const Term& mean, const Term& deviation);
 
 template <class Visit>
-void walk_axes(std::span<const Axis> axes, const Place& place, const Visit& visit) {
+void walk_axes(std::span<const Axis> axes, const Offsets& place, const Visit& visit) {
   if (axes.empty()) return visit(place);
   for (std::size_t i = 0; i < axes[0].size; ++i) walk_axes(axes.subspan(1), place.after(axes[0].step, i), visit);
 }

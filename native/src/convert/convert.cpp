@@ -36,7 +36,7 @@ struct Terms {
   }
 
   // From a place on, along an axis with these steps.
-  void normalise(To* row, std::size_t items, const Place& from, const Place& step) const {
+  void normalise(To* row, std::size_t items, const Offsets& from, const Offsets& step) const {
     converting::normalise<To>(row, items, {mean == nullptr ? nullptr : mean + from.mean, step.mean},
                               {deviation == nullptr ? nullptr : deviation + from.deviation, step.deviation});
     if constexpr (std::is_floating_point_v<To>)
@@ -67,7 +67,7 @@ void convert_rows(const Walk& walk, const std::byte* source, Out* out, Terms<To>
   std::array<To, narrows ? near_nbytes / sizeof(To) : 1> near;
   const Axis& row = walk.along;
   std::size_t block = near_nbytes / sizeof(To);
-  Place step = row.step;
+  Offsets step = row.step;
   std::vector<To> mean, deviation;
   if (walk.period > 0) {  // the terms are the same in every block, and nowhere else do they change
     block -= block % walk.period;
@@ -77,14 +77,14 @@ void convert_rows(const Walk& walk, const std::byte* source, Out* out, Terms<To>
     if (!deviation.empty()) terms.deviation = deviation.data();
     step.mean = step.deviation = 1;
   }
-  walk_axes(std::span(walk.outer), {}, [&](const Place& begin) {
+  walk_axes(std::span(walk.outer), {}, [&](const Offsets& begin) {
     for (std::size_t done = 0; done < row.size; done += block) {
       const std::size_t items = std::min(block, row.size - done);
-      const Place place = begin.after(row.step, done);
+      const Offsets place = begin.after(row.step, done);
       To* made = near.data();
       if constexpr (!narrows) made = out + place.out;
       make(made, source + place.source, row.step.source, items);
-      terms.normalise(made, items, walk.period > 0 ? Place{} : place, step);
+      terms.normalise(made, items, walk.period > 0 ? Offsets{} : place, step);
       if constexpr (narrows) narrow(out + place.out, made, items);
     }
   });
@@ -96,15 +96,15 @@ using Near = std::array<To, near_nbytes / sizeof(To)>;
 // The tile at `place`: cast into `near`, with `across` innermost, and written out turned round. It is normalised along
 // its longer axis, before or after; before, where it is then narrowed.
 template <class Out, class To, class Make>
-void convert_tile(const Axis& across, const Axis& along, const Place& place, const std::byte* source, Out* out,
+void convert_tile(const Axis& across, const Axis& along, const Offsets& place, const std::byte* source, Out* out,
                   const Terms<To>& terms, const Make& make, Near<To>& near) {
   constexpr bool narrows = !std::is_same_v<Out, To>;
   source += place.source;
-  if (along.step.source == Place{}.after(across.step, across.size).source) {
+  if (along.step.source == Offsets{}.after(across.step, across.size).source) {
     make(near.data(), source, across.step.source, across.size * along.size);
   } else {
     for (std::size_t i = 0; i < along.size; ++i)
-      make(near.data() + i * across.size, source + Place{}.after(along.step, i).source, across.step.source,
+      make(near.data() + i * across.size, source + Offsets{}.after(along.step, i).source, across.step.source,
            across.size);
   }
   const bool before = narrows || along.size < across.size;
@@ -120,7 +120,7 @@ void convert_tile(const Axis& across, const Axis& along, const Place& place, con
   } else {
     turn(near.data());
     for (std::size_t i = 0; !before && i < across.size; ++i) {
-      const Place row = place.after(across.step, i);
+      const Offsets row = place.after(across.step, i);
       terms.normalise(out + row.out, along.size, row, along.step);
     }
   }
@@ -133,10 +133,10 @@ void convert_tiles(const Walk& walk, const std::byte* source, Out* out, const Te
   const bool narrow = walk.across.size == short_side;
   const std::size_t most_across = narrow ? short_side : std::min(walk.across.size, near.size() / short_side);
   const std::size_t most_along = narrow ? near.size() / short_side : short_side;
-  walk_axes(std::span(walk.outer), {}, [&](const Place& begin) {
+  walk_axes(std::span(walk.outer), {}, [&](const Offsets& begin) {
     for (std::size_t i = 0; i < walk.across.size; i += most_across)
       for (std::size_t j = 0; j < walk.along.size; j += most_along) {
-        const Place place = begin.after(walk.across.step, i).after(walk.along.step, j);
+        const Offsets place = begin.after(walk.across.step, i).after(walk.along.step, j);
         convert_tile({std::min(most_across, walk.across.size - i), walk.across.step},
                      {std::min(most_along, walk.along.size - j), walk.along.step}, place, source, out, terms, make,
                      near);

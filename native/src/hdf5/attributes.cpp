@@ -152,7 +152,7 @@ std::vector<Attribute> attributes_of_group(const File& file, const std::string& 
   const std::string where = file.path() + ": " + name + ": ";
   try {
     Files files(file, "");
-    const Place place = files.follow(name);
+    const ObjectLocation place = files.follow(name);
     const ObjectHeader header = read_header(place.file->image, place.address);
     if (!is_group(header)) throw Error(Kind::layout, "it is no group");
     return attributes_of(place.file->image, header, wanted);

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr int most_links = 16;               // soft and external, on the way to one object: libhdf5's limit
 constexpr std::size_t most_told = 4;         // links on the way to what is not there
-constexpr std::size_t most_open = 16;        // files besides those that a Place keeps open
+constexpr std::size_t most_open = 16;        // files besides those that a ObjectLocation keeps open
 constexpr std::size_t longest_name = 4096;   // of a file: no system opens a longer one
 constexpr std::uint64_t step_cost = 64;      // bytes of the budget for a step along a path, which may go in circles
 constexpr std::uint64_t opening_cost = 512;  // and for a file that is looked for
@@ -97,7 +97,7 @@ Files::Files(const File& asked, std::string prefixes)
   by_identity_[identity_of(asked)] = {0, asked_};
 }
 
-Place Files::follow(const std::string& path) {
+ObjectLocation Files::follow(const std::string& path) {
   trail_.clear();
   reached_ = asked_;
   suggests_ = true;
@@ -105,17 +105,17 @@ Place Files::follow(const std::string& path) {
   return walk({asked_, asked_->root, ""}, reversed_parts(path), links);
 }
 
-Place Files::through(const Place& from, const Link& link, int& links) {
+ObjectLocation Files::through(const ObjectLocation& from, const Link& link, int& links) {
   trail_.clear();
   reached_ = from.file;
   suggests_ = false;
-  Place at = from;
+  ObjectLocation at = from;
   std::vector<std::string> parts;
   take(at, link, parts, links);
   return walk(std::move(at), std::move(parts), links);
 }
 
-Place Files::walk(Place at, std::vector<std::string> parts, int& links) {
+ObjectLocation Files::walk(ObjectLocation at, std::vector<std::string> parts, int& links) {
   while (!parts.empty()) {
     at.file->image.spend(step_cost);
     const std::string part = std::move(parts.back());
@@ -133,7 +133,7 @@ Place Files::walk(Place at, std::vector<std::string> parts, int& links) {
 }
 
 // The parts that are left may be more after each link, and some bytes of the link's file are spent for each.
-void Files::take(Place& at, const Link& link, std::vector<std::string>& parts, int& links) {
+void Files::take(ObjectLocation& at, const Link& link, std::vector<std::string>& parts, int& links) {
   if (link.kind == Link::Kind::user) throw Elsewhere{"its path has a user-defined link: " + link.target};
   at.file->image.spend(link.file.size() + link.target.size());
   if (link.target.size() > longest_path) throw Error(Kind::layout, "a link on the way is too long: " + link.name);
@@ -158,7 +158,7 @@ void Files::take(Place& at, const Link& link, std::vector<std::string>& parts, i
   parts.insert(parts.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
 }
 
-const Link& Files::find(const Place& at, const std::string& name) {
+const Link& Files::find(const ObjectLocation& at, const std::string& name) {
   const std::vector<Link>& links = at.file->links_at(at.address, name);
   const auto by_name = [](const Link& link, const std::string& key) { return link.name < key; };
   const auto found = std::lower_bound(links.begin(), links.end(), name, by_name);

@@ -1,8 +1,8 @@
 // The file that is asked for and those that its external links lead to: where a path leads among them.
 //
-// One thread uses it. A Place keeps its file open; of the others those used last stay open, for links often lead to one
-// file again and again. Whatever a link says is checked, and no path goes through more links than libhdf5 follows, so
-// that circles end.
+// One thread uses it. A ObjectLocation keeps its file open; of the others those used last stay open, for links often
+// lead to one file again and again. Whatever a link says is checked, and no path goes through more links than libhdf5
+// follows, so that circles end.
 #pragma once
 
 #include <map>
@@ -39,7 +39,7 @@ struct Opened {
 std::string target_of(const Link& link);
 
 // Where a path leads.
-struct Place {
+struct ObjectLocation {
   std::shared_ptr<Opened> file;
   std::uint64_t address = undefined_address;  // of the object's header
   std::string name;                           // the path there from the file's root, without links
@@ -51,22 +51,22 @@ class Files {
   Files(const File& asked, std::string prefixes);
 
   const std::shared_ptr<Opened>& asked() const noexcept { return asked_; }
-  bool is_asked(const Place& place) const noexcept { return place.file == asked_; }
+  bool is_asked(const ObjectLocation& place) const noexcept { return place.file == asked_; }
 
   // From the root of the file that was asked for. Where there is nothing, the Error says what may have been meant.
-  Place follow(const std::string& path);
+  ObjectLocation follow(const std::string& path);
   // Through one link of the group at `from`; `links` counts those that were gone through to get there, and is left as
   // many as it takes to get to what the link leads to.
-  Place through(const Place& from, const Link& link, int& links);
+  ObjectLocation through(const ObjectLocation& from, const Link& link, int& links);
 
   // For messages, of the last path: the file it had come to if that is another one, and the links it went through.
   std::string where() const;
   std::string trail(std::size_t from = 0) const;
 
  private:
-  Place walk(Place at, std::vector<std::string> parts, int& links);
-  void take(Place& at, const Link& link, std::vector<std::string>& parts, int& links);
-  const Link& find(const Place& at, const std::string& name);
+  ObjectLocation walk(ObjectLocation at, std::vector<std::string> parts, int& links);
+  void take(ObjectLocation& at, const Link& link, std::vector<std::string>& parts, int& links);
+  const Link& find(const ObjectLocation& at, const std::string& name);
   std::shared_ptr<Opened> open(Opened& from, const std::string& name);
   std::shared_ptr<Opened> known_or_new(std::unique_ptr<const File> file);
   std::vector<std::string> candidates(const Opened& from, const std::string& name) const;

@@ -76,7 +76,7 @@ Bytes FractalHeap::object(Bytes identifier) {
   if (kind != 0) throw Elsewhere{"a link or a message of it is not in the blocks of its heap"};
   const std::uint64_t offset = fields.uint(offset_width_);
   const std::uint64_t nbytes = fields.uint(length_width_);
-  const Place place = direct_block(offset);
+  const HeapBlock place = direct_block(offset);
   const Bytes bytes = block(place, true);
   const std::uint64_t inside = offset - place.start;
   const std::uint64_t header = 5u + image_.facts.offset_width + offset_width_ + (checksums_ ? 4u : 0u);
@@ -86,13 +86,13 @@ Bytes FractalHeap::object(Bytes identifier) {
   return bytes.subspan(static_cast<std::size_t>(inside), static_cast<std::size_t>(nbytes));
 }
 
-FractalHeap::Place FractalHeap::direct_block(std::uint64_t offset) {
+FractalHeap::HeapBlock FractalHeap::direct_block(std::uint64_t offset) {
   if (root_ == undefined_address) damaged(fractal_heap_name, address_, "has no blocks");
   if (root_rows_ == 0) {
     if (offset >= first_nbytes_) damaged(fractal_heap_name, address_, "has no object at " + std::to_string(offset));
     return {root_, first_nbytes_, 0};
   }
-  Place place{root_, 0, 0};
+  HeapBlock place{root_, 0, 0};
   unsigned rows = root_rows_;
   for (;;) {
     // The row is found from the offset alone: row r > 0 starts where all rows before it end, at width * size of its
@@ -110,7 +110,7 @@ FractalHeap::Place FractalHeap::direct_block(std::uint64_t offset) {
 }
 
 // The block of an indirect block that holds `offset`. `indirect.nbytes` is its number of rows.
-FractalHeap::Place FractalHeap::entry(const Place& indirect, std::uint64_t offset) {
+FractalHeap::HeapBlock FractalHeap::entry(const HeapBlock& indirect, std::uint64_t offset) {
   const Bytes bytes = block(indirect, false);
   const std::uint64_t inside = offset - indirect.start;
   const std::uint64_t in_row = inside / width_;
@@ -126,7 +126,7 @@ FractalHeap::Place FractalHeap::entry(const Place& indirect, std::uint64_t offse
   return {address, nbytes, indirect.start + row_start + column * nbytes};
 }
 
-Bytes FractalHeap::block(const Place& place, bool direct) {
+Bytes FractalHeap::block(const HeapBlock& place, bool direct) {
   const std::uint64_t prefix = 5u + image_.facts.offset_width + offset_width_;
   const std::uint64_t nbytes = direct ? place.nbytes : prefix + place.nbytes * width_ * image_.facts.offset_width + 4;
   if (const auto known = blocks_.find(place.address); known != blocks_.end()) {

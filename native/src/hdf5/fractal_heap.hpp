@@ -16,16 +16,16 @@ class FractalHeap {
   Bytes object(Bytes identifier);
 
  private:
-  struct Place {
+  struct HeapBlock {
     std::uint64_t address;  // of a block
     std::uint64_t nbytes;
     std::uint64_t start;  // in the heap's own space
   };
   void read_table(Fields& fields);
   std::uint64_t row_nbytes(unsigned row) const;  // of each block of the row
-  Place direct_block(std::uint64_t offset);
-  Place entry(const Place& indirect, std::uint64_t offset);
-  Bytes block(const Place& place, bool direct);
+  HeapBlock direct_block(std::uint64_t offset);
+  HeapBlock entry(const HeapBlock& indirect, std::uint64_t offset);
+  Bytes block(const HeapBlock& place, bool direct);
   void verify_direct(std::vector<std::byte>& bytes) const;
 
   Image& image_;

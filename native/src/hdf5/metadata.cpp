@@ -34,7 +34,7 @@ class Walk {
 
   // Depth first, in order of name; an object with several names is found once. What is damaged costs no other object.
   void all() {
-    const Place root{files_.asked(), files_.asked()->root, ""};
+    const ObjectLocation root{files_.asked(), files_.asked()->root, ""};
     read_header(root.file->image, root.address);  // without a root the file is none: an Error, not a problem
     region({"", root}, 0);
   }
@@ -43,7 +43,7 @@ class Walk {
   void one(const std::string& name, std::uint64_t header_address) {
     Dataset dataset;
     dataset.name = normal(name);
-    Place place{files_.asked(), header_address - files_.asked()->image.facts.base, dataset.name};
+    ObjectLocation place{files_.asked(), header_address - files_.asked()->image.facts.base, dataset.name};
     try {
       if (header_address == undefined_address) place = files_.follow(dataset.name);
       const ObjectHeader header = read_header(place.file->image, place.address);
@@ -64,7 +64,7 @@ class Walk {
   // An object and the path by which it is listed.
   struct Named {
     std::string path;
-    Place place;
+    ObjectLocation place;
   };
   struct Level {
     Named group;
@@ -74,7 +74,7 @@ class Walk {
   // A link that is gone through when all that has a name of its own is found; of the group at `from`.
   struct Waiting {
     std::string path;
-    Place from;
+    ObjectLocation from;
     const Link* link;
   };
 
@@ -91,7 +91,7 @@ class Walk {
         continue;
       }
       const Link& link = (*level.members)[level.next++];
-      const Place& here = level.group.place;
+      const ObjectLocation& here = level.group.place;
       const std::string path = level.group.path + "/" + link.name;
       here.file->image.spend(path.size());
       if (full(path, level.next > 1)) return;
@@ -100,7 +100,7 @@ class Walk {
       } else if (link.kind != Link::Kind::hard) {
         waiting.push_back({path, here, &link});
       } else {
-        const Place place{here.file, link.address, here.name + "/" + link.name};
+        const ObjectLocation place{here.file, link.address, here.name + "/" + link.name};
         if (!visited(place)) {
           if (levels.size() <= deepest_level && path.size() <= longest_path) {
             enter({path, place}, levels, links > 0);
@@ -129,19 +129,19 @@ class Walk {
     return said_full_ = true;
   }
 
-  bool visited(const Place& place) const {
+  bool visited(const ObjectLocation& place) const {
     const std::size_t file = place.file->number;
     return file < visited_.size() && visited_[file].contains(place.address);
   }
 
-  void visit(const Place& place) {
+  void visit(const ObjectLocation& place) {
     if (visited_.size() <= place.file->number) visited_.resize(place.file->number + 1);
     visited_[place.file->number].insert(place.address);
   }
 
   // Behind links only groups count as visited: a dataset has a line for each of its names there.
   void enter(const Named& object, std::vector<Level>& levels, bool linked) {
-    const Place& place = object.place;
+    const ObjectLocation& place = object.place;
     if (!linked) visit(place);
     bool group = false;
     try {
@@ -203,7 +203,7 @@ class Walk {
     }
   }
 
-  void alias(const std::string& path, const Place& place) {
+  void alias(const std::string& path, const ObjectLocation& place) {
     const std::string file = files_.is_asked(place) ? "" : place.file->image.file().path();
     found_.aliases.push_back({path, file, shown(place.name)});
   }
@@ -217,7 +217,7 @@ class Walk {
   void problem(const std::string& path, const std::string& why) { found_.problems.push_back(shown(path) + " " + why); }
 
   // Says in which file a dataset is, and by which name, where these are not those that were asked for.
-  void locate(Dataset& dataset, const Place& place) const {
+  void locate(Dataset& dataset, const ObjectLocation& place) const {
     const File& file = place.file->image.file();
     dataset.identity = file.identity();
     const bool other_file = !files_.is_asked(place);

@@ -155,7 +155,7 @@ class Places {
   }
 
  private:
-  struct Place {
+  struct GridPosition {
     Rectangle cells{1};
     std::uint64_t key = 0, k = 0, row = 0, column = 0;
   };
@@ -164,14 +164,14 @@ class Places {
     std::uint64_t turn = 0;
     for (int round = 0; round < rounds; round += 2) {
       turn += step;
-      for (Place& p : places_) p.row = moved(p.row, noise(p.key + turn, p.column), p.cells.rows);
+      for (GridPosition& p : places_) p.row = moved(p.row, noise(p.key + turn, p.column), p.cells.rows);
       turn += step;
-      for (Place& p : places_) p.column = moved(p.column, noise(p.key + turn, p.row), p.cells.columns);
+      for (GridPosition& p : places_) p.column = moved(p.column, noise(p.key + turn, p.row), p.cells.columns);
     }
   }
 
   // A step out of the n samples is walked on until it is back in.
-  static std::uint64_t settled(const Place& place) {
+  static std::uint64_t settled(const GridPosition& place) {
     const Rectangle& cells = place.cells;
     if (cells.size <= Rectangle::few) return cells.one_of_few(place.key, place.k);
     std::uint64_t k = place.row * cells.columns + place.column;
@@ -194,7 +194,7 @@ class Places {
     return z * 0x94D049BB133111EB;
   }
 
-  std::array<Place, most> places_{};
+  std::array<GridPosition, most> places_{};
   std::size_t count_ = 0;
 };
 

@@ -24,7 +24,7 @@ bool unfiltered(const Form& form, std::uint32_t mask) {
 
 }  // namespace
 
-void Batch::begin(const Work& work) {
+void ReadPlan::begin(const Work& work) {
   const Source& from = *work.source;
   row_nbytes = from.row_nbytes();
   boxes = work.boxes;
@@ -47,12 +47,12 @@ void Batch::begin(const Work& work) {
   pack = work.pack;
   gap = work.gap;
   scratch = work.scratch;
-  after = end = work.after == nullptr ? Place() : *work.after;
+  after = end = work.after == nullptr ? FileOffset() : *work.after;
   goes_on_from_ = false;
   source = work.source;
 }
 
-void Batch::take_rows(const Work& work) {
+void ReadPlan::take_rows(const Work& work) {
   const std::int64_t all = work.source->part_first.back();
   rows.reserve(work.rows.size());
   std::uint64_t slot = 0;
@@ -71,7 +71,7 @@ void Batch::take_rows(const Work& work) {
 }
 
 // Cuts extents where a line of chunks ends; into single rows where these are not runs of bytes of the chunks' rows.
-void Batch::cut_extents(const Source& from) {
+void ReadPlan::cut_extents(const Source& from) {
   std::vector<bool> runs;
   for (const Form& form : from.forms) {
     const Grid grid(from, form);
@@ -97,7 +97,7 @@ void Batch::cut_extents(const Source& from) {
 }
 
 // Whether the rows fit the output, each at a position of its own.
-void Batch::check_fit(const Work& work) {
+void ReadPlan::check_fit(const Work& work) {
   const Source& from = *work.source;
   const std::size_t wanted = work.rows.size(), nbytes = work.out.size();
   const Reader::Positions& positions = work.positions;
@@ -129,7 +129,7 @@ void Batch::check_fit(const Work& work) {
 }
 
 // Whether all positions lie in so many slots, and no two rows go to one. REQUIRES: positions.
-void Batch::check_apart(const Work& work, std::uint64_t slots) {
+void ReadPlan::check_apart(const Work& work, std::uint64_t slots) {
   const auto refuse = [&](const std::string& what) { throw std::invalid_argument(work.source->name + ": " + what); };
   const std::span<const std::int64_t> positions = *work.positions;
   if (work.counts) {
@@ -162,7 +162,7 @@ void Batch::check_apart(const Work& work, std::uint64_t slots) {
   }
 }
 
-void Batch::plan(unsigned threads) {
+void ReadPlan::plan(unsigned threads) {
   if (row_nbytes == 0) return;
   if (loads() || task == Task::keep) return plan_in_order();
   if (task == Task::gather || task == Task::unpack) {
@@ -180,7 +180,7 @@ void Batch::plan(unsigned threads) {
   cut_stretches();
 }
 
-Batch::Remains Batch::release_large() noexcept {
+ReadPlan::Remains ReadPlan::release_large() noexcept {
   Remains remains;
   const auto release = [](auto& from, auto& to) {
     if (from.capacity() * sizeof from.front() > most_kept) to.swap(from);
@@ -193,7 +193,7 @@ Batch::Remains Batch::release_large() noexcept {
 }
 
 // Plans the rows from `begin` on that share a line of chunks; returns the first row that does not.
-std::uint32_t Batch::plan_group(std::uint32_t begin) {
+std::uint32_t ReadPlan::plan_group(std::uint32_t begin) {
   const std::int64_t row = rows[begin].row;
   const std::span<const std::int64_t> first = source->part_first;
   std::size_t part = groups.empty() ? first.size() : groups.back().part;
@@ -223,7 +223,7 @@ std::uint32_t Batch::plan_group(std::uint32_t begin) {
 }
 
 // Looks up the chunks of line `line` of the newest group: stored ones become reads, runs of missing ones are filled.
-void Batch::plan_tiles(std::uint32_t begin, std::uint32_t end, std::uint64_t line) {
+void ReadPlan::plan_tiles(std::uint32_t begin, std::uint32_t end, std::uint64_t line) {
   const Group& group = groups.back();
   const std::uint64_t tiles = grids[group.grid].tiles();
   const std::uint64_t index = line * tiles;  // of the line's first chunk in the part's grid
@@ -251,7 +251,7 @@ void Batch::plan_tiles(std::uint32_t begin, std::uint32_t end, std::uint64_t lin
   }
 }
 
-void Batch::plan_stored(std::size_t chunk, std::uint64_t tile_index, std::uint32_t begin, std::uint32_t end) {
+void ReadPlan::plan_stored(std::size_t chunk, std::uint64_t tile_index, std::uint32_t begin, std::uint32_t end) {
   const auto group_index = static_cast<std::uint32_t>(groups.size() - 1);
   const Group& group = groups.back();
   const Grid& grid = grids[group.grid];
@@ -281,7 +281,7 @@ void Batch::plan_stored(std::size_t chunk, std::uint64_t tile_index, std::uint32
   }
 }
 
-void Batch::plan_fill(std::uint64_t tile, std::uint64_t tiles, std::uint32_t begin, std::uint32_t end) {
+void ReadPlan::plan_fill(std::uint64_t tile, std::uint64_t tiles, std::uint32_t begin, std::uint32_t end) {
   if (task == Task::keep) return;
   const auto group_index = static_cast<std::uint32_t>(groups.size() - 1);
   const auto step = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(piece_limit / row_nbytes, 1, UINT32_MAX));
@@ -292,13 +292,13 @@ void Batch::plan_fill(std::uint64_t tile, std::uint64_t tiles, std::uint32_t beg
   }
 }
 
-void Batch::add(const Piece& piece) {
+void ReadPlan::add(const Piece& piece) {
   if (ordered_ && !pieces.empty() && before(piece, pieces.back())) ordered_ = false;
   pieces.push_back(piece);
 }
 
 // Joins the piece to the last one when they meet both in the file and in `out`, and cuts what is too long.
-void Batch::add_direct(Piece piece) {
+void ReadPlan::add_direct(Piece piece) {
   if (!pieces.empty()) {
     Piece& last = pieces.back();
     if (task != Task::load && last.how == How::direct && last.group == piece.group && last.rows == 1 &&
@@ -320,13 +320,13 @@ void Batch::add_direct(Piece piece) {
   }
 }
 
-bool Batch::before(const Piece& a, const Piece& b) const noexcept {
+bool ReadPlan::before(const Piece& a, const Piece& b) const noexcept {
   const std::size_t file_a = a.group == b.group ? 0 : file_index(a);
   const std::size_t file_b = a.group == b.group ? 0 : file_index(b);
   return file_a != file_b ? file_a < file_b : a.offset < b.offset;
 }
 
-std::uint64_t Batch::cost(const Piece& piece) const {
+std::uint64_t ReadPlan::cost(const Piece& piece) const {
   if (piece.how == How::gather || piece.how == How::unpack) return copy_cost + piece.nbytes;
   const Group& group = groups[piece.group];
   switch (piece.how) {
@@ -338,7 +338,7 @@ std::uint64_t Batch::cost(const Piece& piece) const {
 }
 
 // Units small enough that no thread ends long after the others, large enough that taking one costs nothing.
-void Batch::cut(unsigned threads) {
+void ReadPlan::cut(unsigned threads) {
   if (pieces.size() > UINT32_MAX) throw std::length_error(source->name + ": too many chunks for one batch");
   std::uint64_t total = 0;
   for (const Piece& piece : pieces) total += cost(piece);
@@ -354,13 +354,13 @@ void Batch::cut(unsigned threads) {
   unit_begin.push_back(static_cast<std::uint32_t>(pieces.size()));
 }
 
-const Form& Batch::form(const Piece& piece) const {
+const Form& ReadPlan::form(const Piece& piece) const {
   return source->forms[static_cast<std::size_t>(source->part_form[groups[piece.group].part])];
 }
 
-const SourceFile& Batch::file(const Piece& piece) const { return source->files[file_index(piece)]; }
+const SourceFile& ReadPlan::file(const Piece& piece) const { return source->files[file_index(piece)]; }
 
-std::string Batch::where(const Piece& piece, std::uint64_t at) const {
+std::string ReadPlan::where(const Piece& piece, std::uint64_t at) const {
   const Row& row = rows[piece.first];
   const bool held = piece.how == How::gather || piece.how == How::unpack;
   const std::string what = source->name + ", " + unit() + " ";

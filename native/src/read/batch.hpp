@@ -1,8 +1,8 @@
 // The rows of one submit, and the plan of how they come: Pieces in file order, cut into units of work.
 //
 // What it does with them the Task says (solar/reader.hpp). begin() and plan() are called by one thread; afterwards a
-// Batch is read by any number of threads, which write disjoint parts of memory. Its vectors are used again by the next
-// begin(). A plan is pure: no file is touched.
+// ReadPlan is read by any number of threads, which write disjoint parts of memory. Its vectors are used again by the
+// next begin(). A plan is pure: no file is touched.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ inline constexpr std::uint64_t hole_limit = 1 << 20;  // bytes of a hole that ar
 // bytes of their rows where it has several.
 struct Row {
   std::int64_t row = 0;
-  std::uint64_t slot = 0;  // position in `out`; of a use by a box, the sample's place in Batch::places
+  std::uint64_t slot = 0;  // position in `out`; of a use by a box, the sample's place in ReadPlan::places
   std::uint64_t count = 1;
 };
 
@@ -61,14 +61,14 @@ struct Piece {
   std::uint64_t nbytes = 0;
   std::uint64_t to = 0;
   std::uint32_t group = 0;
-  std::uint32_t first = 0;  // Batch::rows[first, first + rows); equal rows unless How::chunk or How::fill
+  std::uint32_t first = 0;  // ReadPlan::rows[first, first + rows); equal rows unless How::chunk or How::fill
   std::uint32_t rows = 1;
   std::uint32_t mask = 0;
   std::uint32_t page = 0;  // of its line, where a kept chunk begins
   How how = How::direct;
 };
 
-class Batch {
+class ReadPlan {
  public:
   // Copies and checks the rows: std::out_of_range, or std::invalid_argument when `out` or the positions in it do not fit.
   void begin(const Work& work);
@@ -94,10 +94,10 @@ class Batch {
   std::byte* memory(const Piece& piece) const noexcept {
     return task == Task::load ? slot(rows[piece.first]) + piece.to : out.data() + piece.to;
   }
-  // Calls run(memory, nbytes) for the pages that a How::keep piece goes to.
-  template <class Run>
-  void each_page(const Piece& piece, Run&& run) const {
-    buffer->each_run(groups[piece.group].line, piece.to, piece.nbytes, run);
+  // Calls function(memory, nbytes) for the pages that a How::keep piece goes to.
+  template <class Function>
+  void each_page(const Piece& piece, Function&& function) const {
+    buffer->each_run(groups[piece.group].line, piece.to, piece.nbytes, function);
   }
   bool loads() const noexcept { return task == Task::load || task == Task::pack; }  // rows, to pages of the buffer
   bool in_stretches() const noexcept { return task == Task::fetch || loads() || task == Task::keep; }
@@ -136,7 +136,8 @@ class Batch {
   std::optional<Pack> pack;
   std::uint64_t gap = 0;
   std::uint64_t scratch = UINT64_MAX;
-  Place after, end;  // where the stretch before these ended, and, once they are planned by load or keep, where these do
+  FileOffset after,
+      end;  // where the stretch before these ended, and, once they are planned by load or keep, where these do
   std::uint64_t row_nbytes = 0;
   std::uint64_t slot_nbytes = 0;       // of a sample in `out`
   std::shared_ptr<const Boxes> boxes;  // null: a sample is a row. Else of each sample:

@@ -1,4 +1,4 @@
-// Boxes of blocks: what they are, how a Batch reads them, and how they are put into place.
+// Boxes of blocks: what they are, how a ReadPlan reads them, and how they are put into place.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -86,7 +86,7 @@ Cut::Cut(const Boxes& boxes, const Source& source, std::int64_t row, Boxes::Corn
 
 // The samples, as uses of blocks. Row::slot is the place of a sample among those asked for. One whose blocks come from two
 // places is counted where its first comes from.
-void Batch::take_boxes(const Work& work) {
+void ReadPlan::take_boxes(const Work& work) {
   const Boxes& of = *boxes;
   const std::size_t size = of.corner_size();
   const bool whole = work.task == Task::load || work.task == Task::keep;
@@ -111,7 +111,7 @@ void Batch::take_boxes(const Work& work) {
 
 // Of a block that needs no decoding only what its samples want is read: by each its own, unless reading once what lies
 // between the first byte and the last is less. A plan counts whole ones.
-void Batch::plan_cuts(std::uint64_t offset, std::uint32_t begin, std::uint32_t end) {
+void ReadPlan::plan_cuts(std::uint64_t offset, std::uint32_t begin, std::uint32_t end) {
   const auto group = static_cast<std::uint32_t>(groups.size() - 1);
   if (task != Task::read) return add({offset, row_nbytes, 0, group, begin, end - begin, 0, 0, How::tile});
   std::uint64_t low = UINT64_MAX, high = 0, nbytes = 0;
@@ -157,7 +157,8 @@ void copy(const Cut& cut, const std::byte* block, std::uint64_t at, std::uint64_
 
 }  // namespace
 
-void place_cuts(const Batch& batch, const Piece& piece, const std::byte* block, std::uint64_t at, std::uint64_t nbytes) {
+void place_cuts(const ReadPlan& batch, const Piece& piece, const std::byte* block, std::uint64_t at,
+                std::uint64_t nbytes) {
   for (std::uint32_t i = piece.first; i < piece.first + piece.rows; ++i) {
     const Row& use = batch.rows[i];
     const Cut cut(*batch.boxes, *batch.source, use.row, batch.corner(use.slot));
@@ -170,7 +171,7 @@ void place_cuts(const Batch& batch, const Piece& piece, const std::byte* block, 
   }
 }
 
-void find_wanted(const Batch& batch, const Piece& piece, std::uint64_t nbytes, std::vector<Wanted::Range>& found) {
+void find_wanted(const ReadPlan& batch, const Piece& piece, std::uint64_t nbytes, std::vector<Wanted::Range>& found) {
   found.clear();
   std::uint64_t bytes = 0, runs = 0;
   for (std::uint32_t i = piece.first; i < piece.first + piece.rows; ++i) {
@@ -192,7 +193,7 @@ void find_wanted(const Batch& batch, const Piece& piece, std::uint64_t nbytes, s
   found.resize(last + 1);
 }
 
-void fill_cuts(const Batch& batch, const Piece& piece) {
+void fill_cuts(const ReadPlan& batch, const Piece& piece) {
   const Bytes item = batch.form(piece).fill;
   for (std::uint32_t i = piece.first; i < piece.first + piece.rows; ++i) {
     const Row& use = batch.rows[i];

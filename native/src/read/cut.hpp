@@ -30,18 +30,18 @@ class Cut {
     for (std::uint64_t i = 0; i < dims_[0].extent; ++i) read(from_ + i * dims_[0].from, plane);
   }
 
-  // Calls run(at in the block, at in the box, nbytes) for each run of bytes of the planes that a stretch [begin, end) of
-  // the block has.
-  template <class Run>
-  void each_run(std::uint64_t begin, std::uint64_t end, const Run& run) const {
+  // Calls function(at in the block, at in the box, nbytes) for each run of bytes of the planes that a stretch [begin,
+  // end) of the block has.
+  template <class Function>
+  void each_run(std::uint64_t begin, std::uint64_t end, const Function& function) const {
     const Dim& outer = dims_[0];
     const std::uint64_t first = begin <= from_ ? 0 : (begin - from_) / outer.from;
     const std::uint64_t last = end <= from_ ? 0 : std::min(outer.extent, (end - from_ - 1) / outer.from + 1);
-    each_run(0, first, last, from_, to_, run);
+    each_run(0, first, last, from_, to_, function);
   }
-  template <class Run>
-  void each_run(const Run& run) const {
-    each_run(0, 0, dims_[0].extent, from_, to_, run);
+  template <class Function>
+  void each_run(const Function& function) const {
+    each_run(0, 0, dims_[0].extent, from_, to_, function);
   }
   // All its bytes.
   std::uint64_t nbytes() const noexcept {
@@ -63,18 +63,18 @@ class Cut {
     for (std::size_t d = 1; d < rank_; ++d) at += (dims_[d].extent - 1) * dims_[d].from;
     return at;
   }
-  template <class Run>
+  template <class Function>
   void each_run(std::size_t d, std::uint64_t begin, std::uint64_t end, std::uint64_t from, std::uint64_t to,
-                const Run& run) const {
+                const Function& function) const {
     if (begin >= end) return;
-    if (d + 1 == rank_) return run(from + begin, to + begin, end - begin);
+    if (d + 1 == rank_) return function(from + begin, to + begin, end - begin);
     const Dim &here = dims_[d], &inner = dims_[d + 1];
     if (d + 2 == rank_) {
-      for (std::uint64_t i = begin; i < end; ++i) run(from + i * here.from, to + i * here.to, inner.extent);
+      for (std::uint64_t i = begin; i < end; ++i) function(from + i * here.from, to + i * here.to, inner.extent);
       return;
     }
     for (std::uint64_t i = begin; i < end; ++i) {
-      each_run(d + 1, 0, inner.extent, from + i * here.from, to + i * here.to, run);
+      each_run(d + 1, 0, inner.extent, from + i * here.from, to + i * here.to, function);
     }
   }
 

@@ -45,7 +45,7 @@ void repeat(Bytes item, std::byte* to, std::uint64_t nbytes) {
 namespace {
 
 // Copies tile t from a row of a chunk to a row of `out`.
-void place(const Batch& batch, const Grid& grid, std::uint64_t t, const std::byte* chunk_row, std::byte* row) {
+void place(const ReadPlan& batch, const Grid& grid, std::uint64_t t, const std::byte* chunk_row, std::byte* row) {
   const std::uint32_t swap = batch.source->swap;
   grid.each_run(t, [=](std::uint64_t from, std::uint64_t to, std::uint64_t nbytes) {
     std::memcpy(row + to, chunk_row + from, nbytes);
@@ -53,7 +53,7 @@ void place(const Batch& batch, const Grid& grid, std::uint64_t t, const std::byt
   });
 }
 
-void decode(const Batch& batch, const Piece& piece, Bytes stored, MutableBytes raw, Bench& bench,
+void decode(const ReadPlan& batch, const Piece& piece, Bytes stored, MutableBytes raw, Bench& bench,
             Wanted* wanted = nullptr) {
   const auto begin = std::chrono::steady_clock::now();
   try {
@@ -68,7 +68,7 @@ void decode(const Batch& batch, const Piece& piece, Bytes stored, MutableBytes r
   bench.bytes_decoded += wanted == nullptr ? raw.size() : wanted->nbytes;
 }
 
-void place_rows(const Batch& batch, const Piece& piece, const std::byte* raw) {
+void place_rows(const ReadPlan& batch, const Piece& piece, const std::byte* raw) {
   const Group& group = batch.groups[piece.group];
   const Grid& grid = batch.grids[group.grid];
   const Row* rows = &batch.rows[piece.first];
@@ -86,7 +86,7 @@ void place_rows(const Batch& batch, const Piece& piece, const std::byte* raw) {
 }
 
 // Whether other rows of the chunk may be wanted soon: what a buffer wants of it, its plan says.
-bool may_come_again(const Batch& batch, const Piece& piece) {
+bool may_come_again(const ReadPlan& batch, const Piece& piece) {
   std::uint64_t wanted = 0;
   for (std::uint32_t i = 0; i < piece.rows; ++i) wanted += batch.rows[piece.first + i].count;
   return batch.task == Task::read && wanted < batch.groups[piece.group].chunk_rows;
@@ -94,7 +94,7 @@ bool may_come_again(const Batch& batch, const Piece& piece) {
 
 // A chunk that no plan counts, for boxes. Where tiles can be decoded alone, and few are wanted, these are; else, or if it
 // comes again soon, it stays for the batches to come.
-void deliver_cuts(const Batch& batch, const Piece& piece, Bytes stored, std::uint64_t nbytes, Bench& bench) {
+void deliver_cuts(const ReadPlan& batch, const Piece& piece, Bytes stored, std::uint64_t nbytes, Bench& bench) {
   const Recent::Key key{batch.source, batch.groups[piece.group].first, piece.to};
   bench.wanted.clear();
   if (batch.form(piece).pipeline.in_tiles()) find_wanted(batch, piece, nbytes, bench.wanted);
@@ -111,7 +111,7 @@ void deliver_cuts(const Batch& batch, const Piece& piece, Bytes stored, std::uin
   place_cuts(batch, piece, held.data(), 0, nbytes);
 }
 
-void deliver_chunk(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench) {
+void deliver_chunk(const ReadPlan& batch, const Piece& piece, Bytes stored, Bench& bench) {
   const Group& group = batch.groups[piece.group];
   const Grid& grid = batch.grids[group.grid];
   const Row* rows = &batch.rows[piece.first];
@@ -148,7 +148,7 @@ void deliver_chunk(const Batch& batch, const Piece& piece, Bytes stored, Bench& 
 
 }  // namespace
 
-void deliver(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench) {
+void deliver(const ReadPlan& batch, const Piece& piece, Bytes stored, Bench& bench) {
   const Row* rows = &batch.rows[piece.first];
   switch (piece.how) {
     case How::direct: {
@@ -175,7 +175,7 @@ void deliver(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench)
   }
 }
 
-void deliver_held(const Batch& batch, const Piece& piece, Bench& bench) {
+void deliver_held(const ReadPlan& batch, const Piece& piece, Bench& bench) {
   if (piece.how == How::unpack) return unpack(batch, piece, bench);
   if (piece.how == How::gather) {
     const std::byte* page = batch.buffer->page(static_cast<std::size_t>(batch.rows[piece.first].row), 0);
@@ -197,7 +197,7 @@ void deliver_held(const Batch& batch, const Piece& piece, Bench& bench) {
   deliver(batch, piece, stored, bench);
 }
 
-void fill(const Batch& batch, const Piece& piece) {
+void fill(const ReadPlan& batch, const Piece& piece) {
   if (batch.boxes != nullptr) return fill_cuts(batch, piece);
   const Grid& grid = batch.grids[batch.groups[piece.group].grid];
   const Bytes item = batch.form(piece).fill;

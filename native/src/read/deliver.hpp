@@ -1,4 +1,4 @@
-// From stored bytes to the rows of a Batch: copied, decoded, filled and byte-swapped into place.
+// From stored bytes to the rows of a ReadPlan: copied, decoded, filled and byte-swapped into place.
 #pragma once
 
 #include "batch.hpp"
@@ -21,22 +21,23 @@ struct Bench {
 
 // Puts one piece into place. `stored` are its bytes; those of a How::direct piece are in `out` already.
 // A damaged chunk is an Error that says where it lies.
-void deliver(const Batch& batch, const Piece& piece, Bytes stored, Bench& bench);
+void deliver(const ReadPlan& batch, const Piece& piece, Bytes stored, Bench& bench);
 
 // Puts a piece that the buffer holds into place. REQUIRES: batch.from_buffer().
-void deliver_held(const Batch& batch, const Piece& piece, Bench& bench);
+void deliver_held(const ReadPlan& batch, const Piece& piece, Bench& bench);
 
 // Of a buffer whose rows are encoded: a row to its page, and back to its place; or the fill value, to the pages of rows.
-void pack(const Batch& batch, const Row& row, Bytes values, Bench& bench);
-void pack_fill(const Batch& batch, const Piece& piece, Bench& bench);
-void unpack(const Batch& batch, const Piece& piece, Bench& bench);
+void pack(const ReadPlan& batch, const Row& row, Bytes values, Bench& bench);
+void pack_fill(const ReadPlan& batch, const Piece& piece, Bench& bench);
+void unpack(const ReadPlan& batch, const Piece& piece, Bench& bench);
 
 // What boxes have of the bytes of their block from `at` on: uses of that block by the samples of a piece.
-void place_cuts(const Batch& batch, const Piece& piece, const std::byte* block, std::uint64_t at, std::uint64_t nbytes);
-void fill_cuts(const Batch& batch, const Piece& piece);
+void place_cuts(const ReadPlan& batch, const Piece& piece, const std::byte* block, std::uint64_t at,
+                std::uint64_t nbytes);
+void fill_cuts(const ReadPlan& batch, const Piece& piece);
 // The bytes that boxes want of their chunk; none where these are much of it, or in so many runs that looking for them
 // takes longer than decoding the others.
-void find_wanted(const Batch& batch, const Piece& piece, std::uint64_t nbytes, std::vector<Wanted::Range>& found);
+void find_wanted(const ReadPlan& batch, const Piece& piece, std::uint64_t nbytes, std::vector<Wanted::Range>& found);
 
 // Reverses every `width` bytes; nbytes is a multiple of it.
 void reverse(std::byte* at, std::uint64_t nbytes, std::uint32_t width);
@@ -44,6 +45,6 @@ void reverse(std::byte* at, std::uint64_t nbytes, std::uint32_t width);
 void repeat(Bytes item, std::byte* to, std::uint64_t nbytes);
 
 // Puts the fill value where nothing is stored. REQUIRES: piece.how == How::fill.
-void fill(const Batch& batch, const Piece& piece);
+void fill(const ReadPlan& batch, const Piece& piece);
 
 }  // namespace solar::read

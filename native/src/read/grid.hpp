@@ -30,9 +30,9 @@ class Grid {
   std::uint64_t chunk_row_nbytes() const noexcept { return chunk_row_nbytes_; }
   Tile tile(std::uint64_t t) const;
 
-  // Calls run(at in the chunk's row, at in the row, nbytes) for each run of bytes of tile t.
-  template <class Run>
-  void each_run(std::uint64_t t, Run&& run) const;
+  // Calls function(at in the chunk's row, at in the row, nbytes) for each run of bytes of tile t.
+  template <class Function>
+  void each_run(std::uint64_t t, Function&& function) const;
 
  private:
   struct Dim {
@@ -51,11 +51,11 @@ class Grid {
   std::uint64_t chunk_row_nbytes_ = 0;
 };
 
-template <class Run>
-void Grid::each_run(std::uint64_t t, Run&& run) const {
+template <class Function>
+void Grid::each_run(std::uint64_t t, Function&& function) const {
   const Box b = box(t);
   const std::size_t last = rank_ - 1;
-  if (last == 0) return run(std::uint64_t{0}, b.row_at, b.extent[0]);
+  if (last == 0) return function(std::uint64_t{0}, b.row_at, b.extent[0]);
   std::array<std::uint64_t, max_rank> step;  // counts through all dimensions but the last two
   std::fill_n(step.begin(), last, 0);
   std::uint64_t from = 0;
@@ -63,7 +63,7 @@ void Grid::each_run(std::uint64_t t, Run&& run) const {
   const Dim& lines = dims_[last - 1];
   for (;;) {
     for (std::uint64_t i = 0; i < b.extent[last - 1]; ++i) {
-      run(from + i * lines.chunk_stride, to + i * lines.row_stride, b.extent[last]);
+      function(from + i * lines.chunk_stride, to + i * lines.row_stride, b.extent[last]);
     }
     std::size_t d = last - 1;
     while (d > 0) {

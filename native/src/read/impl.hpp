@@ -32,8 +32,8 @@ struct Reader::Impl {
   void work(read::Worker& worker);
   read::Job* next(read::Job* held, bool block, std::uint32_t& unit);
   void plan(read::Job& job, std::unique_lock<std::mutex>& lock);
-  read::Batch::Remains leave(read::Job& job);
-  read::Batch::Remains forget(read::Job& job);
+  read::ReadPlan::Remains leave(read::Job& job);
+  read::ReadPlan::Remains forget(read::Job& job);
   void finished(read::Job& job);
   void dequeue(read::Job& job) { urgent -= std::erase(queue, &job) > 0 && job.batch.from_buffer(); }
   std::string on_its_way(const read::Job* wanted) const;

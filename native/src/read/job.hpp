@@ -1,4 +1,4 @@
-// One ticket: its Batch, and how far it has come. Shared by the threads that work on it.
+// One ticket: its ReadPlan, and how far it has come. Shared by the threads that work on it.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ class alignas(64) Counts {
 };
 
 struct Job {
-  Batch batch;
+  ReadPlan batch;
   std::atomic<std::uint32_t> next_unit{0};
   std::atomic<std::uint64_t> pieces_left{0};
   std::atomic<bool> failed{false};

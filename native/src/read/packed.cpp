@@ -28,7 +28,7 @@ std::uint64_t Pack::scratch(std::uint64_t row_nbytes, std::uint64_t itemsize) no
 
 namespace read {
 
-void pack(const Batch& batch, const Row& row, Bytes values, Bench& bench) {
+void pack(const ReadPlan& batch, const Row& row, Bytes values, Bench& bench) {
   const auto begin = std::chrono::steady_clock::now();
   const Source& source = *batch.source;
   const bool aligned = reinterpret_cast<std::uintptr_t>(values.data()) % source.itemsize == 0;
@@ -47,13 +47,13 @@ void pack(const Batch& batch, const Row& row, Bytes values, Bench& bench) {
   bench.decode_ns += static_cast<std::uint64_t>((std::chrono::steady_clock::now() - begin).count());
 }
 
-void pack_fill(const Batch& batch, const Piece& piece, Bench& bench) {
+void pack_fill(const ReadPlan& batch, const Piece& piece, Bench& bench) {
   std::vector<std::byte> row(batch.row_nbytes);
   repeat(batch.form(piece).fill, row.data(), row.size());
   for (std::uint32_t i = 0; i < piece.rows; ++i) pack(batch, batch.rows[piece.first + i], row, bench);
 }
 
-void unpack(const Batch& batch, const Piece& piece, Bench& bench) {
+void unpack(const ReadPlan& batch, const Piece& piece, Bench& bench) {
   const auto begin = std::chrono::steady_clock::now();
   const std::byte* const page = batch.buffer->page(static_cast<std::size_t>(batch.rows[piece.first].row), 0);
   Length nbytes;

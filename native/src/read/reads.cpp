@@ -220,7 +220,7 @@ void Worker::land(Request& request, std::int64_t result) {
 }
 
 void Worker::fail(const Request& request, const std::string& what, int code) const {
-  const Batch& batch = request.job->batch;
+  const ReadPlan& batch = request.job->batch;
   std::uint32_t i = request.begin;
   while (i + 1 < request.end && batch.pieces[i].offset + batch.pieces[i].nbytes <= request.offset) ++i;
   const Piece& piece = batch.pieces[i];
@@ -229,7 +229,7 @@ void Worker::fail(const Request& request, const std::string& what, int code) con
 }
 
 // The error at hand, for the Job. That there is no memory says of itself neither for what nor what to do.
-std::exception_ptr Worker::caught(const Batch& batch, const Piece& piece) {
+std::exception_ptr Worker::caught(const ReadPlan& batch, const Piece& piece) {
   const std::exception_ptr error = std::current_exception();
   try {
     std::rethrow_exception(error);

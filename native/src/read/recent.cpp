@@ -33,7 +33,7 @@ std::optional<Recent::Held> Recent::find(const Key& key, std::unique_lock<std::m
   for (;;) {
     const auto found = places_.find(key);
     if (found == places_.end()) return std::nullopt;
-    const Place chunk = found->second;
+    const ChunkIterator chunk = found->second;
     if (chunk->ready) {
       ++chunk->users;
       chunks_.splice(chunks_.end(), chunks_, chunk);
@@ -48,7 +48,7 @@ Recent::Held Recent::get(const Key& key, std::size_t nbytes, const std::function
   if (auto found = find(key, lock)) return std::move(*found);
   Workspace bytes = room_for(nbytes);
   const MutableBytes raw = bytes.fit(nbytes);
-  const Place chunk = chunks_.insert(chunks_.end(), Chunk{key, std::move(bytes), nbytes});
+  const ChunkIterator chunk = chunks_.insert(chunks_.end(), Chunk{key, std::move(bytes), nbytes});
   try {
     places_.emplace(key, chunk);
   } catch (...) {
@@ -74,9 +74,9 @@ Recent::Held Recent::get(const Key& key, std::size_t nbytes, const std::function
 // Lets go of what was used longest ago, as far as there must be room. Gives memory that was left, if it is not too large.
 Workspace Recent::room_for(std::size_t nbytes) {
   Workspace left;
-  for (Place chunk = chunks_.begin(); chunk != chunks_.end();) {
+  for (ChunkIterator chunk = chunks_.begin(); chunk != chunks_.end();) {
     if (nbytes_ + nbytes <= most_ || chunks_.size() <= threads_) break;
-    const Place next = std::next(chunk);
+    const ChunkIterator next = std::next(chunk);
     if (chunk->users == 0) {
       left = std::move(chunk->bytes);
       erase(chunk);
@@ -87,13 +87,13 @@ Workspace Recent::room_for(std::size_t nbytes) {
   return left;
 }
 
-void Recent::erase(Place chunk) {
+void Recent::erase(ChunkIterator chunk) {
   places_.erase(chunk->key);
   nbytes_ -= chunk->nbytes;
   chunks_.erase(chunk);
 }
 
-void Recent::let_go(Place chunk) noexcept {
+void Recent::let_go(ChunkIterator chunk) noexcept {
   const std::lock_guard lock(mutex_);
   --chunk->users;
 }

@@ -43,13 +43,13 @@ class Recent {
     unsigned users = 1;  // threads that decode it, or copy from it
     bool ready = false;
   };
-  using Place = std::list<Chunk>::iterator;
+  using ChunkIterator = std::list<Chunk>::iterator;
 
  public:
   // A chunk that stays as long as this is held.
   class Held {
    public:
-    Held(Recent& recent, Place chunk) noexcept : recent_(&recent), chunk_(chunk) {}
+    Held(Recent& recent, ChunkIterator chunk) noexcept : recent_(&recent), chunk_(chunk) {}
     Held(Held&& other) noexcept : recent_(std::exchange(other.recent_, nullptr)), chunk_(other.chunk_) {}
     Held& operator=(Held&&) = delete;
     ~Held() {
@@ -59,7 +59,7 @@ class Recent {
 
    private:
     Recent* recent_;
-    Place chunk_;
+    ChunkIterator chunk_;
   };
 
   explicit Recent(unsigned threads) noexcept;
@@ -75,14 +75,14 @@ class Recent {
  private:
   std::optional<Held> find(const Key& key, std::unique_lock<std::mutex>& lock);
   Workspace room_for(std::size_t nbytes);
-  void erase(Place chunk);
-  void let_go(Place chunk) noexcept;
+  void erase(ChunkIterator chunk);
+  void let_go(ChunkIterator chunk) noexcept;
 
   const std::size_t threads_, most_;
   std::mutex mutex_;
   std::condition_variable decoded_;
   std::list<Chunk> chunks_;  // what was used last at the end
-  std::map<Key, Place> places_;
+  std::map<Key, ChunkIterator> places_;
   std::list<Key> asked_;  // for, last; a list, for making one takes no memory
   std::size_t nbytes_ = 0;
 };

@@ -22,7 +22,7 @@ void Request::start(Job& of, std::uint32_t from, std::uint32_t to) {
 
 // Whole pages in memory: after a fork, on older kernels, a page that is written to while the storage fills it is lost.
 bool Request::aligned(std::size_t alignment) const noexcept {
-  const Batch& batch = job->batch;
+  const ReadPlan& batch = job->batch;
   const std::size_t page = std::max(alignment, page_nbytes);
   if (left % alignment != 0) return false;
   return std::all_of(&batch.pieces[begin], batch.pieces.data() + end, [&](const Piece& piece) {
@@ -41,7 +41,7 @@ std::uint64_t Request::stored_nbytes() const noexcept {
 }
 
 void Request::lay_out(std::byte* scrap) {
-  const Batch& batch = job->batch;
+  const ReadPlan& batch = job->batch;
   std::byte* stored = scratch.data();
   std::uint64_t at = offset;
   for (std::uint32_t i = begin; i < end; ++i) {
@@ -107,7 +107,7 @@ void Request::advance(std::uint64_t nbytes) noexcept {
 }
 
 void Request::deliver(Bench& bench) const {
-  const Batch& batch = job->batch;
+  const ReadPlan& batch = job->batch;
   const std::byte* const whole = static_cast<const std::byte*>(window.iov_base) + lead;
   const std::byte* stored = scratch.data();
   for (std::uint32_t i = begin; i < end; ++i) {

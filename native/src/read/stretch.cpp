@@ -1,4 +1,4 @@
-// The plans of a Batch that reads in stretches, or takes from a buffer.
+// The plans of a ReadPlan that reads in stretches, or takes from a buffer.
 #include <algorithm>
 #include <stdexcept>
 
@@ -7,11 +7,11 @@
 namespace solar::read {
 
 // Whether rows can only be had by reading the whole line of chunks. The planner's units are the same.
-bool Batch::whole_lines(const Grid& grid) const {
+bool ReadPlan::whole_lines(const Grid& grid) const {
   return !source->forms[grid_form_].pipeline.empty() || grid.tiles() != 1 || grid.chunk_row_nbytes() != row_nbytes;
 }
 
-void Batch::sort(std::size_t from, std::size_t to) {
+void ReadPlan::sort(std::size_t from, std::size_t to) {
   const auto begin = pieces.begin();
   std::sort(begin + static_cast<std::ptrdiff_t>(from), begin + static_cast<std::ptrdiff_t>(to),
             [this](const Piece& a, const Piece& b) { return before(a, b); });
@@ -19,7 +19,7 @@ void Batch::sort(std::size_t from, std::size_t to) {
 
 // Groups stay in the order of the rows: that of storage, but that it may begin anew. Where it does not, pieces are in
 // order, though chunks of neighbouring lines may lie among one another.
-void Batch::plan_in_order() {
+void ReadPlan::plan_in_order() {
   std::size_t run = 0, last = 0;  // the first piece since it began anew, and of the group before
   for (std::uint32_t i = 0; i < rows.size();) {
     const std::size_t begin = pieces.size();
@@ -39,19 +39,19 @@ void Batch::plan_in_order() {
 }
 
 // Where the last piece that is read ends: there the next work may go on.
-void Batch::end_after() {
+void ReadPlan::end_after() {
   const auto last = std::find_if(pieces.rbegin(), pieces.rend(), [](const Piece& p) { return p.how != How::fill; });
   if (last != pieces.rend()) end = {file_index(*last), last->offset + last->nbytes};
 }
 
-void Batch::set_fills_aside(std::size_t from) {
+void ReadPlan::set_fills_aside(std::size_t from) {
   const auto begin = pieces.begin() + static_cast<std::ptrdiff_t>(from);
   const auto fills = std::stable_partition(begin, pieces.end(), [](const Piece& p) { return p.how != How::fill; });
   fills_.insert(fills_.end(), fills, pieces.end());
   pieces.erase(fills, pieces.end());
 }
 
-void Batch::plan_kept(std::size_t chunk, std::uint32_t begin, std::uint32_t end) {
+void ReadPlan::plan_kept(std::size_t chunk, std::uint32_t begin, std::uint32_t end) {
   const auto group = static_cast<std::uint32_t>(groups.size() - 1);
   const std::uint64_t nbytes = source->chunk_nbytes[chunk], to = page_ * buffer->page_nbytes();
   const std::uint64_t longest = std::min<std::uint64_t>(piece_limit, (parts_limit - 2) * buffer->page_nbytes());
@@ -62,7 +62,7 @@ void Batch::plan_kept(std::size_t chunk, std::uint32_t begin, std::uint32_t end)
   page_ += pages_of(nbytes, buffer->page_nbytes());
 }
 
-void Batch::plan_gathered() {
+void ReadPlan::plan_gathered() {
   pieces.reserve(rows.size());
   const bool whole = task == Task::unpack;
   for (std::uint32_t i = 0; i < rows.size(); ++i) {
@@ -78,18 +78,18 @@ void Batch::plan_gathered() {
   }
 }
 
-bool Batch::near(std::uint64_t end, std::uint64_t offset) const noexcept {
+bool ReadPlan::near(std::uint64_t end, std::uint64_t offset) const noexcept {
   return offset == end || (offset > end && offset - end < gap);
 }
 
-bool Batch::goes_on(std::size_t i) const noexcept {
+bool ReadPlan::goes_on(std::size_t i) const noexcept {
   const Piece &before = pieces[i - 1], &here = pieces[i];
   if (here.how == How::fill) return false;
   if (before.group != here.group && file_index(before) != file_index(here)) return false;
   return near(before.offset + before.nbytes, here.offset);
 }
 
-bool Batch::begins(std::size_t i) const noexcept {
+bool ReadPlan::begins(std::size_t i) const noexcept {
   if (i == 0) return !goes_on_from_;
   if (in_stretches()) return !goes_on(i);
   const Piece &before = pieces[i - 1], &here = pieces[i];
@@ -97,19 +97,19 @@ bool Batch::begins(std::size_t i) const noexcept {
   return before.group != here.group && file_index(before) != file_index(here);
 }
 
-std::uint64_t Batch::end_of(std::uint32_t to) const noexcept {
+std::uint64_t ReadPlan::end_of(std::uint32_t to) const noexcept {
   if (in_stretches() && to < pieces.size() && goes_on(to)) return pieces[to].offset;
   return pieces[to - 1].offset + pieces[to - 1].nbytes;
 }
 
 // The parts of memory that a piece, and the hole before it, make of a request.
-std::uint64_t Batch::parts_of(std::size_t i) const noexcept {
+std::uint64_t ReadPlan::parts_of(std::size_t i) const noexcept {
   const std::uint64_t own = pieces[i].how == How::keep ? pieces[i].nbytes / buffer->page_nbytes() + 2 : 1;
   if (i == 0) return own + (pieces[0].offset - begin_of(0)) / hole_limit + 1;
   return own + (goes_on(i) ? (pieces[i].offset - pieces[i - 1].offset - pieces[i - 1].nbytes) / hole_limit + 1 : 0);
 }
 
-std::uint32_t Batch::joined(std::uint32_t begin, std::uint32_t end, std::uint64_t gap) const noexcept {
+std::uint32_t ReadPlan::joined(std::uint32_t begin, std::uint32_t end, std::uint64_t gap) const noexcept {
   if (in_stretches()) return end;  // a unit is a request
   const Piece& first = pieces[begin];
   std::uint64_t at = first.offset + first.nbytes;
@@ -125,13 +125,13 @@ std::uint32_t Batch::joined(std::uint32_t begin, std::uint32_t end, std::uint64_
 }
 
 // What is decoded or encoded passes through scratch, of which several requests have a share.
-std::uint64_t Batch::call_limit_of(const Piece& piece) const noexcept {
+std::uint64_t ReadPlan::call_limit_of(const Piece& piece) const noexcept {
   return piece.how == How::chunk || piece.how == How::tile || piece.how == How::pack ? std::min(call_limit, scratch / 4)
                                                                                      : call_limit;
 }
 
 // A unit is a request. All that is only filled comes last.
-void Batch::cut_stretches() {
+void ReadPlan::cut_stretches() {
   if (pieces.size() + fills_.size() > UINT32_MAX)
     throw std::length_error(source->name + ": too many chunks for one batch");
   if (!pieces.empty()) goes_on_from_ = file_index(pieces[0]) == after.file && near(after.offset, pieces[0].offset);

@@ -3,10 +3,10 @@
 
 namespace solar {
 
-using read::Batch;
 using read::Job;
+using read::ReadPlan;
 
-// What the ticket waits for, under the lock: no Batch that is open changes, nor goes, meanwhile.
+// What the ticket waits for, under the lock: no ReadPlan that is open changes, nor goes, meanwhile.
 std::string Reader::Impl::waiting_for(Ticket ticket) {
   const std::lock_guard lock(mutex);
   const auto found = tickets.find(ticket);
@@ -43,12 +43,12 @@ std::string Reader::Impl::on_its_way(const Job* wanted) const {
 
 // A piece that no thread has taken yet. Of what is not planned, a plan is made for the first row.
 std::string Reader::Impl::not_begun(const Job& job) const {
-  const Batch& batch = job.batch;
+  const ReadPlan& batch = job.batch;
   if (job.state == Job::State::open) {
     const std::uint32_t unit = job.next_unit;
     return unit < batch.units() ? batch.where(batch.pieces[batch.unit_begin[unit]], 0) : "";
   }
-  Batch first;
+  ReadPlan first;
   Work work;
   work.source = batch.source;
   work.rows = std::span(&job.first_row, 1);

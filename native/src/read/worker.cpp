@@ -47,7 +47,7 @@ Worker::~Worker() {
 
 void Worker::run(Job& job, std::size_t unit) {
   begin();
-  const Batch& batch = job.batch;
+  const ReadPlan& batch = job.batch;
   const std::uint32_t end = batch.unit_begin[unit + 1];
   bool may_copy = batch.source->mappings != nullptr && batch.task == Task::read;
   for (std::uint32_t i = batch.unit_begin[unit]; i < end;) {
@@ -157,7 +157,7 @@ Request& Worker::free_request() {
 // Copies pieces from `begin` on that lie in one file and need no decoding out of its mapping; the end of those copied.
 // REQUIRES: the Source has mappings, and the first piece needs no decoding.
 std::uint32_t Worker::copy_mapped(Job& job, std::uint32_t begin, std::uint32_t end) {
-  const Batch& batch = job.batch;
+  const ReadPlan& batch = job.batch;
   const Piece* const pieces = batch.pieces.data();
   const std::size_t index = batch.file_index(pieces[begin]);
   const Mapping* mapping = nullptr;
@@ -186,7 +186,7 @@ std::uint32_t Worker::copy_mapped(Job& job, std::uint32_t begin, std::uint32_t e
 }
 
 // The end of the pieces that are read together with `begin`.
-std::uint32_t Worker::join(const Batch& batch, std::uint32_t begin, std::uint32_t end) const noexcept {
+std::uint32_t Worker::join(const ReadPlan& batch, std::uint32_t begin, std::uint32_t end) const noexcept {
   const bool far = Far::is_url(batch.file(batch.pieces[begin]).path);
   const std::uint64_t gap = far                ? (gap_ == 0 ? 0 : gap_from_afar)
                             : held_ >= trusted ? std::min(gap_, gap_in_memory)
@@ -195,7 +195,7 @@ std::uint32_t Worker::join(const Batch& batch, std::uint32_t begin, std::uint32_
 }
 
 std::shared_ptr<const File> Worker::open(const Request& request, Descriptors& descriptors) {
-  const Batch& batch = request.job->batch;
+  const ReadPlan& batch = request.job->batch;
   const Piece& first = request.first();
   try {
     return descriptors.open(batch.file(first), since_ns_);

@@ -77,7 +77,7 @@ class Worker {
   void put(Job& job, const Piece& piece) noexcept;
   Request& free_request();
   std::uint32_t copy_mapped(Job& job, std::uint32_t begin, std::uint32_t end);
-  std::uint32_t join(const Batch& batch, std::uint32_t begin, std::uint32_t end) const noexcept;
+  std::uint32_t join(const ReadPlan& batch, std::uint32_t begin, std::uint32_t end) const noexcept;
   std::shared_ptr<const File> open(const Request& request, Descriptors& descriptors);
   std::uint64_t scratch_of(const Request& request) const noexcept;
   void fit_scratch(Request& request, std::uint64_t nbytes);
@@ -111,7 +111,7 @@ class Worker {
   void arrived(Request& request, std::int64_t result);
   void end(Request& request);
   [[noreturn]] void fail(const Request& request, const std::string& what, int code) const;
-  static std::exception_ptr caught(const Batch& batch, const Piece& piece);
+  static std::exception_ptr caught(const ReadPlan& batch, const Piece& piece);
   static std::uint64_t now_ns() noexcept;
 
   static constexpr unsigned trusted = 256;  // reads held by the page cache, after which the next will be

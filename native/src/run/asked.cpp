@@ -44,7 +44,7 @@ Requests Asked::epoch(std::vector<std::int64_t> sizes, Run::Epoch epoch) {
 }
 
 Requests requests_of(const Work& work, unsigned threads) {
-  read::Batch batch;
+  read::ReadPlan batch;
   batch.begin(work);
   batch.plan(threads);
   if (work.after != nullptr) *work.after = batch.end;

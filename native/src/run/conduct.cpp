@@ -184,7 +184,8 @@ void Run::Impl::prepare(const Planned& epoch, std::size_t step, Making& made) {
   for (const PartRun& part : parts) {
     auto& field = made.batch.fields[part.part().field];
     if (field != nullptr) continue;
-    field = std::make_unique<Lent>(pool->take(std::max<std::uint64_t>(1, samples * part.sample_nbytes())), made.loan);
+    field =
+        std::make_unique<LentBlock>(pool->take(std::max<std::uint64_t>(1, samples * part.sample_nbytes())), made.loan);
   }
   for (std::size_t p = 0; p < parts.size(); ++p) {
     if (!parts[p].part().direct) continue;

@@ -60,9 +60,9 @@ class Loan {
 };
 
 // The memory of a field of a batch, which ends the loan with the last of them.
-class Lent final : public MemoryPool::Block {
+class LentBlock final : public MemoryPool::Block {
  public:
-  Lent(std::unique_ptr<MemoryPool::Block> block, std::shared_ptr<Loan> loan)
+  LentBlock(std::unique_ptr<MemoryPool::Block> block, std::shared_ptr<Loan> loan)
       : loan_(std::move(loan)), block_(std::move(block)) {}
   MutableBytes bytes() override { return block_->bytes(); }
 

@@ -49,7 +49,7 @@ void PartRun::each_use(const Run::Epoch& epoch, std::size_t step, const Act& act
       continue;
     }
     const Extents& extents = *part_.extents;
-    const Extents::Place place = extents.place(epoch.rows[i]);
+    const Extents::RowLimits place = extents.place(epoch.rows[i]);
     extents.each_slot(position, epoch.sizes[step], [&](std::size_t k, std::int64_t slot) {
       act(i * extents.slots() + k, static_cast<std::int32_t>(extents.row(place, k)), slot);
     });
@@ -84,7 +84,7 @@ std::uint64_t PartRun::reading_scratch() const noexcept {
 }
 
 // What is to be done with `rows_`.
-Work PartRun::work(Task task, MutableBytes out, Place* after) {
+Work PartRun::work(Task task, MutableBytes out, FileOffset* after) {
   Work work;
   work.task = task;
   work.source = part_.source;
@@ -207,7 +207,7 @@ std::size_t PartRun::rows_of_a_piece() const noexcept {
   return static_cast<std::size_t>(std::max<std::uint64_t>(1, piece_nbytes / std::max<std::uint64_t>(1, each)));
 }
 
-void PartRun::load_piece(std::uint64_t due, Place* after, RunStats& stats, const std::function<bool()>& ready) {
+void PartRun::load_piece(std::uint64_t due, FileOffset* after, RunStats& stats, const std::function<bool()>& ready) {
   loading_.push_back({0, due, rows_});  // first: nothing may come between a ticket and its being noted
   if (node_ != nullptr) share();
   if (rows_.empty() || !ready()) return;

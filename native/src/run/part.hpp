@@ -118,12 +118,12 @@ class PartRun {
   void share();
   std::size_t rows_of_a_piece() const noexcept;
   void choose(Rows rows, bool start);
-  void load_piece(std::uint64_t due, Place* after, RunStats& stats, const std::function<bool()>& ready);
+  void load_piece(std::uint64_t due, FileOffset* after, RunStats& stats, const std::function<bool()>& ready);
   bool came(const Loading& loading, const Settle* settle, RunStats& stats, ReaderStats& counts);
   void settled(const Loading& loading, bool lost);
   bool awaits(const Run::Epoch& epoch, std::size_t step);
   bool has_awaited(const Loading& loading) const;
-  Work work(Task task, MutableBytes out, Place* after = nullptr);
+  Work work(Task task, MutableBytes out, FileOffset* after = nullptr);
   Reader::Ticket submit(const Work& work);
   Reader::Ticket deliver(Task task, const Run::Epoch& epoch, std::size_t step, MutableBytes out);
   std::uint64_t reading_scratch() const noexcept;
@@ -141,9 +141,9 @@ class PartRun {
   Requests* asked_;
   std::uint64_t loads_ = 0;  // that were shared among the ranks of the Node
   std::deque<Loading> loading_;
-  Place after_;  // where the stretch that was loaded last ends
+  FileOffset after_;  // where the stretch that was loaded last ends
   std::deque<Waiting> waiting_;
-  Place fed_after_;                             // the same of what was fed
+  FileOffset fed_after_;                        // the same of what was fed
   std::size_t fed_ = 0;                         // loads on their way that were
   std::unordered_set<std::size_t> lost_;        // keys that a failed load should have brought
   std::vector<bool> fresh_;                     // of each key: loaded, and not used since

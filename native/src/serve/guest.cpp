@@ -56,7 +56,7 @@ struct Guest::Impl {
   }
 
   serve::LedgerHead& head() const { return *reinterpret_cast<serve::LedgerHead*>(ledger.bytes()); }
-  serve::Line& at() const { return *reinterpret_cast<serve::Line*>(line.bytes()); }
+  serve::JobCounters& at() const { return *reinterpret_cast<serve::JobCounters*>(line.bytes()); }
   void copy_field(std::size_t field, std::uint64_t offset, std::uint64_t samples, std::span<const std::uint32_t> places,
                   MutableBytes out) const;
 
@@ -155,7 +155,7 @@ void Guest::Impl::copy_field(std::size_t field, std::uint64_t offset, std::uint6
 void Guest::wants(std::uint64_t number) const { impl_->at().waits.store(number + 1, std::memory_order_relaxed); }
 
 void Guest::has_made(std::uint64_t number) const {
-  serve::Line& line = impl_->at();
+  serve::JobCounters& line = impl_->at();
   if (line.made.load(std::memory_order_relaxed) > number) return;
   line.waits.store(0, std::memory_order_relaxed);
   line.made.store(number + 1, std::memory_order_release);

@@ -11,7 +11,7 @@ struct Ledger::Impl {
   Descriptor ledger_whole, ledger_reading, line_descriptor;
 
   serve::LedgerHead& head() const { return *reinterpret_cast<serve::LedgerHead*>(ledger->bytes()); }
-  serve::Line& at() const { return *reinterpret_cast<serve::Line*>(line->bytes()); }
+  serve::JobCounters& at() const { return *reinterpret_cast<serve::JobCounters*>(line->bytes()); }
 };
 
 Ledger::Ledger(std::size_t entries, std::size_t fields, std::size_t most) : impl_(std::make_unique<Impl>()) {

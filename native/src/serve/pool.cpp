@@ -60,22 +60,24 @@ namespace {
 
 constexpr std::size_t alignment = 64;
 
-struct Piece {
+struct Allocation {
   std::size_t begin, end;
   bool free = false;
 };
 
-class Ring final : public SharedPool {
+class RingPool final : public SharedPool {
  public:
-  explicit Ring(std::size_t nbytes)
-      : whole_(serve::sealed("solar-batches", nbytes, mapped_, true)), reading_(serve::for_reading(whole_)), used_(nbytes) {}
+  explicit RingPool(std::size_t nbytes)
+      : whole_(serve::sealed("solar-batches", nbytes, mapped_, true)),
+        reading_(serve::for_reading(whole_)),
+        used_(nbytes) {}
 
   std::unique_ptr<Block> take(std::size_t nbytes) override;
-  void give_back(std::list<Piece>::iterator piece) noexcept;
+  void give_back(std::list<Allocation>::iterator piece) noexcept;
   std::size_t in_use() const override {
     const std::lock_guard lock(mutex_);
     std::size_t used = 0;
-    for (const Piece& piece : pieces_) used += piece.end - piece.begin;
+    for (const Allocation& piece : pieces_) used += piece.end - piece.begin;
     return used;
   }
   std::size_t idle() const override { return size() - in_use(); }
@@ -109,25 +111,25 @@ class Ring final : public SharedPool {
   std::size_t used_;
   mutable std::mutex mutex_;
   std::condition_variable freed_;
-  std::list<Piece> pieces_;  // in the order in which they were taken
+  std::list<Allocation> pieces_;  // in the order in which they were taken
   std::chrono::steady_clock::time_point since_;
   bool waiting_ = false, closed_ = false;
 };
 
 class RingBlock final : public MemoryPool::Block {
  public:
-  RingBlock(std::shared_ptr<Ring> ring, std::list<Piece>::iterator piece, MutableBytes bytes)
+  RingBlock(std::shared_ptr<RingPool> ring, std::list<Allocation>::iterator piece, MutableBytes bytes)
       : ring_(std::move(ring)), piece_(piece), bytes_(bytes) {}
   ~RingBlock() override { ring_->give_back(piece_); }
   MutableBytes bytes() override { return bytes_; }
 
  private:
-  std::shared_ptr<Ring> ring_;
-  std::list<Piece>::iterator piece_;
+  std::shared_ptr<RingPool> ring_;
+  std::list<Allocation>::iterator piece_;
   MutableBytes bytes_;
 };
 
-std::size_t Ring::room_for(std::size_t nbytes) const {
+std::size_t RingPool::room_for(std::size_t nbytes) const {
   if (pieces_.empty()) return used_ >= nbytes ? 0 : SIZE_MAX;
   const std::size_t tail = pieces_.front().begin, head = pieces_.back().end;
   if (pieces_.back().begin < tail) return tail - head >= nbytes ? head : SIZE_MAX;
@@ -135,9 +137,9 @@ std::size_t Ring::room_for(std::size_t nbytes) const {
   return tail >= nbytes ? 0 : SIZE_MAX;
 }
 
-std::unique_ptr<MemoryPool::Block> Ring::take(std::size_t nbytes) {
+std::unique_ptr<MemoryPool::Block> RingPool::take(std::size_t nbytes) {
   const std::size_t wanted = (std::max<std::size_t>(nbytes, 1) + alignment - 1) / alignment * alignment;
-  std::list<Piece> one(1);
+  std::list<Allocation> one(1);
   std::unique_lock lock(mutex_);
   if (wanted > used_) throw Error(Kind::plan, "a batch is larger than all memory for batches");
   std::size_t begin = 0;
@@ -153,7 +155,7 @@ std::unique_ptr<MemoryPool::Block> Ring::take(std::size_t nbytes) {
   const auto piece = std::prev(pieces_.end());
   lock.unlock();
   try {
-    return std::make_unique<RingBlock>(std::static_pointer_cast<Ring>(shared_from_this()), piece,
+    return std::make_unique<RingBlock>(std::static_pointer_cast<RingPool>(shared_from_this()), piece,
                                        MutableBytes(mapped_->bytes() + begin, nbytes));
   } catch (...) {
     give_back(piece);
@@ -161,8 +163,8 @@ std::unique_ptr<MemoryPool::Block> Ring::take(std::size_t nbytes) {
   }
 }
 
-void Ring::give_back(std::list<Piece>::iterator piece) noexcept {
-  std::list<Piece> over;
+void RingPool::give_back(std::list<Allocation>::iterator piece) noexcept {
+  std::list<Allocation> over;
   const std::lock_guard lock(mutex_);
   piece->free = true;
   while (!pieces_.empty() && pieces_.front().free) over.splice(over.end(), pieces_, pieces_.begin());
@@ -171,6 +173,6 @@ void Ring::give_back(std::list<Piece>::iterator piece) noexcept {
 
 }  // namespace
 
-std::shared_ptr<SharedPool> SharedPool::make(std::size_t nbytes) { return std::make_shared<Ring>(nbytes); }
+std::shared_ptr<SharedPool> SharedPool::make(std::size_t nbytes) { return std::make_shared<RingPool>(nbytes); }
 
 }  // namespace solar

@@ -31,7 +31,7 @@ struct LedgerHead {
 static_assert(offsetof(LedgerHead, there) == 24 && offsetof(LedgerHead, rings) == 40);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
 
-struct Line {
+struct JobCounters {
   std::uint64_t magic;
   std::atomic<std::uint64_t> made, waits, waited;
 };
