@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ Filters = list[tuple[int, int, list[int]]]
 DEFLATE, SHUFFLE, FLETCHER32, NBIT, SCALEOFFSET, LZF, LZ4, BITSHUFFLE = 1, 2, 3, 5, 6, 32000, 32004, 32008
 INTEGERS = ["i1", "u1", "<i2", ">i2", "<u2", "<i4", ">i4", ">u4", "<i8", ">i8", "<u8"]
 TYPES = [*INTEGERS, "<f2", "<f4", ">f4", "<f8", ">f8", "S7", "V3", [("a", "<i2"), ("b", "<f8"), ("c", "S3")]]
+UNDER_ASAN = "libasan" in os.environ.get("LD_PRELOAD", "")  # as tools/asan-python runs these tests
 SIZES = [1, 7, 8, 1003, 12011]
 KINDS = ["random", "constant", "smooth", "sparse"]
 
@@ -157,9 +159,15 @@ def test_a_chunk_of_which_all_filters_are_skipped_is_copied() -> None:
         [(NBIT, 0, []), (SHUFFLE, 0, [4]), (DEFLATE, 1, [6])],
         [(SCALEOFFSET, 0, [2, 0]), (DEFLATE, 1, [6])],
         [(SCALEOFFSET, 0, [2, 0]), (SHUFFLE, 0, []), (LZF, 1, [])],
-        [(DEFLATE, 0, [1]), (SCALEOFFSET, 0, [2, 0])],
-        [(DEFLATE, 0, [1]), (SCALEOFFSET, 0, [2, 0]), (LZF, 1, [])],
-        [(SHUFFLE, 0, [4]), (DEFLATE, 0, [1]), (SCALEOFFSET, 0, [2, 0])],
+        # libhdf5 takes compressed bytes for whole values when it packs them, and reads a few bytes past their end.
+        *(
+            pytest.param(filters, marks=pytest.mark.skipif(UNDER_ASAN, reason="libhdf5 reads past its own buffer"))
+            for filters in (
+                [(DEFLATE, 0, [1]), (SCALEOFFSET, 0, [2, 0])],
+                [(DEFLATE, 0, [1]), (SCALEOFFSET, 0, [2, 0]), (LZF, 1, [])],
+                [(SHUFFLE, 0, [4]), (DEFLATE, 0, [1]), (SCALEOFFSET, 0, [2, 0])],
+            )
+        ),
     ],
     ids=str,
 )
